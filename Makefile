@@ -1,0 +1,72 @@
+# Everything runs in .venv, made on first use from PYTHON (3.11 or newer), with the versions
+# in constraints.txt. For example: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+SOURCES := $(shell find src -name '*.py')
+
+# pip's build environments (hatchling) follow these and not `-c`: the first up to pip 25, then the second.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+
+# A stamp says which install .venv holds. `complete` is missing while an install runs and holds
+# the place .venv was made for: one that was interrupted, copied or moved is built anew.
+DEMO := .venv/installed-demo
+TEST := .venv/installed-test
+COMPLETE := .venv/complete
+ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
+REBUILD := rebuild
+endif
+
+.PHONY: help demo test bench clean check-python rebuild
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help: ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
+
+# An install for tests is editable, so it serves the demo as it stands.
+demo: $(if $(REBUILD),$(DEMO),$(or $(wildcard $(TEST)),$(DEMO))) ## install into .venv and run the demo
+	$(BIN)/fedgft demo
+
+test: $(TEST) ## install for development, then lint, types, layers and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -n $(WORKERS)
+
+bench: $(TEST) ## measure the speed of all benchmark cases
+	$(BIN)/python benchmarks/speed.py
+
+clean: ## remove .venv, caches and build outputs
+	rm -rf .venv build dist fedgft-demo htmlcov .coverage
+	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(DEMO): pyproject.toml constraints.txt $(SOURCES) $(REBUILD)
+	$(call install,.)
+
+$(TEST): pyproject.toml constraints.txt $(REBUILD)
+	$(call install,-e '.[test]')
+
+define install
+@echo "Installing into .venv; the first time this downloads PyTorch and takes a minute or more."
+@rm -f $(COMPLETE) $(DEMO) $(TEST)
+@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(1)
+@printf '%s' '$(CURDIR)' > $(COMPLETE)
+@touch $@
+endef
+
+rebuild: check-python
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv
+
+check-python:
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "No $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is older than Python 3.11: name a newer one: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+	  echo "$(PYTHON) cannot make environments: apt install python3-venv (or your system's name for it)" >&2; exit 1; }

@@ -1,0 +1,1 @@
+"""Group fairness in federated learning."""

@@ -1,0 +1,169 @@
+"""The columns of a table that are more than features: label, group, client and split.
+
+Each reader turns one of them into indices and the names they stand for, and refuses what would
+mislead later: a missing label, a single class, a word that is neither train nor test.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgft.data.encoding import as_text, codes_of, column_of, numbers_of
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column plays which part; `positive` is the label value that is class 1 of the two."""
+
+    label: str
+    group: str | Sequence[str]
+    client: str | None = None
+    split: str | None = None
+    positive: str | None = None
+
+    @property
+    def aside(self) -> tuple[str | None, ...]:
+        """The columns that are no features; the group stays one, as in the paper."""
+        return self.label, self.client, self.split
+
+
+def check_roles(frame: "pl.DataFrame", roles: Roles, *, source: str) -> None:
+    """Every named column exists and plays one part (a group may be the client as well)."""
+    group = group_columns(roles.group, frame.columns)
+    asked = [("--label", roles.label), *(("--group", name) for name in group)]
+    asked += [("--client", roles.client), ("--split", roles.split)]
+    taken: dict[str, str] = {}
+    for option, name in asked:
+        if name is None:
+            continue
+        column_of(frame, name, source=source, option=option)
+        if name in taken and {taken[name], option} != {"--group", "--client"}:
+            raise FedgftError(f"{source}: column '{name}' is both {taken[name]} and {option}")
+        taken[name] = option
+
+
+def group_columns(group: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """One name or several ("race,sex"); a name with a comma in it may still be a column."""
+    if not isinstance(group, str):
+        names = tuple(group)
+    elif group in columns:
+        names = (group,)
+    else:
+        names = tuple(name.strip() for name in group.split(","))
+    if not names or not all(names):
+        raise FedgftError("--group needs the name of a column")
+    return names
+
+
+def _factors(series: "pl.Series") -> tuple[np.ndarray, tuple[str, ...]]:
+    """Codes (-1 for null) and names; numbers are sorted as numbers, the rest as text."""
+    import polars as pl
+
+    plain = series.dtype.is_numeric() or series.dtype == pl.Boolean
+    ordered = (series if plain else as_text(series)).drop_nulls().unique().sort()
+    names = tuple(as_text(ordered).to_list())
+    return codes_of(as_text(series), names), names
+
+
+def labels_of(
+    frame: "pl.DataFrame", roles: Roles, *, source: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The class of each row, none of them missing, and the names of the classes."""
+    label, positive = roles.label, roles.positive
+    series = _complete(frame[label], "label", source=source)
+    codes, names = _factors(series)
+    if series.dtype.is_float() and any("." in name for name in names):
+        raise FedgftError(f"{source}: label column '{label}' holds fractions, not classes")
+    if len(names) < 2:
+        raise FedgftError(
+            f"{source}: label column '{label}' has one class only, '{names[0]}': "
+            "there is nothing to learn"
+        )
+    if positive is None:
+        return codes, names
+    return _put_last(codes, names, positive=str(positive), where=f"{source}: column '{label}'")
+
+
+def _put_last(
+    codes: np.ndarray, names: tuple[str, ...], *, positive: str, where: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The two classes, the positive one as index 1."""
+    if len(names) != 2:
+        raise FedgftError(f"{where} has {len(names)} classes; --positive needs two")
+    folded = [name.casefold() for name in names]
+    if positive in names:
+        index = names.index(positive)
+    elif folded.count(positive.casefold()) == 1:
+        index = folded.index(positive.casefold())
+    else:
+        raise FedgftError(f"{where} holds '{names[0]}' and '{names[1]}', no '{positive}'")
+    return (codes, names) if index == 1 else (1 - codes, names[::-1])
+
+
+def groups_of(
+    frame: "pl.DataFrame", roles: Roles, *, source: str
+) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
+    """Every combination of the columns that occurs; a row that lacks one is not recorded."""
+    columns = group_columns(roles.group, frame.columns)
+    factors = [_factors(_finite(frame[column], source=source)) for column in columns]
+    codes = np.stack([code for code, _ in factors], axis=1)
+    recorded = (codes >= 0).all(axis=1)
+    cells, inverse = np.unique(codes[recorded], axis=0, return_inverse=True)
+    names = tuple(
+        " & ".join(factors[j][1][code] for j, code in enumerate(cell)) for cell in cells.tolist()
+    )
+    if not names:
+        raise FedgftError(f"{source}: group column '{', '.join(columns)}' (--group) is empty")
+    groups = np.full(len(codes), -1, np.int64)
+    groups[recorded] = inverse.reshape(-1)
+    notes = []
+    if not recorded.all():
+        absent = int((~recorded).sum())
+        notes.append(f"{source}: the group of {absent} row(s) is not recorded; the rows are kept")
+    if len(names) == 1:
+        notes.append(f"{source}: there is one group only, '{names[0]}'")
+    return groups, names, notes
+
+
+def clients_of(
+    frame: "pl.DataFrame", roles: Roles, *, source: str
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The client of each row, where a column names it."""
+    if roles.client is None:
+        return None, ()
+    return _factors(_complete(frame[roles.client], "client", source=source))
+
+
+def test_of(frame: "pl.DataFrame", roles: Roles, *, source: str) -> np.ndarray | None:
+    """The user's own test rows, where a column says which they are."""
+    split = roles.split
+    if split is None:
+        return None
+    text = as_text(_complete(frame[split], "split", source=source))
+    codes = codes_of(text.str.strip_chars().str.to_lowercase(), ("train", "test"))
+    where = f"{source}: split column '{split}'"
+    if (codes < 0).any():
+        found = text[int(np.flatnonzero(codes < 0)[0])]
+        raise FedgftError(f"{where} must hold 'train' or 'test', not '{found}'")
+    if len(set(codes.tolist())) < 2:
+        raise FedgftError(f"{where} needs both 'train' and 'test' rows")
+    return codes == 1
+
+
+def _complete(series: "pl.Series", role: str, *, source: str) -> "pl.Series":
+    absent = series.null_count()
+    if absent:
+        raise FedgftError(f"{source}: {role} column '{series.name}' lacks {absent} value(s)")
+    return _finite(series, source=source)
+
+
+def _finite(series: "pl.Series", *, source: str) -> "pl.Series":
+    if series.dtype.is_float():
+        numbers_of(series, source=source)
+    return series

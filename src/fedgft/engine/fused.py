@@ -1,0 +1,171 @@
+"""The fused executor: binary linear models on the CPU, all runs in one call a round.
+
+Threads take contiguous shares of the units and never wait for each other inside a round; a
+unit's result does not depend on who computes it, so neither does anything else.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from fedgft.data.dataset import Dataset
+from fedgft.engine import compiled, plain_kernels
+from fedgft.engine.book import Book, Units
+from fedgft.engine.task import Task
+from fedgft.metrics import Tally
+from fedgft.optim import Moments, Optimizer
+
+if compiled.AVAILABLE:
+    from fedgft.engine import kernels
+else:
+    kernels = plain_kernels  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A data set as the kernel reads it: rows padded to whole cache lines, the bias as a column
+    of ones, one row of zeros at the end; every row's (label, group) as one small number."""
+
+    x: np.ndarray
+    cell: np.ndarray
+    label: np.ndarray  # cell -> 0 or 1
+
+    @property
+    def cells(self) -> int:
+        return len(self.label)
+
+
+_tables: "WeakKeyDictionary[Dataset, dict[str, Table]]" = WeakKeyDictionary()
+
+
+def _table(dataset: Dataset, dtype: np.dtype) -> Table:
+    """Made once for a data set and a precision."""
+    known = _tables.setdefault(dataset, {})
+    if dtype.name not in known:
+        rows, features = dataset.features.shape
+        line = 64 // dtype.itemsize
+        width = -(-(features + 1) // line) * line
+        x = _aligned((rows + 1, width), dtype)
+        x[:rows, :features] = dataset.features
+        x[:rows, features] = 1
+        groups = len(dataset.group_names) + 1
+        cell = np.empty(rows + 1, dtype=np.int32)
+        cell[:rows] = dataset.labels * groups + np.where(dataset.groups < 0, groups - 1, dataset.groups)
+        cell[rows] = 2 * groups  # the row of zeros: weight and price zero
+        label = np.repeat(np.array([0, 1, 0], dtype), (groups, groups, 1))
+        known[dtype.name] = Table(x, cell, label)
+    return known[dtype.name]
+
+
+def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    size = shape[0] * shape[1] * dtype.itemsize
+    raw = np.zeros(size + 64, dtype=np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+@lru_cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="fedgft")
+
+
+class Fused:
+    """Parameters are blocks in the order of nn.Linear(features, 2): weights, then biases."""
+
+    def __init__(self, book: Book, optimizer: Optimizer, *, dtype: str, threads: int) -> None:
+        self.book, self.optimizer, self.threads = book, optimizer, threads
+        self.dtype = np.dtype(dtype)
+        self.table = _table(book.dataset, self.dtype)
+        self.features = book.dataset.features.shape[1]
+        self.mean, self.inverse = book.scaling(self.table.x.shape[1], self.dtype)
+
+    def place(self, params: np.ndarray) -> np.ndarray:
+        return np.array(params, dtype=self.dtype)
+
+    def fetch(self, block: np.ndarray) -> np.ndarray:
+        return block
+
+    def moments(self, units: int) -> Moments:
+        shape, dtype = (units, self.table.x.shape[1]), self.dtype
+        return Moments(np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros((units, 2), np.int64))
+
+    def train(self, task: Task, block: np.ndarray, moments: Moments) -> np.ndarray:
+        """The clients' models after their epochs, from where `block` (u, p) starts them."""
+        units, optimizer, table = task.units, self.optimizer, self.table
+        u = self._logit(block)
+        moved = (optimizer.momentum, optimizer.second, optimizer.epsilon)
+        weight = self._cells(task.weights)
+        price = self._cells(task.price[..., 1] - task.price[..., 0])
+        arguments = (
+            table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
+            task.seeds, task.batch_size, u.copy() if task.mu else u, task.mu,
+            u, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
+            self.features, task.lr, optimizer.decoupled, optimizer.adaptive, moved,
+        )  # fmt: skip
+        self._share(units, lambda begin, end: kernels.train(begin, end, *arguments))
+        steps = -(-units.sizes // task.batch_size) * task.seeds.shape[1]
+        return self._rows(block, u, (1 - task.lr * optimizer.decoupled) ** steps)
+
+    def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Tally:
+        """Sums over each unit's rows under model `block[which[i]]`."""
+        table = self.table
+        sums = np.zeros((len(units), table.cells, 3))
+        arguments = (
+            table.x, table.cell, self.book.rows, units.run, units.low, units.high,
+            self._logit(block), which, self.mean, self.inverse, self.features, sums,
+        )  # fmt: skip
+        self._share(units, lambda begin, end: kernels.measure(begin, end, *arguments))
+        count, score, positive = np.moveaxis(sums[:, :-1].reshape(len(units), 2, -1, 3), -1, 0)
+        return Tally(
+            count,
+            np.stack((count - score, score), axis=-1),
+            np.stack((count - positive, positive), axis=-1),
+        )
+
+    def mix(self, coefficients: np.ndarray, block: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """Weighted sums of the units of each run, in their fixed order, in double precision."""
+        weighted = coefficients[:, None] * block
+        return np.add.reduceat(weighted, bounds[:-1], axis=0).astype(self.dtype)
+
+    def _logit(self, block: np.ndarray) -> np.ndarray:
+        """u = W1 - W0 with the bias behind the weights, padded."""
+        d = self.features
+        u = np.zeros((len(block), self.table.x.shape[1]), self.dtype)
+        np.subtract(block[:, d : 2 * d], block[:, :d], out=u[:, :d])
+        np.subtract(block[:, -1], block[:, -2], out=u[:, d])
+        return u
+
+    def _rows(self, block: np.ndarray, u: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """Both rows again: W0 + W1 has no gradient and only decays, by the factor `kept`."""
+        d, out = self.features, np.empty_like(block)
+        factor = (0.5 * kept).astype(self.dtype)[:, None]
+        for low, high, logit in (
+            (slice(0, d), slice(d, 2 * d), u[:, :d]),
+            (slice(-2, -1), slice(-1, None), u[:, d : d + 1]),
+        ):
+            middle = factor * (block[:, low] + block[:, high])
+            np.subtract(middle, 0.5 * logit, out=out[:, low])
+            np.add(middle, 0.5 * logit, out=out[:, high])
+        return out
+
+    def _cells(self, table: np.ndarray) -> np.ndarray:
+        """(u, 2, k) -> (u, cells), and zero for the row of zeros."""
+        flat = np.zeros((len(table), self.table.cells), self.dtype)
+        flat[:, :-1] = table.reshape(len(table), -1)
+        return flat
+
+    def _share(self, units: Units, work: Callable[[int, int], Any]) -> None:
+        """Contiguous shares with about equal numbers of rows, one a thread."""
+        load = np.cumsum(units.sizes + 64)  # a unit costs something even when it is small
+        cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
+        edges = [0, *cuts.tolist(), len(units)]
+        shares = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+        if len(shares) == 1:
+            work(*shares[0])
+        else:
+            list(_pool(self.threads).map(lambda share: work(*share), shares))

@@ -1,0 +1,75 @@
+"""The fused kernel in NumPy, for machines without numba: the same steps, a batch at a time."""
+
+from typing import Any
+
+import numpy as np
+
+from fedgft.engine.schedule import batches
+
+Array = np.ndarray
+
+
+def _seen(u: Array, mean: Array, inverse: Array, bias: int) -> Array:
+    w = u * inverse
+    w[bias] -= w @ mean
+    return w
+
+
+def _sigmoid(z: Array) -> Array:
+    # tanh saturates where exp would overflow
+    return 0.5 * (1 + np.tanh(0.5 * z))
+
+
+def _step(u: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, adaptive: bool,
+          moments: tuple[float, float, float], count: Array) -> None:  # fmt: skip
+    first, second, epsilon = moments
+    count += 1
+    u *= u.dtype.type(1 - lr * decay)
+    m *= first
+    if not adaptive:
+        m += g
+        u -= u.dtype.type(2 * lr) * m
+        return
+    m += (1 - first) * g
+    v *= second
+    v += (1 - second) * g * g
+    rate = 2 * lr / (1 - first ** int(count[0]))
+    root = 1 / np.sqrt(1 - second ** int(count[1]))
+    u -= u.dtype.type(rate) * m / (np.sqrt(v) * u.dtype.type(root) + u.dtype.type(epsilon))
+
+
+def train(
+    begin: int, end: int, x: Array, cell: Array, label: Array, rows: Array, run: Array,
+    low: Array, high: Array, seed: Array, batch_size: int, start: Array, mu: float,
+    u: Array, m: Array, v: Array, count: Array, weight: Array, price: Array,
+    mean: Array, inverse: Array, bias: int, lr: Array, decay: float, adaptive: bool, moments: Any,
+) -> None:  # fmt: skip
+    """See fedgft.engine.kernels.train: the arguments and the results are the same."""
+    for i in range(begin, end):
+        r = run[i]
+        for epoch_seed in seed[i]:
+            own = rows[low[i] : high[i]]
+            for batch in batches(own, seed=int(epoch_seed), batch_size=batch_size):
+                xb, c = x[batch], cell[batch]
+                p = _sigmoid(xb @ _seen(u[i], mean[r], inverse[r], bias))
+                e = weight[i, c] * (p - label[c]) + price[i, c] * p * (1 - p)
+                g = (e @ xb) / u.dtype.type(len(batch))
+                g = (g - mean[r] * g[bias]) * inverse[r]
+                g += u.dtype.type(mu / 2) * (u[i] - start[i])
+                _step(u[i], g, m[i], v[i], lr=lr[i], decay=decay, adaptive=adaptive,
+                      moments=moments, count=count[i])  # fmt: skip
+
+
+def measure(
+    begin: int, end: int, x: Array, cell: Array, rows: Array, run: Array, low: Array, high: Array,
+    u: Array, which: Array, mean: Array, inverse: Array, bias: int, tally: Array,
+) -> None:  # fmt: skip
+    """See fedgft.engine.kernels.measure."""
+    cells = tally.shape[1]
+    for i in range(begin, end):
+        own = rows[low[i] : high[i]]
+        z = x[own] @ _seen(u[which[i]], mean[run[i]], inverse[run[i]], bias)
+        c = cell[own]
+        tally[i, :, 0] = np.bincount(c, minlength=cells)
+        tally[i, :, 1] = np.bincount(c, weights=_sigmoid(z), minlength=cells)
+        tally[i, :, 2] = np.bincount(c, weights=z > 0, minlength=cells)

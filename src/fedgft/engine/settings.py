@@ -1,0 +1,52 @@
+"""How a simulation runs: everything that is the same for all its runs."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fedgft.engine.schedule import Sampling, Schedule
+from fedgft.optim import Optimizer
+from fedgft.types import FedgftError
+
+State = Literal["keep", "reset", "reset-first"]
+Start = Literal["common", "own"]
+Batches = Literal["reshuffled", "fixed"]
+ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
+Precision = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = 20
+    epochs: int = 1
+    batch_size: int = 256
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    state: State = "reset"  # of the clients' optimisers, at the start of a round
+    schedule: Schedule = "constant"
+    cohort: int | None = None  # clients a round; None: everybody
+    sampling: Sampling = "uniform"
+    start: Start = "common"  # or every client its own random start in round 1
+    batches: Batches = "reshuffled"  # every epoch, or drawn once and kept
+    eval_every: int = 1  # 0: after the last round only
+    eval_on: Literal["both", "test"] = "both"  # the federation's rows and the test rows
+    dtype: Precision = "float32"
+    threads: int = 2
+    executor: ExecutorName = "auto"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "epochs", "batch_size", "threads"):
+            if getattr(self, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise FedgftError(f"{option} must be at least 1, got {getattr(self, name)}")
+        if self.eval_every < 0:
+            raise FedgftError(f"--eval-every must not be negative, got {self.eval_every}")
+        choices = {"state": State, "schedule": Schedule, "sampling": Sampling, "start": Start,
+                   "batches": Batches, "executor": ExecutorName, "dtype": Precision}  # fmt: skip
+        for name, kind in choices.items():
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise FedgftError(f"--{name} {getattr(self, name)!r} is not known; choose from {known}")
+
+    def check_cohort(self, clients: int) -> None:
+        if self.cohort is not None and not 1 <= self.cohort <= clients:
+            raise FedgftError(f"--cohort must lie between 1 and the {clients} clients, got {self.cohort}")

@@ -1,0 +1,111 @@
+"""A simulation is one batch of runs on one engine: replicates, strengths, whatever varies
+without changing shapes, side by side. Leading axes are (run, client)."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedgft.data.dataset import Federation
+from fedgft.engine.book import open_book
+from fedgft.engine.choose import choose_executor
+from fedgft.engine.rounds import Rounds, State, prepare
+from fedgft.engine.settings import Settings
+from fedgft.federated import Algorithm
+from fedgft.metrics import Tally, stack
+from fedgft.models import get_model
+from fedgft.types import FedgftError
+
+OnRound = Callable[[int, int], None]  # rounds done, rounds in all
+
+
+@dataclass(frozen=True)
+class History:
+    """What was measured, as sums: every metric, soft and hard, is read from them afterwards."""
+
+    rounds: np.ndarray  # (e,): after how many rounds; 0 is the start
+    federation: Tally | None  # (e, run, ...), all clients together
+    test: Tally  # (e, run, ...)
+    before: Tally | None  # (run, client, ...) at the start,
+    after: Tally | None  # and at the end
+    params: np.ndarray  # (run, p)
+    seconds: float
+    executor: str
+
+
+def simulate(
+    federations: Sequence[Federation],
+    model: Any,
+    algorithm: Algorithm,
+    settings: Settings,
+    *,
+    seeds: Sequence[int],
+    lr: float | np.ndarray = 0.002,
+    init: np.ndarray | None = None,
+    on_round: OnRound | None = None,
+) -> History:
+    """Train `len(seeds)` runs side by side; run i on `federations[i]`.
+
+    `lr` is one number, or one a run. `init`, (p,) or (run, p), replaces the random start.
+    """
+    started = time.perf_counter()
+    if len(federations) != len(seeds):
+        raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
+    settings.check_cohort(federations[0].num_clients)
+    book, model = open_book(list(federations)), get_model(model)
+    executor = choose_executor(book, model, algorithm, settings)
+    rates = np.broadcast_to(np.asarray(lr, np.float64), (len(seeds),))
+    rounds = prepare(book, model, algorithm, settings, executor,
+                     seeds=np.asarray(seeds, np.uint64), lr=rates)  # fmt: skip
+    return _run(rounds, init, on_round, started)
+
+
+def _run(
+    rounds: Rounds, init: np.ndarray | None, on_round: OnRound | None, started: float
+) -> History:
+    total, every = rounds.settings.rounds, rounds.settings.eval_every
+    state, reports, before = rounds.init(init), [], None
+    for done in range(total + 1):
+        if done:
+            state = rounds.step(state, done - 1)
+        if done == total or (every and done % every == 0):
+            state, test = _evaluate(rounds, state)
+            reports.append((done, _together(rounds, state), test))
+        if done == 0:
+            before = state.tally
+        elif on_round:
+            on_round(done, total)
+    at, federation, test = zip(*reports, strict=True)
+    return History(
+        rounds=np.array(at),
+        federation=None if federation[0] is None else stack(list(federation)),
+        test=stack(list(test)),
+        before=_by_client(rounds, before),
+        after=_by_client(rounds, state.tally),
+        params=rounds.executor.fetch(state.params),
+        seconds=time.perf_counter() - started,
+        executor=type(rounds.executor).__name__.lower(),
+    )
+
+
+def _evaluate(rounds: Rounds, state: State) -> tuple[State, Tally]:
+    """Sums on the test rows and, if asked for, on every client, which the next round may use."""
+    test = rounds.book.test
+    if rounds.settings.eval_on == "test":
+        return state, rounds.executor.measure(test, state.params, test.run)
+    units = rounds.book.clients(rounds.all_clients) + test
+    tally = rounds.executor.measure(units, state.params, units.run)
+    return replace(state, tally=tally[: -len(test)]), tally[-len(test) :]
+
+
+def _together(rounds: Rounds, state: State) -> Tally | None:
+    return None if state.tally is None else state.tally.map(rounds.all_clients.sum)
+
+
+def _by_client(rounds: Rounds, tally: Tally | None) -> Tally | None:
+    if tally is None:
+        return None
+    shape = (rounds.book.runs, rounds.book.num_clients)
+    return tally.map(lambda array: array.reshape(*shape, *array.shape[1:]))

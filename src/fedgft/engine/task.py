@@ -1,0 +1,40 @@
+"""What an executor is asked to do in a round, and what every executor can do."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedgft.engine.book import Units
+from fedgft.metrics import Tally
+from fedgft.optim import Moments
+from fedgft.types import Price, Weights
+
+
+@dataclass(frozen=True)
+class Task:
+    """Local training of some units. The whole method is in `weights`, `price` and `mu`."""
+
+    units: Units
+    seeds: np.ndarray  # (u, epochs), uint64: the order of the rows
+    batch_size: int
+    lr: np.ndarray  # (u,)
+    weights: Weights  # (u, c, k): what a row of this label and group counts
+    price: Price  # (u, c, k, c): what each of its scores costs
+    mu: float = 0.0  # the pull back to the start
+
+
+class Executor(Protocol):
+    """Blocks are the executor's own arrays, (units or runs, parameters)."""
+
+    def place(self, params: np.ndarray) -> Any: ...
+
+    def fetch(self, block: Any) -> np.ndarray: ...
+
+    def moments(self, units: int) -> Moments: ...
+
+    def train(self, task: Task, block: Any, moments: Moments) -> Any: ...
+
+    def measure(self, units: Units, block: Any, which: np.ndarray) -> Tally: ...
+
+    def mix(self, coefficients: np.ndarray, block: Any, bounds: np.ndarray) -> Any: ...

@@ -1,0 +1,104 @@
+"""FedGFT: globally fair training on top of any federated algorithm.
+
+Wang, Payani, Lee & Kompella, "Mitigating Group Bias in Federated Learning: Beyond Local
+Fairness", Algorithm 1. It minimises L(theta) + lam J(F(S)), where the statistics
+S = sum_k w_k S_k(theta) are a mean over clients. By the chain rule,
+
+    grad J(F(S)) = sum_k w_k grad <v, S_k(theta)>,   v = J'(F) dF/dS.
+
+The server sends the cotangent v (the paper's C, Theorem 5.1) once a round, and every client
+adds lam <v, statistics> to the loss of each of its rows. Nothing else changes. The statistics
+are affine in the scores, so v acts as a price on them: `price[label, group, class]`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedgft.metrics import Metric, get_metric, price
+from fedgft.types import FedgftError, Price, Statistics
+
+# J by name, as its derivative: x, x^2 (the paper's l2), x^2 / 2 (what its Table 1 used: C = F~).
+SLOPES: dict[str, Callable[[Any], Any]] = {
+    "l1": lambda gap: 1.0 + 0.0 * gap,
+    "l2": lambda gap: 2.0 * gap,
+    "half": lambda gap: gap,
+}
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """The penalty lam J(F), linearised at the statistics that were measured last.
+
+    `lam` is one number, or one a run.
+    """
+
+    metric: Metric
+    lam: float | np.ndarray
+    penalty: str = "half"
+
+    def __post_init__(self) -> None:
+        if self.penalty not in SLOPES:
+            raise FedgftError(f"--penalty {self.penalty!r} is not known; choose from {', '.join(SLOPES)}")
+        if np.any(np.asarray(self.lam) < 0) or not np.all(np.isfinite(self.lam)):
+            raise FedgftError(f"--lam must be a number >= 0, got {self.lam}")
+
+    def cotangent(self, statistics: Statistics, last: Statistics) -> Statistics:
+        """v at these statistics; where a group has no row of the event, the last v stays."""
+        known = (statistics[..., 1, :, :] > 0).all((-2, -1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = SLOPES[self.penalty](self.metric.readout(statistics))
+            v = slope[..., None, None, None] * self.metric.gradient(statistics)
+        return np.where(known[..., None, None, None], v, last)
+
+    def price(self, cotangent: Statistics, *, run: np.ndarray, classes: int) -> Price:
+        """lam <v, d statistics / d score>; entry i of the leading axis belongs to run `run[i]`."""
+        lam = np.asarray(self.lam, dtype=np.float64)
+        lam = lam[run] if lam.ndim else np.broadcast_to(lam, run.shape)
+        return lam[:, None, None, None] * price(self.metric, cotangent, classes)
+
+
+class Penalty:
+    """The paper's one-line change, in a training loop of your own (PyTorch).
+
+    Each round, `penalty.update(statistics)` takes the sum over clients of what
+    `penalty.statistics(logits, y, a)` gave for the round's global model; in the loop,
+    `loss = cross_entropy + penalty(logits, y, a)`. Before the first update it is zero.
+    `y` holds class indices and `a` group indices, -1 where the group is not recorded.
+    """
+
+    def __init__(
+        self, metric: str | Metric, lam: float, *, groups: int = 2, penalty: str = "l2"
+    ) -> None:
+        self.rule = Linearised(get_metric(metric), lam, penalty)
+        self.groups = groups
+        self.v: Any = None
+
+    def _rows(self, logits: Any, y: Any, a: Any) -> Any:
+        from torch.nn.functional import one_hot
+
+        groups = one_hot(a + 1, self.groups + 1)[:, 1:].to(logits.dtype)
+        labels = one_hot(y, logits.shape[-1]).to(logits.dtype)
+        return self.rule.metric.statistics(logits.softmax(-1), labels, groups)
+
+    def statistics(self, logits: Any, y: Any, a: Any) -> np.ndarray:
+        """This client's message, sums over its rows: their number, then the statistics, flat."""
+        sums = self._rows(logits.detach(), y, a).sum(0).double().cpu().numpy()
+        return np.concatenate(([len(y)], sums.ravel()))
+
+    def update(self, statistics: np.ndarray) -> float:
+        """Sets the constants from the sum of all clients' messages; returns the gap F."""
+        rows, sums = statistics[0], np.asarray(statistics[1:], dtype=np.float64)
+        mean = sums.reshape(2, -1, self.groups) / rows
+        last = np.zeros_like(mean) if self.v is None else self.v
+        self.v = self.rule.cotangent(mean, last)
+        return float(self.rule.metric.readout(mean))
+
+    def __call__(self, logits: Any, y: Any, a: Any) -> Any:
+        """lam <v, statistics>, averaged over the rows of the batch: add it to the loss."""
+        if self.v is None:
+            return 0.0 * logits.sum()
+        v = logits.new_tensor(self.v)
+        return self.rule.lam * (self._rows(logits, y, a) * v).sum() / len(y)

@@ -1,0 +1,135 @@
+"""The metrics as plain functions, in the convention of scikit-learn and Fairlearn.
+
+`y_pred` holds decisions or scores. For labels 0 and 1 a score is P(Y=1) and a decision is a
+score of 0 or 1, so one rule reads both: decisions give the hard gap, scores the soft one.
+Labels of any other kind take predicted labels, and an (n, classes) array is read as
+probabilities in the order of the sorted classes.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedgft.metrics import catalog
+from fedgft.metrics.metric import Metric
+from fedgft.types import FedgftError
+
+
+class NotEstimableWarning(UserWarning):
+    """A group has no row to take a rate from: the gap is NaN, which is not the same as fair."""
+
+
+def gap(
+    metric: Metric, y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """The largest difference between groups, or NaN (with a warning) where one has no rate."""
+    labels, probs = _classes(np.asarray(y_true), np.asarray(y_pred))
+    groups, names = _groups(sensitive_features)
+    weight = np.ones(len(labels)) if sample_weight is None else np.asarray(sample_weight, float)
+    _check_lengths(len(labels), y_pred=probs, sensitive_features=groups, sample_weight=weight)
+    statistics = (metric.statistics(probs, labels, groups) * weight[:, None, None, None]).sum(0)
+    empty = (statistics[1] == 0).any(axis=0)
+    if not names or empty.any():
+        which = ", ".join(repr(n) for n, e in zip(names, empty, strict=True) if e) or "no group at all"
+        warnings.warn(
+            f"{metric.title} is not estimable: no row of the event in {which}",
+            NotEstimableWarning,
+            stacklevel=3,
+        )
+        return float("nan")
+    return float(metric.readout(statistics))
+
+
+def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Labels one-hot, predictions as one probability a class."""
+    if y_pred.ndim == 2:
+        known, index = np.unique(y_true, return_inverse=True)
+        if set(known.tolist()) <= set(range(y_pred.shape[1])):
+            index = y_true.astype(int)
+        elif len(known) != y_pred.shape[1]:
+            raise FedgftError(f"y_pred has {y_pred.shape[1]} columns for {len(known)} classes")
+        return np.eye(y_pred.shape[1])[index], y_pred.astype(float)
+    if set(np.unique(y_true).tolist()) <= {0, 1}:
+        score = y_pred.astype(float)
+        if not ((score >= 0) & (score <= 1)).all():
+            raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
+        return np.eye(2)[y_true.astype(int)], np.stack((1 - score, score), 1)
+    known = np.unique(np.concatenate((y_true, y_pred)))
+    one_hot = np.eye(len(known))
+    return one_hot[np.searchsorted(known, y_true)], one_hot[np.searchsorted(known, y_pred)]
+
+
+def _groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
+    """One column a group; a row of zeros where the group is None or NaN."""
+    values = np.asarray(sensitive_features, dtype=object)
+    values = values[:, None] if values.ndim == 1 else values
+    missing = np.array([any(v is None or v != v for v in row) for row in values], dtype=bool)
+    keys = [" & ".join(str(v) for v in row) for row in values]
+    names = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
+    position = {name: i for i, name in enumerate(names)}
+    one_hot = np.zeros((len(values), len(names)))
+    known = np.flatnonzero(~missing)
+    one_hot[known, [position[keys[i]] for i in known]] = 1.0
+    return one_hot, names
+
+
+def _check_lengths(rows: int, **arrays: np.ndarray) -> None:
+    for name, array in arrays.items():
+        if len(array) != rows:
+            raise FedgftError(f"{name} has {len(array)} rows, y_true has {rows}")
+
+
+def statistical_parity_difference(
+    y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """max - min over groups of P(Yhat=1 | A).
+
+    >>> statistical_parity_difference([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("aabb"))
+    0.5
+    """
+    return gap(catalog.statistical_parity, y_true, y_pred,
+               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+
+
+def equal_opportunity_difference(
+    y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """max - min over groups of the true-positive rate."""
+    return gap(catalog.equal_opportunity, y_true, y_pred,
+               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+
+
+def equalized_odds_difference(
+    y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """The larger of the gaps in true- and in false-positive rate."""
+    return gap(catalog.equalized_odds, y_true, y_pred,
+               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+
+
+def predictive_parity_difference(
+    y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """max - min over groups of the precision P(Y=1 | Yhat=1): the paper's calibration."""
+    return gap(catalog.predictive_parity, y_true, y_pred,
+               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+
+
+def accuracy_parity_difference(
+    y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """max - min over groups of the accuracy."""
+    return gap(catalog.accuracy_parity, y_true, y_pred,
+               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+
+
+def false_positive_rate_difference(
+    y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+) -> float:
+    """max - min over groups of the false-positive rate."""
+    return gap(catalog.false_positive_rate_parity, y_true, y_pred,
+               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+
+
+demographic_parity_difference = statistical_parity_difference  # the name in Fairlearn

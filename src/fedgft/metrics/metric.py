@@ -1,0 +1,121 @@
+"""Group fairness metrics: sums over rows, then a small readout.
+
+A metric compares, between groups g, the rate of an outcome U given an event V:
+
+    rate[v, g] = E[U_v V_v 1{A=g}] / E[V_v 1{A=g}],   F = max_v (max_g rate - min_g rate)
+
+Numerators (a, c) and denominators (b, d of Definition 3.1) are its statistics. They
+are means over rows, so they add up over batches and over clients.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedgft.types import (
+    FedgftError,
+    Groups,
+    Labels,
+    PerSample,
+    Probs,
+    Rates,
+    Statistics,
+    Value,
+    namespace,
+)
+
+
+class Pair(NamedTuple):
+    """Where a gap is widest: the condition, and the groups of its highest and lowest rate."""
+
+    condition: np.ndarray
+    high: np.ndarray
+    low: np.ndarray
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The gap between groups in the rate of `outcome` given `event`.
+
+    Laws: statistics add up over any split of the rows; rows without a group, and rows of
+    weight zero, change nothing; a group without rows has no rate, so the gap is NaN.
+    """
+
+    name: str
+    title: str
+    outcome: Callable[[Probs, Labels], Any]
+    event: Callable[[Probs, Labels], Any]
+    conditions: Callable[[int], tuple[str, ...]]  # classes -> what each condition is called
+
+    def statistics(self, probs: Probs, labels: Labels, groups: Groups) -> PerSample:
+        xp = namespace(probs)
+        event = self.event(probs, labels)
+        both = self.outcome(probs, labels) * event
+        pair = xp.stack((both, xp.broadcast_to(event, both.shape)), 1)
+        flat = pair.reshape(len(probs), 2, prod(both.shape[1:]))  # no -1: there may be no rows
+        return xp.einsum("nsv,ng->nsvg", flat, groups)
+
+    def rates(self, statistics: Statistics) -> Rates:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return statistics[..., 0, :, :] / statistics[..., 1, :, :]
+
+    def readout(self, statistics: Statistics) -> Value:
+        """F, or NaN if a group is empty: it has no rate to compare."""
+        xp, rates = namespace(statistics), self.rates(statistics)
+        return xp.amax(xp.amax(rates, -1) - xp.amin(rates, -1), -1)
+
+    def worst(self, statistics: Statistics) -> Pair:
+        """The condition with the widest gap and its two groups. All rates must be estimable."""
+        rates = self.rates(statistics)
+        condition = np.argmax(rates.max(-1) - rates.min(-1), axis=-1)
+        row = np.take_along_axis(rates, condition[..., None, None], axis=-2)[..., 0, :]
+        return Pair(condition, np.argmax(row, axis=-1), np.argmin(row, axis=-1))
+
+    def gradient(self, statistics: Statistics) -> Statistics:
+        """dF/dS: +1 on the highest rate, -1 on the lowest, through rate = numerator / denominator.
+
+        Zero when all rates are equal, as sign(0) is in the paper's C.
+        """
+        rates = self.rates(statistics)
+        condition, high, low = self.worst(statistics)
+        at = np.arange(rates.shape[-2])[:, None] == condition[..., None, None]
+        group = np.arange(rates.shape[-1])
+        slope = at * (1.0 * (group == high[..., None, None]) - (group == low[..., None, None]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            numerator = slope / statistics[..., 1, :, :]
+        return np.stack((numerator, -numerator * rates), axis=-3)
+
+    def affine(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """How the statistics of one row follow from its scores p and label y.
+
+        statistics[s, v] = sum_c slope[s, v, y, c] p[c] + offset[s, v, y], in the row's own
+        group. It is what lets sums of scores stand for the rows themselves, and what turns a
+        cotangent into a price table: one small array for all of a metric.
+        """
+        return _probe(self, classes)
+
+    def proper(self, classes: int = 2) -> bool:
+        """Whether the event ignores the prediction (Definition 4.4)."""
+        return not self.affine(classes)[0][1].any()
+
+
+@lru_cache
+def _probe(metric: Metric, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    labels, group = np.eye(classes), np.ones((classes, 1))
+
+    def at(probs: np.ndarray) -> np.ndarray:  # (label, 2, v)
+        return metric.statistics(np.broadcast_to(probs, labels.shape), labels, group)[..., 0]
+
+    offset = at(np.zeros(classes))
+    slope = np.stack([at(unit) - offset for unit in np.eye(classes)], axis=-1)
+    probe = np.random.default_rng(0).dirichlet(np.ones(classes))
+    if not np.allclose(at(probe), slope @ probe + offset, atol=1e-12):
+        raise FedgftError(
+            f"metric {metric.name!r} is not affine in the scores, so sums of scores cannot carry it; "
+            "it works in fedgft.Penalty, not in the simulator"
+        )
+    return np.moveaxis(slope, 0, 2), np.moveaxis(offset, 0, -1)

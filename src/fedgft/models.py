@@ -1,0 +1,116 @@
+"""The models that ship, and the wrapper for a model of your own.
+
+A model knows its starting parameters as one flat vector (the order of `module.parameters()`,
+then the floating-point buffers) and how to build its torch module. The linear model needs no
+torch for either.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedgft.types import FedgftError
+
+
+class Model(Protocol):
+    name: str
+    linear: bool  # one nn.Linear: the fused executor may take it
+
+    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray: ...
+
+    def module(self, *, features: int, classes: int) -> Any: ...
+
+
+def _uniform(seed: int, shapes: list[tuple[int, int]]) -> np.ndarray:
+    """Weights and biases of linear layers (out, in), uniform in +-1/sqrt(in) as torch has them."""
+    rng = np.random.default_rng([seed, 0x1417])
+    parts = []
+    for rows, columns in shapes:
+        bound = columns**-0.5
+        parts += [rng.uniform(-bound, bound, rows * columns), rng.uniform(-bound, bound, rows)]
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Linear(features, classes) and a softmax: the paper's model for tables."""
+
+    name: str = "logistic"
+    linear: bool = True
+
+    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
+        return _uniform(seed, [(classes, features)])
+
+    def module(self, *, features: int, classes: int) -> Any:
+        from torch import nn
+
+        return nn.Linear(features, classes)
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Linear layers with ReLU between them."""
+
+    hidden: tuple[int, ...] = (64,)
+    name: str = "mlp"
+    linear: bool = False
+
+    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
+        sizes = (features, *self.hidden, classes)
+        return _uniform(seed, list(zip(sizes[1:], sizes[:-1], strict=True)))
+
+    def module(self, *, features: int, classes: int) -> Any:
+        from torch import nn
+
+        sizes = (features, *self.hidden, classes)
+        layers: list[Any] = []
+        for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+
+@dataclass(frozen=True)
+class Module:
+    """A model of your own: a function that makes an `nn.Module` with one output a class.
+
+    It is called once a run under that run's seed, so every run has its own start. To start
+    all runs from parameters you have, pass `lambda: module`.
+    """
+
+    make: Callable[[], Any]
+    name: str = "module"
+    linear: bool = False
+
+    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.make()
+        return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in tensors(module)])
+
+    def module(self, *, features: int, classes: int) -> Any:
+        return self.make()
+
+
+def tensors(module: Any) -> list[Any]:
+    """What is trained and aggregated: parameters, then floating-point buffers (BatchNorm's)."""
+    return [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+
+
+MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP()}
+
+
+def get_model(model: Any) -> Model:
+    """A model by name, a function that makes an nn.Module, or a model as it is."""
+    if isinstance(model, str):
+        if model not in MODELS:
+            raise FedgftError(f"--model {model!r} is not known; choose from {', '.join(MODELS)}")
+        return MODELS[model]
+    if hasattr(model, "parameters"):  # an nn.Module itself
+        return Module(lambda: model)
+    if hasattr(model, "init") and hasattr(model, "module"):
+        return model
+    return Module(model)

@@ -1,0 +1,90 @@
+"""Local optimisers on flat blocks of parameters, one row a model, in place.
+
+They follow torch.optim to the letter (bias correction, epsilon outside the root, L2 in the
+gradient for sgd, momentum and adam, decoupled for adamw), on arrays of numpy or torch alike.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedgft.types import Block, FedgftError
+
+Rule = Literal["sgd", "momentum", "adam", "adamw"]
+RULES: tuple[Rule, ...] = ("sgd", "momentum", "adam", "adamw")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """`first` and `second` are the decay rates of the two moments; momentum uses the first."""
+
+    rule: Rule = "adam"
+    weight_decay: float = 0.0
+    first: float = 0.9
+    second: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise FedgftError(f"--optimizer {self.rule!r} is not known; choose from {', '.join(RULES)}")
+        if self.weight_decay < 0:
+            raise FedgftError(f"--weight-decay must not be negative, got {self.weight_decay}")
+
+    @property
+    def adaptive(self) -> bool:
+        return self.rule in ("adam", "adamw")
+
+    @property
+    def momentum(self) -> float:
+        return 0.0 if self.rule == "sgd" else self.first
+
+    @property
+    def decoupled(self) -> float:
+        """Weight decay beside the gradient; for plain SGD it is the same thing as L2 inside it."""
+        return self.weight_decay if self.rule in ("sgd", "adamw") else 0.0
+
+
+@dataclass
+class Moments:
+    """m, v and how many steps stand behind each: (u, p), (u, p), (u, 2)."""
+
+    m: Any
+    v: Any
+    steps: np.ndarray
+
+    def forget(self, state: str) -> None:
+        """Start of a round. `keep`: nothing is lost; `reset-first`: only m; `reset`: all."""
+        if state != "keep":
+            self.m[:] = 0
+            self.steps[:, 0] = 0
+        if state == "reset":
+            self.v[:] = 0
+            self.steps[:, 1] = 0
+
+
+def step(optimizer: Optimizer, params: Block, grad: Block, *, moments: Moments, lr: Any) -> None:
+    """One step on each row of `params`; `lr` has one column. Everything is changed in place."""
+    moments.steps += 1
+    if optimizer.weight_decay and not optimizer.decoupled:
+        grad = grad + optimizer.weight_decay * params
+    if optimizer.decoupled:
+        params *= 1 - lr * optimizer.decoupled
+    m, v = moments.m, moments.v
+    m *= optimizer.momentum
+    if not optimizer.adaptive:
+        m += grad
+        params -= lr * m
+        return
+    m += (1 - optimizer.first) * grad
+    v *= optimizer.second
+    v += (1 - optimizer.second) * (grad * grad)
+    rate = _like(1 / (1 - optimizer.first ** moments.steps[:, :1]), params) * lr
+    root = _like(1 / np.sqrt(1 - optimizer.second ** moments.steps[:, 1:]), params)
+    params -= rate * m / (v**0.5 * root + optimizer.epsilon)
+
+
+def _like(column: np.ndarray, params: Block) -> Any:
+    if isinstance(params, np.ndarray):
+        return column.astype(params.dtype)
+    return params.new_tensor(column)

@@ -1,0 +1,34 @@
+"""Settings of the whole test suite; no test needs to know them."""
+
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from hypothesis import settings
+
+# The workers of pytest-xdist share the cores. Torch reads this when a test first imports it;
+# most tests never do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples on every machine, and no failure because a machine is slow.
+settings.register_profile("fedgft", deadline=None, derandomize=True)
+settings.load_profile("fedgft")
+
+
+class CompiledModules:
+    """Finds the modules that hold `@jit` functions before jaxtyping's import hook does.
+
+    The hook wraps every function to check its shapes, and numba cannot compile the wrapper.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None) -> ModuleSpec | None:
+        if not name.startswith("fedgft."):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        compiled = spec and spec.origin and b"\n@jit" in Path(spec.origin).read_bytes()
+        return spec if compiled else None
+
+
+sys.meta_path.insert(0, CompiledModules)

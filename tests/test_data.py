@@ -1,0 +1,214 @@
+"""A user's own table and the encoder that reads it."""
+
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedgft.data import Encoder, load_table
+from fedgft.types import FedgftError
+
+TABLE = """age,job,sex,site,part,hired
+30,clerk,F,a,train,no
+40,smith,M,b,train,yes
+,clerk,F,a,test,no
+50,,M,b,Train,yes
+20,smith,,a,TEST,yes
+"""
+ROLES = {"label": "hired", "group": "sex", "client": "site", "split": "part"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="people.csv"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_import_is_light():
+    code = (
+        "import sys, fedgft.data, fedgft.data.partition, fedgft.data.scaling, "
+        "fedgft.data.synthetic; "
+        "print([m for m in ('polars', 'torch', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_table(write):
+    data = load_table(write(TABLE), label="hired", group="sex", client="site")
+    # a split column that is not named as one is a feature like any other
+    assert data.columns[:3] == ("age", "job=smith", "job=(missing)")
+    assert data.classes == ("no", "yes")
+    assert data.labels.tolist() == [0, 1, 0, 1, 1]
+    assert data.group_names == ("F", "M")
+    assert data.groups.tolist() == [0, 1, 0, 1, -1]
+    assert data.client_names == ("a", "b")
+    assert data.clients.tolist() == [0, 1, 0, 1, 0]
+    assert data.test is None
+    assert data.features.dtype == np.float32
+    assert data.features[:, 0].tolist() == [30, 40, 35, 50, 20]  # 35: the mean of the others
+    assert data.features[:, 2].tolist() == [0, 0, 0, 1, 0]
+    notes = "\n".join(data.notes)
+    assert "the group of 1 row(s) is not recorded" in notes
+    assert "1 missing value(s) of 'age' replaced by the mean over all clients' rows, 35" in notes
+    assert "1 missing value(s) of 'job' are a category of their own" in notes
+
+
+def test_user_split_keeps_test_rows_out_of_the_encoder(write):
+    data = load_table(write(TABLE), **ROLES)
+    assert data.test.tolist() == [False, False, True, False, True]
+    assert data.columns == ("age", "job=smith", "job=(missing)", "sex=M")
+    assert data.features[2, 0] == 40  # the mean of 30, 40 and 50: no test row has a say
+    assert any("1 value(s) of 'sex' were not among the training rows" in n for n in data.notes)
+
+
+def test_parquet_equals_csv(write, tmp_path):
+    path = write(TABLE)
+    parquet = tmp_path / "people.parquet"
+    pl.read_csv(path).write_parquet(parquet)
+    one, two = load_table(path, **ROLES), load_table(parquet, **ROLES)
+    np.testing.assert_array_equal(one.features, two.features)
+    assert one.encoder == two.encoder
+
+
+@pytest.mark.parametrize("group", ["sex,job", ["sex", "job"], "sex, job"])
+def test_intersection_groups(write, group):
+    data = load_table(write(TABLE), label="hired", group=group)
+    assert data.group_names == ("F & clerk", "M & smith")
+    assert data.groups.tolist() == [0, 1, 0, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["10", "9", "9"], ("9", "10")),  # numbers as numbers
+        (["1.0", "0.0", "0.0"], ("0", "1")),
+        (["true", "false", "false"], ("False", "True")),
+        (["good", "bad", "bad"], ("bad", "good")),
+        (["c", "a", "b"], ("a", "b", "c")),
+    ],
+)
+def test_classes(write, values, classes):
+    rows = "".join(f"{i},g{i % 2},{value}\n" for i, value in enumerate(values))
+    data = load_table(write("x,g,y\n" + rows), label="y", group="g")
+    assert data.classes == classes
+    assert data.labels[0] == len(classes) - 1 or len(classes) == 3
+
+
+def test_positive(write):
+    path = write("x,g,y\n1,a,bad\n2,b,good\n")
+    data = load_table(path, label="y", group="g", positive="bad")
+    assert data.classes == ("good", "bad")
+    assert data.labels.tolist() == [1, 0]
+
+
+def rows(*lines, header="x,g,y"):
+    return "\n".join((header, *lines)) + "\n"
+
+
+GOOD = ("1,a,0", "2,b,1")
+ERRORS = {
+    "empty file": ("", {}, "the file is empty"),
+    "header only": ("x,g,y\n", {}, "the file has no rows"),
+    "misspelt label": (rows(*GOOD), {"label": "Y "}, r"no column 'Y ' \(--label\).*'y'"),
+    "misspelt group": (rows(*GOOD), {"group": "gg"}, r"no column 'gg' \(--group\).*'g'"),
+    "misspelt client": (rows(*GOOD), {"client": "q"}, r"'q' \(--client\); there are: x, g, y"),
+    "misspelt split": (rows(*GOOD), {"split": "q"}, r"no column 'q' \(--split\)"),
+    "no group": (rows(*GOOD), {"group": " , "}, "--group needs the name"),
+    "one class": (rows("1,a,1", "2,b,1"), {}, "label column 'y' has one class only, '1'"),
+    "missing labels": (rows("1,a,", "2,b,1", "3,b,"), {}, r"column 'y' lacks 2 value"),
+    "fractions": (rows("1,a,0.5", "2,b,1"), {}, "'y' holds fractions"),
+    "empty group": (rows("1,,0", "2,,1"), {}, r"group column 'g' \(--group\) is empty"),
+    "nan": (rows("NaN,a,0", "2,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
+    "infinite": (rows("1,a,0", "-inf,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN"),
+    "overflow": (rows("1,a,0", "1e300,b,1"), {}, r"column 'x' holds 1 value"),
+    "two parts": (rows(*GOOD), {"group": "y"}, "column 'y' is both --label and --group"),
+    "bad split": (rows(*GOOD), {"split": "g"}, "column 'g' is both --group and --split"),
+    "split word": (rows(*GOOD), {"split": "x"}, "'x' must hold 'train' or 'test', not '1'"),
+    "no positive": (rows(*GOOD), {"positive": "2"}, "holds '0' and '1', no '2'"),
+    "three": (rows(*GOOD, "3,a,2"), {"positive": "2"}, "3 classes; --positive needs two"),
+    "damaged": (rows("1,a,0", "2,b,1,5,6"), {}, "cannot be read as CSV"),
+    "no features": (
+        rows("a,0", "b,1", header="g,y"),
+        {"client": "g"},
+        "no column is left to learn from",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS, ids=str)
+def test_one_line_errors(write, case):
+    text, roles, message = ERRORS[case]
+    path = write(text)
+    with pytest.raises(FedgftError, match=message) as caught:
+        load_table(path, **{"label": "y", "group": "g", **roles})
+    assert "\n" not in str(caught.value)
+    assert case == "no group" or str(path) in str(caught.value)
+
+
+def test_one_sided_split_is_an_error(write):
+    path = write(rows("1,a,0,train", "2,b,1,train", header="x,g,y,s"))
+    with pytest.raises(FedgftError, match="'s' needs both 'train' and 'test' rows"):
+        load_table(path, label="y", group="g", split="s")
+
+
+def test_missing_clients_are_an_error(write):
+    path = write(rows("1,a,0,", "2,b,1,c", header="x,g,y,c"))
+    with pytest.raises(FedgftError, match="client column 'c' lacks 1 value"):
+        load_table(path, label="y", group="g", client="c")
+
+
+@pytest.mark.parametrize("name", ["people.txt", "people", "people.csv.gz"])
+def test_other_endings_are_errors(write, name):
+    with pytest.raises(FedgftError, match=r"must be \.csv or \.parquet"):
+        load_table(write(TABLE, name), **ROLES)
+
+
+def test_missing_and_damaged_files(write, tmp_path):
+    with pytest.raises(FedgftError, match=r"nobody\.csv: no such file"):
+        load_table(tmp_path / "nobody.csv", **ROLES)
+    with pytest.raises(FedgftError, match=r"x\.parquet: cannot be read as PARQUET"):
+        load_table(write(TABLE, "x.parquet"), **ROLES)
+
+
+def test_columns_that_are_no_features(tmp_path):
+    names = pl.DataFrame({"n": [f"p{i}" for i in range(1001)], "d": [None] * 1001})
+    with pytest.raises(FedgftError, match=r"'n' has 1,001 different values"):
+        Encoder.fit(names, ["n"])
+    assert Encoder.fit(names, ["d"]).columns == ()
+    dates = pl.DataFrame({"day": ["2020-01-01"]}).with_columns(pl.col("day").str.to_date())
+    with pytest.raises(FedgftError, match=r"'day' \(Date\) is neither numbers nor text"):
+        Encoder.fit(dates, ["day"])
+    path = tmp_path / "nested.parquet"
+    pl.DataFrame({"x": [1, 2], "g": ["a", "b"], "y": [[0], [1]]}).write_parquet(path)
+    with pytest.raises(FedgftError, match=r"nested\.parquet: column 'y' holds List\(Int64\)"):
+        load_table(path, label="y", group="g")
+
+
+def test_encoder_survives_json_and_meets_new_rows():
+    seen = pl.DataFrame({"age": [1.5, None], "job": ["clerk", "smith"], "old": [True, False]})
+    encoder = Encoder.fit(seen, seen.columns)
+    again = Encoder.from_json(encoder.to_json())
+    assert again == encoder
+    new = pl.DataFrame({"old": [1, 0], "age": ["7", None], "job": ["pilot", None]})
+    features, notes = again.encode(new, source="new.csv")
+    assert features.tolist() == [[7, 0, 1], [1.5, 0, 0]]
+    assert "new.csv: 2 value(s) of 'job' were not among the training rows" in "\n".join(notes)
+    with pytest.raises(FedgftError, match=r"new\.csv: no column 'age'; did you mean 'Age'\?"):
+        again.transform(new.rename({"age": "Age"}), source="new.csv")
+    with pytest.raises(FedgftError, match=r"column 'age' should hold numbers, not 'old'"):
+        again.transform(pl.DataFrame({"age": ["old"], "job": ["clerk"], "old": [1]}))
+
+
+def test_encoder_can_keep_every_level():
+    frame = pl.DataFrame({"job": ["clerk", "smith"]})
+    full = Encoder.fit(frame, ["job"], drop_first=False)
+    assert full.columns == ("job=clerk", "job=smith")
+    assert full.transform(frame).tolist() == [[1, 0], [0, 1]]
+    assert Encoder.from_json(full.to_json()) == full

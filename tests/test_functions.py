@@ -1,0 +1,159 @@
+"""The public metric functions: equal to Fairlearn, and loud about what they cannot say."""
+
+import doctest
+
+import numpy as np
+import pytest
+from fairlearn import metrics as fairlearn
+from sklearn.metrics import accuracy_score, precision_score
+
+from fedgft.metrics import NotEstimableWarning, functions
+from fedgft.types import FedgftError
+
+
+def between_groups(score):
+    """The largest difference of `score` between groups, as Fairlearn takes it."""
+
+    def difference(y_true, y_pred, *, sensitive_features, sample_weight=None):
+        frame = fairlearn.MetricFrame(
+            metrics=score,
+            y_true=y_true,
+            y_pred=y_pred,
+            sensitive_features=sensitive_features,
+            sample_params=None if sample_weight is None else {"sample_weight": sample_weight},
+        )
+        return frame.difference(method="between_groups")
+
+    return difference
+
+
+REFERENCE = {
+    functions.statistical_parity_difference: fairlearn.demographic_parity_difference,
+    functions.equal_opportunity_difference: fairlearn.equal_opportunity_difference,
+    functions.equalized_odds_difference: fairlearn.equalized_odds_difference,
+    functions.predictive_parity_difference: between_groups(precision_score),
+    functions.accuracy_parity_difference: between_groups(accuracy_score),
+    functions.false_positive_rate_difference: between_groups(fairlearn.false_positive_rate),
+}
+
+every_function = pytest.mark.parametrize("function", REFERENCE, ids=lambda f: f.__name__)
+
+
+def random_decisions(seed: int, groups: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every cell of label, decision and group has rows, so that every rate is estimable."""
+    rng = np.random.default_rng(seed)
+    cells = np.array([(y, z, g) for y in (0, 1) for z in (0, 1) for g in range(len(groups))])
+    drawn = cells[rng.choice(len(cells), size=200, p=rng.dirichlet(np.full(len(cells), 2.0)))]
+    y_true, y_pred, group = rng.permutation(np.concatenate((cells, drawn))).T
+    return y_true, y_pred, np.array(list(groups))[group]
+
+
+@every_function
+@pytest.mark.parametrize("groups", ["ab", "abc"])
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_fairlearn_on_decisions(function, groups, seed):
+    y_true, y_pred, names = random_decisions(seed, groups)
+    weight = np.random.default_rng(seed).uniform(0.1, 3, size=len(names))
+    for extra in ({}, {"sample_weight": weight}):
+        expected = REFERENCE[function](y_true, y_pred, sensitive_features=names, **extra)
+        actual = function(y_true, y_pred, sensitive_features=names, **extra)
+        assert actual == pytest.approx(expected, abs=1e-12)
+        assert actual > 1e-3, "a gap of zero would compare nothing"
+
+
+@every_function
+def test_two_attributes_are_crossed_as_in_fairlearn(function):
+    y_true, y_pred, first = random_decisions(0, "abcd")
+    both = np.stack((np.isin(first, ["a", "b"]), np.isin(first, ["a", "c"])), axis=1)
+    crossed = function(y_true, y_pred, sensitive_features=both)
+    assert crossed == function(y_true, y_pred, sensitive_features=first)
+    expected = REFERENCE[function](y_true, y_pred, sensitive_features=both)
+    assert crossed == pytest.approx(expected, abs=1e-12)
+
+
+def test_scores_give_the_soft_gap():
+    gap = functions.statistical_parity_difference(
+        [1, 0, 1, 0], [0.9, 0.5, 0.2, 0.4], sensitive_features=list("aabb")
+    )
+    assert gap == pytest.approx(0.7 - 0.3)
+
+
+def test_one_column_a_class_is_read_as_probabilities():
+    y_true, scores, group = [1, 0, 1, 0], np.array([0.9, 0.5, 0.2, 0.4]), list("aabb")
+    for function in REFERENCE:
+        columns = function(y_true, np.stack((1 - scores, scores), 1), sensitive_features=group)
+        assert columns == function(y_true, scores, sensitive_features=group)
+
+
+def test_labels_may_be_words_and_more_than_two():
+    y_true = ["no", "maybe", "yes", "no", "maybe", "yes"]
+    y_pred = ["no", "maybe", "yes", "no", "yes", "yes"]
+    gap = functions.accuracy_parity_difference(y_true, y_pred, sensitive_features=list("aaabbb"))
+    assert gap == pytest.approx(1 / 3)
+
+
+@every_function
+def test_rows_without_a_group_count_for_none(function):
+    y_true, y_pred, names = random_decisions(0, "abc")
+    missing = np.random.default_rng(0).random(len(names)) < 0.2
+    for unknown in (None, float("nan")):
+        holes = names.astype(object)
+        holes[missing] = unknown
+        expected = function(y_true[~missing], y_pred[~missing], sensitive_features=names[~missing])
+        assert function(y_true, y_pred, sensitive_features=holes) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "y_true", "y_pred"),
+    [
+        (functions.equal_opportunity_difference, [1, 0, 0, 0], [1, 1, 1, 0]),
+        (functions.equalized_odds_difference, [1, 0, 0, 0], [1, 1, 1, 0]),
+        (functions.predictive_parity_difference, [1, 0, 1, 0], [1, 1, 0, 0]),
+        (functions.false_positive_rate_difference, [1, 0, 1, 1], [1, 1, 0, 0]),
+    ],
+)
+def test_a_group_without_the_event_is_named_and_gives_nan(function, y_true, y_pred):
+    """Fairlearn gives a number here; a 0 would read as fair."""
+    with pytest.warns(NotEstimableWarning, match="'men'") as caught:
+        gap = function(y_true, y_pred, sensitive_features=["women", "women", "men", "men"])
+    assert np.isnan(gap)
+    assert "women" not in str(caught[0].message)
+
+
+@every_function
+def test_a_group_of_weight_zero_is_named_and_gives_nan(function):
+    with pytest.warns(NotEstimableWarning, match="'b'"):
+        gap = function(
+            [1, 0, 1, 0], [1, 1, 1, 1], sensitive_features=list("aabb"), sample_weight=[1, 1, 0, 0]
+        )
+    assert np.isnan(gap)
+
+
+@every_function
+@pytest.mark.parametrize("groups", [[None, None], []])
+def test_no_group_at_all_gives_nan(function, groups):
+    y = [0, 1][: len(groups)]
+    with pytest.warns(NotEstimableWarning, match="no group at all"):
+        assert np.isnan(function(y, y, sensitive_features=groups))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"y_pred": [1, 1]}, "y_pred has 2 rows, y_true has 4"),
+        ({"sensitive_features": list("aab")}, "sensitive_features has 3 rows, y_true has 4"),
+        ({"sensitive_features": list("aabbaabb")}, "sensitive_features has 8 rows"),
+        ({"sample_weight": [1, 1]}, "sample_weight has 2 rows"),
+        ({"y_pred": [1, 0, 2, 0]}, "decisions 0 or 1, or scores"),
+        ({"y_true": list("xyxy"), "y_pred": np.full((4, 3), 1 / 3)}, "3 columns for 2 classes"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(changed, message):
+    given = {"y_true": [1, 0, 1, 0], "y_pred": [1, 1, 1, 0], "sensitive_features": list("aabb")}
+    given |= changed
+    with pytest.raises(FedgftError, match=message):
+        functions.statistical_parity_difference(given.pop("y_true"), given.pop("y_pred"), **given)
+
+
+def test_examples_in_the_docstrings():
+    assert doctest.testmod(functions).failed == 0

