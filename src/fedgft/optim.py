@@ -27,7 +27,9 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise FedgftError(f"--optimizer {self.rule!r} is not known; choose from {', '.join(RULES)}")
+            raise FedgftError(
+                f"--optimizer {self.rule!r} is not known; choose from {', '.join(RULES)}"
+            )
         if self.weight_decay < 0:
             raise FedgftError(f"--weight-decay must not be negative, got {self.weight_decay}")
 

@@ -11,11 +11,15 @@ from fedgft.types import FedgftError
 
 @dataclass(frozen=True)
 class Units:
-    """Pieces of work: unit i is rows `low[i]:high[i]` of the book, as run `run[i]` sees them."""
+    """Pieces of work: unit i is rows `low[i]:high[i]` of the book, as run `run[i]` sees them.
+
+    `count` says how many of them have each label and group (the last: not recorded).
+    """
 
     run: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    count: np.ndarray  # (u, c, k)
 
     def __len__(self) -> int:
         return len(self.run)
@@ -25,10 +29,11 @@ class Units:
         return self.high - self.low
 
     def __add__(self, other: "Units") -> "Units":
-        return Units(*(np.concatenate(pair) for pair in zip(self._all(), other._all(), strict=True)))
+        pairs = zip(self._all(), other._all(), strict=True)
+        return Units(*(np.concatenate(pair) for pair in pairs))
 
-    def _all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.run, self.low, self.high
+    def _all(self) -> tuple[np.ndarray, ...]:
+        return self.run, self.low, self.high, self.count
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,7 @@ class Book:
     rows: np.ndarray  # int32
     starts: np.ndarray  # the offsets of all federations, moved to where their rows begin
     first: np.ndarray  # run -> its first entry in starts
+    counts: np.ndarray  # (entries of starts, c, k): of the client that begins there
     test: Units
 
     @property
@@ -55,25 +61,12 @@ class Book:
 
     def clients(self, cohort: Cohort) -> Units:
         at = self.first[cohort.run] + cohort.client
-        return Units(cohort.run, self.starts[at], self.starts[at + 1])
+        return Units(cohort.run, self.starts[at], self.starts[at + 1], self.counts[at])
 
     @property
     def sizes(self) -> np.ndarray:
         """(run, client)."""
         return np.stack([f.sizes for f in self.federations])
-
-    def counts(self) -> np.ndarray:
-        """Rows of each client by label and group (the last: not recorded): (run, client, c, k)."""
-        data, known = self.dataset, {}
-        groups = len(data.group_names) + 1
-        cell = data.labels * groups + np.where(data.groups < 0, groups - 1, data.groups)
-        cells = len(data.classes) * groups
-        for f in self.federations:
-            if id(f) not in known:
-                client = np.repeat(np.arange(f.num_clients), f.sizes)
-                flat = np.bincount(client * cells + cell[f.rows], minlength=f.num_clients * cells)
-                known[id(f)] = flat.reshape(f.num_clients, len(data.classes), groups)
-        return np.stack([known[id(f)] for f in self.federations])
 
     def keys(self, cohort: Cohort) -> np.ndarray:
         """What names each unit's client in the random numbers."""
@@ -96,22 +89,32 @@ def open_book(federations: list[Federation]) -> Book:
         raise FedgftError("all runs of one simulation must share one data set")
     if len({f.num_clients for f in federations}) != 1:
         raise FedgftError("all runs of one simulation must have the same number of clients")
-    rows, starts, first, test, at, entries = [], [], {}, {}, 0, 0
-    for federation in federations:
-        if id(federation) in first:
-            continue
-        first[id(federation)] = entries
-        starts.append(federation.offsets + at)
-        entries += len(federation.offsets)
-        at += len(federation.rows)
-        test[id(federation)] = (at, at + len(federation.test))
-        at += len(federation.test)
-        rows += [federation.rows, federation.test]
-    bounds = np.array([test[id(f)] for f in federations], dtype=np.int64)
+    unique = list({id(f): f for f in federations}.values())
+    lengths = np.array([[len(f.rows), len(f.test)] for f in unique])
+    edges = np.concatenate(([0], np.cumsum(lengths)))  # client rows, test rows, client rows, ...
+    number = {id(f): i for i, f in enumerate(unique)}
+    which = np.array([number[id(f)] for f in federations])
+    tests = [_counts(f.dataset, f.test, np.array([0, len(f.test)])) for f in unique]
     return Book(
         federations=federations,
-        rows=np.concatenate(rows).astype(np.int32, copy=False),
-        starts=np.concatenate(starts),
-        first=np.array([first[id(f)] for f in federations]),
-        test=Units(np.arange(len(federations)), bounds[:, 0], bounds[:, 1]),
+        rows=np.concatenate([part for f in unique for part in (f.rows, f.test)], dtype=np.int32),
+        starts=np.concatenate([f.offsets + edges[2 * i] for i, f in enumerate(unique)]),
+        first=which * len(unique[0].offsets),
+        counts=np.concatenate([_counts(f.dataset, f.rows, f.offsets) for f in unique]),
+        test=Units(
+            run=np.arange(len(federations)),
+            low=edges[2 * which + 1],
+            high=edges[2 * which + 2],
+            count=np.stack(tests)[which, 0],
+        ),
     )
+
+
+def _counts(dataset: Dataset, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """(pieces + 1, c, k): rows by label and group between one offset and the next; then nothing."""
+    groups, pieces = len(dataset.group_names) + 1, len(offsets)
+    cell = dataset.labels[rows] * groups + dataset.groups[rows] % groups  # -1 becomes the last
+    piece = np.repeat(np.arange(pieces - 1), np.diff(offsets))
+    cells = len(dataset.classes) * groups
+    flat = np.bincount(piece * cells + cell, minlength=pieces * cells)
+    return flat.reshape(pieces, len(dataset.classes), groups).astype(np.float64)

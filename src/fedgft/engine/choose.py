@@ -11,9 +11,7 @@ from fedgft.models import Model
 from fedgft.types import FedgftError
 
 
-def choose_executor(
-    book: Book, model: Model, algorithm: Algorithm, settings: Settings
-) -> Executor:
+def choose_executor(book: Book, model: Model, algorithm: Algorithm, settings: Settings) -> Executor:
     reason = why_not_fused(book, model, algorithm, settings)
     if settings.executor == "fused" and reason:
         raise FedgftError(f"--executor fused cannot take this run: {reason}")

@@ -23,7 +23,9 @@ from fedgft.optim import Moments, Optimizer
 if compiled.AVAILABLE:
     from fedgft.engine import kernels
 else:
-    kernels = plain_kernels  # type: ignore[assignment]
+    kernels = plain_kernels
+
+LANES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,9 @@ def _table(dataset: Dataset, dtype: np.dtype) -> Table:
         x[:rows, features] = 1
         groups = len(dataset.group_names) + 1
         cell = np.empty(rows + 1, dtype=np.int32)
-        cell[:rows] = dataset.labels * groups + np.where(dataset.groups < 0, groups - 1, dataset.groups)
+        cell[:rows] = dataset.labels * groups + np.where(
+            dataset.groups < 0, groups - 1, dataset.groups
+        )
         cell[rows] = 2 * groups  # the row of zeros: weight and price zero
         label = np.repeat(np.array([0, 1, 0], dtype), (groups, groups, 1))
         known[dtype.name] = Table(x, cell, label)
@@ -77,6 +81,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 class Fused:
     """Parameters are blocks in the order of nn.Linear(features, 2): weights, then biases."""
 
+    name = "fused"
+
     def __init__(self, book: Book, optimizer: Optimizer, *, dtype: str, threads: int) -> None:
         self.book, self.optimizer, self.threads = book, optimizer, threads
         self.dtype = np.dtype(dtype)
@@ -92,7 +98,9 @@ class Fused:
 
     def moments(self, units: int) -> Moments:
         shape, dtype = (units, self.table.x.shape[1]), self.dtype
-        return Moments(np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros((units, 2), np.int64))
+        return Moments(
+            np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros((units, 2), np.int64)
+        )
 
     def train(self, task: Task, block: np.ndarray, moments: Moments) -> np.ndarray:
         """The clients' models after their epochs, from where `block` (u, p) starts them."""
@@ -103,28 +111,28 @@ class Fused:
         price = self._cells(task.price[..., 1] - task.price[..., 0])
         arguments = (
             table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
-            task.seeds, task.batch_size, u.copy() if task.mu else u, task.mu,
+            np.array(task.seeds, order="C"), task.batch_size, u.copy() if task.mu else u, task.mu,
             u, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
             self.features, task.lr, optimizer.decoupled, optimizer.adaptive, moved,
         )  # fmt: skip
-        self._share(units, lambda begin, end: kernels.train(begin, end, *arguments))
+        self._share(units, lambda begin, end: kernels.train(begin, end, LANES, *arguments))
         steps = -(-units.sizes // task.batch_size) * task.seeds.shape[1]
         return self._rows(block, u, (1 - task.lr * optimizer.decoupled) ** steps)
 
     def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Tally:
         """Sums over each unit's rows under model `block[which[i]]`."""
         table = self.table
-        sums = np.zeros((len(units), table.cells, 3))
+        sums = np.zeros((len(units), table.cells, 2))
         arguments = (
             table.x, table.cell, self.book.rows, units.run, units.low, units.high,
             self._logit(block), which, self.mean, self.inverse, self.features, sums,
         )  # fmt: skip
-        self._share(units, lambda begin, end: kernels.measure(begin, end, *arguments))
-        count, score, positive = np.moveaxis(sums[:, :-1].reshape(len(units), 2, -1, 3), -1, 0)
+        self._share(units, lambda begin, end: kernels.measure(begin, end, LANES, *arguments))
+        score, positive = np.moveaxis(sums[:, :-1].reshape(*units.count.shape, 2), -1, 0)
         return Tally(
-            count,
-            np.stack((count - score, score), axis=-1),
-            np.stack((count - positive, positive), axis=-1),
+            units.count,
+            np.stack((units.count - score, score), axis=-1),
+            np.stack((units.count - positive, positive), axis=-1),
         )
 
     def mix(self, coefficients: np.ndarray, block: np.ndarray, bounds: np.ndarray) -> np.ndarray:

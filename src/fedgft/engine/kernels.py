@@ -76,7 +76,9 @@ if AVAILABLE:
             e = e * r + f(1 / 2)
             e = e * r + f(1)
             e = e * r + f(1)
-            return f(1) / (f(1) + e * _as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23))))
+            return f(1) / (
+                f(1) + e * _as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
+            )
 
         return vectorisable
 
@@ -173,15 +175,18 @@ def _step(u, g, m, v, lr, decay, adaptive, moments, count):
 
 @jit
 def train(
-    begin, end, x, cell, label, rows, run, low, high, seed, batch_size, start, mu,
+    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, start, mu,
     u, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
 ):  # fmt: skip
-    """Local epochs of units begin..end, in place on u (and the moments m, v and their counts)."""
+    """Local epochs of units begin..end, in place on u (and the moments m, v and their counts).
+
+    `lanes` is BLOCK, told at run time: a loop of known length is unrolled instead of vectorised.
+    """
     longest = 0
     for i in range(begin, end):
         longest = max(longest, high[i] - low[i])
     order, row = np.empty(longest, np.int32), np.empty(BLOCK, np.int32)
-    g, w, z = np.empty_like(u[0]), np.empty_like(u[0]), np.empty(BLOCK, u.dtype)
+    g, w, z = np.empty_like(u[0]), np.empty_like(u[0]), np.empty(lanes, u.dtype)
     half = u.dtype.type(mu / 2)  # u moves by twice what each of the two rows moves by
     for i in range(begin, end):
         size, r = high[i] - low[i], run[i]
@@ -200,20 +205,23 @@ def train(
 
 
 @jit
-def measure(begin, end, x, cell, rows, run, low, high, u, which, mean, inverse, bias, tally):
-    """Count, summed score and number of positive decisions per cell, of units begin..end."""
-    w, z, row = np.empty_like(u[0]), np.empty(BLOCK, u.dtype), np.empty(BLOCK, np.int32)
-    positive = np.empty(BLOCK, np.float64)
+def _scores(x, rows, at, end, w, row, z):
+    """The scores of a block of rows."""
+    _take(x, rows, at, end, row)
+    _logits(x, row, w, z)
+    for q in range(z.shape[0]):
+        z[q] = _sigmoid(z[q])
+
+
+@jit
+def measure(begin, end, lanes, x, cell, rows, run, low, high, u, which, mean, inverse, bias, tally):
+    """Summed scores and positive decisions per cell, of the rows of units begin..end."""
+    w, z, row = np.empty_like(u[0]), np.empty(lanes, u.dtype), np.empty(BLOCK, np.int32)
     for i in range(begin, end):
         _seen(u[which[i]], mean[run[i]], inverse[run[i]], bias, w)
         for at in range(low[i], high[i], BLOCK):
-            _take(x, rows, at, high[i], row)
-            _logits(x, row, w, z)
-            for q in range(z.shape[0]):
-                positive[q] = 1.0 if z[q] > 0 else 0.0
-                z[q] = _sigmoid(z[q])
+            _scores(x, rows, at, high[i], w, row, z)
             for q in range(min(BLOCK, high[i] - at)):
                 c = cell[row[q]]
-                tally[i, c, 0] += 1.0
-                tally[i, c, 1] += z[q]
-                tally[i, c, 2] += positive[q]
+                tally[i, c, 0] += z[q]
+                tally[i, c, 1] += 1.0 if z[q] > 0.5 else 0.0

@@ -1,4 +1,7 @@
-"""The fused kernel in NumPy, for machines without numba: the same steps, a batch at a time."""
+"""The fused kernel in NumPy, for machines without numba: the same steps, a batch at a time.
+
+The signatures are those of fedgft.engine.kernels; `lanes` means nothing here.
+"""
 
 from typing import Any
 
@@ -39,12 +42,12 @@ def _step(u: Array, g: Array, m: Array, v: Array, *, lr: float, decay: float, ad
 
 
 def train(
-    begin: int, end: int, x: Array, cell: Array, label: Array, rows: Array, run: Array,
+    begin: int, end: int, lanes: int, x: Array, cell: Array, label: Array, rows: Array, run: Array,
     low: Array, high: Array, seed: Array, batch_size: int, start: Array, mu: float,
     u: Array, m: Array, v: Array, count: Array, weight: Array, price: Array,
     mean: Array, inverse: Array, bias: int, lr: Array, decay: float, adaptive: bool, moments: Any,
 ) -> None:  # fmt: skip
-    """See fedgft.engine.kernels.train: the arguments and the results are the same."""
+    """Local epochs of units begin..end, in place on u, m, v and count."""
     for i in range(begin, end):
         r = run[i]
         for epoch_seed in seed[i]:
@@ -61,15 +64,13 @@ def train(
 
 
 def measure(
-    begin: int, end: int, x: Array, cell: Array, rows: Array, run: Array, low: Array, high: Array,
+    begin: int, end: int, lanes: int, x: Array, cell: Array, rows: Array, run: Array, low: Array, high: Array,
     u: Array, which: Array, mean: Array, inverse: Array, bias: int, tally: Array,
 ) -> None:  # fmt: skip
-    """See fedgft.engine.kernels.measure."""
+    """Summed scores and positive decisions per cell."""
     cells = tally.shape[1]
     for i in range(begin, end):
         own = rows[low[i] : high[i]]
-        z = x[own] @ _seen(u[which[i]], mean[run[i]], inverse[run[i]], bias)
-        c = cell[own]
-        tally[i, :, 0] = np.bincount(c, minlength=cells)
-        tally[i, :, 1] = np.bincount(c, weights=_sigmoid(z), minlength=cells)
-        tally[i, :, 2] = np.bincount(c, weights=z > 0, minlength=cells)
+        p = _sigmoid(x[own] @ _seen(u[which[i]], mean[run[i]], inverse[run[i]], bias))
+        tally[i, :, 0] = np.bincount(cell[own], weights=p, minlength=cells)
+        tally[i, :, 1] = np.bincount(cell[own], weights=p > 0.5, minlength=cells)

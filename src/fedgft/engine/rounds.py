@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.book import Book, Units
-from fedgft.engine.schedule import everybody, keys, learning_rate, sample
+from fedgft.engine.schedule import keys, learning_rate, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
 from fedgft.federated import Algorithm, Cohort
@@ -44,7 +44,6 @@ class Rounds:
     seeds: np.ndarray  # (run,), uint64
     lr: np.ndarray  # (run,)
     all_clients: Cohort
-    row_weights: np.ndarray | None  # (run, client, c, k)
 
     def init(self, params: np.ndarray | None) -> State:
         if params is None:
@@ -102,14 +101,14 @@ class Rounds:
         price += self.algorithm.objective.price(
             state.cotangents, runs=self.book.runs, classes=classes
         )
-        weights = self.row_weights
+        weigh = self.algorithm.objective.row_weights
         lr = learning_rate(self.lr, settings.schedule, round=t, rounds=settings.rounds)
         return Task(
             units=units,
             seeds=self._order(cohort, t),
             batch_size=settings.batch_size,
             lr=lr[cohort.run],
-            weights=np.ones((len(units), *cells)) if weights is None else weights[cohort.run, cohort.client],
+            weights=np.ones((len(units), *cells)) if weigh is None else weigh(units.count),
             price=price[cohort.run],
             mu=self.algorithm.correction.mu,
         )
@@ -124,10 +123,16 @@ class Rounds:
             for epoch in range(self.settings.epochs):
                 tally = self.executor.measure(task.units, block, own)
                 local = objective.local_price(tally, run=cohort.run, classes=task.price.shape[-1])
-                one = replace(task, seeds=task.seeds[:, epoch : epoch + 1], price=task.price + local)
+                one = replace(
+                    task, seeds=task.seeds[:, epoch : epoch + 1], price=task.price + local
+                )
                 block = self.executor.train(one, block, moments)
         if state.kept is not None:
-            state.kept.m[at], state.kept.v[at], state.kept.steps[at] = moments.m, moments.v, moments.steps
+            state.kept.m[at], state.kept.v[at], state.kept.steps[at] = (
+                moments.m,
+                moments.v,
+                moments.steps,
+            )
         return block
 
     def _recall(self, kept: Moments | None, at: np.ndarray) -> Moments:
@@ -152,16 +157,6 @@ class Rounds:
 
     def _random(self, seed: np.uint64) -> np.ndarray:
         data = self.book.dataset
-        return self.model.init(int(seed), features=data.features.shape[1], classes=len(data.classes))
-
-
-def prepare(
-    book: Book, model: Model, algorithm: Algorithm, settings: Settings, executor: Executor,
-    *, seeds: np.ndarray, lr: np.ndarray,
-) -> Rounds:  # fmt: skip
-    weigh = algorithm.objective.row_weights
-    return Rounds(
-        book, model, algorithm, settings, executor, seeds, lr,
-        all_clients=everybody(book.federations),
-        row_weights=None if weigh is None else weigh(book.counts()),
-    )  # fmt: skip
+        return self.model.init(
+            int(seed), features=data.features.shape[1], classes=len(data.classes)
+        )

@@ -45,8 +45,12 @@ class Settings:
         for name, kind in choices.items():
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))
-                raise FedgftError(f"--{name} {getattr(self, name)!r} is not known; choose from {known}")
+                raise FedgftError(
+                    f"--{name} {getattr(self, name)!r} is not known; choose from {known}"
+                )
 
     def check_cohort(self, clients: int) -> None:
         if self.cohort is not None and not 1 <= self.cohort <= clients:
-            raise FedgftError(f"--cohort must lie between 1 and the {clients} clients, got {self.cohort}")
+            raise FedgftError(
+                f"--cohort must lie between 1 and the {clients} clients, got {self.cohort}"
+            )

@@ -11,7 +11,8 @@ import numpy as np
 from fedgft.data.dataset import Federation
 from fedgft.engine.book import open_book
 from fedgft.engine.choose import choose_executor
-from fedgft.engine.rounds import Rounds, State, prepare
+from fedgft.engine.rounds import Rounds, State
+from fedgft.engine.schedule import everybody
 from fedgft.engine.settings import Settings
 from fedgft.federated import Algorithm
 from fedgft.metrics import Tally, stack
@@ -57,8 +58,10 @@ def simulate(
     book, model = open_book(list(federations)), get_model(model)
     executor = choose_executor(book, model, algorithm, settings)
     rates = np.broadcast_to(np.asarray(lr, np.float64), (len(seeds),))
-    rounds = prepare(book, model, algorithm, settings, executor,
-                     seeds=np.asarray(seeds, np.uint64), lr=rates)  # fmt: skip
+    rounds = Rounds(
+        book, model, algorithm, settings, executor,
+        seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
+    )  # fmt: skip
     return _run(rounds, init, on_round, started)
 
 
@@ -86,7 +89,7 @@ def _run(
         after=_by_client(rounds, state.tally),
         params=rounds.executor.fetch(state.params),
         seconds=time.perf_counter() - started,
-        executor=type(rounds.executor).__name__.lower(),
+        executor=rounds.executor.name,
     )
 
 

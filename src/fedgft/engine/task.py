@@ -27,6 +27,8 @@ class Task:
 class Executor(Protocol):
     """Blocks are the executor's own arrays, (units or runs, parameters)."""
 
+    name: str
+
     def place(self, params: np.ndarray) -> Any: ...
 
     def fetch(self, block: Any) -> np.ndarray: ...

@@ -35,7 +35,9 @@ class FairFed:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise FedgftError(f"FairFed rule {self.rule!r} is not known; choose from {', '.join(RULES)}")
+            raise FedgftError(
+                f"FairFed rule {self.rule!r} is not known; choose from {', '.join(RULES)}"
+            )
         if np.any(np.asarray(self.beta) < 0):
             raise FedgftError(f"--beta must be a number >= 0, got {self.beta}")
 
@@ -70,7 +72,9 @@ class FairFed:
         """Delta_k, along the pair of groups that is farthest apart globally."""
         overall = cohort.mean(client_means(self.metric, received))
         own = client_means(self.metric, local)
-        gap = np.abs(self._signed(own, overall[cohort.run]) - self._signed(overall, overall)[cohort.run])
+        gap = np.abs(
+            self._signed(own, overall[cohort.run]) - self._signed(overall, overall)[cohort.run]
+        )
         accuracy = local.accuracy()
         fallback = np.abs(accuracy - cohort.mean(received.accuracy())[cohort.run])
         return np.where(np.isnan(gap), fallback, gap)

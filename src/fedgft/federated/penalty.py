@@ -41,7 +41,9 @@ class Linearised:
 
     def __post_init__(self) -> None:
         if self.penalty not in SLOPES:
-            raise FedgftError(f"--penalty {self.penalty!r} is not known; choose from {', '.join(SLOPES)}")
+            raise FedgftError(
+                f"--penalty {self.penalty!r} is not known; choose from {', '.join(SLOPES)}"
+            )
         if np.any(np.asarray(self.lam) < 0) or not np.all(np.isfinite(self.lam)):
             raise FedgftError(f"--lam must be a number >= 0, got {self.lam}")
 

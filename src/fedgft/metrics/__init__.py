@@ -5,4 +5,14 @@ from fedgft.metrics.functions import NotEstimableWarning
 from fedgft.metrics.metric import Metric, Pair
 from fedgft.metrics.tally import Kind, Tally, price, stack
 
-__all__ = ["CATALOG", "Kind", "Metric", "NotEstimableWarning", "Pair", "Tally", "get_metric", "price", "stack"]
+__all__ = [
+    "CATALOG",
+    "Kind",
+    "Metric",
+    "NotEstimableWarning",
+    "Pair",
+    "Tally",
+    "get_metric",
+    "price",
+    "stack",
+]

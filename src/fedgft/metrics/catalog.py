@@ -17,7 +17,11 @@ def _each_pair(classes: int) -> tuple[str, ...]:
 
 
 statistical_parity = Metric(
-    "sp", "statistical parity", lambda p, y: p[:, 1:], lambda p, y: 1.0 + 0.0 * y[:, :1], _each_class
+    "sp",
+    "statistical parity",
+    lambda p, y: p[:, 1:],
+    lambda p, y: 1.0 + 0.0 * y[:, :1],
+    _each_class,
 )
 equal_opportunity = Metric(
     "eop", "equal opportunity", lambda p, y: p[:, 1:], lambda p, y: y[:, 1:], _each_class
@@ -36,7 +40,11 @@ accuracy_parity = Metric(
     lambda classes: ("all rows",),
 )
 false_positive_rate_parity = Metric(
-    "fpr", "false-positive-rate parity", lambda p, y: p[:, 1:], lambda p, y: 1.0 - y[:, 1:], _each_class
+    "fpr",
+    "false-positive-rate parity",
+    lambda p, y: p[:, 1:],
+    lambda p, y: 1.0 - y[:, 1:],
+    _each_class,
 )
 
 CATALOG: dict[str, Metric] = {

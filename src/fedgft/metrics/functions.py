@@ -31,7 +31,9 @@ def gap(
     statistics = (metric.statistics(probs, labels, groups) * weight[:, None, None, None]).sum(0)
     empty = (statistics[1] == 0).any(axis=0)
     if not names or empty.any():
-        which = ", ".join(repr(n) for n, e in zip(names, empty, strict=True) if e) or "no group at all"
+        which = (
+            ", ".join(repr(n) for n, e in zip(names, empty, strict=True) if e) or "no group at all"
+        )
         warnings.warn(
             f"{metric.title} is not estimable: no row of the event in {which}",
             NotEstimableWarning,

@@ -38,15 +38,23 @@ def gap_interval(metric: Metric, statistics: Statistics) -> tuple[Value, Value]:
 
 
 def floor(metric: Metric, statistics: Statistics) -> Value:
-    """E|gap| of a model that is perfectly fair, on as many rows as these.
+    """E[gap] of a model that is perfectly fair, on as many rows as these.
 
-    The gap is about normal around zero with variance r (1 - r) (1/n_0 + 1/n_1), r the rate
-    both groups share, so its absolute value is sqrt(2 / pi) = 0.8 standard errors.
+    The rate of each group is about normal around the rate r they share, with variance
+    r (1 - r) / n_g. Of two groups, the gap is then sqrt(2 / pi) = 0.8 standard errors on
+    average; more groups, or several conditions (taken as independent), have more chances to
+    differ, and the mean is one over a fixed set of draws, right to about 1%.
     """
-    (high, n), (low, m) = _widest(metric, statistics)
+    statistics = np.asarray(statistics, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = (high * n + low * m) / (n + m)
-        return np.sqrt(2 / np.pi) * np.sqrt(rate * (1 - rate) * (1 / n + 1 / m))
+        pooled = metric.rates(statistics.sum(-1, keepdims=True))
+        error = np.sqrt(pooled * (1 - pooled) / statistics[..., 1, :, :])
+    *runs, conditions, groups = error.shape
+    if (conditions, groups) == (1, 2):
+        return np.sqrt(2 / np.pi * (error**2).sum((-2, -1)))
+    draws = np.random.default_rng(0).standard_normal((5000, conditions, groups))
+    each = [np.ptp(draws * e, axis=-1).max(-1).mean() for e in error.reshape(-1, *draws.shape[1:])]
+    return np.reshape(each, runs)
 
 
 def _widest(metric: Metric, statistics: Statistics) -> list[tuple[Value, Value]]:

@@ -1,0 +1,164 @@
+"""What the two torch executors share: data on the device, sums of a model's scores, blocks.
+
+They differ in how a client's epochs are computed and in nothing else; that is `Trainer`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedgft.engine.book import Book, Units
+from fedgft.engine.settings import Settings
+from fedgft.engine.task import Task
+from fedgft.metrics import Tally
+from fedgft.models import Model
+from fedgft.optim import Moments
+
+CHUNK = 16384  # rows in one forward pass of a measurement
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a module lies in its flat vector: parameters, then float buffers."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    trained: int  # the length of the parameters' part
+
+    def views(self, flat: Tensor, *, first: int = 0) -> dict[str, Tensor]:
+        """Named views of a flat vector that begins with tensor number `first`."""
+        out, at = {}, 0
+        for name, shape in zip(self.names[first:], self.shapes[first:], strict=True):
+            if at == len(flat):
+                break
+            out[name] = flat[at : at + shape.numel()].view(shape)
+            at += shape.numel()
+        return out
+
+
+def layout(module: torch.nn.Module) -> Layout:
+    named = list(module.named_parameters())
+    trained = sum(p.numel() for _, p in named)
+    named += [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+    return Layout(tuple(n for n, _ in named), tuple(t.shape for _, t in named), trained)
+
+
+def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> Tensor:
+    """d/dlogits of weights * cross-entropy + <price, probs>: the whole objective in one line."""
+    dear = price - (price * probs).sum(-1, keepdim=True)
+    return weights.unsqueeze(-1) * (probs - labels) + probs * dear
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Work is split by client, not inside an operation: the result cannot depend on how far."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Rows:
+    """The data set on the device, and what a batch of row numbers stands for."""
+
+    def __init__(self, book: Book, settings: Settings) -> None:
+        data, self.device = book.dataset, torch.device(settings.device)
+        self.dtype = getattr(torch, settings.dtype)
+        self.groups, self.classes = len(data.group_names) + 1, len(data.classes)
+        self.features = torch.as_tensor(data.features, dtype=self.dtype, device=self.device)
+        if self.features.ndim == 4:
+            self.features = self.features.contiguous(memory_format=torch.channels_last)
+        cell = data.labels * self.groups + data.groups % self.groups
+        self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
+        self.label = torch.eye(self.classes, dtype=self.dtype, device=self.device)
+        self.label = self.label.repeat_interleave(self.groups, 0)  # cell -> one-hot label
+        self.scaled = any(f.mean is not None for f in book.federations)
+        mean, inverse = book.scaling(data.features.shape[1], np.dtype(settings.dtype))
+        self.mean, self.inverse = self.put(mean), self.put(inverse)
+
+    def put(self, array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, dtype=self.dtype, device=self.device)
+
+    def seen(self, rows: Tensor, run: Any) -> Tensor:
+        """Features as that run sees them; `rows` and `run` share leading axes."""
+        x = self.features.index_select(0, rows.reshape(-1)).reshape(
+            *rows.shape, *self.features.shape[1:]
+        )
+        if not self.scaled:
+            return x
+        mean, inverse = self.mean[run], self.inverse[run]
+        return (x - mean.unsqueeze(-2)) * inverse.unsqueeze(-2)
+
+
+Trainer = Callable[["TorchExecutor", Task, Tensor, Moments], Tensor]
+
+
+class TorchExecutor:
+    def __init__(
+        self, book: Book, model: Model, settings: Settings, *, name: str, trainer: Trainer
+    ) -> None:
+        self.book, self.model, self.settings, self.name = book, model, settings, name
+        self.rows, self.trainer = Rows(book, settings), trainer
+        self.module = build(model, book, settings)
+        self.layout = layout(self.module)
+
+    def place(self, params: np.ndarray) -> Tensor:
+        return self.rows.put(np.array(params))
+
+    def fetch(self, block: Tensor) -> np.ndarray:
+        return block.cpu().numpy()
+
+    def moments(self, units: int) -> Moments:
+        m = torch.zeros(units, self.layout.trained, dtype=self.rows.dtype, device=self.rows.device)
+        return Moments(m, m.clone(), np.zeros((units, 2), np.int64))
+
+    def train(self, task: Task, block: Tensor, moments: Moments) -> Tensor:
+        with one_thread_each():
+            return self.trainer(self, task, block.clone(), moments)
+
+    def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Tally:
+        """Sums over each unit's rows under model `block[which[i]]`; units of one model together."""
+        cells = self.rows.groups * self.rows.classes
+        sums = torch.zeros(len(units) * cells, 2 * self.rows.classes, dtype=torch.float64)
+        self.module.eval()
+        with torch.no_grad():
+            for model in np.unique(which):
+                self._add(sums, units, np.flatnonzero(which == model), block[int(model)])
+        shape = (*units.count.shape, self.rows.classes)
+        score, decision = np.split(sums.numpy(), 2, axis=1)
+        return Tally(units.count, score.reshape(shape), decision.reshape(shape))
+
+    def _add(self, sums: Tensor, units: Units, mine: np.ndarray, params: Tensor) -> None:
+        cells = self.rows.groups * self.rows.classes
+        parts = [self.book.rows[units.low[i] : units.high[i]] for i in mine]
+        unit = torch.as_tensor(np.repeat(mine, units.sizes[mine]))
+        rows = torch.as_tensor(np.concatenate(parts), dtype=torch.long)
+        run = int(units.run[mine[0]])
+        views = self.layout.views(params)
+        for part, owner in zip(rows.split(CHUNK), unit.split(CHUNK), strict=True):
+            part = part.to(self.rows.device)
+            logits = functional_call(self.module, views, (self.rows.seen(part, run),))
+            probs = logits.softmax(-1).double()
+            chosen = torch.nn.functional.one_hot(probs.argmax(-1), probs.shape[-1]).double()
+            index = owner * cells + self.rows.cell[part].cpu()
+            sums.index_add_(0, index, torch.cat((probs, chosen), 1).cpu())
+
+    def mix(self, coefficients: np.ndarray, block: Tensor, bounds: np.ndarray) -> Tensor:
+        weight = self.rows.put(coefficients)
+        pairs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        with one_thread_each():
+            return torch.stack([weight[a:b] @ block[a:b] for a, b in pairs])
+
+
+def build(model: Model, book: Book, settings: Settings) -> torch.nn.Module:
+    data = book.dataset
+    module = model.module(features=data.features.shape[1], classes=len(data.classes))
+    return module.to(dtype=getattr(torch, settings.dtype), device=settings.device)

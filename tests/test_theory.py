@@ -1,0 +1,251 @@
+"""Theorems 4.1, 4.3, 4.6 and 5.1 as tests, and the bounds on random federations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedgft import theory
+from fedgft.metrics import CATALOG, Tally, stack
+from fedgft.types import FedgftError
+
+ROUNDING = 1e-12  # of sums of at most a few hundred float64 terms below 1
+
+WEIGHTS = arrays(float, 4, elements=st.floats(0.01, 1)).map(lambda w: w / w.sum())
+
+every_metric = pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG.keys())
+every_size = pytest.mark.parametrize("clients", [2, 3, 4, 7, 30])
+every_gap = pytest.mark.parametrize("gap", [0.001, 0.25, 0.5, 0.73, 0.9, 0.999])
+
+
+@st.composite
+def federations(draw, num_groups: int = 2) -> Tally:
+    """Clients of zero to three rows a cell: single-group and empty ones come up often."""
+    clients = draw(st.integers(1, 5))
+    cells = (clients, 2, num_groups + 1, 2)  # client, label, group (the last: not recorded), class
+    decision = draw(arrays(float, cells, elements=st.integers(0, 3)))
+    share = draw(arrays(float, cells[:-1], elements=st.floats(0, 1)))
+    count = decision.sum(-1)
+    score = np.stack((count * (1 - share), count * share), axis=-1)
+    assume(count.sum() > 0)
+    return Tally(count, score, decision)
+
+
+def analysed(example: theory.Example, name: str) -> theory.Analysis:
+    return theory.analyse(CATALOG[name], example.tally(), "hard")
+
+
+def shown_by(example: theory.Example) -> list[theory.Analysis]:
+    """The example under each metric it speaks of."""
+    direct = [analysed(example, name) for name in ("sp", "eop", "eo", "fpr")]
+    return [*direct, analysed(example.swapped(), "cal")]
+
+
+@every_size
+@every_gap
+def test_locally_fair_models_can_be_globally_unfair(clients, gap):
+    for found in shown_by(theory.locally_fair_globally_unfair(clients, gap)):
+        assert found.gap > gap
+        np.testing.assert_allclose(found.local_gaps, np.zeros(clients), atol=ROUNDING)
+
+
+@every_size
+@every_gap
+def test_locally_unfair_models_can_be_globally_fair(clients, gap):
+    for found in shown_by(theory.locally_unfair_globally_fair(clients, gap)):
+        assert found.gap == pytest.approx(0, abs=ROUNDING)
+        assert len(found.local_gaps) == clients and (found.local_gaps >= gap).all()
+
+
+def test_a_local_gap_of_one_is_possible_and_a_global_one_is_not():
+    found = analysed(theory.locally_unfair_globally_fair(3, 1.0), "sp")
+    assert (found.local_gaps == 1).all()
+    for gap in (1.0, 0.0, -0.5, math.nan):
+        with pytest.raises(FedgftError, match="gap must lie"):
+            theory.locally_fair_globally_unfair(3, gap)
+    for build in (theory.locally_fair_globally_unfair, theory.locally_unfair_globally_fair):
+        for unfit, message in (((1, 0.5), "clients must be 2 or more"), ((3, 1.1), "gap must lie")):
+            with pytest.raises(FedgftError, match=message):
+                build(*unfit)
+
+
+def test_simpson_has_the_numbers_of_the_paper():
+    example = theory.simpson()
+    assert np.bincount(example.groups).tolist() == [100, 100]
+    assert [example.decisions[example.groups == g].mean() for g in (0, 1)] == [0.26, 0.74]
+    for name in ("sp", "eop"):
+        found = analysed(example, name)
+        assert found.signed_gap == pytest.approx(-0.48)  # women minus men
+        np.testing.assert_allclose(found.local_gaps, [0, 0], atol=ROUNDING)
+        assert found.heterogeneity == pytest.approx(8)
+        assert found.total_variation == pytest.approx(0.8)
+
+
+def random_statistics(rng: np.random.Generator, rates: np.ndarray) -> np.ndarray:
+    """Statistics (k, 2, v, g) with these rates (k, v, g) and any denominators."""
+    rows = rng.uniform(0.1, 1, size=rates.shape)
+    return np.stack((rates * rows, rows), axis=1)
+
+
+@given(seed=st.integers(0, 2**32 - 1), weights=WEIGHTS)
+def test_one_rate_everywhere_is_fair_for_all_weights(seed, weights):
+    rng = np.random.default_rng(seed)
+    rates = np.broadcast_to(rng.random((1, 2, 1)), (4, 2, 3))  # each condition has its own
+    statistics = random_statistics(rng, rates)
+    found = theory.fair_for_all_weights(statistics)
+    assert found.fair and found.one_rate < ROUNDING
+    assert CATALOG["eo"].readout(np.tensordot(weights, statistics, 1)) < ROUNDING
+
+
+@given(seed=st.integers(0, 2**32 - 1), weights=WEIGHTS)
+def test_one_mix_of_groups_is_fair_for_all_weights_too(seed, weights):
+    """The paper's condition is not necessary: local rates may differ if the mix does not."""
+    rng = np.random.default_rng(seed)
+    rates = np.repeat(rng.random((4, 1, 1)), 3, axis=-1)  # a client treats its groups alike
+    rows = rng.uniform(0.1, 1, size=(4, 1, 1)) * rng.uniform(0.1, 1, size=(1, 1, 3))
+    statistics = np.stack((rates * rows, rows), axis=1)
+    found = theory.fair_for_all_weights(statistics)
+    assert found.fair and found.one_rate > 1e-6
+    assert CATALOG["sp"].readout(np.tensordot(weights, statistics, 1)) < ROUNDING
+
+
+@given(seed=st.integers(0, 2**32 - 1), locally_fair=st.booleans())
+def test_otherwise_some_weights_are_unfair(seed, locally_fair):
+    """One client or two of equal weight are enough to show it."""
+    rng, clients = np.random.default_rng(seed), 4
+    rates = rng.random((clients, 1, 2))
+    statistics = random_statistics(rng, rates[..., [0, 0]] if locally_fair else rates)
+    found, unit = theory.fair_for_all_weights(statistics), np.eye(clients)
+    assert not found.fair
+    few = [(unit[i] + unit[j]) / 2 for i in range(clients) for j in range(clients)]
+    gaps = [CATALOG["sp"].readout(np.tensordot(w, statistics, 1)) for w in few]
+    # b d F~ = w^T M w, and b d <= 1: the largest of these gaps is a third of it at least.
+    assert max(gaps) >= found.violation / 3
+
+
+@every_metric
+@pytest.mark.parametrize(("num_groups", "kind"), [(2, "soft"), (2, "hard"), (3, "hard")])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_bounds_hold_on_any_federation(metric, num_groups, kind, data):
+    tally = data.draw(federations(num_groups))
+    found = theory.analyse(metric, tally, kind)
+    expected = tally.sum().gap(metric, kind)
+    if math.isnan(expected):
+        assert np.isnan([found.gap, found.bound_tv, found.bound_tight]).all()
+        assert not found.proper or math.isnan(found.heterogeneity)
+        return
+    assert found.gap == pytest.approx(expected, abs=ROUNDING)
+    rates = metric.rates(tally.sum().statistics(metric, kind))[found.pair.condition]
+    signed = rates[found.pair.i] - rates[found.pair.j]
+    assert found.weights @ found.contributions == pytest.approx(signed, abs=ROUNDING)
+    assert found.gap <= found.bound_tight + ROUNDING
+    assert found.bound_tight <= min(1, found.bound_tv) + ROUNDING
+    if found.proper:
+        assert found.total_variation <= found.heterogeneity / 2 + ROUNDING
+        assert found.bound_tv <= found.bound_dh + ROUNDING
+
+
+@given(seed=st.integers(0, 2**32 - 1), alpha=st.floats(0, 1), clients=st.integers(2, 6))
+def test_the_tight_bound_is_reached(seed, alpha, clients):
+    rng = np.random.default_rng(seed)
+    weights, b, d = rng.dirichlet(np.ones(clients)), *rng.uniform(0.1, 1, size=(2, clients))
+    more = b / (weights @ b) > d / (weights @ d)
+    r, s = np.where(more, 1.0, alpha), np.where(more, 1.0 - alpha, 0.0)
+    found = theory.Analysis(theory.Compared(0, 0, 1), True, weights, r * b, b, s * d, d)
+    assert found.largest_local_gap == pytest.approx(alpha, abs=ROUNDING)
+    assert found.gap == pytest.approx(found.bound_tight, abs=1e-9)
+
+
+def test_pure_clients_have_no_local_gap_and_bound_nothing():
+    """Each client holds one group only, as in the paper's last table."""
+    client, group = np.repeat([0, 1, 2], 10), np.repeat([0, 1, 1], 10)
+    decision = np.arange(30) % 3 % 2
+    found = analysed(theory.Example(decision, np.ones(30, int), group, client), "sp")
+    assert np.isnan(found.local_gaps).all() and math.isnan(found.largest_local_gap)
+    assert found.heterogeneity == math.inf and found.bound_dh == math.inf
+    assert found.total_variation == found.bound_tv == found.bound_tight == 1
+    assert (
+        found.gap == pytest.approx(0.3 - 7 / 20, abs=1) and np.isfinite(found.contributions).all()
+    )
+
+
+def test_the_letters_are_those_of_the_widest_gap_which_is_named():
+    """Equalized odds, three groups: groups 1 and 2 differ most, given label 1."""
+    accepted = {(0, 0): 2, (0, 1): 3, (0, 2): 2, (1, 0): 5, (1, 1): 9, (1, 2): 1}  # of ten
+    rows = [(y, g, int(i < n)) for (y, g), n in accepted.items() for i in range(10)]
+    labels, groups, decisions = np.array(rows).T
+    tally = Tally.of(np.eye(2)[decisions], labels, groups, num_groups=3)
+    halves = stack([tally.map(lambda x: x / 2)] * 2)
+    found = theory.analyse(CATALOG["eo"], halves, "hard")
+    assert found.pair == (1, 1, 2)
+    assert found.signed_gap == pytest.approx(0.8)
+    np.testing.assert_allclose(found.signed_local_gaps, [0.8, 0.8])
+    assert found.heterogeneity == pytest.approx(0, abs=ROUNDING)
+
+
+def test_heterogeneity_is_for_proper_metrics_only():
+    found = analysed(theory.simpson().swapped(), "cal")
+    for name in ("heterogeneity", "bound_dh"):
+        with pytest.raises(FedgftError, match="proper"):
+            getattr(found, name)
+    assert found.bound_tv == pytest.approx(0.8)
+
+
+def test_what_cannot_be_analysed_is_refused():
+    tally = theory.simpson().tally()
+    one_group = Tally(tally.count[:, :, 1:], tally.score[:, :, 1:], tally.decision[:, :, 1:])
+    for unfit, message in ((tally.map(np.zeros_like), "no rows"), (one_group, "two groups")):
+        with pytest.raises(FedgftError, match=message):
+            theory.analyse(CATALOG["sp"], unfit, "hard")
+
+
+PENALTIES = {  # J and its slope
+    "l1": (lambda x: x, lambda x: 1.0),
+    "l2": (lambda x: x**2, lambda x: 2 * x),
+    "half l2": (lambda x: x**2 / 2, lambda x: x),
+}
+
+
+@every_metric
+@pytest.mark.parametrize(("classes", "num_groups"), [(2, 2), (2, 3), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("penalty", "slope"), PENALTIES.values(), ids=PENALTIES)
+def test_gradient_of_the_global_penalty_is_a_sum(metric, classes, num_groups, penalty, slope):
+    """Theorem 5.1 for any metric: grad J(F(S)) = sum_k w_k grad <v, S_k>, v = J'(F) dF/dS."""
+    rng, sizes = np.random.default_rng(0), [70, 30, 101, 9]
+    rows, clients = sum(sizes), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    groups = np.eye(num_groups)[rng.integers(num_groups, size=rows)]
+    groups[clients[3]] = groups[0]  # one client holds one group only
+    labels = np.eye(classes)[rng.integers(classes, size=rows)]
+    features = np.concatenate((rng.normal(size=(rows, 4)), groups), axis=1)  # a bias to find
+    hidden = torch.tensor(rng.normal(size=(features.shape[1], 5)), requires_grad=True)
+    output = torch.tensor(rng.normal(size=(5, classes)), requires_grad=True)
+
+    def mean_statistics(of: np.ndarray) -> torch.Tensor:
+        x, y, a = (torch.tensor(array[of]) for array in (features, labels, groups))
+        return metric.statistics((torch.tanh(x @ hidden) @ output).softmax(-1), y, a).mean(0)
+
+    pooled = mean_statistics(np.arange(rows))
+    gap = metric.readout(pooled)
+    v = torch.tensor(slope(gap.item()) * metric.gradient(pooled.detach().numpy()))
+    local = sum(len(of) / rows * (v * mean_statistics(of)).sum() for of in clients)
+    central = torch.autograd.grad(penalty(gap), (hidden, output))
+    federated = torch.autograd.grad(local, (hidden, output))
+    for expected, actual in zip(central, federated, strict=True):
+        assert expected.abs().max() > 1e-4, "a gradient of zero would compare nothing"
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["sp", "eop", "fpr"])
+def test_two_groups_and_a_proper_metric_give_the_constant_of_the_paper(name):
+    """v on a_k and c_k is C/b and -C/d, C = sign(F~) J'(F): the slopes of C F_k; J = x."""
+    metric, tally = CATALOG[name], theory.locally_unfair_globally_fair(3, 0.7).tally()[:2]
+    found = theory.analyse(metric, tally, "hard")
+    statistics, weights = theory.per_client(metric, tally, "hard")
+    v = metric.gradient(np.tensordot(weights, statistics, 1))
+    b, d = weights @ found.b, weights @ found.d
+    np.testing.assert_allclose(v[0, 0], np.sign(found.signed_gap) * np.array([1 / b, -1 / d]))
