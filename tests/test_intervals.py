@@ -74,11 +74,12 @@ def test_gap_interval_is_folded_at_zero():
 
 
 def test_empty_group_gives_nan_and_leaves_the_other_runs_alone():
-    full, empty = counts((48, 80), (56, 70)), counts((48, 80), (0, 0))
+    full, empty = counts((48, 80), (56, 70), (9, 10)), counts((48, 80), (0, 0), (9, 10))
     for read in (lambda s: np.stack(gap_interval(SP, s)), lambda s: floor(SP, s)):
-        runs = read(np.stack((full, empty)))
-        assert np.isnan(runs[..., 1]).all()
-        np.testing.assert_array_equal(runs[..., 0], read(full))
+        for groups in (2, 3):
+            runs = read(np.stack((full, empty))[..., :groups])
+            assert np.isnan(runs[..., 1]).all()
+            np.testing.assert_array_equal(runs[..., 0], read(full[..., :groups]))
 
 
 def simulated(*rates: float, rows: tuple[int, ...], conditions: int = 1) -> np.ndarray:

@@ -17,6 +17,7 @@ from fedgft.data.dataset import Dataset, Federation
 from fedgft.types import FedgftError
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
+TestRows = Literal["overlap", "disjoint"]
 KINDS: tuple[Kind, ...] = ("dirichlet", "iid", "pure", "column")
 TEST, CUT, INNER = 0, 1, 2  # streams of random numbers
 SMALLEST = 4  # a client with fewer rows holds none of them out
@@ -31,7 +32,7 @@ def partition(
     alpha: float | int = 0.5,
     seed: int = 0,
     test_share: float | int = 0.3,
-    protocol_test: Literal["overlap", "disjoint"] = "disjoint",
+    protocol_test: TestRows = "disjoint",
 ) -> Federation:
     """Test rows first, then the clients: from the other rows, or (the paper) from all of them.
 
@@ -238,7 +239,7 @@ def _federation(
     clients: int,
     test: np.ndarray | None,
 ) -> Federation:
-    order = np.argsort(owner, kind="stable")
+    order = np.lexsort((rows, owner))  # ascending within a client: kinder to the memory
     counts = np.bincount(owner, minlength=clients)
     return Federation(
         dataset=dataset,

@@ -46,9 +46,9 @@ def floor(metric: Metric, statistics: Statistics) -> Value:
     differ, and the mean is one over a fixed set of draws, right to about 1%.
     """
     statistics = np.asarray(statistics, dtype=float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pooled = metric.rates(statistics.sum(-1, keepdims=True))
-        error = np.sqrt(pooled * (1 - pooled) / statistics[..., 1, :, :])
+    pooled = metric.rates(statistics.sum(-1, keepdims=True))
+    rows = np.where(statistics[..., 1, :, :] > 0, statistics[..., 1, :, :], np.nan)
+    error = np.sqrt(pooled * (1 - pooled) / rows)
     *runs, conditions, groups = error.shape
     if (conditions, groups) == (1, 2):
         return np.sqrt(2 / np.pi * (error**2).sum((-2, -1)))

@@ -1,0 +1,82 @@
+"""The two protocols: how the paper's numbers were made, and what a user should trust.
+
+| | `paper` | `heldout` |
+|---|---|---|
+| test rows | 30% at random, also among the clients' rows | 30%, taken out before partitioning |
+| features | raw | standardised by federated sums over training rows |
+| start | every client its own in round 1 | one common start |
+| client Adam | state kept, batches fixed once | first moment reset each round, batches reshuffled |
+| learning rate, rounds | 0.002 constant, 20 | cosine, start chosen on an inner split; 50 |
+| strength | lam 20, beta 1 | chosen on an inner split |
+| FairFed | the authors' code | as published |
+| headline gap | soft, on the federation's rows | hard, on held-out rows, with interval and floor |
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedgft.data.partition import TestRows
+from fedgft.engine import Settings
+from fedgft.federated.fairfed import Rule
+from fedgft.metrics import Kind
+from fedgft.types import FedgftError
+
+LAMS = (1.0, 10.0, 20.0, 50.0)
+BETAS = (0.1, 1.0, 10.0)
+RATES = (0.005, 0.01, 0.02, 0.03)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A tuple of several values means: chosen among them on an inner split of the training rows."""
+
+    name: str
+    test: TestRows
+    features: Literal["raw", "standardised"]
+    settings: Settings
+    lr: tuple[float, ...]
+    lam: tuple[float, ...]
+    beta: tuple[float, ...]
+    fairfed: Rule
+    headline: tuple[Literal["federation", "test"], Kind]
+    penalty: str = "half"
+    strengths: dict[str, str] = field(
+        default_factory=lambda: {"fedgft": "lam", "lft": "lam", "fairfed": "beta"}
+    )
+
+    def strength(self, method: str) -> tuple[float, ...]:
+        """The candidates for the method's own knob; one meaningless value where it has none."""
+        name = self.strengths.get(method)
+        return (0.0,) if name is None else getattr(self, name)
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "paper": Protocol(
+        name="paper",
+        test="overlap",
+        features="raw",
+        settings=Settings(rounds=20, state="keep", start="own", batches="fixed"),
+        lr=(0.002,),
+        lam=(20.0,),
+        beta=(1.0,),
+        fairfed="authors",
+        headline=("federation", "soft"),
+    ),
+    "heldout": Protocol(
+        name="heldout",
+        test="disjoint",
+        features="standardised",
+        settings=Settings(rounds=50, state="reset-first", schedule="cosine"),
+        lr=RATES,
+        lam=LAMS,
+        beta=BETAS,
+        fairfed="subtract",
+        headline=("test", "hard"),
+    ),
+}
+
+
+def get_protocol(name: str) -> Protocol:
+    if name not in PROTOCOLS:
+        raise FedgftError(f"--protocol {name!r} is not known; choose from {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]

@@ -1,0 +1,141 @@
+"""Results as rows: one a combination, one a round, one a client. All rates are fractions."""
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedgft.experiments.study import Result, Study
+from fedgft.metrics import Kind, NotEstimableWarning, Tally
+from fedgft.metrics.intervals import floor, gap_interval
+from fedgft.theory import analyse
+
+
+def row(study: Study, result: Result) -> dict[str, Any]:
+    """What `fedgft compare` prints: accuracy on the protocol's test rows, both kinds of gap on both
+    kinds of rows, and for the held-out decisions the interval and the statistical floor."""
+    history, metric = result.history, result.metric
+    federation, test = history.federation, history.test
+    assert federation is not None  # studies evaluate on both
+    decisions = test[-1].statistics(metric, "hard")
+    low, high = gap_interval(metric, decisions)
+    out: dict[str, Any] = {
+        "data": study.dataset.name,
+        "alpha": result.alpha,
+        "method": result.method,
+        "metric": metric.name,
+        "protocol": study.protocol.name,
+        "seeds": len(study.seeds),
+        **_mean_sd("accuracy", test[-1].accuracy()),
+        **_mean_sd("gap_soft", federation[-1].gap(metric, "soft")),
+        **_mean_sd("gap_hard", federation[-1].gap(metric, "hard")),
+        **_mean_sd("gap_soft_test", test[-1].gap(metric, "soft")),
+        **_mean_sd("gap_hard_test", test[-1].gap(metric, "hard")),
+        "gap_hard_test_low": _mean(low),
+        "gap_hard_test_high": _mean(high),
+        "floor": _mean(floor(metric, decisions)),
+        "heterogeneity": _heterogeneity(result),
+        "seconds": history.seconds,
+        "lr": _mean(result.lr),
+        "strength": _mean(result.strength) if result.method in study.protocol.strengths else None,
+        "executor": history.executor,
+    }
+    return out
+
+
+def chosen(study: Study, result: Result) -> str:
+    """What the replicates chose on their inner splits, in words; empty where nothing was open."""
+    parts = []
+    if len(study.protocol.lr) > 1:
+        parts.append("learning rate " + _counts(result.lr))
+    if len(study.protocol.strength(result.method)) > 1:
+        parts.append(f"{study.protocol.strengths[result.method]} " + _counts(result.strength))
+    return "; ".join(parts)
+
+
+def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
+    """One row a replicate and measured round."""
+    history, metric, out = result.history, result.metric, []
+    assert history.federation is not None
+    gaps = {
+        name: tally.gap(metric, kind)
+        for name, tally, kind in (
+            ("gap_soft", history.federation, "soft"),
+            ("gap_hard", history.federation, "hard"),
+            ("gap_soft_test", history.test, "soft"),
+            ("gap_hard_test", history.test, "hard"),
+        )
+    }
+    accuracy = history.test.accuracy()
+    for e, after in enumerate(history.rounds.tolist()):
+        for i, seed in enumerate(study.seeds):
+            out.append(
+                {"data": study.dataset.name, "alpha": result.alpha, "method": result.method,
+                 "metric": metric.name, "protocol": study.protocol.name, "seed": seed,
+                 "round": after, "accuracy": _number(accuracy[e, i]),
+                 **{name: _number(gap[e, i]) for name, gap in gaps.items()}}
+            )  # fmt: skip
+    return out
+
+
+def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dict[str, Any]]:
+    """Every client's rows, accuracy and gap under the starting and under the final model."""
+    history, metric = result.history, result.metric
+    assert history.before is not None and history.after is not None
+    before, after = history.before[replicate], history.after[replicate]
+    names = study.dataset.client_names or tuple(str(k) for k in range(len(after.count)))
+    keys = result.federations[replicate].keys
+    contribution = analyse(metric, after, "hard").contributions
+    local = {"before": _local(before, metric), "after": _local(after, metric)}
+    return [
+        {"client": names[int(keys[k])] if int(keys[k]) < len(names) else str(keys[k]),
+         "rows": int(after.rows()[k]),
+         "accuracy_before": _number(before.accuracy()[k]),
+         "accuracy_after": _number(after.accuracy()[k]),
+         "gap_hard_before": _number(local["before"][k]),
+         "gap_hard_after": _number(local["after"][k]),
+         "contribution": _number(contribution[k])}
+        for k in range(len(after.count))
+    ]  # fmt: skip
+
+
+def _local(tally: Tally, metric: Any, kind: Kind = "hard") -> np.ndarray:
+    return tally.gap(metric, kind)
+
+
+def _heterogeneity(result: Result) -> float | None:
+    """DH, averaged over replicates; None where it is infinite or not defined (metric not proper)."""
+    after = result.history.after
+    if after is None or not result.metric.proper(after.count.shape[-2]):
+        return None
+    each = [analyse(result.metric, after[i], "soft").heterogeneity for i in range(len(after.count))]
+    return _number(float(np.mean(each)))
+
+
+def _mean_sd(name: str, values: np.ndarray) -> dict[str, float | None]:
+    known = values[~np.isnan(values)]
+    if 0 < len(known) < len(values):
+        warnings.warn(
+            f"{name} is not estimable in {len(values) - len(known)} of {len(values)} replicates",
+            NotEstimableWarning, stacklevel=3,
+        )  # fmt: skip
+    spread = float(known.std(ddof=1)) if len(known) > 1 else None
+    return {name: _mean(values), f"{name}_sd": spread}
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN and no infinity: not estimable is null."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _counts(values: np.ndarray) -> str:
+    each, times = np.unique(values, return_counts=True)
+    if len(each) == 1:
+        return f"{each[0]:g}"
+    return ", ".join(f"{v:g} ({n} of {len(values)})" for v, n in zip(each, times, strict=True))

@@ -1,0 +1,177 @@
+"""A study: one data set, one protocol, some replicates; cells of it are trained on demand.
+
+Replicate i has its own test rows, its own partition and its own random numbers, all fixed by
+seed i. Where a protocol leaves a value open, every replicate chooses its own on an inner split:
+each client holds out a quarter of its training rows, and test rows are never looked at. The
+learning rate is the one with which FedAvg is most accurate there; a strength is the one with
+the smallest decision-level gap within one point of the best accuracy there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.partition import Kind as PartitionKind
+from fedgft.data.partition import inner_split, partition
+from fedgft.data.scaling import standardise
+from fedgft.engine import History, Settings, simulate
+from fedgft.experiments.protocol import Protocol
+from fedgft.federated import Algorithm, fedavg, get_method
+from fedgft.metrics import Metric
+from fedgft.types import FedgftError
+
+ONE_POINT = 0.01
+OnProgress = Callable[[str, int], None]  # what is being done, and how many more run-rounds it took
+
+
+def silent(what: str, amount: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trained cell: `seeds` runs of one method at one heterogeneity."""
+
+    alpha: float
+    method: str
+    metric: Metric
+    history: History
+    federations: Sequence[Federation]
+    lr: np.ndarray  # one a replicate
+    strength: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    dataset: Dataset
+    protocol: Protocol
+    seeds: Sequence[int]
+    clients: int = 10
+    kind: PartitionKind = "dirichlet"
+    model: Any = "logistic"
+    init: np.ndarray | None = None
+    on_progress: OnProgress = silent
+    _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise FedgftError("--seeds must be at least 1")
+        if self.protocol.features == "standardised":
+            object.__setattr__(self, "dataset", self.dataset.standardised())
+
+    def run(self, alpha: float, method: str, metric: Metric) -> Result:
+        """Train one cell. What does not depend on the metric is trained once for all of them."""
+        federations = self.federations(alpha)
+        for federation in federations[:1]:
+            check_groups(federation, metric)
+        lr = self.rate(alpha)
+        strength = self.strength(alpha, method, metric)
+        key = ("run", alpha, method, None if method in ("fedavg", "lrw") else metric.name)
+        if key not in self._known:
+            algorithm = self._algorithm(method, metric, strength)
+            self._known[key] = self._simulate(
+                f"{method}, {metric.name}, alpha {alpha:g}", federations, algorithm, self.protocol.settings,
+                lr=lr, copies=1,
+            )  # fmt: skip
+        return Result(alpha, method, metric, self._known[key], federations, lr, strength)
+
+    def work(self, alphas: Sequence[float], methods: Sequence[str], metrics: Sequence[str]) -> int:
+        """Run-rounds that these cells take: the length of a progress bar."""
+        runs = 0
+        for method in methods:
+            times = 1 if method in ("fedavg", "lrw") else len(metrics)
+            grid = len(self.protocol.strength(method))
+            runs += times * (1 + (grid if grid > 1 else 0))
+        rates = len(self.protocol.lr)
+        runs += rates if rates > 1 else 0
+        return runs * len(alphas) * len(self.seeds) * self.protocol.settings.rounds
+
+    def federations(self, alpha: float) -> list[Federation]:
+        """One a replicate."""
+        key = ("federations", alpha)
+        if key not in self._known:
+            cut = [
+                partition(self.dataset, self.kind, clients=self.clients, alpha=alpha, seed=seed,
+                          protocol_test=self.protocol.test)
+                for seed in self.seeds
+            ]  # fmt: skip
+            self._known[key] = [self._scaled(f) for f in cut]
+        return self._known[key]
+
+    def rate(self, alpha: float) -> np.ndarray:
+        """Each replicate's learning rate."""
+        grid, key = np.array(self.protocol.lr), ("rate", alpha)
+        if len(grid) > 1 and key not in self._known:
+            accuracy, _ = self._inner(f"learning rate, alpha {alpha:g}", alpha, fedavg(), None, lr=grid[:, None])
+            self._known[key] = grid[np.argmax(accuracy, axis=0)]
+        return self._known.get(key, np.full(len(self.seeds), grid[0]))
+
+    def strength(self, alpha: float, method: str, metric: Metric) -> np.ndarray:
+        """Each replicate's lam or beta."""
+        grid, key = np.array(self.protocol.strength(method)), ("strength", alpha, method, metric.name)
+        if len(grid) > 1 and key not in self._known:
+            each = np.repeat(grid, len(self.seeds))
+            accuracy, gap = self._inner(
+                f"strength of {method}, {metric.name}, alpha {alpha:g}", alpha,
+                self._algorithm(method, metric, each), metric, lr=np.tile(self.rate(alpha), (len(grid), 1)),
+            )  # fmt: skip
+            good = accuracy >= accuracy.max(axis=0) - ONE_POINT
+            self._known[key] = grid[np.argmin(np.where(good & ~np.isnan(gap), gap, np.inf), axis=0)]
+        return self._known.get(key, np.full(len(self.seeds), grid[0]))
+
+    def _inner(
+        self, what: str, alpha: float, algorithm: Algorithm, metric: Metric | None, *, lr: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Validation accuracy and hard gap, (candidate, replicate), on every inner split."""
+        key = ("inner", alpha)
+        if key not in self._known:
+            pairs = zip(self.federations(alpha), self.seeds, strict=True)
+            self._known[key] = [self._scaled(inner_split(f, seed=seed)) for f, seed in pairs]
+        copies, settings = len(lr), replace(self.protocol.settings, eval_every=0, eval_on="test")
+        rates = np.broadcast_to(lr, (copies, len(self.seeds))).ravel()
+        history = self._simulate(what, self._known[key], algorithm, settings, lr=rates, copies=copies)
+        shape, last = (copies, len(self.seeds)), history.test[-1]
+        gap = np.full(shape, np.nan) if metric is None else last.gap(metric, "hard").reshape(shape)
+        return last.accuracy().reshape(shape), gap
+
+    def _simulate(
+        self, what: str, federations: Sequence[Federation], algorithm: Algorithm, settings: Settings,
+        *, lr: np.ndarray, copies: int,
+    ) -> History:  # fmt: skip
+        runs = len(self.seeds) * copies
+        return simulate(
+            list(federations) * copies, self.model, algorithm, settings, seeds=list(self.seeds) * copies,
+            lr=lr, init=self.init, on_round=lambda done, total: self.on_progress(what, runs),
+        )  # fmt: skip
+
+    def _algorithm(self, method: str, metric: Metric, strength: np.ndarray) -> Algorithm:
+        protocol = self.protocol
+        return get_method(method, metric, strength, penalty=protocol.penalty, rule=protocol.fairfed)
+
+    def _scaled(self, federation: Federation) -> Federation:
+        return standardise(federation) if self.protocol.features == "standardised" else federation
+
+
+def check_groups(federation: Federation, metric: Metric) -> None:
+    """Training needs a row of the event in every group; the first group without is named."""
+    data, classes = federation.dataset, len(federation.dataset.classes)
+    if len(data.group_names) < 2:
+        found = f"only {data.group_names[0]!r}" if data.group_names else "none"
+        raise FedgftError(f"{data.name}: fairness compares groups, and the group column has {found}")
+    rows = federation.rows
+    known = data.groups[rows] >= 0
+    count = np.zeros((classes, len(data.group_names)))
+    np.add.at(count, (data.labels[rows][known], data.groups[rows][known]), 1)
+    for g, name in enumerate(data.group_names):
+        if count[:, g].sum() == 0:
+            raise FedgftError(f"{data.name}: group {name!r} has no training rows")
+    if metric.proper(classes):
+        events = np.einsum("vy,yg->vg", metric.affine(classes)[1][1], count)
+        for g, name in enumerate(data.group_names):
+            if (events[:, g] == 0).any():
+                raise FedgftError(
+                    f"{data.name}: group {name!r} has no training row that {metric.title} asks for"
+                )
