@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 from torch.utils.data import DataLoader, Subset, TensorDataset
-
 from workload import BATCH, FEATURES, LR, ROUNDS, TRAIN, Workload, dataset
 
 

@@ -1,0 +1,66 @@
+"""Stopwatches: runs that take turns, and runs in a process of their own."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+SPEED = Path(__file__).with_name("speed.py")
+
+
+def clock(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what the run returned."""
+    started = time.perf_counter()
+    result = run()
+    return time.perf_counter() - started, result
+
+
+def in_turns(*runs: Callable[[], Any], repeats: int) -> list[np.ndarray]:
+    """Seconds of each run, (repeats,). They take turns, so that a slow minute hits all alike."""
+    taken = [[clock(run)[0] for run in runs] for _ in range(repeats)]
+    return list(np.array(taken).T)
+
+
+class Neighbours:
+    """How many cores others kept busy between `__enter__` and `__exit__`: the noise."""
+
+    def __enter__(self) -> "Neighbours":
+        self.at, self.busy = time.perf_counter(), self._busy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cores = round((self._busy() - self.busy) / (time.perf_counter() - self.at), 2)
+
+    def _busy(self) -> float:
+        machine, own = psutil.cpu_times(), os.times()
+        idle = machine.idle + getattr(machine, "iowait", 0.0)
+        return sum(machine) - idle - sum(own[:4])  # own children are not others
+
+
+def peak_mb() -> float:
+    """The most memory that this process has held."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
+
+
+def alone(case: str, side: str, *options: str, env: Mapping[str, str] | None = None) -> dict:
+    """One run of one side of a case in a fresh process.
+
+    `process_seconds` counts from its start to its end. To be called before this process has
+    grown: at its birth the system books the parent's memory on the child.
+    """
+    command = [sys.executable, str(SPEED), "--case", case, "--once", side, *options]
+    seconds, done = clock(
+        lambda: subprocess.run(
+            command, check=True, capture_output=True, text=True, env={**os.environ, **(env or {})}
+        )
+    )
+    return {**json.loads(done.stdout), "process_seconds": seconds}
