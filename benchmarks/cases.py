@@ -38,43 +38,47 @@ class Options:
 
 
 Case = Callable[[str, Options], dict[str, Any]]
+Run = Callable[[int], Any]  # of a repeat's number, which decides the order of the rows
 
 
-def ours(work: Workload, options: Options) -> Callable[[], History]:
-    federations, start, settings = work.federations(), work.start(), options.settings()
-    seeds = range(work.replicates)
-    return lambda: simulate(
-        federations, work.model, fedavg(), settings, seeds=seeds, lr=LR, init=start
-    )
+def ours(work: Workload, algorithm: Algorithm, settings: Settings) -> Run:
+    """All replicates in one call."""
+    federations, start = work.federations(), work.start()
+    replicates = np.arange(work.replicates)
+    return lambda repeat: simulate(
+        federations, work.model, algorithm, settings,
+        seeds=replicates + 100 * repeat, lr=LR, init=start,
+    )  # fmt: skip
 
 
-def plain(work: Workload) -> Callable[[], float]:
+def plain(work: Workload) -> Run:
     """The mean accuracy of the replicates it runs: all, or the first few of many."""
     import plain as loop  # imports torch
 
-    seeds = range(min(work.replicates, PLAIN_REPLICATES))
-    parts = [work.parts(seed) for seed in seeds]
-    return lambda: float(np.mean([loop.run(work, parts[s], seed=s) for s in seeds]))
+    replicates = range(min(work.replicates, PLAIN_REPLICATES))
+    parts = [work.parts(r) for r in replicates]
+    return lambda repeat: float(
+        np.mean([loop.run(work, parts[r], seed=r + 100 * repeat) for r in replicates])
+    )
 
 
 def against_plain(case: str, options: Options) -> dict[str, Any]:
     """Ours against the plain loop."""
     peak = alone(case, "ours", *options.arguments())["peak_mb"]
     work = WORKLOADS[case]
-    shared = min(work.replicates, PLAIN_REPLICATES)
-    our_run, plain_run = ours(work, options), plain(work)
-    cold, history = clock(our_run)
-    accuracies: list[float] = []
-    our_seconds, plain_seconds = in_turns(
-        our_run, lambda: accuracies.append(plain_run()), repeats=options.repeats
+    shared = min(work.replicates, PLAIN_REPLICATES)  # replicates that both run
+    our_run = ours(work, fedavg(), options.settings())
+    cold, _ = clock(lambda: our_run(0))
+    (our_seconds, plain_seconds), (histories, accuracies) = in_turns(
+        our_run, plain(work), repeats=options.repeats
     )
-    plain_seconds *= work.replicates / shared
+    plain_seconds = plain_seconds * work.replicates / shared
     return {
         "case": case,
-        "executor": history.executor,
+        "executor": histories[0].executor,
         **_compared(our_seconds, plain_seconds),
         "ratio": _round(np.median(plain_seconds) / np.median(our_seconds)),
-        "accuracy": _round(history.test[-1].accuracy()[:shared].mean()),
+        "accuracy": _round(np.mean([h.test[-1].accuracy()[:shared] for h in histories])),
         "plain_accuracy": _round(np.mean(accuracies)),
         "peak_mb": peak,
         "cold_seconds": _round(cold),
@@ -113,7 +117,7 @@ def penalty(case: str, options: Options) -> dict[str, Any]:
     the test rows only."""
     peak = alone(case, "ours", *options.arguments())["peak_mb"]
     table = {
-        f"{name} {eval_on}": _penalty(WORKLOADS[name], eval_on, options)
+        f"{name} {eval_on}": _fedgft_and_fedavg(WORKLOADS[name], eval_on, options)
         for name in ("W1x20", "W1")
         for eval_on in ("both", "test")
     }
@@ -130,59 +134,64 @@ def penalty(case: str, options: Options) -> dict[str, Any]:
     }
 
 
-def _penalty(work: Workload, eval_on: str, options: Options) -> list[np.ndarray]:
-    federations, start = work.federations(), work.start()
-
-    def run(algorithm: Algorithm) -> Callable[[], History]:
-        settings = replace(options.settings(), eval_on=eval_on)
-        return lambda: simulate(federations, work.model, algorithm, settings,
-                                seeds=range(len(federations)), lr=LR, init=start)  # fmt: skip
-
-    pair = run(fedgft(get_metric("sp"))), run(fedavg())
+def _fedgft_and_fedavg(work: Workload, eval_on: str, options: Options) -> np.ndarray:
+    settings = replace(options.settings(), eval_on=eval_on)
+    pair = [ours(work, method, settings) for method in (fedgft(get_metric("sp")), fedavg())]
     in_turns(*pair, repeats=1)  # warm-up
-    return in_turns(*pair, repeats=options.repeats * 20 // work.replicates)
+    repeats = options.repeats * 20 // work.replicates  # the shorter, the more often
+    return in_turns(*pair, repeats=repeats)[0]
 
 
 def startup(case: str, options: Options) -> dict[str, Any]:
     """W1 in a fresh process, from its start to its end; and the help page."""
-    arguments, sides = options.arguments(), ("ours", "plain")
+    arguments = options.arguments()
     with tempfile.TemporaryDirectory() as empty:
         cold = alone("W1", "ours", *arguments, env={"NUMBA_CACHE_DIR": empty})
     alone("W1", "ours", *arguments)  # fills the cache of kernels
-    runs = [[alone("W1", side, *arguments) for side in sides] for _ in range(options.repeats)]
-    our_seconds, plain_seconds = np.array([[r["process_seconds"] for r in pair] for pair in runs]).T
-    result = {
+    seconds, (mine, plains) = in_turns(
+        lambda _: alone("W1", "ours", *arguments),
+        lambda _: alone("W1", "plain", *arguments),
+        repeats=options.repeats,
+    )
+    return {
         "case": case,
-        "executor": runs[0][0]["executor"],
-        **_compared(our_seconds, plain_seconds),
-        "ratio": _round(np.median(plain_seconds) / np.median(our_seconds)),
-        "peak_mb": runs[0][0]["peak_mb"],
-        "plain_peak_mb": runs[0][1]["peak_mb"],
+        "executor": mine[0]["executor"],
+        **_compared(*seconds),
+        "ratio": _round(np.median(seconds[1]) / np.median(seconds[0])),
+        "peak_mb": mine[0]["peak_mb"],
+        "plain_peak_mb": plains[0]["peak_mb"],
         "cold_seconds": _round(cold["process_seconds"]),
+        **_help_page(options.repeats),
         "note": "whole processes, the making of the data included; cold: kernels compiled anew",
     }
-    if importlib.util.find_spec("fedgft.__main__"):
-        page = [sys.executable, "-m", "fedgft", "--help"]
-        show = lambda: subprocess.run(page, check=True, capture_output=True)  # noqa: E731
-        result["help_seconds"] = _round(np.median(in_turns(show, repeats=options.repeats)[0]))
-    return result
+
+
+def _help_page(repeats: int) -> dict[str, float]:
+    if importlib.util.find_spec("fedgft.__main__") is None:
+        return {}
+    command = [sys.executable, "-m", "fedgft", "--help"]
+    seconds, _ = in_turns(
+        lambda _: subprocess.run(command, check=True, capture_output=True), repeats=repeats
+    )
+    return {"help_seconds": _round(np.median(seconds))}
 
 
 def once(case: str, side: str, options: Options) -> dict[str, Any]:
     """One run of one side in this process and nothing else: for its memory and its start-up."""
-    runs: dict[str, Callable[[], Any]] = {
-        "growth": lambda: rounds_of(many_clients(MANY), options),
-        "penalty": lambda: _penalty(WORKLOADS["W1x20"], "both", replace(options, repeats=1)),
-    }
-    work = WORKLOADS.get(case)
-    if work:
-        runs[case] = ours(work, options) if side == "ours" else plain(work)
-    seconds, result = clock(runs[case])
+    if case == "growth":
+        result = rounds_of(many_clients(MANY), options)
+    elif case == "penalty":
+        settings = replace(options.settings(), eval_on="both")
+        result = ours(WORKLOADS["W1x20"], fedgft(get_metric("sp")), settings)(0)
+    elif side == "ours":
+        result = ours(WORKLOADS[case], fedavg(), options.settings())(0)
+    else:
+        result = plain(WORKLOADS[case])(0)
     executor = result.executor if isinstance(result, History) else side
-    return {"seconds": seconds, "peak_mb": peak_mb(), "executor": executor}
+    return {"peak_mb": peak_mb(), "executor": executor}
 
 
-def _compared(our_seconds: np.ndarray, plain_seconds: np.ndarray) -> dict[str, Any]:
+def _compared(our_seconds: np.ndarray, plain_seconds: np.ndarray) -> dict[str, float]:
     return {
         "seconds": _round(np.median(our_seconds)),
         "fastest": _round(our_seconds.min()),
@@ -191,7 +200,7 @@ def _compared(our_seconds: np.ndarray, plain_seconds: np.ndarray) -> dict[str, A
     }
 
 
-def _round(value: Any) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.5g}")
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,15 @@ def clock(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, result
 
 
-def in_turns(*runs: Callable[[], Any], repeats: int) -> list[np.ndarray]:
-    """Seconds of each run, (repeats,). They take turns, so that a slow minute hits all alike."""
-    taken = [[clock(run)[0] for run in runs] for _ in range(repeats)]
-    return list(np.array(taken).T)
+def in_turns(*runs: Callable[[int], Any], repeats: int) -> tuple[np.ndarray, list[list[Any]]]:
+    """Seconds (run, repeat) and results [run][repeat]; a run is told the number of its repeat.
+
+    They take turns, so that a slow minute hits all alike.
+    """
+    taken = [[clock(partial(run, i)) for run in runs] for i in range(repeats)]
+    by_run = list(zip(*taken, strict=True))
+    seconds = np.array([[seconds for seconds, _ in turns] for turns in by_run])
+    return seconds, [[result for _, result in turns] for turns in by_run]
 
 
 class Neighbours:

@@ -1,1 +1,68 @@
-"""Group fairness in federated learning."""
+"""Group fairness in federated learning: measure it over data that no one may pool, train for it.
+
+>>> import fedgft
+>>> groups = ["a", "a", "b", "b"]
+>>> fedgft.statistical_parity_difference([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=groups)
+0.5
+"""
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "accuracy_parity_difference": "metrics.functions",
+    "demographic_parity_difference": "metrics.functions",
+    "equal_opportunity_difference": "metrics.functions",
+    "equalized_odds_difference": "metrics.functions",
+    "false_positive_rate_difference": "metrics.functions",
+    "predictive_parity_difference": "metrics.functions",
+    "statistical_parity_difference": "metrics.functions",
+    "NotEstimableWarning": "metrics",
+    "CATALOG": "metrics",
+    "Metric": "metrics",
+    "Tally": "metrics",
+    "get_metric": "metrics",
+    "FedgftError": "types",
+    "Dataset": "data",
+    "Federation": "data",
+    "load": "data",
+    "load_adult": "data",
+    "load_compas": "data",
+    "load_table": "data",
+    "partition": "data.partition",
+    "standardise": "data.scaling",
+    "synthetic": "data.synthetic",
+    "MLP": "models",
+    "Logistic": "models",
+    "Module": "models",
+    "Optimizer": "optim",
+    "Algorithm": "federated",
+    "FairFed": "federated",
+    "Objective": "federated",
+    "Penalty": "federated",
+    "Proximal": "federated",
+    "fairfed": "federated",
+    "fedavg": "federated",
+    "fedgft": "federated",
+    "lft": "federated",
+    "lrw": "federated",
+    "History": "engine",
+    "Settings": "engine",
+    "simulate": "engine",
+    "Study": "experiments",
+    "get_protocol": "experiments",
+    "analyse": "theory",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first asked for: `import fedgft` costs nothing, and torch waits for a model."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'fedgft' has no attribute {name!r}")
+    return getattr(import_module(f"fedgft.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

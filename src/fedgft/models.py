@@ -1,24 +1,32 @@
 """The models that ship, and the wrapper for a model of your own.
 
 A model knows its starting parameters as one flat vector (the order of `module.parameters()`,
-then the floating-point buffers) and how to build its torch module. The linear model needs no
-torch for either.
+frozen ones last, then the floating-point buffers) and how to build its torch module. The linear
+model needs no torch for either.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fedgft.types import FedgftError
 
 
+@runtime_checkable
 class Model(Protocol):
-    name: str
-    linear: bool  # one nn.Linear: the fused executor may take it
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def linear(self) -> bool: ...  # one nn.Linear: the fused executor may take it
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray: ...
+
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]: ...
 
     def module(self, *, features: int, classes: int) -> Any: ...
 
@@ -43,6 +51,9 @@ class Logistic:
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
         return _uniform(seed, [(classes, features)])
 
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        return {"weight": (classes, features), "bias": (classes,)}
+
     def module(self, *, features: int, classes: int) -> Any:
         from torch import nn
 
@@ -59,14 +70,20 @@ class MLP:
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
         sizes = (features, *self.hidden, classes)
-        return _uniform(seed, list(zip(sizes[1:], sizes[:-1], strict=True)))
+        return _uniform(seed, [(outputs, inputs) for inputs, outputs in pairwise(sizes)])
+
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        sizes, out = (features, *self.hidden, classes), {}
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+            out |= {f"{2 * i}.weight": (outputs, inputs), f"{2 * i}.bias": (outputs,)}
+        return out
 
     def module(self, *, features: int, classes: int) -> Any:
         from torch import nn
 
         sizes = (features, *self.hidden, classes)
         layers: list[Any] = []
-        for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+        for inputs, outputs in pairwise(sizes):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -91,13 +108,19 @@ class Module:
             module = self.make()
         return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in tensors(module)])
 
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        module = self.make()
+        named = [*module.named_parameters(), *module.named_buffers()]
+        return {name: tuple(t.shape) for name, t in named if t.is_floating_point()}
+
     def module(self, *, features: int, classes: int) -> Any:
-        return self.make()
+        return copy.deepcopy(self.make())  # it is cast and trained in place
 
 
 def tensors(module: Any) -> list[Any]:
-    """What is trained and aggregated: parameters, then floating-point buffers (BatchNorm's)."""
-    return [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+    """All that is aggregated: what is trained, what is frozen, then floating-point buffers."""
+    parameters = sorted(module.parameters(), key=lambda p: not p.requires_grad)
+    return [*parameters, *(b for b in module.buffers() if b.is_floating_point())]
 
 
 MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP()}
@@ -109,7 +132,7 @@ def get_model(model: Any) -> Model:
         if model not in MODELS:
             raise FedgftError(f"--model {model!r} is not known; choose from {', '.join(MODELS)}")
         return MODELS[model]
-    if hasattr(model, "parameters"):  # an nn.Module itself
+    if hasattr(model, "parameters") and not isinstance(model, type):  # an nn.Module itself
         return Module(lambda: model)
     if hasattr(model, "init") and hasattr(model, "module"):
         return model

@@ -59,3 +59,13 @@ def standardise(federation: Federation) -> Federation:
     """The federation whose models see its training rows with mean 0 and spread 1."""
     mean, spread = pooled(moments(federation))
     return replace(federation, mean=mean, spread=spread)
+
+
+def raw_scaling(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and spread by which the federation's models see the columns as the table has them."""
+    data, width = federation.dataset, federation.dataset.features.shape[1]
+    mean = np.zeros(width) if federation.mean is None else federation.mean
+    spread = np.ones(width) if federation.spread is None else federation.spread
+    centre = np.zeros(width) if data.centre is None else data.centre
+    scale = np.ones(width) if data.scale is None else data.scale
+    return centre + scale * mean, scale * spread

@@ -11,7 +11,7 @@ except ImportError:  # every caller has a slower way that gives the same numbers
 AVAILABLE = numba is not None
 
 # error_model: no branch for a division by zero, which would keep loops from vectorising.
-OPTIONS = {"nogil": True, "fastmath": True, "boundscheck": False, "error_model": "numpy"}
+OPTIONS: Any = {"nogil": True, "fastmath": True, "boundscheck": False, "error_model": "numpy"}
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:

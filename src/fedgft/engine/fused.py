@@ -4,10 +4,12 @@ Threads take contiguous shares of the units and never wait for each other inside
 unit's result does not depend on who computes it, so neither does anything else.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -78,6 +80,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="fedgft")
 
 
+if hasattr(os, "register_at_fork"):  # a forked process has none of these threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
 class Fused:
     """Parameters are blocks in the order of nn.Linear(features, 2): weights, then biases."""
 
@@ -106,14 +112,15 @@ class Fused:
         """The clients' models after their epochs, from where `block` (u, p) starts them."""
         units, optimizer, table = task.units, self.optimizer, self.table
         u = self._logit(block)
-        moved = (optimizer.momentum, optimizer.second, optimizer.epsilon)
+        moved = (float(optimizer.momentum), float(optimizer.second), float(optimizer.epsilon))
         weight = self._cells(task.weights)
         price = self._cells(task.price[..., 1] - task.price[..., 0])
         arguments = (
             table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
-            np.array(task.seeds, order="C"), task.batch_size, u.copy() if task.mu else u, task.mu,
+            np.array(task.seeds, order="C"), task.batch_size, u.copy() if task.mu else u,
+            float(task.mu),  # numbers of one type, so that the kernel is compiled once
             u, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
-            self.features, task.lr, optimizer.decoupled, optimizer.adaptive, moved,
+            self.features, task.lr, float(optimizer.decoupled), optimizer.adaptive, moved,
         )  # fmt: skip
         self._share(units, lambda begin, end: kernels.train(begin, end, LANES, *arguments))
         steps = -(-units.sizes // task.batch_size) * task.seeds.shape[1]
@@ -121,13 +128,14 @@ class Fused:
 
     def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Tally:
         """Sums over each unit's rows under model `block[which[i]]`."""
-        table = self.table
+        table, u = self.table, self._logit(block)
         sums = np.zeros((len(units), table.cells, 2))
         arguments = (
             table.x, table.cell, self.book.rows, units.run, units.low, units.high,
-            self._logit(block), which, self.mean, self.inverse, self.features, sums,
+            u, which, self.mean, self.inverse, self.features, sums,
         )  # fmt: skip
         self._share(units, lambda begin, end: kernels.measure(begin, end, LANES, *arguments))
+        sums[~np.isfinite(u).all(1)[which]] = np.nan  # a run that diverged; the kernel clips NaN
         score, positive = np.moveaxis(sums[:, :-1].reshape(*units.count.shape, 2), -1, 0)
         return Tally(
             units.count,
@@ -172,7 +180,7 @@ class Fused:
         load = np.cumsum(units.sizes + 64)  # a unit costs something even when it is small
         cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
         edges = [0, *cuts.tolist(), len(units)]
-        shares = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+        shares = [(a, b) for a, b in pairwise(edges) if b > a]
         if len(shares) == 1:
             work(*shares[0])
         else:

@@ -64,8 +64,8 @@ def train(
 
 
 def measure(
-    begin: int, end: int, lanes: int, x: Array, cell: Array, rows: Array, run: Array, low: Array, high: Array,
-    u: Array, which: Array, mean: Array, inverse: Array, bias: int, tally: Array,
+    begin: int, end: int, lanes: int, x: Array, cell: Array, rows: Array, run: Array, low: Array,
+    high: Array, u: Array, which: Array, mean: Array, inverse: Array, bias: int, tally: Array,
 ) -> None:  # fmt: skip
     """Summed scores and positive decisions per cell."""
     cells = tally.shape[1]

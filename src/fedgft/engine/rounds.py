@@ -20,6 +20,7 @@ from fedgft.federated import Algorithm, Cohort
 from fedgft.metrics import Tally
 from fedgft.models import Model
 from fedgft.optim import Moments
+from fedgft.types import FedgftError
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class Rounds:
     def init(self, params: np.ndarray | None) -> State:
         if params is None:
             params = np.stack([self._random(seed) for seed in self.seeds])
+        elif params.shape[-1:] != (expected := self._random(self.seeds[0]).shape):
+            raise FedgftError(f"init has shape {params.shape}; a {self.model.name} model here "
+                              f"has {expected[0]} parameters")  # fmt: skip
         block = self.executor.place(np.broadcast_to(params, (self.book.runs, params.shape[-1])))
         units = self.book.runs * self.book.num_clients
         return State(
@@ -102,10 +106,14 @@ class Rounds:
             state.cotangents, runs=self.book.runs, classes=classes
         )
         weigh = self.algorithm.objective.row_weights
+        client = keys(self.seeds[cohort.run], self.book.keys(cohort))[:, None]
+        fresh = keys(client, 1 + t, np.arange(settings.epochs)[None, :])
+        fixed = np.broadcast_to(client, fresh.shape)
         lr = learning_rate(self.lr, settings.schedule, round=t, rounds=settings.rounds)
         return Task(
             units=units,
-            seeds=self._order(cohort, t),
+            seeds=fixed if settings.batches == "fixed" else fresh,
+            noise=fresh,
             batch_size=settings.batch_size,
             lr=lr[cohort.run],
             weights=np.ones((len(units), *cells)) if weigh is None else weigh(units.count),
@@ -123,9 +131,9 @@ class Rounds:
             for epoch in range(self.settings.epochs):
                 tally = self.executor.measure(task.units, block, own)
                 local = objective.local_price(tally, run=cohort.run, classes=task.price.shape[-1])
-                one = replace(
-                    task, seeds=task.seeds[:, epoch : epoch + 1], price=task.price + local
-                )
+                now = slice(epoch, epoch + 1)
+                one = replace(task, seeds=task.seeds[:, now], noise=task.noise[:, now],
+                              price=task.price + local)  # fmt: skip
                 block = self.executor.train(one, block, moments)
         if state.kept is not None:
             state.kept.m[at], state.kept.v[at], state.kept.steps[at] = (
@@ -142,14 +150,6 @@ class Rounds:
         moments = Moments(kept.m[at], kept.v[at], kept.steps[at])
         moments.forget(self.settings.state)
         return moments
-
-    def _order(self, cohort: Cohort, t: int) -> np.ndarray:
-        """(u, epochs): the key of each epoch's order of rows."""
-        settings = self.settings
-        client = keys(self.seeds[cohort.run], self.book.keys(cohort))[:, None]
-        if settings.batches == "fixed":
-            return np.broadcast_to(client, (len(cohort), settings.epochs))
-        return keys(client, 1 + t, np.arange(settings.epochs)[None, :])
 
     def _own_starts(self, cohort: Cohort) -> Any:
         seeds = keys(self.seeds[cohort.run], self.book.keys(cohort), 0x57A7)

@@ -97,7 +97,7 @@ def sample(
             drawn = rng.choice(federation.num_clients, size, replace=False, shuffle=False)
             client = np.sort(drawn)
             held = federation.offsets[client + 1] - federation.offsets[client]
-            weight = held / held.sum()
+            weight = held / max(held.sum(), 1)  # a cohort without rows moves nothing
         chosen.append(client)
         weights.append(weight)
     counts = [len(c) for c in chosen]

@@ -1,8 +1,9 @@
 """The sequential executor: one client after another, for every module there is.
 
-Convolutions, BatchNorm (its running statistics travel with the parameters), dropout (seeded
-by client and round), data-dependent control flow. Threads take whole clients, each with a
-module of its own; a module with randomness inside has one thread, for torch's generator is one.
+Convolutions, BatchNorm (its running statistics travel with the parameters; a batch of one row
+has no variance and is passed over), dropout (seeded by client, round and epoch), data-dependent
+control flow. Threads take whole clients, each with a module of its own; a module with
+randomness inside has one thread, for torch's generator is one.
 """
 
 import copy
@@ -10,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedgft.engine.schedule import batches
 from fedgft.engine.task import Task
@@ -22,7 +23,7 @@ from fedgft.optim import Moments, step
 
 
 def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
-    threads = 1 if is_random(executor.module) else executor.settings.threads
+    threads = 1 if executor.random else executor.settings.threads
     modules: SimpleQueue[Any] = SimpleQueue()
     for _ in range(threads):
         modules.put(copy.deepcopy(executor.module).train())
@@ -54,10 +55,13 @@ def _client(
     count = len(layout.views(params))
     mine = Moments(moments.m[i : i + 1], moments.v[i : i + 1], moments.steps[i : i + 1])
     weights, price = rows.put(task.weights[i]).flatten(), rows.put(task.price[i]).flatten(0, 1)
-    torch.manual_seed(int(task.seeds[i, 0] & np.uint64(2**63 - 1)))
+    fewest = 1 + any(isinstance(part, _BatchNorm) for part in module.modules())
     own = executor.book.rows[units.low[i] : units.high[i]]
-    for seed in task.seeds[i]:
+    for seed, noise in zip(task.seeds[i], task.noise[i], strict=True):
+        torch.manual_seed(int(noise))
         for batch in batches(own, seed=int(seed), batch_size=task.batch_size):
+            if len(batch) < fewest:
+                continue
             index = torch.as_tensor(batch, dtype=torch.long, device=rows.device)
             leaf = params.detach().requires_grad_()
             views = layout.views(leaf) | layout.views(buffers, first=count)
@@ -76,8 +80,3 @@ def _client(
                 moments=mine,
                 lr=float(task.lr[i]),
             )
-
-
-def is_random(module: torch.nn.Module) -> bool:
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)
-    return any(isinstance(part, kinds) for part in module.modules())

@@ -54,6 +54,8 @@ def simulate(
     started = time.perf_counter()
     if len(federations) != len(seeds):
         raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
+    if min(seeds, default=0) < 0:
+        raise FedgftError(f"--seed must not be negative, got {min(seeds)}")
     settings.check_cohort(federations[0].num_clients)
     book, model = open_book(list(federations)), get_model(model)
     executor = choose_executor(book, model, algorithm, settings)

@@ -6,7 +6,7 @@ their number of steps, so those still at work are a prefix of the group; a short
 filled up with rows that weigh nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -49,7 +49,7 @@ def captured(model: Model, shape: Shape) -> Gradient:
     where = layout(module)
 
     def one(flat: Tensor, x: Tensor, y: Tensor, w: Tensor, price: Tensor, share: Tensor) -> Tensor:
-        logits, pull = vjp(lambda p: functional_call(module, where.views(p), (x,)), flat)
+        logits, pull, *_ = vjp(lambda p: functional_call(module, where.views(p), (x,)), flat)
         objective = residual(logits.softmax(-1), y, w, price) * share.unsqueeze(-1)
         return pull(objective)[0]
 
@@ -66,17 +66,41 @@ def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) 
     steps = -(-task.units.sizes // task.batch_size) * task.seeds.shape[1]
     order = np.argsort(-steps, kind="stable")
     groups = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]
+    # capturing patches torch for all threads, so it is done before there are any
+    programs = [_programs(executor, task, group, steps[group]) for group in groups]
 
-    def work(group: np.ndarray) -> None:
-        _group(executor, task, block, moments, group, steps[group])
+    def work(group: np.ndarray, program: dict[int, Gradient]) -> None:
+        _group(executor, task, block, moments, group, steps[group], program)
 
     if executor.settings.threads == 1 or len(groups) == 1:
-        for group in groups:
-            work(group)
+        for group, program in zip(groups, programs, strict=True):
+            work(group, program)
     else:
         with ThreadPoolExecutor(executor.settings.threads) as pool:
-            list(pool.map(work, groups))
+            list(pool.map(work, groups, programs))
     return block
+
+
+def _sizes(steps: np.ndarray) -> list[int]:
+    """Models computed in each step: those still at work, rounded up to few different numbers."""
+    active = (steps > np.arange(steps.max(initial=0))[:, None]).sum(1)
+    return [min(len(steps), _round_up(int(count))) for count in active]
+
+
+def _round_up(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def width_of(sizes: np.ndarray, batch_size: int) -> int:
+    """Rows in a batch of clients that hold this many."""
+    return min(batch_size, _round_up(max(1, int(sizes.max(initial=1)))))
+
+
+def _programs(
+    executor: TorchExecutor, task: Task, group: np.ndarray, steps: np.ndarray
+) -> dict[int, Gradient]:
+    width = width_of(task.units.sizes[group], task.batch_size)
+    return {n: captured(executor.model, shape_of(executor, n, width)) for n in set(_sizes(steps))}
 
 
 def _group(
@@ -86,45 +110,45 @@ def _group(
     moments: Moments,
     group: np.ndarray,
     steps: np.ndarray,
+    programs: dict[int, Gradient],
 ) -> None:
     """All steps of some units (longest first), written back to their rows at the end."""
-    rows, mu, optimizer = executor.rows, task.mu, executor.settings.optimizer
-    params, run = block[group], torch.as_tensor(task.units.run[group], device=rows.device)
-    start = params.clone() if mu else params
+    params, start, lr = block[group], block[group], executor.rows.put(task.lr[group])[:, None]
     m, v, count = moments.m[group], moments.v[group], moments.steps[group]
-    weights, price = (
-        rows.put(task.weights[group]).flatten(1),
-        rows.put(task.price[group]).flatten(1, 2),
-    )
-    lr = rows.put(task.lr[group])[:, None]
-    index, share = _schedule(executor, task, group, int(steps[0]) if len(steps) else 0)
-    for s in range(len(index)):
-        active = int((steps > s).sum())
-        size = min(len(group), 1 << (active - 1).bit_length())  # few shapes to capture
-        at, part = index[s, :size], slice(0, active)
-        x, cell = rows.seen(at, run[:size]), rows.cell[at]
-        gradient = captured(executor.model, _shape(executor, x))
-        grad = gradient(
-            params[:size], x, rows.label[cell], weights[:size].gather(1, cell),
-            price[:size].gather(1, cell.unsqueeze(-1).expand(-1, -1, rows.classes)), share[s, :size],
-        )[part]  # fmt: skip
-        if mu:
-            grad = grad + mu * (params[part] - start[part])
-        step(
-            optimizer,
-            params[part],
-            grad,
-            moments=Moments(m[part], v[part], count[part]),
-            lr=lr[part],
-        )
+    for s, inputs in enumerate(_inputs(executor, task, group, _sizes(steps))):
+        size, at = len(inputs[0]), slice(0, int((steps > s).sum()))
+        grad = programs[size](params[:size], *inputs)[at]
+        if task.mu:
+            grad = grad + task.mu * (params[at] - start[at])
+        active = Moments(m[at], v[at], count[at])
+        step(executor.settings.optimizer, params[at], grad, moments=active, lr=lr[at])
     block[group], moments.m[group], moments.v[group], moments.steps[group] = params, m, v, count
 
 
-def _shape(executor: TorchExecutor, x: Tensor) -> Shape:
+def _inputs(
+    executor: TorchExecutor, task: Task, group: np.ndarray, sizes: list[int]
+) -> Iterator[tuple[Tensor, ...]]:
+    """What a program takes after the parameters, for each step's number of models."""
+    rows, run = executor.rows, torch.as_tensor(task.units.run[group], device=executor.rows.device)
+    weights = rows.put(task.weights[group]).flatten(1)
+    price = rows.put(task.price[group]).flatten(1, 2)
+    index, share = _schedule(executor, task, group, len(sizes))
+    for s, size in enumerate(sizes):
+        at = index[s, :size]
+        cell = rows.cell[at]
+        yield (
+            rows.seen(at, run[:size]),
+            rows.label[cell],
+            weights[:size].gather(1, cell),
+            price[:size].gather(1, cell.unsqueeze(-1).expand(-1, -1, rows.classes)),
+            share[s, :size],
+        )
+
+
+def shape_of(executor: TorchExecutor, models: int, width: int) -> Shape:
     rows = executor.rows
-    return Shape(
-        len(x), tuple(x.shape[1:]), len(rows.label), rows.classes, rows.dtype, str(rows.device)
-    )
+    batch = (width, *rows.features.shape[1:])
+    return Shape(models, batch, len(rows.label), rows.classes, rows.dtype, str(rows.device))
 
 
 def _schedule(
@@ -132,7 +156,7 @@ def _schedule(
 ) -> tuple[Tensor, Tensor]:
     """Row numbers (step, unit, row) and each row's share of its batch; zero where it is filler."""
     units: Units = task.units
-    width = min(task.batch_size, int(units.sizes[group].max(initial=1)))
+    width = width_of(units.sizes[group], task.batch_size)
     index = np.zeros((steps, len(group), width), dtype=np.int64)
     share = np.zeros(index.shape)
     for j, i in enumerate(group):

@@ -1,7 +1,7 @@
 """What an executor is asked to do in a round, and what every executor can do."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ class Task:
 
     units: Units
     seeds: np.ndarray  # (u, epochs), uint64: the order of the rows
+    noise: np.ndarray  # (u, epochs), uint64: seeds of whatever is random inside the module
     batch_size: int
     lr: np.ndarray  # (u,)
     weights: Weights  # (u, c, k): what a row of this label and group counts
@@ -24,10 +25,12 @@ class Task:
     mu: float = 0.0  # the pull back to the start
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Blocks are the executor's own arrays, (units or runs, parameters)."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def place(self, params: np.ndarray) -> Any: ...
 

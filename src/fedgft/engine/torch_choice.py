@@ -1,6 +1,9 @@
 """Stacked where the module vectorises, sequential where it does not."""
 
+import copy
+
 import torch
+from torch import Tensor
 
 from fedgft.engine import sequential, stacked
 from fedgft.engine.book import Book
@@ -13,40 +16,74 @@ from fedgft.types import FedgftError
 def choose_torch_executor(book: Book, model: Model, settings: Settings) -> TorchExecutor:
     if settings.device != "cpu" and not torch.cuda.is_available():
         raise FedgftError(f"--device {settings.device}: this machine has no CUDA device")
-    module = build(model, book, settings)
-    _check_outputs(module, book, settings)
-    reason = None if settings.executor == "sequential" else why_not_stacked(module)
-    if settings.executor == "stacked" and reason:
-        raise FedgftError(f"--executor stacked cannot take this model: {reason}")
-    if settings.executor == "sequential" or reason:
-        return TorchExecutor(book, model, settings, name="sequential", trainer=sequential.train)
-    return TorchExecutor(book, model, settings, name="stacked", trainer=stacked.train)
+    module = build(model, book, settings).cpu()
+    random = _try(module, book, settings)
+    if settings.executor != "sequential":
+        executor = TorchExecutor(
+            book, model, settings, name="stacked", trainer=stacked.train, random=random
+        )
+        reason = why_not_stacked(module, random=random) or _why_not_captured(executor)
+        if reason is None:
+            return executor
+        if settings.executor == "stacked":
+            raise FedgftError(f"--executor stacked cannot take this model: {reason}")
+    return TorchExecutor(
+        book, model, settings, name="sequential", trainer=sequential.train, random=random
+    )
 
 
-def why_not_stacked(module: torch.nn.Module) -> str | None:
-    """Rows must be independent and the module free of state; convolutions stack badly (4 x slower)."""
+def why_not_stacked(module: torch.nn.Module, *, random: bool) -> str | None:
+    """Rows must be independent, the module free of state; convolutions stack badly (4 x slower)."""
     for part in module.modules():
         if isinstance(part, torch.nn.modules.conv._ConvNd):
             return "it has convolutions"
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             return f"it has {type(part).__name__}, which ties rows of a batch together"
-    if sequential.is_random(module):
+    if random:
         return "it has dropout or other randomness inside"
     if any(b.is_floating_point() for b in module.buffers()):
         return "it has buffers that change while it trains"
+    if not all(p.requires_grad for p in module.parameters()):
+        return "some of its parameters are frozen"
     return None
 
 
-def _check_outputs(module: torch.nn.Module, book: Book, settings: Settings) -> None:
-    """One forward pass of two rows, so that a wrong model is an error before round one."""
+def _why_not_captured(executor: TorchExecutor) -> str | None:
+    """Data-dependent control flow, an operation that vmap does not know: only trying tells."""
+    book, settings = executor.book, executor.settings
+    models = min(stacked.GROUP, book.runs * (settings.cohort or book.num_clients))
+    width = stacked.width_of(book.sizes, settings.batch_size)
+    try:
+        stacked.captured(executor.model, stacked.shape_of(executor, models, width))
+    except Exception as error:
+        return f"it does not vectorise ({str(error).strip().splitlines()[0]})"
+    return None
+
+
+def _try(module: torch.nn.Module, book: Book, settings: Settings) -> bool:
+    """Two rows through the model, so that a wrong one is an error before round one.
+
+    Returns whether training draws random numbers, in a layer or in `forward` itself.
+    """
     data, classes = book.dataset, len(book.dataset.classes)
-    x = torch.as_tensor(
-        data.features[:2], dtype=getattr(torch, settings.dtype), device=settings.device
-    )
-    with torch.no_grad():
-        out = module.eval()(x)
+    x = torch.tensor(data.features[:2], dtype=getattr(torch, settings.dtype))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        out = _forward(copy.deepcopy(module).eval(), x)
+        before = torch.get_rng_state()
+        _forward(copy.deepcopy(module).train(), x)
+        random = not torch.equal(before, torch.get_rng_state())
     if tuple(out.shape) != (len(x), classes):
         raise FedgftError(
-            f"the model must give one score a class, shape ({len(x)}, {classes}) for {len(x)} rows; "
-            f"it gave {tuple(out.shape)}"
+            f"the model must give one score a class, shape ({len(x)}, {classes}) "
+            f"for {len(x)} rows; it gave {tuple(out.shape)}"
         )
+    return random
+
+
+def _forward(module: torch.nn.Module, x: Tensor) -> Tensor:
+    try:
+        return module(x)
+    except (RuntimeError, ValueError) as error:
+        raise FedgftError(
+            f"the model does not take rows of shape {tuple(x.shape[1:])}: {error}"
+        ) from error

@@ -25,11 +25,11 @@ CHUNK = 16384  # rows in one forward pass of a measurement
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a module lies in its flat vector: parameters, then float buffers."""
+    """Where each tensor of a module lies in its flat vector, in the order of `models.tensors`."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    trained: int  # the length of the parameters' part
+    trained: int  # the length of the part that is trained
 
     def views(self, flat: Tensor, *, first: int = 0) -> dict[str, Tensor]:
         """Named views of a flat vector that begins with tensor number `first`."""
@@ -43,8 +43,8 @@ class Layout:
 
 
 def layout(module: torch.nn.Module) -> Layout:
-    named = list(module.named_parameters())
-    trained = sum(p.numel() for _, p in named)
+    named = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
+    trained = sum(p.numel() for _, p in named if p.requires_grad)
     named += [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
     return Layout(tuple(n for n, _ in named), tuple(t.shape for _, t in named), trained)
 
@@ -73,7 +73,8 @@ class Rows:
         data, self.device = book.dataset, torch.device(settings.device)
         self.dtype = getattr(torch, settings.dtype)
         self.groups, self.classes = len(data.group_names) + 1, len(data.classes)
-        self.features = torch.as_tensor(data.features, dtype=self.dtype, device=self.device)
+        features = np.require(data.features, requirements="W")  # torch warns of read-only memory
+        self.features = torch.as_tensor(features, dtype=self.dtype, device=self.device)
         if self.features.ndim == 4:
             self.features = self.features.contiguous(memory_format=torch.channels_last)
         cell = data.labels * self.groups + data.groups % self.groups
@@ -103,9 +104,11 @@ Trainer = Callable[["TorchExecutor", Task, Tensor, Moments], Tensor]
 
 class TorchExecutor:
     def __init__(
-        self, book: Book, model: Model, settings: Settings, *, name: str, trainer: Trainer
-    ) -> None:
+        self, book: Book, model: Model, settings: Settings, *, name: str, trainer: Trainer,
+        random: bool,
+    ) -> None:  # fmt: skip
         self.book, self.model, self.settings, self.name = book, model, settings, name
+        self.random = random  # training draws random numbers
         self.rows, self.trainer = Rows(book, settings), trainer
         self.module = build(model, book, settings)
         self.layout = layout(self.module)
@@ -147,7 +150,7 @@ class TorchExecutor:
             part = part.to(self.rows.device)
             logits = functional_call(self.module, views, (self.rows.seen(part, run),))
             probs = logits.softmax(-1).double()
-            chosen = torch.nn.functional.one_hot(probs.argmax(-1), probs.shape[-1]).double()
+            chosen = torch.nn.functional.one_hot(probs.argmax(-1), probs.shape[-1]) + 0 * probs
             index = owner * cells + self.rows.cell[part].cpu()
             sums.index_add_(0, index, torch.cat((probs, chosen), 1).cpu())
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.experiments.study import Result, Study
-from fedgft.metrics import Kind, NotEstimableWarning, Tally
+from fedgft.metrics import NotEstimableWarning
 from fedgft.metrics.intervals import floor, gap_interval
 from fedgft.theory import analyse
 
@@ -86,26 +86,23 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
     before, after = history.before[replicate], history.after[replicate]
     names = study.dataset.client_names or tuple(str(k) for k in range(len(after.count)))
     keys = result.federations[replicate].keys
-    contribution = analyse(metric, after, "hard").contributions
-    local = {"before": _local(before, metric), "after": _local(after, metric)}
+    analysis = analyse(metric, after, "hard")
+    contribution = analysis.weights * analysis.contributions  # they add up to the signed gap
+    local_before, local_after = before.gap(metric, "hard"), after.gap(metric, "hard")
     return [
         {"client": names[int(keys[k])] if int(keys[k]) < len(names) else str(keys[k]),
          "rows": int(after.rows()[k]),
          "accuracy_before": _number(before.accuracy()[k]),
          "accuracy_after": _number(after.accuracy()[k]),
-         "gap_hard_before": _number(local["before"][k]),
-         "gap_hard_after": _number(local["after"][k]),
+         "gap_hard_before": _number(local_before[k]),
+         "gap_hard_after": _number(local_after[k]),
          "contribution": _number(contribution[k])}
         for k in range(len(after.count))
     ]  # fmt: skip
 
 
-def _local(tally: Tally, metric: Any, kind: Kind = "hard") -> np.ndarray:
-    return tally.gap(metric, kind)
-
-
 def _heterogeneity(result: Result) -> float | None:
-    """DH, averaged over replicates; None where it is infinite or not defined (metric not proper)."""
+    """DH, averaged over replicates; None where it is infinite or the metric is not proper."""
     after = result.history.after
     if after is None or not result.metric.proper(after.count.shape[-2]):
         return None

@@ -52,7 +52,7 @@ class Study:
     clients: int = 10
     kind: PartitionKind = "dirichlet"
     model: Any = "logistic"
-    init: np.ndarray | None = None
+    init: Callable[[Federation], np.ndarray] | None = None  # parameters to start from
     on_progress: OnProgress = silent
     _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
@@ -73,8 +73,8 @@ class Study:
         if key not in self._known:
             algorithm = self._algorithm(method, metric, strength)
             self._known[key] = self._simulate(
-                f"{method}, {metric.name}, alpha {alpha:g}", federations, algorithm, self.protocol.settings,
-                lr=lr, copies=1,
+                f"{method}, {metric.name}, alpha {alpha:g}", federations, algorithm,
+                self.protocol.settings, lr=lr, copies=1,
             )  # fmt: skip
         return Result(alpha, method, metric, self._known[key], federations, lr, strength)
 
@@ -105,25 +105,37 @@ class Study:
         """Each replicate's learning rate."""
         grid, key = np.array(self.protocol.lr), ("rate", alpha)
         if len(grid) > 1 and key not in self._known:
-            accuracy, _ = self._inner(f"learning rate, alpha {alpha:g}", alpha, fedavg(), None, lr=grid[:, None])
+            accuracy, _ = self._inner(
+                f"learning rate, alpha {alpha:g}", alpha, fedavg(), None, lr=grid[:, None]
+            )
             self._known[key] = grid[np.argmax(accuracy, axis=0)]
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def strength(self, alpha: float, method: str, metric: Metric) -> np.ndarray:
         """Each replicate's lam or beta."""
-        grid, key = np.array(self.protocol.strength(method)), ("strength", alpha, method, metric.name)
+        grid, key = (
+            np.array(self.protocol.strength(method)),
+            ("strength", alpha, method, metric.name),
+        )
         if len(grid) > 1 and key not in self._known:
             each = np.repeat(grid, len(self.seeds))
             accuracy, gap = self._inner(
                 f"strength of {method}, {metric.name}, alpha {alpha:g}", alpha,
-                self._algorithm(method, metric, each), metric, lr=np.tile(self.rate(alpha), (len(grid), 1)),
+                self._algorithm(method, metric, each), metric,
+                lr=np.tile(self.rate(alpha), (len(grid), 1)),
             )  # fmt: skip
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
             self._known[key] = grid[np.argmin(np.where(good & ~np.isnan(gap), gap, np.inf), axis=0)]
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def _inner(
-        self, what: str, alpha: float, algorithm: Algorithm, metric: Metric | None, *, lr: np.ndarray
+        self,
+        what: str,
+        alpha: float,
+        algorithm: Algorithm,
+        metric: Metric | None,
+        *,
+        lr: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Validation accuracy and hard gap, (candidate, replicate), on every inner split."""
         key = ("inner", alpha)
@@ -132,19 +144,23 @@ class Study:
             self._known[key] = [self._scaled(inner_split(f, seed=seed)) for f, seed in pairs]
         copies, settings = len(lr), replace(self.protocol.settings, eval_every=0, eval_on="test")
         rates = np.broadcast_to(lr, (copies, len(self.seeds))).ravel()
-        history = self._simulate(what, self._known[key], algorithm, settings, lr=rates, copies=copies)
+        history = self._simulate(
+            what, self._known[key], algorithm, settings, lr=rates, copies=copies
+        )
         shape, last = (copies, len(self.seeds)), history.test[-1]
         gap = np.full(shape, np.nan) if metric is None else last.gap(metric, "hard").reshape(shape)
         return last.accuracy().reshape(shape), gap
 
     def _simulate(
-        self, what: str, federations: Sequence[Federation], algorithm: Algorithm, settings: Settings,
-        *, lr: np.ndarray, copies: int,
+        self, what: str, federations: Sequence[Federation], algorithm: Algorithm,
+        settings: Settings, *, lr: np.ndarray, copies: int,
     ) -> History:  # fmt: skip
         runs = len(self.seeds) * copies
+        init = None if self.init is None else np.stack([self.init(f) for f in federations] * copies)
         return simulate(
-            list(federations) * copies, self.model, algorithm, settings, seeds=list(self.seeds) * copies,
-            lr=lr, init=self.init, on_round=lambda done, total: self.on_progress(what, runs),
+            list(federations) * copies, self.model, algorithm, settings,
+            seeds=list(self.seeds) * copies, lr=lr, init=init,
+            on_round=lambda done, total: self.on_progress(what, runs),
         )  # fmt: skip
 
     def _algorithm(self, method: str, metric: Metric, strength: np.ndarray) -> Algorithm:
@@ -160,7 +176,9 @@ def check_groups(federation: Federation, metric: Metric) -> None:
     data, classes = federation.dataset, len(federation.dataset.classes)
     if len(data.group_names) < 2:
         found = f"only {data.group_names[0]!r}" if data.group_names else "none"
-        raise FedgftError(f"{data.name}: fairness compares groups, and the group column has {found}")
+        raise FedgftError(
+            f"{data.name}: fairness compares groups, and the group column has {found}"
+        )
     rows = federation.rows
     known = data.groups[rows] >= 0
     count = np.zeros((classes, len(data.group_names)))

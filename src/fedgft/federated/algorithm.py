@@ -12,7 +12,7 @@ FedAvg is the four defaults.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from fedgft.federated.cohort import Cohort, client_means
 from fedgft.federated.penalty import Linearised
 from fedgft.metrics import Tally
 from fedgft.types import FedgftError, Price, Statistics, Weights
-
 
 Cotangents = tuple[Statistics | None, ...]
 
@@ -55,7 +54,7 @@ class Objective:
         return sum(p.price(v, run=every, classes=classes) for p, v in pairs if v is not None)
 
     def local_price(self, own: Tally, *, run: np.ndarray, classes: int) -> Price | float:
-        """The prices each unit sets itself; none where it lacks a row of a group or of the event."""
+        """The prices each unit sets itself; none where it lacks a group or the event."""
         total: Price | float = 0.0
         for penalty in self.local_penalties:
             mean = client_means(penalty.metric, own)
@@ -75,10 +74,12 @@ class Proximal:
             raise FedgftError(f"mu must not be negative, got {self.mu}")
 
 
+@runtime_checkable
 class Weighting(Protocol):
     """Coefficients of the updates; what it wants to see of the clients it says in `sees`."""
 
-    sees: Literal["nothing", "received", "trained"]
+    @property
+    def sees(self) -> Literal["nothing", "received", "trained"]: ...
 
     def init(self, sizes: np.ndarray) -> Any: ...
 
@@ -102,6 +103,7 @@ class BySize:
         return cohort.weight, None
 
 
+@runtime_checkable
 class Server(Protocol):
     """The step on the mean update: state goes in and comes out."""
 

@@ -48,7 +48,7 @@ class FairFed:
     def init(self, sizes: np.ndarray) -> np.ndarray:
         """wbar, (runs, clients)."""
         if self.rule == "authors":
-            return np.full(sizes.shape, 1.0 / sizes.shape[1])
+            sizes = 1.0 * (sizes > 0)
         return sizes / sizes.sum(1, keepdims=True)
 
     def coefficients(
@@ -57,12 +57,14 @@ class FairFed:
         if received is None:  # before the first global model there is nothing to compare
             return cohort.normalised(state[cohort.run, cohort.client]), state
         local = received if trained is None else trained
-        delta = self._distance(cohort, received, local)
+        held = local.rows() > 0  # a client without rows has no distance and no weight
+        delta = np.where(held, self._distance(cohort, received, local), 0.0)
         beta = np.broadcast_to(np.asarray(self.beta, np.float64), (len(state),))[cohort.run]
         if self.rule == "exp":
             return cohort.normalised(cohort.weight * np.exp(-beta * delta)), state
-        mean = cohort.sum(delta) / np.diff(cohort.bounds)
-        raw = np.maximum(state[cohort.run, cohort.client] - beta * (delta - mean[cohort.run]), 0.0)
+        mean = cohort.sum(delta) / np.maximum(cohort.sum(1.0 * held), 1.0)
+        raw = state[cohort.run, cohort.client] - beta * (delta - mean[cohort.run])
+        raw = np.where(held, np.maximum(raw, 0.0), 0.0)
         weight = cohort.normalised(raw)
         kept = state.copy()
         kept[cohort.run, cohort.client] = weight if self.rule == "authors" else raw
@@ -75,8 +77,8 @@ class FairFed:
         gap = np.abs(
             self._signed(own, overall[cohort.run]) - self._signed(overall, overall)[cohort.run]
         )
-        accuracy = local.accuracy()
-        fallback = np.abs(accuracy - cohort.mean(received.accuracy())[cohort.run])
+        accuracy = np.where(received.rows() > 0, received.accuracy(), 0.0)
+        fallback = np.abs(local.accuracy() - cohort.mean(accuracy)[cohort.run])
         return np.where(np.isnan(gap), fallback, gap)
 
     def _signed(self, statistics: Statistics, overall: Statistics) -> np.ndarray:

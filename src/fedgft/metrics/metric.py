@@ -115,7 +115,7 @@ def _probe(metric: Metric, classes: int) -> tuple[np.ndarray, np.ndarray]:
     probe = np.random.default_rng(0).dirichlet(np.ones(classes))
     if not np.allclose(at(probe), slope @ probe + offset, atol=1e-12):
         raise FedgftError(
-            f"metric {metric.name!r} is not affine in the scores, so sums of scores cannot carry it; "
+            f"metric {metric.name!r} is not affine in the scores, so their sums cannot carry it: "
             "it works in fedgft.Penalty, not in the simulator"
         )
     return np.moveaxis(slope, 0, 2), np.moveaxis(offset, 0, -1)

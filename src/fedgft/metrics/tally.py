@@ -1,4 +1,4 @@
-"""What leaves a client: how many rows of each label and group, their scores and decisions, summed."""
+"""What leaves a client: by label and group, the number of rows, and their scores and decisions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

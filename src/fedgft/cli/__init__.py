@@ -1,0 +1,43 @@
+"""The command line: a thin skin over the library. Heavy imports wait until they are needed."""
+
+import sys
+import warnings
+
+from cyclopts import App, CycloptsError
+
+from fedgft.cli import compare, data, demo, predict, train
+from fedgft.cli.console import note
+from fedgft.types import FedgftError
+
+app = App(
+    name="fedgft",
+    help="Measure and train group fairness in federated learning.",
+    version=lambda: _version(),
+)
+for command in (demo.demo, train.train, compare.compare, predict.predict):
+    app.command(command)
+app.command(data.app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit codes: 0 done, 2 something the user can mend (said in one line), 130 interrupted."""
+    warnings.showwarning = lambda message, *rest: note(str(message))
+    try:
+        app(
+            sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False
+        )
+    except (FedgftError, CycloptsError) as error:
+        _fail(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was left half-written", code=130)
+
+
+def _fail(message: str, *, code: int = 2) -> None:
+    sys.stderr.write(f"fedgft: {message}\n")
+    sys.exit(code)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("fedgft")

@@ -1,0 +1,110 @@
+"""`fedgft compare`: one row per combination of method, metric and heterogeneity."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from fedgft.cli.console import bar, comparison, err, note, out, print_json
+from fedgft.cli.options import Flag, Many, Methods, Metrics, Options, check_label
+
+if TYPE_CHECKING:
+    from fedgft.experiments import Result, Study
+    from fedgft.experiments.store import SavedModel
+
+
+def compare(
+    *,
+    methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft"),  # type: ignore[assignment]
+    metrics: Metrics = ("sp",),  # type: ignore[assignment]
+    alpha: Annotated[list[float], Many] = (0.5,),  # type: ignore[assignment]
+    out_: Annotated[Path | None, Parameter(name="--out")] = None,
+    json: Annotated[bool, Flag] = False,
+    options: Options | None = None,
+) -> None:
+    """Train several methods on the same replicates and compare accuracy and gaps.
+
+    Parameters
+    ----------
+    methods
+        fedavg, lrw, lft, fairfed, fedgft.
+    metrics
+        sp, eop, eo, cal, acc, fpr.
+    alpha
+        Dirichlet concentrations: small is heterogeneous.
+    out_
+        Folder for rows.parquet, rounds.parquet and the figure.
+    json
+        Print the rows as JSON, and nothing else, to stdout.
+    """
+    options = options or Options()
+    study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
+    if json:
+        print_json(rows)
+    else:
+        report(study, results, rows)
+    if out_ is not None:
+        for path in save(study, results, rows, out_):
+            err.print(f"wrote {path}", highlight=False)
+
+
+def run(
+    options: Options,
+    methods: list[Any],
+    metrics: list[Any],
+    alphas: list[float],
+    *,
+    folder: Path | None,
+    start: "SavedModel | None" = None,
+) -> tuple["Study", list["Result"], list[dict[str, Any]]]:
+    """Check everything that can be checked first, then train all cells under one progress bar."""
+    from fedgft.experiments import row
+    from fedgft.experiments.store import open_folder
+    from fedgft.metrics import get_metric
+    from fedgft.types import FedgftError
+
+    options.check()
+    for alpha in alphas:
+        if not 0 < alpha < float("inf"):
+            raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
+    if folder is not None:
+        open_folder(folder)
+    with bar() as progress:
+        dataset = options.load(progress.fetch)
+        check_label(dataset, metrics)
+        study = options.study(dataset, progress.advance, start=start)
+        progress.expect(study.work(alphas, methods, metrics))
+        results = [
+            study.run(alpha, method, get_metric(metric))
+            for alpha in alphas for metric in metrics for method in methods
+        ]  # fmt: skip
+    for text in dataset.notes:
+        note(text)
+    return study, results, [row(study, result) for result in results]
+
+
+def report(study: "Study", results: list["Result"], rows: list[dict[str, Any]]) -> None:
+    from fedgft.experiments import chosen
+
+    out.print(comparison(rows))
+    for result in results:
+        words = chosen(study, result)
+        if words:
+            cell = f"{result.method}, {result.metric.name}, alpha {result.alpha:g}"
+            note(f"{cell}: on inner splits chose {words}")
+
+
+def save(
+    study: "Study", results: list["Result"], rows: list[dict[str, Any]], folder: Path
+) -> list[Path]:
+    from fedgft.experiments import round_rows
+    from fedgft.experiments.store import write_rows
+    from fedgft.report.figures import save as save_figure
+    from fedgft.report.figures import trajectories
+
+    each = [line for result in results for line in round_rows(study, result)]
+    return [
+        write_rows(rows, folder / "rows.parquet"),
+        write_rows(each, folder / "rounds.parquet"),
+        *save_figure(trajectories(study, results), folder, "rounds"),
+    ]

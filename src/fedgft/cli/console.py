@@ -1,0 +1,145 @@
+"""Tables on stdout, progress and notes on stderr."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+Row = dict[str, Any]
+
+out = Console()
+err = Console(stderr=True, highlight=False)
+
+
+def note(text: str) -> None:
+    err.print(f"[dim]note:[/dim] {escape(text)}", soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Nothing else ever goes to stdout beside it."""
+    json.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+@dataclass
+class Bar:
+    """One bar over all the work, with the time that is left."""
+
+    progress: Any
+    task: Any = None
+    fetches: dict[str, Any] = field(default_factory=dict)
+
+    def expect(self, total: int) -> None:
+        self.task = self.progress.add_task("training", total=total)
+
+    def advance(self, what: str, amount: int) -> None:
+        self.progress.update(self.task, description=escape(what), advance=amount)
+
+    def fetch(self, what: str, done: int, total: int | None) -> None:
+        if what not in self.fetches:
+            self.fetches[what] = self.progress.add_task(escape(what), total=total)
+        self.progress.update(self.fetches[what], completed=done, total=total)
+
+
+@contextmanager
+def bar() -> Iterator[Bar]:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as progress:
+        yield Bar(progress)
+
+
+def points(value: float | None, spread: float | None = None) -> str:
+    """A fraction as percentage points; null is said in words."""
+    if value is None:
+        return "not estimable"
+    text = f"{100 * value:.1f}"
+    return text if spread is None else f"{text}[dim]±{100 * spread:.1f}[/dim]"
+
+
+def comparison(rows: Sequence[Row]) -> Table:
+    """Method by method, the protocol's headline gap in bold. All numbers in percentage points."""
+    first, heldout = rows[0], rows[0]["protocol"] == "heldout"
+    where = "held out" if heldout else "test"
+    table = _table(
+        f"{escape(first['data'])}, protocol {first['protocol']}, {first['seeds']} replicates\n"
+        "accuracy, and gaps between groups, in percentage points (mean±sd)"
+    )
+    table.add_column("method")
+    for name in ("accuracy", f"decisions\n{where}", "95%\ninterval", "by\nchance",
+                 "decisions\nclients", "scores\nclients", f"scores\n{where}"):  # fmt: skip
+        table.add_column(name, justify="right")
+    last = None
+    for row in rows:
+        cell = (row["metric"], row["alpha"])
+        if cell != last:
+            if last is not None:
+                table.add_section()
+            table.add_row(f"[bold]{row['metric']}[/bold] α={row['alpha']:g}")
+        last = cell
+        table.add_row(*_cells(row, heldout=heldout))
+    return table
+
+
+def _table(title: str) -> Table:
+    from rich import box
+
+    return Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def _cells(row: Row, *, heldout: bool) -> list[str]:
+    from fedgft.report.figures import NAMES
+
+    low, high = row["gap_hard_test_low"], row["gap_hard_test_high"]
+    hard = points(row["gap_hard_test"], row["gap_hard_test_sd"])
+    soft = points(row["gap_soft"], row["gap_soft_sd"])
+    return [
+        NAMES[row["method"]],
+        points(row["accuracy"], row["accuracy_sd"]),
+        f"[bold]{hard}[/bold]" if heldout else hard,
+        "" if low is None else f"{100 * low:.1f}-{100 * high:.1f}",
+        points(row["floor"]),
+        points(row["gap_hard"], row["gap_hard_sd"]),
+        soft if heldout else f"[bold]{soft}[/bold]",
+        points(row["gap_soft_test"], row["gap_soft_test_sd"]),
+    ]
+
+
+def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
+    """Every client before and after; the largest first where there are many."""
+    table = _table("the first replicate's clients before and after, percentage points")
+    for name in ("client", "rows", "accuracy\nbefore", "accuracy\nafter", "decision gap\nbefore",
+                 "decision gap\nafter", "adds to the\nglobal gap"):  # fmt: skip
+        table.add_column(name, justify="left" if name == "client" else "right")
+    for row in sorted(rows, key=lambda r: -r["rows"])[:most]:
+        table.add_row(
+            escape(row["client"]), f"{row['rows']:,}",
+            points(row["accuracy_before"]), points(row["accuracy_after"]),
+            points(row["gap_hard_before"]), points(row["gap_hard_after"]),
+            points(row["contribution"]),
+        )  # fmt: skip
+    if len(rows) > most:
+        table.caption = f"the {most} largest of {len(rows):,} clients"
+    return table

@@ -1,0 +1,161 @@
+"""The options that `train` and `compare` share, and the study they ask for."""
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    from fedgft.data import Dataset, Progress
+    from fedgft.experiments import Protocol, Study
+    from fedgft.experiments.store import SavedModel
+    from fedgft.experiments.study import OnProgress
+
+Flag = Parameter(negative="")
+Many = Parameter(consume_multiple=True, negative="")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    data: str = "adult"
+    "adult, compas, synthetic, or a CSV or Parquet file."
+    label: str | None = None
+    "The label's column (for a file)."
+    group: str | None = None
+    "The group's column; several with commas give their intersections."
+    client: str | None = None
+    "The client's column; it becomes the partition."
+    split: str | None = None
+    "A column that says train or test."
+    positive: str | None = None
+    "Which of two label values is the positive one."
+    protocol: Literal["heldout", "paper"] = "heldout"
+    "heldout: disjoint test rows, what to trust. paper: as the published numbers were made."
+    seeds: int = 20
+    "Replicates; they run side by side."
+    seed: int = 0
+    "The first replicate's seed; the others follow."
+    clients: int = 10
+    "Number of clients."
+    partition: Literal["dirichlet", "iid", "pure", "column"] | None = None
+    "How rows are dealt to clients [default: dirichlet; column where --client is given]."
+    model: Literal["logistic", "mlp"] = "logistic"
+    "The model."
+    lam: float | None = None
+    "Strength of fedgft and lft [default: the protocol's]."
+    beta: float | None = None
+    "Strength of fairfed [default: the protocol's]."
+    penalty: Literal["l1", "l2", "half"] | None = None
+    "J(F): x, x^2 or x^2/2."
+    lr: float | None = None
+    "Local learning rate [default: the protocol's]."
+    rounds: int | None = None
+    "Communication rounds [default: the protocol's]."
+    epochs: int | None = None
+    "Local epochs a round."
+    batch_size: int | None = None
+    "Rows in a local batch."
+    optimizer: Literal["adam", "adamw", "sgd", "momentum"] | None = None
+    "Local optimiser."
+    state: Literal["keep", "reset", "reset-first"] | None = None
+    "What a local optimiser remembers of the last round."
+    schedule: Literal["constant", "cosine", "step"] | None = None
+    "How the learning rate falls over the rounds."
+    weight_decay: float | None = None
+    "Weight decay of the local optimiser."
+    cohort: int | None = None
+    "Clients that take part in a round [default: all]."
+    sampling: Literal["size", "uniform"] | None = None
+    "size: drawn with probability n_k/n, with replacement. uniform: without."
+    eval_every: int | None = None
+    "Measure every so many rounds; 0: after the last."
+    executor: Literal["auto", "fused", "stacked", "sequential"] | None = None
+    "Which part of the simulator computes it."
+    device: str | None = None
+    "cpu or cuda."
+    dtype: Literal["float32", "float64"] | None = None
+    "Precision."
+    threads: int | None = None
+    "CPU threads; results do not depend on them."
+
+    def settled(self) -> "Protocol":
+        """The protocol with what the user set himself."""
+        from fedgft.experiments import get_protocol
+
+        protocol = get_protocol(self.protocol)
+        names = {f.name for f in fields(protocol.settings)}
+        given = {n: getattr(self, n) for n in names & {f.name for f in fields(self)}}
+        given = {n: v for n, v in given.items() if v is not None and n != "optimizer"}
+        optimizer = protocol.settings.optimizer
+        if self.optimizer is not None:
+            optimizer = replace(optimizer, rule=self.optimizer)
+        if self.weight_decay is not None:
+            optimizer = replace(optimizer, weight_decay=self.weight_decay)
+        settings = replace(protocol.settings, optimizer=optimizer, **given)
+        return replace(
+            protocol,
+            settings=settings,
+            penalty=self.penalty or protocol.penalty,
+            lr=protocol.lr if self.lr is None else (self.lr,),
+            lam=protocol.lam if self.lam is None else (self.lam,),
+            beta=protocol.beta if self.beta is None else (self.beta,),
+        )
+
+    def check(self) -> None:
+        """What can be seen to be wrong before any data is read."""
+        if self.seeds < 1:
+            raise FedgftError(f"--seeds must be at least 1, got {self.seeds}")
+        if self.seed < 0:
+            raise FedgftError(f"--seed must not be negative, got {self.seed}")
+        for name in ("lam", "beta"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise FedgftError(f"--{name} must be a number >= 0, got {value:g}")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise FedgftError(f"--lr must be a positive number, got {self.lr:g}")
+        if self.partition == "column" and self.client is None:
+            raise FedgftError("--partition column needs --client, the column that names the client")
+        self.settled()
+
+    def load(self, on_fetch: "Progress") -> "Dataset":
+        from fedgft.data import load
+        from fedgft.data.synthetic import synthetic
+
+        if self.data == "synthetic":
+            return synthetic(seed=self.seed)
+        return load(self.data, label=self.label, group=self.group, client=self.client,
+                    split=self.split, positive=self.positive, on_progress=on_fetch)  # fmt: skip
+
+    def study(
+        self, dataset: "Dataset", on_progress: "OnProgress", *, start: "SavedModel | None" = None
+    ) -> "Study":
+        from fedgft.experiments import Study
+
+        kind = self.partition or ("dirichlet" if self.client is None else "column")
+        clients = len(dataset.client_names) if kind == "column" else self.clients
+        protocol = self.settled()
+        protocol.settings.check_cohort(clients)
+        return Study(
+            dataset, protocol, range(self.seed, self.seed + self.seeds), clients=clients, kind=kind,
+            model=self.model, init=None if start is None else start.start, on_progress=on_progress,
+        )  # fmt: skip
+
+
+MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft"]
+MetricName = Literal["sp", "eop", "eo", "cal", "acc", "fpr"]
+Methods = Annotated[list[MethodName], Many]
+Metrics = Annotated[list[MetricName], Many]
+POSITIVE = ("eop", "cal", "fpr")  # these ask for the positive class
+
+
+def check_label(dataset: "Dataset", metrics: list[MetricName]) -> None:
+    for metric in metrics:
+        if metric in POSITIVE and len(dataset.classes) != 2:
+            raise FedgftError(
+                f"--metric {metric} needs a label with two values, and that of {dataset.name} has "
+                f"{len(dataset.classes)} ({', '.join(dataset.classes[:4])}, ...); "
+                "sp, eo and acc take any number"
+            )

@@ -1,0 +1,40 @@
+"""`fedgft predict`: a saved model on a raw table."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from fedgft.cli.console import err, note
+
+
+def predict(
+    model: Path,
+    file: Path,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+) -> None:
+    """Apply a saved model: the table again, with the columns score and decision behind its own.
+
+    Parameters
+    ----------
+    model
+        A model.safetensors that `fedgft train` wrote.
+    file
+        CSV or Parquet with the columns the model was trained on.
+    out
+        A .csv or .parquet file; without it CSV goes to stdout.
+    """
+    from fedgft.data import read_frame
+    from fedgft.experiments.store import load_model, write_frame
+
+    saved = load_model(model)
+    table, notes = saved.predict(read_frame(file), source=str(file))
+    for text in notes:
+        note(text)
+    if out is None:
+        sys.stdout.write(table.write_csv())
+    else:
+        err.print(f"wrote {write_frame(table, out)}", highlight=False)

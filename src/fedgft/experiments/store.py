@@ -1,0 +1,151 @@
+"""Files: rows as Parquet, models as safetensors. Each is written whole or not at all."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgft.data import Encoder, Federation
+from fedgft.data.scaling import raw_scaling
+from fedgft.experiments.study import Result, Study
+from fedgft.models import get_model
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMAT = "fedgft-model-1"
+
+
+def open_folder(path: str | Path) -> Path:
+    """Make the folder and see that it can be written, before any work is done for it."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".fedgft-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
+    return folder
+
+
+def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    import polars as pl
+
+    part = path.with_name(f".{path.name}.part")
+    pl.DataFrame(rows, infer_schema_length=None).write_parquet(part)
+    os.replace(part, path)
+    return path
+
+
+def write_frame(frame: "pl.DataFrame", path: Path) -> Path:
+    """A table for people: CSV or Parquet by the ending."""
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise FedgftError(f"--out {path}: the ending must be .csv or .parquet")
+    open_folder(path.parent)
+    part = path.with_name(f".{path.name}.part")
+    write = frame.write_csv if path.suffix.lower() == ".csv" else frame.write_parquet
+    write(part)
+    os.replace(part, path)
+    return path
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A trained model with everything it takes to apply it to a raw table."""
+
+    layers: list[tuple[np.ndarray, np.ndarray]]  # weight (out, in) and bias of each linear layer
+    mean: np.ndarray
+    spread: np.ndarray
+    about: dict[str, Any]
+
+    def start(self, federation: Federation) -> np.ndarray:
+        """Flat parameters that give the same scores under this federation's own scaling."""
+        if tuple(self.about["columns"]) != federation.dataset.columns:
+            raise FedgftError(
+                "--init: the model was trained on other columns than this data set has"
+            )
+        mean, spread = raw_scaling(federation)
+        (weight, bias), *rest = self.layers
+        first = (
+            weight * (spread / self.spread),
+            bias + weight @ ((mean - self.mean) / self.spread),
+        )
+        return np.concatenate([part.ravel() for layer in (first, *rest) for part in layer])
+
+    def scores(self, features: np.ndarray) -> np.ndarray:
+        """(n, classes): softmax of linear layers with ReLU between them."""
+        x = (features - self.mean) / self.spread
+        for i, (weight, bias) in enumerate(self.layers):
+            x = (np.maximum(x, 0) if i else x) @ weight.T + bias
+        x = np.exp(x - x.max(axis=1, keepdims=True))
+        return x / x.sum(axis=1, keepdims=True)
+
+    def predict(
+        self, frame: "pl.DataFrame", *, source: str
+    ) -> tuple["pl.DataFrame", tuple[str, ...]]:
+        """The table with `score` and `decision` behind its own columns, and what was noticed."""
+        import polars as pl
+
+        if self.about["encoder"] is None:
+            raise FedgftError("the model was trained on synthetic rows, which have no raw columns")
+        features, notes = Encoder.from_json(self.about["encoder"]).encode(frame, source=source)
+        scores, classes = self.scores(features), self.about["classes"]
+        decision = pl.Series("decision", [classes[i] for i in scores.argmax(1)])
+        if len(classes) == 2:
+            columns = [pl.Series("score", scores[:, 1])]
+        else:
+            columns = [pl.Series(f"score_{c}", scores[:, i]) for i, c in enumerate(classes)]
+        return frame.with_columns(*columns, decision), notes
+
+
+def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path:
+    """Parameters by their torch names, the scaler, and how a raw table becomes features."""
+    from safetensors.numpy import save_file
+
+    data = study.dataset
+    width, classes = data.features.shape[1], len(data.classes)
+    shapes = get_model(study.model).shapes(features=width, classes=classes)
+    flat, at, tensors = result.history.params[replicate], 0, {}
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        tensors[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
+        at += size
+    mean, spread = raw_scaling(result.federations[replicate])
+    tensors |= {"scaler.mean": mean, "scaler.spread": spread}
+    about = {
+        "format": FORMAT, "data": data.name, "method": result.method, "metric": result.metric.name,
+        "protocol": study.protocol.name, "seed": int(study.seeds[replicate]),
+        "columns": data.columns,
+        "classes": data.classes, "groups": data.group_names, "model": get_model(study.model).name,
+        "encoder": None if data.encoder is None else data.encoder.to_json(),
+    }  # fmt: skip
+    part = path.with_name(f".{path.name}.part")
+    save_file(tensors, part, metadata={"fedgft": json.dumps(about)})
+    os.replace(part, path)
+    return path
+
+
+def load_model(path: str | Path) -> SavedModel:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads((file.metadata() or {}).get("fedgft", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise FedgftError(f"{path}: no such file") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise FedgftError(f"{path}: not a model file ({error})") from error
+    if about.get("format") != FORMAT:
+        raise FedgftError(f"{path}: not a model that fedgft saved (no {FORMAT!r} in its header)")
+    mean, spread = tensors.pop("scaler.mean"), tensors.pop("scaler.spread")
+    names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
+    order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
+    layers = [(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in order]
+    return SavedModel(layers, mean, spread, about)

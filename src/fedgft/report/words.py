@@ -1,0 +1,51 @@
+"""What was found, in words: sentences made from rows, and from nothing else."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgft.report.figures import NAMES
+
+Row = dict[str, Any]
+
+
+def findings(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
+    """Two sentences about one cell: what FedGFT changes, and what the local methods do."""
+    by = {row["method"]: row for row in rows}
+    if "fedavg" not in by or "fedgft" not in by:
+        return ""
+    plain, fair = by["fedavg"], by["fedgft"]
+    if plain["gap_hard_test"] is None or fair["gap_hard_test"] is None:
+        return (
+            f"The held-out gap in {title} is not estimable: a group has no test row of the event."
+        )
+    first = (
+        f"On people nobody trained on, FedAvg's decisions differ between {_join(groups)} by "
+        f"{_points(plain)} ({title}); FedGFT's differ by {_points(fair)}, where a perfectly fair "
+        f"model would show about {100 * fair['floor']:.1f} by chance, and it is right in "
+        f"{100 * fair['accuracy']:.1f}% of cases against {100 * plain['accuracy']:.1f}%."
+    )
+    local = [
+        by[m] for m in ("lrw", "lft", "fairfed") if by.get(m, {}).get("gap_hard_test") is not None
+    ]
+    if not local:
+        return first
+    best = min(local, key=lambda row: row["gap_hard_test"])
+    gap = 100 * best["gap_hard_test"]
+    verdict = (
+        "leaves" if best["gap_hard_test"] > fair["gap_hard_test"] else "does better here and leaves"
+    )
+    second = (
+        f"Making each client fair on its own is not the same thing: the best of the local methods, "
+        f"{NAMES[best['method']]}, {verdict} {gap:.1f} points "
+        f"at {100 * best['accuracy']:.1f}% accuracy."
+    )
+    return f"{first} {second}"
+
+
+def _points(row: Row) -> str:
+    low, high = 100 * row["gap_hard_test_low"], 100 * row["gap_hard_test_high"]
+    return f"{100 * row['gap_hard_test']:.1f} points (95% interval {low:.1f} to {high:.1f})"
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]

@@ -1,0 +1,169 @@
+"""Federated training in ordinary, slow PyTorch: the reference that the engine is held against.
+
+One module a client, torch.optim, autograd through the loss, the paper's formulas written out, and
+Python lists. It shares one thing with the library: the order in which a client reads its rows.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedgft.engine.schedule import batches, keys
+from formulas import (
+    Client,
+    FairFed,
+    Method,
+    Parts,
+    gap,
+    mean_parts,
+    measure,
+    parts,
+    row_weights,
+    slope,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    rates: tuple[float, ...] = (0.05, 0.05, 0.05)  # the learning rate of each round
+    epochs: int = 1
+    batch_size: int = 8
+    optimizer: Callable = torch.optim.Adam
+    state: str = "reset"
+    fixed: bool = False
+    starts: tuple[nn.Module, ...] | None = None  # round 1: every client its own
+    cohorts: tuple[list[tuple[int, float]], ...] | None = None  # who, and with which weight
+
+
+class ResetFirst:
+    """Adam that can forget its first moment and how old that is, but keeps the second."""
+
+    def __init__(self, parameters, lr: float, **options) -> None:
+        self.parameters, self.param_groups = list(parameters), [{"lr": lr}]
+        self.v, self.v_steps = [torch.zeros_like(p) for p in self.parameters], 0
+        self.clear()
+
+    def clear(self) -> None:
+        self.m, self.m_steps = [torch.zeros_like(p) for p in self.parameters], 0
+
+    def zero_grad(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.m_steps, self.v_steps = self.m_steps + 1, self.v_steps + 1
+        for p, m, v in zip(self.parameters, self.m, self.v, strict=True):
+            m.mul_(0.9).add_(p.grad, alpha=0.1)
+            v.mul_(0.999).add_(p.grad**2, alpha=0.001)
+            first, second = m / (1 - 0.9**self.m_steps), v / (1 - 0.999**self.v_steps)
+            p -= self.param_groups[0]["lr"] * first / (second.sqrt() + 1e-8)
+
+
+class Worker:
+    """One client: its rows, its own module and optimiser."""
+
+    def __init__(self, client: Client, module: nn.Module, method: Method, plan: Plan, seed: int):
+        self.client, self.model = client, copy.deepcopy(module)
+        self.method, self.plan, self.seed = method, plan, seed
+        reweighs = method.name in ("lrw", "fairfed")
+        self.weights = row_weights(client) if reweighs else torch.ones(len(client.y)).double()
+        self.optimizer = self.new_optimizer()
+
+    def new_optimizer(self):
+        make = ResetFirst if self.plan.state == "reset-first" else self.plan.optimizer
+        return make(self.model.parameters(), lr=self.plan.rates[0])
+
+    def train(self, t: int, start: nn.Module, constants: tuple[float, Parts] | None) -> nn.Module:
+        """The epochs of round t, from `start`."""
+        self.model.load_state_dict(start.state_dict())
+        if self.plan.state == "reset":
+            self.optimizer = self.new_optimizer()
+        if self.plan.state == "reset-first":
+            self.optimizer.clear()
+        self.optimizer.param_groups[0]["lr"] = self.plan.rates[t]
+        for epoch in range(self.plan.epochs):
+            if self.method.name == "lft":
+                own, _ = measure(self.model, self.client, self.method.metric)
+                known = gap(own) is not None
+                constants = (slope(gap(own), self.method.penalty), own) if known else None
+            self.epoch(t, epoch, start, constants)
+        return copy.deepcopy(self.model)
+
+    def epoch(self, t: int, epoch: int, start: nn.Module, constants) -> None:
+        mine = keys(self.seed, self.client.key)
+        fresh = int(keys(mine, 1 + t, epoch))
+        torch.manual_seed(fresh)
+        order = int(mine) if self.plan.fixed else fresh
+        rows = np.arange(len(self.client.y))
+        for batch in batches(rows, seed=order, batch_size=self.plan.batch_size):
+            self.optimizer.zero_grad()
+            self.loss(torch.as_tensor(batch), start, constants).backward()
+            self.optimizer.step()
+
+    def loss(self, batch: Tensor, start: nn.Module, constants) -> Tensor:
+        y, a = self.client.y[batch], self.client.a[batch]
+        logits = self.model.train()(self.client.x[batch])
+        loss = (self.weights[batch] * cross_entropy(logits, y, reduction="none")).mean()
+        if constants is not None:  # lambda C F_k, with the constants' b and d
+            c, at = constants
+            here = parts(logits.softmax(-1)[:, 1], y, a, self.method.metric)
+            loss = loss + self.method.strength * c * (here.a / at.b - here.c / at.d)
+        if self.method.mu:
+            pairs = zip(self.model.parameters(), start.parameters(), strict=True)
+            loss = loss + self.method.mu / 2 * sum(((p - q.detach()) ** 2).sum() for p, q in pairs)
+        return loss
+
+
+def federate(
+    clients: list[Client],
+    module: nn.Module,
+    method: Method = Method(),  # noqa: B008, frozen
+    plan: Plan = Plan(),  # noqa: B008
+    *,
+    seed: int = 0,
+) -> np.ndarray:
+    """The global model after all rounds, flat: parameters, then floating-point buffers."""
+    sizes, model, constants = [len(c.y) for c in clients], copy.deepcopy(module), None
+    workers = [Worker(client, module, method, plan, seed) for client in clients]
+    fairfed = FairFed(method, sizes)
+    everybody = [(k, n / sum(sizes)) for k, n in enumerate(sizes)]
+    for t in range(len(plan.rates)):
+        cohort = plan.cohorts[t] if plan.cohorts else everybody
+        who, weights = [k for k, _ in cohort], [w for _, w in cohort]
+        own = plan.starts is not None and t == 0
+        received = None if own else [measure(model, clients[k], method.metric) for k in who]
+        if method.name == "fedgft" and received is not None:
+            constants = const_update(received, weights, method, constants)
+        trained = [workers[k].train(t, plan.starts[k] if own else model, constants) for k in who]
+        if method.name == "fairfed":
+            pairs = zip(trained, who, strict=True)
+            after = [measure(m, clients[k], method.metric) for m, k in pairs]
+            weights = fairfed.weights(cohort, received, after)
+        model.load_state_dict(average(trained, weights))
+    return flat(model)
+
+
+def const_update(received: list, weights: list[float], method: Method, last):
+    """C and the global b and d; the last ones stay where a group has no row of the event."""
+    total = mean_parts([p for p, _ in received], weights)
+    return last if gap(total) is None else (slope(gap(total), method.penalty), total)
+
+
+def average(models: list[nn.Module], weights: list[float]) -> dict[str, Tensor]:
+    states = [m.state_dict() for m in models]
+    return {
+        name: sum(w * s[name] for w, s in zip(weights, states, strict=True))
+        if value.is_floating_point() else value
+        for name, value in states[0].items()
+    }  # fmt: skip
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    buffers = [b for b in model.buffers() if b.is_floating_point()]
+    return torch.cat([t.detach().flatten() for t in (*model.parameters(), *buffers)]).numpy()

@@ -1,0 +1,91 @@
+"""A small federation with every kind of client that has gone wrong somewhere, in float64."""
+
+import numpy as np
+import torch
+
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.engine import History, Settings, simulate
+from fedgft.federated import Algorithm
+from fedgft.models import get_model
+from fedgft.optim import Optimizer
+from formulas import Client
+
+# size, groups and labels to draw from: mixed, one group, the other, no row of the event, one row,
+# rows without a recorded group
+CLIENTS = [
+    (40, (0, 1), (0, 1)),
+    (17, (0,), (0, 1)),
+    (23, (1,), (0, 1)),
+    (12, (0, 1), (0,)),
+    (1, (1,), (1,)),
+    (31, (0, 1, -1), (0, 1)),
+]
+TEST = (25, (0, 1, -1), (0, 1))
+EXECUTORS = ("fused", "stacked", "sequential")
+
+
+def dataset(parts: list, *, features: int = 4, seed: int = 0, classes: int = 2, groups: int = 2):
+    """Rows in the order of `parts`; the label can be seen, and so can the group."""
+    rng = np.random.default_rng(seed)
+    group = np.concatenate([rng.choice(which, size) for size, which, _ in parts]).astype(np.int64)
+    label = np.concatenate([rng.choice(which, size) for size, _, which in parts]).astype(np.int64)
+    x = rng.standard_normal((len(label), features))
+    x[:, 0] += 0.7 * label
+    x[:, 1] += 0.9 * group - 0.3 * label * group
+    names = tuple(f"x{i}" for i in range(features))
+    return Dataset("small", x, label, group, names, tuple(map(str, range(classes))),
+                   tuple(map(str, range(groups))))  # fmt: skip
+
+
+def federation(parts: list = CLIENTS, **options) -> Federation:
+    data = dataset([*parts, TEST], **options)
+    offsets = np.concatenate(([0], np.cumsum([size for size, _, _ in parts]))).astype(np.int64)
+    rows = np.arange(len(data), dtype=np.int32)
+    return Federation(data, rows[: offsets[-1]], offsets, rows[offsets[-1] :])
+
+
+def several(groups: int = 2, classes: int = 2) -> Federation:
+    """Five clients, each of them with its own share of every group and class."""
+    parts = [(size, tuple(range(groups)), tuple(range(classes))) for size in (30, 22, 9, 41, 16)]
+    return federation(parts, groups=groups, classes=classes)
+
+
+def reordered(made: Federation, order: list[int]) -> Federation:
+    """The same clients, in another order or some of them only; each keeps its key."""
+    rows = [made.client(k) for k in order]
+    offsets = np.concatenate(([0], np.cumsum([len(r) for r in rows]))).astype(np.int64)
+    keys = made.keys[order]
+    return Federation(made.dataset, np.concatenate(rows), offsets, made.test,
+                      made.mean, made.spread, keys)  # fmt: skip
+
+
+def clients(made: Federation) -> list[Client]:
+    """What the plain loop is given: tensors, as the model sees them."""
+    data, out = made.dataset, []
+    for k in range(made.num_clients):
+        rows = made.client(k)
+        x = data.features[rows]
+        if made.mean is not None and made.spread is not None:
+            x = (x - made.mean) / made.spread
+        y, a = torch.tensor(data.labels[rows]), torch.tensor(data.groups[rows])
+        out.append(Client(torch.tensor(x), y, a, int(made.keys[k])))
+    return out
+
+
+def module(made: Federation, model="logistic", *, seed: int = 0) -> torch.nn.Module:
+    """The module with the start that a run of this seed has."""
+    sizes = {"features": made.dataset.features.shape[1], "classes": len(made.dataset.classes)}
+    built = get_model(model).module(**sizes).double()
+    start = torch.tensor(get_model(model).init(seed, **sizes))
+    torch.nn.utils.vector_to_parameters(start, built.parameters())
+    return built
+
+
+SGD = Optimizer("sgd")
+
+
+def run(made: Federation, algorithm: Algorithm, *, executor: str = "auto", model="logistic",
+        seed: int = 0, lr: float = 0.05, init=None, **options) -> History:  # fmt: skip
+    """One run in float64: three rounds of small batches unless told otherwise."""
+    chosen = {"rounds": 3, "batch_size": 8, "dtype": "float64", "executor": executor} | options
+    return simulate([made], model, algorithm, Settings(**chosen), seeds=[seed], lr=lr, init=init)

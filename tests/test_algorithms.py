@@ -1,0 +1,188 @@
+"""The laws of an algorithm, and every method against the plain loop."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from formulas import Method
+from plain import federate
+from small import CLIENTS, EXECUTORS, SGD, clients, federation, module, reordered, run, several
+
+from fedgft.federated import Algorithm, Proximal, fairfed, fedavg, fedgft, get_method, lft, lrw
+from fedgft.metrics import CATALOG, get_metric
+from fedgft.types import FedgftError
+
+PLAIN = {"rtol": 0, "atol": 1e-10}  # Adam divides by the root of a gradient that may be tiny
+EXACT = {"rtol": 0, "atol": 1e-12}  # sums in another order
+
+every_executor = pytest.mark.parametrize("executor", EXECUTORS)
+
+METHODS = [
+    Method("fedavg"),
+    Method("lrw"),
+    *(Method("lft", metric, 3.0) for metric in ("sp", "eop")),
+    *(Method("fairfed", "sp", 0.7, rule=rule) for rule in ("subtract", "authors", "exp")),
+    Method("fairfed", "eop", 0.7),
+    *(Method("fedgft", "sp", 5.0, penalty=penalty) for penalty in ("l1", "l2", "half")),
+    Method("fedgft", "eop", 5.0, penalty="l2"),
+]
+names = [f"{m.name}-{m.metric}-{m.penalty}-{m.rule}" for m in METHODS]
+
+
+def algorithm(method: Method) -> Algorithm:
+    metric = get_metric(method.metric)
+    made = get_method(
+        method.name, metric, method.strength, penalty=method.penalty, rule=method.rule
+    )
+    return replace(made, correction=Proximal(method.mu))
+
+
+@every_executor
+@pytest.mark.parametrize("method", METHODS, ids=names)
+def test_equals_the_plain_loop(method: Method, executor: str) -> None:
+    made = federation()
+    expected = federate(clients(made), module(made), method)
+    found = run(made, algorithm(method), executor=executor)
+    np.testing.assert_allclose(found.params[0], expected, **PLAIN)
+
+
+@every_executor
+@pytest.mark.parametrize("method", [Method("fedavg", mu=0.4), Method("fedgft", "sp", 5.0, mu=0.4)])
+def test_fedprox_equals_the_plain_loop(method: Method, executor: str) -> None:
+    made = federation()
+    expected = federate(clients(made), module(made), method)
+    found = run(made, algorithm(method), executor=executor)
+    np.testing.assert_allclose(found.params[0], expected, **PLAIN)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=names)
+def test_methods_differ(method: Method) -> None:
+    """So that the tests above cannot pass by computing FedAvg throughout."""
+    made, others = federation(), [m for m in METHODS if m != method]
+    mine = run(made, algorithm(method)).params
+    assert all(np.abs(run(made, algorithm(m)).params - mine).max() > 1e-4 for m in others)
+
+
+@every_executor
+@pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
+def test_lam_zero_is_bit_equal_to_fedavg(metric, executor: str) -> None:
+    made = federation()
+    expected = run(made, fedavg(), executor=executor).params
+    for method in (fedgft(metric, 0.0), lft(metric, 0.0)):
+        np.testing.assert_array_equal(run(made, method, executor=executor).params, expected)
+
+
+@every_executor
+def test_mu_zero_is_bit_equal_to_fedavg(executor: str) -> None:
+    made = federation()
+    prox = run(made, Algorithm(correction=Proximal(0.0)), executor=executor)
+    np.testing.assert_array_equal(prox.params, run(made, fedavg(), executor=executor).params)
+
+
+def test_beta_zero_is_local_reweighing() -> None:
+    made = federation()
+    expected = run(made, lrw()).params
+    for rule in ("subtract", "exp"):
+        found = run(made, fairfed(CATALOG["sp"], 0.0, rule=rule)).params
+        np.testing.assert_allclose(found, expected, **EXACT)
+
+
+def rates(name: str, probs: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> list:
+    """[condition][group], by the definition of each metric on pooled rows."""
+    groups, classes = range(int(a.max()) + 1), range(1, probs.shape[1])
+
+    def mean(values: torch.Tensor, where: torch.Tensor) -> list[torch.Tensor]:
+        return [values[where & (a == g)].mean() for g in groups]
+
+    everywhere = torch.ones_like(y, dtype=torch.bool)
+    right = probs.gather(1, y[:, None])[:, 0]
+    ratio = [[(probs[:, c] * (y == c))[a == g].sum() / probs[a == g, c].sum() for g in groups]
+             for c in classes]  # fmt: skip
+    return {
+        "sp": [mean(probs[:, c], everywhere) for c in classes],
+        "eop": [mean(probs[:, c], y == c) for c in classes],
+        "eo": [mean(probs[:, c], y == label) for label in range(max(classes) + 1) for c in classes],
+        "cal": ratio,
+        "acc": [mean(right, everywhere)],
+        "fpr": [mean(probs[:, c], y != c) for c in classes],
+    }[name]
+
+
+def central_step(made, model: torch.nn.Module, name: str, *, lam: float, lr: float) -> np.ndarray:
+    """One gradient step on L + lam F^2 over everybody's rows at once."""
+    x, y, a = (torch.cat(parts) for parts in list(zip(*clients(made), strict=True))[:3])
+    logits = model(x)
+    table = torch.stack([torch.stack(row) for row in rates(name, logits.softmax(-1), y, a)])
+    gap = (table.amax(1) - table.amin(1)).amax()
+    loss = torch.nn.functional.cross_entropy(logits, y) + lam * gap**2
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    stepped = [p.detach() - lr * g for p, g in zip(model.parameters(), gradients, strict=True)]
+    return torch.cat([t.flatten() for t in stepped]).numpy()
+
+
+@every_executor
+@pytest.mark.parametrize("lam", [0.0, 4.0])
+@pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
+def test_one_full_batch_step_is_the_central_step(metric, lam: float, executor: str) -> None:
+    """Theorem 5.1, for every metric of the catalogue, proper or not."""
+    made = several()
+    method = fedgft(metric, lam, penalty="l2")
+    found = run(made, method, executor=executor, rounds=1, batch_size=64, optimizer=SGD)
+    expected = central_step(made, module(made), metric.name, lam=lam, lr=0.05)
+    np.testing.assert_allclose(found.params[0], expected, **EXACT)
+
+
+@pytest.mark.parametrize(("groups", "classes"), [(3, 2), (2, 3), (3, 3)])
+@pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
+def test_central_step_with_more_groups_and_classes(metric, groups: int, classes: int) -> None:
+    made = several(groups, classes)
+    method = fedgft(metric, 4.0, penalty="l2")
+    found = run(made, method, model="mlp", rounds=1, batch_size=64, optimizer=SGD)
+    expected = central_step(made, module(made, "mlp"), metric.name, lam=4.0, lr=0.05)
+    np.testing.assert_allclose(found.params[0], expected, **EXACT)
+
+
+@every_executor
+@pytest.mark.parametrize("method", METHODS, ids=names)
+def test_client_order_does_not_matter(method: Method, executor: str) -> None:
+    made = federation()
+    turned = reordered(made, [3, 0, 5, 4, 1, 2])
+    found = run(turned, algorithm(method), executor=executor)
+    expected = run(made, algorithm(method), executor=executor)
+    np.testing.assert_allclose(found.params, expected.params, **EXACT)
+
+
+@every_executor
+@pytest.mark.parametrize("method", METHODS, ids=names)
+def test_a_client_without_rows_does_not_matter(method: Method, executor: str) -> None:
+    made = federation()
+    nobody = np.insert(made.offsets, [0, 3, 6], made.offsets[[0, 3, 6]])
+    keys = np.insert(made.keys, [0, 3, 6], np.array([70, 71, 72], np.uint64))
+    more = replace(made, offsets=nobody, keys=keys)
+    assert sorted(more.sizes) == [0, 0, 0, *sorted(made.sizes)]
+    found = run(more, algorithm(method), executor=executor)
+    expected = run(made, algorithm(method), executor=executor)
+    np.testing.assert_allclose(found.params, expected.params, **EXACT)
+
+
+def test_methods_by_name() -> None:
+    with pytest.raises(FedgftError, match="fedavgg.*fedavg, lrw, lft, fairfed, fedgft"):
+        get_method("fedavgg", CATALOG["sp"], 1.0)
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(FedgftError, match="--lam"):
+            fedgft(CATALOG["sp"], wrong)
+    with pytest.raises(FedgftError, match="--beta"):
+        fairfed(CATALOG["sp"], -0.5)
+    with pytest.raises(FedgftError, match="--penalty 'l3'.*l1, l2, half"):
+        fedgft(CATALOG["sp"], 1.0, penalty="l3")
+    with pytest.raises(FedgftError, match="mu"):
+        Proximal(-1.0)
+
+
+def test_data_have_every_kind_of_client() -> None:
+    made = federation()
+    assert made.num_clients == len(CLIENTS) and 1 in made.sizes
+    groups = [set(made.dataset.groups[made.client(k)]) for k in range(made.num_clients)]
+    assert {0} in groups and {1} in groups and {-1, 0, 1} in groups
+    assert not made.dataset.labels[made.client(3)].any()
