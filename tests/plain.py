@@ -100,7 +100,7 @@ class Worker:
         fresh = int(keys(mine, 1 + t, epoch))
         torch.manual_seed(fresh)
         order = int(mine) if self.plan.fixed else fresh
-        rows = np.arange(len(self.client.y))
+        rows = np.arange(len(self.client.y), dtype=np.int32)
         for batch in batches(rows, seed=order, batch_size=self.plan.batch_size):
             self.optimizer.zero_grad()
             self.loss(torch.as_tensor(batch), start, constants).backward()

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from formulas import Method
-from plain import federate
-from small import CLIENTS, EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 from fedgft.federated import Algorithm, Proximal, fairfed, fedavg, fedgft, get_method, lft, lrw
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.types import FedgftError
+from formulas import Method
+from plain import federate
+from small import CLIENTS, EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 PLAIN = {"rtol": 0, "atol": 1e-10}  # Adam divides by the root of a gradient that may be tiny
 EXACT = {"rtol": 0, "atol": 1e-12}  # sums in another order
@@ -167,14 +167,14 @@ def test_a_client_without_rows_does_not_matter(method: Method, executor: str) ->
 
 
 def test_methods_by_name() -> None:
-    with pytest.raises(FedgftError, match="fedavgg.*fedavg, lrw, lft, fairfed, fedgft"):
+    with pytest.raises(FedgftError, match=r"fedavgg.*fedavg, lrw, lft, fairfed, fedgft"):
         get_method("fedavgg", CATALOG["sp"], 1.0)
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(FedgftError, match="--lam"):
             fedgft(CATALOG["sp"], wrong)
     with pytest.raises(FedgftError, match="--beta"):
         fairfed(CATALOG["sp"], -0.5)
-    with pytest.raises(FedgftError, match="--penalty 'l3'.*l1, l2, half"):
+    with pytest.raises(FedgftError, match=r"--penalty 'l3'.*l1, l2, half"):
         fedgft(CATALOG["sp"], 1.0, penalty="l3")
     with pytest.raises(FedgftError, match="mu"):
         Proximal(-1.0)

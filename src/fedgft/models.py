@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -135,5 +135,5 @@ def get_model(model: Any) -> Model:
     if hasattr(model, "parameters") and not isinstance(model, type):  # an nn.Module itself
         return Module(lambda: model)
     if hasattr(model, "init") and hasattr(model, "module"):
-        return model
+        return cast(Model, model)
     return Module(model)

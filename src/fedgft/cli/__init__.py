@@ -21,7 +21,7 @@ app.command(data.app)
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit codes: 0 done, 2 something the user can mend (said in one line), 130 interrupted."""
-    warnings.showwarning = lambda message, *rest: note(str(message))
+    warnings.showwarning = lambda *about, **rest: note(str(about[0]))
     try:
         app(
             sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False

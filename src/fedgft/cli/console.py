@@ -129,9 +129,9 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
 
 def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
     """Every client before and after; the largest first where there are many."""
-    table = _table("the first replicate's clients before and after, percentage points")
-    for name in ("client", "rows", "accuracy\nbefore", "accuracy\nafter", "decision gap\nbefore",
-                 "decision gap\nafter", "adds to the\nglobal gap"):  # fmt: skip
+    table = _table("the first replicate's clients before and after: accuracy and decision gap, points")
+    for name in ("client", "rows", "accuracy\nbefore", "accuracy\nafter", "gap\nbefore",
+                 "gap\nafter", "adds to the\nglobal gap"):  # fmt: skip
         table.add_column(name, justify="left" if name == "client" else "right")
     for row in sorted(rows, key=lambda r: -r["rows"])[:most]:
         table.add_row(

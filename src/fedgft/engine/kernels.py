@@ -77,6 +77,7 @@ if AVAILABLE:
             e = e * r + f(1)
             e = e * r + f(1)
             return f(1) / (
+                # pyrefly: ignore[missing-argument]
                 f(1) + e * _as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
             )
 
@@ -118,6 +119,7 @@ def _take(x, order, at, end, row):
         row[q] = order[at + q] if at + q < end else x.shape[0] - 1
     for q in range(at + BLOCK, min(at + 2 * BLOCK, end)):
         for byte in range(0, x.strides[0], 64):
+            # pyrefly: ignore[missing-argument]
             _prefetch(x, np.int64(order[q]) * x.strides[0] + byte)
 
 

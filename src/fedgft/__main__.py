@@ -1,0 +1,3 @@
+from fedgft.cli import main
+
+main()

@@ -1,0 +1,282 @@
+"""The command line as a user has it: real processes' code paths, real files, real errors."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedgft.cli import main
+from fedgft.data.synthetic import synthetic
+
+QUICK = ["--seeds", "2", "--rounds", "3", "--lr", "0.01", "--lam", "5", "--beta", "1"]
+FIELDS = (
+    "data alpha method metric protocol seeds accuracy accuracy_sd gap_soft gap_soft_sd gap_hard "
+    "gap_hard_sd gap_soft_test gap_soft_test_sd gap_hard_test gap_hard_test_sd gap_hard_test_low "
+    "gap_hard_test_high floor heterogeneity seconds"
+).split()
+
+
+def table(path: Path, *, rows: int = 400) -> Path:
+    """A small file with numbers, text, missing values, a client and two groups."""
+    data = synthetic(rows=rows, seed=1)
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {
+            "x": data.features[:, 0],
+            "y <b>&": data.features[:, 1],
+            "town": [("Ulm", "Bonn", None)[i] for i in rng.integers(0, 3, rows)],
+            "sex": [("f", "m")[g] for g in data.groups],
+            "ok": data.labels,
+            "site": [("north", "south", "[b]east[/b]")[i] for i in rng.integers(0, 3, rows)],
+        }
+    )
+    (frame.write_csv if path.suffix == ".csv" else frame.write_parquet)(path)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    code = 0
+    try:
+        main([str(a) for a in arguments])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_compare_prints_only_json_with_all_the_fields(capsys):
+    code, out, _ = run(
+        capsys, "compare", "--data", "synthetic", "--methods", "fedavg", "lrw", "lft", "fairfed",
+        "fedgft", "--metrics", "sp", "eop", "--alpha", "0.5", "5", "--json", *QUICK,
+    )  # fmt: skip
+    rows = json.loads(out)
+    assert code == 0
+    assert len(rows) == 5 * 2 * 2
+    for row in rows:
+        assert set(FIELDS) <= set(row)
+        assert (
+            0 <= row["gap_hard_test_low"] <= row["gap_hard_test"] <= row["gap_hard_test_high"] <= 1
+        )
+        assert 0.3 < row["accuracy"] <= 1  # fractions, not per cent
+    assert {row["alpha"] for row in rows} == {0.5, 5}
+
+
+def test_compare_writes_rows_rounds_and_figures(capsys, tmp_path):
+    code, out, err = run(capsys, "compare", "--data", "synthetic", "--out", tmp_path, *QUICK)
+    assert code == 0
+    assert "FedGFT" in out
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg"}
+    rounds = pl.read_parquet(tmp_path / "rounds.parquet")
+    assert rounds["round"].to_list()[0] == 0
+    assert rounds["round"].max() == 3
+    assert len(rounds) == 4 * 4 * 2  # rounds 0 to 3, four methods, two replicates
+    assert (tmp_path / "rounds.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_train_saves_a_model_that_predict_applies(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    where = ["--data", file, "--label", "ok", "--group", "sex", "--client", "site"]
+    code, out, _ = run(capsys, "train", *where, "--json", "--out", tmp_path / "o", *QUICK)
+    result = json.loads(out)
+    assert code == 0
+    assert {c["client"] for c in result["clients"]} == {"north", "south", "[b]east[/b]"}
+    code, out, _ = run(capsys, "predict", tmp_path / "o/model.safetensors", file)
+    assert code == 0
+    predicted = pl.read_csv(out.encode())
+    agree = (predicted["decision"] == predicted["ok"]).mean()
+    assert predicted.columns[:6] == pl.read_csv(file).columns
+    assert agree == pytest.approx(result["accuracy"], abs=0.15)
+    assert ((predicted["score"] > 0.5).cast(int) == predicted["decision"]).all()
+
+
+def test_all_models_and_init(capsys, tmp_path):
+    base = ["train", "--data", "synthetic", *QUICK, "--json"]
+    run(capsys, *base, "--all-models", "--out", tmp_path / "a")
+    assert (tmp_path / "a/model-1.safetensors").exists()
+    _, first, _ = run(capsys, *base, "--out", tmp_path / "b")
+    model = tmp_path / "a/model.safetensors"
+    _, second, _ = run(capsys, *base, "--init", model, "--out", tmp_path / "c")
+    assert json.loads(second)["accuracy"] >= json.loads(first)["accuracy"] - 0.02
+    before = [c["accuracy_before"] for c in json.loads(second)["clients"]]
+    after = [c["accuracy_after"] for c in json.loads(first)["clients"]]
+    assert before == pytest.approx(after, abs=1e-9)  # it starts where the other ended
+
+
+def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch):
+    from fedgft import data
+    from fedgft.types import FedgftError
+
+    def unreachable(name, **options):
+        raise FedgftError("no source")
+
+    monkeypatch.setattr(data, "load", unreachable)
+    code, out, err = run(capsys, "demo", "--seeds", "2", "--out", tmp_path)
+    assert code == 0
+    assert "synthetic" in err
+    assert "points (95% interval" in " ".join(out.split())
+    assert (tmp_path / "rounds.svg").exists()
+
+
+def test_text_from_data_is_escaped(capsys, tmp_path):
+    file = table(tmp_path / "t.parquet")
+    code, out, _ = run(
+        capsys, "train", "--data", file, "--label", "ok", "--group", "sex", "--client", "site",
+        "--out", tmp_path / "o", *QUICK,
+    )  # fmt: skip
+    assert code == 0
+    assert "[b]east[/b]" in out
+
+
+BAD = [
+    (["--label", "okk"], r"okk.*did you mean.*ok"),
+    (["--group", "sexx"], r"sexx.*did you mean.*sex"),
+    (["--client", "sitte"], r"sitte.*did you mean.*site"),
+    (["--alpha", "0"], "--alpha"),
+    (["--alpha", "-1"], "--alpha"),
+    (["--lam", "-1"], "--lam"),
+    (["--beta", "-1"], "--beta"),
+    (["--lr", "0"], "--lr"),
+    (["--batch-size", "0"], "--batch-size"),
+    (["--rounds", "0"], "--rounds"),
+    (["--epochs", "0"], "--epochs"),
+    (["--seeds", "0"], "--seeds"),
+    (["--seed", "-1"], "--seed"),
+    (["--threads", "0"], "--threads"),
+    (["--clients", "0"], "--clients"),
+    (["--cohort", "11"], r"--cohort.*10 clients"),
+    (["--weight-decay", "-1"], "--weight-decay"),
+    (["--metrics", "nonsense"], "nonsense"),
+    (["--methods", "nonsense"], "nonsense"),
+    (["--nonsense", "1"], "--nonsense"),
+    (["--partition", "column"], "--client"),
+    (["--device", "cuda"], "--device"),
+    (["--executor", "fused", "--model", "mlp"], "--executor"),
+]
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
+def test_bad_options_are_one_line_and_code_2(extra, says, capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    base = {"--data": str(file), "--label": "ok", "--group": "sex", "--seeds": "2", "--rounds": "2"}
+    given = dict(zip(extra[::2], extra[1::2], strict=True))
+    arguments = [part for pair in (base | given).items() for part in pair]
+    code, out, err = run(capsys, "compare", *arguments, "--out", tmp_path / "o")
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(says, err, re.IGNORECASE), err
+    assert not (tmp_path / "o").exists() or not list((tmp_path / "o").iterdir())
+
+
+def broken(path: Path, kind: str) -> Path:
+    frame = pl.read_csv(table(path))
+    ruined = {
+        "empty": lambda: path.write_text(""),
+        "header": lambda: path.write_text("x,sex,ok\n"),
+        "infinite": lambda: frame.with_columns(x=pl.lit(float("inf"))).write_csv(path),
+        "nan": lambda: frame.with_columns(x=pl.lit(float("nan"))).write_csv(path),
+        "three labels": lambda: frame.with_columns(
+            ok=pl.Series([i % 3 for i in range(400)])
+        ).write_csv(path),
+        "one group": lambda: frame.with_columns(sex=pl.lit("f")).write_csv(path),
+        "one label": lambda: frame.with_columns(ok=pl.lit(1)).write_csv(path),
+        "no event": lambda: frame.with_columns(
+            ok=pl.when(pl.col("sex") == "f").then(0).otherwise(pl.col("ok"))
+        ).write_csv(path),
+    }
+    ruined[kind]()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("empty", r"t\.csv.*empty"),
+        ("header", r"t\.csv.*no rows"),
+        ("infinite", r"t\.csv.*'?x'?"),
+        ("nan", r"t\.csv.*'?x'?"),
+        ("three labels", "--metric eop needs a label with two values"),
+        ("one group", "only 'f'"),
+        ("one label", "ok"),
+        ("no event", "group 'f'"),
+    ],
+)
+def test_bad_files_are_one_line_and_code_2(kind, says, capsys, tmp_path):
+    file = broken(tmp_path / "t.csv", kind)
+    code, out, err = run(
+        capsys,
+        "compare",
+        "--data",
+        file,
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--metrics",
+        "eop",
+        *QUICK,
+    )
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert re.search(says, err), err
+
+
+def test_an_output_folder_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(
+        capsys, "compare", "--data", "synthetic", "--out", tmp_path / "file/x", *QUICK
+    )
+    assert code == 2
+    assert "--out" in err
+
+
+def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
+    frame = pl.read_csv(table(tmp_path / "t.csv"))
+    last = pl.Series("site", ["alone"] * 2 + frame["site"].to_list()[2:])
+    split = pl.Series("part", ["train", "test"] + ["train", "train", "test"] * 133)[:400]
+    frame = frame.with_columns(last, split.extend(pl.Series(["train"] * (400 - len(split)))))
+    frame.write_csv(tmp_path / "t.csv")
+    code, out, _ = run(
+        capsys, "train", "--data", tmp_path / "t.csv", "--label", "ok", "--group", "sex", "--client",
+        "site", "--split", "part", "--json", "--out", tmp_path / "o", *QUICK,
+    )  # fmt: skip
+    alone = next(c for c in json.loads(out)["clients"] if c["client"] == "alone")
+    assert code == 0
+    assert alone["rows"] == 1
+    assert alone["gap_hard_after"] is None  # not estimable, not fair
+
+
+def test_help_is_quick_and_imports_nothing_heavy():
+    code = "import sys; from fedgft.cli import app; print([m for m in ('torch', 'numba', 'polars', 'matplotlib') if m in sys.modules])"  # noqa: E501
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == "[]"
+    took = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "fedgft", "--help"], capture_output=True, check=True)
+        took.append(time.perf_counter() - begin)
+    assert min(took) < 1.0  # half a second on a quiet machine; benchmarks/speed.py measures it
+
+
+def test_every_command_is_in_the_readme():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for command in ("demo", "train", "compare", "predict", "data list", "data get"):
+        assert f"fedgft {command}" in readme
+
+
+def test_data_list(capsys):
+    code, out, _ = run(capsys, "data", "list", "--json")
+    assert code == 0
+    assert {d["name"] for d in json.loads(out)} == {"adult", "compas"}
