@@ -106,21 +106,21 @@ class Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.make()
-        return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in tensors(module)])
+        parts = tensors(module).values()
+        return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
-        module = self.make()
-        named = [*module.named_parameters(), *module.named_buffers()]
-        return {name: tuple(t.shape) for name, t in named if t.is_floating_point()}
+        return {name: tuple(t.shape) for name, t in tensors(self.make()).items()}
 
     def module(self, *, features: int, classes: int) -> Any:
         return copy.deepcopy(self.make())  # it is cast and trained in place
 
 
-def tensors(module: Any) -> list[Any]:
+def tensors(module: Any) -> dict[str, Any]:
     """All that is aggregated: what is trained, what is frozen, then floating-point buffers."""
-    parameters = sorted(module.parameters(), key=lambda p: not p.requires_grad)
-    return [*parameters, *(b for b in module.buffers() if b.is_floating_point())]
+    parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
+    buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+    return dict([*parameters, *buffers])
 
 
 MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP()}

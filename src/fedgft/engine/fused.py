@@ -135,9 +135,8 @@ class Fused:
             u, which, self.mean, self.inverse, self.features, sums,
         )  # fmt: skip
         self._share(units, lambda begin, end: kernels.measure(begin, end, LANES, *arguments))
-        sums[~np.all(np.isfinite(u), axis=1)[which]] = (
-            np.nan
-        )  # a run that diverged; the kernel clips NaN
+        diverged = ~np.all(np.isfinite(u), axis=1)
+        sums[diverged[which]] = np.nan  # the kernel clips NaN to a score
         score, positive = np.moveaxis(sums[:, :-1].reshape(*units.count.shape, 2), -1, 0)
         return Tally(
             units.count,

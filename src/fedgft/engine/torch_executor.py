@@ -17,7 +17,7 @@ from fedgft.engine.book import Book, Units
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Task
 from fedgft.metrics import Tally
-from fedgft.models import Model
+from fedgft.models import Model, tensors
 from fedgft.optim import Moments
 
 CHUNK = 16384  # rows in one forward pass of a measurement
@@ -43,10 +43,9 @@ class Layout:
 
 
 def layout(module: torch.nn.Module) -> Layout:
-    named = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
-    trained = sum(p.numel() for _, p in named if p.requires_grad)
-    named += [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
-    return Layout(tuple(n for n, _ in named), tuple(t.shape for _, t in named), trained)
+    named = tensors(module)
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return Layout(tuple(named), tuple(t.shape for t in named.values()), trained)
 
 
 def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> Tensor:
