@@ -110,10 +110,14 @@ class Module:
         return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(t.shape) for name, t in tensors(self.make()).items()}
+        module = self.module(features=features, classes=classes)
+        return {name: tuple(t.shape) for name, t in tensors(module).items()}
 
     def module(self, *, features: int, classes: int) -> Any:
-        return copy.deepcopy(self.make())  # it is cast and trained in place
+        import torch
+
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            return copy.deepcopy(self.make())  # it is cast and trained in place
 
 
 def tensors(module: Any) -> dict[str, Any]:

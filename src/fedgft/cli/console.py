@@ -81,17 +81,18 @@ def comparison(rows: Sequence[Row]) -> Table:
         f"{escape(first['data'])}, protocol {first['protocol']}, {first['seeds']} replicates\n"
         "accuracy, and gaps between groups, in percentage points (mean±sd)"
     )
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     for name in ("accuracy", f"decisions\n{where}", "95%\ninterval", "by\nchance",
                  "decisions\nclients", "scores\nclients", f"scores\n{where}"):  # fmt: skip
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     last = None
     for row in rows:
         cell = (row["metric"], row["alpha"])
         if cell != last:
             if last is not None:
                 table.add_section()
-            table.add_row(f"[bold]{row['metric']}[/bold] α={row['alpha']:g}")
+            how = "" if row["alpha"] is None else f" α={row['alpha']:g}"
+            table.add_row(f"[bold]{row['metric']}[/bold]{how}")
         last = cell
         table.add_row(*_cells(row, heldout=heldout))
     return table
@@ -105,7 +106,8 @@ def _table(title: str) -> Table:
         title_justify="left",
         header_style="bold",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,  # eight columns of numbers have to fit into 80
+        pad_edge=False,
     )
 
 
@@ -129,7 +131,9 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
 
 def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
     """Every client before and after; the largest first where there are many."""
-    table = _table("the first replicate's clients before and after: accuracy and decision gap, points")
+    table = _table(
+        "the first replicate's clients before and after: accuracy and decision gap, points"
+    )
     for name in ("client", "rows", "accuracy\nbefore", "accuracy\nafter", "gap\nbefore",
                  "gap\nafter", "adds to the\nglobal gap"):  # fmt: skip
         table.add_column(name, justify="left" if name == "client" else "right")

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
-from fedgft.cli.console import err, note, out, print_json
+from fedgft.cli.console import bar, err, note, out, print_json
 from fedgft.cli.options import Flag, Options
 from fedgft.types import FedgftError
 
@@ -52,7 +52,8 @@ def _reachable() -> str:
     from fedgft.data import load
 
     try:
-        load("adult")
+        with bar() as progress:
+            load("adult", on_progress=progress.fetch)
     except FedgftError as error:
         note(f"Adult cannot be had ({error}); using the synthetic set instead")
         return "synthetic"

@@ -44,7 +44,8 @@ class Shape:
 @lru_cache(maxsize=256)
 def captured(model: Model, shape: Shape) -> Gradient:
     """(params, x, labels, weights, price, share) -> gradients, each with a leading model axis."""
-    module = model.module(features=shape.batch[1], classes=shape.classes)
+    with torch.random.fork_rng(devices=[]):
+        module = model.module(features=shape.batch[1], classes=shape.classes)
     module = module.to(dtype=shape.dtype, device=shape.device).train()
     where = layout(module)
 

@@ -56,7 +56,8 @@ def _why_not_captured(executor: TorchExecutor) -> str | None:
     try:
         stacked.captured(executor.model, stacked.shape_of(executor, models, width))
     except Exception as error:
-        return f"it does not vectorise ({str(error).strip().partition(chr(10))[0]})"
+        first_line = str(error).strip().partition("\n")[0]
+        return f"it does not vectorise ({first_line})"
     return None
 
 

@@ -162,5 +162,6 @@ class TorchExecutor:
 
 def build(model: Model, book: Book, settings: Settings) -> torch.nn.Module:
     data = book.dataset
-    module = model.module(features=data.features.shape[1], classes=len(data.classes))
+    with torch.random.fork_rng(devices=[]):
+        module = model.module(features=data.features.shape[1], classes=len(data.classes))
     return module.to(dtype=getattr(torch, settings.dtype), device=settings.device)

@@ -22,7 +22,7 @@ def row(study: Study, result: Result) -> dict[str, Any]:
     low, high = gap_interval(metric, decisions)
     out: dict[str, Any] = {
         "data": study.dataset.name,
-        "alpha": result.alpha,
+        "alpha": study.concentration(result),
         "method": result.method,
         "metric": metric.name,
         "protocol": study.protocol.name,
@@ -35,7 +35,7 @@ def row(study: Study, result: Result) -> dict[str, Any]:
         "gap_hard_test_low": _mean(low),
         "gap_hard_test_high": _mean(high),
         "floor": _mean(floor(metric, decisions)),
-        "heterogeneity": _heterogeneity(result),
+        **_apart(result),
         "seconds": history.seconds,
         "lr": _mean(result.lr),
         "strength": _mean(result.strength) if result.method in study.protocol.strengths else None,
@@ -71,8 +71,8 @@ def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
     for e, after in enumerate(history.rounds.tolist()):
         for i, seed in enumerate(study.seeds):
             out.append(
-                {"data": study.dataset.name, "alpha": result.alpha, "method": result.method,
-                 "metric": metric.name, "protocol": study.protocol.name, "seed": seed,
+                {"data": study.dataset.name, "alpha": study.concentration(result),
+                 "method": result.method, "metric": metric.name, "protocol": study.protocol.name, "seed": seed,
                  "round": after, "accuracy": _number(accuracy[e, i]),
                  **{name: _number(gap[e, i]) for name, gap in gaps.items()}}
             )  # fmt: skip
@@ -101,13 +101,27 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
     ]  # fmt: skip
 
 
-def _heterogeneity(result: Result) -> float | None:
-    """DH, averaged over replicates; None where it is infinite or the metric is not proper."""
-    after = result.history.after
-    if after is None or not result.metric.proper(after.count.shape[-2]):
-        return None
-    each = [analyse(result.metric, after[i], "soft").heterogeneity for i in range(len(after.count))]
-    return _number(float(np.mean(each)))
+def _apart(result: Result) -> dict[str, float | None]:
+    """DH and TV between the groups, averaged over replicates: how unlike the clients are.
+
+    None where DH is infinite (a client lacks a group; TV is finite there) and where the metric is
+    not proper, so that neither is defined.
+    """
+    after, metric = result.history.after, result.metric
+    if after is None or not metric.proper(after.count.shape[-2]):
+        return {"heterogeneity": None, "total_variation": None}
+    each = [analyse(metric, after[i], "soft") for i in range(len(after.count))]
+    infinite = sum(math.isinf(found.heterogeneity) for found in each)
+    if infinite:
+        warnings.warn(
+            f"heterogeneity of {metric.name}, alpha {result.alpha:g} is infinite in {infinite} of "
+            f"{len(each)} replicates: a client has no row of a group",
+            NotEstimableWarning, stacklevel=3,
+        )  # fmt: skip
+    return {
+        "heterogeneity": _number(float(np.mean([found.heterogeneity for found in each]))),
+        "total_variation": _number(float(np.mean([found.total_variation for found in each]))),
+    }
 
 
 def _mean_sd(name: str, values: np.ndarray) -> dict[str, float | None]:

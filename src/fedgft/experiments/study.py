@@ -78,6 +78,10 @@ class Study:
             )  # fmt: skip
         return Result(alpha, method, metric, self._known[key], federations, lr, strength)
 
+    def concentration(self, result: Result) -> float | None:
+        """Dirichlet's alpha, where the partition has one."""
+        return result.alpha if self.kind in ("dirichlet", "pure") else None
+
     def work(self, alphas: Sequence[float], methods: Sequence[str], metrics: Sequence[str]) -> int:
         """Run-rounds that these cells take: the length of a progress bar."""
         runs = 0

@@ -49,7 +49,8 @@ def trajectories(study: Study, results: Sequence[Result]) -> Any:
                 float(np.nanmean(floor(metric, tallies[-1][-1].statistics(metric, "hard")))),
             )
         axes[1, j].set_ylim(bottom=0)
-        axes[0, j].set_title(f"{metric.title}, alpha {alpha:g}", loc="left", fontsize=11)
+        how = "" if study.concentration(mine[0]) is None else f", alpha {alpha:g}"
+        axes[0, j].set_title(metric.title + how, loc="left", fontsize=11)
         axes[1, j].set_xlabel("round")
         axes[1, j].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0, 0].set_ylabel("accuracy, %")

@@ -1,0 +1,187 @@
+"""A model of the user's own: whatever it has inside, it trains as it would in a plain loop."""
+
+import copy
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.federated import fedavg, fedgft
+from fedgft.metrics import CATALOG
+from fedgft.models import Module, get_model
+from fedgft.optim import Optimizer
+from formulas import Method
+from plain import Plan, federate
+from small import clients, federation, reordered, run
+
+EXACT = {"rtol": 0, "atol": 1e-12}  # sums in another order
+SP = CATALOG["sp"]
+FAIR = Method("fedgft", "sp", 5.0)
+# A bias before BatchNorm has the gradient zero; Adam would make steps of its rounding errors.
+MOMENTUM = Optimizer("momentum")
+PLAN = Plan(batch_size=9, optimizer=lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9))
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5),
+                         nn.BatchNorm1d(5), nn.Linear(5, 2))  # fmt: skip
+
+
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 2))
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 2), nn.Flatten(), nn.Linear(9, 2))
+
+
+class Hidden(nn.Module):
+    """Randomness that no layer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(nn.functional.dropout(x, 0.3, self.training))
+
+
+class Branching(Hidden):
+    """Control flow that depends on the data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if x.sum() > 0 else self.linear(-x)
+
+
+def plain_start(make, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return make().double()
+
+
+@pytest.mark.parametrize("make", [batch_norm, dropout, convolution, Hidden, Branching])
+@pytest.mark.parametrize("options", [{}, {"batches": "fixed", "epochs": 2}], ids=["fresh", "fixed"])
+def test_sequential_is_chosen_and_equals_the_plain_loop(make, options: dict) -> None:
+    made = reordered(federation(), [0, 2, 3, 5])  # no batch of one row at this batch size
+    plan = replace(PLAN, fixed=bool(options), epochs=options.get("epochs", 1))
+    torch.manual_seed(77)
+    state = torch.get_rng_state()
+    found = run(made, fedgft(SP, 5.0), model=make, batch_size=9, optimizer=MOMENTUM, **options)
+    assert torch.equal(state, torch.get_rng_state())  # nobody's random numbers are touched
+    assert found.executor == "sequential"
+    expected = federate(clients(made), plain_start(make), FAIR, plan)
+    np.testing.assert_allclose(found.params[0], expected, **EXACT)
+
+
+@pytest.mark.parametrize("make", [batch_norm, dropout, Hidden])
+def test_threads_do_not_change_a_bit(make) -> None:
+    found = [run(federation(), fedavg(), model=make, threads=t).params for t in (1, 2, 3)]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_runs_of_one_module_have_their_own_dropout() -> None:
+    init = Module(dropout).init(0, features=4, classes=2)
+    one, two = (run(federation(), fedavg(), model=dropout, init=init, batch_size=64,
+                    seed=s).params for s in (0, 1))  # fmt: skip
+    assert np.abs(one - two).max() > 1e-6  # one batch a client: only dropout differs
+
+
+def test_a_batch_of_one_row_is_passed_over_by_batch_norm() -> None:
+    """Client 4 has one row, client 1 a last batch of one row: torch refuses both."""
+    made = federation()
+    found = run(made, fedavg(), model=batch_norm)
+    assert np.isfinite(found.params).all()
+    alone = reordered(made, [4])
+    start = Module(batch_norm).init(0, features=4, classes=2)
+    np.testing.assert_array_equal(run(alone, fedavg(), model=batch_norm).params[0], start)
+
+
+def test_frozen_parameters_stay() -> None:
+    def make() -> nn.Module:
+        made = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        made[0].requires_grad_(False)
+        return made
+
+    model = Module(make)
+    assert list(model.shapes(features=4, classes=2)) == ["2.weight", "2.bias", "0.weight", "0.bias"]
+    start = model.init(0, features=4, classes=2)
+    found = run(federation(), fedavg(), model=make, optimizer=Optimizer("adamw", 0.1))
+    assert found.executor == "sequential"
+    np.testing.assert_array_equal(found.params[0, 14:], start[14:])
+    assert (found.params[0, :14] != start[:14]).all()
+
+
+def test_the_users_module_is_left_alone() -> None:
+    """It starts all runs from its parameters, and stays what it was: type, mode and values."""
+    mine = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    before = copy.deepcopy(mine.state_dict())
+    found = run(federation(), fedavg(), model=mine)
+    assert mine.training and mine[0].weight.dtype == torch.float32
+    assert all(torch.equal(before[name], value) for name, value in mine.state_dict().items())
+    start = torch.cat([p.flatten() for p in mine.parameters()]).detach().numpy()
+    assert np.abs(found.params[0, : len(start)] - start).max() > 1e-3
+    assert get_model(Hidden).make is Hidden  # pyrefly: ignore
+
+
+def test_images_and_channels_last() -> None:
+    rng = np.random.default_rng(0)
+    labels, groups = rng.integers(2, size=(2, 60))
+    x = rng.standard_normal((60, 3, 6, 6)) + 0.5 * labels[:, None, None, None]
+    data = Dataset("images", x, labels, groups, ())
+    rows = np.arange(60, dtype=np.int32)
+    made = Federation(data, rows[:45], np.array([0, 17, 45]), rows[45:])
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                             nn.Linear(64, 2))  # fmt: skip
+
+    found = run(made, fedgft(SP, 5.0), model=make, batch_size=9, optimizer=MOMENTUM)
+    expected = federate(clients(made), plain_start(make), FAIR, PLAN)
+    np.testing.assert_allclose(found.params[0], expected, **EXACT)
+
+
+SCRIPT = """
+import os, signal, sys
+if sys.argv[1] == "no-numba":
+    sys.modules["numba"] = None
+import numpy as np
+from fedgft.data.partition import partition
+from fedgft.data.synthetic import synthetic
+from fedgft.engine import Settings, simulate
+from fedgft.federated import fedgft
+from fedgft.metrics import CATALOG
+made = partition(synthetic(rows=900, features=3), clients=4)
+def train():
+    settings = Settings(rounds=2, batch_size=32, dtype="float64")
+    return simulate([made], "logistic", fedgft(CATALOG["sp"]), settings, seeds=[0])
+result = train()
+if sys.argv[1] == "fork":
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        result = train()
+    else:
+        os._exit(os.waitpid(child, 0)[1])
+assert "torch" not in sys.modules
+print(result.executor, *result.params[0].tolist(), flush=True)
+"""
+
+
+def test_without_numba_and_after_a_fork() -> None:
+    """The same numbers without numba, without torch, and in a process that was forked."""
+
+    def told(how: str) -> list[str]:
+        command = [sys.executable, "-W", "ignore", "-c", SCRIPT, how]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    base, bare = told("plain"), told("no-numba")
+    assert base[0] == bare[0] == "fused"
+    np.testing.assert_allclose(np.float64(bare[1:]), np.float64(base[1:]), rtol=0, atol=1e-10)
+    if hasattr(os, "fork"):
+        assert told("fork") == base
