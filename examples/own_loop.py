@@ -5,12 +5,11 @@ import copy
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedgft.data.partition import partition
-from fedgft.data.synthetic import synthetic
-from fedgft.federated import Penalty
+import fedgft
 
-data = synthetic(rows=6000, features=4, gap=0.4)
-federation = partition(data, clients=3, alpha=1.0, seed=1)
+data = fedgft.synthetic(rows=6000, features=4, gap=0.4)
+federation = fedgft.partition(data, clients=3, alpha=1.0, seed=1)
+torch.set_num_threads(1)  # small tensors
 
 
 def tensors(rows):
@@ -21,23 +20,23 @@ def train(lam):
     torch.manual_seed(0)
     model = torch.nn.Linear(data.features.shape[1], 2)
     clients = [tensors(federation.client(k)) for k in range(3)]
-    penalty = Penalty("sp", lam)  # 1: once
-    for _ in range(30):
+    penalty = fedgft.Penalty("sp", lam)  # 1: once
+    for _ in range(40):
         penalty.update(sum(penalty.statistics(model(x), y, a) for x, y, a in clients))  # 2: a round
-        total = {name: 0.0 for name in model.state_dict()}
+        mean = {name: 0.0 for name in model.state_dict()}
         for x, y, a in clients:
             local = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(local.parameters(), lr=0.1)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.02)
             for batch in torch.randperm(len(y)).split(64):
                 logits = local(x[batch])
                 loss = cross_entropy(logits, y[batch])
-                loss = loss + penalty(logits, y[batch], a[batch])  # 3: the loss
+                loss = loss + penalty(logits, y[batch], a[batch])  # 3: a batch
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
             for name, value in local.state_dict().items():
-                total[name] += value * len(y) / len(federation.rows)
-        model.load_state_dict(total)
+                mean[name] += value * len(y) / len(federation.rows)
+        model.load_state_dict(mean)
     return model
 
 

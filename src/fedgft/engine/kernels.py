@@ -23,34 +23,11 @@ import numpy as np
 from fedgft.engine.compiled import AVAILABLE, OPTIONS, jit
 from fedgft.engine.schedule import shuffle
 
-BLOCK = 16  # rows in flight: enough to vectorise the sigmoid, few enough to stay in the cache
-
 if AVAILABLE:
-    from llvmlite import ir
-    from numba.core import cgutils, types
-    from numba.extending import intrinsic, overload
+    from numba.core import types
+    from numba.extending import overload
 
-    @intrinsic
-    def _prefetch(typing_context, array, offset):
-        """Ask for the cache line at this byte of the array; rows come in random order."""
-
-        def codegen(context, builder, signature, args):
-            data = context.make_array(signature.args[0])(context, builder, args[0]).data
-            line = builder.bitcast(cgutils.pointer_add(builder, data, args[1]), cgutils.voidptr_t)
-            word = ir.IntType(32)
-            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-            call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            builder.call(call, [line, word(0), word(3), word(1)])
-            return context.get_dummy_value()
-
-        return types.void(array, types.intp), codegen
-
-    @intrinsic
-    def _as_float(typing_context, bits):
-        def codegen(context, builder, signature, args):
-            return builder.bitcast(args[0], context.get_value_type(types.float32))
-
-        return types.float32(types.int32), codegen
+    from fedgft.engine.vector import BLOCK, add_rows, as_float, dot_rows, prefetch_row
 
     def _sigmoid(z):
         """1 / (1 + exp(-z)), compiled below for each type of number."""
@@ -77,50 +54,23 @@ if AVAILABLE:
             e = e * r + f(1)
             e = e * r + f(1)
             return f(1) / (
-                # pyrefly: ignore[missing-argument]
-                f(1) + e * _as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
+                f(1) + e * as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
             )
 
         return vectorisable
 
 
 @jit
-def _logits(x, row, w, z):
-    """z = X[row] w for a block of rows, four at a time so that w is read once for four."""
-    for q in range(0, BLOCK, 4):
-        r0, r1, r2, r3 = row[q], row[q + 1], row[q + 2], row[q + 3]
-        z0 = z1 = z2 = z3 = w.dtype.type(0)
-        for d in range(w.shape[0]):
-            z0 += x[r0, d] * w[d]
-            z1 += x[r1, d] * w[d]
-            z2 += x[r2, d] * w[d]
-            z3 += x[r3, d] * w[d]
-        z[q], z[q + 1], z[q + 2], z[q + 3] = z0, z1, z2, z3
-
-
-@jit
-def _add_rows(x, row, e, g):
-    """g += X[row]' e."""
-    for q in range(0, BLOCK, 4):
-        r0, r1, r2, r3 = row[q], row[q + 1], row[q + 2], row[q + 3]
-        e0, e1, e2, e3 = e[q], e[q + 1], e[q + 2], e[q + 3]
-        for d in range(g.shape[0]):
-            g[d] += e0 * x[r0, d] + e1 * x[r1, d] + e2 * x[r2, d] + e3 * x[r3, d]
-
-
-@jit
-def _take(x, order, at, end, row):
+def _take(x, order, at, end, row, ahead):
     """The next block of row numbers; past the end stands the last row of x, which is zeros.
 
     Rows are scattered in memory, and waiting for them is most of the time there is to save:
-    the block after this one is sent for now.
+    the block that comes `ahead` blocks later is sent for now.
     """
     for q in range(BLOCK):
         row[q] = order[at + q] if at + q < end else x.shape[0] - 1
-    for q in range(at + BLOCK, min(at + 2 * BLOCK, end)):
-        for byte in range(0, x.strides[0], 64):
-            # pyrefly: ignore[missing-argument]
-            _prefetch(x, np.int64(order[q]) * x.strides[0] + byte)
+    for q in range(at + ahead * BLOCK, min(at + (ahead + 1) * BLOCK, end)):
+        prefetch_row(x, order[q])
 
 
 @jit
@@ -139,14 +89,14 @@ def _gradient(x, cell, label, order, at, end, weight, price, w, g, z, row):
     one = w.dtype.type(1)
     g[:] = w.dtype.type(0)
     for start in range(at, end, BLOCK):
-        _take(x, order, start, end, row)
-        _logits(x, row, w, z)
+        _take(x, order, start, end, row, 1)
+        dot_rows(x, row, w, z)
         for q in range(z.shape[0]):
             z[q] = _sigmoid(z[q])
         for q in range(BLOCK):
             c = cell[row[q]]
             z[q] = weight[c] * (z[q] - label[c]) + price[c] * z[q] * (one - z[q])
-        _add_rows(x, row, z, g)
+        add_rows(x, row, z, g)
     share = w.dtype.type(1.0 / (end - at))
     for d in range(g.shape[0]):
         g[d] *= share
@@ -207,23 +157,25 @@ def train(
 
 
 @jit
-def _scores(x, rows, at, end, w, row, z):
-    """The scores of a block of rows."""
-    _take(x, rows, at, end, row)
-    _logits(x, row, w, z)
-    for q in range(z.shape[0]):
-        z[q] = _sigmoid(z[q])
-
-
-@jit
 def measure(begin, end, lanes, x, cell, rows, run, low, high, u, which, mean, inverse, bias, tally):
-    """Summed scores and positive decisions per cell, of the rows of units begin..end."""
+    """Summed scores and positive decisions per cell, of the rows of units begin..end.
+
+    Neighbouring rows add to different copies of the sums, since most rows fall into few cells
+    and an addition would wait for the one before it.
+    """
     w, z, row = np.empty_like(u[0]), np.empty(lanes, u.dtype), np.empty(BLOCK, np.int32)
+    copies = np.empty((4, tally.shape[1], 2))
     for i in range(begin, end):
         _seen(u[which[i]], mean[run[i]], inverse[run[i]], bias, w)
+        copies[:] = 0.0
         for at in range(low[i], high[i], BLOCK):
-            _scores(x, rows, at, high[i], w, row, z)
-            for q in range(min(BLOCK, high[i] - at)):
+            _take(x, rows, at, high[i], row, 2)
+            dot_rows(x, row, w, z)
+            for q in range(z.shape[0]):
+                z[q] = _sigmoid(z[q])
+            for q in range(BLOCK):  # rows past the end fall into the last cell, which nobody reads
                 c = cell[row[q]]
-                tally[i, c, 0] += z[q]
-                tally[i, c, 1] += 1.0 if z[q] > 0.5 else 0.0
+                copies[q & 3, c, 0] += z[q]
+                copies[q & 3, c, 1] += 1.0 if z[q] > 0.5 else 0.0
+        for copy in range(4):
+            tally[i] += copies[copy]

@@ -72,7 +72,8 @@ def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
         for i, seed in enumerate(study.seeds):
             out.append(
                 {"data": study.dataset.name, "alpha": study.concentration(result),
-                 "method": result.method, "metric": metric.name, "protocol": study.protocol.name, "seed": seed,
+                 "method": result.method, "metric": metric.name,
+                 "protocol": study.protocol.name, "seed": seed,
                  "round": after, "accuracy": _number(accuracy[e, i]),
                  **{name: _number(gap[e, i]) for name, gap in gaps.items()}}
             )  # fmt: skip

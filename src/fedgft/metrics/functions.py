@@ -66,7 +66,7 @@ def _groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
     """One column a group; a row of zeros where the group is None or NaN."""
     values = np.asarray(sensitive_features, dtype=object)
     values = values[:, None] if values.ndim == 1 else values
-    missing = np.array([any(v is None or v != v for v in row) for row in values], dtype=bool)
+    missing = np.array([any(map(_unknown, row)) for row in values], dtype=bool)
     keys = [" & ".join(str(v) for v in row) for row in values]
     names = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
     position = {name: i for i, name in enumerate(names)}
@@ -74,6 +74,12 @@ def _groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
     known = np.flatnonzero(~missing)
     one_hot[known, [position[keys[i]] for i in known]] = 1.0
     return one_hot, names
+
+
+def _unknown(value: Any) -> bool:
+    """None, NaN, and what pandas writes for them (compared by name: pandas need not be here)."""
+    nan = isinstance(value, float) and value != value
+    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _check_lengths(rows: int, **arrays: np.ndarray) -> None:
