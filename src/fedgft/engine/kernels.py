@@ -19,45 +19,41 @@ gradient follows by the chain rule once a batch instead of once a row.
 import math
 
 import numpy as np
+from numba.core import types
+from numba.extending import overload
 
-from fedgft.engine.compiled import AVAILABLE, OPTIONS, jit
+from fedgft.engine.compiled import OPTIONS, jit
 from fedgft.engine.schedule import shuffle
+from fedgft.engine.vector import BLOCK, add_rows, as_float, dot_rows, prefetch_row
 
-if AVAILABLE:
-    from numba.core import types
-    from numba.extending import overload
 
-    from fedgft.engine.vector import BLOCK, add_rows, as_float, dot_rows, prefetch_row
+def _sigmoid(z):
+    """1 / (1 + exp(-z)); numba takes the version below that fits the type of number."""
 
-    def _sigmoid(z):
-        """1 / (1 + exp(-z)), compiled below for each type of number."""
-        raise NotImplementedError
 
-    @overload(_sigmoid, jit_options=OPTIONS)
-    def _sigmoid_for(z):
-        if z != types.float32:
-            return lambda z: 1.0 / (1.0 + math.exp(-z))
+@overload(_sigmoid, jit_options=OPTIONS)
+def _sigmoid_for(z):
+    if z != types.float32:
+        return lambda z: 1.0 / (1.0 + math.exp(-z))
 
-        def vectorisable(z):
-            # exp(x) = 2^k exp(r), |r| <= ln(2) / 2: the Taylor series to r^7 / 7! is then good to
-            # 6e-9, below what float32 resolves; no branch and no call, so LLVM vectorises it.
-            f = np.float32
-            x = min(max(-z, f(-87.0)), f(87.0))
-            k = np.floor(x * f(1.4426950408889634) + f(0.5))
-            r = x - k * f(0.693359375) + k * f(2.12194440e-4)  # ln 2 in two parts
-            e = f(1 / 5040)
-            e = e * r + f(1 / 720)
-            e = e * r + f(1 / 120)
-            e = e * r + f(1 / 24)
-            e = e * r + f(1 / 6)
-            e = e * r + f(1 / 2)
-            e = e * r + f(1)
-            e = e * r + f(1)
-            return f(1) / (
-                f(1) + e * as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23)))
-            )
+    def vectorisable(z):
+        # exp(x) = 2^k exp(r), |r| <= ln(2) / 2: the Taylor series to r^7 / 7! is then good to
+        # 6e-9, below what float32 resolves; no branch and no call, so LLVM vectorises it.
+        f = np.float32
+        x = min(max(-z, f(-87.0)), f(87.0))
+        k = np.floor(x * f(1.4426950408889634) + f(0.5))
+        r = x - k * f(0.693359375) + k * f(2.12194440e-4)  # ln 2 in two parts
+        e = f(1 / 5040)
+        e = e * r + f(1 / 720)
+        e = e * r + f(1 / 120)
+        e = e * r + f(1 / 24)
+        e = e * r + f(1 / 6)
+        e = e * r + f(1 / 2)
+        e = e * r + f(1)
+        e = e * r + f(1)
+        return f(1) / (f(1) + e * as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23))))
 
-        return vectorisable
+    return vectorisable
 
 
 @jit
