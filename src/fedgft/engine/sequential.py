@@ -6,9 +6,7 @@ epoch), data-dependent control flow. Threads take whole clients, each with a mod
 module with randomness inside has one thread, for torch's generator is one.
 """
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -23,16 +21,13 @@ from fedgft.optim import Moments, step
 
 def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
     threads = 1 if executor.random else executor.settings.threads
-    modules: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(threads):
-        modules.put(copy.deepcopy(executor.module).train())
 
     def client(i: int) -> None:
-        module = modules.get()
+        module = executor.modules.get()
         try:
-            _client(executor, task, block, moments, i, module)
+            _client(executor, task, block, moments, i, module.train())
         finally:
-            modules.put(module)
+            executor.modules.put(module)
 
     with torch.random.fork_rng(devices=[]):
         if threads == 1:

@@ -3,9 +3,12 @@
 They differ in how a client's epochs are computed and in nothing else; that is `Trainer`.
 """
 
+import copy
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from fedgft.metrics import Tally
 from fedgft.models import Model, tensors
 from fedgft.optim import Moments
 
-CHUNK = 16384  # rows in one forward pass of a measurement
+PIECE = {"cpu": 2**19, "cuda": 2**28}  # bytes of features in one forward pass of a measurement
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,9 @@ class TorchExecutor:
         self.rows, self.trainer = Rows(book, settings), trainer
         self.module = build(model, book, settings)
         self.layout = layout(self.module)
+        self.modules: SimpleQueue[torch.nn.Module] = SimpleQueue()  # one a thread
+        for _ in range(settings.threads):
+            self.modules.put(copy.deepcopy(self.module))
 
     def place(self, params: np.ndarray) -> Tensor:
         return self.rows.put(np.array(params))
@@ -128,30 +134,52 @@ class TorchExecutor:
 
     def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Tally:
         """Sums over each unit's rows under model `block[which[i]]`; units of one model together."""
-        cells = self.rows.groups * self.rows.classes
-        sums = torch.zeros(len(units) * cells, 2 * self.rows.classes, dtype=torch.float64)
-        self.module.eval()
-        with torch.no_grad():
-            for model in np.unique(which):
-                self._add(sums, units, np.flatnonzero(which == model), block[int(model)])
         shape = (*units.count.shape, self.rows.classes)
-        score, decision = np.split(sums.numpy(), 2, axis=1)
-        return Tally(units.count, score.reshape(shape), decision.reshape(shape))
+        tally = Tally(units.count, np.empty(shape), np.empty(shape))
 
-    def _add(self, sums: Tensor, units: Units, mine: np.ndarray, params: Tensor) -> None:
-        cells = self.rows.groups * self.rows.classes
+        def work(model: int) -> None:
+            self._sum(tally, units, np.flatnonzero(which == model), block[model])
+
+        with one_thread_each(), torch.no_grad():
+            models = np.unique(which).tolist()
+            if self.settings.threads == 1 or len(models) == 1:
+                for model in models:
+                    work(model)
+            else:
+                with ThreadPoolExecutor(self.settings.threads) as pool:
+                    list(pool.map(work, models))
+        return tally
+
+    def _sum(self, tally: Tally, units: Units, mine: np.ndarray, params: Tensor) -> None:
+        """The entries of units `mine`, which all look at one model."""
+        sizes, cells = units.sizes[mine], self.rows.groups * self.rows.classes
         parts = [self.book.rows[units.low[i] : units.high[i]] for i in mine]
-        unit = torch.as_tensor(np.repeat(mine, units.sizes[mine]))
-        rows = torch.as_tensor(np.concatenate(parts), dtype=torch.long)
-        run = int(units.run[mine[0]])
-        views = self.layout.views(params)
-        for part, owner in zip(rows.split(CHUNK), unit.split(CHUNK), strict=True):
-            part = part.to(self.rows.device)
-            logits = functional_call(self.module, views, (self.rows.seen(part, run),))
-            probs = logits.softmax(-1).double()
-            chosen = torch.nn.functional.one_hot(probs.argmax(-1), probs.shape[-1]) + 0 * probs
-            index = owner * cells + self.rows.cell[part].cpu()
-            sums.index_add_(0, index, torch.cat((probs, chosen), 1).cpu())
+        rows = torch.as_tensor(np.concatenate(parts), dtype=torch.long, device=self.rows.device)
+        scores = self._scores(rows, int(units.run[mine[0]]), params)
+        index = np.repeat(np.arange(len(mine)), sizes) * cells + self.rows.cell[rows].cpu().numpy()
+        chosen = scores.argmax(1)
+        for c in range(self.rows.classes):
+            decided = (chosen == c) + 0 * scores[:, c]  # NaN where the run diverged
+            for sums, each in ((tally.score, scores[:, c]), (tally.decision, decided)):
+                flat = np.bincount(index, weights=each, minlength=len(mine) * cells)
+                sums[mine, ..., c] = flat.reshape(len(mine), *tally.count.shape[1:])
+
+    def _scores(self, rows: Tensor, run: int, params: Tensor) -> np.ndarray:
+        """(rows, classes), in pieces that stay in the cache (or fit the GPU)."""
+        views, module = self.layout.views(params), self.modules.get()
+        piece = max(1, PIECE[self.rows.device.type] // self.rows.features[0].nbytes)
+        try:
+            logits = [
+                functional_call(module.eval(), views, (self.rows.seen(part, run),))
+                for part in rows.split(piece)
+            ]
+        finally:
+            self.modules.put(module)
+        if not logits:
+            return np.zeros((0, self.rows.classes))
+        odds = torch.cat(logits).double()
+        odds = (odds - odds.amax(-1, keepdim=True)).exp()
+        return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
 
     def mix(self, coefficients: np.ndarray, block: Tensor, bounds: np.ndarray) -> Tensor:
         weight = self.rows.put(coefficients)
