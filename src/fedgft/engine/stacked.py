@@ -24,7 +24,8 @@ from fedgft.engine.torch_executor import TorchExecutor, layout, residual
 from fedgft.models import Model
 from fedgft.optim import Moments, step
 
-GROUP = 20  # models that fit the second-level cache together
+# models side by side: as many as fit the second-level cache together, or as fill a GPU
+GROUP = {"cpu": 20, "cuda": 512}
 
 Gradient = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -66,7 +67,8 @@ def captured(model: Model, shape: Shape) -> Gradient:
 def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
     steps = -(-task.units.sizes // task.batch_size) * task.seeds.shape[1]
     order = np.argsort(-steps, kind="stable")
-    groups = [order[i : i + GROUP] for i in range(0, len(order), GROUP)]
+    most = GROUP[executor.rows.device.type]
+    groups = [order[i : i + most] for i in range(0, len(order), most)]
     # capturing patches torch for all threads, so it is done before there are any
     programs = [_programs(executor, task, group, steps[group]) for group in groups]
 

@@ -51,7 +51,9 @@ def why_not_stacked(module: torch.nn.Module, *, random: bool) -> str | None:
 def _why_not_captured(executor: TorchExecutor) -> str | None:
     """Data-dependent control flow, an operation that vmap does not know: only trying tells."""
     book, settings = executor.book, executor.settings
-    models = min(stacked.GROUP, book.runs * (settings.cohort or book.num_clients))
+    models = min(
+        stacked.GROUP[executor.rows.device.type], book.runs * (settings.cohort or book.num_clients)
+    )
     width = stacked.width_of(book.sizes, settings.batch_size)
     try:
         stacked.captured(executor.model, stacked.shape_of(executor, models, width))
