@@ -7,7 +7,7 @@ import pytest
 
 from fedgft.data import load
 from fedgft.data.synthetic import synthetic
-from fedgft.experiments import Study, chosen, client_rows, get_protocol, row
+from fedgft.experiments import Study, choices, client_rows, get_protocol, row
 from fedgft.metrics import get_metric
 from fedgft.types import FedgftError
 
@@ -110,7 +110,9 @@ def test_contributions_add_up_to_the_signed_gap():
 
 def test_nothing_is_chosen_where_the_protocol_fixes_it():
     study = small("paper")
-    assert chosen(study, study.run(0.5, "fedgft", SP)) == ""
+    assert choices(study, [study.run(0.5, "fedgft", SP)]) == []
+    words = choices(small("heldout"), [small("heldout").run(0.5, "fedgft", SP)])
+    assert [w.split(": ")[1].split()[0] for w in words] == ["learning", "lam"]
 
 
 def test_a_replicate_does_not_depend_on_the_others():

@@ -84,14 +84,11 @@ def run(
 
 
 def report(study: "Study", results: list["Result"], rows: list[dict[str, Any]]) -> None:
-    from fedgft.experiments import chosen
+    from fedgft.experiments import choices
 
     out.print(comparison(rows))
-    for result in results:
-        words = chosen(study, result)
-        if words:
-            cell = f"{result.method}, {result.metric.name}, alpha {result.alpha:g}"
-            note(f"{cell}: on inner splits chose {words}")
+    for text in choices(study, results):
+        note(f"chosen on inner splits, {text}")
 
 
 def save(

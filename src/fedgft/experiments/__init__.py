@@ -1,7 +1,7 @@
 """Protocols, studies and their rows."""
 
 from fedgft.experiments.protocol import PROTOCOLS, Protocol, get_protocol
-from fedgft.experiments.rows import chosen, client_rows, round_rows, row
+from fedgft.experiments.rows import choices, client_rows, round_rows, row
 from fedgft.experiments.study import Result, Study, check_groups
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Result",
     "Study",
     "check_groups",
-    "chosen",
+    "choices",
     "client_rows",
     "get_protocol",
     "round_rows",

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,17 @@ def row(study: Study, result: Result) -> dict[str, Any]:
     return out
 
 
-def chosen(study: Study, result: Result) -> str:
-    """What the replicates chose on their inner splits, in words; empty where nothing was open."""
-    parts = []
-    if len(study.protocol.lr) > 1:
-        parts.append("learning rate " + _counts(result.lr))
-    if len(study.protocol.strength(result.method)) > 1:
-        parts.append(f"{study.protocol.strengths[result.method]} " + _counts(result.strength))
-    return "; ".join(parts)
+def choices(study: Study, results: Sequence[Result]) -> list[str]:
+    """What the replicates chose on their inner splits, in words; nothing where nothing was open."""
+    said: dict[str, None] = {}  # an ordered set: methods share the learning rate
+    for result in results:
+        where = f"alpha {result.alpha:g}: "
+        if len(study.protocol.lr) > 1:
+            said[where + "learning rate " + _counts(result.lr)] = None
+        if len(study.protocol.strength(result.method)) > 1:
+            name = f"{study.protocol.strengths[result.method]} of {result.method}"
+            said[f"{where}{name}, {result.metric.name}: {_counts(result.strength)}"] = None
+    return list(said)
 
 
 def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
