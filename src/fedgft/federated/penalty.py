@@ -72,7 +72,7 @@ class Penalty:
     """
 
     def __init__(
-        self, metric: str | Metric, lam: float, *, groups: int = 2, penalty: str = "l2"
+        self, metric: str | Metric, lam: float, *, groups: int = 2, penalty: str = "half"
     ) -> None:
         self.rule = Linearised(get_metric(metric), lam, penalty)
         self.groups = groups
