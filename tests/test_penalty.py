@@ -68,7 +68,7 @@ def test_its_gradient_is_that_of_the_global_gap(metric: Metric, power: str) -> N
 def test_more_groups_and_classes(metric: Metric) -> None:
     made = several(groups=3, classes=3)
     logits, y, a = rows(made)
-    penalty = Penalty(metric, 2.0, groups=3)
+    penalty = Penalty(metric, 2.0, groups=3, penalty="l2")
     send(penalty, made, logits, y, a)
     (expected,) = torch.autograd.grad(2.0 * gap(metric, logits, y, a) ** 2, logits)
     (found,) = torch.autograd.grad(penalty(logits, y, a), logits)
@@ -81,8 +81,8 @@ def test_the_simulator_minimises_the_same(metric: Metric) -> None:
     from small import SGD, module
 
     made = several()
-    found = run(made, fedgft(metric, 4.0, penalty="l2"), rounds=1, batch_size=64, optimizer=SGD)
-    model, penalty = module(made), Penalty(metric, 4.0)
+    found = run(made, fedgft(metric, 4.0), rounds=1, batch_size=64, optimizer=SGD)
+    model, penalty = module(made), Penalty(metric, 4.0)  # both with their default J
     held = clients(made)
     penalty.update(sum(penalty.statistics(model(c.x), c.y, c.a) for c in held))
     for c in held:
@@ -99,7 +99,7 @@ def test_a_metric_that_is_not_affine_works_here_only() -> None:
                      lambda classes: ("all",))  # fmt: skip
     made = federation()
     logits, y, a = rows(made)
-    penalty = Penalty(squared, 3.0)
+    penalty = Penalty(squared, 3.0, penalty="l2")
     send(penalty, made, logits, y, a)
     (expected,) = torch.autograd.grad(3.0 * gap(squared, logits, y, a) ** 2, logits)
     (found,) = torch.autograd.grad(penalty(logits, y, a), logits)
