@@ -1,4 +1,4 @@
-"""A user's own table and the encoder that reads it."""
+"""A user's own table, and what it is refused for."""
 
 import subprocess
 import sys
@@ -112,6 +112,12 @@ def rows(*lines, header="x,g,y"):
     return "\n".join((header, *lines)) + "\n"
 
 
+def ages(*odd):
+    """Twenty different numbers, then these values."""
+    values = (*(str(20 + i) for i in range(20)), *odd)
+    return rows(*(f"{value},{'ab'[i % 2]},{i % 2}" for i, value in enumerate(values)))
+
+
 GOOD = ("1,a,0", "2,b,1")
 ERRORS = {
     "empty file": ("", {}, "the file is empty"),
@@ -127,6 +133,15 @@ ERRORS = {
     "empty group": (rows("1,,0", "2,,1"), {}, r"group column 'g' \(--group\) is empty"),
     "nan": (rows("NaN,a,0", "2,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
     "infinite": (rows("1,a,0", "-inf,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN"),
+    "nan in text": (ages("nan"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
+    "inf in text": (ages("Inf", " -INF"), {}, r"column 'x' holds 2 value\(s\) that are NaN"),
+    "nan among few": (rows("nan,a,0", "2,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN"),
+    "stray mark": (ages("?"), {}, r"column 'x' holds numbers, but 1 value\(s\).*\('\?'\).*empty"),
+    "stray words": (ages("-", "n/a"), {}, r"column 'x' holds numbers, but 2.*\('-', 'n/a'\)"),
+    "spaces": (ages(" 41"), {}, r"column 'x' holds numbers, but 1 value\(s\).*\(' 41'\)"),
+    "twice": (rows("1,a,0,1", "2,b,1,2", header="x,g,y,x"), {}, "'x' is in the header more than"),
+    "label twice": (rows("0,a,0", "1,b,1", header='"y",g,y'), {}, "column 'y' is in the header"),
+    "no name twice": (rows("1,a,0,,", "2,b,1,,", header="x,g,y,,"), {}, "column '' is in the"),
     "overflow": (rows("1,a,0", "1e300,b,1"), {}, r"column 'x' holds 1 value"),
     "two parts": (rows(*GOOD), {"group": "y"}, "column 'y' is both --label and --group"),
     "bad split": (rows(*GOOD), {"split": "g"}, "column 'g' is both --group and --split"),
@@ -150,6 +165,47 @@ def test_one_line_errors(write, case):
         load_table(path, **{"label": "y", "group": "g", **roles})
     assert "\n" not in str(caught.value)
     assert case == "no group" or str(path) in str(caught.value)
+
+
+def test_a_stray_value_among_the_test_rows_is_found(write):
+    values = [*(f"{i},ab{i % 2},{i % 2},train" for i in range(20)), "?,ab0,1,test"]
+    with pytest.raises(FedgftError, match=r"column 'x' holds numbers, but 1 value"):
+        load_table(write(rows(*values, header="x,g,y,s")), label="y", group="g", split="s")
+
+
+def test_text_that_stays_text(write, tmp_path):
+    mixed = ages(*(f"v{i}" for i in range(5)))  # a fifth of them: these are codes
+    assert len(load_table(write(mixed), label="y", group="g").columns) == 25
+    few = rows("1,a,0", "2,b,1", "?,a,1")
+    assert load_table(write(few), label="y", group="g").columns == ("x=2", "x=?", "g=b")
+    codes = tmp_path / "codes.parquet"
+    typed = pl.DataFrame({"x": [f"{i:03}" for i in range(20)], "g": ["a", "b"] * 10})
+    typed.with_columns(y=pl.Series([0, 1] * 10)).write_parquet(codes)
+    data = load_table(codes, label="y", group="g")
+    assert len(data.columns) == 20
+    assert any("'x' holds numbers only: they are taken as 20 categories" in n for n in data.notes)
+
+
+@pytest.mark.parametrize("name", ["[bold]日本", "a*b", "what?", "{x}"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_file_names_are_no_patterns(write, tmp_path, name, ending):
+    csv = write(TABLE, f"{name}.csv")
+    path = tmp_path / f"{name}.{ending}"
+    if ending == "parquet":
+        pl.read_csv(csv, glob=False).write_parquet(path)
+    write("q\n1\n", "aXb.csv")
+    data = load_table(path, **ROLES)
+    assert (data.name, len(data)) == (name, 5)
+
+
+def test_notes_on_the_classes(write):
+    path = write("x,g,y\n1,a,no\n2,b,yes\n")
+    note = load_table(path, label="y", group="g").notes[0]
+    assert note == f"{path}: positive class: 'yes' (--positive names another)"
+    asked = load_table(path, label="y", group="g", positive="no")
+    assert asked.notes[0] == f"{path}: positive class: 'no'"
+    three = load_table(write("x,g,y\n1,a,p\n2,b,q\n3,b,r\n"), label="y", group="g")
+    assert three.notes[0] == f"{path}: label column 'y' has 3 classes"
 
 
 def test_one_sided_split_is_an_error(write):
@@ -189,26 +245,3 @@ def test_columns_that_are_no_features(tmp_path):
     pl.DataFrame({"x": [1, 2], "g": ["a", "b"], "y": [[0], [1]]}).write_parquet(path)
     with pytest.raises(FedgftError, match=r"nested\.parquet: column 'y' holds List\(Int64\)"):
         load_table(path, label="y", group="g")
-
-
-def test_encoder_survives_json_and_meets_new_rows():
-    seen = pl.DataFrame({"age": [1.5, None], "job": ["clerk", "smith"], "old": [True, False]})
-    encoder = Encoder.fit(seen, seen.columns)
-    again = Encoder.from_json(encoder.to_json())
-    assert again == encoder
-    new = pl.DataFrame({"old": [1, 0], "age": ["7", None], "job": ["pilot", None]})
-    features, notes = again.encode(new, source="new.csv")
-    assert features.tolist() == [[7, 0, 1], [1.5, 0, 0]]
-    assert "new.csv: 2 value(s) of 'job' were not among the training rows" in "\n".join(notes)
-    with pytest.raises(FedgftError, match=r"new\.csv: no column 'age'; did you mean 'Age'\?"):
-        again.transform(new.rename({"age": "Age"}), source="new.csv")
-    with pytest.raises(FedgftError, match=r"column 'age' should hold numbers, not 'old'"):
-        again.transform(pl.DataFrame({"age": ["old"], "job": ["clerk"], "old": [1]}))
-
-
-def test_encoder_can_keep_every_level():
-    frame = pl.DataFrame({"job": ["clerk", "smith"]})
-    full = Encoder.fit(frame, ["job"], drop_first=False)
-    assert full.columns == ("job=clerk", "job=smith")
-    assert full.transform(frame).tolist() == [[1, 0], [0, 1]]
-    assert Encoder.from_json(full.to_json()) == full

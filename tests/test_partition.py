@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedgft.data import Dataset
 from fedgft.data.partition import KINDS, by_column, dirichlet, inner_split, partition, pure
+from fedgft.data.scaling import standardise
 from fedgft.types import FedgftError
 
 
@@ -148,13 +149,44 @@ def test_pure_passes_over_a_group_with_too_few_rows():
     assert ones == [1, 3]
 
 
-def test_clients_of_a_column_keep_their_keys():
+def test_a_column_keeps_all_its_clients_in_their_places():
     data = people(60)
-    rows = np.flatnonzero(data.clients != 1)
-    made = by_column(data, rows=rows)
-    assert made.keys.tolist() == [0, 2]
-    for k, key in enumerate(made.keys.tolist()):
-        assert set(data.clients[made.client(k)]) == {key}
+    made = by_column(data, rows=np.flatnonzero(data.clients != 1))
+    assert made.keys.tolist() == [0, 1, 2]
+    assert made.sizes[1] == 0
+    for k in (0, 2):
+        assert set(data.clients[made.client(k)]) == {k}
+
+
+def villages(sizes):
+    """One client a size."""
+    names = tuple(f"v{k}" for k in range(len(sizes)))
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    return replace(people(len(clients)), clients=clients, client_names=names)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("sizes", [[1] * 12, [1] * 12 + [30], [2] * 9, [5, 1, 1]])
+def test_no_client_of_a_column_gives_its_last_row(sizes, seed):
+    made = partition(villages(sizes), "column", seed=seed, test_share=0.5)
+    assert made.num_clients == len(sizes)
+    assert made.sizes.min() >= 1
+    assert made.sizes[np.array(sizes) == 1].tolist() == [1] * sizes.count(1)
+    assert len(made.test) == min(round(0.5 * sum(sizes)), sum(sizes) - len(sizes))
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate((made.rows, made.test))), np.arange(sum(sizes))
+    )
+    assert len(partition(villages(sizes), "column", seed=seed, protocol_test="overlap").test) > 0
+
+
+def test_the_users_split_may_leave_a_client_without_training_rows():
+    data = villages([4, 3, 5])
+    made = partition(replace(data, test=data.clients == 1), "column")
+    assert made.sizes.tolist() == [4, 0, 5]
+    assert made.keys.tolist() == [0, 1, 2]
+    scaled = standardise(made)
+    assert np.isfinite(scaled.mean).all()
+    assert inner_split(scaled, seed=0).num_clients == 3
 
 
 @pytest.mark.parametrize("test", ["overlap", "disjoint"])
@@ -166,7 +198,7 @@ def test_the_users_own_test_rows(test):
 
 
 def test_test_rows_do_not_depend_on_the_cut():
-    data = people(100)
+    data = people(100)  # of three large clients, so that the column's exception does not arise
     made = [partition(data, kind, clients=4, alpha=a, seed=5) for kind in KINDS for a in (0.1, 9)]
     assert all(np.array_equal(made[0].test, other.test) for other in made)
     other = partition(data, clients=4, seed=6)

@@ -1,4 +1,4 @@
-"""Federated scaling against numpy, and the synthetic population against its closed forms."""
+"""Features: the encoder, scaling against numpy, the synthetic population's closed forms."""
 
 import numpy as np
 import polars as pl
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgft.data import Dataset, Federation
+from fedgft.data import Dataset, Encoder, Federation
+from fedgft.data.columns import as_text
 from fedgft.data.partition import iid, partition
 from fedgft.data.scaling import Moments, moments, pooled, standardise
 from fedgft.data.synthetic import known_gaps, synthetic
@@ -88,8 +89,76 @@ def test_synthetic_shape_and_encoder():
     assert data.columns == ("x0", "x1", "x2", "group=1", "group=2")
     raw = {f"x{j}": data.features[:, j] for j in range(3)}
     frame = pl.DataFrame({**raw, "group": [str(g) for g in data.groups]})
-    np.testing.assert_array_equal(data.encoder.transform(frame), data.features)
+    np.testing.assert_array_equal(data.encoder.encode(frame)[0], data.features)
     assert known_gaps()["hard statistical parity gap"] > 0.3
     for wrong in ({"groups": 1}, {"gap": 1.0}, {"signal": 0.0}, {"rows": 0}):
         with pytest.raises(FedgftError, match="synthetic data"):
             synthetic(**wrong)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0, 2.0],
+        [1.0, 2.5],
+        [1, 2],
+        [1.0, 1e20],
+        [1.0, None],
+        ["1.0", "a"],
+        ["1", "a"],
+        [1.0, 1e300],
+    ],
+)
+def test_a_value_has_one_spelling_whatever_stands_beside_it(values):
+    for dtype in (None, pl.Float32) if isinstance(values[0], float) else (None,):
+        text = as_text(pl.Series(values, dtype=dtype))
+        assert text[0] == "1"
+        assert text.null_count() == values.count(None)
+
+
+def test_spellings():
+    assert as_text(pl.Series([2.5, -0.0, 1e20, -3.0])).to_list() == [
+        "2.5", "0", "100000000000000000000", "-3",
+    ]  # fmt: skip
+    assert as_text(pl.Series([10**20, 2])).to_list() == ["100000000000000000000", "2"]
+    assert as_text(pl.Series([True, None])).to_list() == ["True", None]
+    assert as_text(pl.Series(["true", "maybe", "1.50"])).to_list() == ["True", "maybe", "1.50"]
+    decimals = pl.Series(["1.00", "2.50", "10.00"]).cast(pl.Decimal(10, 2))
+    assert as_text(decimals).to_list() == ["1", "2.5", "10"]
+
+
+def test_the_word_for_missing_may_be_a_value():
+    frame = pl.DataFrame({"job": ["(missing)", None, "smith", "clerk"]})
+    encoder = Encoder.fit(frame, ["job"])
+    assert encoder.columns == ("job=smith", "job=(missing)")
+    assert encoder.encode(frame)[0].tolist() == [[0, 1], [0, 1], [1, 0], [0, 0]]
+
+
+def test_encoder_survives_json_and_meets_new_rows():
+    seen = pl.DataFrame({"age": [1.5, None], "job": ["clerk", "smith"], "old": [True, False]})
+    encoder = Encoder.fit(seen, seen.columns)
+    again = Encoder.from_json(encoder.to_json())
+    assert again == encoder
+    new = pl.DataFrame({"old": [1, 0], "age": ["7", None], "job": ["pilot", None]})
+    features, notes = again.encode(new, source="new.csv")
+    assert features.tolist() == [[7, 0, 1], [1.5, 0, 0]]
+    assert "new.csv: 2 value(s) of 'job' were not among the training rows" in "\n".join(notes)
+    with pytest.raises(FedgftError, match=r"new\.csv: no column 'age'; did you mean 'Age'\?"):
+        again.encode(new.rename({"age": "Age"}), source="new.csv")
+    with pytest.raises(FedgftError, match=r"column 'age' should hold numbers, not 'old'"):
+        again.encode(pl.DataFrame({"age": ["old"], "job": ["clerk"], "old": [1]}))
+
+
+def test_encoder_can_keep_every_level():
+    frame = pl.DataFrame({"job": ["clerk", "smith"]})
+    full = Encoder.fit(frame, ["job"], drop_first=False)
+    assert full.columns == ("job=clerk", "job=smith")
+    assert full.encode(frame)[0].tolist() == [[1, 0], [0, 1]]
+    assert Encoder.from_json(full.to_json()) == full
+
+
+def test_a_level_read_as_text_is_met_again_as_a_number():
+    encoder = Encoder.fit(pl.DataFrame({"x": ["1.0", "z"], "g": ["a", "b"]}), ["x", "g"])
+    features, notes = encoder.encode(pl.DataFrame({"x": [1.0, 2.5], "g": ["a", "b"]}))
+    assert features.tolist() == [[0, 0], [0, 1]]  # 1 is the reference level of x
+    assert "1 value(s) of 'x' were not among" in notes[0]

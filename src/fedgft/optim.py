@@ -30,8 +30,8 @@ class Optimizer:
             raise FedgftError(
                 f"--optimizer {self.rule!r} is not known; choose from {', '.join(RULES)}"
             )
-        if self.weight_decay < 0:
-            raise FedgftError(f"--weight-decay must not be negative, got {self.weight_decay}")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise FedgftError(f"--weight-decay must be a number >= 0, got {self.weight_decay}")
 
     @property
     def adaptive(self) -> bool:

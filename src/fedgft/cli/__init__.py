@@ -1,5 +1,6 @@
 """The command line: a thin skin over the library. Heavy imports wait until they are needed."""
 
+import os
 import sys
 import warnings
 
@@ -13,6 +14,7 @@ app = App(
     name="fedgft",
     help="Measure and train group fairness in federated learning.",
     version=lambda: _version(),
+    suppress_keyboard_interrupt=False,  # main has something to say about it
 )
 for command in (demo.demo, train.train, compare.compare, predict.predict):
     app.command(command)
@@ -24,12 +26,18 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.showwarning = lambda *about, **rest: note(str(about[0]))
     try:
         app(
-            sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False
-        )
+            sys.argv[1:] if arguments is None else arguments,
+            exit_on_error=False, print_error=False,
+        )  # fmt: skip
+        sys.stdout.flush()
     except (FedgftError, CycloptsError) as error:
         _fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         _fail("interrupted; nothing was left half-written", code=130)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _fail(f"{error.filename or 'stdout'}: {error.strerror}")
 
 
 def _fail(message: str, *, code: int = 2) -> None:

@@ -1,11 +1,12 @@
 """`fedgft compare`: one row per combination of method, metric and heterogeneity."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, comparison, err, note, out, print_json
+from fedgft.cli.console import bar, comparison, note, out, print_json, wrote
 from fedgft.cli.options import Flag, Many, Methods, Metrics, Options, check_label
 
 if TYPE_CHECKING:
@@ -39,13 +40,12 @@ def compare(
     """
     options = options or Options()
     study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
+    paths = [] if out_ is None else save(study, results, rows, out_)
     if json:
         print_json(rows)
     else:
         report(study, results, rows)
-    if out_ is not None:
-        for path in save(study, results, rows, out_):
-            err.print(f"wrote {path}", highlight=False)
+    wrote(paths)
 
 
 def run(
@@ -64,15 +64,20 @@ def run(
     from fedgft.types import FedgftError
 
     options.check()
+    for name, values in (("--methods", methods), ("--metrics", metrics), ("--alpha", alphas)):
+        if not values:
+            raise FedgftError(f"{name} needs at least one value")
+    methods, metrics = list(dict.fromkeys(methods)), list(dict.fromkeys(metrics))
+    alphas = list(dict.fromkeys(alphas))
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
             raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
-    if folder is not None:
-        open_folder(folder)
-    with bar() as progress:
+    with nullcontext() if folder is None else open_folder(folder), bar() as progress:
         dataset = options.load(progress.fetch)
         check_label(dataset, metrics)
         study = options.study(dataset, progress.advance, start=start)
+        if len(alphas) > 1 and study.kind not in ("dirichlet", "pure"):
+            raise FedgftError(f"--alpha: a partition by {study.kind} has no concentration to vary")
         progress.expect(study.work(alphas, methods, metrics))
         results = [
             study.run(alpha, method, get_metric(metric))

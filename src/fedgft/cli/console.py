@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +20,11 @@ err = Console(stderr=True, highlight=False)
 
 def note(text: str) -> None:
     err.print(f"[dim]note:[/dim] {escape(text)}", soft_wrap=True)
+
+
+def wrote(paths: Sequence[Path]) -> None:
+    for path in paths:
+        err.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -61,14 +67,15 @@ def bar() -> Iterator[Bar]:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=err, transient=True) as progress:
+    quiet = not err.is_terminal  # a bar in a log file is noise
+    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
         yield Bar(progress)
 
 
 def points(value: float | None, spread: float | None = None) -> str:
-    """A fraction as percentage points; null is said in words."""
+    """A fraction as percentage points; null is a dash, which the table's caption explains."""
     if value is None:
-        return "not estimable"
+        return "-"
     text = f"{100 * value:.1f}"
     return text if spread is None else f"{text}[dim]±{100 * spread:.1f}[/dim]"
 
@@ -95,6 +102,12 @@ def comparison(rows: Sequence[Row]) -> Table:
             table.add_row(f"[bold]{row['metric']}[/bold]{how}")
         last = cell
         table.add_row(*_cells(row, heldout=heldout))
+    return _explained(table, any(row["gap_hard_test"] is None for row in rows))
+
+
+def _explained(table: Table, dashes: bool) -> Table:
+    if dashes:
+        table.caption = "-: not estimable, a group has no row to take a rate from (not: fair)"
     return table
 
 
@@ -145,5 +158,5 @@ def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
             points(row["contribution"]),
         )  # fmt: skip
     if len(rows) > most:
-        table.caption = f"the {most} largest of {len(rows):,} clients"
-    return table
+        table.title = f"{table.title} (the {most} largest of {len(rows):,})"
+    return _explained(table, any(row["gap_hard_after"] is None for row in rows))

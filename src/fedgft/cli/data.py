@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from fedgft.cli.console import bar, err, note, out, print_json
+from fedgft.cli.console import bar, note, out, print_json, wrote
 from fedgft.cli.options import Flag
 
 app = App(name="data", help="List and fetch the public data sets.")
@@ -45,6 +45,7 @@ def get(
     /,
     *,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    json: Annotated[bool, Flag] = False,
 ) -> None:
     """Fetch a data set into the cache; with --out, also write it as a table for `predict`.
 
@@ -54,14 +55,21 @@ def get(
         adult or compas.
     out
         A .csv or .parquet file.
+    json
+        Print what was fetched as JSON, and nothing else, to stdout.
     """
     from fedgft.data import load, prepared_frame
-    from fedgft.experiments.store import write_frame
+    from fedgft.experiments.store import check_table, write_frame
 
+    if out is not None:
+        check_table(out)
     with bar() as progress:
         dataset = load(name, on_progress=progress.fetch)
     for text in dataset.notes:
         note(text)
-    err.print(f"{name}: {len(dataset):,} rows, {len(dataset.columns)} features", highlight=False)
     if out is not None:
-        err.print(f"wrote {write_frame(prepared_frame(name), out)}", highlight=False)
+        wrote([write_frame(prepared_frame(name), out)])
+    if json:
+        print_json({"name": name, "rows": len(dataset), "features": len(dataset.columns)})
+    else:
+        note(f"{name}: {len(dataset):,} rows, {len(dataset.columns)} features")

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
-from fedgft.cli.console import bar, err, note, out, print_json
+from fedgft.cli.console import bar, note, out, print_json, wrote
 from fedgft.cli.options import Flag, Options
 from fedgft.types import FedgftError
 
@@ -44,8 +44,7 @@ def demo(
     title = get_metric("sp").title
     out.print(findings(rows, groups=study.dataset.group_names, title=title), highlight=False)
     out.print()
-    for path in paths:
-        err.print(f"wrote {path}", highlight=False)
+    wrote(paths)
 
 
 def _reachable() -> str:

@@ -108,8 +108,10 @@ class Options:
         """What can be seen to be wrong before any data is read."""
         if self.seeds < 1:
             raise FedgftError(f"--seeds must be at least 1, got {self.seeds}")
-        if self.seed < 0:
-            raise FedgftError(f"--seed must not be negative, got {self.seed}")
+        if not 0 <= self.seed < 2**63 - self.seeds:
+            raise FedgftError(f"--seed must lie between 0 and 2^63, got {self.seed}")
+        if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
+            raise FedgftError(f"--device {self.device!r} is not known; choose cpu or cuda")
         for name in ("lam", "beta"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
@@ -125,6 +127,9 @@ class Options:
         from fedgft.data.synthetic import synthetic
 
         if self.data == "synthetic":
+            for name in ("label", "group", "client", "split", "positive"):
+                if getattr(self, name) is not None:
+                    raise FedgftError(f"--{name}: the synthetic set has its own columns")
             return synthetic(seed=self.seed)
         return load(self.data, label=self.label, group=self.group, client=self.client,
                     split=self.split, positive=self.positive, on_progress=on_fetch)  # fmt: skip
@@ -134,6 +139,11 @@ class Options:
     ) -> "Study":
         from fedgft.experiments import Study
 
+        if start is not None and start.about["model"] != self.model:
+            raise FedgftError(
+                f"--init {start.path}: holds a {start.about['model']} model, "
+                f"and --model is {self.model}"
+            )
         kind = self.partition or ("dirichlet" if self.client is None else "column")
         clients = len(dataset.client_names) if kind == "column" else self.clients
         protocol = self.settled()

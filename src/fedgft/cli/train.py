@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
-from fedgft.cli.console import clients, err, out, print_json
+from fedgft.cli.console import clients, out, print_json, wrote
 from fedgft.cli.options import Flag, MethodName, MetricName, Options
 
 
@@ -49,15 +49,15 @@ def train(
         options, [method], [metric], [alpha], folder=out_, start=start
     )
     result = results[0]
-    paths = comparing.save(study, results, rows, out_)
+    paths = []
     for i in range(len(study.seeds) if all_models else 1):
         name = "model.safetensors" if i == 0 else f"model-{study.seeds[i]}.safetensors"
         paths.append(save_model(study, result, i, out_ / name))
+    paths += comparing.save(study, results, rows, out_)
     table = client_rows(study, result)
     if json:
         print_json({**rows[0], "clients": table, "files": [str(path) for path in paths]})
         return
     comparing.report(study, results, rows)
     out.print(clients(table))
-    for path in paths:
-        err.print(f"wrote {path}", highlight=False)
+    wrote(paths)

@@ -4,19 +4,16 @@ A numeric column is one feature. A categorical column with levels l_0, l_1, ... 
 a level, the first of them dropped: it is the reference, and keeping it would make the indicators
 of a column sum to one, the intercept once more. The encoder is stored beside a model, so that a
 file met years later is read exactly as the training rows were.
-
-This module also owns what every reader of columns needs: text for any value, and the sentence
-for a column that is not there.
 """
 
-import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -95,14 +92,22 @@ class Encoder:
         frame: "pl.DataFrame",
         columns: Iterable[str],
         *,
+        rows: np.ndarray | None = None,
         drop_first: bool = True,
         source: str = "table",
     ) -> "Encoder":
-        """Levels and means of these rows. Numbers and truth values are numeric, text is not."""
+        """Levels and means of `rows` (a mask; all where it is not given), types of the whole.
+
+        Numbers and truth values are numeric, text is not.
+        """
+        import polars as pl
+
         fields: list[Numeric | Categorical] = []
         for name in columns:
-            series = column_of(frame, name, source=source)
-            if series.dtype.is_numeric() or series.dtype == _polars().Boolean:
+            whole = column_of(frame, name, source=source)
+            check_text(whole, source=source)
+            series = whole if rows is None else whole.filter(pl.Series(rows))
+            if series.dtype.is_numeric() or series.dtype == pl.Boolean:
                 fields.append(Numeric(name, _mean(numbers_of(series, source=source))))
             else:
                 levels = _levels(series, source=source)
@@ -127,9 +132,6 @@ class Encoder:
             start = stop
         return features, tuple(notes)
 
-    def transform(self, frame: "pl.DataFrame", *, source: str = "table") -> np.ndarray:
-        return self.encode(frame, source=source)[0]
-
     def to_json(self) -> str:
         return json.dumps([asdict(field) for field in self.fields])
 
@@ -145,89 +147,23 @@ class Encoder:
         )
 
 
-def column_of(
-    frame: "pl.DataFrame", name: str, *, source: str, option: str | None = None
-) -> "pl.Series":
-    """The column, or an error that names the nearest one there is."""
-    if name not in frame.columns:
-        asked = f" ({option})" if option else ""
-        raise FedgftError(f"{source}: no column '{name}'{asked}{suggestion(name, frame.columns)}")
-    series = frame[name]
-    if series.dtype.is_nested() or series.dtype in (_polars().Binary, _polars().Object):
-        raise FedgftError(f"{source}: column '{name}' holds {series.dtype}, not single values")
-    return series
-
-
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name."""
-    folded = {other.strip().casefold(): other for other in known}
-    near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
-    if near:
-        return f"; did you mean '{folded[near[0]]}'?"
-    more = ", ..." if len(known) > 8 else ""
-    return f"; there are: {', '.join(known[:8])}{more}"
-
-
-def as_text(series: "pl.Series") -> "pl.Series":
-    """One spelling a value, whatever type a reader gave it: 1.0 is "1", true is "True"."""
-    pl = _polars()
-    if series.dtype == pl.Boolean:
-        return series.cast(pl.String).str.to_titlecase()
-    if series.dtype.is_float():
-        whole = (series.drop_nulls() == series.drop_nulls().round()).all()
-        return (series.cast(pl.Int64, strict=False) if whole else series).cast(pl.String)
-    return series.cast(pl.String)
-
-
-def codes_of(text: "pl.Series", levels: Sequence[str]) -> np.ndarray:
-    """The index of each value among the levels, -1 where it is none of them."""
-    pl = _polars()
-    table = {level: index for index, level in enumerate(levels)}
-    if not table:
-        return np.full(len(text), -1, np.int64)
-    codes = text.replace_strict(table, default=-1, return_dtype=pl.Int64)
-    return codes.fill_null(-1).to_numpy()
-
-
-def numbers_of(series: "pl.Series", *, source: str) -> "pl.Series":
-    """The column as float64, nulls kept; text, NaN and what float32 cannot hold are errors."""
-    pl = _polars()
-    numbers = series.cast(pl.Float64, strict=False)
-    lost = numbers.is_null() & series.is_not_null()
-    if lost.any():
-        found = series.filter(lost)[0]
-        raise FedgftError(f"{source}: column '{series.name}' should hold numbers, not '{found}'")
-    wrong = int((~(numbers.abs() <= float(np.finfo(np.float32).max)) | numbers.is_nan()).sum())
-    if wrong:
-        raise FedgftError(
-            f"{source}: column '{series.name}' holds {wrong} value(s) that are NaN or infinite"
-        )
-    return numbers
-
-
 def _mean(numbers: "pl.Series") -> float:
     known = numbers.drop_nulls().to_numpy()
     return float(known.mean()) if len(known) else 0.0
 
 
 def _levels(series: "pl.Series", *, source: str) -> tuple[str, ...]:
-    pl = _polars()
+    import polars as pl
+
     if series.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
         raise FedgftError(
             f"{source}: column '{series.name}' ({series.dtype}) is neither numbers nor text: "
             "convert it or take it out"
         )
-    levels = sorted(as_text(series).drop_nulls().unique().to_list())
+    levels = as_text(series).fill_null(MISSING).unique().to_list()
     if len(levels) > MOST_LEVELS:
         raise FedgftError(
             f"{source}: text column '{series.name}' has {len(levels):,} different values, more "
             f"than the {MOST_LEVELS:,} a category may have: take it out of the file"
         )
-    return (*levels, MISSING) if series.null_count() else tuple(levels)
-
-
-def _polars():
-    """Polars only when a table is really read: importing this package stays quick."""
-    import polars
-
-    return polars
+    return tuple(sorted(levels, key=lambda level: (level == MISSING, level)))

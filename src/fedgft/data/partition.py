@@ -4,8 +4,8 @@ A partition is an array `owner` with one client a row; the offsets are its count
 rows (one group, one label) the clients' shares are drawn from Dirichlet(alpha, ..., alpha), and
 the shuffled rows of the cell are cut at the shares' running sums, so the counts are the shares'
 own, without a second layer of sampling noise. Every row goes to exactly one client, and no client
-is left empty. Test rows come from a stream of random numbers of their own: two partitions with
-one seed share them whatever else differs.
+is left empty. Test rows come first (`fedgft.data.holdout`). With a client column the clients are
+given: each of its names is a client in every replicate, if need be one without training rows.
 """
 
 from dataclasses import replace
@@ -14,12 +14,13 @@ from typing import Literal
 import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.holdout import held_out, held_out_of_clients, stream
 from fedgft.types import FedgftError
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]
 KINDS: tuple[Kind, ...] = ("dirichlet", "iid", "pure", "column")
-TEST, CUT, INNER = 0, 1, 2  # streams of random numbers
+CUT, INNER = 1, 2  # streams of random numbers; the test rows have 0
 SMALLEST = 4  # a client with fewer rows holds none of them out
 EQUAL = 1e9  # a larger alpha gives equal shares to all digits, and would overflow the draw
 
@@ -36,32 +37,23 @@ def partition(
 ) -> Federation:
     """Test rows first, then the clients: from the other rows, or (the paper) from all of them.
 
-    Test rows that the data set brings itself are taken as they are.
+    Test rows that the data set brings itself are taken as they are. Random ones are the same for
+    one seed whatever else differs, but of a column's clients none gives its last training row.
     """
     if kind not in KINDS:
         raise FedgftError(f"--partition: '{kind}' is none of {', '.join(KINDS)}")
     if protocol_test not in ("overlap", "disjoint"):
         raise FedgftError(f"test rows are 'overlap' or 'disjoint', not '{protocol_test}'")
-    test = held_out(dataset, share=test_share, seed=seed)
-    rows = np.arange(len(dataset))
-    if protocol_test == "disjoint":
-        rows = np.delete(rows, test)
+    disjoint = protocol_test == "disjoint"
+    draw = held_out_of_clients if kind == "column" and disjoint else held_out
+    test = draw(dataset, share=test_share, seed=seed)
+    rows = np.delete(np.arange(len(dataset)), test if disjoint else [])
     if kind == "column":
         return by_column(dataset, rows=rows, test=test)
     if kind == "iid":
         return iid(dataset, clients=clients, seed=seed, rows=rows, test=test)
     cut = pure if kind == "pure" else dirichlet
     return cut(dataset, clients=clients, alpha=alpha, seed=seed, rows=rows, test=test)
-
-
-def held_out(dataset: Dataset, *, share: float | int, seed: int) -> np.ndarray:
-    """The user's own test rows, or a share of all rows at random."""
-    if dataset.test is not None:
-        return np.flatnonzero(dataset.test)
-    if not 0 <= share < 1:
-        raise FedgftError(f"--test-share must be at least 0 and below 1, not {share:g}")
-    count = round(share * len(dataset))
-    return np.sort(_rng(seed, TEST).permutation(len(dataset))[:count])
 
 
 def dirichlet(
@@ -74,7 +66,7 @@ def dirichlet(
     test: np.ndarray | None = None,
 ) -> Federation:
     """Dirichlet shares of every (group, label) cell; rows of no recorded group are cells too."""
-    rng = _rng(seed, CUT)
+    rng = stream(seed, CUT)
     rows = rng.permutation(_all(dataset, rows))
     _check(clients, alpha=alpha, rows=len(rows))
     owner = _deal(_cells(dataset, rows), clients, alpha=alpha, rng=rng)
@@ -90,7 +82,7 @@ def iid(
     test: np.ndarray | None = None,
 ) -> Federation:
     """Shuffled rows in equal shares: every client is a small copy of the whole."""
-    rows = _rng(seed, CUT).permutation(_all(dataset, rows))
+    rows = stream(seed, CUT).permutation(_all(dataset, rows))
     _check(clients, alpha=1.0, rows=len(rows))
     owner = np.arange(len(rows)) % clients
     return _federation(dataset, rows, owner=owner, clients=clients, test=test)
@@ -109,7 +101,7 @@ def pure(
 
     Clients are given to the groups in turn, and a group never gets more clients than it has rows.
     """
-    rng = _rng(seed, CUT)
+    rng = stream(seed, CUT)
     rows = rng.permutation(_all(dataset, rows))
     _check(clients, alpha=alpha, rows=len(rows))
     found, group, counts = np.unique(dataset.groups[rows], return_inverse=True, return_counts=True)
@@ -129,16 +121,15 @@ def by_column(
 ) -> Federation:
     """The clients of the data set's own client column; `keys` index its client_names.
 
-    A client whose rows are all test rows takes no part.
+    A client whose rows are all test rows stays, with no row to train on.
     """
     if dataset.clients is None:
         raise FedgftError(f"{dataset.name}: no client column is named (--client)")
     rows = _all(dataset, rows)
     if len(rows) == 0:
         raise FedgftError(f"{dataset.name}: no row is left to train on")
-    keys, owner = np.unique(dataset.clients[rows], return_inverse=True)
-    made = _federation(dataset, rows, owner=owner, clients=len(keys), test=test)
-    return replace(made, keys=keys.astype(np.uint64))
+    owner, clients = dataset.clients[rows], len(dataset.client_names)
+    return _federation(dataset, rows, owner=owner, clients=clients, test=test)
 
 
 def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Federation:
@@ -151,7 +142,7 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
         raise FedgftError(f"the inner share must lie between 0 and 1, not {share:g}")
     sizes = federation.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.lexsort((_rng(seed, INNER).random(len(owner)), owner))
+    order = np.lexsort((stream(seed, INNER).random(len(owner)), owner))
     rank = np.empty(len(owner), np.int64)
     rank[order] = np.arange(len(owner)) - np.repeat(federation.offsets[:-1], sizes)
     held = np.where(sizes < SMALLEST, 0, np.floor(share * sizes)).astype(np.int64)
@@ -165,12 +156,6 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
         mean=None,
         spread=None,
     )
-
-
-def _rng(seed: int, stream: int) -> np.random.Generator:
-    if seed < 0:
-        raise FedgftError(f"--seed must not be negative, not {seed}")
-    return np.random.default_rng([seed, stream])
 
 
 def _all(dataset: Dataset, rows: np.ndarray | None) -> np.ndarray:

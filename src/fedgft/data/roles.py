@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgft.data.encoding import as_text, codes_of, column_of, numbers_of
+from fedgft.data.columns import as_text, codes_of, column_of, numbers_of
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _factors(series: "pl.Series") -> tuple[np.ndarray, tuple[str, ...]]:
 
     plain = series.dtype.is_numeric() or series.dtype == pl.Boolean
     ordered = (series if plain else as_text(series)).drop_nulls().unique().sort()
-    names = tuple(as_text(ordered).to_list())
+    names = tuple(as_text(ordered).unique(maintain_order=True).to_list())
     return codes_of(as_text(series), names), names
 
 
@@ -78,7 +78,7 @@ def labels_of(
     label, positive = roles.label, roles.positive
     series = _complete(frame[label], "label", source=source)
     codes, names = _factors(series)
-    if series.dtype.is_float() and any("." in name for name in names):
+    if series.dtype.is_float() and (series != series.round()).any():
         raise FedgftError(f"{source}: label column '{label}' holds fractions, not classes")
     if len(names) < 2:
         raise FedgftError(

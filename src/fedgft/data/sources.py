@@ -1,4 +1,4 @@
-"""The public data sets by name, prepared as the paper prepares them (PAPER.md, section 5).
+"""The public data sets by name, prepared as section 5 of the paper prepares them.
 
 A source is a frame of raw columns and two names, the label and the group; from there on it is
 read like any user's table. So an exported frame, read back, gives the same features.
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgft.data.columns import suggestion
 from fedgft.data.dataset import Dataset
-from fedgft.data.encoding import suggestion
 from fedgft.data.fetching import (
     ADULT_DATA,
     ADULT_TEST,
@@ -21,7 +21,7 @@ from fedgft.data.fetching import (
     silent,
 )
 from fedgft.data.roles import Roles
-from fedgft.data.table import from_frame, load_table
+from fedgft.data.table import dataset_of, load_table
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def adult_frame(paths: Sequence[Path]) -> "pl.DataFrame":
     parts = [
         pl.read_csv(
             path,
+            glob=False,
             has_header=False,
             new_columns=list(ADULT_COLUMNS),
             infer_schema=False,
@@ -92,7 +93,7 @@ def compas_frame(paths: Sequence[Path]) -> "pl.DataFrame":
     """ProPublica's filter, then the ten raw features; 'female' is also the group."""
     import polars as pl
 
-    table = pl.read_csv(paths[0], infer_schema=False)
+    table = pl.read_csv(paths[0], glob=False, infer_schema=False)
     kept = table.filter(
         pl.col("days_b_screening_arrest").cast(pl.Int64).is_between(-30, 30),
         pl.col("is_recid") != "-1",
@@ -142,7 +143,7 @@ SOURCES = {
 def prepared_frame(
     name: str, *, folder: str | Path | None = None, on_progress: Progress = silent
 ) -> "pl.DataFrame":
-    """The raw columns the encoder takes, with label and group: what `data export` writes."""
+    """The raw columns with label and group: what `fedgft data get NAME --out FILE` writes."""
     source = find_source(name)
     paths, _ = obtain(source.files, folder=folder, on_progress=on_progress)
     return source.prepare(paths)
@@ -167,7 +168,7 @@ def load_source(
     paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
     group = group or source.group
     roles = Roles(source.label, group, client)
-    data = from_frame(source.prepare(paths), name, roles=roles)
+    data = dataset_of(source.prepare(paths), name, roles=roles)
     names = source.group_names if group == source.group else data.group_names
     return replace(data, group_names=names, notes=(*served, *data.notes))
 

@@ -4,16 +4,21 @@ Nothing is guessed that can be said: the label, the group and the client are col
 names. What is decided here (a missing group, a filled-in number) is written into the notes.
 """
 
+import csv
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgft.data.columns import numbers_as_text
 from fedgft.data.dataset import Dataset
-from fedgft.data.encoding import Encoder
+from fedgft.data.encoding import Categorical, Encoder
 from fedgft.data.roles import Roles, check_roles, clients_of, groups_of, labels_of, test_of
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
 
 
@@ -52,15 +57,21 @@ def from_frame(
 ) -> Dataset:
     """A data set from a frame in memory; `source` is what errors call it."""
     source = source or name
+    data = dataset_of(frame, source, roles=roles)
+    return replace(data, name=name, notes=(*_class_notes(data, roles, source=source), *data.notes))
+
+
+def dataset_of(frame: "pl.DataFrame", source: str, *, roles: Roles) -> Dataset:
+    """The same, without a note on the classes: those of a public data set are known."""
     check_roles(frame, roles, source=source)
     labels, classes = labels_of(frame, roles, source=source)
     groups, group_names, group_notes = groups_of(frame, roles, source=source)
     clients, client_names = clients_of(frame, roles, source=source)
     test = test_of(frame, roles, source=source)
-    encoder = _fit(frame if test is None else frame.filter(~test), roles, source=source)
+    encoder = _fit(frame, roles, training=None if test is None else ~test, source=source)
     features, notes = encoder.encode(frame, source=source)
     return Dataset(
-        name=name,
+        name=source,
         features=features,
         labels=labels,
         groups=groups,
@@ -71,25 +82,55 @@ def from_frame(
         client_names=client_names,
         test=test,
         encoder=encoder,
-        notes=(*group_notes, *notes),
+        notes=(*group_notes, *_type_notes(frame, encoder, source=source), *notes),
     )
 
 
-def _fit(training: "pl.DataFrame", roles: Roles, *, source: str) -> Encoder:
+def _class_notes(data: Dataset, roles: Roles, *, source: str) -> list[str]:
+    """Which value a score is the probability of: an order of the alphabet decides it unasked."""
+    if len(data.classes) > 2:
+        return [f"{source}: label column '{roles.label}' has {len(data.classes)} classes"]
+    asked = "" if roles.positive is not None else " (--positive names another)"
+    return [f"{source}: positive class: '{data.classes[1]}'{asked}"]
+
+
+def _type_notes(frame: "pl.DataFrame", encoder: Encoder, *, source: str) -> list[str]:
+    return [
+        f"{source}: text column '{field.name}' holds numbers only: they are taken as "
+        f"{len(field.levels)} categories"
+        for field in encoder.fields
+        if isinstance(field, Categorical) and numbers_as_text(frame[field.name])
+    ]
+
+
+def _fit(
+    frame: "pl.DataFrame", roles: Roles, *, training: "np.ndarray | None", source: str
+) -> Encoder:
     """Where the user brings a split, levels and means are those of the training rows alone."""
-    columns = [column for column in training.columns if column not in roles.aside]
+    columns = [column for column in frame.columns if column not in roles.aside]
     if not columns:
         raise FedgftError(f"{source}: no column is left to learn from")
-    return Encoder.fit(training, columns, source=source)
+    return Encoder.fit(frame, columns, rows=training, source=source)
 
 
 def _parse(file: Path, ending: str) -> "pl.DataFrame":
+    """The file of exactly this name: `*` and `[` in it stand for themselves."""
     import polars as pl
 
     try:
         if ending == ".parquet":
-            return pl.read_parquet(file)
-        return pl.read_csv(file, infer_schema_length=None, null_values=["NA", "N/A"])
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+            return pl.read_parquet(file, glob=False)
+        twice = _repeated(file)
+        if twice:
+            raise FedgftError(f"{file}: column '{twice[0]}' is in the header more than once")
+        return pl.read_csv(file, glob=False, infer_schema_length=None, null_values=["NA", "N/A"])
+    except (pl.exceptions.PolarsError, OSError, ValueError, csv.Error) as error:
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         raise FedgftError(f"{file}: cannot be read as {ending[1:].upper()}: {reason}") from None
+
+
+def _repeated(file: Path) -> list[str]:
+    """Names the header has twice: polars would rename one, and a label pass as a feature."""
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+        names = next((names for names in csv.reader(lines) if names), [])
+    return [name for name, count in Counter(names).items() if count > 1]

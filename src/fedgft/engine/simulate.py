@@ -75,7 +75,7 @@ def _run(
     for done in range(total + 1):
         if done:
             state = rounds.step(state, done - 1)
-        if done == total or (every and done % every == 0):
+        if done in (0, total) or (every and done % every == 0):
             state, test = _evaluate(rounds, state)
             reports.append((done, _together(rounds, state), test))
         if done == 0:

@@ -21,6 +21,7 @@ def row(study: Study, result: Result) -> dict[str, Any]:
     assert federation is not None  # studies evaluate on both
     decisions = test[-1].statistics(metric, "hard")
     low, high = gap_interval(metric, decisions)
+    cell = study.cell(result)
     out: dict[str, Any] = {
         "data": study.dataset.name,
         "alpha": study.concentration(result),
@@ -28,15 +29,16 @@ def row(study: Study, result: Result) -> dict[str, Any]:
         "metric": metric.name,
         "protocol": study.protocol.name,
         "seeds": len(study.seeds),
-        **_mean_sd("accuracy", test[-1].accuracy()),
-        **_mean_sd("gap_soft", federation[-1].gap(metric, "soft")),
-        **_mean_sd("gap_hard", federation[-1].gap(metric, "hard")),
-        **_mean_sd("gap_soft_test", test[-1].gap(metric, "soft")),
-        **_mean_sd("gap_hard_test", test[-1].gap(metric, "hard")),
+        **_mean_sd(cell, "accuracy", test[-1].accuracy()),
+        **_mean_sd(cell, "accuracy_federation", federation[-1].accuracy()),
+        **_mean_sd(cell, "gap_soft", federation[-1].gap(metric, "soft")),
+        **_mean_sd(cell, "gap_hard", federation[-1].gap(metric, "hard")),
+        **_mean_sd(cell, "gap_soft_test", test[-1].gap(metric, "soft")),
+        **_mean_sd(cell, "gap_hard_test", test[-1].gap(metric, "hard")),
         "gap_hard_test_low": _mean(low),
         "gap_hard_test_high": _mean(high),
         "floor": _mean(floor(metric, decisions)),
-        **_apart(result),
+        **_apart(cell, result),
         "seconds": history.seconds,
         "lr": _mean(result.lr),
         "strength": _mean(result.strength) if result.method in study.protocol.strengths else None,
@@ -49,7 +51,8 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
     """What the replicates chose on their inner splits, in words; nothing where nothing was open."""
     said: dict[str, None] = {}  # an ordered set: methods share the learning rate
     for result in results:
-        where = f"alpha {result.alpha:g}: "
+        alpha = study.concentration(result)
+        where = "" if alpha is None else f"alpha {alpha:g}: "
         if len(study.protocol.lr) > 1:
             said[where + "learning rate " + _counts(result.lr)] = None
         if len(study.protocol.strength(result.method)) > 1:
@@ -89,13 +92,14 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
     history, metric = result.history, result.metric
     assert history.before is not None and history.after is not None
     before, after = history.before[replicate], history.after[replicate]
-    names = study.dataset.client_names or tuple(str(k) for k in range(len(after.count)))
+    names = study.dataset.client_names if study.kind == "column" else ()
     keys = result.federations[replicate].keys
     analysis = analyse(metric, after, "hard")
-    contribution = analysis.weights * analysis.contributions  # they add up to the signed gap
+    # They add up to the gap: positive where a client widens it, whichever group is ahead.
+    contribution = np.sign(analysis.signed_gap) * analysis.weights * analysis.contributions
     local_before, local_after = before.gap(metric, "hard"), after.gap(metric, "hard")
     return [
-        {"client": names[int(keys[k])] if int(keys[k]) < len(names) else str(keys[k]),
+        {"client": names[int(keys[k])] if names else str(keys[k]),
          "rows": int(after.rows()[k]),
          "accuracy_before": _number(before.accuracy()[k]),
          "accuracy_after": _number(after.accuracy()[k]),
@@ -106,7 +110,7 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
     ]  # fmt: skip
 
 
-def _apart(result: Result) -> dict[str, float | None]:
+def _apart(cell: str, result: Result) -> dict[str, float | None]:
     """DH and TV between the groups, averaged over replicates: how unlike the clients are.
 
     None where DH is infinite (a client lacks a group; TV is finite there) and where the metric is
@@ -119,8 +123,8 @@ def _apart(result: Result) -> dict[str, float | None]:
     infinite = sum(math.isinf(found.heterogeneity) for found in each)
     if infinite:
         warnings.warn(
-            f"heterogeneity of {metric.name}, alpha {result.alpha:g} is infinite in {infinite} of "
-            f"{len(each)} replicates: a client has no row of a group",
+            f"{cell}: heterogeneity is infinite in {infinite} of {len(each)} replicates: "
+            "a client has no row of a group",
             NotEstimableWarning, stacklevel=3,
         )  # fmt: skip
     return {
@@ -129,19 +133,18 @@ def _apart(result: Result) -> dict[str, float | None]:
     }
 
 
-def _mean_sd(name: str, values: np.ndarray) -> dict[str, float | None]:
-    known = values[~np.isnan(values)]
-    if 0 < len(known) < len(values):
-        warnings.warn(
-            f"{name} is not estimable in {len(values) - len(known)} of {len(values)} replicates",
-            NotEstimableWarning, stacklevel=3,
-        )  # fmt: skip
+def _mean_sd(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:
+    known = values[np.isfinite(values)]
+    lost = len(values) - len(known)
+    if lost:
+        text = f"{cell}: {name} is not estimable in {lost} of {len(values)} replicates"
+        warnings.warn(text, NotEstimableWarning, stacklevel=3)
     spread = float(known.std(ddof=1)) if len(known) > 1 else None
     return {name: _mean(values), f"{name}_sd": spread}
 
 
 def _mean(values: np.ndarray) -> float | None:
-    known = values[~np.isnan(values)]
+    known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 
 

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 FORMAT = "fedgft-model-1"
 
 
-def open_folder(path: str | Path) -> Path:
-    """Make the folder and see that it can be written, before any work is done for it."""
+@contextmanager
+def open_folder(path: str | Path) -> Iterator[Path]:
+    """Make the folder and see that it can be written, before any work is done for it.
+
+    If that work fails, a folder that was made for it and holds nothing is taken away again.
+    """
     folder = Path(path)
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".fedgft-probe"
@@ -31,27 +37,52 @@ def open_folder(path: str | Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        if new and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place to write to that becomes `path` at the end, or vanishes if anything goes wrong."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        raise FedgftError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Rows as Parquet; a column of nothing but nulls is one of numbers, so that files combine."""
     import polars as pl
 
-    part = path.with_name(f".{path.name}.part")
-    pl.DataFrame(rows, infer_schema_length=None).write_parquet(part)
-    os.replace(part, path)
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    with whole(path) as part:
+        frame.with_columns(pl.selectors.by_dtype(pl.Null).cast(pl.Float64)).write_parquet(part)
     return path
+
+
+def check_table(path: Path) -> Path:
+    """A table can be written there: said before any work is done for it."""
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise FedgftError(f"--out {path}: the ending must be .csv or .parquet")
+    if path.is_dir():
+        raise FedgftError(f"--out {path}: is a folder")
+    with open_folder(path.parent):
+        return path
 
 
 def write_frame(frame: "pl.DataFrame", path: Path) -> Path:
     """A table for people: CSV or Parquet by the ending."""
-    if path.suffix.lower() not in (".csv", ".parquet"):
-        raise FedgftError(f"--out {path}: the ending must be .csv or .parquet")
-    open_folder(path.parent)
-    part = path.with_name(f".{path.name}.part")
     write = frame.write_csv if path.suffix.lower() == ".csv" else frame.write_parquet
-    write(part)
-    os.replace(part, path)
+    with whole(path) as part:
+        write(part)
     return path
 
 
@@ -63,13 +94,16 @@ class SavedModel:
     mean: np.ndarray
     spread: np.ndarray
     about: dict[str, Any]
+    path: str = ""
 
     def start(self, federation: Federation) -> np.ndarray:
         """Flat parameters that give the same scores under this federation's own scaling."""
-        if tuple(self.about["columns"]) != federation.dataset.columns:
-            raise FedgftError(
-                "--init: the model was trained on other columns than this data set has"
-            )
+        data = federation.dataset
+        for what, ours in (("columns", data.columns), ("classes", data.classes)):
+            if tuple(self.about[what]) != ours:
+                raise FedgftError(
+                    f"--init {self.path}: the model's {what} are not those of {data.name}"
+                )
         mean, spread = raw_scaling(federation)
         (weight, bias), *rest = self.layers
         first = (
@@ -92,8 +126,11 @@ class SavedModel:
         """The table with `score` and `decision` behind its own columns, and what was noticed."""
         import polars as pl
 
-        if self.about["encoder"] is None:
-            raise FedgftError("the model was trained on synthetic rows, which have no raw columns")
+        for name in ("score", "decision"):
+            if name in frame.columns:
+                raise FedgftError(
+                    f"{source}: has a column {name!r} already, which predict would write; rename it"
+                )
         features, notes = Encoder.from_json(self.about["encoder"]).encode(frame, source=source)
         scores, classes = self.scores(features), self.about["classes"]
         decision = pl.Series("decision", [classes[i] for i in scores.argmax(1)])
@@ -106,7 +143,7 @@ class SavedModel:
 
 def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path:
     """Parameters by their torch names, the scaler, and how a raw table becomes features."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     data = study.dataset
     width, classes = data.features.shape[1], len(data.classes)
@@ -125,9 +162,9 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
         "classes": data.classes, "groups": data.group_names, "model": get_model(study.model).name,
         "encoder": None if data.encoder is None else data.encoder.to_json(),
     }  # fmt: skip
-    part = path.with_name(f".{path.name}.part")
-    save_file(tensors, part, metadata={"fedgft": json.dumps(about)})
-    os.replace(part, path)
+    with whole(path) as part:
+        part.touch()  # with the permissions that files of this user have
+        part.write_bytes(save(tensors, metadata={"fedgft": json.dumps(about)}))
     return path
 
 
@@ -142,10 +179,17 @@ def load_model(path: str | Path) -> SavedModel:
         raise FedgftError(f"{path}: no such file") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise FedgftError(f"{path}: not a model file ({error})") from error
-    if about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise FedgftError(f"{path}: not a model that fedgft saved (no {FORMAT!r} in its header)")
+    try:
+        return _assemble(tensors, about, str(path))
+    except (KeyError, ValueError) as error:
+        raise FedgftError(f"{path}: a model file with a part missing ({error})") from error
+
+
+def _assemble(tensors: dict[str, np.ndarray], about: dict[str, Any], path: str) -> SavedModel:
     mean, spread = tensors.pop("scaler.mean"), tensors.pop("scaler.spread")
     names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
     order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
     layers = [(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in order]
-    return SavedModel(layers, mean, spread, about)
+    return SavedModel(layers, mean, spread, about, path)

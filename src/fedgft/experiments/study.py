@@ -7,6 +7,7 @@ learning rate is the one with which FedAvg is most accurate there; a strength is
 the smallest decision-level gap within one point of the best accuracy there.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ from fedgft.data.scaling import standardise
 from fedgft.engine import History, Settings, simulate
 from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm, fedavg, get_method
-from fedgft.metrics import Metric
+from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.types import FedgftError
 
 ONE_POINT = 0.01
@@ -61,11 +62,14 @@ class Study:
             raise FedgftError("--seeds must be at least 1")
         if self.protocol.features == "standardised":
             object.__setattr__(self, "dataset", self.dataset.standardised())
+        if self.init is not None:  # it is one start for all, whatever the protocol has
+            settings = replace(self.protocol.settings, start="common")
+            object.__setattr__(self, "protocol", replace(self.protocol, settings=settings))
 
     def run(self, alpha: float, method: str, metric: Metric) -> Result:
         """Train one cell. What does not depend on the metric is trained once for all of them."""
         federations = self.federations(alpha)
-        for federation in federations[:1]:
+        for federation in federations:
             check_groups(federation, metric)
         lr = self.rate(alpha)
         strength = self.strength(alpha, method, metric)
@@ -77,6 +81,12 @@ class Study:
                 self.protocol.settings, lr=lr, copies=1,
             )  # fmt: skip
         return Result(alpha, method, metric, self._known[key], federations, lr, strength)
+
+    def cell(self, result: Result) -> str:
+        """What a note is about."""
+        alpha = self.concentration(result)
+        where = "" if alpha is None else f", alpha {alpha:g}"
+        return f"{result.method}, {result.metric.name}{where}"
 
     def concentration(self, result: Result) -> float | None:
         """Dirichlet's alpha, where the partition has one."""
@@ -112,7 +122,7 @@ class Study:
             accuracy, _ = self._inner(
                 f"learning rate, alpha {alpha:g}", alpha, fedavg(), None, lr=grid[:, None]
             )
-            self._known[key] = grid[np.argmax(accuracy, axis=0)]
+            self._known[key] = best(grid, -accuracy, what=f"learning rate, alpha {alpha:g}")
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def strength(self, alpha: float, method: str, metric: Metric) -> np.ndarray:
@@ -129,7 +139,8 @@ class Study:
                 lr=np.tile(self.rate(alpha), (len(grid), 1)),
             )  # fmt: skip
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
-            self._known[key] = grid[np.argmin(np.where(good & ~np.isnan(gap), gap, np.inf), axis=0)]
+            what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
+            self._known[key] = best(grid, np.where(good, gap, np.nan), what=what)
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def _inner(
@@ -173,6 +184,20 @@ class Study:
 
     def _scaled(self, federation: Federation) -> Federation:
         return standardise(federation) if self.protocol.features == "standardised" else federation
+
+
+def best(grid: np.ndarray, cost: np.ndarray, *, what: str) -> np.ndarray:
+    """Each replicate's cheapest candidate; `cost` is (candidate, replicate), NaN: not known."""
+    known = np.isfinite(cost)
+    lost = np.asarray(~known.any(axis=0))
+    middle = len(grid) // 2
+    if lost.any():
+        warnings.warn(
+            f"{what}: the inner split is too small to choose in {lost.sum()} of {lost.size} "
+            f"replicates, which take {grid[middle]:g}",
+            NotEstimableWarning, stacklevel=2,
+        )  # fmt: skip
+    return grid[np.where(lost, middle, np.argmin(np.where(known, cost, np.inf), axis=0))]
 
 
 def check_groups(federation: Federation, metric: Metric) -> None:

@@ -30,16 +30,14 @@ def findings(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
     if not local:
         return first
     best = min(local, key=lambda row: row["gap_hard_test"])
-    gap = 100 * best["gap_hard_test"]
-    verdict = (
-        "leaves" if best["gap_hard_test"] > fair["gap_hard_test"] else "does better here and leaves"
+    name, gap = NAMES[best["method"]], 100 * best["gap_hard_test"]
+    rest = f"{gap:.1f} points at {100 * best['accuracy']:.1f}% accuracy"
+    if best["gap_hard_test"] <= fair["gap_hard_test"]:
+        return f"{first} Here making each client fair on its own does as well: {name}, {rest}."
+    return (
+        f"{first} Making each client fair on its own is not the same thing: the best of the local "
+        f"methods, {name}, leaves {rest}."
     )
-    second = (
-        f"Making each client fair on its own is not the same thing: the best of the local methods, "
-        f"{NAMES[best['method']]}, {verdict} {gap:.1f} points "
-        f"at {100 * best['accuracy']:.1f}% accuracy."
-    )
-    return f"{first} {second}"
 
 
 def _points(row: Row) -> str:

@@ -1,0 +1,193 @@
+"""What goes wrong on the way: nothing is lost, nothing is half-written, nothing is a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from test_cli import QUICK, run, table
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+
+FEDGFT = [sys.executable, "-m", "fedgft"]
+
+
+def tiny(path: Path) -> Path:
+    """So few rows that a group has no test row of the event."""
+    rng, rows = np.random.default_rng(0), 44
+    sex = ["f"] * 4 + ["m"] * (rows - 4)
+    part = ["train"] * 4 + ["train", "train", "test", "test"] * 10
+    x = rng.normal(size=rows)
+    frame = pl.DataFrame({"x": x, "sex": sex, "ok": [0, 1] * (rows // 2), "part": part})
+    frame.write_csv(path)
+    return path
+
+
+def test_a_gap_that_is_never_estimable_is_null_and_drawn_as_such(capsys, tmp_path):
+    where = [
+        "--data",
+        tiny(tmp_path / "t.csv"),
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--split",
+        "part",
+    ]
+    more = ["--clients", "2", "--metric", "eop", "--out", tmp_path / "o"]
+    code, out, err = run(capsys, "train", *where, *more, "--json", *QUICK)
+    assert code == 0, err
+    assert json.loads(out)["gap_hard_test"] is None
+    assert (tmp_path / "o/rounds.png").exists()
+    code, out, _ = run(capsys, "train", *where, *more, *QUICK)
+    assert "not estimable" in out
+
+
+def test_eval_every_zero(capsys, tmp_path):
+    code, out, _ = run(
+        capsys,
+        "train",
+        "--data",
+        "synthetic",
+        "--eval-every",
+        "0",
+        "--json",
+        "--out",
+        tmp_path,
+        *QUICK,
+    )
+    assert code == 0
+    assert all(c["accuracy_before"] is not None for c in json.loads(out)["clients"])
+
+
+def test_init_counts_under_the_papers_protocol_too(capsys, tmp_path):
+    base = ["train", "--data", "synthetic", *QUICK, "--json", "--protocol", "paper"]
+    run(capsys, *base, "--out", tmp_path / "a")
+    model = tmp_path / "a/model.safetensors"
+    _, plain, _ = run(capsys, *base, "--out", tmp_path / "b")
+    _, warm, _ = run(capsys, *base, "--init", model, "--out", tmp_path / "c")
+    assert json.loads(plain)["accuracy"] != json.loads(warm)["accuracy"]
+
+
+@pytest.mark.parametrize("change", ["columns", "model", "classes"])
+def test_init_that_does_not_fit_is_named(change, capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    where = ["train", "--data", file, "--label", "ok", "--group", "sex", *QUICK]
+    run(capsys, *where, "--out", tmp_path / "a")
+    other = {
+        "columns": ["--client", "site"],
+        "model": ["--model", "mlp"],
+        "classes": ["--positive", "0"],
+    }
+    model = tmp_path / "a/model.safetensors"
+    code, _, err = run(capsys, *where, *other[change], "--init", model, "--out", tmp_path / "b")
+    assert code == 2
+    assert "model.safetensors" in err
+    assert not (tmp_path / "b").exists()
+
+
+def test_several_values_may_not_be_none_and_are_not_done_twice(capsys):
+    assert run(capsys, "compare", "--data", "synthetic", "--methods")[0] == 2
+    twice = ["--methods", "fedavg", "fedavg", "--alpha", "0.5", "0.5"]
+    _, out, _ = run(capsys, "compare", "--data", "synthetic", *twice, "--json", *QUICK)
+    assert len(json.loads(out)) == 1
+
+
+def test_odd_names_of_files(capsys, tmp_path):
+    file = table(tmp_path / "a$b_{x$.csv")
+    where = ["--data", file, "--label", "ok", "--group", "sex", "--out", tmp_path / "o"]
+    assert run(capsys, "compare", *where, *QUICK)[0] == 0
+
+
+def test_predict_keeps_the_users_own_columns(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    run(
+        capsys,
+        "train",
+        "--data",
+        file,
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--out",
+        tmp_path,
+        *QUICK,
+    )
+    pl.read_csv(file).with_columns(score=1).write_csv(tmp_path / "s.csv")
+    code, _, err = run(capsys, "predict", tmp_path / "model.safetensors", tmp_path / "s.csv")
+    assert code == 2
+    assert "'score'" in err
+    code, out, _ = run(capsys, "predict", tmp_path / "model.safetensors", file, "--json")
+    assert len(json.loads(out)) == 400
+    assert (
+        run(capsys, "predict", tmp_path / "model.safetensors", file, "-o", tmp_path / "x.txt")[0]
+        == 2
+    )
+    (tmp_path / "folder.csv").mkdir()
+    assert (
+        run(capsys, "predict", tmp_path / "model.safetensors", file, "-o", tmp_path / "folder.csv")[
+            0
+        ]
+        == 2
+    )
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_file_that_is_no_model(content, capsys, tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(content)
+    code, _, err = run(capsys, "predict", tmp_path / "m.safetensors", table(tmp_path / "t.csv"))
+    assert code == 2
+    assert "m.safetensors" in err
+
+
+def test_the_results_are_saved_when_the_reader_hangs_up(tmp_path):
+    command = [
+        *FEDGFT,
+        "compare",
+        "--data",
+        "synthetic",
+        "--out",
+        str(tmp_path / "o"),
+        *QUICK,
+        "--json",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        child.stdout.close()
+        err = child.stderr.read()
+    assert "Traceback" not in err
+    assert (tmp_path / "o/rows.parquet").exists()
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    command = [
+        *FEDGFT,
+        "train",
+        "--data",
+        "synthetic",
+        "--rounds",
+        "100000",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        until = time.monotonic() + 60
+        while not (tmp_path / "o").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(1.0)
+        os.kill(child.pid, signal.SIGINT)
+        err = child.stderr.read()
+    assert child.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "o").exists()
