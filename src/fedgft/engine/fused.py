@@ -19,6 +19,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.engine import compiled, plain_kernels
 from fedgft.engine.book import Book, Units
 from fedgft.engine.task import Task
+from fedgft.federated import Cohort
 from fedgft.metrics import Tally
 from fedgft.optim import Moments, Optimizer
 
@@ -28,6 +29,7 @@ else:
     kernels = plain_kernels
 
 LANES = 16
+PIECE = 8192  # rows measured in one go
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,15 @@ if hasattr(os, "register_at_fork"):  # a forked process has none of these thread
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
+def _pieces(units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Long units cut at fixed places, so that threads can share them: (owner, low, high)."""
+    count = np.maximum(1, -(-units.sizes // PIECE))
+    owner = np.repeat(np.arange(len(units)), count)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    low = units.low[owner] + number * PIECE
+    return owner, low, np.minimum(low + PIECE, units.high[owner])
+
+
 class Fused:
     """Parameters are blocks in the order of nn.Linear(features, 2): weights, then biases."""
 
@@ -95,6 +106,7 @@ class Fused:
         self.table = _table(book.dataset, self.dtype)
         self.features = book.dataset.features.shape[1]
         self.mean, self.inverse = book.scaling(self.table.x.shape[1], self.dtype)
+        self._moments: Moments | None = None
 
     def place(self, params: np.ndarray) -> np.ndarray:
         return np.array(params, dtype=self.dtype)
@@ -103,39 +115,41 @@ class Fused:
         return block
 
     def moments(self, units: int) -> Moments:
-        shape, dtype = (units, self.table.x.shape[1]), self.dtype
-        return Moments(
-            np.zeros(shape, dtype), np.zeros(shape, dtype), np.zeros((units, 2), np.int64)
-        )
+        """Zeros, in memory that is used again from round to round: new pages are dear."""
+        shape = (units, self.table.x.shape[1])
+        if self._moments is None or self._moments.m.shape != shape:
+            m = np.zeros(shape, self.dtype)
+            self._moments = Moments(m, m.copy(), np.zeros((units, 2), np.int64))
+        self._moments.forget("reset")
+        return self._moments
 
     def train(self, task: Task, block: np.ndarray, moments: Moments) -> np.ndarray:
-        """The clients' models after their epochs, from where `block` (u, p) starts them."""
+        """The clients' epochs, in place: `block` (u, p) starts them and holds where they end."""
         units, optimizer, table = task.units, self.optimizer, self.table
-        u = self._logit(block)
         moved = (float(optimizer.momentum), float(optimizer.second), float(optimizer.epsilon))
         weight = self._cells(task.weights)
         price = self._cells(task.price[..., 1] - task.price[..., 0])
         arguments = (
             table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
-            np.array(task.seeds, order="C"), task.batch_size, u.copy() if task.mu else u,
+            np.array(task.seeds, order="C"), task.batch_size,
             float(task.mu),  # numbers of one type, so that the kernel is compiled once
-            u, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
+            block, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
             self.features, task.lr, float(optimizer.decoupled), optimizer.adaptive, moved,
         )  # fmt: skip
-        self._share(units, lambda begin, end: kernels.train(begin, end, LANES, *arguments))
-        steps = -(-units.sizes // task.batch_size) * task.seeds.shape[1]
-        return self._rows(block, u, (1 - task.lr * optimizer.decoupled) ** steps)
+        self._share(units.sizes, lambda begin, end: kernels.train(begin, end, LANES, *arguments))
+        return block
 
     def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Tally:
         """Sums over each unit's rows under model `block[which[i]]`."""
-        table, u = self.table, self._logit(block)
-        sums = np.zeros((len(units), table.cells, 2))
+        owner, low, high = _pieces(units)
+        sums = np.zeros((len(owner), self.table.cells, 2))
         arguments = (
-            table.x, table.cell, self.book.rows, units.run, units.low, units.high,
-            u, which, self.mean, self.inverse, self.features, sums,
+            self.table.x, self.table.cell, self.book.rows, units.run[owner], low, high,
+            block, which[owner], self.mean, self.inverse, self.features, sums,
         )  # fmt: skip
-        self._share(units, lambda begin, end: kernels.measure(begin, end, LANES, *arguments))
-        diverged = ~np.all(np.isfinite(u), axis=1)
+        self._share(high - low, lambda begin, end: kernels.measure(begin, end, LANES, *arguments))
+        sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
+        diverged = ~np.all(np.isfinite(block), axis=1)
         sums[diverged[which]] = np.nan  # the kernel clips NaN to a score
         score, positive = np.moveaxis(sums[:, :-1].reshape(*units.count.shape, 2), -1, 0)
         return Tally(
@@ -144,31 +158,14 @@ class Fused:
             np.stack((units.count - positive, positive), axis=-1),
         )
 
-    def mix(self, coefficients: np.ndarray, block: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        """Weighted sums of the units of each run, in their fixed order, in double precision."""
-        weighted = coefficients[:, None] * block
-        return np.add.reduceat(weighted, bounds[:-1], axis=0).astype(self.dtype)
-
-    def _logit(self, block: np.ndarray) -> np.ndarray:
-        """u = W1 - W0 with the bias behind the weights, padded."""
-        d = self.features
-        u = np.zeros((len(block), self.table.x.shape[1]), self.dtype)
-        np.subtract(block[:, d : 2 * d], block[:, :d], out=u[:, :d])
-        np.subtract(block[:, -1], block[:, -2], out=u[:, d])
-        return u
-
-    def _rows(self, block: np.ndarray, u: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        """Both rows again: W0 + W1 has no gradient and only decays, by the factor `kept`."""
-        d, out = self.features, np.empty_like(block)
-        factor = (0.5 * kept).astype(self.dtype)[:, None]
-        for low, high, logit in (
-            (slice(0, d), slice(d, 2 * d), u[:, :d]),
-            (slice(-2, -1), slice(-1, None), u[:, d : d + 1]),
-        ):
-            middle = factor * (block[:, low] + block[:, high])
-            np.subtract(middle, 0.5 * logit, out=out[:, low])
-            np.add(middle, 0.5 * logit, out=out[:, high])
-        return out
+    def mix(
+        self, coefficients: np.ndarray, block: np.ndarray, params: np.ndarray, cohort: Cohort
+    ) -> np.ndarray:
+        """sum_k c_k (model_k - params) of each run, in a fixed order and in double precision."""
+        total = np.empty(params.shape)
+        kernels.combine(coefficients, block, cohort.bounds, total)
+        total -= cohort.sum(coefficients)[:, None] * params
+        return total.astype(self.dtype)
 
     def _cells(self, table: np.ndarray) -> np.ndarray:
         """(u, 2, k) -> (u, cells), and zero for the row of zeros."""
@@ -176,11 +173,11 @@ class Fused:
         flat[:, :-1] = table.reshape(len(table), -1)
         return flat
 
-    def _share(self, units: Units, work: Callable[[int, int], Any]) -> None:
+    def _share(self, sizes: np.ndarray, work: Callable[[int, int], Any]) -> None:
         """Contiguous shares with about equal numbers of rows, one a thread."""
-        load = np.cumsum(units.sizes + 64)  # a unit costs something even when it is small
+        load = np.cumsum(sizes + 64)  # a unit costs something even when it is small
         cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
-        edges = [0, *cuts.tolist(), len(units)]
+        edges = [0, *cuts.tolist(), len(sizes)]
         shares = [(a, b) for a, b in pairwise(edges) if b > a]
         if len(shares) == 1:
             work(*shares[0])

@@ -122,11 +122,31 @@ def _step(u, g, m, v, lr, decay, adaptive, moments, count):
 
 
 @jit
+def _difference(params, bias, u):
+    """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
+    u[:] = u.dtype.type(0)
+    for d in range(bias):
+        u[d] = params[bias + d] - params[d]
+    u[bias] = params[2 * bias + 1] - params[2 * bias]
+
+
+@jit
+def _both_rows(params, bias, u, kept):
+    """W0 and W1 again, in place: their sum has no gradient and only decays, to `kept` of it."""
+    half = params.dtype.type(0.5)
+    for d in range(bias + 1):
+        low, high = (d, bias + d) if d < bias else (2 * bias, 2 * bias + 1)
+        middle = half * kept * (params[low] + params[high])
+        params[low] = middle - half * u[d]
+        params[high] = middle + half * u[d]
+
+
+@jit
 def train(
-    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, start, mu,
-    u, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
+    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, mu,
+    block, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
 ):  # fmt: skip
-    """Local epochs of units begin..end, in place on u (and the moments m, v and their counts).
+    """Local epochs of units begin..end, in place on their models (and moments and their counts).
 
     `lanes` is BLOCK, told at run time: a loop of known length is unrolled instead of vectorised.
     """
@@ -134,35 +154,48 @@ def train(
     for i in range(begin, end):
         longest = max(longest, high[i] - low[i])
     order, row = np.empty(longest, np.int32), np.empty(BLOCK, np.int32)
-    g, w, z = np.empty_like(u[0]), np.empty_like(u[0]), np.empty(lanes, u.dtype)
-    half = u.dtype.type(mu / 2)  # u moves by twice what each of the two rows moves by
+    g, w, u, start = (
+        np.empty_like(m[0]),
+        np.empty_like(m[0]),
+        np.empty_like(m[0]),
+        np.empty_like(m[0]),
+    )
+    z = np.empty(lanes, m.dtype)
+    half = m.dtype.type(mu / 2)  # u moves by twice what each of the two rows moves by
     for i in range(begin, end):
-        size, r = high[i] - low[i], run[i]
+        size, r, steps = high[i] - low[i], run[i], 0
+        _difference(block[i], bias, u)
+        start[:] = u
         for epoch in range(seed.shape[1]):
             order[:size] = rows[low[i] : high[i]]
             shuffle(order[:size], seed[i, epoch])
             for at in range(0, size, batch_size):
                 stop = min(at + batch_size, size)
-                _seen(u[i], mean[r], inverse[r], bias, w)
+                _seen(u, mean[r], inverse[r], bias, w)
                 _gradient(x, cell, label, order, at, stop, weight[i], price[i], w, g, z, row)
                 total = g[bias]
                 for d in range(g.shape[0]):
                     g[d] = (g[d] - mean[r, d] * total) * inverse[r, d]
-                    g[d] += half * (u[i, d] - start[i, d])
-                _step(u[i], g, m[i], v[i], lr[i], decay, adaptive, moments, count[i])
+                    g[d] += half * (u[d] - start[d])
+                _step(u, g, m[i], v[i], lr[i], decay, adaptive, moments, count[i])
+                steps += 1
+        _both_rows(block[i], bias, u, m.dtype.type((1.0 - lr[i] * decay) ** steps))
 
 
 @jit
-def measure(begin, end, lanes, x, cell, rows, run, low, high, u, which, mean, inverse, bias, tally):
+def measure(
+    begin, end, lanes, x, cell, rows, run, low, high, block, which, mean, inverse, bias, tally
+):
     """Summed scores and positive decisions per cell, of the rows of units begin..end.
 
     Neighbouring rows add to different copies of the sums, since most rows fall into few cells
     and an addition would wait for the one before it.
     """
-    w, z, row = np.empty_like(u[0]), np.empty(lanes, u.dtype), np.empty(BLOCK, np.int32)
-    copies = np.empty((4, tally.shape[1], 2))
+    w, u, z = np.empty_like(mean[0]), np.empty_like(mean[0]), np.empty(lanes, mean.dtype)
+    copies, row = np.empty((4, tally.shape[1], 2)), np.empty(BLOCK, np.int32)
     for i in range(begin, end):
-        _seen(u[which[i]], mean[run[i]], inverse[run[i]], bias, w)
+        _difference(block[which[i]], bias, u)
+        _seen(u, mean[run[i]], inverse[run[i]], bias, w)
         copies[:] = 0.0
         for at in range(low[i], high[i], BLOCK):
             _take(x, rows, at, high[i], row, 2)
@@ -175,3 +208,13 @@ def measure(begin, end, lanes, x, cell, rows, run, low, high, u, which, mean, in
                 copies[q & 3, c, 1] += 1.0 if z[q] > 0.5 else 0.0
         for copy in range(4):
             tally[i] += copies[copy]
+
+
+@jit
+def combine(coefficients, block, bounds, out):
+    """out[r] = sum of coefficient times model over the units of run r, in their fixed order."""
+    out[:] = 0.0
+    for r in range(out.shape[0]):
+        for i in range(bounds[r], bounds[r + 1]):
+            for d in range(out.shape[1]):
+                out[r, d] += coefficients[i] * block[i, d]

@@ -71,8 +71,7 @@ class Rounds:
         if received is not None:
             message = self.algorithm.objective.message(state.cotangents, cohort, received)
             state = replace(state, cotangents=message)
-        start = state.params[cohort.run]
-        begin = self._own_starts(cohort) if own_start else start
+        begin = self._own_starts(cohort) if own_start else state.params[cohort.run]
         trained = self._train(state, self._task(state, cohort, units, t), cohort, begin)
         seen = None
         if weighting.sees == "trained":
@@ -80,7 +79,7 @@ class Rounds:
         coefficients, kept = weighting.coefficients(
             state.weighting, cohort, received=received, trained=seen
         )
-        update = self.executor.mix(coefficients, trained - start, cohort.bounds)
+        update = self.executor.mix(coefficients, trained, state.params, cohort)
         params, server = self.algorithm.server.step(state.server, state.params, update)
         return replace(state, params=params, server=server, weighting=kept, tally=None)
 

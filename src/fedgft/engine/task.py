@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedgft.engine.book import Units
+from fedgft.federated import Cohort
 from fedgft.metrics import Tally
 from fedgft.optim import Moments
 from fedgft.types import Price, Weights
@@ -27,7 +28,7 @@ class Task:
 
 @runtime_checkable
 class Executor(Protocol):
-    """Blocks are the executor's own arrays, (units or runs, parameters)."""
+    """Blocks are the executor's own arrays, (units or runs, parameters); `train` may reuse its."""
 
     @property
     def name(self) -> str: ...
@@ -42,4 +43,4 @@ class Executor(Protocol):
 
     def measure(self, units: Units, block: Any, which: np.ndarray) -> Tally: ...
 
-    def mix(self, coefficients: np.ndarray, block: Any, bounds: np.ndarray) -> Any: ...
+    def mix(self, coefficients: np.ndarray, block: Any, params: Any, cohort: Cohort) -> Any: ...

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.func import functional_call
 from fedgft.engine.book import Book, Units
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Task
+from fedgft.federated import Cohort
 from fedgft.metrics import Tally
 from fedgft.models import Model, tensors
 from fedgft.optim import Moments
@@ -130,7 +132,7 @@ class TorchExecutor:
 
     def train(self, task: Task, block: Tensor, moments: Moments) -> Tensor:
         with one_thread_each():
-            return self.trainer(self, task, block.clone(), moments)
+            return self.trainer(self, task, block, moments)
 
     def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Tally:
         """Sums over each unit's rows under model `block[which[i]]`; units of one model together."""
@@ -181,11 +183,14 @@ class TorchExecutor:
         odds = (odds - odds.amax(-1, keepdim=True)).exp()
         return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
 
-    def mix(self, coefficients: np.ndarray, block: Tensor, bounds: np.ndarray) -> Tensor:
-        weight = self.rows.put(coefficients)
-        pairs = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    def mix(
+        self, coefficients: np.ndarray, block: Tensor, params: Tensor, cohort: Cohort
+    ) -> Tensor:
+        """sum_k c_k (model_k - params) of each run."""
+        weight, moved = self.rows.put(coefficients), block - params[cohort.run]
+        pairs = pairwise(cohort.bounds.tolist())
         with one_thread_each():
-            return torch.stack([weight[a:b] @ block[a:b] for a, b in pairs])
+            return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
 
 
 def build(model: Model, book: Book, settings: Settings) -> torch.nn.Module:
