@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, comparison, note, out, print_json, wrote
-from fedgft.cli.options import Flag, Many, Methods, Metrics, Options, check_label
+from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, check_label
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def compare(
     *,
-    methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft"),  # type: ignore[assignment]
-    metrics: Metrics = ("sp",),  # type: ignore[assignment]
-    alpha: Annotated[list[float], Many] = (0.5,),  # type: ignore[assignment]
+    methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft"),
+    metrics: Metrics = ("sp",),
+    alpha: Alphas = (0.5,),
     out_: Annotated[Path | None, Parameter(name="--out")] = None,
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,

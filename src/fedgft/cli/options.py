@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from fedgft.experiments.study import OnProgress
 
 Flag = Parameter(negative="")
-Many = Parameter(consume_multiple=True, negative="")
+Many = Parameter(
+    consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
+)
 
 
 @Parameter(name="*")
@@ -48,38 +50,40 @@ class Options:
     "Strength of fedgft and lft [default: the protocol's]."
     beta: float | None = None
     "Strength of fairfed [default: the protocol's]."
+    fairfed: Literal["subtract", "authors", "exp"] | None = None
+    "FairFed as published, as the authors coded it, as the paper has it [default: the protocol's]."
     penalty: Literal["l1", "l2", "half"] | None = None
-    "J(F): x, x^2 or x^2/2."
+    "J(F): x, x^2 or x^2/2 [default: half]."
     lr: float | None = None
     "Local learning rate [default: the protocol's]."
     rounds: int | None = None
     "Communication rounds [default: the protocol's]."
     epochs: int | None = None
-    "Local epochs a round."
+    "Local epochs a round [default: 1]."
     batch_size: int | None = None
-    "Rows in a local batch."
+    "Rows in a local batch [default: 256]."
     optimizer: Literal["adam", "adamw", "sgd", "momentum"] | None = None
-    "Local optimiser."
+    "Local optimiser [default: adam]."
     state: Literal["keep", "reset", "reset-first"] | None = None
-    "What a local optimiser remembers of the last round."
+    "What a local optimiser keeps of the last round [default: the protocol's]."
     schedule: Literal["constant", "cosine", "step"] | None = None
-    "How the learning rate falls over the rounds."
+    "How the learning rate falls over the rounds [default: the protocol's]."
     weight_decay: float | None = None
-    "Weight decay of the local optimiser."
+    "Weight decay of the local optimiser [default: 0]."
     cohort: int | None = None
     "Clients that take part in a round [default: all]."
     sampling: Literal["size", "uniform"] | None = None
-    "size: drawn with probability n_k/n, with replacement. uniform: without."
+    "size: drawn with probability n_k/n, with replacement. uniform: without [default: uniform]."
     eval_every: int | None = None
-    "Measure every so many rounds; 0: after the last."
+    "Measure every so many rounds; 0: at the start and the end [default: 1]."
     executor: Literal["auto", "fused", "stacked", "sequential"] | None = None
-    "Which part of the simulator computes it."
+    "Which part of the simulator computes it [default: auto]."
     device: str | None = None
-    "cpu or cuda."
+    "cpu or cuda [default: cpu]."
     dtype: Literal["float32", "float64"] | None = None
-    "Precision."
+    "Precision [default: float32]."
     threads: int | None = None
-    "CPU threads; results do not depend on them."
+    "CPU threads; results do not depend on them [default: 2]."
 
     def settled(self) -> "Protocol":
         """The protocol with what the user set himself."""
@@ -99,6 +103,7 @@ class Options:
             protocol,
             settings=settings,
             penalty=self.penalty or protocol.penalty,
+            fairfed=self.fairfed or protocol.fairfed,
             lr=protocol.lr if self.lr is None else (self.lr,),
             lam=protocol.lam if self.lam is None else (self.lam,),
             beta=protocol.beta if self.beta is None else (self.beta,),
@@ -156,8 +161,9 @@ class Options:
 
 MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft"]
 MetricName = Literal["sp", "eop", "eo", "cal", "acc", "fpr"]
-Methods = Annotated[list[MethodName], Many]
-Metrics = Annotated[list[MetricName], Many]
+Methods = Annotated[tuple[MethodName, ...], Many]
+Metrics = Annotated[tuple[MetricName, ...], Many]
+Alphas = Annotated[tuple[float, ...], Many]
 POSITIVE = ("eop", "cal", "fpr")  # these ask for the positive class
 
 
