@@ -35,8 +35,9 @@ def findings(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
     if best["gap_hard_test"] <= fair["gap_hard_test"]:
         return f"{first} Here making each client fair on its own does as well: {name}, {rest}."
     return (
-        f"{first} Making each client fair on its own is not the same thing: the best of the local "
-        f"methods, {name}, leaves {rest}."
+        f"{first} Making each client fair on its own is not the same thing: of the local methods "
+        f"compared here ({_join([NAMES[row['method']] for row in local])}) the best, {name}, "
+        f"leaves {rest}."
     )
 
 
