@@ -33,11 +33,15 @@ class Plan:
     rates: tuple[float, ...] = (0.05, 0.05, 0.05)  # the learning rate of each round
     epochs: int = 1
     batch_size: int = 8
+    steps: int = 10**9
     optimizer: Callable = torch.optim.Adam
     state: str = "reset"
     fixed: bool = False
     starts: tuple[nn.Module, ...] | None = None  # round 1: every client its own
     cohorts: tuple[list[tuple[int, float]], ...] | None = None  # who, and with which weight
+
+
+FORGETFUL = ("reset-first", "shared")
 
 
 class ResetFirst:
@@ -76,7 +80,7 @@ class Worker:
         self.optimizer = self.new_optimizer()
 
     def new_optimizer(self):
-        make = ResetFirst if self.plan.state == "reset-first" else self.plan.optimizer
+        make = ResetFirst if self.plan.state in FORGETFUL else self.plan.optimizer
         return make(self.model.parameters(), lr=self.plan.rates[0])
 
     def train(self, t: int, start: nn.Module, constants: tuple[float, Parts] | None) -> nn.Module:
@@ -84,7 +88,7 @@ class Worker:
         self.model.load_state_dict(start.state_dict())
         if self.plan.state == "reset":
             self.optimizer = self.new_optimizer()
-        if self.plan.state == "reset-first":
+        if self.plan.state in FORGETFUL:
             self.optimizer.clear()
         self.optimizer.param_groups[0]["lr"] = self.plan.rates[t]
         for epoch in range(self.plan.epochs):
@@ -101,7 +105,8 @@ class Worker:
         torch.manual_seed(fresh)
         order = int(mine) if self.plan.fixed else fresh
         rows = np.arange(len(self.client.y), dtype=np.int32)
-        for batch in batches(rows, seed=order, batch_size=self.plan.batch_size):
+        every = batches(rows, seed=order, batch_size=self.plan.batch_size)
+        for batch in every[: self.plan.steps]:
             self.optimizer.zero_grad()
             self.loss(torch.as_tensor(batch), start, constants).backward()
             self.optimizer.step()
@@ -146,6 +151,8 @@ def federate(
             after = [measure(m, clients[k], method.metric) for m, k in pairs]
             weights = fairfed.weights(cohort, received, after)
         model.load_state_dict(average(trained, weights))
+        if plan.state == "shared":
+            share([workers[k].optimizer for k in who], [w for _, w in cohort], workers)
     return flat(model)
 
 
@@ -162,6 +169,15 @@ def average(models: list[nn.Module], weights: list[float]) -> dict[str, Tensor]:
         if value.is_floating_point() else value
         for name, value in states[0].items()
     }  # fmt: skip
+
+
+def share(optimizers: list[ResetFirst], weights: list[float], workers: list[Worker]) -> None:
+    """Everybody's second moment and its age become the cohort's means."""
+    lists = zip(*(o.v for o in optimizers), strict=True)
+    mean = [sum(w * v for w, v in zip(weights, each, strict=True)) for each in lists]
+    age = round(sum(w * o.v_steps for w, o in zip(weights, optimizers, strict=True)))
+    for worker in workers:
+        worker.optimizer.v, worker.optimizer.v_steps = [v.clone() for v in mean], age
 
 
 def flat(model: nn.Module) -> np.ndarray:

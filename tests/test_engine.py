@@ -33,10 +33,14 @@ def cosine(rounds: int) -> tuple[float, ...]:
 SETTINGS = {
     "keep": ({"state": "keep"}, {"state": "keep"}),
     "reset-first": ({"state": "reset-first"}, {"state": "reset-first"}),
+    "shared": ({"state": "shared"}, {"state": "shared"}),
     "epochs": ({"epochs": 2}, {"epochs": 2}),
     "fixed": ({"batches": "fixed", "epochs": 2}, {"fixed": True, "epochs": 2}),
     "cosine": ({"schedule": "cosine", "rounds": 4}, {"rates": cosine(4)}),
     "step": ({"schedule": "step", "rounds": 4}, {"rates": (0.05, 0.05, 0.005, 0.0005)}),
+    "inverse-sqrt": ({"schedule": "inverse-sqrt"}, {"rates": (0.05, 0.05 / 2**0.5, 0.05 / 3**0.5)}),
+    "inverse": ({"schedule": "inverse"}, {"rates": (0.05, 0.025, 0.05 / 3)}),
+    "steps": ({"steps": 2, "epochs": 2}, {"steps": 2, "epochs": 2}),
     "one batch": ({"batch_size": 500}, {"batch_size": 500}),
     "one row": ({"batch_size": 1, "rounds": 1}, {"batch_size": 1, "rates": (0.05,)}),
 }
@@ -83,7 +87,7 @@ def cohorts(made, rule, *, size: int, rounds: int) -> tuple:
 
 @every_executor
 @pytest.mark.parametrize("rule", ["size", "uniform"])
-@pytest.mark.parametrize("state", ["reset", "keep"])
+@pytest.mark.parametrize("state", ["reset", "keep", "shared"])
 def test_cohorts_equal_the_plain_loop(rule: str, state: str, executor: str) -> None:
     """Two of six clients a round: some cohorts lack a group, and the last constants stay."""
     made, drawn = federation(), cohorts(federation(), rule, size=2, rounds=8)

@@ -56,7 +56,7 @@ class Moments:
     steps: np.ndarray
 
     def forget(self, state: str) -> None:
-        """Start of a round. `keep`: nothing is lost; `reset-first`: only m; `reset`: all."""
+        """Start of a round. `keep`: nothing is lost; `reset`: all; otherwise only m."""
         if state != "keep":
             self.m[:] = 0
             self.steps[:, 0] = 0

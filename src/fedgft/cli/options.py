@@ -62,11 +62,13 @@ class Options:
     "Local epochs a round [default: 1]."
     batch_size: int | None = None
     "Rows in a local batch [default: 256]."
+    steps: int | None = None
+    "Local steps an epoch at most [default: all rows are read]."
     optimizer: Literal["adam", "adamw", "sgd", "momentum"] | None = None
     "Local optimiser [default: adam]."
-    state: Literal["keep", "reset", "reset-first"] | None = None
-    "What a local optimiser keeps of the last round [default: the protocol's]."
-    schedule: Literal["constant", "cosine", "step"] | None = None
+    state: Literal["keep", "reset", "reset-first", "shared"] | None = None
+    "What a local optimiser keeps of the last round; shared: the mean v [default: the protocol's]."
+    schedule: Literal["constant", "cosine", "step", "inverse-sqrt", "inverse"] | None = None
     "How the learning rate falls over the rounds [default: the protocol's]."
     weight_decay: float | None = None
     "Weight decay of the local optimiser [default: 0]."

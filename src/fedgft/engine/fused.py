@@ -131,7 +131,7 @@ class Fused:
         price = self._cells(task.price[..., 1] - task.price[..., 0])
         arguments = (
             table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
-            np.array(task.seeds, order="C"), task.batch_size,
+            np.array(task.seeds, order="C"), task.batch_size, task.most,
             float(task.mu),  # numbers of one type, so that the kernel is compiled once
             block, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
             self.features, task.lr, float(optimizer.decoupled), optimizer.adaptive, moved,

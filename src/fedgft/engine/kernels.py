@@ -143,7 +143,7 @@ def _both_rows(params, bias, u, kept):
 
 @jit
 def train(
-    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, mu,
+    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, most, mu,
     block, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
 ):  # fmt: skip
     """Local epochs of units begin..end, in place on their models (and moments and their counts).
@@ -169,8 +169,9 @@ def train(
         for epoch in range(seed.shape[1]):
             order[:size] = rows[low[i] : high[i]]
             shuffle(order[:size], seed[i, epoch])
-            for at in range(0, size, batch_size):
-                stop = min(at + batch_size, size)
+            used = min(size, most)
+            for at in range(0, used, batch_size):
+                stop = min(at + batch_size, used)
                 _seen(u, mean[r], inverse[r], bias, w)
                 _gradient(x, cell, label, order, at, stop, weight[i], price[i], w, g, z, row)
                 total = g[bias]

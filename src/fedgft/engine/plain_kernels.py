@@ -57,7 +57,7 @@ def _both_rows(params: Array, bias: int, u: Array, kept: float) -> None:
 
 def train(
     begin: int, end: int, lanes: int, x: Array, cell: Array, label: Array, rows: Array, run: Array,
-    low: Array, high: Array, seed: Array, batch_size: int, mu: float,
+    low: Array, high: Array, seed: Array, batch_size: int, most: int, mu: float,
     block: Array, m: Array, v: Array, count: Array, weight: Array, price: Array,
     mean: Array, inverse: Array, bias: int, lr: Array, decay: float, adaptive: bool, moments: Any,
 ) -> None:  # fmt: skip
@@ -67,7 +67,7 @@ def train(
         u = _difference(block[i], bias, x.shape[1])
         start = u.copy()
         for epoch_seed in seed[i]:
-            for batch in batches(own, seed=int(epoch_seed), batch_size=batch_size):
+            for batch in batches(own, seed=int(epoch_seed), batch_size=batch_size, most=most):
                 xb, c = x[batch], cell[batch]
                 p = _sigmoid(xb @ _seen(u, mean[r], inverse[r], bias))
                 e = weight[i, c] * (p - label[c]) + price[i, c] * p * (1 - p)

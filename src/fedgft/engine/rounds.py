@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.book import Book, Units
-from fedgft.engine.schedule import keys, learning_rate, sample
+from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
 from fedgft.federated import Algorithm, Cohort
@@ -53,7 +53,7 @@ class Rounds:
             raise FedgftError(f"init has shape {params.shape}; a {self.model.name} model here "
                               f"has {expected[0]} parameters")  # fmt: skip
         block = self.executor.place(np.broadcast_to(params, (self.book.runs, params.shape[-1])))
-        units = self.book.runs * self.book.num_clients
+        units = self.book.runs * (1 if self.settings.state == "shared" else self.book.num_clients)
         return State(
             params=block,
             cotangents=self.algorithm.objective.init(),
@@ -114,6 +114,7 @@ class Rounds:
             seeds=fixed if settings.batches == "fixed" else fresh,
             noise=fresh,
             batch_size=settings.batch_size,
+            most=min((settings.steps or EVERY_ROW) * settings.batch_size, EVERY_ROW),
             lr=lr[cohort.run],
             weights=np.ones((len(units), *cells)) if weigh is None else weigh(units.count),
             price=price[cohort.run],
@@ -121,7 +122,7 @@ class Rounds:
         )
 
     def _train(self, state: State, task: Task, cohort: Cohort, block: Any) -> Any:
-        objective, at = self.algorithm.objective, cohort.run * self.book.num_clients + cohort.client
+        objective, at = self.algorithm.objective, self._places(cohort)
         moments = self._recall(state.kept, at)
         if not objective.local_penalties:
             block = self.executor.train(task, block, moments)
@@ -134,13 +135,27 @@ class Rounds:
                 one = replace(task, seeds=task.seeds[:, now], noise=task.noise[:, now],
                               price=task.price + local)  # fmt: skip
                 block = self.executor.train(one, block, moments)
-        if state.kept is not None:
-            state.kept.m[at], state.kept.v[at], state.kept.steps[at] = (
-                moments.m,
-                moments.v,
-                moments.steps,
-            )
+        self._remember(state.kept, moments, cohort)
         return block
+
+    def _places(self, cohort: Cohort) -> np.ndarray:
+        """Where the units' optimiser states are kept: each its own, or one a run."""
+        if self.settings.state == "shared":
+            return cohort.run
+        return cohort.run * self.book.num_clients + cohort.client
+
+    def _remember(self, kept: Moments | None, moments: Moments, cohort: Cohort) -> None:
+        """The states as they are after the round; `shared`: the server's mean of v and its age."""
+        if kept is None:
+            return
+        at = self._places(cohort)
+        if self.settings.state == "shared":
+            moved = self.executor.mix(cohort.weight, moments.v, kept.v, cohort)
+            kept.v[:] = (kept.v + moved).clip(0)  # rounding must not make a mean square negative
+            older = cohort.mean(moments.steps[:, 1] - kept.steps[at, 1])
+            kept.steps[:, 1] = np.rint(kept.steps[:, 1] + older)
+        else:
+            kept.m[at], kept.v[at], kept.steps[at] = moments.m, moments.v, moments.steps
 
     def _recall(self, kept: Moments | None, at: np.ndarray) -> Moments:
         """The optimiser states that these units start the round with."""

@@ -13,8 +13,9 @@ from fedgft.engine.compiled import jit
 from fedgft.federated import Cohort
 
 Sampling = Literal["size", "uniform"]
-Schedule = Literal["constant", "cosine", "step"]
+Schedule = Literal["constant", "cosine", "step", "inverse-sqrt", "inverse"]
 
+EVERY_ROW = 2**62
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Weyl increment of splitmix64
 
 
@@ -47,22 +48,27 @@ def keys(*parts: np.ndarray | int) -> np.ndarray:
     return np.asarray(key, dtype=np.uint64)
 
 
-def batches(rows: np.ndarray, *, seed: int, batch_size: int) -> list[np.ndarray]:
-    """One epoch: the rows in the order that this seed gives, cut into batches."""
+def batches(
+    rows: np.ndarray, *, seed: int, batch_size: int, most: int = EVERY_ROW
+) -> list[np.ndarray]:
+    """One epoch: at most `most` rows in the order that this seed gives, cut into batches."""
     order = rows.copy()
     with np.errstate(over="ignore"):
         shuffle(order, np.uint64(seed))
-    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    stop = min(len(order), most)
+    return [order[i : min(i + batch_size, stop)] for i in range(0, stop, batch_size)]
 
 
 def learning_rate(lr: np.ndarray, schedule: Schedule, *, round: int, rounds: int) -> np.ndarray:
-    """`cosine` falls to 5% of the start, `step` to a tenth after half and again after 3/4."""
+    """`cosine` falls to 5% of the start, `step` to a tenth after half and again after 3/4;
+    `inverse-sqrt` and `inverse` are the t^(-1/2) and 1/t of Corollary 5.3, with t = round + 1."""
     done = round / rounds
     if schedule == "cosine":
         return lr * (0.05 + 0.95 * (1 + np.cos(np.pi * done)) / 2)
     if schedule == "step":
         return lr * (0.1 if done >= 0.5 else 1.0) * (0.1 if done >= 0.75 else 1.0)
-    return lr
+    power = {"constant": 0.0, "inverse-sqrt": -0.5, "inverse": -1.0}[schedule]
+    return lr * (round + 1.0) ** power
 
 
 def everybody(federations: list[Federation]) -> Cohort:

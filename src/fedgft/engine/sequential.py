@@ -53,7 +53,7 @@ def _client(
     own = executor.book.rows[units.low[i] : units.high[i]]
     for seed, noise in zip(task.seeds[i], task.noise[i], strict=True):
         torch.manual_seed(int(noise))
-        for batch in batches(own, seed=int(seed), batch_size=task.batch_size):
+        for batch in batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most):
             index = torch.as_tensor(batch, dtype=torch.long, device=rows.device)
             x = rows.seen(index, int(units.run[i]))
             try:

@@ -7,7 +7,7 @@ from fedgft.engine.schedule import Sampling, Schedule
 from fedgft.optim import Optimizer
 from fedgft.types import FedgftError
 
-State = Literal["keep", "reset", "reset-first"]
+State = Literal["keep", "reset", "reset-first", "shared"]
 Start = Literal["common", "own"]
 Batches = Literal["reshuffled", "fixed"]
 ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
@@ -19,6 +19,7 @@ class Settings:
     rounds: int = 20
     epochs: int = 1
     batch_size: int = 256
+    steps: int | None = None  # local steps an epoch at most; None: all rows are read
     optimizer: Optimizer = field(default_factory=Optimizer)
     state: State = "reset"  # of the clients' optimisers, at the start of a round
     schedule: Schedule = "constant"
@@ -34,10 +35,11 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "epochs", "batch_size", "threads"):
-            if getattr(self, name) < 1:
+        for name in ("rounds", "epochs", "batch_size", "threads", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 option = "--" + name.replace("_", "-")
-                raise FedgftError(f"{option} must be at least 1, got {getattr(self, name)}")
+                raise FedgftError(f"{option} must be at least 1, got {value}")
         if self.eval_every < 0:
             raise FedgftError(f"--eval-every must not be negative, got {self.eval_every}")
         choices = {"state": State, "schedule": Schedule, "sampling": Sampling, "start": Start,

@@ -20,6 +20,7 @@ from fedgft.models import get_model
 from fedgft.types import FedgftError
 
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
+OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,12 @@ def simulate(
     lr: float | np.ndarray = 0.002,
     init: np.ndarray | None = None,
     on_round: OnRound | None = None,
+    on_model: OnModel | None = None,
 ) -> History:
     """Train `len(seeds)` runs side by side; run i on `federations[i]`.
 
     `lr` is one number, or one a run. `init`, (p,) or (run, p), replaces the random start.
+    `on_model` is shown every measured global model.
     """
     started = time.perf_counter()
     if len(federations) != len(seeds):
@@ -64,12 +67,13 @@ def simulate(
         book, model, algorithm, settings, executor,
         seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
     )  # fmt: skip
-    return _run(rounds, init, on_round, started)
+    return _run(rounds, init, on_round, on_model, started)
 
 
 def _run(
-    rounds: Rounds, init: np.ndarray | None, on_round: OnRound | None, started: float
-) -> History:
+    rounds: Rounds, init: np.ndarray | None, on_round: OnRound | None, on_model: OnModel | None,
+    started: float,
+) -> History:  # fmt: skip
     total, every = rounds.settings.rounds, rounds.settings.eval_every
     state, reports, before = rounds.init(init), [], None
     for done in range(total + 1):
@@ -78,6 +82,8 @@ def _run(
         if done in (0, total) or (every and done % every == 0):
             state, test = _evaluate(rounds, state)
             reports.append((done, _together(rounds, state), test))
+            if on_model:
+                on_model(done, rounds.executor.fetch(state.params))
         if done == 0:
             before = state.tally
         elif on_round:

@@ -65,7 +65,7 @@ def captured(model: Model, shape: Shape) -> Gradient:
 
 
 def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
-    steps = -(-task.units.sizes // task.batch_size) * task.seeds.shape[1]
+    steps = -(-np.minimum(task.units.sizes, task.most) // task.batch_size) * task.seeds.shape[1]
     order = np.argsort(-steps, kind="stable")
     most = GROUP[executor.rows.device.type]
     groups = [order[i : i + most] for i in range(0, len(order), most)]
@@ -165,7 +165,7 @@ def _schedule(
     for j, i in enumerate(group):
         s, own = 0, executor.book.rows[units.low[i] : units.high[i]]
         for seed in task.seeds[i]:
-            for batch in batches(own, seed=int(seed), batch_size=task.batch_size):
+            for batch in batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most):
                 index[s, j, : len(batch)] = batch
                 share[s, j, : len(batch)] = 1.0 / len(batch)
                 s += 1

@@ -20,6 +20,7 @@ class Task:
     seeds: np.ndarray  # (u, epochs), uint64: the order of the rows
     noise: np.ndarray  # (u, epochs), uint64: seeds of whatever is random inside the module
     batch_size: int
+    most: int  # rows of an epoch that are read at most
     lr: np.ndarray  # (u,)
     weights: Weights  # (u, c, k): what a row of this label and group counts
     price: Price  # (u, c, k, c): what each of its scores costs

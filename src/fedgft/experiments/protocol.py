@@ -5,7 +5,7 @@
 | test rows | 30% at random, also among the clients' rows | 30%, taken out before partitioning |
 | features | raw | standardised by federated sums over training rows |
 | start | every client its own in round 1 | one common start |
-| client Adam | state kept, batches fixed once | first moment reset each round, batches reshuffled |
+| client Adam | state kept, batches fixed once | m reset each round, v shared; reshuffled |
 | learning rate, rounds | 0.002 constant, 20 | cosine, start chosen on an inner split; 50 |
 | strength | lam 20, beta 1 | chosen on an inner split |
 | FairFed | the authors' code | as published |
@@ -66,7 +66,7 @@ PROTOCOLS: dict[str, Protocol] = {
         name="heldout",
         test="disjoint",
         features="standardised",
-        settings=Settings(rounds=50, state="reset-first", schedule="cosine"),
+        settings=Settings(rounds=50, state="shared", schedule="cosine"),
         lr=RATES,
         lam=LAMS,
         beta=BETAS,
