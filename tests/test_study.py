@@ -7,7 +7,7 @@ import pytest
 
 from fedgft.data import load
 from fedgft.data.synthetic import synthetic
-from fedgft.experiments import Study, choices, client_rows, get_protocol, row
+from fedgft.experiments import Point, Study, choices, client_rows, get_protocol, row
 from fedgft.metrics import get_metric
 from fedgft.types import FedgftError
 
@@ -97,6 +97,18 @@ def test_work_is_what_the_progress_bar_sees():
             for method in cells[1]:
                 study.run(alpha, method, get_metric(metric))
     assert sum(done) == study.work(*cells)
+
+
+def test_a_sweep_is_its_points_one_by_one():
+    points = [Point(0.5), Point(0.5, strength=3.0), Point(5.0, lr=0.01), Point(0.5)]
+    swept = small("paper").sweep("fedgft", SP, points, penalty="l1")
+    assert swept[0].history is swept[3].history
+    for point, result in zip(points, swept, strict=True):
+        (alone,) = small("paper").sweep("fedgft", SP, [point], penalty="l1")
+        np.testing.assert_array_equal(result.history.params, alone.history.params)
+        np.testing.assert_array_equal(result.history.test.score, alone.history.test.score)
+        assert set(result.strength) == {point.strength or 20.0}
+        assert set(result.lr) == {point.lr or 0.002}
 
 
 def test_contributions_add_up_to_the_signed_gap():

@@ -36,6 +36,20 @@ class History:
     seconds: float
     executor: str
 
+    def part(self, runs: slice) -> "History":
+        """Some of the runs, with their share of the time."""
+        share = len(self.params[runs]) / len(self.params)
+        return History(
+            rounds=self.rounds,
+            federation=None if self.federation is None else self.federation[:, runs],
+            test=self.test[:, runs],
+            before=None if self.before is None else self.before[runs],
+            after=None if self.after is None else self.after[runs],
+            params=self.params[runs],
+            seconds=self.seconds * share,
+            executor=self.executor,
+        )
+
 
 def simulate(
     federations: Sequence[Federation],

@@ -19,6 +19,7 @@ from fedgft.data.partition import Kind as PartitionKind
 from fedgft.data.partition import inner_split, partition
 from fedgft.data.scaling import standardise
 from fedgft.engine import History, Settings, simulate
+from fedgft.experiments.checks import check_groups
 from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm, fedavg, get_method
 from fedgft.metrics import Metric, NotEstimableWarning
@@ -30,6 +31,15 @@ OnProgress = Callable[[str, int], None]  # what is being done, and how many more
 
 def silent(what: str, amount: int) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class Point:
+    """What may differ within a batch of runs; None: the protocol's value, or its choice."""
+
+    alpha: float
+    strength: float | None = None
+    lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,20 +77,50 @@ class Study:
             object.__setattr__(self, "protocol", replace(self.protocol, settings=settings))
 
     def run(self, alpha: float, method: str, metric: Metric) -> Result:
-        """Train one cell. What does not depend on the metric is trained once for all of them."""
-        federations = self.federations(alpha)
+        """Train one cell."""
+        return self.sweep(method, metric, [Point(alpha)])[0]
+
+    def sweep(
+        self, method: str, metric: Metric, points: Sequence[Point], *, penalty: str | None = None
+    ) -> list[Result]:
+        """All replicates of all points, as one batch of runs.
+
+        What does not depend on the metric is trained once for all of them.
+        """
+        penalty = penalty or self.protocol.penalty
+        what = (method,) if method in ("fedavg", "lrw") else (method, metric.name, penalty)
+        cells = {p: self._cell(p, method, metric, penalty) for p in dict.fromkeys(points)}
+        new = [p for p in cells if ("run", p, *what) not in self._known]
+        if new:
+            federations = [f for p in new for f in cells[p][0]]
+            lr, strength = (np.concatenate([cells[p][i] for p in new]) for i in (1, 2))
+            history = self._simulate(
+                f"{method}, {metric.name}, alpha {', '.join(f'{p.alpha:g}' for p in new)}",
+                federations, self._algorithm(method, metric, strength, penalty),
+                self.protocol.settings, lr=lr,
+            )  # fmt: skip
+            for i, p in enumerate(new):
+                own = slice(i * len(self.seeds), (i + 1) * len(self.seeds))
+                self._known[("run", p, *what)] = history.part(own)
+        return [
+            Result(p.alpha, method, metric, self._known[("run", p, *what)], *cells[p])
+            for p in points
+        ]
+
+    def _cell(
+        self, point: Point, method: str, metric: Metric, penalty: str
+    ) -> tuple[list[Federation], np.ndarray, np.ndarray]:
+        """Each replicate's federation, learning rate and strength."""
+        federations, every = self.federations(point.alpha), np.ones(len(self.seeds))
         for federation in federations:
             check_groups(federation, metric)
-        lr = self.rate(alpha)
-        strength = self.strength(alpha, method, metric)
-        key = ("run", alpha, method, None if method in ("fedavg", "lrw") else metric.name)
-        if key not in self._known:
-            algorithm = self._algorithm(method, metric, strength)
-            self._known[key] = self._simulate(
-                f"{method}, {metric.name}, alpha {alpha:g}", federations, algorithm,
-                self.protocol.settings, lr=lr, copies=1,
-            )  # fmt: skip
-        return Result(alpha, method, metric, self._known[key], federations, lr, strength)
+        lr, strength = point.lr, point.strength
+        return (
+            federations,
+            self.rate(point.alpha) if lr is None else lr * every,
+            self.strength(point.alpha, method, metric, penalty)
+            if strength is None else strength * every,
+        )  # fmt: skip
 
     def cell(self, result: Result) -> str:
         """What a note is about."""
@@ -125,21 +165,20 @@ class Study:
             self._known[key] = best(grid, -accuracy, what=f"learning rate, alpha {alpha:g}")
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
-    def strength(self, alpha: float, method: str, metric: Metric) -> np.ndarray:
+    def strength(
+        self, alpha: float, method: str, metric: Metric, penalty: str | None = None
+    ) -> np.ndarray:
         """Each replicate's lam or beta."""
-        grid, key = (
-            np.array(self.protocol.strength(method)),
-            ("strength", alpha, method, metric.name),
-        )
+        grid, penalty = np.array(self.protocol.strength(method)), penalty or self.protocol.penalty
+        key = ("strength", alpha, method, metric.name, penalty)
         if len(grid) > 1 and key not in self._known:
+            what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
             each = np.repeat(grid, len(self.seeds))
             accuracy, gap = self._inner(
-                f"strength of {method}, {metric.name}, alpha {alpha:g}", alpha,
-                self._algorithm(method, metric, each), metric,
+                what, alpha, self._algorithm(method, metric, each, penalty), metric,
                 lr=np.tile(self.rate(alpha), (len(grid), 1)),
             )  # fmt: skip
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
-            what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
             self._known[key] = best(grid, np.where(good, gap, np.nan), what=what)
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
@@ -159,28 +198,28 @@ class Study:
             self._known[key] = [self._scaled(inner_split(f, seed=seed)) for f, seed in pairs]
         copies, settings = len(lr), replace(self.protocol.settings, eval_every=0, eval_on="test")
         rates = np.broadcast_to(lr, (copies, len(self.seeds))).ravel()
-        history = self._simulate(
-            what, self._known[key], algorithm, settings, lr=rates, copies=copies
-        )
+        history = self._simulate(what, self._known[key] * copies, algorithm, settings, lr=rates)
         shape, last = (copies, len(self.seeds)), history.test[-1]
         gap = np.full(shape, np.nan) if metric is None else last.gap(metric, "hard").reshape(shape)
         return last.accuracy().reshape(shape), gap
 
     def _simulate(
         self, what: str, federations: Sequence[Federation], algorithm: Algorithm,
-        settings: Settings, *, lr: np.ndarray, copies: int,
+        settings: Settings, *, lr: np.ndarray,
     ) -> History:  # fmt: skip
-        runs = len(self.seeds) * copies
-        init = None if self.init is None else np.stack([self.init(f) for f in federations] * copies)
+        """Replicates follow one another in the order of the seeds, copy after copy."""
+        runs = len(federations)
+        init = None if self.init is None else np.stack([self.init(f) for f in federations])
         return simulate(
-            list(federations) * copies, self.model, algorithm, settings,
-            seeds=list(self.seeds) * copies, lr=lr, init=init,
+            federations, self.model, algorithm, settings,
+            seeds=list(self.seeds) * (runs // len(self.seeds)), lr=lr, init=init,
             on_round=lambda done, total: self.on_progress(what, runs),
         )  # fmt: skip
 
-    def _algorithm(self, method: str, metric: Metric, strength: np.ndarray) -> Algorithm:
-        protocol = self.protocol
-        return get_method(method, metric, strength, penalty=protocol.penalty, rule=protocol.fairfed)
+    def _algorithm(
+        self, method: str, metric: Metric, strength: np.ndarray, penalty: str
+    ) -> Algorithm:
+        return get_method(method, metric, strength, penalty=penalty, rule=self.protocol.fairfed)
 
     def _scaled(self, federation: Federation) -> Federation:
         return standardise(federation) if self.protocol.features == "standardised" else federation
@@ -198,27 +237,3 @@ def best(grid: np.ndarray, cost: np.ndarray, *, what: str) -> np.ndarray:
             NotEstimableWarning, stacklevel=2,
         )  # fmt: skip
     return grid[np.where(lost, middle, np.argmin(np.where(known, cost, np.inf), axis=0))]
-
-
-def check_groups(federation: Federation, metric: Metric) -> None:
-    """Training needs a row of the event in every group; the first group without is named."""
-    data, classes = federation.dataset, len(federation.dataset.classes)
-    if len(data.group_names) < 2:
-        found = f"only {data.group_names[0]!r}" if data.group_names else "none"
-        raise FedgftError(
-            f"{data.name}: fairness compares groups, and the group column has {found}"
-        )
-    rows = federation.rows
-    known = data.groups[rows] >= 0
-    count = np.zeros((classes, len(data.group_names)))
-    np.add.at(count, (data.labels[rows][known], data.groups[rows][known]), 1)
-    for g, name in enumerate(data.group_names):
-        if count[:, g].sum() == 0:
-            raise FedgftError(f"{data.name}: group {name!r} has no training rows")
-    if metric.proper(classes):
-        events = np.einsum("vy,yg->vg", metric.affine(classes)[1][1], count)
-        for g, name in enumerate(data.group_names):
-            if (events[:, g] == 0).any():
-                raise FedgftError(
-                    f"{data.name}: group {name!r} has no training row that {metric.title} asks for"
-                )
