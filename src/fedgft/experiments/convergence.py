@@ -1,0 +1,213 @@
+"""Convergence, measured: how fast the gradient of FedGFT's objective vanishes.
+
+Theorem 5.2 and Corollary 5.3 of the paper. For L(theta) = cross-entropy + lam J(F) with J = x^2,
+one local step a round and step sizes eta_t,
+
+    min_{t<T} E ||grad L(theta^t)||^2  <=  C (1 / sum eta_t + sum eta_t^2 / sum eta_t),
+
+hence O(1/T) for gradient descent with a constant step, O(log T / sqrt T) for eta_t ~ t^(-1/2) and
+O(1/log T) for eta_t ~ 1/t. The models are the engine's; their gradients are worked out here, in
+closed form and double precision, on the pooled rows: nothing of the engine is used for them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.partition import partition
+from fedgft.data.scaling import standardise
+from fedgft.engine import Settings, simulate
+from fedgft.engine.schedule import Schedule, learning_rate
+from fedgft.federated import fedgft
+from fedgft.metrics import get_metric
+from fedgft.optim import Optimizer
+
+Mode = Literal["full", "stochastic"]
+MODES: tuple[Mode, ...] = ("full", "stochastic")
+# The promised rate as a function of T; a constant step with noise is promised none.
+RATES: dict[tuple[Mode, Schedule], Callable[[np.ndarray], np.ndarray] | None] = {
+    ("full", "constant"): lambda t: 1 / t,
+    ("full", "inverse-sqrt"): lambda t: np.log(t) / np.sqrt(t),
+    ("full", "inverse"): lambda t: 1 / np.log(t),
+    ("stochastic", "constant"): None,
+    ("stochastic", "inverse-sqrt"): lambda t: np.log(t) / np.sqrt(t),
+    ("stochastic", "inverse"): lambda t: 1 / np.log(t),
+}
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The experiment as data. In a stochastic round a client's step sees `batch_size` rows."""
+
+    data: str = "compas"
+    alpha: float = 5.0
+    clients: int = 10
+    lam: float = 20.0
+    rate: float = 0.03  # the largest step; it must not exceed 1 / smoothness
+    rounds: int = 1000
+    batch_size: int = 32
+    points: int = 60  # rounds at which gradients are taken, evenly spread in log t
+    rules: tuple[Schedule, ...] = ("constant", "inverse-sqrt", "inverse")
+
+    def measured(self) -> np.ndarray:
+        """Numbers of rounds t = 0, 1, 2, ... at which the gradient is taken."""
+        late = np.geomspace(1, self.rounds, self.points).round().astype(int)
+        return np.unique(np.concatenate(([0], late)))
+
+
+class At(NamedTuple):
+    """What is known about the objective at one model."""
+
+    value: float
+    gradient: np.ndarray  # (2d,): of both rows of the linear layer
+    dissimilarity: float  # sum_k w_k ||grad H_k||^2 / ||grad L||^2, the square of the paper's B
+    noise: float  # sigma^2: the largest E ||g_k - grad H_k||^2 over the clients,
+    mean_noise: float  # and that of their mean, sum_k w_k^2 E ||g_k - grad H_k||^2
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """Rows in double precision, as the model sees them: a last column of ones is the bias."""
+
+    x: np.ndarray
+    y: np.ndarray
+    a: np.ndarray
+    client: np.ndarray
+
+    @classmethod
+    def of(cls, federation: Federation) -> "Pooled":
+        data, rows = federation.dataset, federation.rows
+        assert federation.mean is not None and federation.spread is not None
+        x = (data.features[rows].astype(np.float64) - federation.mean) / federation.spread
+        client = np.repeat(np.arange(federation.num_clients), federation.sizes)
+        return cls(np.c_[x, np.ones(len(x))], data.labels[rows], data.groups[rows], client)
+
+    def at(self, params: np.ndarray, *, lam: float, batch_size: int) -> At:
+        """L, its gradient, and the two constants of the assumptions, at one model (SP, J = x^2).
+
+        With logit difference z = x u the score is s = 1/(1 + e^-z), and each row's share of the
+        local objectives H_k has the gradient (s - y + lam C (1_0/b - 1_1/d) s (1 - s)) x, where
+        C = 2 F~ is the constant the server sends and b, d are the groups' shares of all rows.
+        """
+        width = self.x.shape[1] - 1
+        u = np.append(params[width : 2 * width] - params[:width], params[-1] - params[-2])
+        z = self.x @ u
+        s = 1 / (1 + np.exp(-z))
+        share = np.where(self.a == 0, 1 / (self.a == 0).mean(), -1 / (self.a == 1).mean())
+        gap = float((share * s).mean())
+        pull = s - self.y + lam * 2 * gap * share * s * (1 - s)
+        gradient = pull @ self.x / len(s)
+        clients = np.bincount(self.client)
+        own = np.stack([np.bincount(self.client, pull * c) for c in self.x.T], 1) / clients[:, None]
+        loss = float(np.logaddexp(0, z).mean() - (z * self.y).mean())
+        norms = (own**2).sum(1)
+        square = np.bincount(self.client, pull**2 * (self.x**2).sum(1)) / clients
+        # of a batch drawn without replacement; both rows of the layer move, hence the factor 2
+        taken = np.minimum(batch_size, clients)
+        noise = 2 * (square - norms) * (clients - taken) / np.maximum(clients - 1, 1) / taken
+        return At(
+            value=loss + lam * gap**2,
+            gradient=np.concatenate((-gradient, gradient)),
+            dissimilarity=float(clients @ norms / clients.sum() / (gradient @ gradient)),
+            noise=float(noise.max()),
+            mean_noise=float((clients / clients.sum()) ** 2 @ noise),
+        )
+
+
+@dataclass(frozen=True)
+class Path:
+    """One step rule in one mode, averaged over the replicates at the measured rounds."""
+
+    mode: Mode
+    rule: Schedule
+    rounds: np.ndarray  # (e,)
+    square: np.ndarray  # (e,): mean over the replicates of ||grad L||^2
+    loss: np.ndarray  # (e,)
+    dissimilarity: float  # the largest on the way
+    noise: float
+    mean_noise: float
+    smoothness: float  # the largest |grad L(theta) - grad L(theta')| / |theta - theta'| seen
+
+
+def descend(
+    dataset: Dataset, spec: Descent, mode: Mode, rule: Schedule, *, seeds: Sequence[int],
+    on_round: Callable[[int, int], None] | None = None,
+) -> Path:  # fmt: skip
+    """Train all replicates, and take the exact gradient at the measured models."""
+    federations = [
+        standardise(partition(dataset, clients=spec.clients, alpha=spec.alpha, seed=s))
+        for s in seeds
+    ]
+    settings = Settings(
+        rounds=spec.rounds, optimizer=Optimizer("sgd"), schedule=rule, dtype="float64",
+        batch_size=spec.batch_size if mode == "stochastic" else len(dataset),
+        steps=1, eval_on="test",
+    )  # fmt: skip
+    wanted, models = set(spec.measured().tolist()), []
+    simulate(
+        federations, "logistic", fedgft(get_metric("sp"), spec.lam, penalty="l2"), settings,
+        seeds=list(seeds), lr=spec.rate, on_round=on_round,
+        on_model=lambda t, params: models.append(params.copy()) if t in wanted else None,
+    )  # fmt: skip
+    return _path(spec, mode, rule, [Pooled.of(f) for f in federations], np.stack(models, 1))
+
+
+def _path(
+    spec: Descent, mode: Mode, rule: Schedule, pooled: list[Pooled], models: np.ndarray
+) -> Path:
+    """`models` are (replicate, measured round, parameter)."""
+    seen = [
+        [rows.at(params, lam=spec.lam, batch_size=spec.batch_size) for params in path]
+        for rows, path in zip(pooled, models, strict=True)
+    ]
+    gradient = np.array([[at.gradient for at in path] for path in seen])
+    moved = np.linalg.norm(np.diff(models, axis=1), axis=2)
+    turned = np.linalg.norm(np.diff(gradient, axis=1), axis=2)
+    noisy = float(mode == "stochastic")
+    return Path(
+        mode=mode,
+        rule=rule,
+        rounds=spec.measured(),
+        square=(gradient**2).sum(2).mean(0),
+        loss=np.array([[at.value for at in path] for path in seen]).mean(0),
+        dissimilarity=max(at.dissimilarity for path in seen for at in path),
+        noise=noisy * max(at.noise for path in seen for at in path),
+        mean_noise=noisy * max(at.mean_noise for path in seen for at in path),
+        # once a path stands still, rounding is all that is left of the quotient
+        smoothness=float((turned[moved > 1e-6] / moved[moved > 1e-6]).max()),
+    )
+
+
+def summary(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
+    """Rows at T = 10, 100, 1000, ...: the smallest gradient so far, and what is promised for it.
+
+    With eta_t <= 1 / smoothness, smoothness S and the noise V of the mean gradient, the proof of
+    Theorem 5.2 gives the bound with its constants, for full participation:
+
+        2 (L(theta^0) - L*) / sum eta_t + S V sum eta_t^2 / sum eta_t.
+
+    For L* stands the smallest loss seen, which makes it smaller. `decline` is what the last
+    tenfold of rounds multiplied the gradient by, `promised` what Corollary 5.3 says of it.
+    """
+    rate = RATES[path.mode, path.rule]
+    eta = np.array([learning_rate(np.array(spec.rate), path.rule, round=t, rounds=spec.rounds)
+                    for t in range(spec.rounds)])  # fmt: skip
+    before = lambda t: float(path.square[path.rounds < t].min())  # noqa: E731, min over t < T
+    out = []
+    for t in (10 ** np.arange(1, int(np.log10(spec.rounds)) + 1)).tolist():
+        steps, squares = eta[:t].sum(), (eta[:t] ** 2).sum()
+        bound = 2 * (path.loss[0] - path.loss.min()) + path.smoothness * path.mean_noise * squares
+        late = t > 10 and rate is not None
+        out.append(
+            {"experiment": "convergence", "data": spec.data, "lam": spec.lam, "mode": path.mode,
+             "rule": path.rule, "seeds": seeds, "rounds": t, "rate": spec.rate,
+             "gradient": before(t), "bound": float(bound / steps),
+             "decline": before(t) / before(t // 10) if late else None,
+             "promised": float(rate(np.array(t)) / rate(np.array(t // 10))) if late else None,
+             "smoothness": path.smoothness, "sigma": float(np.sqrt(path.noise)),
+             "dissimilarity": float(np.sqrt(path.dissimilarity))}
+        )  # fmt: skip
+    return out

@@ -1,0 +1,165 @@
+"""Cells in, records out: what is on the shelf is taken from it, the rest is trained in batches.
+
+Cells that differ in alpha, strength or learning rate alone share a batch of runs: all their
+replicates are trained side by side. A batch is put on the shelf as soon as it is done.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from fedgft.data.dataset import Dataset
+from fedgft.experiments.protocol import Protocol, get_protocol
+from fedgft.experiments.rows import choices, row
+from fedgft.experiments.shelf import Shelf, key_of
+from fedgft.experiments.spec import Cell
+from fedgft.experiments.study import OnProgress, Point, Result, Study, silent
+from fedgft.metrics import get_metric
+
+MOST_RUNS = 100  # in a batch: more would not be faster, and a kill loses the batch at hand
+CURVES = ("accuracy", "gap_soft", "gap_hard", "gap_soft_test", "gap_hard_test")
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A finished cell."""
+
+    cell: Cell
+    row: dict[str, Any]  # what `fedgft compare` prints
+    rounds: np.ndarray  # (e,)
+    curves: dict[str, np.ndarray]  # (e, replicate), NaN where not estimable
+    chosen: tuple[str, ...]  # on inner splits, in words
+    notes: tuple[str, ...]  # what could not be estimated
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """`load` gives a data set by name. Studies are kept, since cells share partitions and what
+    was chosen on them."""
+
+    load: Callable[[str], Dataset]
+    shelf: Shelf
+    on_progress: OnProgress = silent
+    _studies: dict[Any, Study] = field(default_factory=dict)
+    _data: dict[str, Dataset] = field(default_factory=dict)
+    _records: dict[Cell, Record] = field(default_factory=dict)
+
+    def records(self, cells: Sequence[Cell]) -> list[Record]:
+        """In the order of the cells."""
+        for batch in batches([cell for cell in dict.fromkeys(cells) if not self._known(cell)]):
+            self._train(batch)
+        return [self._records[cell] for cell in cells]
+
+    def work(self, cells: Sequence[Cell]) -> int:
+        """Row-rounds that are still to be done: the length of a progress bar.
+
+        A cell's own runs, and once for all cells that share them, the runs that choose a learning
+        rate or a strength for it.
+        """
+        runs: dict[tuple[Any, ...], int] = {}
+        for cell in dict.fromkeys(cells):
+            if self._known(cell):
+                continue
+            protocol, size = self._protocol(cell), len(self.data(cell.data)) * cell.epochs
+            size *= protocol.settings.rounds * cell.seeds
+            free = cell.method in ("fedavg", "lrw")
+            runs[replace(cell, metric="") if free else cell, "run"] = size
+            if cell.lr is None and len(protocol.lr) > 1:
+                runs[study_of(cell), cell.alpha] = size * len(protocol.lr)
+            grid = protocol.strength(cell.method)
+            if cell.lam is None and len(grid) > 1:
+                runs[cell, "strength"] = size * len(grid)
+        return sum(runs.values())
+
+    def data(self, name: str) -> Dataset:
+        if name not in self._data:
+            self._data[name] = self.load(name)
+        return self._data[name]
+
+    def _protocol(self, cell: Cell) -> Protocol:
+        base = get_protocol(cell.protocol)
+        return replace(base, settings=replace(base.settings, epochs=cell.epochs))
+
+    def _key(self, cell: Cell) -> str:
+        return key_of(cell, self._protocol(cell), self.data(cell.data))
+
+    def _known(self, cell: Cell) -> bool:
+        if cell not in self._records and (kept := self.shelf.get(self._key(cell))) is not None:
+            with suppress(KeyError, TypeError, ValueError):  # not as we write it
+                self._records[cell] = _read(cell, kept)
+        return cell in self._records
+
+    def _study(self, cell: Cell) -> Study:
+        key = study_of(cell)
+        if key not in self._studies:
+            size = len(self.data(cell.data)) * cell.epochs  # a run-round, in row-rounds
+            self._studies[key] = Study(
+                self.data(cell.data), self._protocol(cell), range(cell.seeds),
+                clients=cell.clients, kind=cell.partition,
+                on_progress=lambda what, runs: self.on_progress(f"{cell.data}: {what}", runs * size),
+            )  # fmt: skip
+        return self._studies[key]
+
+    def _train(self, cells: Sequence[Cell]) -> None:
+        """One batch, trained and put on the shelf."""
+        first, study = cells[0], self._study(cells[0])
+        points = [Point(c.alpha, strength=c.lam, lr=c.lr) for c in cells]
+        results = study.sweep(first.method, get_metric(first.metric), points, penalty=first.penalty)
+        for cell, result in zip(cells, results, strict=True):
+            made = _record(study, result)
+            self.shelf.put(self._key(cell), made)
+            self._records[cell] = _read(cell, made)
+
+
+def study_of(cell: Cell) -> tuple[Any, ...]:
+    """What cells of one study share."""
+    return cell.data, cell.protocol, cell.seeds, cell.clients, cell.partition, cell.epochs
+
+
+def batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Cells that can be trained side by side, at most MOST_RUNS runs of them."""
+    kind = lambda c: (*study_of(c), c.method, c.metric, c.penalty)  # noqa: E731
+    order = {key: i for i, key in reversed(list(enumerate(map(kind, cells))))}
+    for _, group in groupby(sorted(cells, key=lambda c: order[kind(c)]), key=kind):
+        same = list(group)
+        step = max(1, MOST_RUNS // same[0].seeds)
+        for at in range(0, len(same), step):
+            yield same[at : at + step]
+
+
+def _record(study: Study, result: Result) -> dict[str, Any]:
+    """As JSON: null where a number is not estimable."""
+    history, metric = result.history, result.metric
+    assert history.federation is not None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        line = row(study, result)
+    curves = (
+        history.test.accuracy(),
+        history.federation.gap(metric, "soft"), history.federation.gap(metric, "hard"),
+        history.test.gap(metric, "soft"), history.test.gap(metric, "hard"),
+    )  # fmt: skip
+    nulls = lambda a: [[v if math.isfinite(v) else None for v in r] for r in a.tolist()]  # noqa: E731
+    return {
+        "row": line,
+        "rounds": history.rounds.tolist(),
+        "curves": {name: nulls(values) for name, values in zip(CURVES, curves, strict=True)},
+        "chosen": choices(study, [result]),
+        "notes": [str(warning.message) for warning in caught],
+    }
+
+
+def _read(cell: Cell, kept: dict[str, Any]) -> Record:
+    curves = {name: np.array(kept["curves"][name], dtype=np.float64) for name in CURVES}
+    rounds = np.array(kept["rounds"], dtype=np.int64)
+    if any(c.shape != (len(rounds), cell.seeds) for c in curves.values()):
+        raise ValueError("curves of another shape")
+    return Record(
+        cell, dict(kept["row"]), rounds, curves, tuple(kept["chosen"]), tuple(kept["notes"])
+    )

@@ -1,0 +1,100 @@
+"""Finished work, kept: one JSON file a cell, found again by everything that its numbers depend on.
+
+The key is a hash over the cell's own specification with its protocol, the data's rows, and the
+source of the code that makes the numbers. A changed specification changes its own cells' keys and
+no others; a changed engine changes all. What cannot be read is computed again, never trusted.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedgft
+from fedgft.data.dataset import Dataset
+from fedgft.experiments.store import whole
+from fedgft.types import FedgftError
+
+# What a number depends on. Reports are drawn anew each time, so their code is not among it.
+NUMBERS = ("types.py", "optim.py", "models.py", "metrics", "theory", "data", "federated", "engine",
+           "experiments/protocol.py", "experiments/study.py", "experiments/rows.py",
+           "experiments/run.py", "experiments/convergence.py")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A folder of finished cells."""
+
+    folder: Path
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        with suppress(OSError, ValueError):
+            kept = json.loads(self._path(key).read_text("utf-8"))
+            if isinstance(kept, dict) and kept.get("key") == key:
+                return kept
+        return None
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with whole(self._path(key)) as part:
+            part.write_text(json.dumps({"key": key, **value}, allow_nan=False), "utf-8")
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder meanwhile; what a killed run left half-written goes.
+
+    The lock is the operating system's, so it ends with the process however that ends.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FedgftError(
+                f"--out {folder}: another run is writing there; wait for it, or name another folder"
+            ) from error
+        for part in folder.rglob(".*.part"):
+            part.unlink(missing_ok=True)
+        yield
+
+
+def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:
+    """Of dataclasses; `more` is whatever else decides."""
+    parts = {"spec": asdict(spec), "protocol": protocol and asdict(protocol),
+             "data": data_hash(dataset), "code": code_hash(), **more}  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def data_hash(dataset: Dataset) -> str:
+    digest = hashlib.sha256()
+    for array in (dataset.features, dataset.labels, dataset.groups):
+        digest.update(np.ascontiguousarray(array).data)
+    names = (dataset.name, dataset.columns, dataset.classes, dataset.group_names)
+    digest.update(json.dumps(names).encode())
+    return digest.hexdigest()
+
+
+@cache
+def code_hash() -> str:
+    """Of the source files, in the order of their names."""
+    root, digest = Path(fedgft.__file__).parent, hashlib.sha256()
+    for name in NUMBERS:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
