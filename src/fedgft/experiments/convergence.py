@@ -181,30 +181,37 @@ def _path(
     )
 
 
-def summary(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
-    """Rows at T = 10, 100, 1000, ...: the smallest gradient so far, and what is promised for it.
+def bounds(spec: Descent, path: Path) -> np.ndarray:
+    """What the smallest gradient of T rounds cannot exceed, for T = 1, 2, ...
 
     With eta_t <= 1 / smoothness, smoothness S and the noise V of the mean gradient, the proof of
-    Theorem 5.2 gives the bound with its constants, for full participation:
+    Theorem 5.2 gives for full participation
 
         2 (L(theta^0) - L*) / sum eta_t + S V sum eta_t^2 / sum eta_t.
 
-    For L* stands the smallest loss seen, which makes it smaller. `decline` is what the last
-    tenfold of rounds multiplied the gradient by, `promised` what Corollary 5.3 says of it.
+    For L* stands the smallest loss seen, which makes the bound smaller than it has to be.
     """
-    rate = RATES[path.mode, path.rule]
     eta = np.array([learning_rate(np.array(spec.rate), path.rule, round=t, rounds=spec.rounds)
                     for t in range(spec.rounds)])  # fmt: skip
+    noise = path.smoothness * path.mean_noise * np.cumsum(eta**2)
+    return (2 * (path.loss[0] - path.loss.min()) + noise) / np.cumsum(eta)
+
+
+def summary(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
+    """Rows at T = 10, 100, 1000, ...: the smallest gradient so far, and what is promised for it.
+
+    `decline` is what the last tenfold of rounds multiplied it by, `promised` what Corollary 5.3
+    says of that.
+    """
+    rate, bound = RATES[path.mode, path.rule], bounds(spec, path)
     before = lambda t: float(path.square[path.rounds < t].min())  # noqa: E731, min over t < T
     out = []
     for t in (10 ** np.arange(1, int(np.log10(spec.rounds)) + 1)).tolist():
-        steps, squares = eta[:t].sum(), (eta[:t] ** 2).sum()
-        bound = 2 * (path.loss[0] - path.loss.min()) + path.smoothness * path.mean_noise * squares
         late = t > 10 and rate is not None
         out.append(
             {"experiment": "convergence", "data": spec.data, "lam": spec.lam, "mode": path.mode,
              "rule": path.rule, "seeds": seeds, "rounds": t, "rate": spec.rate,
-             "gradient": before(t), "bound": float(bound / steps),
+             "gradient": before(t), "bound": float(bound[t - 1]),
              "decline": before(t) / before(t // 10) if late else None,
              "promised": float(rate(np.array(t)) / rate(np.array(t // 10))) if late else None,
              "smoothness": path.smoothness, "sigma": float(np.sqrt(path.noise)),

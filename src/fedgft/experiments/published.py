@@ -1,16 +1,32 @@
 """The paper's own figures, and how far ours are from them. Fractions, as in all rows."""
 
 import csv
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from fedgft.experiments.run import Record
 from fedgft.experiments.spec import Cell
 
 ONE_POINT = 0.01
 FIELDS = ("published_accuracy", "published_accuracy_bracket",
           "published_gap", "published_gap_bracket")  # fmt: skip
 NOTHING: dict[str, float | None] = dict.fromkeys(FIELDS)
+
+
+def labelled(experiment: str, records: Sequence[Record]) -> list[Record]:
+    """The records with complete rows: `compare`'s fields, what was varied, what was published."""
+    return [
+        replace(
+            r,
+            row={"experiment": experiment, **r.row, "clients": r.cell.clients,
+                 "partition": r.cell.partition, "penalty": r.cell.penalty,
+                 "epochs": r.cell.epochs, **published(experiment, r.cell)},
+        )
+        for r in records
+    ]  # fmt: skip
 
 
 def published(experiment: str, cell: Cell) -> dict[str, float | None]:

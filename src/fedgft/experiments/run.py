@@ -8,13 +8,14 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
 
 from fedgft.data.dataset import Dataset
+from fedgft.experiments.convergence import MODES, Descent, Path, descend
 from fedgft.experiments.protocol import Protocol, get_protocol
 from fedgft.experiments.rows import choices, row
 from fedgft.experiments.shelf import Shelf, key_of
@@ -77,6 +78,33 @@ class Runner:
                 runs[cell, "strength"] = size * len(grid)
         return sum(runs.values())
 
+    def paths(self, spec: Descent, *, seeds: int) -> list[Path]:
+        """Every step rule in every mode, each kept on the shelf as soon as it is done."""
+        dataset, out = self.data(spec.data), []
+        for mode, rule in product(MODES, spec.rules):
+            key = key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds)
+            kept = self.shelf.get(key)
+            if kept is None:
+                size, said = len(dataset) * seeds, f"convergence, {mode}, {rule}"
+                path = descend(
+                    dataset, spec, mode, rule, seeds=range(seeds),
+                    on_round=lambda done, total: self.on_progress(said, size),  # noqa: B023, now
+                )  # fmt: skip
+                kept = {n: v.tolist() if isinstance(v, np.ndarray) else v
+                        for n, v in asdict(path).items()}  # fmt: skip
+                self.shelf.put(key, kept)
+            arrays = {n: np.array(kept[n]) for n in ("rounds", "square", "loss")}
+            out.append(Path(**{n: kept[n] for n in Path.__dataclass_fields__} | arrays))
+        return out
+
+    def path_work(self, spec: Descent, *, seeds: int) -> int:
+        """As `work`, in row-rounds."""
+        dataset = self.data(spec.data)
+        keys = [key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds)
+                for mode, rule in product(MODES, spec.rules)]  # fmt: skip
+        missing = sum(self.shelf.get(key) is None for key in keys)
+        return missing * len(dataset) * seeds * spec.rounds
+
     def data(self, name: str) -> Dataset:
         if name not in self._data:
             self._data[name] = self.load(name)
@@ -99,10 +127,11 @@ class Runner:
         key = study_of(cell)
         if key not in self._studies:
             size = len(self.data(cell.data)) * cell.epochs  # a run-round, in row-rounds
+            said = f"{cell.data}, {cell.protocol}: "
             self._studies[key] = Study(
                 self.data(cell.data), self._protocol(cell), range(cell.seeds),
                 clients=cell.clients, kind=cell.partition,
-                on_progress=lambda what, runs: self.on_progress(f"{cell.data}: {what}", runs * size),
+                on_progress=lambda what, runs: self.on_progress(said + what, runs * size),
             )  # fmt: skip
         return self._studies[key]
 

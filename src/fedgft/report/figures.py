@@ -1,12 +1,13 @@
 """Figures of results: accuracy and gap over rounds, with a 95% band over the replicates."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgft.experiments import Result, Study
+from fedgft.experiments import Protocol, Result, Study
 from fedgft.experiments.store import whole
 from fedgft.metrics.intervals import Z95, floor
 
@@ -35,68 +36,117 @@ def t95(n: int) -> float:
     return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
 
 
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One line of each panel; values are fractions, (round, replicate)."""
+
+    name: str
+    colour: str
+    dashes: Any
+    rounds: np.ndarray
+    accuracy: np.ndarray
+    gap: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    title: str
+    curves: Sequence[Curve]
+    chance: float | None = None  # the gap that a fair model would show, in points
+
+
 def trajectories(study: Study, results: Sequence[Result]) -> Any:
     """One column a (metric, alpha): accuracy above, the protocol's headline gap below."""
+    columns = []
+    for metric, alpha in dict.fromkeys((r.metric, r.alpha) for r in results):
+        mine = [r for r in results if (r.metric, r.alpha) == (metric, alpha)]
+        how = "" if study.concentration(mine[0]) is None else f", alpha {alpha:g}"
+        columns.append(_column(study, mine, title=metric.title + how))
+    n = len(study.seeds)
+    return over_rounds(
+        columns,
+        title=f"{study.dataset.name}, protocol {study.protocol.name}: {replicates(n)}",
+        gap=gap_label(study.protocol),
+    )
+
+
+def replicates(n: int) -> str:
+    return f"mean of {n} replicates and its 95% band" if n > 1 else "one replicate, no band"
+
+
+def gap_label(protocol: Protocol) -> str:
+    where, kind = protocol.headline
+    return f"gap of {KINDS[kind]}\non {WHERE[where]}, points"
+
+
+def _column(study: Study, results: Sequence[Result], *, title: str) -> Column:
+    metric, (where, kind) = results[0].metric, study.protocol.headline
+    tallies = [getattr(r.history, where) for r in results]
+    curves = [
+        Curve(NAMES.get(r.method, r.method), *STYLES.get(r.method, ("#000000", (0, ()))),
+              r.history.rounds, r.history.test.accuracy(), tally.gap(metric, kind))
+        for r, tally in zip(results, tallies, strict=True)
+    ]  # fmt: skip
+    chance = None
+    if (where, kind) == ("test", "hard"):
+        known = floor(metric, tallies[-1][-1].statistics(metric, "hard"))
+        known = known[np.isfinite(known)]
+        chance = 100 * float(np.mean(known)) if len(known) else None
+    return Column(title, curves, chance)
+
+
+def over_rounds(columns: Sequence[Column], *, title: str, gap: str) -> Any:
+    """Accuracy above, the gap below, one column beside the other; bands over the replicates."""
     from matplotlib.figure import Figure
 
-    columns = list(dict.fromkeys((r.metric, r.alpha) for r in results))
     figure = Figure(figsize=(1.2 + 4.2 * len(columns), 6.2), layout="constrained")
     axes = figure.subplots(2, len(columns), sharex=True, squeeze=False)
-    where, kind = study.protocol.headline
-    for j, (metric, alpha) in enumerate(columns):
-        mine = [r for r in results if (r.metric, r.alpha) == (metric, alpha)]
-        _column(axes[0, j], axes[1, j], study, mine)
-        how = "" if study.concentration(mine[0]) is None else f", alpha {alpha:g}"
-        axes[0, j].set_title(metric.title + how, loc="left", fontsize=11)
+    for j, column in enumerate(columns):
+        _draw(axes[0, j], axes[1, j], column)
     axes[0, 0].set_ylabel("accuracy, %")
-    axes[1, 0].set_ylabel(f"gap of {KINDS[kind]}\non {WHERE[where]}, points")
+    axes[1, 0].set_ylabel(gap)
     handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    n = len(study.seeds)
-    band = f"mean of {n} replicates and its 95% band" if n > 1 else "one replicate, no band"
-    title = f"{study.dataset.name}, protocol {study.protocol.name}: {band}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     return figure
 
 
-def _column(above: Any, below: Any, study: Study, results: Sequence[Result]) -> None:
+def _draw(above: Any, below: Any, column: Column) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    metric, (where, kind) = results[0].metric, study.protocol.headline
-    tallies = [getattr(r.history, where) for r in results]
-    _panel(above, results, [r.history.test.accuracy() for r in results])
-    _panel(below, results, [t.gap(metric, kind) for t in tallies])
+    _panel(above, column.curves, [curve.accuracy for curve in column.curves])
+    _panel(below, column.curves, [curve.gap for curve in column.curves])
+    above.set_title(column.title, loc="left", fontsize=11, parse_math=False)
     below.set_ylim(bottom=0)
-    if (where, kind) == ("test", "hard"):
-        chance = floor(metric, tallies[-1][-1].statistics(metric, "hard"))
-        if np.isfinite(chance).any():
-            height = 100 * float(np.mean(chance[np.isfinite(chance)]))
-            below.axhline(height, color="#808080", lw=1, ls=(0, (2, 2)), label="by chance alone")
+    if column.chance is not None:
+        below.axhline(column.chance, color="#808080", lw=1, ls=(0, (2, 2)), label="by chance alone")
     below.set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
     """PNG and SVG, each written whole or not at all."""
+    from matplotlib import rc_context
+
     paths = []
     for ending in ("png", "svg"):
         path = folder / f"{name}.{ending}"
         date = {"Date": None} if ending == "svg" else None  # the same picture, the same bytes
-        with whole(path) as part:
+        with whole(path) as part, rc_context({"svg.hashsalt": "fedgft"}):
             figure.savefig(part, format=ending, dpi=150, metadata=date)
         paths.append(path)
     return paths
 
 
-def _panel(axis: Any, results: Sequence[Result], values: Sequence[np.ndarray]) -> None:
+def _panel(axis: Any, curves: Sequence[Curve], values: Sequence[np.ndarray]) -> None:
     seen: list[np.ndarray] = []  # what the axis has to show
-    for result, value in zip(results, values, strict=True):
-        colour, dashes = STYLES.get(result.method, ("#000000", (0, ())))
-        rounds, name = result.history.rounds, NAMES.get(result.method, result.method)
+    for curve, value in zip(curves, values, strict=True):
         mean, low, high = band(100 * value)
-        axis.plot(rounds, mean, color=colour, ls=dashes, lw=1.8, label=name)
-        axis.fill_between(rounds, low, high, color=colour, alpha=0.15, lw=0)
-        later = rounds >= max(1, rounds[-1] // 10)  # the random start would squeeze all the rest
+        look = {"color": curve.colour, "lw": 1.8, "ls": curve.dashes, "label": curve.name}
+        axis.plot(curve.rounds, mean, **look)
+        axis.fill_between(curve.rounds, low, high, color=curve.colour, alpha=0.15, lw=0)
+        # the random start would squeeze all the rest
+        later = curve.rounds >= max(1, curve.rounds[-1] // 10)
         seen += [low[later], high[later]]
     shown = np.concatenate(seen)
     shown = shown[np.isfinite(shown)]
@@ -105,6 +155,11 @@ def _panel(axis: Any, results: Sequence[Result], values: Sequence[np.ndarray]) -
         axis.set_ylim(max(0.0, shown.min() - margin), shown.max() + margin)
     else:
         axis.text(0.5, 0.5, "not estimable", transform=axis.transAxes, ha="center")
+    tidy(axis)
+
+
+def tidy(axis: Any) -> None:
+    """A light grid behind the data, and no box around it."""
     axis.grid(axis="y", color="#e6e6e6", lw=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,80 @@
+"""Findings, and how records are picked, grouped and put into words for them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedgft.experiments.published import near
+from fedgft.experiments.run import Record
+from fedgft.report.figures import NAMES
+from fedgft.report.tables import DATA
+
+PUBLISHED = (("accuracy", "accuracy"), ("gap", "gap_soft"))  # the paper's columns, and our fields
+
+
+class Finding(NamedTuple):
+    """A sentence; `holds` is None where there is no yes or no in it, and the numbers speak."""
+
+    text: str
+    holds: bool | None = None
+
+
+def of(records: Sequence[Record], **wanted: Any) -> list[Record]:
+    """Those whose cells have these values."""
+    return [r for r in records if all(getattr(r.cell, n) == v for n, v in wanted.items())]
+
+
+def groups(records: Sequence[Record], *names: str) -> Iterator[tuple[Any, list[Record]]]:
+    """Records that share the values of these fields, in the order in which they first come."""
+    key = lambda r: tuple(getattr(r.cell, n) for n in names)  # noqa: E731
+    order = {k: i for i, k in reversed(list(enumerate(map(key, records))))}
+    for shared, group in groupby(sorted(records, key=lambda r: order[key(r)]), key=key):
+        yield shared[0] if len(names) == 1 else shared, list(group)
+
+
+def cells(records: Sequence[Record]) -> list[dict[str, Record]]:
+    """By method, of each (data set, alpha, metric) that has FedGFT."""
+    every = [{r.cell.method: r for r in g} for _, g in groups(records, "data", "alpha", "metric")]
+    return [cell for cell in every if "fedgft" in cell]
+
+
+def agreement(records: Sequence[Record], name: str) -> Finding:
+    """How many published numbers are near ours, and which are not."""
+    pairs = [(r, what, r.row[field]) for r in records for what, field in PUBLISHED
+             if r.row[f"published_{what}"] is not None]  # fmt: skip
+    far = [f"{what}, {place(r)}, {NAMES[r.cell.method]} ({number(what, ours)} against "
+           f"{number(what, r.row[f'published_{what}'])})"
+           for r, what, ours in pairs if not near(r.row, what, ours)]  # fmt: skip
+    rest = f"; not: {'; '.join(far)}" if far else ""
+    return Finding(
+        f"{len(pairs) - len(far)} of {len(pairs)} published numbers of {name} are within two "
+        f"published brackets or one point of ours{rest}.", not far,
+    )  # fmt: skip
+
+
+def below(first: np.ndarray, second: np.ndarray) -> bool:
+    """Lower by more than two standard errors of the paired difference."""
+    apart = second - first
+    apart = apart[np.isfinite(apart)]
+    if len(apart) < 2:
+        return False
+    return bool(apart.mean() > 2 * apart.std(ddof=1) / np.sqrt(len(apart)))
+
+
+def place(record: Record) -> str:
+    cell = record.cell
+    return f"{DATA.get(cell.data, cell.data)}, alpha {cell.alpha:g}, {cell.metric.upper()}"
+
+
+def points(value: float | None) -> str:
+    return "not estimable" if value is None else f"{100 * value:.{2 if value < 0.02 else 1}f}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def number(what: str, value: float) -> str:
+    return percent(value) if what == "accuracy" else points(value)

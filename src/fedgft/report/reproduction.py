@@ -1,0 +1,92 @@
+"""The paper's experiments, each made into a section: run what is missing, say what came out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedgft.experiments.paper import CONVERGENCE, EXPERIMENTS
+from fedgft.experiments.published import labelled
+from fedgft.experiments.run import Record, Runner
+from fedgft.experiments.spec import Experiment
+from fedgft.report import plots, theory
+from fedgft.report.claims import CLAIMS
+from fedgft.report.claims.table import price_table
+from fedgft.report.section import Made, Section
+from fedgft.report.tables import DATA, Table, against_published, decisions
+
+
+def make(
+    name: str, runner: Runner, *, data: Sequence[str], protocols: Sequence[str], seeds: int
+) -> Made:
+    if name == "simpson":
+        return theory.simpsons()
+    if name == "convergence":
+        paths = {spec: runner.paths(spec, seeds=seeds) for spec in CONVERGENCE}
+        return theory.convergence(paths, seeds=seeds)
+    return _grid(EXPERIMENTS[name], runner, data=data, protocols=protocols, seeds=seeds)
+
+
+def _grid(
+    experiment: Experiment, runner: Runner, *, data: Sequence[str], protocols: Sequence[str],
+    seeds: int,
+) -> Made:  # fmt: skip
+    parts = [
+        labelled(experiment.name, runner.records(experiment.cells(name, protocol, seeds=seeds)))
+        for protocol in protocols for name in data
+    ]  # fmt: skip
+    every = [record for part in parts for record in part]
+    figures: dict[str, tuple[Callable[[], Any], str]] = {}
+    tables: list[Table] = []
+    for part in parts:
+        tables += _tables(experiment, part)
+        figures |= _figures(experiment, part)
+    if experiment.name == "table1" and seeds > 1:
+        tables += [price_table([r for r in every if r.cell.protocol == p]) for p in protocols]
+    section = Section(
+        name=experiment.name, title=experiment.title, claim=experiment.claim, note=experiment.note,
+        how=f"{seeds} replicates; {' and '.join(DATA[n] for n in data)}; "
+        f"protocol {' and '.join(protocols)}.",
+        findings=tuple(CLAIMS[experiment.name](every)), tables=tuple(tables),
+        figures=tuple((n, caption) for n, (_, caption) in figures.items()),
+        chosen=tuple(dict.fromkeys(f"{DATA[r.cell.data]}, {said}" for r in every
+                                   for said in r.chosen)),
+        notes=_notes(every),
+    )  # fmt: skip
+    return Made(section, [r.row for r in every], {n: draw for n, (draw, _) in figures.items()})
+
+
+def _tables(experiment: Experiment, records: Sequence[Record]) -> list[Table]:
+    if experiment.name == "trajectory":  # its cells are those of Table 1
+        return []
+    if records[0].cell.protocol == "heldout":
+        return [decisions(experiment, records)]
+    scores = against_published(experiment, records)
+    return [scores, decisions(experiment, records)] if experiment.name == "table1" else [scores]
+
+
+def _figures(
+    experiment: Experiment, records: Sequence[Record]
+) -> dict[str, tuple[Callable[[], Any], str]]:
+    cell, out = records[0].cell, {}
+    where = f"{DATA[cell.data]}, protocol {cell.protocol}"
+    stem = f"{experiment.name}-{cell.data}-{cell.protocol}"
+    if any(r.row["published_gap"] is not None for r in records):
+        draw = lambda: plots.against_published(experiment, records)  # noqa: E731
+        out[f"{stem}-published"] = draw, f"Ours on top of the published numbers: {where}."
+    if experiment.name != "table1":
+        drawn = plots.curves(experiment, records)
+        out |= {name: (lambda f=figure: f, f"Accuracy and gap over the rounds: {where}.")
+                for name, figure in drawn.items()}  # fmt: skip
+    elif cell.protocol == "heldout":
+        draw = lambda: plots.unseen(experiment, records)  # noqa: E731
+        out[f"{stem}-unseen"] = draw, f"Decisions on people nobody trained on: {where}."
+    return out
+
+
+def _notes(records: Sequence[Record]) -> tuple[str, ...]:
+    """Each note once, with the cells it is about counted."""
+    said: dict[str, list[str]] = {}
+    for record in records:
+        for note in record.notes:
+            about, _, text = note.partition(": ")
+            said.setdefault(f"{DATA[record.cell.data]}, {text}", []).append(about)
+    return tuple(f"{text} ({len(cells)} cells, first {cells[0]})" for text, cells in said.items())

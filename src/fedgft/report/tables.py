@@ -1,0 +1,130 @@
+"""Tables as plain text in cells: built once, and rendered as Markdown, HTML or on a terminal."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgft.experiments.published import differs
+from fedgft.experiments.run import Record
+from fedgft.experiments.spec import Cell, Experiment
+from fedgft.report.figures import NAMES
+
+MARK = "✗"  # more than two published brackets away
+DASH = "–"
+DATA = {"adult": "Adult", "compas": "COMPAS"}
+LABELS = {"alpha": "α", "method": "method", "penalty": "J(x)", "lam": "λ", "partition": "clients",
+          "epochs": "E", "lr": "η", "clients": "K"}  # fmt: skip
+VALUES = {"penalty": {"l1": "x", "l2": "x²", "half": "x²/2"}, "method": NAMES,
+          "partition": {"dirichlet": "mixed", "pure": "pure"}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    stubs: int  # leading columns that name a row; the others hold numbers
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        clean = lambda cells: " | ".join(c.replace("|", "\\|") for c in cells)  # noqa: E731
+        rule = ["---"] * self.stubs + ["---:"] * (len(self.header) - self.stubs)
+        lines = [self.header, tuple(rule), *self.rows]
+        body = "\n".join(f"| {clean(line)} |" for line in lines)
+        below = "".join(f"\n{note}\n" for note in self.notes)
+        return f"**{self.title}**\n\n{body}\n{below}"
+
+
+def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[dict[str, Record]]:
+    """The records of each variant by metric; they come in the order of `Experiment.cells`."""
+    step = len(experiment.metrics)
+    for at in range(0, len(records), step):
+        yield {record.cell.metric: record for record in records[at : at + step]}
+
+
+def value(cell: Cell, name: str) -> str:
+    """A field of a cell as it stands in a table; a dash where the method has no use for it."""
+    if name in ("lam", "penalty") and cell.method not in ("fedgft", "lft"):
+        return DASH
+    found = getattr(cell, name)
+    return VALUES[name][found] if name in VALUES else f"{found:g}"
+
+
+def against_published(experiment: Experiment, records: Sequence[Record]) -> Table:
+    """The paper's layout: scores on the federation's rows, with the published figure beside."""
+    known = [m for m in experiment.metrics for r in records
+             if r.cell.metric == m and r.row["published_gap"] is not None]  # fmt: skip
+    header, rows = [LABELS[name] for name in experiment.varied], []
+    for metric in experiment.metrics:
+        runs = "" if len(experiment.accuracy_of) == 1 else f", {metric.upper()} runs"
+        columns = [f"accuracy{runs}"] if metric in experiment.accuracy_of else []
+        for column in (*columns, f"{metric.upper()} gap"):
+            header += [column, "published"] if known else [column]
+    for variant in by_variant(experiment, records):
+        cells = [value(next(iter(variant.values())).cell, name) for name in experiment.varied]
+        for metric, record in variant.items():
+            row = record.row
+            if metric in experiment.accuracy_of:
+                cells += _pair(row, "accuracy", "accuracy", bool(known))
+            cells += _pair(row, "gap", "gap_soft", bool(known))
+        rows.append(tuple(cells))
+    notes = (f"{MARK}: more than two published brackets away from the published figure.",)
+    return Table(
+        f"{_where(records)}: gaps of scores on the federation's own rows",
+        tuple(header), tuple(rows), len(experiment.varied), notes if known else (),
+    )  # fmt: skip
+
+
+def decisions(experiment: Experiment, records: Sequence[Record]) -> Table:
+    """Gaps of decisions on test rows, with their interval and what chance alone would show."""
+    header, rows = [LABELS[name] for name in experiment.varied], []
+    for metric in experiment.metrics:
+        name = metric.upper()
+        header += [f"accuracy, {name} runs", f"{name} gap", "95% interval", "by chance"]
+    for variant in by_variant(experiment, records):
+        cells = [value(next(iter(variant.values())).cell, name) for name in experiment.varied]
+        for record in variant.values():
+            row = record.row
+            low, high = row["gap_hard_test_low"], row["gap_hard_test_high"]
+            cells += [
+                ours(row, "accuracy"),
+                ours(row, "gap_hard_test"),
+                DASH if low is None else f"{100 * low:.1f} to {100 * high:.1f}",
+                DASH if row["floor"] is None else f"{100 * row['floor']:.1f}",
+            ]
+        rows.append(tuple(cells))
+    rows_of = "held-out rows" if records[0].cell.protocol == "heldout" else "the test rows"
+    notes = () if records[0].cell.protocol == "heldout" else (
+        "In this protocol the test rows are also among the clients' rows.",
+    )  # fmt: skip
+    return Table(
+        f"{_where(records)}: gaps of decisions on {rows_of}",
+        tuple(header), tuple(rows), len(experiment.varied), notes,
+    )  # fmt: skip
+
+
+def ours(row: dict[str, Any], name: str) -> str:
+    """Mean and standard deviation over the replicates, in per cent or points."""
+    mean, spread = row[name], row[f"{name}_sd"]
+    if mean is None:
+        return DASH
+    text = f"{100 * mean:.{_digits(name, mean)}f}"
+    return text if spread is None else f"{text} ± {100 * spread:.{_digits(name, mean)}f}"
+
+
+def _digits(name: str, mean: float) -> int:
+    return 2 if name != "accuracy" and mean < 0.02 else 1
+
+
+def _pair(row: dict[str, Any], what: str, name: str, published: bool) -> list[str]:
+    mark = f" {MARK}" if differs(row, what, row[name]) else ""
+    cells = [ours(row, name) + mark]
+    if published:
+        at, bracket = row[f"published_{what}"], row[f"published_{what}_bracket"]
+        cells.append(DASH if at is None else f"{100 * at:.4g} ({100 * bracket:.3g})")
+    return cells
+
+
+def _where(records: Sequence[Record]) -> str:
+    cell = records[0].cell
+    return f"{DATA.get(cell.data, cell.data)}, protocol {cell.protocol}, {cell.seeds} replicates"
