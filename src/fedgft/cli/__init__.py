@@ -6,7 +6,7 @@ import warnings
 
 from cyclopts import App, CycloptsError
 
-from fedgft.cli import compare, data, demo, predict, train
+from fedgft.cli import compare, data, demo, predict, reproduce, train
 from fedgft.cli.console import note
 from fedgft.types import FedgftError
 
@@ -16,7 +16,9 @@ app = App(
     version=lambda: _version(),
     suppress_keyboard_interrupt=False,  # main has something to say about it
 )
-for command in (demo.demo, train.train, compare.compare, predict.predict):
+for command in (
+    demo.demo, train.train, compare.compare, predict.predict, reproduce.reproduce
+):  # fmt: skip
     app.command(command)
 app.command(data.app)
 

@@ -6,11 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fedgft.report.section import Section
+    from fedgft.report.tables import Table as ReportTable
 
 Row = dict[str, Any]
 
@@ -160,3 +165,32 @@ def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
     if len(rows) > most:
         table.title = f"{table.title} (the {most} largest of {len(rows):,})"
     return _explained(table, any(row["gap_hard_after"] is None for row in rows))
+
+
+def print_section(section: "Section", *, tables: bool) -> None:
+    """What came out of an experiment, each sentence with its sign, and perhaps its tables."""
+    from fedgft.report.section import SIGNS
+
+    colours = {True: "green", False: "red", None: "dim"}
+    out.print(escape(section.title), style="bold")
+    for said, holds in section.findings:
+        sign = Text(f" {SIGNS[holds]} ", style=colours[holds])
+        out.print(sign.append(said, style="default"), soft_wrap=True)
+    wide = Console(width=500)  # a table that is cut or wrapped cannot be read at all
+    for table in section.tables if tables else ():
+        out.print()
+        wide.print(_wide(table))
+    out.print()
+
+
+def _wide(made: "ReportTable") -> Table:
+    table = _table(escape(made.title))
+    for i, name in enumerate(made.header):
+        shown = escape(name).replace(", ", ",\n").replace("95% ", "95%\n")
+        table.add_column(shown, justify="left" if i < made.stubs else "right", no_wrap=True)
+    for row in made.rows:
+        table.add_row(*map(escape, row))
+    table.padding = (0, 1)
+    table.caption = escape("\n".join(made.notes)) or None
+    table.caption_justify = "left"
+    return table

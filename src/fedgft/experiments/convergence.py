@@ -11,7 +11,7 @@ closed form and double precision, on the pooled rows: nothing of the engine is u
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -131,6 +131,15 @@ class Path:
     mean_noise: float
     smoothness: float  # the largest |grad L(theta) - grad L(theta')| / |theta - theta'| seen
 
+    def to_json(self) -> dict[str, Any]:
+        return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, kept: dict[str, Any]) -> "Path":
+        values: dict[str, Any] = {f.name: kept[f.name] for f in fields(cls)}
+        values |= {n: np.array(kept[n]) for n in ("rounds", "square", "loss")}
+        return cls(**values)
+
 
 def descend(
     dataset: Dataset, spec: Descent, mode: Mode, rule: Schedule, *, seeds: Sequence[int],
@@ -207,13 +216,13 @@ def summary(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
     before = lambda t: float(path.square[path.rounds < t].min())  # noqa: E731, min over t < T
     out = []
     for t in (10 ** np.arange(1, int(np.log10(spec.rounds)) + 1)).tolist():
-        late = t > 10 and rate is not None
+        promised = None if rate is None or t == 10 else rate(np.array(t)) / rate(np.array(t // 10))
         out.append(
             {"experiment": "convergence", "data": spec.data, "lam": spec.lam, "mode": path.mode,
              "rule": path.rule, "seeds": seeds, "rounds": t, "rate": spec.rate,
              "gradient": before(t), "bound": float(bound[t - 1]),
-             "decline": before(t) / before(t // 10) if late else None,
-             "promised": float(rate(np.array(t)) / rate(np.array(t // 10))) if late else None,
+             "decline": None if promised is None else before(t) / before(t // 10),
+             "promised": None if promised is None else float(promised),
              "smoothness": path.smoothness, "sigma": float(np.sqrt(path.noise)),
              "dissimilarity": float(np.sqrt(path.dissimilarity))}
         )  # fmt: skip

@@ -8,14 +8,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, product
 from typing import Any
 
 import numpy as np
 
 from fedgft.data.dataset import Dataset
-from fedgft.experiments.convergence import MODES, Descent, Path, descend
+from fedgft.engine.schedule import Schedule
+from fedgft.experiments.convergence import MODES, Descent, Mode, Path, descend
 from fedgft.experiments.protocol import Protocol, get_protocol
 from fedgft.experiments.rows import choices, row
 from fedgft.experiments.shelf import Shelf, key_of
@@ -81,29 +83,30 @@ class Runner:
     def paths(self, spec: Descent, *, seeds: int) -> list[Path]:
         """Every step rule in every mode, each kept on the shelf as soon as it is done."""
         dataset, out = self.data(spec.data), []
-        for mode, rule in product(MODES, spec.rules):
-            key = key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds)
-            kept = self.shelf.get(key)
-            if kept is None:
-                size, said = len(dataset) * seeds, f"convergence, {mode}, {rule}"
-                path = descend(
-                    dataset, spec, mode, rule, seeds=range(seeds),
-                    on_round=lambda done, total: self.on_progress(said, size),  # noqa: B023, now
-                )  # fmt: skip
-                kept = {n: v.tolist() if isinstance(v, np.ndarray) else v
-                        for n, v in asdict(path).items()}  # fmt: skip
-                self.shelf.put(key, kept)
-            arrays = {n: np.array(kept[n]) for n in ("rounds", "square", "loss")}
-            out.append(Path(**{n: kept[n] for n in Path.__dataclass_fields__} | arrays))
+        for key, mode, rule in self._paths(spec, seeds):
+            path = None
+            with suppress(KeyError, TypeError, ValueError):  # not there, or not as we write it
+                path = Path.from_json(self.shelf.get(key) or {})
+            if path is None:
+                said, size = f"convergence, {mode}, {rule}", len(dataset) * seeds
+                more = partial(self._one_more, said, size)
+                path = descend(dataset, spec, mode, rule, seeds=range(seeds), on_round=more)
+                self.shelf.put(key, path.to_json())
+            out.append(path)
         return out
 
     def path_work(self, spec: Descent, *, seeds: int) -> int:
         """As `work`, in row-rounds."""
-        dataset = self.data(spec.data)
-        keys = [key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds)
-                for mode, rule in product(MODES, spec.rules)]  # fmt: skip
-        missing = sum(self.shelf.get(key) is None for key in keys)
-        return missing * len(dataset) * seeds * spec.rounds
+        missing = sum(self.shelf.get(key) is None for key, _, _ in self._paths(spec, seeds))
+        return missing * len(self.data(spec.data)) * seeds * spec.rounds
+
+    def _paths(self, spec: Descent, seeds: int) -> Iterator[tuple[str, Mode, Schedule]]:
+        for mode, rule in product(MODES, spec.rules):
+            dataset = self.data(spec.data)
+            yield key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds), mode, rule
+
+    def _one_more(self, what: str, size: int, done: int, total: int) -> None:
+        self.on_progress(what, size)
 
     def data(self, name: str) -> Dataset:
         if name not in self._data:

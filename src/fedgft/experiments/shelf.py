@@ -51,10 +51,12 @@ class Shelf:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes to the folder meanwhile; what a killed run left half-written goes.
+    """Nobody else writes to the folder meanwhile, nor to the one it is in; what a killed run left
+    half-written there goes.
 
     The lock is the operating system's, so it ends with the process however that ends.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # no such locks on this system
@@ -65,9 +67,10 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise FedgftError(
-                f"--out {folder}: another run is writing there; wait for it, or name another folder"
+                f"--out {folder.parent}: another run is writing there; wait for it, or name "
+                "another folder"
             ) from error
-        for part in folder.rglob(".*.part"):
+        for part in folder.parent.rglob(".*.part"):
             part.unlink(missing_ok=True)
         yield
 

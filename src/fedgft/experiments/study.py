@@ -93,7 +93,8 @@ class Study:
         new = [p for p in cells if ("run", p, *what) not in self._known]
         if new:
             federations = [f for p in new for f in cells[p][0]]
-            lr, strength = (np.concatenate([cells[p][i] for p in new]) for i in (1, 2))
+            lr = np.concatenate([cells[p][1] for p in new])
+            strength = np.concatenate([cells[p][2] for p in new])
             history = self._simulate(
                 f"{method}, {metric.name}, alpha {', '.join(f'{p.alpha:g}' for p in new)}",
                 federations, self._algorithm(method, metric, strength, penalty),

@@ -1,5 +1,6 @@
 """Figures of results: accuracy and gap over rounds, with a 95% band over the replicates."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ STYLES = {
 }
 NAMES = {"fedavg": "FedAvg", "lrw": "LRW", "lft": "LFT", "fairfed": "FairFed", "fedgft": "FedGFT"}
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
+SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text as text: small, and searchable
 KINDS = {"soft": "scores", "hard": "decisions"}
 
 
@@ -132,10 +134,18 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
     for ending in ("png", "svg"):
         path = folder / f"{name}.{ending}"
         date = {"Date": None} if ending == "svg" else None  # the same picture, the same bytes
-        with whole(path) as part, rc_context({"svg.hashsalt": "fedgft"}):
+        with whole(path) as part, rc_context(SVG):
             figure.savefig(part, format=ending, dpi=150, metadata=date)
+            if ending == "svg":
+                part.write_text(shorter(part.read_text("utf-8")), "utf-8")
         paths.append(path)
     return paths
+
+
+def shorter(svg: str) -> str:
+    """Coordinates to a tenth of a point: nobody sees more, and files are smaller by a third."""
+    cut = lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0])  # noqa: E731
+    return re.sub(r' (d|x|y)="[^"]*"', cut, svg)
 
 
 def _panel(axis: Any, curves: Sequence[Curve], values: Sequence[np.ndarray]) -> None:

@@ -1,6 +1,7 @@
 """Figures of the paper's experiments, from finished records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from fedgft.experiments.run import Record
 from fedgft.experiments.spec import Experiment
 from fedgft.metrics import get_metric
 from fedgft.report.figures import STYLES, Column, Curve, gap_label, over_rounds, replicates, tidy
-from fedgft.report.tables import DATA, LABELS, by_variant, value
+from fedgft.report.tables import DATA, by_variant, label
 from fedgft.theory import analyse, simpson
 
 # For values of a knob: apart for the colour-blind, and told apart by dashes in print.
@@ -23,7 +24,7 @@ RULES = {"constant": "η constant", "inverse-sqrt": "η ~ 1/√t", "inverse": "�
 OURS, THEIRS, CHANCE = "#009e73", "#bdbdbd", "#808080"
 
 
-def curves(experiment: Experiment, records: Sequence[Record]) -> dict[str, Any]:
+def curves(experiment: Experiment, records: Sequence[Record]) -> dict[str, Callable[[], Any]]:
     """Over the rounds, of one data set and protocol: columns are alphas, or else the metrics."""
     by_alpha = "alpha" in experiment.varied
     if by_alpha:
@@ -38,8 +39,8 @@ def curves(experiment: Experiment, records: Sequence[Record]) -> dict[str, Any]:
             for key in dict.fromkeys(map(split, page))
         ]
         title = f"{DATA.get(cell.data, cell.data)}, protocol {cell.protocol}"
-        out[f"{experiment.name}-{cell.data}-{cell.protocol}{name}"] = over_rounds(
-            columns, title=f"{title}: {replicates(cell.seeds)}",
+        out[f"{experiment.name}-{cell.data}-{cell.protocol}{name}"] = partial(
+            over_rounds, columns, title=f"{title}: {replicates(cell.seeds)}",
             gap=gap_label(get_protocol(cell.protocol)),
         )  # fmt: skip
     return out
@@ -51,10 +52,8 @@ def _column(experiment: Experiment, records: Sequence[Record], *, by_alpha: bool
     lines = []
     for i, record in enumerate(records):
         look = STYLES[record.cell.method] if names == ["method"] else LOOKS[i % len(LOOKS)]
-        parts = (value(record.cell, n) if n == "method" else f"{LABELS[n]} {value(record.cell, n)}"
-                 for n in names if value(record.cell, n) != "–")  # fmt: skip
-        lines.append(Curve(", ".join(parts), *look, record.rounds, record.curves["accuracy"],
-                           record.curves[field]))  # fmt: skip
+        accuracy, gap = record.curves["accuracy"], record.curves[field]
+        lines.append(Curve(label(record.cell, names), *look, record.rounds, accuracy, gap))
     title = get_metric(first.metric).title + (f", alpha {first.alpha:g}" if by_alpha else "")
     floors = [r.row["floor"] for r in records if r.row["floor"] is not None]
     chance = 100 * float(np.mean(floors)) if floors and first.protocol == "heldout" else None
@@ -80,7 +79,12 @@ def against_published(experiment: Experiment, records: Sequence[Record]) -> Any:
         runs = f" ({metric.upper()} runs)" if len(experiment.accuracy_of) > 1 else ""
         title = f"accuracy{runs}, %" if what == "accuracy" else f"{metric.upper()} gap, points"
         axis.set_title(title, loc="left", fontsize=10)
-        axis.set_xlim(left=max(0.0, axis.get_xlim()[0]))
+        if what == "accuracy":  # one published bracket of 19 points would squeeze all the rest
+            near = [v for r in records for v in (r.row["accuracy"], r.row["published_accuracy"])
+                    if v is not None]  # fmt: skip
+            axis.set_xlim(100 * min(near) - 4, 100 * max(near) + 4)
+        else:
+            axis.set_xlim(left=0.0)
     return _finished(figure, axes, names)
 
 
@@ -89,20 +93,22 @@ def unseen(experiment: Experiment, records: Sequence[Record]) -> Any:
     panels = [(what, m) for m in experiment.metrics for what in ("accuracy", "gap_hard_test")]
     figure, axes, names = _forest(experiment, records, len(panels))
     for axis, (field, metric) in zip(axes, panels, strict=True):
+        gap = field != "accuracy"
         for y, variant in enumerate(by_variant(experiment, records)):
-            row, gap = variant[metric].row, field != "accuracy"
+            row = variant[metric].row
             if row[field] is None:
                 continue
             mean, spread = row[field], row[f"{field}_sd"] or 0.0
             low, high = (row[f"{field}_low"], row[f"{field}_high"]) if gap else (
                 mean - spread, mean + spread)  # fmt: skip
             colour = STYLES[variant[metric].cell.method][0]
-            axis.plot([100 * low, 100 * high], [y, y], color=colour, lw=1.6,
-                      label="95% interval of a gap, one sd of an accuracy")  # fmt: skip
+            axis.plot([100 * low, 100 * high], [y, y], color=colour, lw=1.6)
             axis.plot(100 * mean, y, "o", color=colour, ms=4.5)
             if gap:
                 axis.plot([100 * row["floor"]] * 2, [y - 0.4, y + 0.4], color=CHANCE, lw=1.2,
                           label="by chance alone")  # fmt: skip
+        axis.plot([], [], "o-", ms=4.5, color="#4d4d4d", lw=1.6,
+                  label="95% interval of a gap, one standard deviation of an accuracy")  # fmt: skip
         title = f"{metric.upper()} gap of decisions" if gap else f"accuracy, {metric.upper()} runs"
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlim(left=0.0 if gap else None)
@@ -112,13 +118,8 @@ def unseen(experiment: Experiment, records: Sequence[Record]) -> Any:
 def _forest(experiment: Experiment, records: Sequence[Record], panels: int) -> Any:
     from matplotlib.figure import Figure
 
-    names = [
-        ", ".join(
-            value(cell, n) if n in ("method", "partition") else f"{LABELS[n]} {value(cell, n)}"
-            for n in experiment.varied if value(cell, n) != "–"
-        )
-        for cell in (next(iter(v.values())).cell for v in by_variant(experiment, records))
-    ]  # fmt: skip
+    firsts = [next(iter(v.values())).cell for v in by_variant(experiment, records)]
+    names = [label(cell, experiment.varied) for cell in firsts]
     size = (2.6 + 2.7 * panels, 1.5 + 0.28 * len(names))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
@@ -130,11 +131,10 @@ def _forest(experiment: Experiment, records: Sequence[Record], panels: int) -> A
 
 def _finished(figure: Any, axes: Any, names: list[str]) -> Any:
     axes[0].set_yticks(range(len(names)), names, fontsize=9)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
     for axis in axes:
         tidy(axis)
         axis.grid(axis="x", color="#e6e6e6", lw=0.8)
-        axis.margins(x=0.03)
     found: dict[str, Any] = {}
     for axis in axes:
         found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))

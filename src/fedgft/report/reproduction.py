@@ -73,9 +73,9 @@ def _figures(
         draw = lambda: plots.against_published(experiment, records)  # noqa: E731
         out[f"{stem}-published"] = draw, f"Ours on top of the published numbers: {where}."
     if experiment.name != "table1":
+        caption = f"Accuracy and gap over the rounds: {where}."
         drawn = plots.curves(experiment, records)
-        out |= {name: (lambda f=figure: f, f"Accuracy and gap over the rounds: {where}.")
-                for name, figure in drawn.items()}  # fmt: skip
+        out |= {name: (draw, caption) for name, draw in drawn.items()}
     elif cell.protocol == "heldout":
         draw = lambda: plots.unseen(experiment, records)  # noqa: E731
         out[f"{stem}-unseen"] = draw, f"Decisions on people nobody trained on: {where}."

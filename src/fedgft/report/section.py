@@ -1,6 +1,7 @@
 """A section is what a reader sees of an experiment: what the paper says, what came out, tables
 and figures. It is plain data; here it is written to a folder and read from it again."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -40,19 +41,37 @@ class Made:
 def write(made: Made, folder: Path) -> list[Path]:
     """Rows, figures, the Markdown page, and last the section itself, which the page is made of."""
     section, pictures = made.section, folder / "figures"
+    rows, page, kept = (folder / f"{section.name}.{end}" for end in ("parquet", "md", "json"))
+    drawn = [pictures / f"{name}.{end}" for name in made.figures for end in ("png", "svg")]
+    paths, stamp = [rows, *drawn, page, kept], _stamp(made)
+    if _stamp_of(kept) == stamp and all(path.exists() for path in paths):
+        return paths  # drawing takes longer than all the rest of a second run
     pictures.mkdir(parents=True, exist_ok=True)
-    paths = [write_rows(made.rows, folder / f"{section.name}.parquet")]
+    write_rows(made.rows, rows)
     for name, draw in made.figures.items():
-        paths += save(draw(), pictures, name)
-    for ending, text in (
-        ("md", markdown(section)),
-        ("json", json.dumps({"format": FORMAT, **asdict(section)}, indent=1, ensure_ascii=False)),
-    ):
-        path = folder / f"{section.name}.{ending}"
+        save(draw(), pictures, name)
+    about = {"format": FORMAT, "stamp": stamp, **asdict(section)}
+    for path, text in ((page, markdown(section)),
+                       (kept, json.dumps(about, indent=1, ensure_ascii=False))):  # fmt: skip
         with whole(path) as part:
             part.write_text(text, "utf-8")
-        paths.append(path)
     return paths
+
+
+def _stamp(made: Made) -> str:
+    """Of everything the files are made of: results, words, and the code that draws."""
+    digest = hashlib.sha256(json.dumps([asdict(made.section), made.rows]).encode())
+    here = Path(__file__).parent
+    for file in sorted((*here.rglob("*.py"), *here.rglob("*.html"))):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _stamp_of(path: Path) -> str | None:
+    try:
+        return json.loads(path.read_text("utf-8"))["stamp"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read(path: Path) -> Section | None:
@@ -61,6 +80,7 @@ def read(path: Path) -> Section | None:
         kept = json.loads(path.read_text("utf-8"))
         if kept.pop("format") != FORMAT:
             return None
+        del kept["stamp"]
         kept["findings"] = tuple(Finding(*finding) for finding in kept["findings"])
         kept["tables"] = tuple(Table(**table) for table in kept["tables"])
         return Section(**kept)

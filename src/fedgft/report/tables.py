@@ -50,6 +50,14 @@ def value(cell: Cell, name: str) -> str:
     return VALUES[name][found] if name in VALUES else f"{found:g}"
 
 
+def label(cell: Cell, names: Sequence[str]) -> str:
+    """What tells a cell from its neighbours, for legends and axes."""
+    return ", ".join(
+        value(cell, n) if n in ("method", "partition") else f"{LABELS[n]} = {value(cell, n)}"
+        for n in names if value(cell, n) != DASH
+    )  # fmt: skip
+
+
 def against_published(experiment: Experiment, records: Sequence[Record]) -> Table:
     """The paper's layout: scores on the federation's rows, with the published figure beside."""
     known = [m for m in experiment.metrics for r in records
@@ -121,8 +129,14 @@ def _pair(row: dict[str, Any], what: str, name: str, published: bool) -> list[st
     cells = [ours(row, name) + mark]
     if published:
         at, bracket = row[f"published_{what}"], row[f"published_{what}_bracket"]
-        cells.append(DASH if at is None else f"{100 * at:.4g} ({100 * bracket:.3g})")
+        cells.append(DASH if at is None else _printed(100 * at, 100 * bracket))
     return cells
+
+
+def _printed(at: float, bracket: float) -> str:
+    """With as many decimals as the paper prints: one in its main table, two in the others."""
+    digits = 1 if all(abs(round(10 * x) - 10 * x) < 1e-6 for x in (at, bracket)) else 2
+    return f"{at:.{digits}f} ({bracket:.{digits}f})"
 
 
 def _where(records: Sequence[Record]) -> str:

@@ -1,6 +1,7 @@
 """Sections about the paper's theory: Simpson's table, and convergence."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,8 @@ def convergence(paths: Mapping[Descent, Sequence[Path]], *, seeds: int) -> Made:
         tables=tuple(_rates(spec, [r for r in rows if r["lam"] == spec.lam]) for spec in paths),
         figures=tuple((_name(spec), f"Measured and bound, λ = {spec.lam:g}.") for spec in paths),
     )  # fmt: skip
-    draw = {_name(s): (lambda s=s, each=each: plots.descents(s, each)) for s, each in paths.items()}
-    return Made(section, rows, draw)
+    drawn = {_name(spec): partial(plots.descents, spec, each) for spec, each in paths.items()}
+    return Made(section, rows, drawn)
 
 
 def _converged(rows: Sequence[dict[str, Any]], steps: float) -> tuple[Finding, ...]:

@@ -54,6 +54,18 @@ def agreement(records: Sequence[Record], name: str) -> Finding:
     )  # fmt: skip
 
 
+def wide_brackets(records: Sequence[Record], *, far: float = 0.03) -> Iterator[Finding]:
+    """What counts as near only because the published brackets are wide: no reproduction."""
+    found = [f"{what} of {NAMES[r.cell.method]}, {place(r)}: {number(what, r.row[field])} against "
+             f"{number(what, at)} ± {points(r.row[f'published_{what}_bracket'])}"
+             for r in records for what, field in PUBLISHED
+             if (at := r.row[f"published_{what}"]) is not None
+             and near(r.row, what, r.row[field]) and abs(r.row[field] - at) > far]  # fmt: skip
+    if found:
+        yield Finding(f"Among these, more than {100 * far:g} points apart, and near only because "
+                      f"the published brackets are that wide: {'; '.join(found)}.")  # fmt: skip
+
+
 def below(first: np.ndarray, second: np.ndarray) -> bool:
     """Lower by more than two standard errors of the paired difference."""
     apart = second - first

@@ -17,6 +17,7 @@ from fedgft.report.claims.finding import (
     percent,
     place,
     points,
+    wide_brackets,
 )
 from fedgft.report.figures import NAMES
 from fedgft.report.tables import DATA, Table
@@ -27,6 +28,7 @@ def table1(records: Sequence[Record]) -> Iterator[Finding]:
     if paper:
         yield agreement([r for r in paper if r.cell.method in FOUR], "the four methods")
         yield agreement(of(paper, method="fedgft"), "FedGFT")
+        yield from wide_brackets(paper)
         yield _smallest(paper, "gap_soft", "paper protocol, scores")
         yield from _accuracy(paper, "paper protocol")
         yield from _worth(paper)
