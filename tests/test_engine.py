@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedgft.data.partition import partition
 from fedgft.data.scaling import standardise
+from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.engine.schedule import keys, sample
 from fedgft.federated import fairfed, fedavg, fedgft, lft
@@ -114,6 +116,21 @@ def test_a_cohort_of_all_is_full_participation(executor: str) -> None:
     found = run(made, method, executor=executor, cohort=len(CLIENTS))
     expected = run(made, method, executor=executor)
     np.testing.assert_allclose(found.params, expected.params, **EXACT)
+
+
+@pytest.mark.parametrize("state", ["keep", "shared"])
+def test_results_do_not_depend_on_where_the_memory_lies(state: str) -> None:
+    """To the last digit: whether a loop was vectorised once hung on the distance of two arrays."""
+    rng, litter, seen = np.random.default_rng(0), [], set()
+    settings = Settings(rounds=20, state=state, schedule="cosine", threads=2)
+    data = synthetic(rows=600, features=3, seed=6)
+    for _ in range(50):
+        litter = [*litter[-19:], rng.normal(size=rng.integers(1, 5000))]
+        made = [standardise(partition(data, seed=seed)) for seed in (0, 1)]
+        found = simulate(made, "logistic", fedavg(), settings, seeds=[0, 1], lr=0.01)
+        assert found.federation is not None
+        seen.add(found.params.tobytes() + found.federation.score.tobytes())
+    assert len(seen) == 1
 
 
 @every_executor

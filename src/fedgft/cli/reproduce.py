@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedgft.report.section import Made
 
 Name = Literal["table1", "penalty", "pure", "simpson", "trajectory", "epochs", "lambda", "lr",
-               "clients", "convergence", "all"]  # fmt: skip
+               "clients", "fairfed", "convergence", "all"]  # fmt: skip
 Data = Literal["adult", "compas", "celeba"]
 ProtocolName = Literal["paper", "heldout"]
 
@@ -36,8 +36,8 @@ def reproduce(
     Parameters
     ----------
     names
-        table1, penalty, pure, simpson, trajectory, epochs, lambda, lr, clients, convergence, or
-        all of them: all.
+        table1, penalty, pure, simpson, trajectory, epochs, lambda, lr, clients, fairfed,
+        convergence, or all of them: all.
     data
         adult, compas.
     protocol

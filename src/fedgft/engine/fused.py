@@ -29,6 +29,7 @@ else:
     kernels = plain_kernels
 
 LANES = 16
+GAP = 256  # numbers between m and v
 PIECE = 8192  # rows measured in one go
 
 
@@ -118,10 +119,20 @@ class Fused:
         """Zeros, in memory that is used again from round to round: new pages are dear."""
         shape = (units, self.table.x.shape[1])
         if self._moments is None or self._moments.m.shape != shape:
-            m = np.zeros(shape, self.dtype)
-            self._moments = Moments(m, m.copy(), np.zeros((units, 2), np.int64))
+            self._moments = self._new_moments(units)
         self._moments.forget("reset")
         return self._moments
+
+    def _new_moments(self, units: int) -> Moments:
+        """m and v are apart even where they are short, for the reason given in `kernels._apart`."""
+        both = np.zeros((2, units + GAP // LANES, self.table.x.shape[1]), self.dtype)
+        return Moments(both[0, :units], both[1, :units], np.zeros((units, 2), np.int64))
+
+    def recall(self, kept: Moments, at: np.ndarray) -> Moments:
+        """A copy of some units' moments."""
+        moments = self._new_moments(len(at))
+        moments.m[:], moments.v[:], moments.steps[:] = kept.m[at], kept.v[at], kept.steps[at]
+        return moments
 
     def train(self, task: Task, block: np.ndarray, moments: Moments) -> np.ndarray:
         """The clients' epochs, in place: `block` (u, p) starts them and holds where they end."""

@@ -26,6 +26,8 @@ from fedgft.engine.compiled import OPTIONS, jit
 from fedgft.engine.schedule import shuffle
 from fedgft.engine.vector import BLOCK, add_rows, as_float, dot_rows, prefetch_row
 
+GAP = 256  # numbers between two vectors
+
 
 def _sigmoid(z):
     """1 / (1 + exp(-z)); numba takes the version below that fits the type of number."""
@@ -54,6 +56,16 @@ def _sigmoid_for(z):
         return f(1) / (f(1) + e * as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23))))
 
     return vectorisable
+
+
+@jit
+def _apart(like):
+    """Memory for a few vectors, each 1 KB or more from the next and from everything else.
+
+    A compiled loop asks first whether what it writes lies close before what it reads, and is then
+    not vectorised. Where that was left to chance, so was the last digit of the results.
+    """
+    return np.empty((7, like.shape[1] + BLOCK + GAP), like.dtype)
 
 
 @jit
@@ -154,13 +166,9 @@ def train(
     for i in range(begin, end):
         longest = max(longest, high[i] - low[i])
     order, row = np.empty(longest, np.int32), np.empty(BLOCK, np.int32)
-    g, w, u, start = (
-        np.empty_like(m[0]),
-        np.empty_like(m[0]),
-        np.empty_like(m[0]),
-        np.empty_like(m[0]),
-    )
-    z = np.empty(lanes, m.dtype)
+    width, own = m.shape[1], _apart(m)
+    g, w, u, start = own[1, :width], own[2, :width], own[3, :width], own[4, :width]
+    z = own[5, :lanes]
     half = m.dtype.type(mu / 2)  # u moves by twice what each of the two rows moves by
     for i in range(begin, end):
         size, r, steps = high[i] - low[i], run[i], 0
@@ -192,7 +200,8 @@ def measure(
     Neighbouring rows add to different copies of the sums, since most rows fall into few cells
     and an addition would wait for the one before it.
     """
-    w, u, z = np.empty_like(mean[0]), np.empty_like(mean[0]), np.empty(lanes, mean.dtype)
+    width, own = mean.shape[1], _apart(mean)
+    w, u, z = own[1, :width], own[2, :width], own[3, :lanes]
     copies, row = np.empty((4, tally.shape[1], 2)), np.empty(BLOCK, np.int32)
     for i in range(begin, end):
         _difference(block[which[i]], bias, u)

@@ -161,7 +161,7 @@ class Rounds:
         """The optimiser states that these units start the round with."""
         if kept is None:
             return self.executor.moments(len(at))
-        moments = Moments(kept.m[at], kept.v[at], kept.steps[at])
+        moments = self.executor.recall(kept, at)
         moments.forget(self.settings.state)
         return moments
 

@@ -130,6 +130,10 @@ class TorchExecutor:
         m = torch.zeros(units, self.layout.trained, dtype=self.rows.dtype, device=self.rows.device)
         return Moments(m, m.clone(), np.zeros((units, 2), np.int64))
 
+    def recall(self, kept: Moments, at: np.ndarray) -> Moments:
+        """A copy of some units' moments."""
+        return Moments(kept.m[at], kept.v[at], kept.steps[at])
+
     def train(self, task: Task, block: Tensor, moments: Moments) -> Tensor:
         with one_thread_each():
             return self.trainer(self, task, block, moments)

@@ -23,7 +23,7 @@ def labelled(experiment: str, records: Sequence[Record]) -> list[Record]:
             r,
             row={"experiment": experiment, **r.row, "clients": r.cell.clients,
                  "partition": r.cell.partition, "penalty": r.cell.penalty,
-                 "epochs": r.cell.epochs, **published(experiment, r.cell)},
+                 "epochs": r.cell.epochs, "rule": r.cell.rule, **published(experiment, r.cell)},
         )
         for r in records
     ]  # fmt: skip
@@ -35,9 +35,10 @@ def published(experiment: str, cell: Cell) -> dict[str, float | None]:
     Only rows of the `paper` protocol have something to be compared with. Table 1 and the table of
     pure clients have one column of accuracies, which belongs to the SP runs.
     """
-    if cell.protocol != "paper" or experiment not in ("table1", "penalty", "pure"):
+    table = {"fairfed": "table1"}.get(experiment, experiment)
+    if cell.protocol != "paper" or table not in ("table1", "penalty", "pure"):
         return NOTHING
-    lines = [line for line in _lines(experiment) if _is(experiment, line, cell)]
+    lines = [line for line in _lines(table) if _is(table, line, cell)]
     if not lines:
         return NOTHING
     (line,) = lines

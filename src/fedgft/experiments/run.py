@@ -76,7 +76,7 @@ class Runner:
             if cell.lr is None and len(protocol.lr) > 1:
                 runs[study_of(cell), cell.alpha] = size * len(protocol.lr)
             grid = protocol.strength(cell.method)
-            if cell.lam is None and len(grid) > 1:
+            if cell.strength is None and len(grid) > 1:
                 runs[cell, "strength"] = size * len(grid)
         return sum(runs.values())
 
@@ -115,7 +115,8 @@ class Runner:
 
     def _protocol(self, cell: Cell) -> Protocol:
         base = get_protocol(cell.protocol)
-        return replace(base, settings=replace(base.settings, epochs=cell.epochs))
+        settings = replace(base.settings, epochs=cell.epochs)
+        return replace(base, settings=settings, fairfed=cell.rule or base.fairfed)
 
     def _key(self, cell: Cell) -> str:
         return key_of(cell, self._protocol(cell), self.data(cell.data))
@@ -141,7 +142,7 @@ class Runner:
     def _train(self, cells: Sequence[Cell]) -> None:
         """One batch, trained and put on the shelf."""
         first, study = cells[0], self._study(cells[0])
-        points = [Point(c.alpha, strength=c.lam, lr=c.lr) for c in cells]
+        points = [Point(c.alpha, strength=c.strength, lr=c.lr) for c in cells]
         results = study.sweep(first.method, get_metric(first.metric), points, penalty=first.penalty)
         for cell, result in zip(cells, results, strict=True):
             made = _record(study, result)
@@ -151,7 +152,9 @@ class Runner:
 
 def study_of(cell: Cell) -> tuple[Any, ...]:
     """What cells of one study share."""
-    return cell.data, cell.protocol, cell.seeds, cell.clients, cell.partition, cell.epochs
+    return (
+        cell.data, cell.protocol, cell.seeds, cell.clients, cell.partition, cell.epochs, cell.rule,
+    )  # fmt: skip
 
 
 def batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:

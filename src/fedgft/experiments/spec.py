@@ -10,14 +10,15 @@ from itertools import product
 from typing import Any
 
 from fedgft.data.partition import Kind as PartitionKind
+from fedgft.federated.fairfed import Rule
 
 Variant = tuple[tuple[str, Any], ...]  # fields of a cell and their values
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All replicates of one combination. `lam` and `lr`: None is the protocol's own value,
-    or what it chooses on an inner split."""
+    """All replicates of one combination. None is the protocol's own value, or what it chooses
+    on an inner split."""
 
     data: str
     protocol: str
@@ -30,7 +31,13 @@ class Cell:
     penalty: str = "half"
     epochs: int = 1
     lam: float | None = None
+    rule: Rule | None = None  # FairFed's
+    beta: float | None = None
     lr: float | None = None
+
+    @property
+    def strength(self) -> float | None:
+        return self.beta if self.method == "fairfed" else self.lam
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,11 @@ def _figures(
     if any(r.row["published_gap"] is not None for r in records):
         draw = lambda: plots.against_published(experiment, records)  # noqa: E731
         out[f"{stem}-published"] = draw, f"Ours on top of the published numbers: {where}."
-    if experiment.name != "table1":
+    if experiment.name not in ("table1", "fairfed"):
         caption = f"Accuracy and gap over the rounds: {where}."
         drawn = plots.curves(experiment, records)
         out |= {name: (draw, caption) for name, draw in drawn.items()}
-    elif cell.protocol == "heldout":
+    elif cell.protocol == "heldout" and experiment.name == "table1":
         draw = lambda: plots.unseen(experiment, records)  # noqa: E731
         out[f"{stem}-unseen"] = draw, f"Decisions on people nobody trained on: {where}."
     return out

@@ -78,14 +78,25 @@ def read(path: Path) -> Section | None:
     """A section that was written before; None where the file is not one."""
     try:
         kept = json.loads(path.read_text("utf-8"))
-        if kept.pop("format") != FORMAT:
+        if kept["format"] != FORMAT:
             return None
-        del kept["stamp"]
-        kept["findings"] = tuple(Finding(*finding) for finding in kept["findings"])
-        kept["tables"] = tuple(Table(**table) for table in kept["tables"])
-        return Section(**kept)
+        return Section(
+            **{n: kept[n] for n in ("name", "title", "claim", "note", "how")},
+            findings=tuple(Finding(*finding) for finding in kept["findings"]),
+            tables=tuple(map(_table, kept["tables"])),
+            figures=tuple((name, caption) for name, caption in kept["figures"]),
+            chosen=tuple(kept["chosen"]),
+            notes=tuple(kept["notes"]),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _table(kept: dict[str, Any]) -> Table:
+    return Table(
+        title=kept["title"], header=tuple(kept["header"]), rows=tuple(map(tuple, kept["rows"])),
+        stubs=kept["stubs"], notes=tuple(kept["notes"]),
+    )  # fmt: skip
 
 
 def markdown(section: Section) -> str:

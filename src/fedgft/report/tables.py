@@ -13,7 +13,7 @@ MARK = "✗"  # more than two published brackets away
 DASH = "–"
 DATA = {"adult": "Adult", "compas": "COMPAS"}
 LABELS = {"alpha": "α", "method": "method", "penalty": "J(x)", "lam": "λ", "partition": "clients",
-          "epochs": "E", "lr": "η", "clients": "K"}  # fmt: skip
+          "epochs": "E", "lr": "η", "clients": "K", "rule": "rule", "beta": "β"}  # fmt: skip
 VALUES = {"penalty": {"l1": "x", "l2": "x²", "half": "x²/2"}, "method": NAMES,
           "partition": {"dirichlet": "mixed", "pure": "pure"}}  # fmt: skip
 
@@ -47,15 +47,16 @@ def value(cell: Cell, name: str) -> str:
     if name in ("lam", "penalty") and cell.method not in ("fedgft", "lft"):
         return DASH
     found = getattr(cell, name)
-    return VALUES[name][found] if name in VALUES else f"{found:g}"
+    if name in VALUES:
+        return VALUES[name][found]
+    return found if isinstance(found, str) else f"{found:g}"
 
 
 def label(cell: Cell, names: Sequence[str]) -> str:
     """What tells a cell from its neighbours, for legends and axes."""
-    return ", ".join(
-        value(cell, n) if n in ("method", "partition") else f"{LABELS[n]} = {value(cell, n)}"
-        for n in names if value(cell, n) != DASH
-    )  # fmt: skip
+    plain = ("method", "partition", "rule")
+    shown = ((n, value(cell, n)) for n in names if value(cell, n) != DASH)
+    return ", ".join(text if n in plain else f"{LABELS[n]} = {text}" for n, text in shown)
 
 
 def against_published(experiment: Experiment, records: Sequence[Record]) -> Table:

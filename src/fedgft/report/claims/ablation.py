@@ -1,12 +1,20 @@
 """The penalty, pure clients, and what happens when a knob is turned."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from fedgft.experiments.run import Record
-from fedgft.report.claims.finding import Finding, agreement, groups, of, percent, points
+from fedgft.report.claims.finding import (
+    Finding,
+    agreement,
+    falling,
+    groups,
+    of,
+    percent,
+    points,
+    span,
+)
 from fedgft.report.tables import DATA
 
 
@@ -50,7 +58,7 @@ def pure(records: Sequence[Record]) -> Iterator[Finding]:
             f"{DATA.get(data, data)}, {metric.upper()}, protocol {protocol}, pure clients: the gap "
             f"of scores is {points(plain['gap_soft'])} with FedAvg and {each} with FedGFT; "
             f"accuracy goes from {from_} to {to}.",
-            all(a > b for a, b in pairwise([plain["gap_soft"], *gaps])),
+            falling([plain["gap_soft"], *gaps]),
         )  # fmt: skip
 
 
@@ -60,10 +68,9 @@ def ablation(records: Sequence[Record]) -> Iterator[Finding]:
         gap = "gap_soft" if protocol == "paper" else "gap_hard_test"
         parts = []
         for metric, runs in groups(mine, "metric"):
-            low, high = (f([r.row["accuracy"] for r in runs]) for f in (min, max))
-            small, large = (f([r.row[gap] for r in runs]) for f in (min, max))
-            parts.append(f"{metric.upper()} runs: accuracy {100 * low:.1f} to {percent(high)}, gap "
-                         f"{points(small)} to {points(large)} points")  # fmt: skip
+            accuracy = span([r.row["accuracy"] for r in runs], percent)
+            gaps = span([r.row[gap] for r in runs], points)
+            parts.append(f"{metric.upper()} runs: accuracy {accuracy}, gap {gaps} points")
         kind = "of scores" if protocol == "paper" else "of decisions, held out"
         yield Finding(
             f"{DATA.get(data, data)}, protocol {protocol} (gap {kind}): {'; '.join(parts)}."
@@ -76,7 +83,7 @@ def strength(records: Sequence[Record]) -> Iterator[Finding]:
         for _, runs in groups(mine, "data", "metric"):
             order = sorted(runs, key=lambda r: r.cell.lam or 0)
             gaps = [r.row["gap_soft"] for r in order]
-            falls.append(all(a > b for a, b in pairwise(gaps)))
+            falls.append(falling(gaps))
             drops.append(order[0].row["accuracy"] - order[-1].row["accuracy"])
         yield Finding(
             f"The gap of scores falls with every step of λ in {sum(falls)} of {len(falls)} cells, "

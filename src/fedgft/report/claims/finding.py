@@ -1,7 +1,7 @@
 """Findings, and how records are picked, grouped and put into words for them."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,9 +84,19 @@ def points(value: float | None) -> str:
     return "not estimable" if value is None else f"{100 * value:.{2 if value < 0.02 else 1}f}"
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+def percent(value: float | None) -> str:
+    return points(None) if value is None else f"{100 * value:.1f}%"
 
 
-def number(what: str, value: float) -> str:
-    return percent(value) if what == "accuracy" else points(value)
+def number(what: str, value: float | None) -> str:
+    return percent(value) if what == "accuracy" and value is not None else points(value)
+
+
+def span(values: Sequence[float | None], text: Callable[[float | None], str]) -> str:
+    """From the smallest to the largest that is known."""
+    known = [v for v in values if v is not None]
+    return f"{text(min(known))} to {text(max(known))}" if known else points(None)
+
+
+def falling(values: Sequence[float | None]) -> bool:
+    return all(a is not None and b is not None and a > b for a, b in pairwise(values))

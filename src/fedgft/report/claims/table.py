@@ -13,10 +13,12 @@ from fedgft.report.claims.finding import (
     below,
     cells,
     groups,
+    number,
     of,
     percent,
     place,
     points,
+    span,
     wide_brackets,
 )
 from fedgft.report.figures import NAMES
@@ -156,3 +158,18 @@ def trajectory(records: Sequence[Record]) -> Iterator[Finding]:
             f"FedGFT's final gap is below those of LRW and FairFed by more than two standard "
             f"errors of the paired difference in {apart} of {len(every)} cells (protocol "
             f"{protocol}).", apart == len(every))  # fmt: skip
+
+
+def fairfed(records: Sequence[Record]) -> Iterator[Finding]:
+    """What was tried, and how far all of it stays from the two published numbers."""
+    paper = of(records, protocol="paper")
+    for data, metric, field, what in (("adult", "sp", "accuracy", "accuracy"),
+                                      ("compas", "eop", "gap_soft", "gap")):  # fmt: skip
+        mine = of(paper, data=data, metric=metric)
+        if mine and (at := mine[0].row[f"published_{what}"]) is not None:
+            ours = [r.row[field] for r in mine if r.row[field] is not None]
+            yield Finding(
+                f"{place(mine[0])}: {what} {span(ours, percent if what == 'accuracy' else points)} "
+                f"over three rules and three β; published {number(what, at)}.",
+                bool(ours) and min(ours) <= at <= max(ours),
+            )
