@@ -19,7 +19,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test bench clean check-python rebuild
+.PHONY: help demo test bench results clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -39,9 +39,13 @@ test: $(TEST) ## install for development, then lint, types, layers and tests
 
 bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/reproduce.py
+
+results: $(TEST) ## reproduce the paper, 20 replicates, both protocols, into results/
+	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf .venv build dist fedgft-demo htmlcov .coverage
+	rm -rf .venv build dist fedgft-demo fedgft-train htmlcov .coverage results/cells
 	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -191,3 +191,46 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert "interrupted" in err
     assert "Traceback" not in err
     assert not (tmp_path / "o").exists()
+
+
+def results(folder: Path) -> dict[str, object]:
+    """Everything a reader sees of it, and the rows without the time they took."""
+    found: dict[str, object] = {
+        str(p.relative_to(folder)): p.read_bytes()
+        for pattern in ("*.md", "*.html", "figures/*.svg") for p in sorted(folder.glob(pattern))
+    }  # fmt: skip
+    for path in sorted(folder.glob("*.parquet")):
+        found[path.name] = pl.read_parquet(path).drop("seconds").rows()
+    return found
+
+
+def test_reproduce_killed_three_times_ends_as_if_it_had_not_been(tmp_path):
+    """While cells are trained, later while cells are trained, and while figures are drawn."""
+    command = [*FEDGFT, "reproduce", "table1", "penalty", "--data", "compas", "--seeds", "3"]
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    done = subprocess.run([*command, "--out", calm], capture_output=True, text=True, timeout=300)
+    if "cannot" in done.stderr and done.returncode == 2:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    cells = len(list((calm / "cells").glob("*.json")))
+    reached = (
+        lambda: len(list((killed / "cells").glob("*.json"))) >= cells // 10,
+        lambda: len(list((killed / "cells").glob("*.json"))) >= cells // 2,
+        lambda: any((killed / "figures").glob("*.png")),
+    )
+    rng, kept = np.random.default_rng(), {}
+    for there in reached:
+        process = subprocess.Popen([*command, "--out", killed], stderr=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        while not there() and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.1))
+        assert process.poll() is None, "it was over before it could be killed"
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        now = {p: p.stat().st_mtime_ns for p in (killed / "cells").glob("*.json")}
+        assert kept.items() <= now.items()  # what was finished is not done again
+        kept = now
+    subprocess.run([*command, "--out", killed], capture_output=True, timeout=300, check=True)
+    assert results(killed) == results(calm)
+    assert not list(killed.rglob("*.part"))

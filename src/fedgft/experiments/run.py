@@ -26,6 +26,7 @@ from fedgft.experiments.study import OnProgress, Point, Result, Study, silent
 from fedgft.metrics import get_metric
 
 MOST_RUNS = 100  # in a batch: more would not be faster, and a kill loses the batch at hand
+Cost = Callable[[Cell, Protocol], int]
 CURVES = ("accuracy", "gap_soft", "gap_hard", "gap_soft_test", "gap_hard_test")
 
 
@@ -59,18 +60,19 @@ class Runner:
             self._train(batch)
         return [self._records[cell] for cell in cells]
 
-    def work(self, cells: Sequence[Cell]) -> int:
+    def work(self, cells: Sequence[Cell], cost: Cost | None = None) -> int:
         """Row-rounds that are still to be done: the length of a progress bar.
 
         A cell's own runs, and once for all cells that share them, the runs that choose a learning
-        rate or a strength for it.
+        rate or a strength for it. `cost` counts something else of a run: clients, or itself.
         """
         runs: dict[tuple[Any, ...], int] = {}
         for cell in dict.fromkeys(cells):
             if self._known(cell):
                 continue
-            protocol, size = self._protocol(cell), len(self.data(cell.data)) * cell.epochs
-            size *= protocol.settings.rounds * cell.seeds
+            protocol = self._protocol(cell)
+            rows = len(self.data(cell.data)) * cell.epochs * protocol.settings.rounds
+            size = cell.seeds * (rows if cost is None else cost(cell, protocol))
             free = cell.method in ("fedavg", "lrw")
             runs[replace(cell, metric="") if free else cell, "run"] = size
             if cell.lr is None and len(protocol.lr) > 1:

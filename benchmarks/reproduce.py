@@ -1,0 +1,93 @@
+"""What it takes to reproduce the paper from nothing: time, memory, and how much was trained.
+
+python benchmarks/reproduce.py [table1 ...] [--data adult compas] [--protocol paper heldout]
+                               [--seeds 20] [--json]
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from timing import Neighbours, peak_mb
+
+from fedgft.data import load
+from fedgft.experiments.paper import CONVERGENCE, EXPERIMENTS, NAMES
+from fedgft.experiments.run import Runner
+from fedgft.experiments.shelf import Shelf
+from fedgft.report.page import write_page
+from fedgft.report.reproduction import make
+from fedgft.report.section import write
+
+COLUMNS = ("experiment", "seconds", "replicates", "seconds_per_replicate", "client_rounds")
+
+
+def main() -> None:
+    args = _parse()
+    if not args.json:
+        print("".join(f"{name:>22}" for name in COLUMNS))
+    with tempfile.TemporaryDirectory() as folder, Neighbours() as others:
+        runner, total = Runner(load, Shelf(Path(folder) / "cells")), _row("all", 0.0, 0, 0)
+        for name in args.names:
+            trained = _count(runner, name, args)
+            started = time.perf_counter()
+            made = make(name, runner, data=args.data, protocols=args.protocol, seeds=args.seeds)
+            write(made, Path(folder))
+            row = _row(name, time.perf_counter() - started, *trained)
+            total = _row("all", *(total[n] + row[n] for n in ("seconds", "replicates",
+                                                              "client_rounds")))  # fmt: skip
+            _show(row, args.json)
+        started = time.perf_counter()
+        write_page(Path(folder))
+        total["seconds"] += time.perf_counter() - started
+    _show({**total, "peak_mb": peak_mb(), "others": others.cores}, args.json)
+
+
+def _count(runner: Runner, name: str, args: argparse.Namespace) -> tuple[int, int]:
+    """Replicates to be trained, those that choose a setting included, and their client-rounds."""
+    if name == "convergence":
+        runs = sum(6 * args.seeds for _ in CONVERGENCE)
+        return runs, sum(6 * args.seeds * spec.clients * spec.rounds for spec in CONVERGENCE)
+    if name not in EXPERIMENTS:
+        return 0, 0
+    cells = [c for p in args.protocol for d in args.data
+             for c in EXPERIMENTS[name].cells(d, p, seeds=args.seeds)]  # fmt: skip
+    return (
+        runner.work(cells, lambda cell, protocol: 1),
+        runner.work(cells, lambda cell, protocol: cell.clients * protocol.settings.rounds),
+    )
+
+
+def _row(name: str, seconds: float, replicates: int, client_rounds: int) -> dict:
+    each = seconds / replicates if replicates else None
+    return {"experiment": name, "seconds": seconds, "replicates": replicates,
+            "seconds_per_replicate": each, "client_rounds": client_rounds}  # fmt: skip
+
+
+def _show(row: dict, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(row), flush=True)
+        return
+    shown = (f"{v:,.3f}" if isinstance(v, float) else "-" if v is None else f"{v:,}"
+             if isinstance(v, int) else v for v in (row[n] for n in COLUMNS))  # fmt: skip
+    rest = f"   peak {row['peak_mb']:.0f} MB, others {row['others']}" if "peak_mb" in row else ""
+    print("".join(f"{v:>22}" for v in shown) + rest, flush=True)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*NAMES, []], default=list(NAMES))
+    parser.add_argument(
+        "--data", nargs="+", choices=("adult", "compas"), default=["adult", "compas"]
+    )
+    parser.add_argument("--protocol", nargs="+", choices=("paper", "heldout"),
+                        default=["paper", "heldout"])  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
