@@ -1,5 +1,8 @@
 """What a simulation promises, whatever the method: settings, seeds, batches of runs, cohorts."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -249,3 +252,27 @@ def test_a_run_that_diverged_says_so(executor: str, dtype: str) -> None:
     found = run(federation(), fedgft(SP, 5.0), executor=executor, dtype=dtype, init=init)
     assert np.isnan(found.params).any()
     assert np.isnan(found.test.accuracy()).all() and np.isnan(found.test.gap(SP, "soft")).all()
+
+
+TWICE = """
+import hashlib
+from fedgft import Settings, fedavg, partition, simulate, synthetic
+
+data = synthetic(rows=3000, features=90, seed=0)
+settings = Settings(rounds=10, state="keep")
+made = simulate([partition(data, seed=0)], "logistic", fedavg(), settings, seeds=[0], lr=0.01)
+print(made.executor, hashlib.sha256(made.params.tobytes()).hexdigest())
+"""
+
+
+def test_the_process_that_compiles_and_the_next_one_agree(tmp_path) -> None:
+    """To the last digit: a kernel from the disk is the one that was compiled."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", TWICE], env=env, capture_output=True, text=True,
+                       check=True).stdout
+        for _ in range(2)
+    ]  # fmt: skip
+    assert said[0].startswith("fused ")
+    assert said[0] == said[1]
+    assert any(tmp_path.rglob("*.nbc"))

@@ -26,3 +26,12 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:
         return numba.njit(**OPTIONS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For a piece of a kernel: it becomes part of whatever calls it.
+
+    Compiled on its own it would exist twice, by itself and within its caller's file on disk, and
+    optimised differently: the first process, which compiles, would round otherwise than the next.
+    """
+    return function if numba is None else numba.njit(inline="always", **OPTIONS)(function)

@@ -22,7 +22,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
-from fedgft.engine.compiled import OPTIONS, jit
+from fedgft.engine.compiled import OPTIONS, inlined, jit
 from fedgft.engine.schedule import shuffle
 from fedgft.engine.vector import BLOCK, add_rows, as_float, dot_rows, prefetch_row
 
@@ -33,7 +33,7 @@ def _sigmoid(z):
     """1 / (1 + exp(-z)); numba takes the version below that fits the type of number."""
 
 
-@overload(_sigmoid, jit_options=OPTIONS)
+@overload(_sigmoid, jit_options=OPTIONS, inline="always")
 def _sigmoid_for(z):
     if z != types.float32:
         return lambda z: 1.0 / (1.0 + math.exp(-z))
@@ -58,7 +58,7 @@ def _sigmoid_for(z):
     return vectorisable
 
 
-@jit
+@inlined
 def _apart(like):
     """Memory for a few vectors, each 1 KB or more from the next and from everything else.
 
@@ -68,7 +68,7 @@ def _apart(like):
     return np.empty((7, like.shape[1] + BLOCK + GAP), like.dtype)
 
 
-@jit
+@inlined
 def _take(x, order, at, end, row, ahead):
     """The next block of row numbers; past the end stands the last row of x, which is zeros.
 
@@ -81,7 +81,7 @@ def _take(x, order, at, end, row, ahead):
         prefetch_row(x, order[q])
 
 
-@jit
+@inlined
 def _seen(u, mean, inverse, bias, w):
     """The parameters on stored features that act as u does on standardised ones."""
     shift = u.dtype.type(0)
@@ -91,7 +91,7 @@ def _seen(u, mean, inverse, bias, w):
     w[bias] -= shift
 
 
-@jit
+@inlined
 def _gradient(x, cell, label, order, at, end, weight, price, w, g, z, row):
     """Mean gradient of one batch by the stored features' parameters w."""
     one = w.dtype.type(1)
@@ -110,7 +110,7 @@ def _gradient(x, cell, label, order, at, end, weight, price, w, g, z, row):
         g[d] *= share
 
 
-@jit
+@inlined
 def _step(u, g, m, v, lr, decay, adaptive, moments, count):
     """One step of the local optimiser. `count` holds the steps behind m and behind v."""
     f = u.dtype.type
@@ -133,7 +133,7 @@ def _step(u, g, m, v, lr, decay, adaptive, moments, count):
             u[d] = keep * u[d] - rate * m[d]
 
 
-@jit
+@inlined
 def _difference(params, bias, u):
     """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
     u[:] = u.dtype.type(0)
@@ -142,7 +142,7 @@ def _difference(params, bias, u):
     u[bias] = params[2 * bias + 1] - params[2 * bias]
 
 
-@jit
+@inlined
 def _both_rows(params, bias, u, kept):
     """W0 and W1 again, in place: their sum has no gradient and only decays, to `kept` of it."""
     half = params.dtype.type(0.5)
