@@ -14,6 +14,7 @@ from pathlib import Path
 from timing import Neighbours, peak_mb
 
 from fedgft.data import load
+from fedgft.experiments.convergence import MODES
 from fedgft.experiments.paper import CONVERGENCE, EXPERIMENTS, NAMES
 from fedgft.experiments.run import Runner
 from fedgft.experiments.shelf import Shelf
@@ -29,35 +30,31 @@ def main() -> None:
     if not args.json:
         print("".join(f"{name:>22}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as folder, Neighbours() as others:
-        runner, total = Runner(load, Shelf(Path(folder) / "cells")), _row("all", 0.0, 0, 0)
-        for name in args.names:
-            trained = _count(runner, name, args)
+        runner, spent = Runner(load, Shelf(Path(folder) / "cells")), 0.0
+        upto = [_count(runner, args.names[:n], args) for n in range(len(args.names) + 1)]
+        for name, before, after in zip(args.names, upto, upto[1:], strict=False):
             started = time.perf_counter()
             made = make(name, runner, data=args.data, protocols=args.protocol, seeds=args.seeds)
             write(made, Path(folder))
-            row = _row(name, time.perf_counter() - started, *trained)
-            total = _row("all", *(total[n] + row[n] for n in ("seconds", "replicates",
-                                                              "client_rounds")))  # fmt: skip
-            _show(row, args.json)
-        started = time.perf_counter()
-        write_page(Path(folder))
-        total["seconds"] += time.perf_counter() - started
+            write_page(Path(folder))
+            seconds = time.perf_counter() - started
+            spent += seconds
+            _show(_row(name, seconds, after[0] - before[0], after[1] - before[1]), args.json)
+    total = _row("all", spent, *upto[-1])
     _show({**total, "peak_mb": peak_mb(), "others": others.cores}, args.json)
 
 
-def _count(runner: Runner, name: str, args: argparse.Namespace) -> tuple[int, int]:
-    """Replicates to be trained, those that choose a setting included, and their client-rounds."""
-    if name == "convergence":
-        runs = sum(6 * args.seeds for _ in CONVERGENCE)
-        return runs, sum(6 * args.seeds * spec.clients * spec.rounds for spec in CONVERGENCE)
-    if name not in EXPERIMENTS:
-        return 0, 0
-    cells = [c for p in args.protocol for d in args.data
+def _count(runner: Runner, names: list[str], args: argparse.Namespace) -> tuple[int, int]:
+    """Replicates that these experiments train, those that choose a setting included, and their
+    client-rounds; what they share is counted once. For a runner that has nothing yet."""
+    cells = [c for name in names if name in EXPERIMENTS for p in args.protocol for d in args.data
              for c in EXPERIMENTS[name].cells(d, p, seeds=args.seeds)]  # fmt: skip
-    return (
-        runner.work(cells, lambda cell, protocol: 1),
-        runner.work(cells, lambda cell, protocol: cell.clients * protocol.settings.rounds),
-    )
+    runs = runner.work(cells, lambda cell, protocol: 1)
+    rounds = runner.work(cells, lambda cell, protocol: cell.clients * protocol.settings.rounds)
+    for spec in CONVERGENCE if "convergence" in names else ():
+        paths = len(MODES) * len(spec.rules) * args.seeds
+        runs, rounds = runs + paths, rounds + paths * spec.clients * spec.rounds
+    return runs, rounds
 
 
 def _row(name: str, seconds: float, replicates: int, client_rounds: int) -> dict:
@@ -78,7 +75,7 @@ def _show(row: dict, as_json: bool) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], default=list(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument(
         "--data", nargs="+", choices=("adult", "compas"), default=["adult", "compas"]
     )
@@ -86,7 +83,11 @@ def _parse() -> argparse.Namespace:
                         default=["paper", "heldout"])  # fmt: skip
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in NAMES]:
+        parser.error(f"{', '.join(unknown)}: choose from {', '.join(NAMES)}")
+    args.names = args.names or list(NAMES)
+    return args
 
 
 if __name__ == "__main__":

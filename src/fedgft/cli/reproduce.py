@@ -36,8 +36,8 @@ def reproduce(
     Parameters
     ----------
     names
-        table1, penalty, pure, simpson, trajectory, epochs, lambda, lr, clients, fairfed,
-        convergence, or all of them: all.
+        Tables, figures and theorems of the paper, or all of them. simpson needs no data, and
+        convergence is run on compas.
     data
         adult, compas.
     protocol
@@ -52,6 +52,8 @@ def reproduce(
     wanted = _check(names, data, seeds)
     made, paths = run(wanted, list(dict.fromkeys(data)), list(dict.fromkeys(protocol)),
                       seeds=seeds, folder=out_)  # fmt: skip
+    for text in made[0].section.notes if len(made) == 1 else ():
+        note(text)
     if json:
         print_json([row for each in made for row in each.rows])
     else:

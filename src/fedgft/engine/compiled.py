@@ -11,6 +11,7 @@ except ImportError:  # every caller has a slower way that gives the same numbers
 AVAILABLE = numba is not None
 
 # error_model: no branch for a division by zero, which would keep loops from vectorising.
+GAP = 256  # numbers between two vectors of a kernel; see `kernels._apart`
 OPTIONS: Any = {"nogil": True, "fastmath": True, "boundscheck": False, "error_model": "numpy"}
 
 

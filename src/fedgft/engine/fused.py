@@ -29,7 +29,6 @@ else:
     kernels = plain_kernels
 
 LANES = 16
-GAP = 256  # numbers between m and v
 PIECE = 8192  # rows measured in one go
 
 
@@ -125,7 +124,7 @@ class Fused:
 
     def _new_moments(self, units: int) -> Moments:
         """m and v are apart even where they are short, for the reason given in `kernels._apart`."""
-        both = np.zeros((2, units + GAP // LANES, self.table.x.shape[1]), self.dtype)
+        both = np.zeros((2, units + compiled.GAP // LANES, self.table.x.shape[1]), self.dtype)
         return Moments(both[0, :units], both[1, :units], np.zeros((units, 2), np.int64))
 
     def recall(self, kept: Moments, at: np.ndarray) -> Moments:

@@ -22,11 +22,9 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
-from fedgft.engine.compiled import OPTIONS, inlined, jit
+from fedgft.engine.compiled import GAP, OPTIONS, inlined, jit
 from fedgft.engine.schedule import shuffle
 from fedgft.engine.vector import BLOCK, add_rows, as_float, dot_rows, prefetch_row
-
-GAP = 256  # numbers between two vectors
 
 
 def _sigmoid(z):

@@ -26,6 +26,8 @@ from fedgft.metrics import get_metric
 from fedgft.optim import Optimizer
 
 Mode = Literal["full", "stochastic"]
+SMALL = 1e-10  # a squared gradient below which B is no longer looked at,
+RESIDUE = 1e-20  # and one below which there is rounding and nothing else
 MODES: tuple[Mode, ...] = ("full", "stochastic")
 # The promised rate as a function of T; a constant step with noise is promised none.
 RATES: dict[tuple[Mode, Schedule], Callable[[np.ndarray], np.ndarray] | None] = {
@@ -63,7 +65,7 @@ class At(NamedTuple):
 
     value: float
     gradient: np.ndarray  # (2d,): of both rows of the linear layer
-    dissimilarity: float  # sum_k w_k ||grad H_k||^2 / ||grad L||^2, the square of the paper's B
+    dissimilarity: float  # sum_k w_k ||grad H_k||^2 / ||grad L||^2, or SMALL: the paper's B^2
     noise: float  # sigma^2: the largest E ||g_k - grad H_k||^2 over the clients,
     mean_noise: float  # and that of their mean, sum_k w_k^2 E ||g_k - grad H_k||^2
 
@@ -111,7 +113,7 @@ class Pooled:
         return At(
             value=loss + lam * gap**2,
             gradient=np.concatenate((-gradient, gradient)),
-            dissimilarity=float(clients @ norms / clients.sum() / (gradient @ gradient)),
+            dissimilarity=float(clients @ norms / clients.sum() / max(gradient @ gradient, SMALL)),
             noise=float(noise.max()),
             mean_noise=float((clients / clients.sum()) ** 2 @ noise),
         )
@@ -213,7 +215,7 @@ def summary(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
     says of that.
     """
     rate, bound = RATES[path.mode, path.rule], bounds(spec, path)
-    before = lambda t: float(path.square[path.rounds < t].min())  # noqa: E731, min over t < T
+    before = lambda t: max(float(path.square[path.rounds < t].min()), RESIDUE)  # noqa: E731, t < T
     out = []
     for t in (10 ** np.arange(1, int(np.log10(spec.rounds)) + 1)).tolist():
         promised = None if rate is None or t == 10 else rate(np.array(t)) / rate(np.array(t // 10))

@@ -53,9 +53,9 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
     for result in results:
         alpha = study.concentration(result)
         where = "" if alpha is None else f"alpha {alpha:g}: "
-        if len(study.protocol.lr) > 1:
+        if "lr" in result.chosen:
             said[where + "learning rate " + _counts(result.lr)] = None
-        if len(study.protocol.strength(result.method)) > 1:
+        if "strength" in result.chosen:
             name = f"{study.protocol.strengths[result.method]} of {result.method}"
             said[f"{where}{name}, {result.metric.name}: {_counts(result.strength)}"] = None
     return list(said)

@@ -20,7 +20,7 @@ from fedgft.engine.schedule import Schedule
 from fedgft.experiments.convergence import MODES, Descent, Mode, Path, descend
 from fedgft.experiments.protocol import Protocol, get_protocol
 from fedgft.experiments.rows import choices, row
-from fedgft.experiments.shelf import Shelf, key_of
+from fedgft.experiments.shelf import Shelf, code_hash, key_of
 from fedgft.experiments.spec import Cell
 from fedgft.experiments.study import OnProgress, Point, Result, Study, silent
 from fedgft.metrics import get_metric
@@ -53,6 +53,9 @@ class Runner:
     _studies: dict[Any, Study] = field(default_factory=dict)
     _data: dict[str, Dataset] = field(default_factory=dict)
     _records: dict[Cell, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        code_hash()  # of the code as it is now, not as it may be edited to while this runs
 
     def records(self, cells: Sequence[Cell]) -> list[Record]:
         """In the order of the cells."""
@@ -145,9 +148,14 @@ class Runner:
         """One batch, trained and put on the shelf."""
         first, study = cells[0], self._study(cells[0])
         points = [Point(c.alpha, strength=c.strength, lr=c.lr) for c in cells]
-        results = study.sweep(first.method, get_metric(first.metric), points, penalty=first.penalty)
+        with warnings.catch_warnings(record=True) as caught:  # what could not be chosen
+            warnings.simplefilter("always")
+            results = study.sweep(
+                first.method, get_metric(first.metric), points, penalty=first.penalty
+            )
         for cell, result in zip(cells, results, strict=True):
             made = _record(study, result)
+            made["notes"] += [str(warning.message) for warning in caught]
             self.shelf.put(self._key(cell), made)
             self._records[cell] = _read(cell, made)
 

@@ -1,16 +1,19 @@
 """Finished work, kept: one JSON file a cell, found again by everything that its numbers depend on.
 
-The key is a hash over the cell's own specification with its protocol, the data's rows, and the
-source of the code that makes the numbers. A changed specification changes its own cells' keys and
-no others; a changed engine changes all. What cannot be read is computed again, never trusted.
+The key is a hash over the cell's own specification with its protocol, the data's rows, the source
+of the code that makes the numbers, and the libraries that compute them. A changed specification
+changes its own cells' keys and no others; a changed engine changes all. What cannot be read is
+computed again, never trusted.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,11 @@ import numpy as np
 
 import fedgft
 from fedgft.data.dataset import Dataset
+from fedgft.engine import compiled
 from fedgft.experiments.store import whole
 from fedgft.types import FedgftError
 
+ENDINGS = ("json", "md", "html", "parquet", "svg", "png")  # of the files we write
 # What a number depends on. Reports are drawn anew each time, so their code is not among it.
 NUMBERS = ("types.py", "optim.py", "models.py", "metrics", "theory", "data", "federated", "engine",
            "experiments/protocol.py", "experiments/study.py", "experiments/rows.py",
@@ -66,19 +71,23 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise FedgftError(
-                f"--out {folder.parent}: another run is writing there; wait for it, or name "
-                "another folder"
-            ) from error
-        for part in folder.parent.rglob(".*.part"):
-            part.unlink(missing_ok=True)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):  # else: no locks on this disk
+                raise FedgftError(
+                    f"--out {folder.parent}: another run is writing there; wait for it, or name "
+                    "another folder"
+                ) from error
+        for place in (folder, folder.parent, folder.parent / "figures"):
+            for ending in ENDINGS:
+                for part in place.glob(f".*.{ending}.part"):
+                    part.unlink(missing_ok=True)
         yield
 
 
 def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:
     """Of dataclasses; `more` is whatever else decides."""
     parts = {"spec": asdict(spec), "protocol": protocol and asdict(protocol),
-             "data": data_hash(dataset), "code": code_hash(), **more}  # fmt: skip
+             "data": data_hash(dataset), "code": code_hash(), "libraries": libraries(),
+             **more}  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -90,6 +99,13 @@ def data_hash(dataset: Dataset) -> str:
     names = (dataset.name, dataset.columns, dataset.classes, dataset.group_names)
     digest.update(json.dumps(names).encode())
     return digest.hexdigest()
+
+
+@cache
+def libraries() -> dict[str, str | None]:
+    """They decide the rounding, and with it the digits of models that hang on it."""
+    numba = version("numba") if compiled.AVAILABLE else None
+    return {"numpy": version("numpy"), "numba": numba}
 
 
 @cache

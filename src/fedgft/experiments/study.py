@@ -53,6 +53,7 @@ class Result:
     federations: Sequence[Federation]
     lr: np.ndarray  # one a replicate
     strength: np.ndarray
+    chosen: tuple[str, ...] = ()  # which of the two were chosen on inner splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +105,14 @@ class Study:
                 own = slice(i * len(self.seeds), (i + 1) * len(self.seeds))
                 self._known[("run", p, *what)] = history.part(own)
         return [
-            Result(p.alpha, method, metric, self._known[("run", p, *what)], *cells[p])
+            Result(p.alpha, method, metric, self._known[("run", p, *what)], *cells[p],
+                   self._chosen(p, method))
             for p in points
-        ]
+        ]  # fmt: skip
+
+    def _chosen(self, point: Point, method: str) -> tuple[str, ...]:
+        grids = {"lr": self.protocol.lr, "strength": self.protocol.strength(method)}
+        return tuple(n for n, g in grids.items() if getattr(point, n) is None and len(g) > 1)
 
     def _cell(
         self, point: Point, method: str, metric: Metric, penalty: str
@@ -115,13 +121,10 @@ class Study:
         federations, every = self.federations(point.alpha), np.ones(len(self.seeds))
         for federation in federations:
             check_groups(federation, metric)
-        lr, strength = point.lr, point.strength
-        return (
-            federations,
-            self.rate(point.alpha) if lr is None else lr * every,
-            self.strength(point.alpha, method, metric, penalty)
-            if strength is None else strength * every,
-        )  # fmt: skip
+        lr = self.rate(point.alpha) if point.lr is None else point.lr * every
+        if point.strength is not None:
+            return federations, lr, point.strength * every
+        return federations, lr, self.strength(point.alpha, method, metric, penalty, lr=lr)
 
     def cell(self, result: Result) -> str:
         """What a note is about."""
@@ -167,17 +170,19 @@ class Study:
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def strength(
-        self, alpha: float, method: str, metric: Metric, penalty: str | None = None
-    ) -> np.ndarray:
-        """Each replicate's lam or beta."""
+        self, alpha: float, method: str, metric: Metric, penalty: str | None = None,
+        *, lr: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """Each replicate's lam or beta, at its learning rate."""
         grid, penalty = np.array(self.protocol.strength(method)), penalty or self.protocol.penalty
-        key = ("strength", alpha, method, metric.name, penalty)
+        lr = self.rate(alpha) if lr is None else lr
+        key = ("strength", alpha, method, metric.name, penalty, lr.tobytes())
         if len(grid) > 1 and key not in self._known:
             what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
             each = np.repeat(grid, len(self.seeds))
             accuracy, gap = self._inner(
                 what, alpha, self._algorithm(method, metric, each, penalty), metric,
-                lr=np.tile(self.rate(alpha), (len(grid), 1)),
+                lr=np.tile(lr, (len(grid), 1)),
             )  # fmt: skip
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
             self._known[key] = best(grid, np.where(good, gap, np.nan), what=what)

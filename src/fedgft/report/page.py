@@ -21,13 +21,18 @@ PAPER = (
 
 def write_page(folder: Path) -> list[Path]:
     """`index.html` of all sections in the folder, and `README.md`, which lists them."""
-    found = [s for name in NAMES if (s := read(folder / f"{name}.json")) is not None]
+    found = [s for name in NAMES if (s := read(folder / f"{name}.json")) and _drawn(s, folder)]
     out = []
     for name, text in (("index.html", html(found, folder)), ("README.md", contents(found))):
         with whole(folder / name) as part:
             part.write_text(text, "utf-8")
         out.append(folder / name)
     return out
+
+
+def _drawn(section: Section, folder: Path) -> bool:
+    """All its figures are there; otherwise it waits until it is made again."""
+    return all((folder / "figures" / f"{name}.svg").exists() for name, _ in section.figures)
 
 
 def html(sections: Sequence[Section], folder: Path) -> str:

@@ -11,7 +11,7 @@ from fedgft.report import plots, theory
 from fedgft.report.claims import CLAIMS
 from fedgft.report.claims.table import price_table
 from fedgft.report.section import Made, Section
-from fedgft.report.tables import DATA, Table, against_published, decisions
+from fedgft.report.tables import DATA, Table, against_published, decisions, label
 
 
 def make(
@@ -47,9 +47,7 @@ def _grid(
         f"protocol {' and '.join(protocols)}.",
         findings=tuple(CLAIMS[experiment.name](every)), tables=tuple(tables),
         figures=tuple((n, caption) for n, (_, caption) in figures.items()),
-        chosen=tuple(dict.fromkeys(f"{DATA[r.cell.data]}, {said}" for r in every
-                                   for said in r.chosen)),
-        notes=_notes(every),
+        chosen=_chosen(experiment, every), notes=_notes(every),
     )  # fmt: skip
     return Made(section, [r.row for r in every], {n: draw for n, (draw, _) in figures.items()})
 
@@ -82,11 +80,23 @@ def _figures(
     return out
 
 
+def _chosen(experiment: Experiment, records: Sequence[Record]) -> tuple[str, ...]:
+    """What was chosen on inner splits; alpha, method and metric are in the words already."""
+    names = [n for n in experiment.varied if n not in ("alpha", "method")]
+    said: dict[str, None] = {}
+    for record in records:
+        which = label(record.cell, names)
+        where = f"{DATA[record.cell.data]}, {which}, " if which else f"{DATA[record.cell.data]}, "
+        said |= dict.fromkeys(where + text for text in record.chosen)
+    return tuple(said)
+
+
 def _notes(records: Sequence[Record]) -> tuple[str, ...]:
     """Each note once, with the cells it is about counted."""
     said: dict[str, list[str]] = {}
     for record in records:
         for note in record.notes:
             about, _, text = note.partition(": ")
-            said.setdefault(f"{DATA[record.cell.data]}, {text}", []).append(about)
+            where = f"{DATA[record.cell.data]}, protocol {record.cell.protocol}"
+            said.setdefault(f"{where}: {text}", []).append(about)
     return tuple(f"{text} ({len(cells)} cells, first {cells[0]})" for text, cells in said.items())

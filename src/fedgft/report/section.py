@@ -3,7 +3,7 @@ and figures. It is plain data; here it is written to a folder and read from it a
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,23 @@ def write(made: Made, folder: Path) -> list[Path]:
     rows, page, kept = (folder / f"{section.name}.{end}" for end in ("parquet", "md", "json"))
     drawn = [pictures / f"{name}.{end}" for name in made.figures for end in ("png", "svg")]
     paths, stamp = [rows, *drawn, page, kept], _stamp(made)
-    if _stamp_of(kept) == stamp and all(path.exists() for path in paths):
+    if _same(kept, stamp, paths[:-1]):
         return paths  # drawing takes longer than all the rest of a second run
+    kept.unlink(missing_ok=True)  # from here on it says nothing about the others
     pictures.mkdir(parents=True, exist_ok=True)
     write_rows(made.rows, rows)
     for name, draw in made.figures.items():
         save(draw(), pictures, name)
-    about = {"format": FORMAT, "stamp": stamp, **asdict(section)}
-    for path, text in ((page, markdown(section)),
-                       (kept, json.dumps(about, indent=1, ensure_ascii=False))):  # fmt: skip
-        with whole(path) as part:
-            part.write_text(text, "utf-8")
+    _put(page, markdown(section))
+    about = {"format": FORMAT, "stamp": stamp, "files": [_digest(p) for p in paths[:-1]],
+             **asdict(section)}  # fmt: skip
+    _put(kept, json.dumps(about, indent=1, ensure_ascii=False))
     return paths
+
+
+def _put(path: Path, text: str) -> None:
+    with whole(path) as part:
+        part.write_text(text, "utf-8")
 
 
 def _stamp(made: Made) -> str:
@@ -67,11 +72,17 @@ def _stamp(made: Made) -> str:
     return digest.hexdigest()
 
 
-def _stamp_of(path: Path) -> str | None:
+def _same(kept: Path, stamp: str, paths: Sequence[Path]) -> bool:
+    """The files are those that were written for this stamp, byte for byte."""
     try:
-        return json.loads(path.read_text("utf-8"))["stamp"]
+        about = json.loads(kept.read_text("utf-8"))
+        return about["stamp"] == stamp and about["files"] == [_digest(p) for p in paths]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def read(path: Path) -> Section | None:

@@ -103,12 +103,12 @@ def decisions(experiment: Experiment, records: Sequence[Record]) -> Table:
             ]
         rows.append(tuple(cells))
     rows_of = "held-out rows" if records[0].cell.protocol == "heldout" else "the test rows"
-    notes = () if records[0].cell.protocol == "heldout" else (
-        "In this protocol the test rows are also among the clients' rows.",
-    )  # fmt: skip
+    notes = ["The interval is that of one replicate's test rows, averaged over the replicates."]
+    if records[0].cell.protocol == "paper":
+        notes.append("In this protocol the test rows are also among the clients' rows.")
     return Table(
         f"{_where(records)}: gaps of decisions on {rows_of}",
-        tuple(header), tuple(rows), len(experiment.varied), notes,
+        tuple(header), tuple(rows), len(experiment.varied), tuple(notes),
     )  # fmt: skip
 
 

@@ -75,6 +75,11 @@ def below(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(apart.mean() > 2 * apart.std(ddof=1) / np.sqrt(len(apart)))
 
 
+def apart(first: np.ndarray, second: np.ndarray) -> bool:
+    """Lower or higher, by more than that."""
+    return below(first, second) or below(second, first)
+
+
 def place(record: Record) -> str:
     cell = record.cell
     return f"{DATA.get(cell.data, cell.data)}, alpha {cell.alpha:g}, {cell.metric.upper()}"
