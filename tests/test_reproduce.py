@@ -1,34 +1,26 @@
-"""The paper as data, the runner that keeps what is done, and what is said about it."""
+"""The runner that keeps what is done, and the command that reproduces the paper."""
 
-import csv
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import fedgft.experiments.shelf as shelf_module
+from fedgft.cli.reproduce import Name
 from fedgft.data import load
 from fedgft.data.synthetic import synthetic
-from fedgft.experiments.paper import DATA, EXPERIMENTS, FOUR, NAMES
-from fedgft.experiments.published import differs, labelled, near, published
-from fedgft.experiments.run import CURVES, Record, Runner, batches
+from fedgft.experiments.paper import EXPERIMENTS, NAMES
+from fedgft.experiments.run import CURVES, Runner, batches
 from fedgft.experiments.shelf import Shelf, alone, code_hash, key_of
 from fedgft.experiments.spec import Cell
-from fedgft.report.claims import CLAIMS
-from fedgft.report.claims.table import prices
-from fedgft.report.page import html
-from fedgft.report.section import Section, markdown
-from fedgft.report.tables import MARK, Table, against_published, decisions
 from fedgft.types import FedgftError
 from test_cli import FIELDS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
-
-ROOT = Path(__file__).parents[1]
-TABLES = ROOT / "src" / "fedgft" / "experiments" / "published"
 
 
 @pytest.fixture(scope="module")
@@ -51,60 +43,6 @@ CELLS = [
     Cell("compas", "heldout", "sp", seeds=2, method=m, alpha=a)
     for m in ("fedavg", "fairfed", "fedgft") for a in (0.5, 5.0)
 ]  # fmt: skip
-
-
-# --- experiments are data
-
-
-def test_every_experiment_has_its_cells_its_claims_and_a_place_on_the_page():
-    for name, experiment in EXPERIMENTS.items():
-        cells = experiment.cells("compas", "paper", seeds=3)
-        assert len(set(cells)) == len(cells) == 2 * len(experiment.variants)
-        assert name in NAMES and name in CLAIMS
-        assert {c.seeds for c in cells} == {3}
-        for field in experiment.varied:
-            assert len({getattr(c, field) for c in cells}) > 1
-
-
-def test_table_1_has_72_published_numbers_in_the_two_tables_we_run():
-    found = 0
-    for data in DATA:
-        for cell in EXPERIMENTS["table1"].cells(data, "paper", seeds=20):
-            known = published("table1", cell)
-            found += sum(known[f"published_{what}"] is not None for what in ("accuracy", "gap"))
-            assert (known["published_gap"] is None) == (cell.method not in FOUR)
-            assert published("table1", replace(cell, protocol="heldout"))["published_gap"] is None
-    assert found == 72
-
-
-@pytest.mark.parametrize(("name", "numbers"), [("penalty", 36), ("pure", 15)])
-def test_the_other_tables_are_compas_alone(name, numbers):
-    """Of the penalty's table each l1 number is there twice: for both values of λ."""
-    for data, expected in (("compas", numbers), ("adult", 0)):
-        known = [published(name, c) for c in EXPERIMENTS[name].cells(data, "paper", seeds=20)]
-        values = [k[f"published_{what}"] for k in known for what in ("accuracy", "gap")]
-        assert sum(v is not None for v in values) == expected
-
-
-def test_published_numbers_are_those_of_the_file():
-    line = next(r for r in csv.DictReader((TABLES / "table1.csv").read_text().splitlines())
-                if (r["dataset"], r["alpha"], r["method"]) == ("adult", "5", "fedgft"))  # fmt: skip
-    cell = Cell("adult", "paper", "eop", method="fedgft", alpha=5.0)
-    known = published("table1", cell)
-    assert known["published_gap"] == pytest.approx(float(line["eop"]) / 100)
-    assert known["published_gap_bracket"] == pytest.approx(float(line["eop_se"]) / 100)
-    assert known["published_accuracy"] is None  # the accuracy column is that of the SP runs
-    with_sp = published("table1", replace(cell, metric="sp"))
-    assert with_sp["published_accuracy"] == pytest.approx(float(line["accuracy"]) / 100)
-
-
-def test_near_and_differs():
-    row = {"published_gap": 0.05, "published_gap_bracket": 0.002}
-    assert near(row, "gap", 0.0599) and differs(row, "gap", 0.0599)  # one point, five brackets
-    assert not near(row, "gap", 0.0601)
-    assert not differs(row, "gap", 0.0539)
-    assert differs(row, "gap", 0.0541)
-    assert not near(row, "gap", None) and not differs(row, "gap", None)
 
 
 # --- the runner
@@ -201,85 +139,33 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         alone(tmp_path / "cells"),
     ):
         pass
-    (tmp_path / ".table1.md.part").write_text("half")
+    ours, theirs = tmp_path / ".table1.md.part", tmp_path / "deep" / ".film.part"
+    theirs.parent.mkdir()
+    for file in (ours, theirs, tmp_path / ".download.part"):
+        file.write_text("half")
     with alone(tmp_path / "cells"):
-        assert not list(tmp_path.rglob("*.part"))
+        assert not ours.exists()
+        assert theirs.exists() and (tmp_path / ".download.part").exists()
 
 
-# --- what is said
+def test_only_what_was_open_is_said_to_be_chosen(tmp_path):
+    open_, fixed = CELLS[4], replace(CELLS[4], lam=10.0, lr=0.01)
+    first, second = runner(tmp_path).records([open_, fixed])
+    assert [text.split(": ")[1].split()[0] for text in first.chosen] == ["learning", "lam"]
+    assert second.chosen == ()
 
 
-def test_table_1_on_compas_under_the_papers_protocol(compas, tmp_path):
-    """All 36 numbers of COMPAS near, all 9 of FedGFT, and the smallest gap in all 6 cells."""
-    busy = Runner(lambda name: compas, Shelf(tmp_path))
-    experiment = EXPERIMENTS["table1"]
-    records = labelled("table1", busy.records(experiment.cells("compas", "paper", seeds=20)))
-    said = list(CLAIMS["table1"](records))
-    assert said[0].text.startswith("36 of 36 published numbers")
-    assert said[1].text.startswith("9 of 9 published numbers of FedGFT")
-    ranking = next(f for f in said if "smallest gap" in f.text)
-    assert ranking.holds and "6 of 6 cells" in ranking.text
-    assert "EOP of FairFed" not in ranking.text
-    assert MARK not in str(against_published(experiment, records).rows)
-    for price in prices(records):  # by hand: the same replicates, paired
-        where = price.record.cell.alpha, price.record.cell.metric
-        mine = [r for r in records if (r.cell.alpha, r.cell.metric) == where]
-        finals = {r.cell.method: r.curves["accuracy"][-1] for r in mine}
-        assert finals[price.best].mean() == max(finals[m].mean() for m in FOUR)
-        apart = finals[price.best] - finals["fedgft"]
-        assert price.behind == pytest.approx(apart.mean())
-        assert price.errors == pytest.approx(2 * apart.std(ddof=1) / np.sqrt(20))
-
-
-def altered(record: Record, **fields) -> Record:
-    return replace(record, row={**record.row, **fields})
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    """Table 1 on a small population: real records, quickly."""
-    experiment = EXPERIMENTS["table1"]
-    made = runner(tmp_path_factory.mktemp("shelf"))
-    return experiment, labelled(
-        "table1", made.records(experiment.cells("compas", "paper", seeds=2))
-    )
-
-
-def test_a_number_that_is_far_off_is_marked_and_named(quick):
-    experiment, records = quick
-    at = records[0].row["published_accuracy"]
-    fine = [altered(r, accuracy=r.row["published_accuracy"] or at, gap_soft=r.row["published_gap"])
-            for r in records]  # fmt: skip
-    assert MARK not in str(against_published(experiment, fine).rows)
-    assert next(iter(CLAIMS["table1"](fine))).holds
-    far = [altered(fine[0], accuracy=at - 0.9), *fine[1:]]
-    assert str(against_published(experiment, far).rows).count(MARK) == 1
-    said = next(iter(CLAIMS["table1"](far)))
-    assert said.holds is False
-    assert "35 of 36" in said.text and "accuracy, COMPAS, alpha 0.5, SP, FedAvg" in said.text
-
-
-def test_a_gap_that_is_not_estimable_is_a_dash_and_never_the_smallest(quick):
-    experiment, records = quick
-    lost = {"gap_soft": None, "gap_soft_sd": None, "gap_hard_test": None, "gap_hard_test_sd": None,
-            "gap_hard_test_low": None, "gap_hard_test_high": None, "floor": None}  # fmt: skip
-    gone = [altered(r, **lost) if r.cell.method == "fedgft" else r for r in records]
-    table = decisions(experiment, gone)
-    assert all("–" in row for row in table.rows if row[1] == "FedGFT")
-    ranking = next(f for f in CLAIMS["table1"](gone) if "smallest gap" in f.text)
-    assert ranking.holds is False and "FedGFT not estimable" in ranking.text
-
-
-def test_text_is_escaped_wherever_it_goes(tmp_path):
-    bad = '<script>alert("x")</script> | & [b]'
-    table = Table(bad, ("a", bad), (("1", bad),), 1, (bad,))
-    section = Section("table1", bad, bad, bad, bad, (), (table,), (), (bad,), (bad,))
-    page = html([section], tmp_path)
-    assert "<script>" not in page and "&lt;script&gt;" in page
-    assert re.search(r"\| 1 \| .*\\\| & \[b\] \|", markdown(section))
+def test_what_could_not_be_chosen_is_kept_in_the_notes(tmp_path):
+    few = Runner(lambda name: replace(synthetic(rows=40, features=2), name=name), Shelf(tmp_path))
+    (record,) = few.records([replace(CELLS[4], clients=10, metric="eop")])
+    assert any("too small to choose" in note for note in record.notes)
 
 
 # --- the command
+
+
+def test_the_command_names_every_experiment():
+    assert get_args(Name) == (*NAMES, "all")
 
 
 def test_reproduce_writes_everything_and_prints_only_json(capsys, tmp_path, compas):
@@ -305,6 +191,15 @@ def test_reproduce_writes_everything_and_prints_only_json(capsys, tmp_path, comp
     code, again, _ = run(capsys, *command, "--json")
     assert again == out  # nothing was trained, and nothing drawn
     assert {p: p.stat().st_mtime_ns for p in files} == files
+    simpson = tmp_path / "simpson.md"
+    before = simpson.read_text()
+    simpson.write_text("from another branch")  # and then a figure is lost, too
+    (tmp_path / "figures" / "pure-compas-heldout.svg").unlink()
+    run(capsys, "reproduce", "simpson", "--out", tmp_path)
+    assert simpson.read_text() == before
+    assert 'id="pure"' not in (tmp_path / "index.html").read_text()
+    run(capsys, *command)
+    assert 'id="pure"' in (tmp_path / "index.html").read_text()
 
 
 def test_one_experiment_is_shown_with_its_tables(capsys, tmp_path):
