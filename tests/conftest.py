@@ -5,6 +5,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The workers of pytest-xdist share the cores. Torch reads this when a test first imports it;
@@ -32,3 +33,15 @@ class CompiledModules:
 
 
 sys.meta_path.insert(0, CompiledModules)
+
+
+@pytest.fixture(scope="session")
+def compas():
+    """The real data set; without it a test is skipped, and says so."""
+    from fedgft.data import load
+    from fedgft.types import FedgftError
+
+    try:
+        return load("compas")
+    except FedgftError as error:
+        pytest.skip(f"COMPAS cannot be had: {error}")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgft.data import load
 from fedgft.experiments.paper import EXPERIMENTS, FOUR
 from fedgft.experiments.published import labelled
 from fedgft.experiments.run import Record, Runner
@@ -17,18 +16,9 @@ from fedgft.report.claims.table import prices
 from fedgft.report.page import html
 from fedgft.report.section import Section, markdown
 from fedgft.report.tables import MARK, Table, against_published, decisions
-from fedgft.types import FedgftError
 from test_reproduce import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
-
-
-@pytest.fixture(scope="module")
-def compas():
-    try:
-        return load("compas")
-    except FedgftError as error:
-        pytest.skip(f"COMPAS cannot be had: {error}")
 
 
 def test_table_1_on_compas_under_the_papers_protocol(compas, tmp_path):

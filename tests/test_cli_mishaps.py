@@ -204,13 +204,11 @@ def results(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_reproduce_killed_three_times_ends_as_if_it_had_not_been(tmp_path):
+def test_reproduce_killed_three_times_ends_as_if_it_had_not_been(tmp_path, compas):
     """While cells are trained, later while cells are trained, and while figures are drawn."""
     command = [*FEDGFT, "reproduce", "table1", "penalty", "--data", "compas", "--seeds", "3"]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     done = subprocess.run([*command, "--out", calm], capture_output=True, text=True, timeout=300)
-    if "cannot" in done.stderr and done.returncode == 2:
-        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
     cells = len(list((calm / "cells").glob("*.json")))
     reached = (

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedgft.data import load
-from fedgft.types import FedgftError
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 
@@ -32,11 +29,7 @@ PROBE = """<script>addEventListener("load", () => {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    try:
-        load("compas")
-    except FedgftError as error:
-        pytest.skip(f"COMPAS cannot be had: {error}")
+def folder(tmp_path_factory, compas) -> Path:
     out = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "fedgft", "reproduce", "table1", "pure", "simpson", "--data",
                "compas", "--seeds", "2", "--out", str(out)]  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 
 import fedgft.experiments.shelf as shelf_module
 from fedgft.cli.reproduce import Name
-from fedgft.data import load
 from fedgft.data.synthetic import synthetic
 from fedgft.experiments.paper import EXPERIMENTS, NAMES
 from fedgft.experiments.run import CURVES, Runner, batches
@@ -21,14 +20,6 @@ from fedgft.types import FedgftError
 from test_cli import FIELDS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
-
-
-@pytest.fixture(scope="module")
-def compas():
-    try:
-        return load("compas")
-    except FedgftError as error:
-        pytest.skip(f"COMPAS cannot be had: {error}")
 
 
 def small(name: str):

@@ -5,24 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgft.data import load
 from fedgft.data.synthetic import synthetic
 from fedgft.experiments import Point, Study, choices, client_rows, get_protocol, row
 from fedgft.metrics import get_metric
-from fedgft.types import FedgftError
 
 # an infinite heterogeneity is said, and is no error
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
 
 SP, EOP = get_metric("sp"), get_metric("eop")
-
-
-@pytest.fixture(scope="module")
-def compas():
-    try:
-        return load("compas")
-    except FedgftError as error:
-        pytest.skip(f"COMPAS cannot be had: {error}")
 
 
 def test_the_papers_numbers_on_compas(compas):
