@@ -71,5 +71,9 @@ def test_results_are_complete_and_hold_what_was_asked_for():
         "✓ FedGFT has the smallest gap of the four methods in 12 of 12 cells (paper protocol",
     ):
         assert f"- {line}" in table
+    for data, least in (("Adult", 84), ("COMPAS", 64)):
+        (said,) = re.findall(f"- · {data}, alpha 0.5, held out: (.*)", table)
+        shares = [float(share) for share in re.findall(r"(\d+\.\d)%", said)]
+        assert len(shares) == 2 and min(shares) >= least  # the SP runs and the EOP runs
     assert not re.search("- ✗ .*pure clients: the gap", (results / "pure.md").read_text())
     assert len(quotes()) >= 20

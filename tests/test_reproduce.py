@@ -16,6 +16,7 @@ from fedgft.experiments.paper import EXPERIMENTS, NAMES
 from fedgft.experiments.run import CURVES, Runner, batches
 from fedgft.experiments.shelf import Shelf, alone, code_hash, key_of
 from fedgft.experiments.spec import Cell
+from fedgft.report.section import read
 from fedgft.types import FedgftError
 from test_cli import FIELDS, run
 
@@ -108,8 +109,9 @@ def test_the_code_hash_sees_the_engine_and_not_the_report(monkeypatch, tmp_path)
     assert fresh() != before
 
 
-BROKEN = ["", "{", "[]", '{"key": "other"}', '{"key": "KEY"}',
-          '{"key": "KEY", "row": {}, "rounds": [1], "curves": 3}']  # fmt: skip
+BROKEN = ["", "{", "[]", '{"key": "other"}', '{"key": "KEY"}', "[" * 100_000,
+          '{"key": "KEY", "row": {}, "rounds": [1], "curves": 3}',
+          '{KEPT, "rounds": [1]}', '{KEPT, "row": {"accuracy": NaN}}']  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BROKEN)
@@ -117,7 +119,7 @@ def test_what_cannot_be_read_is_computed_again(tmp_path, text):
     busy = runner(tmp_path)
     (expected,) = busy.records(CELLS[:1])
     (file,) = tmp_path.glob("*.json")
-    file.write_text(text.replace("KEY", file.stem))
+    file.write_text(text.replace("KEY", file.stem).replace("KEPT", file.read_text()[1:-1]))
     (found,) = runner(tmp_path).records(CELLS[:1])
     assert {**found.row, "seconds": 0} == {**expected.row, "seconds": 0}
     assert json.loads(file.read_text())["key"] == file.stem
@@ -210,9 +212,38 @@ def test_one_experiment_is_shown_with_its_tables(capsys, tmp_path):
         (("table1", "--data", "celeba"), "images have to be supplied"),
         (("table1", "--seeds", "0"), "--seeds must be at least 1"),
         (("table1", "--protocol", "mine"), "mine"),
+        (("table1", "--protocol"), "--protocol needs at least one value"),
+        (("table1", "--data"), "--data needs at least one value"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(capsys, tmp_path, arguments, says):
     code, out, err = run(capsys, "reproduce", *arguments, "--out", tmp_path / "new")
     assert code == 2 and out == "" and says in err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "index.html"])
+def test_nobodys_own_files_are_overwritten(capsys, tmp_path, name):
+    (tmp_path / name).write_text("my project")
+    code, _, err = run(capsys, "reproduce", "simpson", "--out", tmp_path)
+    assert code == 2 and f"holds a {name} that is not ours" in err
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_pages_made_elsewhere_stay_listed(capsys, tmp_path):
+    """In a fresh clone the Markdown of all experiments is there, and nothing else of them."""
+    (tmp_path / "table1.md").write_text("# Table 1: all of it\n\n- ✓ So.\n- ✗ Not so.\n- · Hm.\n")
+    run(capsys, "reproduce", "simpson", "--out", tmp_path)
+    listed = (tmp_path / "README.md").read_text()
+    assert "| [Table 1: all of it](table1.md) | 2 | 1 | 1 |" in listed and "simpson.md" in listed
+
+
+def test_a_damaged_section_is_left_out(capsys, tmp_path):
+    run(capsys, "reproduce", "simpson", "--out", tmp_path)
+    section = tmp_path / "simpson.json"
+    good = section.read_text()
+    for bad in (good.replace('"stubs": 1', '"stubs": "x"'), good[:-5], "[" * 100_000):
+        section.write_text(bad)
+        assert read(section) is None
+    assert run(capsys, "reproduce", "simpson", "--out", tmp_path)[0] == 0
+    assert section.read_text() == good

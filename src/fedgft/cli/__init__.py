@@ -3,6 +3,7 @@
 import os
 import sys
 import warnings
+from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
@@ -25,6 +26,9 @@ app.command(data.app)
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit codes: 0 done, 2 something the user can mend (said in one line), 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without our signs shows others
+            stream.reconfigure(errors="replace")
     warnings.showwarning = lambda *about, **rest: note(str(about[0]))
     try:
         app(

@@ -39,7 +39,7 @@ def reproduce(
         Tables, figures and theorems of the paper, or all of them. simpson needs no data, and
         convergence is run on compas.
     data
-        adult, compas.
+        adult, compas; celeba's images cannot be read yet.
     protocol
         paper: as the published numbers were made. heldout: on people nobody trained on.
     seeds
@@ -49,9 +49,9 @@ def reproduce(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
-    wanted = _check(names, data, seeds)
+    wanted = _check(names, data, protocol, seeds=seeds)
     made, paths = run(wanted, list(dict.fromkeys(data)), list(dict.fromkeys(protocol)),
-                      seeds=seeds, folder=out_)  # fmt: skip
+                      seeds=seeds, folder=out_.expanduser())  # fmt: skip
     for text in made[0].section.notes if len(made) == 1 else ():
         note(text)
     if json:
@@ -70,11 +70,12 @@ def run(
     from fedgft.experiments.run import Runner
     from fedgft.experiments.shelf import Shelf, alone
     from fedgft.experiments.store import open_folder
-    from fedgft.report.page import write_page
+    from fedgft.report.page import check_place, write_page
     from fedgft.report.reproduction import make
     from fedgft.report.section import write
 
     made, paths = [], []
+    check_place(folder)
     with open_folder(folder), bar() as progress:
         runner = Runner(
             lambda name: load(name, on_progress=progress.fetch), Shelf(folder / "cells"),
@@ -112,12 +113,17 @@ def _work(
     return total
 
 
-def _check(names: Sequence[str], data: Sequence[str], seeds: int) -> list[str]:
+def _check(
+    names: Sequence[str], data: Sequence[str], protocols: Sequence[str], *, seeds: int
+) -> list[str]:
     """The experiments in the paper's order, or what is wrong with what was asked for."""
     from fedgft.experiments.paper import NAMES
 
     if not names:
         raise FedgftError(f"name an experiment: {', '.join(NAMES)}, or all")
+    for option, values in (("--data", data), ("--protocol", protocols)):
+        if not values:
+            raise FedgftError(f"{option} needs at least one value")
     if seeds < 1:
         raise FedgftError(f"--seeds must be at least 1, got {seeds}")
     if "celeba" in data:

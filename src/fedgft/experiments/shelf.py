@@ -40,18 +40,36 @@ class Shelf:
 
     def get(self, key: str) -> dict[str, Any] | None:
         with suppress(OSError, ValueError):
-            kept = json.loads(self._path(key).read_text("utf-8"))
-            if isinstance(kept, dict) and kept.get("key") == key:
-                return kept
+            return unsealed(self._path(key).read_text("utf-8"), key)
         return None
 
     def put(self, key: str, value: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with whole(self._path(key)) as part:
-            part.write_text(json.dumps({"key": key, **value}, allow_nan=False), "utf-8")
+            part.write_text(sealed(value, key), "utf-8")
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
+
+
+def sealed(value: dict[str, Any], key: str) -> str:
+    """JSON with its own digest in it, so that a damaged file is known for one."""
+    body = json.dumps(value, allow_nan=False)
+    return json.dumps({"key": key, "digest": hashlib.sha256(body.encode()).hexdigest(), **value})
+
+
+def unsealed(text: str, key: str) -> dict[str, Any]:
+    """What was sealed; ValueError where the text is anything else."""
+    try:
+        kept = json.loads(text)
+        if kept.pop("key") != key:
+            raise ValueError("sealed for another key")
+        digest, body = kept.pop("digest"), json.dumps(kept, allow_nan=False)
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError("not sealed by us") from error
+    if digest != hashlib.sha256(body.encode()).hexdigest():
+        raise ValueError("damaged")
+    return kept
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = "fedgft-model-1"
+TEXT = ("rule",)  # columns of text that may hold nothing but nulls
 
 
 @contextmanager
@@ -53,18 +55,23 @@ def whole(path: Path) -> Iterator[Path]:
         yield part
         os.replace(part, path)
     except OSError as error:
-        raise FedgftError(f"{path}: cannot be written ({error.strerror})") from error
+        raise FedgftError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         part.unlink(missing_ok=True)
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Rows as Parquet; a column of nothing but nulls is one of numbers, so that files combine."""
+    """Rows as Parquet; a column of nothing but nulls has a type too, so that files combine."""
     import polars as pl
 
-    frame = pl.DataFrame(rows, infer_schema_length=None)
-    with whole(path) as part:
-        frame.with_columns(pl.selectors.by_dtype(pl.Null).cast(pl.Float64)).write_parquet(part)
+    frame, buffer = pl.DataFrame(rows, infer_schema_length=None), BytesIO()
+    empty = [name for name, kind in frame.schema.items() if kind == pl.Null]
+    frame = frame.with_columns(
+        pl.col(name).cast(pl.String if name in TEXT else pl.Float64) for name in empty
+    )
+    frame.write_parquet(buffer)
+    with whole(path) as part:  # by ourselves: polars has its own ideas of paths and of errors
+        part.write_bytes(buffer.getvalue())
     return path
 
 

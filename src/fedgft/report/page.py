@@ -12,18 +12,31 @@ from fedgft.experiments.paper import NAMES
 from fedgft.experiments.store import whole
 from fedgft.report.section import SIGNS, Section, read
 from fedgft.report.tables import MARK
+from fedgft.types import FedgftError
 
+TITLE = "# The paper, reproduced"
+HTML = "<!doctype html>\n<!-- fedgft reproduce -->"
 PAPER = (
     'Wang, Payani, Lee & Kompella, "Mitigating Group Bias in Federated Learning: '
     'Beyond Local Fairness"'
 )
 
 
+def check_place(folder: Path) -> None:
+    """Nobody's own README or page is overwritten."""
+    for name, start in (("README.md", TITLE), ("index.html", HTML)):
+        path = folder / name
+        if path.is_file() and not path.read_bytes().startswith(start.encode()):
+            raise FedgftError(
+                f"--out {folder}: holds a {name} that is not ours; name another folder"
+            )
+
+
 def write_page(folder: Path) -> list[Path]:
     """`index.html` of all sections in the folder, and `README.md`, which lists them."""
     found = [s for name in NAMES if (s := read(folder / f"{name}.json")) and _drawn(s, folder)]
     out = []
-    for name, text in (("index.html", html(found, folder)), ("README.md", contents(found))):
+    for name, text in (("index.html", html(found, folder)), ("README.md", contents(folder))):
         with whole(folder / name) as part:
             part.write_text(text, "utf-8")
         out.append(folder / name)
@@ -48,17 +61,22 @@ def html(sections: Sequence[Section], folder: Path) -> str:
     )  # fmt: skip
 
 
-def contents(sections: Sequence[Section]) -> str:
+def contents(folder: Path) -> str:
+    """A list of the Markdown pages that are there, read from the pages themselves."""
     lines = [
-        "# The paper, reproduced", "",
+        TITLE, "",
         f"{PAPER}. Every number here comes out of `fedgft reproduce`; `make results` makes all of "
         "it anew.", "",
         "| experiment | claims checked | hold | do not |", "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
-    for section in sections:
-        holds = [f.holds for f in section.findings if f.holds is not None]
-        lines.append(f"| [{section.title}]({section.name}.md) | {len(holds)} | {holds.count(True)} "
-                     f"| {holds.count(False)} |")  # fmt: skip
+    for name in NAMES:
+        page = folder / f"{name}.md"
+        if page.is_file():
+            title, *text = page.read_text("utf-8").splitlines()
+            good, bad = (sum(line.startswith(f"- {SIGNS[is_so]} ") for line in text)
+                         for is_so in (True, False))  # fmt: skip
+            link = f"[{title.removeprefix('# ')}]({name}.md)"
+            lines.append(f"| {link} | {good + bad} | {good} | {bad} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgft.experiments.shelf import sealed, unsealed
 from fedgft.experiments.store import whole, write_rows
 from fedgft.report.claims import Finding
 from fedgft.report.figures import save
@@ -52,9 +53,8 @@ def write(made: Made, folder: Path) -> list[Path]:
     for name, draw in made.figures.items():
         save(draw(), pictures, name)
     _put(page, markdown(section))
-    about = {"format": FORMAT, "stamp": stamp, "files": [_digest(p) for p in paths[:-1]],
-             **asdict(section)}  # fmt: skip
-    _put(kept, json.dumps(about, indent=1, ensure_ascii=False))
+    files = [_digest(p) for p in paths[:-1]]
+    _put(kept, sealed({"stamp": stamp, "files": files, **asdict(section)}, FORMAT))
     return paths
 
 
@@ -75,7 +75,7 @@ def _stamp(made: Made) -> str:
 def _same(kept: Path, stamp: str, paths: Sequence[Path]) -> bool:
     """The files are those that were written for this stamp, byte for byte."""
     try:
-        about = json.loads(kept.read_text("utf-8"))
+        about = unsealed(kept.read_text("utf-8"), FORMAT)
         return about["stamp"] == stamp and about["files"] == [_digest(p) for p in paths]
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -88,9 +88,7 @@ def _digest(path: Path) -> str:
 def read(path: Path) -> Section | None:
     """A section that was written before; None where the file is not one."""
     try:
-        kept = json.loads(path.read_text("utf-8"))
-        if kept["format"] != FORMAT:
-            return None
+        kept = unsealed(path.read_text("utf-8"), FORMAT)
         return Section(
             **{n: kept[n] for n in ("name", "title", "claim", "note", "how")},
             findings=tuple(Finding(*finding) for finding in kept["findings"]),

@@ -118,7 +118,8 @@ def _converged(rows: Sequence[dict[str, Any]], steps: float) -> tuple[Finding, .
     slow = [r for r in late if r["decline"] > r["promised"]]
     each = (f"λ = {r['lam']:g}, {r['mode']}, {plots.RULES[r['rule']]}, T = {r['rounds']} "
             f"(×{r['decline']:.2f} against ×{r['promised']:.2f})" for r in slow)  # fmt: skip
-    but = f"; slower, and still below the bound: {'; '.join(each)}" if slow else ""
+    still = "and still below the bound" if all(under) else "as far as the bound goes"
+    but = f"; slower, {still}: {'; '.join(each)}" if slow else ""
     return (
         Finding(f"The smallest squared gradient is below the bound with its constants in "
                 f"{sum(under)} of {len(under)} rows.", all(under)),
@@ -127,7 +128,7 @@ def _converged(rows: Sequence[dict[str, Any]], steps: float) -> tuple[Finding, .
         Finding(f"The largest step times the smoothness seen is at most {steps:.2f}; the proof "
                 "asks for no more than 1.", steps <= 1),
         Finding("B, the dissimilarity the proof assumes bounded, is "
-                f"{max(r['dissimilarity'] for r in rows):.2g} by the time ‖∇L‖² has fallen to "
+                f"{max(r['dissimilarity'] for r in rows):.2g} at most where ‖∇L‖² is above "
                 f"{SMALL:g}, and grows on: where the gradient of L vanishes those of the clients "
                 "do not, unless all clients agree. Full participation does not need it."),
     )  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedgft.experiments.paper import FOUR
 from fedgft.experiments.run import Record
+from fedgft.report.claims.ablation import ablation
 from fedgft.report.claims.finding import (
     Finding,
     agreement,
@@ -126,23 +127,21 @@ def _worth(records: Sequence[Record]) -> Iterator[Finding]:
         if (one.alpha, one.metric) == (100.0, "sp"):
             each = (
                 f"{NAMES[m]} {points(cell[m].row['gap_soft'])} in scores and "
-                f"{points(cell[m].row['gap_hard_test'])} in decisions" for m in ("fedavg", "fedgft")
+                f"{points(cell[m].row['gap_hard'])} in decisions" for m in ("fedavg", "fedgft")
             )  # fmt: skip
-            yield Finding(f"{place(cell['fedgft'])}: the gap is {', '.join(each)}.")
+            yield Finding(f"{place(cell['fedgft'])}: on the federation's rows the gap is "
+                          f"{', '.join(each)}.")  # fmt: skip
 
 
 def _unseen(records: Sequence[Record]) -> Iterator[Finding]:
     """What FedGFT is worth on people nobody trained on, where clients differ most."""
-    wanted = {"adult": 0.84, "compas": 0.64}
     for data, mine in groups(of(records, method="fedgft", alpha=0.5), "data"):
         each = (
             f"{percent(r.row['accuracy'])} in the {r.cell.metric.upper()} runs (decision gap "
             f"{points(r.row['gap_hard_test'])}, by chance {points(r.row['floor'])})" for r in mine
         )  # fmt: skip
-        least = wanted.get(data)
-        good = None if least is None else all(r.row["accuracy"] >= least for r in mine)
         yield Finding(f"{DATA.get(data, data)}, alpha 0.5, held out: FedGFT's accuracy is "
-                      f"{' and '.join(each)}.", good)  # fmt: skip
+                      f"{' and '.join(each)}.")  # fmt: skip
 
 
 def trajectory(records: Sequence[Record]) -> Iterator[Finding]:
@@ -178,3 +177,5 @@ def fairfed(records: Sequence[Record]) -> Iterator[Finding]:
                 f"over three rules and three β; published {number(what, at)}.",
                 bool(ours) and min(ours) <= at <= max(ours),
             )
+    for finding in ablation(of(records, protocol="heldout")):
+        yield Finding(finding.text)
