@@ -150,8 +150,10 @@ def test_only_what_was_open_is_said_to_be_chosen(tmp_path):
 
 def test_what_could_not_be_chosen_is_kept_in_the_notes(tmp_path):
     few = Runner(lambda name: replace(synthetic(rows=40, features=2), name=name), Shelf(tmp_path))
-    (record,) = few.records([replace(CELLS[4], clients=10, metric="eop")])
-    assert any("too small to choose" in note for note in record.notes)
+    cells = [replace(CELLS[4], alpha=alpha, metric="eop") for alpha in (0.5, 5.0)]
+    for cell, record in zip(cells, few.records(cells), strict=True):
+        said = [note for note in record.notes if "too small to choose" in note]
+        assert said and all(f"alpha {cell.alpha:g}:" in note for note in said)
 
 
 # --- the command

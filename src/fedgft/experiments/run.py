@@ -155,7 +155,8 @@ class Runner:
             )
         for cell, result in zip(cells, results, strict=True):
             made = _record(study, result)
-            made["notes"] += [str(warning.message) for warning in caught]
+            said = [str(warning.message) for warning in caught]
+            made["notes"] += [text for text in said if f"alpha {cell.alpha:g}:" in text]
             self.shelf.put(self._key(cell), made)
             self._records[cell] = _read(cell, made)
 
