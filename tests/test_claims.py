@@ -10,12 +10,13 @@ from fedgft.experiments.paper import EXPERIMENTS, FOUR
 from fedgft.experiments.published import labelled
 from fedgft.experiments.run import Record, Runner
 from fedgft.experiments.shelf import Shelf
+from fedgft.layout import Table
 from fedgft.report.claims import CLAIMS
 from fedgft.report.claims.finding import apart, below, falling
 from fedgft.report.claims.table import prices
 from fedgft.report.page import html
 from fedgft.report.section import Section, markdown
-from fedgft.report.tables import MARK, Table, against_published, decisions
+from fedgft.report.tables import MARK, against_published, decisions
 from test_reproduce import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")

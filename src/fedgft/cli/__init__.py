@@ -7,7 +7,7 @@ from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
-from fedgft.cli import compare, data, demo, predict, reproduce, train
+from fedgft.cli import audit, compare, data, demo, measure, predict, reproduce, train
 from fedgft.cli.console import note
 from fedgft.types import FedgftError
 
@@ -18,14 +18,16 @@ app = App(
     suppress_keyboard_interrupt=False,  # main has something to say about it
 )
 for command in (
-    demo.demo, train.train, compare.compare, predict.predict, reproduce.reproduce
+    demo.demo, train.train, compare.compare, predict.predict, measure.measure, audit.audit,
+    reproduce.reproduce,
 ):  # fmt: skip
     app.command(command)
 app.command(data.app)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Exit codes: 0 done, 2 something the user can mend (said in one line), 130 interrupted."""
+    """Exit codes: 0 done, 2 something the user can mend (said in one line), 3 a gap above the
+    limit that --fail-above sets, 130 interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without our signs shows others
             stream.reconfigure(errors="replace")

@@ -59,7 +59,7 @@ def run(
 ) -> tuple["Study", list["Result"], list[dict[str, Any]]]:
     """Check everything that can be checked first, then train all cells under one progress bar."""
     from fedgft.experiments import row
-    from fedgft.experiments.store import open_folder
+    from fedgft.files import open_folder
     from fedgft.metrics import get_metric
     from fedgft.types import FedgftError
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from fedgft.layout import Table as ReportTable
     from fedgft.report.section import Section
-    from fedgft.report.tables import Table as ReportTable
 
 Row = dict[str, Any]
 
@@ -51,6 +51,12 @@ class Bar:
 
     def advance(self, what: str, amount: int) -> None:
         self.progress.update(self.task, description=escape(what), advance=amount)
+
+    def rows(self, done: int) -> None:
+        """How far a table has been read; how long it is, nobody knows yet."""
+        if self.task is None:
+            self.task = self.progress.add_task("", total=None)
+        self.progress.update(self.task, description=f"{done:,} rows read")
 
     def fetch(self, what: str, done: int, total: int | None) -> None:
         if what not in self.fetches:
@@ -176,11 +182,14 @@ def print_section(section: "Section", *, tables: bool) -> None:
     for said, holds in section.findings:
         sign = Text(f" {SIGNS[holds]} ", style=colours[holds])
         out.print(sign.append(said, style="default"), soft_wrap=True)
-    wide = Console(width=500)  # a table that is cut or wrapped cannot be read at all
     for table in section.tables if tables else ():
         out.print()
-        wide.print(_wide(table))
+        print_table(table)
     out.print()
+
+
+def print_table(table: "ReportTable") -> None:
+    Console(width=500).print(_wide(table))  # one that is cut or wrapped cannot be read at all
 
 
 def _wide(made: "ReportTable") -> Table:

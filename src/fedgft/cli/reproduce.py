@@ -69,7 +69,7 @@ def run(
     from fedgft.data import load
     from fedgft.experiments.run import Runner
     from fedgft.experiments.shelf import Shelf, alone
-    from fedgft.experiments.store import open_folder
+    from fedgft.files import open_folder
     from fedgft.report.page import check_place, write_page
     from fedgft.report.reproduction import make
     from fedgft.report.section import write

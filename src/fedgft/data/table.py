@@ -6,7 +6,8 @@ names. What is decided here (a missing group, a filled-in number) is written int
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from fedgft.types import FedgftError
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
+
+MISSING = ["NA", "N/A"]  # in a CSV, beside nothing at all
 
 
 def load_table(
@@ -38,7 +41,22 @@ def load_table(
 
 def read_frame(path: str | Path) -> "pl.DataFrame":
     """The raw columns of a CSV or Parquet file, told apart by the ending."""
-    file = Path(path)
+    import polars as pl
+
+    file = checked_file(path)
+    with readable(file):
+        if file.suffix.lower() == ".parquet":
+            frame = pl.read_parquet(file, glob=False)
+        else:
+            frame = pl.read_csv(file, glob=False, infer_schema_length=None, null_values=MISSING)
+    if frame.height == 0:
+        raise FedgftError(f"{path}: the file has no rows")
+    return frame
+
+
+def checked_file(path: str | Path) -> Path:
+    """A table of the right kind, its header without repetitions."""
+    file = Path(path).expanduser()
     ending = file.suffix.lower()
     if ending not in (".csv", ".parquet"):
         raise FedgftError(f"{path}: the ending must be .csv or .parquet")
@@ -46,10 +64,24 @@ def read_frame(path: str | Path) -> "pl.DataFrame":
         raise FedgftError(f"{path}: no such file")
     if file.stat().st_size == 0:
         raise FedgftError(f"{path}: the file is empty")
-    frame = _parse(file, ending)
-    if frame.height == 0:
-        raise FedgftError(f"{path}: the file has no rows")
-    return frame
+    with readable(file):
+        twice = _repeated(file) if ending == ".csv" else []
+    if twice:
+        raise FedgftError(f"{file}: column '{twice[0]}' is in the header more than once")
+    return file
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """What a reader has to say about a file, in one line."""
+    import polars as pl
+
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError, ValueError, csv.Error) as error:
+        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
+        kind = file.suffix[1:].upper()
+        raise FedgftError(f"{file}: cannot be read as {kind}: {reason}") from None
 
 
 def from_frame(
@@ -111,22 +143,6 @@ def _fit(
     if not columns:
         raise FedgftError(f"{source}: no column is left to learn from")
     return Encoder.fit(frame, columns, rows=training, source=source)
-
-
-def _parse(file: Path, ending: str) -> "pl.DataFrame":
-    """The file of exactly this name: `*` and `[` in it stand for themselves."""
-    import polars as pl
-
-    try:
-        if ending == ".parquet":
-            return pl.read_parquet(file, glob=False)
-        twice = _repeated(file)
-        if twice:
-            raise FedgftError(f"{file}: column '{twice[0]}' is in the header more than once")
-        return pl.read_csv(file, glob=False, infer_schema_length=None, null_values=["NA", "N/A"])
-    except (pl.exceptions.PolarsError, OSError, ValueError, csv.Error) as error:
-        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
-        raise FedgftError(f"{file}: cannot be read as {ending[1:].upper()}: {reason}") from None
 
 
 def _repeated(file: Path) -> list[str]:

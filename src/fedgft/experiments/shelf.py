@@ -22,7 +22,7 @@ import numpy as np
 import fedgft
 from fedgft.data.dataset import Dataset
 from fedgft.engine import compiled
-from fedgft.experiments.store import whole
+from fedgft.files import whole
 from fedgft.types import FedgftError
 
 ENDINGS = ("json", "md", "html", "parquet", "svg", "png")  # of the files we write

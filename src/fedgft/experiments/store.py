@@ -1,9 +1,7 @@
 """Files: rows as Parquet, models as safetensors. Each is written whole or not at all."""
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
 from fedgft.experiments.study import Result, Study
+from fedgft.files import open_folder, whole
 from fedgft.models import get_model
 from fedgft.types import FedgftError
 
@@ -22,42 +21,6 @@ if TYPE_CHECKING:
 
 FORMAT = "fedgft-model-1"
 TEXT = ("rule",)  # columns of text that may hold nothing but nulls
-
-
-@contextmanager
-def open_folder(path: str | Path) -> Iterator[Path]:
-    """Make the folder and see that it can be written, before any work is done for it.
-
-    If that work fails, a folder that was made for it and holds nothing is taken away again.
-    """
-    folder = Path(path)
-    new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".fedgft-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
-    try:
-        yield folder
-    except BaseException:
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place to write to that becomes `path` at the end, or vanishes if anything goes wrong."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        raise FedgftError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:

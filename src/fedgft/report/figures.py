@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.experiments import Protocol, Result, Study
-from fedgft.experiments.store import whole
+from fedgft.files import whole
 from fedgft.metrics.intervals import Z95, floor
 
 # Apart for the colour-blind (Okabe and Ito), and told apart by dashes in print.

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fedgft.experiments.paper import NAMES
-from fedgft.experiments.store import whole
+from fedgft.files import whole
+from fedgft.layout import render
 from fedgft.report.section import SIGNS, Section, read
 from fedgft.report.tables import MARK
 from fedgft.types import FedgftError
@@ -49,14 +50,9 @@ def _drawn(section: Section, folder: Path) -> bool:
 
 
 def html(sections: Sequence[Section], folder: Path) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("fedgft.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("page.html").render(
-        sections=sections, signs=SIGNS, mark=MARK, paper=PAPER, version=version("fedgft"),
+    return render(
+        "reproduction.html", sections=sections, signs=SIGNS, mark=MARK, paper=PAPER,
+        version=version("fedgft"),
         picture=lambda name: _embedded(folder / "figures" / f"{name}.svg"),
     )  # fmt: skip
 

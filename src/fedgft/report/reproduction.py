@@ -7,11 +7,12 @@ from fedgft.experiments.paper import CONVERGENCE, EXPERIMENTS
 from fedgft.experiments.published import labelled
 from fedgft.experiments.run import Record, Runner
 from fedgft.experiments.spec import Experiment
+from fedgft.layout import Table
 from fedgft.report import plots, theory
 from fedgft.report.claims import CLAIMS
 from fedgft.report.claims.table import price_table
 from fedgft.report.section import Made, Section
-from fedgft.report.tables import DATA, Table, against_published, decisions, label
+from fedgft.report.tables import DATA, against_published, decisions, label
 
 
 def make(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.experiments.shelf import sealed, unsealed
-from fedgft.experiments.store import whole, write_rows
+from fedgft.experiments.store import write_rows
+from fedgft.files import whole
+from fedgft.layout import Table
 from fedgft.report.claims import Finding
 from fedgft.report.figures import save
-from fedgft.report.tables import Table
 
 FORMAT = "fedgft-section-1"
 SIGNS = {True: "✓", False: "✗", None: "·"}

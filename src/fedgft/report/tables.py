@@ -1,12 +1,12 @@
 """Tables as plain text in cells: built once, and rendered as Markdown, HTML or on a terminal."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedgft.experiments.published import differs
 from fedgft.experiments.run import Record
 from fedgft.experiments.spec import Cell, Experiment
+from fedgft.layout import Table
 from fedgft.report.figures import NAMES
 
 MARK = "✗"  # more than two published brackets away
@@ -16,23 +16,6 @@ LABELS = {"alpha": "α", "method": "method", "penalty": "J(x)", "lam": "λ", "pa
           "epochs": "E", "lr": "η", "clients": "K", "rule": "rule", "beta": "β"}  # fmt: skip
 VALUES = {"penalty": {"l1": "x", "l2": "x²", "half": "x²/2"}, "method": NAMES,
           "partition": {"dirichlet": "mixed", "pure": "pure"}}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    stubs: int  # leading columns that name a row; the others hold numbers
-    notes: tuple[str, ...] = ()
-
-    def markdown(self) -> str:
-        clean = lambda cells: " | ".join(c.replace("|", "\\|") for c in cells)  # noqa: E731
-        rule = ["---"] * self.stubs + ["---:"] * (len(self.header) - self.stubs)
-        lines = [self.header, tuple(rule), *self.rows]
-        body = "\n".join(f"| {clean(line)} |" for line in lines)
-        below = "".join(f"\n{note}\n" for note in self.notes)
-        return f"**{self.title}**\n\n{body}\n{below}"
 
 
 def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[dict[str, Record]]:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from fedgft.experiments.convergence import RESIDUE, SMALL, Descent, Path, summary
+from fedgft.layout import Table
 from fedgft.metrics import get_metric
 from fedgft.report import plots
 from fedgft.report.claims import Finding
 from fedgft.report.section import Made, Section
-from fedgft.report.tables import DASH, DATA, Table
+from fedgft.report.tables import DASH, DATA
 from fedgft.theory import (
     Example,
     analyse,

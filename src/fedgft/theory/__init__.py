@@ -5,6 +5,7 @@ from fedgft.theory.analysis import (
     Analysis,
     Compared,
     analyse,
+    compare,
     fair_for_all_weights,
     per_client,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Compared",
     "Example",
     "analyse",
+    "compare",
     "fair_for_all_weights",
     "locally_fair_globally_unfair",
     "locally_unfair_globally_fair",

@@ -146,9 +146,20 @@ def analyse(metric: Metric, tally: Tally, kind: Kind) -> Analysis:
         raise FedgftError("a gap needs two groups; the data has one")
     condition, high, low = (int(x) for x in metric.worst(np.tensordot(weights, statistics, 1)))
     i, j = sorted((high, low if low != high else (high + 1) % groups))  # all equal: any pair
-    (a, b), (c, d) = statistics[:, :, condition, i].T, statistics[:, :, condition, j].T
     proper = metric.proper(tally.count.shape[-2])
-    return Analysis(Compared(condition, i, j), proper, weights, a, b, c, d)
+    return compare(statistics, weights, Compared(condition, i, j), proper=proper)
+
+
+def compare(
+    statistics: Statistics, weights: np.ndarray, pair: Compared, *, proper: bool
+) -> Analysis:
+    """The terms of one pair of groups, from the clients' statistics (k, 2, v, g).
+
+    Means with the weights n_k / n, or sums with weights of 1: all that follows is the same, and a
+    contribution is then a client's share of the gap.
+    """
+    (a, b), (c, d) = (statistics[:, :, pair.condition, group].T for group in (pair.i, pair.j))
+    return Analysis(pair, proper, weights, a, b, c, d)
 
 
 def per_client(metric: Metric, tally: Tally, kind: Kind) -> tuple[np.ndarray, np.ndarray]:

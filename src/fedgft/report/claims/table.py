@@ -7,6 +7,7 @@ import numpy as np
 
 from fedgft.experiments.paper import FOUR
 from fedgft.experiments.run import Record
+from fedgft.layout import Table
 from fedgft.report.claims.ablation import ablation
 from fedgft.report.claims.finding import (
     Finding,
@@ -23,7 +24,7 @@ from fedgft.report.claims.finding import (
     wide_brackets,
 )
 from fedgft.report.figures import NAMES
-from fedgft.report.tables import DATA, Table
+from fedgft.report.tables import DATA
 
 
 def table1(records: Sequence[Record]) -> Iterator[Finding]:

@@ -1,0 +1,127 @@
+"""What a reader must be told before the numbers: sentences, made from the numbers."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedgft.audit.locality import Locality
+from fedgft.audit.rates import FEW, Gap, Rates
+from fedgft.audit.sums import Sums
+from fedgft.audit.views import Pool, View
+from fedgft.metrics import Metric
+from fedgft.metrics.intervals import Limits
+
+SHOWN = 3  # names in a sentence; of the others, how many
+
+
+def about_groups(metric: Metric, seen: View, rates: Rates) -> Iterator[str]:
+    """Groups without a rate, and groups with too few rows for an interval."""
+    empty = [seen.names[g] for g in np.flatnonzero(np.isnan(rates.rate).any(0))]
+    if empty:
+        yield (
+            f"{metric.title} by {seen.title} is not estimable: no row to take a rate from in "
+            f"{listed(empty)}. That is not the same as fair."
+        )
+    small = (~np.isnan(rates.rate) & ~rates.valid).any(0)
+    few = [seen.names[g] for g in np.flatnonzero(small)]
+    if few:
+        least = f"fewer than {FEW} rows" if not seen.noise.any() else "too few rows for the noise"
+        yield (
+            f"{metric.title} by {seen.title}: {least} of the event in {listed(few)}; no interval "
+            "is claimed for them, nor an upper limit for the largest gap."
+        )
+
+
+def about_sites(
+    metric: Metric, seen: View, gap: Gap, where: Locality, sites: Sequence[str], whole: Limits
+) -> Iterator[str]:
+    """Simpson's paradox: the view from within the sites is not the view over all of them."""
+    first, second = (seen.names[g] for g in gap.pair or ())
+    over_all = float(where.pair.rate[0] - where.pair.rate[1])
+    inside, low, high = where.within
+    if np.isnan(inside):
+        yield (
+            f"{metric.title} by {seen.title}: no site has rows of both {first} and {second}, so no "
+            f"site can see the gap of {points(over_all)} points between them."
+        )
+        return
+    pair = f"{metric.title} by {seen.title}, {first} against {second}"
+    if whole[0] > 0 and high < 0:
+        yield (
+            f"Simpson's paradox: {pair}: within sites the gap is {span(inside, low, high)}, over "
+            f"all sites it is {span(over_all, *whole)}: the other way round."
+        )
+    elif high < whole[0] or low > whole[1]:
+        yield (
+            f"Simpson's paradox: {pair}: within sites the gap is {span(inside, low, high)}, over "
+            f"all sites it is {span(over_all, *whole)}: no site's own view shows it."
+        )
+    if whole[0] > 0:
+        against = np.flatnonzero(where.high < 0)
+        if len(against):
+            names = listed([sites[int(k)] for k in against])
+            yield f"{pair}: {names} see(s) the gap the other way round, beyond chance."
+
+
+def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
+    """Rows that are missing from the numbers, and numbers that were changed before they left."""
+    rows = sums.rows()
+    for view in seen:
+        lost = float(view.tally.count[..., -1].sum())
+        if lost > 0:
+            yield (
+                f"{view.title}: not recorded for {lost:,.0f} of {rows:,.0f} rows "
+                f"({100 * lost / rows:.1f}%); they are in no group."
+            )
+    for what, missing in (
+        ("label", sum(site.label_missing for site in sums.sites.values())),
+        ("prediction", sum(site.prediction_missing for site in sums.sites.values())),
+    ):
+        if missing > 0:
+            yield f"{missing:,.0f} row(s) without a {what} were not counted."
+    noisy = [n for n, s in sums.sites.items() if any(p.mechanism != "none" for p in s.privacy)]
+    if noisy:
+        yield (
+            f"Noise for privacy was added to the counts of {listed(noisy)}; the intervals of rates "
+            "and gaps are wider for it. Curves and group thresholds show it as it is."
+        )
+    withheld = sum(p.suppressed for s in sums.sites.values() for p in s.privacy)
+    if withheld:
+        yield (
+            f"{withheld} small cell(s) were withheld; each is read as the middle of what it may "
+            "be, and the intervals reach as far as it could be off."
+        )
+    if "" in sums.sites:
+        yield "A site has no name: all rows measured without one count as one site."
+    yield from _look_alikes(pooled)
+
+
+def _look_alikes(pooled: Pool) -> Iterator[str]:
+    """Names that a person would take for the same."""
+    for i, attribute in enumerate(pooled.question.attributes):
+        spelled: dict[str, list[str]] = {}
+        for value in sorted({v for group in pooled.groups if (v := group[i]) is not None}):
+            spelled.setdefault("".join(value.casefold().split()), []).append(value)
+        for names in spelled.values():
+            if len(names) > 1:
+                yield (
+                    f"{attribute}: {' and '.join(map(repr, names))} differ only in case or blanks "
+                    "but count as different groups; sites should agree on one spelling."
+                )
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def points(value: Any) -> str:
+    return f"{100 * value:.1f}"
+
+
+def span(value: float, low: float | None, high: float | None) -> str:
+    """A gap in points with its interval."""
+    if low is None or high is None or np.isnan(low) or np.isnan(high):
+        return f"{points(value)} points"
+    return f"{points(value)} points (95% interval {points(low)} to {points(high)})"

@@ -1,0 +1,176 @@
+"""Two audits side by side: two models, two dates. The change of every gap, with its interval.
+
+The two are taken as independent. If both models were measured on the same rows their errors go
+together, and the true intervals are narrower than these.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedgft.audit.alerts import points
+from fedgft.audit.tabulated import DASH, between
+from fedgft.audit.text import document
+from fedgft.layout import Table
+from fedgft.metrics import CATALOG
+from fedgft.metrics.intervals import difference
+from fedgft.types import FedgftError
+
+Plain = dict[str, Any]
+FORMAT = "fedgft-comparison-1"
+LEAD = "Two audits side by side. All gaps are those of decisions, not of scores."
+LEGEND = ("the gap is smaller, beyond chance", "larger, beyond chance", "cannot be said")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The change from one audit to another, as plain values and as a page."""
+
+    found: Plain
+
+    def to_dict(self) -> Plain:
+        return self.found
+
+    def verdict(self) -> list[tuple[bool | None, str]]:
+        return _verdict(self.found)
+
+    def tables(self) -> list[Table]:
+        views = self.found["views"]
+        return [make(self.found, title) for title in views for make in (_gap_table, _rate_table)]
+
+    def to_markdown(self) -> str:
+        return document(
+            "# Fairness audits, old and new", LEAD, self.verdict(), self.found["warnings"],
+            self.tables(),
+        )  # fmt: skip
+
+    def to_html(self) -> str:
+        from fedgft.audit.page import page
+
+        return page(
+            title="Fairness audits, old and new", lead=LEAD, said=self.verdict(), figures=[],
+            warnings=self.found["warnings"], tables=self.tables(), foot="95% intervals throughout.",
+            legend=LEGEND,
+        )  # fmt: skip
+
+
+def compare(old: Plain, new: Plain) -> Comparison:
+    """The change from one summary to another: negative where a gap has become smaller."""
+    for name in ("classes", "groups"):
+        if old[name] != new[name]:
+            raise FedgftError(f"--compare: {name} differ: {old[name]} and {new[name]}")
+    views = [old["groups"], *(t for t in old["attributes"] if t != old["groups"])]
+    found = {
+        "format": FORMAT,
+        "groups": old["groups"],
+        "accuracy": _changed(old["accuracy"], new["accuracy"], "rate"),
+        "views": {
+            title: {name: _metric(name, _view(old, title), _view(new, title)) for name in CATALOG}
+            for title in views
+        },
+        "warnings": _warnings(old, new),
+    }
+    return Comparison(found)
+
+
+def _view(summary: Plain, title: str) -> Plain:
+    return summary["attributes"].get(title, summary)["metrics"]
+
+
+def _metric(name: str, old: Plain, new: Plain) -> Plain:
+    first, second = old[name], new[name]
+    groups = {
+        group: _changed(first["groups"][group], second["groups"][group], "rate")
+        for group in first["groups"]
+        if group in second["groups"] and first["condition"] == second["condition"]
+    }
+    return _changed(first, second, "gap") | {
+        "pair": {"old": first["pair"], "new": second["pair"]},
+        "groups": groups,
+    }
+
+
+def _changed(old: Plain, new: Plain, key: str) -> Plain:
+    """Old, new, and new - old with its 95% interval."""
+    change: Plain = {"change": None, "low": None, "high": None}
+    if old[key] is not None and new[key] is not None:
+        change["change"] = new[key] - old[key]
+        if None not in (old["low"], old["high"], new["low"], new["high"]):
+            one = lambda found: (np.array(found[key]), (found["low"], found["high"]))  # noqa: E731
+            low, high = difference(*one(new), *one(old))
+            change |= {"low": float(low), "high": float(high)}
+    pick = lambda found: {k: found[k] for k in (key, "low", "high")}  # noqa: E731
+    return {"old": pick(old), "new": pick(new), **change}
+
+
+def _warnings(old: Plain, new: Plain) -> list[str]:
+    gone = [g for g in old["metrics"]["sp"]["groups"] if g not in new["metrics"]["sp"]["groups"]]
+    come = [g for g in new["metrics"]["sp"]["groups"] if g not in old["metrics"]["sp"]["groups"]]
+    said = ["The intervals of changes take the two audits as independent."]
+    said += [f"Only in the old audit: {', '.join(gone)}."] if gone else []
+    said += [f"Only in the new audit: {', '.join(come)}."] if come else []
+    if old["threshold"] != new["threshold"]:
+        said.append(
+            f"Thresholds: {old['threshold']} in the old audit, {new['threshold']} in the new."
+        )
+    return said
+
+
+def _verdict(found: Plain) -> list[tuple[bool | None, str]]:
+    """One sentence a metric: True where the gap has become smaller beyond chance."""
+    said: list[tuple[bool | None, str]] = []
+    for name, change in found["views"][found["groups"]].items():
+        title = CATALOG[name].title.capitalize()
+        if change["change"] is None:
+            said.append((None, f"{title}: the change is not estimable."))
+            continue
+        text = (
+            f"{title}: {points(change['old']['gap'])} → {points(change['new']['gap'])} points, a "
+            f"change of {100 * change['change']:+.1f}"
+        )
+        if change["low"] is None:
+            said.append((None, f"{text}; too few rows for an interval."))
+            continue
+        text += f" (95% interval {100 * change['low']:+.1f} to {100 * change['high']:+.1f})"
+        better, worse = change["high"] < 0, change["low"] > 0
+        end = "smaller" if better else "larger" if worse else None
+        ending = f"the gap is {end}, beyond chance" if end else "chance could explain it"
+        said.append((True if better else False if worse else None, f"{text}: {ending}."))
+    return said
+
+
+def _gap_table(found: Plain, title: str) -> Table:
+    """Gaps, old and new."""
+    rows = []
+    for name, change in found["views"][title].items():
+        both = [change["old"], change["new"]]
+        cells = [
+            c
+            for side in both
+            for c in (_shown(side["gap"]), between(side["low"], side["high"], 100, 1))
+        ]
+        rows.append((CATALOG[name].title, *cells, _shown(change["change"], "+"),
+                     between(change["low"], change["high"], 100, 1)))  # fmt: skip
+    span = "95% interval"
+    header = ("metric", "old gap", span, "new gap", span, "change", span)
+    return Table(f"Gaps by {title}, old and new, points", header, tuple(rows), 1)
+
+
+def _rate_table(found: Plain, title: str) -> Table:
+    """Rates of each group, old and new."""
+    rows = []
+    for name, change in found["views"][title].items():
+        for group, rates in change["groups"].items():
+            rows.append((
+                CATALOG[name].title, group,
+                _shown(rates["old"]["rate"]), _shown(rates["new"]["rate"]),
+                _shown(rates["change"], "+"), between(rates["low"], rates["high"], 100, 1),
+            ))  # fmt: skip
+    header = ("metric", "group", "old, %", "new, %", "change", "95% interval")
+    return Table(f"Rates by {title}, old and new", header, tuple(rows), 2)
+
+
+def _shown(value: float | None, sign: str = "") -> str:
+    return DASH if value is None or math.isnan(value) else f"{100 * value:{sign}.1f}"

@@ -1,0 +1,222 @@
+"""The figures of an audit. Those of one metric have a menu with all of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedgft.audit.grammar import ACCENT, CALM, GREY, INK, STRONG, Spec, chart, number, word
+from fedgft.audit.score_charts import calibration, roc, thresholds
+from fedgft.audit.summary import Audit
+from fedgft.audit.tabulated import largest_sites
+from fedgft.audit.verdict import leading
+from fedgft.metrics import CATALOG
+
+Plain = dict[str, Any]
+MOST_BARS = 12
+ALL = "datum.kind === 'all'"
+UNKNOWN = "  not estimable: a group has no rows here"
+FIGURES = {  # title, caption
+    "forest": (
+        "The gap at every site",
+        "Every site's own view of the gap between the two groups that are farthest apart overall, "
+        "with 95% intervals. The last row is all sites together.",
+    ),
+    "waterfall": (
+        "Who drives the gap",
+        "What each site adds to the global gap or takes from it. The bars end at the gap itself.",
+    ),
+    "rates": (
+        "Every group",
+        "The rate of every group over all sites, with its 95% interval.",
+    ),
+    "thresholds": (
+        "Threshold explorer",
+        "What if the threshold were another one, the same for all groups? Move the slider. Values "
+        "are exact at the edges of the histogram's bins, every {step:g}.",
+    ),
+    "roc": (
+        "ROC curves",
+        "By group, exact at the dots; between two dots the curve may lie anywhere in the box they "
+        "span.",
+    ),
+    "calibration": (
+        "Calibration",
+        "By group: of people with such a score, how many are positive. Scores are known to "
+        "± {half:g}; bars are 95% intervals.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A Vega-Lite specification, and the words around it."""
+
+    name: str
+    title: str
+    caption: str
+    spec: Spec
+
+
+def charts(audit: Audit) -> list[Figure]:
+    """Every figure there is something to show in."""
+    summary, question = audit.to_dict(), audit.pooled.question
+    found = {
+        "forest": forest(summary),
+        "waterfall": waterfall(summary),
+        "rates": rates(summary),
+        "thresholds": thresholds(audit.view, question.threshold),
+    }
+    if found["thresholds"] is not None:
+        found |= {"roc": roc(audit.view), "calibration": calibration(audit.view)}
+    step = 1 / question.bins
+    return [
+        Figure(key, FIGURES[key][0], FIGURES[key][1].format(step=step, half=step / 2), spec)
+        for key, spec in found.items()
+        if spec is not None
+    ]
+
+
+def _menu(summary: Plain) -> tuple[list[Spec], list[Spec]]:
+    """A menu of metrics, and the filter that follows it."""
+    names = [name for name in CATALOG if summary["metrics"][name]["pair"]] or list(CATALOG)
+    params = [{
+        "name": "metric", "value": leading(summary),
+        "bind": {"input": "select", "options": names, "name": "Metric: ",
+                 "labels": [CATALOG[name].title for name in names]},
+    }]  # fmt: skip
+    return params, [{"filter": "datum.metric === metric"}]
+
+
+def _height(rows: list[Plain]) -> int:
+    return 24 * max(1, len({row["name"] for row in rows}))
+
+
+def apart(label: str, summary: Plain) -> str:
+    """A row that is no site, told apart from a site that is called the same."""
+    return label if label not in summary["sites"] else f"({label})"
+
+
+def forest(summary: Plain) -> Spec:
+    shown = largest_sites(summary, leading(summary))
+    rows = []
+    for key, found in summary["metrics"].items():
+        if not found["pair"]:
+            continue
+        for site in shown:
+            local = summary["sites"][site]["local"][key]
+            rows.append(_row(key, site, local["gap"], local["low"], local["high"],
+                             summary["sites"][site]["n"], "site"))  # fmt: skip
+        numbers = found if found["gap"] is not None else found["among_estimable"]
+        n = sum(found["groups"][g]["n"] for g in found["pair"])
+        rows.append(
+            _row(
+                key,
+                apart("all sites", summary),
+                numbers["gap"],
+                numbers["low"],
+                numbers["high"],
+                n,
+                "all",
+            )
+        )
+    params, filters = _menu(summary)
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    colour = {"condition": {"test": ALL, "value": STRONG}, "value": ACCENT}
+    x = {"field": "gap", "type": "quantitative", "title": "gap, percentage points"}
+    return chart(
+        height=_height(rows), params=params, data={"values": rows}, transform=filters,
+        layer=[
+            {"mark": {"type": "rule", "color": INK, "opacity": 0.5},
+             "data": {"values": [{}]}, "transform": [], "encoding": {"x": {"datum": 0}}},
+            {"mark": {"type": "rule", "strokeWidth": 2},
+             "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+             "encoding": {"y": y, "x": x | {"field": "low"}, "x2": {"field": "high"},
+                          "color": colour}},
+            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+             "transform": [{"filter": "isValid(datum.gap)"}],
+             "encoding": {"y": y, "x": x, "color": colour, "tooltip": TOOLTIP}},
+            {"mark": {"type": "text", "align": "left", "fontStyle": "italic", "opacity": 0.8},
+             "transform": [{"filter": "!isValid(datum.gap)"}],
+             "encoding": {"y": y, "x": {"datum": 0}, "text": {"value": UNKNOWN}}},
+        ],
+    )  # fmt: skip
+
+
+TOOLTIP = [word("name"), number("gap", "value"), number("low", "95% from"), number("high", "to"),
+           number("n", "rows", ",.0f")]  # fmt: skip
+
+
+def _row(metric: str, name: str, gap: Any, low: Any, high: Any, n: float, kind: str) -> Plain:
+    return {"metric": metric, "name": name, "gap": _points(gap), "low": _points(low),
+            "high": _points(high), "n": n, "kind": kind}  # fmt: skip
+
+
+def _points(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def waterfall(summary: Plain) -> Spec:
+    rows = []
+    for key, found in summary["metrics"].items():
+        if found["pair"]:
+            rows += _steps(key, summary, found["signed_gap"])
+    params, filters = _menu(summary)
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    down = {"test": "datum.amount < 0", "value": CALM}
+    colour = {"condition": [{"test": ALL, "value": GREY}, down], "value": STRONG}
+    return chart(
+        height=_height(rows), params=params, data={"values": rows}, transform=filters,
+        layer=[
+            {"mark": {"type": "bar", "height": 14},
+             "encoding": {"y": y, "x": {"field": "start", "type": "quantitative",
+                                        "title": "percentage points"},
+                          "x2": {"field": "end"}, "color": colour,
+                          "tooltip": [word("name"), number("amount", "adds, points", "+.2f")]}},
+            {"mark": {"type": "text", "align": "left", "dx": 4},
+             "encoding": {"y": y, "x": {"field": "right", "type": "quantitative"},
+                          "text": {"field": "amount", "type": "quantitative", "format": "+.1f"}}},
+        ],
+    )  # fmt: skip
+
+
+def _steps(name: str, summary: Plain, total: float) -> list[Plain]:
+    """From nothing to the gap, the sites that matter most first, all others as one step."""
+    first = largest_sites(summary, name, MOST_BARS)
+    steps = [(site, summary["sites"][site]["contribution"][name] or 0.0) for site in first]
+    rest = len(summary["sites"]) - len(first)
+    if rest:
+        steps.append((f"{rest:,} other sites", total - sum(amount for _, amount in steps)))
+    at, out = 0.0, []
+    for site, amount in steps:
+        out.append(_step(name, site, at, at + amount, amount, "site"))
+        at += amount
+    return [*out, _step(name, apart("the gap", summary), 0.0, total, total, "all")]
+
+
+def _step(metric: str, site: str, start: float, end: float, amount: float, kind: str) -> Plain:
+    return {"metric": metric, "name": site, "start": 100 * start, "end": 100 * end,
+            "right": 100 * max(start, end), "amount": 100 * amount, "kind": kind}  # fmt: skip
+
+
+def rates(summary: Plain) -> Spec:
+    rows = [
+        _row(key, group, r["rate"], r["low"], r["high"], r["n"], "group")
+        | {"said": "" if r["rate"] is not None else f"  not estimable (n={r['n']:,.0f})"}
+        for key, found in summary["metrics"].items()
+        for group, r in found["groups"].items()
+    ]
+    params, filters = _menu(summary)
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    x = {"field": "gap", "type": "quantitative", "title": "rate, per cent",
+         "scale": {"domain": [0, 100]}}  # fmt: skip
+    return chart(
+        height=_height(rows), params=params, data={"values": rows}, transform=filters,
+        layer=[
+            {"mark": {"type": "bar", "height": 12, "color": ACCENT, "opacity": 0.45},
+             "encoding": {"y": y, "x": x, "tooltip": TOOLTIP}},
+            {"mark": {"type": "rule", "color": INK, "strokeWidth": 1.5},
+             "transform": [{"filter": "isValid(datum.low)"}],
+             "encoding": {"y": y, "x": x | {"field": "low"}, "x2": {"field": "high"}}},
+            {"mark": {"type": "text", "align": "left", "fontStyle": "italic"},
+             "encoding": {"y": y, "x": {"datum": 0}, "text": {"field": "said"}}},
+        ],
+    )  # fmt: skip

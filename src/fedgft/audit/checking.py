@@ -1,0 +1,220 @@
+"""Every field of a site's file, checked as it is read."""
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fedgft.audit.private import feasible, spread
+from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Privacy, Question, Site, Sums
+from fedgft.types import FedgftError
+
+LARGEST = 2**53  # beyond it a float no longer counts exactly
+MECHANISMS = ("none", "discrete laplace", "discrete gaussian")
+MOST_CLASSES, MOST_GROUPS, MOST_BINS = 200, 8, 10_000
+
+
+@dataclass
+class Reader:
+    """The content of one file on its way to being sums."""
+
+    found: dict[str, Any]
+    source: str
+
+    def sums(self) -> Sums:
+        question, privacy = self._question(), self._privacy()
+        site = self._text(self.found, "site", "site")
+        tables: dict[Group, np.ndarray] = {}
+        histogram: dict[Group, np.ndarray] = {}
+        index = {name: i for i, name in enumerate(question.classes)}
+        seen, counted = set(), 0
+        cells = self._get(self.found, "cells", "cells", list)
+        for i, cell in enumerate(cells):
+            where = f"cells[{i}]"
+            if not isinstance(cell, dict):
+                self._fail(where, "must be an object")
+            group, label, decision = self._place(cell, where, question, index)
+            if (group, label, decision) in seen:
+                self._fail(where, "is the second cell of this group, label and decision")
+            seen.add((group, label, decision))
+            if group not in tables:
+                tables[group] = question.empty_table()
+                if question.scored:
+                    histogram[group] = question.empty_histogram()
+            counted += self._fill(
+                cell, where, question, privacy,
+                tables[group][label, decision],
+                histogram[group][label, decision] if question.scored else None,
+                decision,
+            )  # fmt: skip
+        missing = self._rows(counted, privacy)
+        notes = () if privacy == Privacy() else (privacy,)
+        return Sums(question, {site: Site(tables, *missing, notes)}, histogram)
+
+    def _question(self) -> Question:
+        classes = self._names("classes", least=2, most=MOST_CLASSES)
+        attributes = self._names("groups", least=1, most=MOST_GROUPS)
+        threshold, bins = self.found.get("threshold"), self.found.get("bins")
+        if threshold is not None and not (_number(threshold) and 0 <= threshold <= 1):
+            self._fail("threshold", f"is {threshold!r}: must be a number in [0, 1], or null")
+        if bins is not None and not (type(bins) is int and 2 <= bins <= MOST_BINS):
+            self._fail(
+                "bins", f"is {bins!r}: must be a whole number from 2 to {MOST_BINS}, or null"
+            )
+        threshold = None if threshold is None else float(threshold)
+        return Question(classes, attributes, threshold, bins is not None, bins or 100)
+
+    def _privacy(self) -> Privacy:
+        found = self._get(self.found, "privacy", "privacy", dict)
+        mechanism = found.get("mechanism")
+        if mechanism not in MECHANISMS:
+            self._fail("privacy.mechanism", f"is {mechanism!r}: must be {', '.join(MECHANISMS)}")
+        if mechanism == "none":
+            least = self._whole(found.get("min_cell", 0), "privacy.min_cell")
+            dropped = self._whole(found.get("suppressed_cells", 0), "privacy.suppressed_cells")
+            return Privacy(min_cell=least, suppressed=dropped)
+        numbers = []
+        for name in ("epsilon", "delta", "scale", "variance"):
+            value: Any = found.get(name)
+            if not _number(value) or value < 0 or (name != "delta" and value == 0):
+                self._fail(f"privacy.{name}", f"is {value!r}: must be a positive number")
+            numbers.append(float(value))
+        return Privacy(mechanism, *numbers, names=str(found.get("names", "")))
+
+    def _place(
+        self, cell: dict[str, Any], where: str, question: Question, index: dict[str, int]
+    ) -> tuple[Group, int, int]:
+        group = cell.get("group")
+        right = isinstance(group, list) and len(group) == len(question.attributes)
+        if not right or not all(v is None or isinstance(v, str) for v in group):
+            self._fail(f"{where}.group", f"must list {len(question.attributes)} name(s) or nulls")
+        found = []
+        for name in ("label", "decision"):
+            value = cell.get(name)
+            if not isinstance(value, str) or value not in index:
+                self._fail(f"{where}.{name}", f"is {value!r}: none of the classes")
+            found.append(index[value])
+        return tuple(group), found[0], found[1]
+
+    def _fill(
+        self, cell: dict[str, Any], where: str, question: Question, privacy: Privacy,
+        table: np.ndarray, histogram: np.ndarray | None, decision: int,
+    ) -> int:  # fmt: skip
+        """Put a cell where it belongs; the rows it shows."""
+        if cell.get("count") is None:
+            if privacy.min_cell < 3:
+                self._fail(f"{where}.count", "is missing, and the file declares no --min-cell")
+            table[COUNT], table[SLACK] = privacy.min_cell / 2, privacy.min_cell / 2 - 1
+            table[SCORES:] = table[COUNT] / len(question.classes)
+            return 0
+        noisy = privacy.mechanism != "none"
+        count = self._whole(cell["count"], f"{where}.count", least=-LARGEST if noisy else 0)
+        table[COUNT] = count
+        if noisy:
+            possible = feasible(question)[decision].sum()
+            table[NOISE] = privacy.variance * (int(possible) if question.scored else 1)
+        if histogram is not None:
+            scores = self._get(cell, "scores", f"{where}.scores", dict)
+            for s, c in enumerate(question.score_classes):
+                name = question.classes[c]
+                place = f"{where}.scores[{name!r}]"
+                entry = self._get(scores, name, place, dict)
+                histogram[s] = self._histogram(entry, place, question.bins, noisy, count)
+                table[SCORES + s] = self._total(entry, place, noisy, count, histogram[s])
+        return count
+
+    def _histogram(
+        self, entry: dict[str, Any], where: str, bins: int, noisy: bool, count: int
+    ) -> np.ndarray:
+        first = self._whole(entry.get("first_bin"), f"{where}.first_bin")
+        if "runs" in entry:
+            return self._runs(entry["runs"], f"{where}.runs", bins, count, first)
+        numbers = self._get(entry, "histogram", f"{where}.histogram", list)
+        if first + len(numbers) > bins:
+            self._fail(f"{where}.histogram", f"has more than {bins} bins")
+        if not numbers or set(map(type, numbers)) != {int}:
+            self._fail(f"{where}.histogram", "must hold whole numbers")
+        if min(numbers) < (-LARGEST if noisy else 0) or max(numbers) > LARGEST:
+            self._fail(f"{where}.histogram", "holds a number that is negative or too large")
+        if not noisy and sum(numbers) != count:
+            self._fail(f"{where}.histogram", f"adds up to {sum(numbers)}, the count is {count}")
+        out = np.zeros(bins)
+        out[first : first + len(numbers)] = numbers
+        return out
+
+    def _runs(self, found: Any, where: str, bins: int, count: int, first: int) -> np.ndarray:
+        right = isinstance(found, list) and all(
+            isinstance(run, list) and list(map(type, run)) == [int, int] and 0 <= run[1] <= LARGEST
+            for run in found
+        )
+        ends = [run[0] for run in found] if right else []
+        if (
+            not right
+            or not ends
+            or ends != sorted(set(ends))
+            or ends[0] < first
+            or ends[-1] >= bins
+        ):
+            self._fail(where, "must be pairs of whole numbers: the last bin, rising, and the rows")
+        if sum(rows for _, rows in found) != count:
+            self._fail(where, f"add up to {sum(rows for _, rows in found)}, the count is {count}")
+        return spread([(last, rows) for last, rows in found], first, bins)
+
+    def _total(
+        self, entry: dict[str, Any], where: str, noisy: bool, count: int, histogram: np.ndarray
+    ) -> float:
+        if noisy:  # only the noisy counts have left the site: the middles of the bins stand in
+            return float(histogram @ ((np.arange(len(histogram)) + 0.5) / len(histogram)))
+        total: Any = entry.get("sum")
+        if not _number(total) or not -1e-6 <= total <= count + 1e-6:
+            self._fail(f"{where}.sum", f"is {total!r}: must be a number from 0 to the count")
+        return float(total)
+
+    def _rows(self, counted: int, privacy: Privacy) -> tuple[float, float]:
+        rows = self._get(self.found, "rows", "rows", dict)
+        noisy = privacy.mechanism != "none"
+        least = -LARGEST if noisy else 0
+        said = self._whole(rows.get("counted"), "rows.counted", least=least)
+        if said != counted and not noisy:
+            self._fail("rows.counted", f"is {said}, but the cells add up to {counted}")
+        out = []
+        for name in ("label_missing", "prediction_missing"):
+            value = rows.get(name)
+            if value is None and name in rows and privacy.min_cell:
+                out.append(privacy.min_cell / 2)
+            else:
+                out.append(float(self._whole(value, f"rows.{name}", least=least)))
+        return out[0], out[1]
+
+    def _names(self, name: str, *, least: int, most: int) -> tuple[str, ...]:
+        found = self._get(self.found, name, name, list)
+        if not all(isinstance(v, str) for v in found) or len(set(found)) != len(found):
+            self._fail(name, "must be a list of different names")
+        if not least <= len(found) <= most:
+            self._fail(name, f"has {len(found)} names: must have {least} to {most}")
+        return tuple(found)
+
+    def _text(self, place: dict[str, Any], name: str, where: str) -> str:
+        text = self._get(place, name, where, str)
+        if not text.strip():
+            self._fail(where, "is empty")
+        return text
+
+    def _get(self, place: dict[str, Any], name: str, where: str, kind: type) -> Any:
+        if not isinstance(place.get(name), kind):
+            words = {list: "a list", dict: "an object", str: "a text"}
+            self._fail(where, f"is missing or is not {words[kind]}")
+        return place[name]
+
+    def _whole(self, value: Any, where: str, *, least: int = 0) -> int:
+        if type(value) is not int or not least <= value <= LARGEST:
+            more = ", 0 or more" if least == 0 else ""
+            self._fail(where, f"is {str(value)[:40]}: must be a whole number{more}")
+        return value
+
+    def _fail(self, where: str, what: str) -> NoReturn:
+        raise FedgftError(f"{self.source}: {where} {what}")
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST

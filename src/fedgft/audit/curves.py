@@ -1,0 +1,100 @@
+"""What the histograms show of scores: ROC, calibration, and every threshold that could be chosen.
+
+Counts are exact at the edges of the bins. Between two edges nothing is known, and that is stated:
+an area under the curve has the range that the order of rows within bins leaves open.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgft.audit.views import View
+from fedgft.metrics import CATALOG, Tally
+from fedgft.metrics.intervals import wilson
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """One group, one class against the rest."""
+
+    group: str
+    positives: float
+    negatives: float
+    thresholds: np.ndarray  # the edges, from 0 to 1
+    tpr: np.ndarray  # share of positives with a score of at least the threshold
+    fpr: np.ndarray
+    auc: float
+    auc_error: float  # the area lies within auc +- this, by the width of the bins
+    calibration: list[dict[str, float]]  # score (+- width / 2), rate, low, high, n
+
+
+def curves(seen: View, score: int = 0, *, points: int = 10) -> list[Curves]:
+    """Of every group; `score` is the place of the class among those that have scores."""
+    positive = 1 if len(seen.classes) == 2 else score
+    counts = np.maximum(seen.histogram[:, :-1, score], 0.0)  # (y, g, bin); noise goes below 0
+    found = []
+    for g, name in enumerate(seen.names):
+        yes = counts[positive, g]
+        no = counts[:, g].sum(0) - yes
+        found.append(_curves(name, yes, no, points))
+    return found
+
+
+def _curves(name: str, yes: np.ndarray, no: np.ndarray, points: int) -> Curves:
+    bins = len(yes)
+    above = lambda n: np.append(np.cumsum(n[::-1])[::-1], 0.0)  # noqa: E731
+    p, n = yes.sum(), no.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpr, fpr = above(yes) / p, above(no) / n
+        # A positive and a negative of one bin may stand either way round: half a pair each.
+        ties = float((yes * no).sum() / (p * n))
+        auc = float((above(yes)[1:] * no).sum() / (p * n)) + ties / 2
+    groups = np.array_split(np.arange(bins), min(points, bins))
+    return Curves(name, float(p), float(n), np.arange(bins + 1) / bins, tpr, fpr, auc, ties / 2,
+                  [point for part in groups if (point := _calibrated(part, yes, no))])  # fmt: skip
+
+
+def _calibrated(part: np.ndarray, yes: np.ndarray, no: np.ndarray) -> dict[str, float] | None:
+    """Of the rows with a score in these bins, how many are positive."""
+    hits, rows = yes[part].sum(), yes[part].sum() + no[part].sum()
+    if rows <= 0:
+        return None
+    middles = (part + 0.5) / len(yes)
+    score = float(((yes + no)[part] * middles).sum() / rows)
+    low, high = wilson(hits / rows, rows)
+    return {"score": score, "half_bin": 0.5 / len(yes), "rate": float(hits / rows),
+            "low": float(low), "high": float(high), "n": float(rows)}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Accuracy and gaps if all groups had the one threshold: exact at these thresholds."""
+
+    thresholds: np.ndarray
+    accuracy: np.ndarray
+    gaps: dict[str, np.ndarray]  # by metric; NaN where a group has no rate
+    selected: np.ndarray  # (threshold, group): share of positive decisions
+
+
+def sweep(seen: View) -> Sweep | None:
+    """Two classes only: of more, no single threshold decides."""
+    if not seen.scored or len(seen.classes) != 2:
+        return None
+    tally = at_thresholds(seen.histogram[:, :, 0])
+    gaps = {name: tally.gap(metric, "hard") for name, metric in CATALOG.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        selected = (tally.decision[..., 1].sum(1) / tally.count.sum(1))[:, :-1]
+    return Sweep(edges(tally), tally.accuracy(), gaps, selected)
+
+
+def at_thresholds(counts: np.ndarray) -> Tally:
+    """Decisions if the threshold were each edge in turn (leading axis), from (y, g, bin)."""
+    rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
+    above = np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
+    yes = np.moveaxis(above, -1, 0)
+    decision = np.stack((yes[:1] - yes, yes), -1)
+    return Tally(decision.sum(-1), decision, decision)
+
+
+def edges(tally: Tally) -> np.ndarray:
+    return np.arange(len(tally.count)) / (len(tally.count) - 1)

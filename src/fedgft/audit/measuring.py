@@ -1,0 +1,184 @@
+"""`measure`: the sums of one site, from arrays or from a file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgft.audit.answers import Names
+from fedgft.audit.counting import Columns, OnRows, batches_of, count, sums_of
+from fedgft.audit.private import suppress, with_noise
+from fedgft.audit.sums import Sums
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+BINS, NOISY_BINS = 100, 20  # noise goes on every bin, so a noisy histogram has fewer of them
+
+
+def measure(
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    scores: Any = None,
+    site: str = "",
+    threshold: float = 0.5,
+    bins: int | None = None,
+    classes: Sequence[Any] = (),
+    positive: Any = None,
+    min_cell: int = 0,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+) -> Sums:
+    """The sums of one site's rows: all that has to leave it.
+
+    `y_pred` holds decisions, or scores: P(positive) for two classes, or one column a class.
+    `scores` may stand beside decisions. `sensitive_features` is one column or several (a frame, a
+    dictionary, an array with two axes), None or NaN where a value is not recorded. Inputs may be
+    lists or of numpy, pandas or polars.
+
+    >>> a = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
+    >>> b = measure([1, 1], [0, 1], sensitive_features=["f", "m"], site="south")
+    >>> sum([a, b]).rows()
+    6.0
+    """
+    import polars as pl
+
+    if scores is None and _are_scores(y_true, y_pred):
+        y_pred, scores = None, y_pred
+    features = _attributes(sensitive_features)
+    frame = {"y_true": _series("y_true", y_true)}
+    frame |= {f"sensitive_features {name}": _series(name, v) for name, v in features.items()}
+    groups = tuple(frame)[1:]
+    columns = _score_columns(scores)
+    frame |= {name: _series(name, values) for name, values in columns.items()}
+    if y_pred is not None:
+        frame["y_pred"] = _series("y_pred", y_pred)
+    for name, series in frame.items():
+        if len(series) != len(frame["y_true"]):
+            raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
+    roles = Columns("y_true", groups, tuple(columns), None if y_pred is None else "y_pred",
+                    threshold, bins or (BINS if epsilon is None else NOISY_BINS))  # fmt: skip
+    names = Names(site, tuple(features), tuple(map(_text, classes)),
+                  None if positive is None else _text(positive))  # fmt: skip
+    return _measured([pl.DataFrame(frame)], roles, names, "measure()", min_cell, epsilon, delta)
+
+
+def measure_file(
+    path: str | Path,
+    *,
+    label: str,
+    group: str | Sequence[str],
+    score: str | Sequence[str] = (),
+    decision: str | None = None,
+    site: str | None = None,
+    threshold: float = 0.5,
+    bins: int | None = None,
+    classes: Sequence[str] = (),
+    positive: str | None = None,
+    values: Mapping[str, tuple[str, ...]] | None = None,
+    min_cell: int = 0,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+    on_rows: OnRows | None = None,
+) -> Sums:
+    """The sums of a CSV or Parquet file, read in batches. `site` is the file's name unless said.
+
+    `values` lists the values of group columns: then no others may occur, and under noise the names
+    themselves say nothing about the data.
+    """
+    groups = (group,) if isinstance(group, str) else tuple(group)
+    scores = (score,) if isinstance(score, str) else tuple(score)
+    roles = Columns(label, groups, scores, decision, threshold,
+                    bins or (BINS if epsilon is None else NOISY_BINS))  # fmt: skip
+    name = Path(path).stem if site is None else site
+    names = Names(name, groups, tuple(classes), positive, values)
+    batches = batches_of(path, roles)
+    return _measured(batches, roles, names, str(path), min_cell, epsilon, delta, on_rows)
+
+
+def _measured(
+    batches: Any,
+    columns: Columns,
+    names: Names,
+    source: str,
+    min_cell: int,
+    epsilon: float | None,
+    delta: float,
+    on_rows: OnRows | None = None,
+) -> Sums:
+    if min_cell and epsilon is not None:
+        raise FedgftError("--min-cell and --epsilon: noisy counts need no suppression; choose one")
+    if delta and epsilon is None:
+        raise FedgftError("--delta needs --epsilon")
+    counted = count(batches, columns, source=source, on_rows=on_rows)
+    sums = sums_of(counted, columns, names, source=source)
+    if min_cell:
+        return suppress(sums, min_cell)
+    if epsilon is not None:
+        values = dict(names.values or {})
+        declared = bool(names.classes) and all(a in values for a in names.attributes)
+        return with_noise(sums, epsilon, delta, values=values, declared=declared)
+    return sums
+
+
+def _are_scores(y_true: Any, y_pred: Any) -> bool:
+    """Two axes, or fractions where the labels are 0 and 1."""
+    array = np.asarray(y_pred)
+    if array.ndim == 2:
+        return True
+    if array.dtype.kind != "f":
+        return False
+    labels = {_text(v) for v in np.unique(np.asarray(y_true, dtype=object).astype(str))}
+    found = array[~np.isnan(array)]
+    return labels <= {"0", "1", "True", "False", "nan", "None", "<NA>"} and not (
+        set(np.unique(found).tolist()) <= {0.0, 1.0}
+    )
+
+
+def _attributes(features: Any) -> dict[str, Any]:
+    """Attribute names and their values."""
+    if isinstance(features, Mapping):
+        return {str(name): values for name, values in features.items()}
+    if hasattr(features, "columns"):
+        return {str(name): features[name] for name in features.columns}
+    array = np.asarray(features, dtype=object)
+    if array.ndim == 2:
+        return {f"group {i + 1}": array[:, i] for i in range(array.shape[1])}
+    return {str(getattr(features, "name", None) or "group"): features}
+
+
+def _score_columns(scores: Any) -> dict[str, Any]:
+    if scores is None:
+        return {}
+    array = np.asarray(scores)
+    if array.ndim == 1:
+        return {"scores": scores}
+    return {f"scores {i}": array[:, i] for i in range(array.shape[1])}
+
+
+def _series(name: str, values: Any) -> "pl.Series":
+    """A column of numbers or of text, nulls where a value is missing in any of the usual ways."""
+    import polars as pl
+
+    if isinstance(values, pl.Series):
+        return values.cast(pl.String) if values.dtype == pl.Categorical else values
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise FedgftError(f"{name} must have one axis, not {array.ndim}")
+    if array.dtype.kind in "biuf":
+        return pl.Series(name, array)
+    return pl.Series(name, [_text(v) for v in array.tolist()], dtype=pl.String)
+
+
+def _text(value: Any) -> Any:
+    """As text, None where it is missing."""
+    missing = value is None or value != value or type(value).__name__ in ("NAType", "NaTType")
+    if missing:
+        return None
+    if isinstance(value, float) and value == int(value):
+        return str(int(value))
+    return str(value)

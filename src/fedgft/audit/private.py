@@ -1,0 +1,188 @@
+"""What is done to a site's sums before they leave it: small cells withheld, or noise added.
+
+Noise goes once on the finest table of counts (group, label, decision, bin of the score), and all
+else is derived from it, so the budget is spent once. Adding or removing one row changes one of
+these counts, and the two counts of rows that could not be counted are cells of the same table:
+the sensitivity is 1. Every combination of names is a cell, rows or none.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from fedgft.audit.sums import (
+    COUNT,
+    NOISE,
+    SCORES,
+    SLACK,
+    Group,
+    Privacy,
+    Question,
+    Site,
+    Sums,
+    order,
+)
+from fedgft.types import FedgftError
+
+Noise = Callable[[list[int]], list[int]]
+
+
+def suppress(sums: Sums, min_cell: int) -> Sums:
+    """Withhold cells of 1 to min_cell - 1 rows. Histograms get coarser where they are thin.
+
+    A withheld count is read as the middle of what it may be, and is off by at most `slack`.
+    """
+    if min_cell < 3:  # a cell of "1 to 1 rows" would be no secret
+        raise FedgftError(f"--min-cell {min_cell}: must be at least 3")
+    (name, site), *_ = sums.sites.items()
+    tables, histogram, suppressed = {}, {}, 0
+    for group, table in site.tables.items():
+        small = (table[..., COUNT] > 0) & (table[..., COUNT] < min_cell)
+        suppressed += int(small.sum())
+        table = table.copy()
+        table[small] = 0.0
+        table[small, COUNT] = min_cell / 2
+        table[small, SCORES:] = min_cell / 2 / len(table)
+        table[small, SLACK] = min_cell / 2 - 1
+        tables[group] = table
+        if group in sums.histogram:
+            histogram[group] = np.where(small[..., None, None], 0.0, sums.histogram[group])
+    privacy = Privacy(min_cell=min_cell, suppressed=suppressed)
+    shown = lambda n: n if n == 0 or n >= min_cell else min_cell / 2  # noqa: E731
+    kept = Site(tables, shown(site.label_missing), shown(site.prediction_missing), (privacy,))
+    return replace(sums, sites={name: kept}, histogram=histogram)
+
+
+def runs(counts: np.ndarray, least: int) -> list[tuple[int, int]]:
+    """Bins put together from the left until `least` rows are reached: (last bin, rows) of each.
+
+    >>> runs(np.array([0.0, 4.0, 7.0, 12.0, 1.0]), 10)
+    [(2, 11), (4, 13)]
+    """
+    out: list[tuple[int, int]] = []
+    rows = 0
+    for i, n in enumerate(counts):
+        rows += int(n)
+        if rows >= least:
+            out.append((i, rows))
+            rows = 0
+    before = out.pop()[1] if out else 0  # what is left over joins the last run
+    return [*out, (len(counts) - 1, before + rows)]
+
+
+def spread(pieces: list[tuple[int, int]], start: int, bins: int) -> np.ndarray:
+    """Runs dealt evenly to their bins: the inverse of `runs`, as far as it goes."""
+    out = np.zeros(bins)
+    for last, rows in pieces:
+        out[start : last + 1] = rows / (last + 1 - start)
+        start = last + 1
+    return out
+
+
+def with_noise(
+    sums: Sums,
+    epsilon: float,
+    delta: float,
+    *,
+    values: dict[str, tuple[str, ...]],
+    declared: bool,
+) -> Sums:
+    """Discrete Laplace noise, or discrete Gaussian where delta > 0, by OpenDP.
+
+    `declared`: no name of a group or class was read from the data.
+    """
+    question = sums.asked
+    if len(question.classes) > 2:  # one row is in the histograms of all classes; counts suffice
+        question = replace(question, scored=False)
+    privacy, noise = mechanism(epsilon, delta)
+    (name, site), *_ = sums.sites.items()
+    groups = list(_domain(site, question, values))
+    finest = [_finest(group, sums, site, question) for group in groups]
+    exact = np.concatenate([*finest, [site.label_missing, site.prediction_missing]])
+    noisy = np.array(noise([int(n) for n in exact]), dtype=float)
+    tables, histogram = {}, {}
+    for group, counts in zip(groups, np.split(noisy[:-2], len(groups)), strict=True):
+        tables[group], histogram[group] = _assembled(counts, question, privacy.variance)
+    names = "declared" if declared else "from the data"
+    noised = Site(tables, noisy[-2], noisy[-1], (replace(privacy, names=names),))
+    return Sums(question, {name: noised}, histogram if question.scored else {})
+
+
+def mechanism(epsilon: float, delta: float) -> tuple[Privacy, Noise]:
+    """The least noise that OpenDP certifies for this budget, at sensitivity 1."""
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise FedgftError(f"--epsilon {epsilon:g}: must be positive")
+    if not 0 <= delta < 1:
+        raise FedgftError(f"--delta {delta:g}: must be at least 0 and below 1")
+    try:
+        import opendp.prelude as dp
+    except ModuleNotFoundError as error:
+        raise FedgftError("--epsilon needs OpenDP: pip install 'fedgft[private]'") from error
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T=int))
+    if delta == 0:
+        laplace = lambda s: dp.m.make_laplace(space, dp.l1_distance(T=int), scale=s)  # noqa: E731
+        scale = dp.binary_search_param(laplace, d_in=1, d_out=epsilon)
+        privacy = Privacy("discrete laplace", epsilon, 0.0, scale, _laplace_variance(scale))
+        return privacy, laplace(scale)
+    gauss = lambda s: dp.m.make_gaussian(space, dp.l2_distance(T=float), scale=s)  # noqa: E731
+    approximate = lambda s: dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(gauss(s)), delta)  # noqa: E731
+    scale = dp.binary_search_param(approximate, d_in=1.0, d_out=(epsilon, delta))
+    # The discrete Gaussian's variance is at most scale^2 (Canonne, Kamath & Steinke 2020).
+    return Privacy("discrete gaussian", epsilon, delta, scale, scale**2), gauss(scale)
+
+
+def feasible(question: Question) -> np.ndarray:
+    """(decision, bin): the pairs a row can have. A threshold settles all but the bin it cuts."""
+    classes, bins = len(question.classes), question.bins if question.scored else 1
+    possible = np.ones((classes, bins), dtype=bool)
+    if question.scored and question.threshold is not None:
+        edges = np.arange(bins + 1) / bins
+        possible[0] = edges[:-1] < question.threshold
+        possible[1] = edges[1:] > question.threshold
+        possible[1, -1] = True  # a score of 1 lies in the last bin and reaches any threshold
+    return possible
+
+
+def _domain(site: Site, question: Question, values: dict[str, tuple[str, ...]]) -> Iterator[Group]:
+    """Every combination of values, "not recorded" among them."""
+    each = []
+    for i, attribute in enumerate(question.attributes):
+        seen = {group[i] for group in site.tables} - {None}
+        listed = sorted(((v,) for v in values.get(attribute) or seen), key=order)
+        each.append([*(v for (v,) in listed), None])
+    return product(*each)
+
+
+def _finest(group: Group, sums: Sums, site: Site, question: Question) -> np.ndarray:
+    """The counts of one group by label and feasible (decision, bin), flat."""
+    if question.scored:
+        cells = sums.histogram.get(group, question.empty_histogram())[:, :, 0]
+    else:
+        cells = site.tables.get(group, question.empty_table())[..., COUNT, None]
+    return cells[:, feasible(question)].ravel()
+
+
+def _assembled(
+    counts: np.ndarray, question: Question, variance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A table and a histogram from noisy counts; sums of scores from the middles of the bins."""
+    possible = feasible(question)
+    classes, bins = possible.shape
+    cells = np.zeros((classes, classes, bins))
+    cells[:, possible] = counts.reshape(classes, -1)
+    table = question.empty_table()
+    table[..., COUNT] = cells.sum(-1)
+    table[..., NOISE] = variance * possible.sum(-1)
+    if question.scored:
+        table[..., SCORES] = cells @ ((np.arange(bins) + 0.5) / bins)
+    return table, cells[:, :, None, :]
+
+
+def _laplace_variance(scale: float) -> float:
+    """Of P(x) proportional to exp(-|x|/scale) on the integers."""
+    q = math.exp(-1 / scale)
+    return 2 * q / (1 - q) ** 2

@@ -1,0 +1,102 @@
+"""Thresholds of their own for each group, from the histograms alone.
+
+The thresholds that are tried are the edges of the bins, so every count is exact. For a metric with
+one condition, a tolerance t is met if all rates lie in a window [w, w + t]. For each w that a rate
+can have, every group takes its most accurate threshold with a rate in the window; the best w wins.
+With two conditions (equalized odds) the window is a square.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgft.audit.curves import at_thresholds
+from fedgft.audit.views import View
+from fedgft.metrics import Metric, Tally
+from fedgft.types import FedgftError
+
+WARNING = (
+    "Thresholds by group need the group of every person at decision time, which the law may "
+    "forbid (treating people differently by group). They were chosen and judged on the same rows, "
+    "so new people will see a somewhat larger gap; rows without a recorded group keep the old one."
+)
+GRID = 41  # lower edges that are tried along each side of a square window
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """Group thresholds that meet a metric, and what they cost."""
+
+    metric: str
+    tolerance: float
+    thresholds: dict[str, float]
+    gap: float
+    accuracy: float
+    gap_before: float
+    accuracy_before: float
+    feasible: bool  # the tolerance is met; otherwise this is the smallest gap there is
+
+
+def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
+    """The least loss of accuracy at which the gap is at most `tolerance`."""
+    if not seen.scored or len(seen.classes) != 2:
+        raise FedgftError("--adjust needs scores of two classes: measure with --score")
+    if not 0 <= tolerance < 1:
+        raise FedgftError(f"--adjust {metric.name}={tolerance:g}: must be at least 0 and below 1")
+    counts = np.maximum(seen.histogram[:, :, 0], 0.0)
+    rates, right = _candidates(metric, counts)
+    if np.isnan(rates).all(-1).any():
+        raise FedgftError(f"--adjust {metric.name}: a group has no row of the event")
+    best = _search(rates, right, tolerance)
+    feasible = best is not None
+    while best is None:  # wider and wider: about the smallest gap that thresholds can reach
+        tolerance = 1.25 * tolerance + 0.002
+        best = _search(rates, right, tolerance)
+    bins = counts.shape[-1]
+    thresholds = {name: int(t) / bins for name, t in zip(seen.names, best, strict=True)}
+    before = seen.tally.sum()
+    after = _decided(counts, best, before)
+    return Adjusted(
+        metric.name, tolerance, thresholds,
+        gap=float(after.gap(metric, "hard")), accuracy=float(after.accuracy()),
+        gap_before=float(before.gap(metric, "hard")), accuracy_before=float(before.accuracy()),
+        feasible=feasible,
+    )  # fmt: skip
+
+
+def _candidates(metric: Metric, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(v, g, t): the rate at each threshold; (g, t): how many decisions are right."""
+    tally = at_thresholds(counts)
+    rates = metric.rates(tally.statistics(metric, "hard"))  # (t, v, g)
+    right = np.einsum("tygy->gt", tally.decision[:, :, :-1])
+    return np.moveaxis(rates, 0, -1), right
+
+
+def _search(rates: np.ndarray, right: np.ndarray, tolerance: float) -> np.ndarray | None:
+    """The threshold of each group, by the best window; None where no window holds all groups."""
+    best, chosen = -np.inf, None
+    for corner in _corners(rates):
+        edge = corner[:, None, None]
+        inside = ((rates >= edge - 1e-12) & (rates <= edge + tolerance + 1e-12)).all(0)  # (g, t)
+        if not inside.any(-1).all():
+            continue
+        value = np.where(inside, right, -np.inf)
+        if value.max(-1).sum() > best:
+            best, chosen = value.max(-1).sum(), value.argmax(-1)
+    return chosen
+
+
+def _corners(rates: np.ndarray) -> np.ndarray:
+    """Lower edges of windows: all rates there are, or a grid of them for a square."""
+    sides = [np.unique(side[~np.isnan(side)]) for side in rates]
+    if len(sides) > 1:
+        sides = [np.quantile(s, np.linspace(0, 1, GRID), method="nearest") for s in sides]
+    return np.stack(np.meshgrid(*map(np.unique, sides), indexing="ij"), -1).reshape(-1, len(sides))
+
+
+def _decided(counts: np.ndarray, best: np.ndarray, before: Tally) -> Tally:
+    """The tally under these thresholds; rows without a group keep their decisions."""
+    yes = np.stack([counts[:, g, t:].sum(-1) for g, t in enumerate(best)], 1)
+    total = counts.sum(-1)[:, :-1]
+    decision = np.concatenate((np.stack((total - yes, yes), -1), before.decision[:, -1:]), 1)
+    return Tally(decision.sum(-1), decision, decision)

@@ -1,0 +1,176 @@
+"""`fedgft measure`: the sums of one site, from its table of predictions."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from fedgft.cli.console import bar, note, wrote
+from fedgft.cli.options import Flag, Many
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    from fedgft.audit import Sums
+
+SMALL = 10  # cells with fewer rows are worth a word
+
+
+def measure(
+    predictions: Path,
+    /,
+    *,
+    label: str,
+    group: list[str],
+    score: Annotated[list[str], Parameter(negative="")] | None = None,
+    decision: str | None = None,
+    threshold: float = 0.5,
+    name: str | None = None,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    positive: str | None = None,
+    classes: Annotated[list[str] | None, Many] = None,
+    bins: int | None = None,
+    min_cell: int = 0,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+    json: Annotated[bool, Flag] = False,
+) -> None:
+    """Count a site's predictions. The file that comes out holds sums, nothing about single rows.
+
+    For example: fedgft measure predictions.csv --label y --group race --group sex --score p
+
+    Parameters
+    ----------
+    predictions
+        CSV or Parquet, one row a person; it is read in batches.
+    label
+        The column with what is true.
+    group
+        A column with a group; give it again for intersections. race=White,Black lists the values.
+    score
+        The column with P(positive), in [0, 1]; with more classes one column each, in their order.
+    decision
+        The column with the decision, where it does not follow from the score.
+    threshold
+        A score of at least this much is a positive decision.
+    name
+        The site's name [default: the file's].
+    out
+        Where to write the sums [default: NAME.json].
+    positive
+        Which of two labels is the positive one [default: the last in sorted order].
+    classes
+        All labels there can be, in order, where a site may lack some.
+    bins
+        Bins of the score histograms [default: 100; 20 with --epsilon].
+    min_cell
+        Withhold counts of fewer rows than this, such as 10.
+    epsilon
+        Add noise for differential privacy with this budget.
+    delta
+        With --epsilon: discrete Gaussian noise at this delta instead of discrete Laplace.
+    json
+        Print the sums to stdout, and write no file unless --out names one.
+    """
+    import sys
+
+    from fedgft.audit import measure_file, write_sums
+    from fedgft.audit.sitefile import to_json
+
+    site = predictions.stem if name is None else name
+    if not site.strip():
+        raise FedgftError("--name is empty")
+    place = out.expanduser() if out else None if json else Path(f"{_as_file(site)}.json")
+    if place is not None:
+        _check_place(place, site)
+    columns, values = _groups(predictions, group)
+    with bar() as progress:
+        sums = measure_file(
+            predictions, label=label, group=columns, score=score or (), decision=decision,
+            site=site, threshold=threshold, bins=bins, classes=classes or (), positive=positive,
+            values=values, min_cell=min_cell, epsilon=epsilon, delta=delta,
+            on_rows=progress.rows,
+        )  # fmt: skip
+    for text in _notes(sums, site):
+        note(text)
+    if place is not None:
+        wrote([write_sums(sums, place)])
+    if json:
+        sys.stdout.write(to_json(sums))
+
+
+def _groups(path: Path, asked: list[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Columns, and the values of those that list them: `race=White,Black`; `race,sex` is two."""
+    from fedgft.audit.counting import header
+    from fedgft.data.roles import group_columns
+
+    known, columns, values = header(path), [], {}
+    for item in asked:
+        name, equals, listed = item.partition("=")
+        if equals and item not in known:
+            columns.append(name)
+            values[name] = tuple(value.strip() for value in listed.split(",") if value.strip())
+            if not values[name]:
+                raise FedgftError(f"--group {item}: lists no values")
+        else:
+            columns += group_columns(item, known)
+    return tuple(columns), values
+
+
+def _as_file(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "site"
+
+
+def _check_place(path: Path, site: str) -> None:
+    """Only the sums of the same site are written over."""
+    from fedgft.audit import read_sums
+
+    if path.is_dir():
+        raise FedgftError(f"--out {path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise FedgftError(f"--out {path}: there is no folder {path.parent}")
+    if not path.exists():
+        return
+    try:
+        (held,) = read_sums(path).sites
+    except FedgftError:
+        raise FedgftError(
+            f"--out {path}: exists and holds no sums of ours; name another file"
+        ) from None
+    if held != site:
+        raise FedgftError(f"--out {path}: holds the sums of site '{held}'; name another file")
+
+
+def _notes(sums: "Sums", name: str) -> list[str]:
+    from fedgft.audit.sums import COUNT
+
+    site, question = sums.sites[name], sums.question
+    said = [f"{name}: {sums.rows():,.0f} rows in {len(site.tables)} group(s)"]
+    if question is not None and len(question.classes) == 2:
+        said.append(f"the positive class is '{question.classes[1]}' (--positive names another)")
+    elif question is not None:
+        said.append(f"classes, in the order of the score columns: {', '.join(question.classes)}")
+    for what, missing in (("label", site.label_missing), ("prediction", site.prediction_missing)):
+        if missing > 0:
+            said.append(f"{missing:,.0f} row(s) without a {what} are counted apart")
+    unknown = sum(t[..., COUNT].sum() for g, t in site.tables.items() if None in g)
+    if unknown > 0:
+        said.append(f"a group is not recorded for {unknown:,.0f} row(s)")
+    for how in site.privacy:
+        if how.min_cell:
+            said.append(f"{how.suppressed} cell(s) of 1 to {how.min_cell - 1} rows are withheld")
+        else:
+            said.append(
+                f"{how.mechanism} noise of scale {how.scale:.3g} is on every count: epsilon "
+                f"{how.epsilon:g}, delta {how.delta:g} for one row; measuring again spends it again"
+            )
+            if how.names != "declared":
+                said.append(
+                    "the names of groups and classes come from the data and are not protected: "
+                    "list them (--group race=A,B --classes no yes)"
+                )
+    counts = [n for t in site.tables.values() for n in t[..., COUNT].flat]
+    small = sum(0 < n < SMALL for n in counts)
+    if small and not site.privacy:
+        said.append(f"{small} cell(s) have fewer than {SMALL} rows (--min-cell {SMALL} withholds)")
+    return said

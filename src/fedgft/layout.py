@@ -1,0 +1,32 @@
+"""What pages are made of: tables of plain text, and templates that escape all of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    stubs: int  # leading columns that name a row; the others hold numbers
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        clean = lambda cells: " | ".join(c.replace("|", "\\|") for c in cells)  # noqa: E731
+        rule = ["---"] * self.stubs + ["---:"] * (len(self.header) - self.stubs)
+        lines = [self.header, tuple(rule), *self.rows]
+        body = "\n".join(f"| {clean(line)} |" for line in lines)
+        below = "".join(f"\n{note}\n" for note in self.notes)
+        return f"**{self.title}**\n\n{body}\n{below}"
+
+
+def render(template: str, /, **values: Any) -> str:
+    """One of our templates, filled. Text is escaped; a name that is not there is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedgft"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(template).render(**values)
