@@ -10,7 +10,6 @@ from fedgft.audit.rates import FEW, Gap, Rates
 from fedgft.audit.sums import Sums
 from fedgft.audit.views import Pool, View
 from fedgft.metrics import Metric
-from fedgft.metrics.intervals import Limits
 
 SHOWN = 3  # names in a sentence; of the others, how many
 
@@ -34,7 +33,12 @@ def about_groups(metric: Metric, seen: View, rates: Rates) -> Iterator[str]:
 
 
 def about_sites(
-    metric: Metric, seen: View, gap: Gap, where: Locality, sites: Sequence[str], whole: Limits
+    metric: Metric,
+    seen: View,
+    gap: Gap,
+    where: Locality,
+    sites: Sequence[str],
+    whole: tuple[float, float],
 ) -> Iterator[str]:
     """Simpson's paradox: the view from within the sites is not the view over all of them."""
     first, second = (seen.names[g] for g in gap.pair or ())
@@ -58,7 +62,7 @@ def about_sites(
             f"all sites it is {span(over_all, *whole)}: no site's own view shows it."
         )
     if whole[0] > 0:
-        against = np.flatnonzero(where.high < 0)
+        against = np.flatnonzero(where.against)
         if len(against):
             names = listed([sites[int(k)] for k in against])
             yield f"{pair}: {names} see(s) the gap the other way round, beyond chance."

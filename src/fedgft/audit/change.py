@@ -4,6 +4,7 @@ The two are taken as independent. If both models were measured on the same rows 
 together, and the true intervals are narrower than these.
 """
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.audit.alerts import points
+from fedgft.audit.plain import views_of
 from fedgft.audit.tabulated import DASH, between
 from fedgft.audit.text import document
 from fedgft.layout import Table
@@ -40,6 +42,9 @@ class Comparison:
         views = self.found["views"]
         return [make(self.found, title) for title in views for make in (_gap_table, _rate_table)]
 
+    def to_json(self) -> str:
+        return json.dumps(self.found, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
     def to_markdown(self) -> str:
         return document(
             "# Fairness audits, old and new", LEAD, self.verdict(), self.found["warnings"],
@@ -61,26 +66,23 @@ def compare(old: Plain, new: Plain) -> Comparison:
     for name in ("classes", "groups"):
         if old[name] != new[name]:
             raise FedgftError(f"--compare: {name} differ: {old[name]} and {new[name]}")
-    views = [old["groups"], *(t for t in old["attributes"] if t != old["groups"])]
     found = {
         "format": FORMAT,
         "groups": old["groups"],
         "accuracy": _changed(old["accuracy"], new["accuracy"], "rate"),
         "views": {
-            title: {name: _metric(name, _view(old, title), _view(new, title)) for name in CATALOG}
-            for title in views
+            title: _view(views_of(old)[title], views_of(new)[title]) for title in views_of(old)
         },
         "warnings": _warnings(old, new),
     }
     return Comparison(found)
 
 
-def _view(summary: Plain, title: str) -> Plain:
-    return summary["attributes"].get(title, summary)["metrics"]
+def _view(old: Plain, new: Plain) -> Plain:
+    return {name: _metric(old["metrics"][name], new["metrics"][name]) for name in CATALOG}
 
 
-def _metric(name: str, old: Plain, new: Plain) -> Plain:
-    first, second = old[name], new[name]
+def _metric(first: Plain, second: Plain) -> Plain:
     groups = {
         group: _changed(first["groups"][group], second["groups"][group], "rate")
         for group in first["groups"]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedgft.audit.answers import Names, classes_of, tables_of
 from fedgft.audit.sums import Question, Site, Sums
 from fedgft.data.columns import column_of, numbers_of
@@ -170,13 +172,11 @@ def _scores(series: "pl.Series", *, source: str) -> "pl.Series":
 
 
 def _bins(score: "pl.Series", bins: int) -> "pl.Series":
-    """The i with i/bins <= score < (i+1)/bins, exactly; a product alone rounds across edges."""
+    """The i with i/bins <= score < (i+1)/bins, as floats compare; 1 lies in the last bin."""
     import polars as pl
 
-    first = (score * bins).floor()
-    up = (score >= (first + 1) / bins).cast(pl.Float64)
-    down = (score < first / bins).cast(pl.Float64)
-    return (first + up - down).clip(0, bins - 1).cast(pl.Int64)
+    edges = np.arange(1, bins) / bins  # a product of the score would round across them
+    return pl.Series(np.searchsorted(edges, score.to_numpy(), side="right"), dtype=pl.Int64)
 
 
 def _check_total(frame: "pl.DataFrame", columns: Columns, *, source: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Locality:
     local: np.ndarray  # the same two groups as globally, signed
     low: np.ndarray
     high: np.ndarray
+    against: np.ndarray  # signed the other way, beyond chance with as many sites to look at
     contribution: np.ndarray  # the site's share of the signed gap: they add up to it
     heterogeneity: float
     total_variation: float
@@ -35,7 +37,9 @@ def locality(metric: Metric, seen: View, gap: Gap) -> Locality:
     own = own_gaps(by_site.rate, seen.tally.count.sum(1)[:, :-1] > 0)
     if gap.pair is None or gap.condition is None:
         none, nan = np.full(len(own), math.nan), math.nan
-        return Locality(own, none, none, none, none, nan, nan, nan, nan, (nan, nan, nan), by_site)
+        no_site = np.zeros(len(own), dtype=bool)
+        return Locality(own, none, none, none, no_site, none, nan, nan, nan, nan,
+                        (nan, nan, nan), by_site)  # fmt: skip
     first, second = (by_site.of(gap.condition, group) for group in gap.pair)
     local, low, high = apart(first, second)
     statistics = seen.tally.statistics(metric, "hard")
@@ -47,6 +51,7 @@ def locality(metric: Metric, seen: View, gap: Gap) -> Locality:
     return Locality(
         gap=own,
         local=local, low=low, high=high,
+        against=apart(first, second, NormalDist().inv_cdf(1 - 0.025 / len(own)))[2] < 0,
         contribution=exact.contributions,
         heterogeneity=known.heterogeneity if proper else math.nan,
         total_variation=known.total_variation,

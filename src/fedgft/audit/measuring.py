@@ -1,6 +1,6 @@
 """`measure`: the sums of one site, from arrays or from a file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ def measure(
     site: str = "",
     threshold: float = 0.5,
     bins: int | None = None,
-    classes: Sequence[Any] = (),
+    classes: Iterable[Any] = (),
     positive: Any = None,
     min_cell: int = 0,
     epsilon: float | None = None,

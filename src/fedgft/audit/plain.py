@@ -1,9 +1,11 @@
 """Estimates as plain values that JSON can hold: null where something is not estimable."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -121,6 +123,32 @@ def privacy(sums: Sums) -> Plain:
             used[kind] = used.get(kind, 0) + 1
     spent = [sum(p.epsilon for p in site.privacy) for site in sums.sites.values()]
     return {"sites": used, "largest_epsilon": max(spent, default=0.0) or None}
+
+
+def views_of(summary: Plain) -> dict[str, Plain]:
+    """By each attribute, and by all of them together, which is the summary's own."""
+    return {**summary["attributes"], summary["groups"]: summary}
+
+
+def to_json(summary: Plain) -> str:
+    """Indented for people; a site is one line, however many there are."""
+    held, token = [], uuid4().hex  # a place holder that no name in the data can be
+
+    def without_sites(look: Plain) -> Plain:
+        lines = [f"{_line(name)}: {_line(site)}" for name, site in look["sites"].items()]
+        held.append("{\n    " + ",\n    ".join(lines) + "\n  }")
+        return look | {"sites": f"{token} {len(held) - 1}"}
+
+    bare = without_sites(summary)
+    bare["attributes"] = {t: without_sites(look) for t, look in summary["attributes"].items()}
+    text = json.dumps(bare, indent=2, allow_nan=False, ensure_ascii=False)
+    for i, lines in enumerate(held):
+        text = text.replace(f'"{token} {i}"', lines, 1)
+    return text + "\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def number(value: Any) -> float | None:

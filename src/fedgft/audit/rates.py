@@ -14,6 +14,7 @@ import numpy as np
 from fedgft.audit.views import View
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.intervals import Z95, Limits, difference, folded, ratio, simultaneous, wilson
+from fedgft.types import Value
 
 FEW = 10  # rows: with fewer in a group there is a rate, but no interval is claimed for it
 CLEAR = 5.0  # a count must be so many standard deviations of its noise to divide by
@@ -52,8 +53,8 @@ class Rates:
         return self[..., condition, group]
 
     def __getitem__(self, at: Any) -> "Rates":
-        return Rates(self.rate[at], self.n[at], self.error[at], self.slack[at], self.valid[at],
-                     self.proportion)  # fmt: skip
+        arrays = (self.rate, self.n, self.error, self.slack, self.valid)
+        return Rates(*(np.asarray(array[at]) for array in arrays), proportion=self.proportion)
 
 
 def rates_of(metric: Metric, seen: View, kind: Kind, *, by_site: bool = False) -> Rates:
@@ -180,16 +181,16 @@ def _extremes(limits: Limits, rates: Rates, *, largest: bool) -> tuple[float | N
     return ends[0] if complete else None, ends[1]
 
 
-def apart(first: Rates, second: Rates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """first - second with its own 95% interval; NaN where none is claimed."""
+def apart(first: Rates, second: Rates, z: float = Z95) -> tuple[Value, Value, Value]:
+    """first - second with its own interval, 95% unless z says more; NaN where none is claimed."""
     with np.errstate(invalid="ignore"):
-        low, high = difference(first.rate, first.limits(), second.rate, second.limits())
+        low, high = difference(first.rate, first.limits(z), second.rate, second.limits(z))
     slack, both = first.slack + second.slack, first.valid & second.valid
     clip = lambda a: np.where(both, np.clip(a, -1.0, 1.0), np.nan)  # noqa: E731
     return first.rate - second.rate, clip(low - slack), clip(high + slack)
 
 
-def quotient(first: Rates, second: Rates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def quotient(first: Rates, second: Rates) -> tuple[Value, Value, Value]:
     """first / second with its own 95% interval."""
     both = first.valid & second.valid
     ends = []

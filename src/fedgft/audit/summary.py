@@ -42,9 +42,12 @@ class Audit:
         rates = rates_of(get_metric(metric), self.view, "hard")
         if len(rates.rate) != 1:
             raise FedgftError(f"{metric} compares several rates; name one with a single one")
-        pair = (rates.of(0, self.view.index(name)) for name in (first, second))
-        value, low, high = (float(x) for x in apart(*pair))
+        one, other = (rates.of(0, self.view.index(name)) for name in (first, second))
+        value, low, high = (float(x) for x in apart(one, other))
         return value, low, high
+
+    def to_json(self) -> str:
+        return plain.to_json(self.summary)
 
     def to_markdown(self) -> str:
         from fedgft.audit.text import markdown
@@ -103,8 +106,7 @@ def audit(
                     "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)",
         "accuracy": plain.accuracy(seen[-1]),
         **looks[-1],
-        "attributes": {view.title: look for view, look in zip(seen, looks, strict=True)}
-                      if len(seen) > 1 else {},
+        "attributes": {v.title: look for v, look in zip(seen[:-1], looks[:-1], strict=True)},
         "adjusted": adjusted,
         "privacy": plain.privacy(total),
         "warnings": list(dict.fromkeys(warnings)),
@@ -121,7 +123,8 @@ def _look(
     out: Plain = {"metrics": {}, "scores": {}, "heterogeneity": {}, "tv": {}, "bound": {},
                   "within": {}, "warnings": []}  # fmt: skip
     rows = seen.tally.count[..., :-1].sum((1, 2))
-    by_site = [{"n": plain.count(n), "gap": {}, "contribution": {}, "local": {}} for n in rows]
+    by_site = [{"n": plain.count(n), "gap": {}, "contribution": {}, "local": {}}
+               for n in rows.tolist()]  # fmt: skip
     reference = reference_of(seen, references)
     for name, metric in CATALOG.items():
         rates = rates_of(metric, seen, "hard")

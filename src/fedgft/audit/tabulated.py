@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedgft.audit.alerts import points
+from fedgft.audit.plain import views_of
 from fedgft.audit.verdict import VERDICT, leading
 from fedgft.layout import Table
 from fedgft.metrics import CATALOG
@@ -25,9 +26,8 @@ def tables(summary: Plain) -> Iterator[Table]:
     yield replace(first, notes=(EXPLAINED, *first.notes))
     yield _groups(summary, summary["groups"])
     for title, view in summary["attributes"].items():
-        if title != summary["groups"]:
-            yield _metrics(view, title)
-            yield _groups(view, title)
+        yield _metrics(view, title)
+        yield _groups(view, title)
     yield from _references(summary)
     yield _sites(summary)
     yield from _adjusted(summary)
@@ -36,7 +36,7 @@ def tables(summary: Plain) -> Iterator[Table]:
 
 def few_tables(summary: Plain) -> Iterator[Table]:
     """What fits a terminal: gaps by each attribute, rates, and the sites that matter most."""
-    for title, view in (summary["attributes"] or {summary["groups"]: summary}).items():
+    for title, view in views_of(summary).items():
         yield _metrics(view, title)
     yield _groups(summary, summary["groups"])
     yield from _references(summary)
@@ -89,7 +89,7 @@ def _rate(found: Plain) -> str:
 
 
 def _references(summary: Plain) -> Iterator[Table]:
-    for title, view in (summary["attributes"] or {summary["groups"]: summary}).items():
+    for title, view in views_of(summary).items():
         rows = [
             (CATALOG[name].title, group, _points(d["difference"]),
              between(d["low"], d["high"], 100, 1),

@@ -1,13 +1,13 @@
 """`fedgft audit`: from the files of all sites to one account of fairness."""
 
-import json as json_format
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, note, out, print_json, print_table, wrote
+from fedgft.cli.console import bar, note, out, print_table, wrote
 from fedgft.cli.options import Flag, Many
 from fedgft.types import FedgftError
 
@@ -74,7 +74,7 @@ def audit(
         with open_folder(place):
             wrote(_write(place, made))
     if json:
-        print_json(made.to_dict())
+        sys.stdout.write(made.to_json())
     else:
         _show(made)
     _gate(made, limits)
@@ -119,17 +119,13 @@ def _check_place(folder: Path) -> None:
 def _write(folder: Path, made: Any) -> list[Path]:
     from fedgft.files import whole
 
-    texts = (made.to_html(), made.to_markdown(), _json(made.to_dict()))
+    texts = (made.to_html(), made.to_markdown(), made.to_json())
     written = []
     for name, text in zip(REPORT, texts, strict=True):
         with whole(folder / name) as part:
             part.write_text(text, "utf-8")
         written.append(folder / name)
     return written
-
-
-def _json(value: Any) -> str:
-    return json_format.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _show(made: "Audit") -> None:
@@ -159,10 +155,11 @@ def _signed(said: list[tuple[bool | None, str]]) -> None:
 
 def _gate(made: "Audit", limits: dict[str, float]) -> None:
     """Every view counts: a gap between single attributes can be surer than one between cells."""
+    from fedgft.audit.plain import views_of
+
     summary, failed = made.to_dict(), []
-    looks = summary["attributes"] or {summary["groups"]: summary}
     for name, limit in limits.items():
-        for title, look in looks.items():
+        for title, look in views_of(summary).items():
             found = look["metrics"][name]
             numbers = found if found["gap"] is not None else found["among_estimable"] or {}
             low = numbers.get("low")
@@ -190,7 +187,7 @@ def _compare(folders: tuple[Path, Path], place: Path | None, *, json: bool) -> N
         with open_folder(place):
             wrote(_write(place, found))
     if json:
-        print_json(found.to_dict())
+        sys.stdout.write(found.to_json())
         return
     _signed(found.verdict())
     for table in found.tables():

@@ -1,0 +1,218 @@
+"""The audit against Fairlearn on the pooled rows, and against what the theory says of sites."""
+
+import json
+
+import numpy as np
+import pytest
+from fairlearn.metrics import (
+    demographic_parity_difference,
+    equal_opportunity_difference,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, roc_auc_score
+
+from fedgft.audit import audit, measure
+from fedgft.metrics import CATALOG
+from fedgft.theory import locally_fair_globally_unfair, locally_unfair_globally_fair, simpson
+from pooled import by_group, estimable, fairlearn
+
+ROW = st.tuples(
+    st.integers(0, 1), st.integers(0, 1), st.sampled_from("abc"), st.sampled_from("NSEW")
+)
+
+
+@given(st.lists(ROW, min_size=2, max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_audit_of_many_sites_is_fairlearn_on_the_pooled_rows(rows):
+    y, d, g, sites = (np.array(column) for column in zip(*rows, strict=True))
+    if len(np.unique(g)) < 2:
+        return
+    parts = [measure(y[sites == s], d[sites == s], sensitive_features=g[sites == s], site=str(s))
+             for s in np.unique(sites)]  # fmt: skip
+    made = audit(parts).to_dict()
+    for name, (difference, ratio) in fairlearn(y, d, g).items():
+        found = made["metrics"][name]
+        if not estimable(name, y, d, g):
+            assert found["gap"] is None and found["ratio"] is None
+            continue
+        assert found["gap"] == pytest.approx(difference, abs=1e-12)
+        if ratio is not None and found["ratio"] is not None:
+            assert found["ratio"] == pytest.approx(ratio, abs=1e-12)
+    for s in np.unique(sites):  # and a site's own gap is Fairlearn's on its rows alone
+        mine = sites == s
+        for name, (difference, _) in fairlearn(y[mine], d[mine], g[mine]).items():
+            found = made["sites"][str(s)]["gap"][name]
+            if len(np.unique(g[mine])) < 2 or not estimable(name, y[mine], d[mine], g[mine]):
+                assert found is None
+            else:
+                assert found == pytest.approx(difference, abs=1e-12)
+
+
+@given(st.lists(ROW, min_size=2, max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_sites_add_up_and_the_bound_holds(rows):
+    y, d, g, sites = (np.array(column) for column in zip(*rows, strict=True))
+    parts = [measure(y[sites == s], d[sites == s], sensitive_features=g[sites == s], site=str(s))
+             for s in np.unique(sites)]  # fmt: skip
+    made = audit(parts).to_dict()
+    assert sum(site["n"] for site in made["sites"].values()) == len(rows)
+    for name, found in made["metrics"].items():
+        if found["pair"] is None:
+            continue
+        shares = [site["contribution"][name] for site in made["sites"].values()]
+        assert sum(shares) == pytest.approx(found["signed_gap"], abs=1e-12)
+        assert found["signed_gap"] <= made["bound"][name] + 1e-12
+        assert made["tv"][name] <= 1 + 1e-12
+        if made["heterogeneity"][name] is not None:
+            assert made["tv"][name] <= made["heterogeneity"][name] / 2 + 1e-12
+    json.loads(audit(parts).to_json())  # no NaN in it
+
+
+def example(made, names=("women", "men")):
+    parts = []
+    for k in range(int(made.clients.max()) + 1):
+        mine = made.clients == k
+        groups = np.array(names)[made.groups[mine]]
+        parts.append(
+            measure(made.labels[mine], made.decisions[mine], sensitive_features=groups,
+                    site=f"site {k}")
+        )  # fmt: skip
+    return parts
+
+
+def test_simpsons_admissions():
+    found = audit(example(simpson())).to_dict()
+    sp = found["metrics"]["sp"]
+    assert sp["gap"] == pytest.approx(0.48) and sp["pair"] == ["men", "women"]
+    assert [site["gap"]["sp"] for site in found["sites"].values()] == pytest.approx([0, 0])
+    assert found["within"]["sp"]["gap"] == pytest.approx(0)
+    assert any("Simpson" in text and "statistical parity" in text for text in found["warnings"])
+    assert found["metrics"]["fpr"]["gap"] is None  # nobody has label 0
+    nothing = {"rate": None, "low": None, "high": None, "n": 0}
+    assert found["metrics"]["fpr"]["groups"]["women"] == nothing
+
+
+def test_local_and_global_fairness_are_different_things():
+    """Theorem 4.1: neither follows from the other, and the audit says which is which."""
+    hidden = audit(example(locally_fair_globally_unfair(5, 0.6))).to_dict()
+    assert hidden["metrics"]["sp"]["low"] > 0
+    assert max(site["gap"]["sp"] for site in hidden["sites"].values()) == 0
+    assert any("Simpson" in text for text in hidden["warnings"])
+    cancelled = audit(example(locally_unfair_globally_fair(4, 0.9))).to_dict()
+    assert cancelled["metrics"]["sp"]["gap"] == pytest.approx(0)
+    assert min(site["gap"]["sp"] for site in cancelled["sites"].values()) >= 0.9
+
+
+def test_the_gap_the_other_way_round_within_sites():
+    """Every site prefers b, the whole prefers a: the paradox in full."""
+    generator = np.random.default_rng(0)
+    parts = []
+    for site, rows, rates in (("high", (900, 100), (0.8, 0.95)), ("low", (100, 900), (0.1, 0.25))):
+        drawn = [generator.random(n) < r for n, r in zip(rows, rates, strict=True)]
+        d = np.concatenate(drawn).astype(int)
+        g = np.repeat(["a", "b"], rows)
+        parts.append(measure(np.ones_like(d), d, sensitive_features=g, site=site))
+    found = audit(parts).to_dict()
+    assert found["metrics"]["sp"]["pair"] == ["a", "b"] and found["within"]["sp"]["high"] < 0
+    assert any("the other way round" in text and "Simpson" in text for text in found["warnings"])
+
+
+def test_a_group_nobody_can_say_anything_about():
+    y, d = [1, 0, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0]
+    found = audit(measure(y, d, sensitive_features=list("aabbcc"), site="n")).to_dict()
+    eop = found["metrics"]["eop"]
+    assert eop["gap"] is None and eop["low"] is None and eop["among_estimable"]["gap"] == 1
+    assert eop["groups"]["c"]["rate"] is None
+    text = audit(measure(y, d, sensitive_features=list("aabbcc"), site="n")).to_markdown()
+    assert "not estimable (n=0)" in text
+    assert any("c" in w and "not the same as fair" in w for w in found["warnings"])
+
+
+def test_few_rows_have_a_rate_but_no_interval():
+    y = [1] * 40
+    d = [1] * 15 + [0] * 15 + [1] * 4 + [0] * 6
+    g = ["a"] * 30 + ["b"] * 4 + ["c"] * 6
+    found = audit(measure(y, d, sensitive_features=g, site="n")).to_dict()["metrics"]["sp"]
+    assert found["groups"]["a"]["low"] is not None
+    assert found["groups"]["b"] == {"rate": 1.0, "low": None, "high": None, "n": 4}
+    assert found["gap"] == 1 and found["low"] is None and found["high"] is None
+    more = audit(measure(y * 2, d * 2, sensitive_features=["a"] * 30 + ["b"] * 10 + g, site="n"))
+    text = more.to_markdown()
+    assert "(n=6: too few for an interval)" in text and "fewer than 10 rows" in text
+
+
+def test_attributes_and_intersections():
+    generator = np.random.default_rng(1)
+    n = 400
+    y, d = generator.integers(0, 2, (2, n))
+    race, sex = generator.choice(["w", "b", None], n), generator.choice(["m", "f"], n)
+    found = audit(measure(y, d, sensitive_features={"race": race, "sex": sex}, site="n")).to_dict()
+    assert found["groups"] == "race & sex" and list(found["attributes"]) == ["race", "sex"]
+    assert set(found["metrics"]["sp"]["groups"]) == {"b & f", "b & m", "w & f", "w & m"}
+    known = np.array([r is not None for r in race])
+    both = np.array([f"{r} & {s}" for r, s in zip(race, sex, strict=True)])
+    views = {"race & sex": (both, known), "race": (race, known), "sex": (sex, known | True)}
+    for title, (groups, rows) in views.items():
+        view = found if title == "race & sex" else found["attributes"][title]
+        reference = demographic_parity_difference(
+            y[rows], d[rows], sensitive_features=groups[rows].astype(str)
+        )
+        assert view["metrics"]["sp"]["gap"] == pytest.approx(reference, abs=1e-12)
+    assert found["rows"]["not_recorded"] == (~known).sum()
+    assert any(f"not recorded for {(~known).sum()} of 400 rows" in w for w in found["warnings"])
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_three_classes(scored):
+    """One against the rest, as Fairlearn sees each class."""
+    generator = np.random.default_rng(2)
+    n = 300
+    y = generator.choice(["hi", "lo", "mid"], n)
+    p = generator.dirichlet(np.ones(3), n)
+    classes = np.array(["hi", "lo", "mid"])
+    d, g = classes[p.argmax(1)], generator.choice(["a", "b"], n)
+    output = {"y_pred": p} if scored else {"y_pred": d}
+    parts = [measure(y[i::3], output["y_pred"][i::3], sensitive_features=g[i::3], site=str(i),
+                     classes=classes) for i in range(3)]  # fmt: skip
+    found = audit(parts).to_dict()
+    for name, reference in (
+        ("sp", demographic_parity_difference),
+        ("eop", equal_opportunity_difference),
+    ):
+        each = [reference(y == c, (d == c).astype(int), sensitive_features=g) for c in classes[1:]]
+        assert found["metrics"][name]["gap"] == pytest.approx(max(each), abs=1e-12)
+    right = np.ptp(by_group(accuracy_score, y, d, g))
+    assert found["metrics"]["acc"]["gap"] == pytest.approx(right, abs=1e-12)
+    assert found["metrics"]["eop"]["condition"] in ("class lo", "class mid")
+    if scored:
+        mid = found["auc"]["mid"]["a"]
+        reference = roc_auc_score(y[g == "a"] == "mid", p[g == "a", 2])
+        assert abs(mid["auc"] - reference) <= mid["bin_error"]
+    assert "Fairness audit" in audit(parts).to_html()
+
+
+def test_reference_groups_and_pairs():
+    generator = np.random.default_rng(4)
+    y, d = generator.integers(0, 2, (2, 600))
+    g = generator.choice(["a", "b", "c"], 600)
+    made = audit(measure(y, d, sensitive_features=g, site="n"), reference_groups=["b"])
+    sp = made.to_dict()["metrics"]["sp"]
+    assert sp["reference"] == "b" and set(sp["against_reference"]) == {"a", "c"}
+    value, low, high = made.difference("sp", "a", "b")
+    found = sp["against_reference"]["a"]
+    assert (value, low, high) == (found["difference"], found["low"], found["high"])
+    assert value == pytest.approx(d[g == "a"].mean() - d[g == "b"].mean())
+    assert low < value < high
+
+
+def test_names_that_look_alike_are_pointed_out():
+    parts = [measure([1, 0], [1, 0], sensitive_features=["White", "Black"], site="n"),
+             measure([1, 0], [1, 0], sensitive_features=["white ", "Black"], site="s")]  # fmt: skip
+    assert any("'White' and 'white '" in text for text in audit(parts).warnings)
+
+
+def test_every_metric_of_the_catalogue_is_there():
+    found = audit(measure([1, 0], [1, 0], sensitive_features=["a", "b"], site="n")).to_dict()
+    for place in ("metrics", "heterogeneity", "tv", "bound", "within"):
+        assert list(found[place]) == list(CATALOG)

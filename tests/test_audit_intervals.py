@@ -1,0 +1,175 @@
+"""Do the intervals hold? 2,000 federations whose true rates are known, and files with noise."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from fedgft.audit import audit, measure
+from fedgft.audit.locality import locality, within_sites
+from fedgft.audit.private import mechanism
+from fedgft.audit.rates import FEW, apart, rates_of, widest
+from fedgft.audit.sums import COUNT, NOISE, Question, Site, Sums
+from fedgft.audit.views import pool, views
+from fedgft.metrics import CATALOG
+from fedgft.metrics.tally import Tally
+from fedgft.theory import Compared, compare
+
+FEDERATIONS = 2000
+METRICS = ("sp", "eop", "cal", "acc", "fpr")
+
+
+def federations(*, seed: int, smallest: int, noise: float = 0.0):
+    """Sums of a random federation, and the true distribution: (group, label, decision).
+
+    Where a person of a group goes, and what happens there, differs from group to group and from
+    site to site. Some groups are small, some sites have none of a group.
+    """
+    generator = np.random.default_rng(seed)
+    privacy, add = mechanism(noise, 0.0) if noise else (None, None)
+    for _ in range(FEDERATIONS):
+        groups, sites = generator.integers(2, 6), generator.integers(2, 7)
+        rows = np.exp(generator.uniform(np.log(smallest), np.log(3000), groups)).astype(int)
+        where = generator.dirichlet(np.ones(sites), groups)
+        what = generator.dirichlet(4 * generator.dirichlet(np.full(4, 2.0)) + 0.2, (groups, sites))
+        chance = (where[..., None] * what).reshape(groups, -1)
+        counts = np.stack([generator.multinomial(n, p) for n, p in zip(rows, chance, strict=True)])
+        if add is not None:
+            counts = np.array(add(counts.ravel().tolist())).reshape(counts.shape)
+        tables = np.zeros((groups, sites, 2, 2, 3))
+        tables[..., COUNT] = counts.reshape(groups, sites, 2, 2)
+        tables[..., NOISE] = privacy.variance if privacy else 0.0
+        names = [(str(g),) for g in range(groups)]
+        held = {str(k): Site(dict(zip(names, tables[:, k], strict=True))) for k in range(sites)}
+        truth = chance.reshape(groups, sites, 2, 2).sum(1)
+        yield Sums(Question(("0", "1"), ("g",)), held), truth
+
+
+def true_rates(metric, truth: np.ndarray) -> np.ndarray:
+    decision = np.moveaxis(truth, 0, 1)
+    decision = np.concatenate((decision, np.zeros_like(decision[:, :1])), 1)
+    tally = Tally(decision.sum(-1), decision, decision)
+    return metric.rates(tally.statistics(metric, "hard"))
+
+
+def coverage(*, seed: int, smallest: int, noise: float = 0.0) -> tuple[float, float, int]:
+    """Of signed gaps of all pairs, and of largest gaps, over all metrics."""
+    pairs, largest = [], []
+    for sums, truth in federations(seed=seed, smallest=smallest, noise=noise):
+        (seen,) = views(pool(sums))
+        for name in METRICS:
+            metric = CATALOG[name]
+            rates, true = rates_of(metric, seen, "hard"), true_rates(metric, truth)
+            i, j = np.triu_indices(len(seen.names), 1)
+            _, low, high = apart(rates[0, i], rates[0, j])
+            known = ~np.isnan(low)
+            apart_truly = true[0, i] - true[0, j]
+            pairs += ((low <= apart_truly) & (apart_truly <= high))[known].tolist()
+            gap, wanted = widest(rates), float(np.ptp(true))
+            if gap.low is not None and gap.high is not None:
+                largest.append(gap.low <= wanted <= gap.high)
+            elif gap.low is not None:  # some groups are too small: the lower limit still holds
+                assert not rates.valid.all()
+                largest.append(gap.low <= wanted)
+    return float(np.mean(pairs)), float(np.mean(largest)), len(pairs)
+
+
+def test_signed_gaps_are_covered_19_times_in_20_and_largest_gaps_at_least():
+    """Groups of 5 rows and more; no interval is claimed below 10 rows of the event."""
+    pairs, largest, number = coverage(seed=0, smallest=5)
+    assert number > 30_000
+    assert 0.93 <= pairs <= 0.97
+    assert largest >= 0.93
+
+
+def test_noise_is_in_the_intervals():
+    """Discrete Laplace noise of epsilon 0.5 on every cell of every site."""
+    pairs, largest, number = coverage(seed=1, smallest=60, noise=0.5)
+    assert number > 30_000
+    assert 0.93 <= pairs <= 0.97
+    assert largest >= 0.93
+
+
+def test_without_knowing_of_the_noise_they_would_not_hold():
+    """The check above can fail: the same noise, not declared."""
+    missed = []
+    for sums, truth in islice(federations(seed=1, smallest=60, noise=0.5), 400):
+        (seen,) = views(pool(sums))
+        silent = rates_of(CATALOG["eop"], seen, "hard")
+        blind = type(silent)(
+            silent.rate, silent.n, 0 * silent.error, silent.slack, silent.n >= FEW, True
+        )
+        _, low, high = apart(blind[0, 0], blind[0, 1])
+        true = true_rates(CATALOG["eop"], truth)
+        if not np.isnan(low):
+            missed.append(not low <= true[0, 0] - true[0, 1] <= high)
+    assert np.mean(missed) > 0.07
+
+
+def test_the_gap_within_sites_is_covered():
+    """Mantel & Haenszel with Sato's variance, where all sites have the same true gap."""
+    generator = np.random.default_rng(5)
+    hits = []
+    for _ in range(FEDERATIONS):
+        b, d = generator.integers(3, 60, (2, 12))
+        base = generator.uniform(0.1, 0.6, 12)
+        a, c = generator.binomial(b, base + 0.2), generator.binomial(d, base)
+        sums = np.stack([np.stack((a, c), -1), np.stack((b, d), -1)], 1)[:, :, None].astype(float)
+        terms = compare(sums, np.ones(12), Compared(0, 0, 1), proper=True)
+        _, low, high = within_sites(terms)
+        hits.append(low <= 0.2 <= high)
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.015)  # noise 0.5%
+
+
+def test_withheld_cells_are_in_the_intervals():
+    """Whatever the withheld counts were, the interval reaches what the full counts say."""
+    generator = np.random.default_rng(6)
+    for _ in range(60):
+        n, rate = 300, generator.uniform(0.02, 0.3)
+        g = generator.choice(["a", "b"], n)
+        y, d = generator.integers(0, 2, n), (generator.random(n) < rate).astype(int)
+        parts = [(y[i::6], d[i::6], g[i::6]) for i in range(6)]
+        full, kept = (
+            audit([measure(y, d, sensitive_features=g, site=str(i), min_cell=k)
+                   for i, (y, d, g) in enumerate(parts)]).to_dict()
+            for k in (0, 10)
+        )  # fmt: skip
+        for name in METRICS:
+            exact, wide = full["metrics"][name], kept["metrics"][name]
+            for group, found in wide["groups"].items():
+                if found["low"] is not None and exact["groups"][group]["rate"] is not None:
+                    assert found["low"] <= exact["groups"][group]["rate"] <= found["high"]
+            if wide["high"] is not None and exact["gap"] is not None:
+                assert wide["low"] <= exact["gap"] <= wide["high"]
+    assert any("withheld" in text for text in kept["warnings"])
+
+
+def test_drawing_sites_again():
+    """Where sites differ, percentiles over sites are wider than intervals over rows."""
+    generator = np.random.default_rng(7)
+    parts = []
+    for k in range(40):
+        g = generator.choice(["a", "b"], 200)
+        rate = np.where(g == "a", generator.uniform(0, 1), 0.5)
+        d = (generator.random(200) < rate).astype(int)
+        parts.append(measure(np.ones(200, int), d, sensitive_features=g, site=str(k)))
+    rows, sites = (audit(parts, bootstrap=b).to_dict()["metrics"]["sp"] for b in (0, 1000))
+    assert rows["gap"] == sites["gap"]
+    wide = sites["groups"]["a"]["high"] - sites["groups"]["a"]["low"]
+    assert wide > 3 * (rows["groups"]["a"]["high"] - rows["groups"]["a"]["low"])
+    again = audit(parts, bootstrap=1000).to_dict()["metrics"]["sp"]
+    assert again == sites  # one seed, one result
+
+
+def test_sites_against_the_whole_need_more_than_one_in_forty():
+    """Of 300 sites a few are against the gap by chance; that is not worth a warning."""
+    generator = np.random.default_rng(8)
+    parts = []
+    for k in range(300):
+        g = generator.choice(["a", "b"], 100)
+        d = (generator.random(100) < np.where(g == "a", 0.52, 0.45)).astype(int)
+        parts.append(measure(np.ones(100, int), d, sensitive_features=g, site=str(k)))
+    made = audit(parts)
+    where = locality(CATALOG["sp"], made.view, widest(rates_of(CATALOG["sp"], made.view, "hard")))
+    assert (where.high < 0).any() and not where.against.any()
+    assert not any("the other way round" in text for text in made.warnings)

@@ -1,0 +1,84 @@
+"""What the histograms say: curves, sweeps and thresholds against the rows themselves."""
+
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from fedgft.audit import audit, measure
+from fedgft.audit.curves import curves, sweep
+from pooled import estimable, fairlearn
+
+
+@pytest.fixture(scope="module")
+def scored():
+    generator = np.random.default_rng(3)
+    n = 4000
+    g, y = generator.choice(["a", "b"], n), generator.integers(0, 2, n)
+    p = np.clip(0.25 * y + 0.1 * (g == "a") + 0.6 * generator.random(n), 0, 1)
+    parts = [measure(y[i::4], p[i::4], sensitive_features=g[i::4], site=str(i)) for i in range(4)]
+    return y, p, g, audit(parts, adjust_to={"sp": 0.02, "eop": 0.02, "eo": 0.05})
+
+
+def test_curves_are_exact_at_the_edges_and_bounded_between(scored):
+    y, p, g, made = scored
+    for curve in curves(made.view):
+        mine = g == curve.group
+        for t in (0.1, 0.29, 0.5, 0.83):
+            i = round(100 * t)
+            assert curve.tpr[i] == pytest.approx((p[mine & (y == 1)] >= i / 100).mean(), abs=1e-12)
+            assert curve.fpr[i] == pytest.approx((p[mine & (y == 0)] >= i / 100).mean(), abs=1e-12)
+        assert abs(curve.auc - roc_auc_score(y[mine], p[mine])) <= curve.auc_error < 0.01
+        for point in curve.calibration:
+            assert point["low"] - 1e-12 <= point["rate"] <= point["high"] + 1e-12
+        assert sum(point["n"] for point in curve.calibration) == mine.sum()
+
+
+def test_sweep_is_fairlearn_at_every_threshold(scored):
+    y, p, g, made = scored
+    found = sweep(made.view)
+    for i in range(5, 95, 10):
+        d = (p >= i / 100).astype(int)
+        assert found.accuracy[i] == pytest.approx((d == y).mean(), abs=1e-12)
+        for name, (difference, _) in fairlearn(y, d, g).items():
+            if estimable(name, y, d, g):
+                assert found.gaps[name][i] == pytest.approx(difference, abs=1e-12)
+
+
+def test_group_thresholds_meet_their_metric_on_the_rows_at_least_cost(scored):
+    y, p, g, made = scored
+    for found in made.to_dict()["adjusted"]:
+        d = (p >= np.vectorize(found["thresholds"].get)(g)).astype(int)
+        reference = fairlearn(y, d, g)[found["metric"]][0]
+        assert found["feasible"] and reference == pytest.approx(found["gap"], abs=1e-12)
+        assert found["gap"] <= found["tolerance"] + 1e-12
+        assert (d == y).mean() == pytest.approx(found["accuracy"], abs=1e-12)
+        if found["metric"] != "eo":  # all pairs of thresholds there are: none is better
+            assert found["accuracy"] == pytest.approx(best_pair(y, p, g, found), abs=1e-12)
+    assert any("need the group of every person" in text for text in made.warnings)
+
+
+def best_pair(y, p, g, found) -> float:
+    rate = (y >= 0) if found["metric"] == "sp" else (y == 1)
+    edges, best = np.arange(101) / 100, 0.0
+    table = {}
+    for group in ("a", "b"):
+        mine = g == group
+        d = p[mine][None, :] >= edges[:, None]
+        table[group] = (d[:, rate[mine]].mean(1), (d == y[mine]).sum(1))
+    for i in range(101):
+        near = np.abs(table["a"][0][i] - table["b"][0]) <= found["tolerance"] + 1e-12
+        if near.any():
+            best = max(best, (table["a"][1][i] + table["b"][1][near].max()) / len(y))
+    return best
+
+
+def test_scores_have_their_own_gaps(scored):
+    _, p, g, made = scored
+    found = made.to_dict()["scores"]
+    means = [p[g == group].mean() for group in "ab"]
+    assert found["sp"]["gap"] == pytest.approx(abs(means[0] - means[1]), abs=1e-9)
+    spread = [p[g == group].std() / math.sqrt((g == group).sum()) for group in "ab"]
+    half = 1.96 * math.hypot(*spread)
+    assert found["sp"]["high"] - found["sp"]["gap"] == pytest.approx(half, rel=0.01)  # bins

@@ -1,0 +1,291 @@
+"""Sums of sites add up like numbers, survive a file, and refuse what is not ours."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgft.audit import Sums, measure, merge, read_sums, write_sums
+from fedgft.audit.gathering import gather, site_files
+from fedgft.audit.sitefile import from_json, to_json
+from fedgft.types import FedgftError
+
+ROW = st.tuples(
+    st.integers(0, 1),  # label
+    st.integers(0, 100).map(lambda i: i / 100),  # score: binary fractions add up exactly or nearly
+    st.sampled_from(["a", "b", None]),
+    st.sampled_from(["x", "y"]),
+)
+ROWS = st.lists(ROW, min_size=1, max_size=30)
+
+
+def measured(rows, site="north", **more) -> Sums:
+    label, score, first, second = zip(*rows, strict=True)
+    features = {"first": list(first), "second": list(second)}
+    scores = np.array(score)
+    return measure(label, None, scores=scores, sensitive_features=features, site=site, **more)
+
+
+def same(one: Sums, other: Sums) -> bool:
+    """Counts exactly; sums of scores up to the order in which floats were added."""
+    if one.question != other.question or list(one.sites) != list(other.sites):
+        return False
+    for name in one.sites:
+        mine, theirs = one.sites[name], other.sites[name]
+        if set(mine.tables) != set(theirs.tables):
+            return False
+        for group, table in mine.tables.items():
+            if not np.array_equal(table[..., :3], theirs.tables[group][..., :3]):
+                return False
+            if not np.allclose(table, theirs.tables[group], rtol=0, atol=1e-12):
+                return False
+    keys = set(one.histogram) == set(other.histogram)
+    return keys and all(np.array_equal(h, other.histogram[g]) for g, h in one.histogram.items())
+
+
+@given(ROWS, ROWS, ROWS, st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_sums_are_a_commutative_monoid(a, b, c, one_site):
+    names = ("n", "n", "n") if one_site else ("n", "s", "e")
+    x, y, z = (measured(rows, name) for rows, name in zip((a, b, c), names, strict=True))
+    assert same((x + y) + z, x + (y + z))
+    assert same(x + y, y + x)
+    assert same(x + Sums(), x) and same(Sums() + x, x)
+    assert same(sum([x, y, z]), merge([z, x, y]))
+
+
+@given(ROWS, ROWS)
+@settings(max_examples=50, deadline=None)
+def test_sums_of_a_union_are_the_sum_of_its_parts(a, b):
+    assert same(measured(a + b), measured(a) + measured(b))
+
+
+@given(ROWS)
+@settings(max_examples=50, deadline=None)
+def test_a_file_gives_back_what_was_written(rows):
+    sums = measured(rows)
+    again = from_json(to_json(sums), source="file")
+    assert to_json(again) == to_json(sums)
+    assert again.rows() == len(rows)
+
+
+def test_the_file_holds_no_row_and_a_few_kilobytes(tmp_path):
+    generator = np.random.default_rng(0)
+    n = 5000
+    columns = [generator.integers(0, 2, n), generator.random(n),
+               generator.choice(["a", "b"], n), generator.choice(["x", "y"], n)]  # fmt: skip
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    path = write_sums(measured(rows), tmp_path / "site.json")
+    assert path.stat().st_size < 8192
+    cells = json.loads(path.read_text())["cells"]
+    assert sum(cell["count"] for cell in cells) == n
+    assert read_sums(path).rows() == n
+    assert not any(f"{score:.9f}"[2:9] in path.read_text() for _, score, _, _ in rows[:100])
+
+
+def test_a_score_lies_in_the_bin_whose_edges_hold_it():
+    """0.29 * 100 is 28.999999999999996; the bin is 29 all the same."""
+    edges = np.arange(101) / 100
+    just_below = np.nextafter(edges[1:], 0)
+    for scores, bins in ((edges, [*range(100), 99]), (just_below, range(100))):
+        sums = measure(np.zeros(len(scores), int), None, scores=scores,
+                       sensitive_features=["g"] * len(scores), threshold=0.29)  # fmt: skip
+        counts = sums.histogram[("g",)][0, :, 0]
+        assert np.array_equal(counts.sum(0), np.bincount(list(bins), minlength=100))
+        assert counts[1, :29].sum() == 0 and counts[0, 29:].sum() == 0  # as the threshold says
+
+
+def test_inputs_of_all_kinds_are_the_same():
+    y, d, g = [1, 0, 1, 1], [1, 0, 0, 1], ["a", None, "b", "b"]
+    features = {"numpy": np.array(g, dtype=object), "pandas": pd.Series(g, name="group"),
+                "polars": pl.Series("group", g), "list": g,
+                "frame": pd.DataFrame({"group": g}), "polars frame": pl.DataFrame({"group": g}),
+                "nan": pd.Series(["a", np.nan, "b", "b"]),
+                "categories": pd.Series(g, dtype="category", name="group")}  # fmt: skip
+    wanted = measure(y, d, sensitive_features=g)
+    for name, feature in features.items():
+        assert same(measure(y, d, sensitive_features=feature), wanted), name
+    for kind in (np.array, pd.Series, pl.Series, lambda v: np.array(v, float)):
+        assert same(measure(kind(y), kind(d), sensitive_features=g), wanted)
+    truth = measure([True, False, True, True], [True, False, False, True], sensitive_features=g)
+    assert truth.question.classes == ("False", "True") and truth.rows() == 4
+
+
+def test_lengths_must_agree():
+    with pytest.raises(FedgftError, match="y_pred has 2 rows, y_true has 3"):
+        measure([1, 0, 1], [1, 0], sensitive_features=list("aba"))
+
+
+def test_histograms_of_different_widths_meet_at_the_coarser():
+    rows = [(1, 0.31, "a", "x"), (0, 0.39, "b", "x"), (1, 0.9, "a", "y")]
+    fine, coarse = measured(rows, "n"), measured(rows, "s", bins=20)
+    both = fine + coarse
+    assert both.question.bins == 20
+    assert np.array_equal(both.histogram[("a", "x")], 2 * coarse.histogram[("a", "x")])
+    with pytest.raises(FedgftError, match="histograms differ: 100 and 30 bins"):
+        fine + measured(rows, "e", bins=30)
+
+
+@pytest.fixture
+def good(tmp_path):
+    rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y"), (1, 0.4, "b", "x"), (0, 0.6, None, "x")]
+    return write_sums(measured(rows), tmp_path / "good.json")
+
+
+def test_text_that_is_not_ours(good, tmp_path):
+    text = good.read_text()
+    for content, said in (
+        ("hello", "not JSON"),
+        (text[: len(text) // 2], "ends too early or is damaged"),
+        ("[1, 2]", "not a file of sums"),
+        ('{"format": "other"}', "not a file of sums"),
+        (text.replace("sums-1", "sums-2"), "format is 'fedgft-sums-2'"),
+        ("[" * 100_000, "not a whole file"),
+        (text.replace('"count": 1', '"count": NaN', 1), "NaN is not a number"),
+    ):
+        bad = tmp_path / "bad.json"
+        bad.write_text(content)
+        with pytest.raises(FedgftError, match=said) as caught:
+            read_sums(bad)
+        assert str(bad) in str(caught.value) and "\n" not in str(caught.value)
+    bad.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FedgftError, match="not text"):
+        read_sums(bad)
+    with pytest.raises(FedgftError, match="no such file"):
+        read_sums(tmp_path / "none.json")
+
+
+def change(place, value):
+    def apply(found):
+        *path, last = place
+        for key in path:
+            found = found[key]
+        found[last] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("cells", 0, "count"), -1, r"cells\[0\].count is -1: must be a whole number, 0 or more"),
+        (("cells", 0, "count"), 1.5, r"cells\[0\].count is 1.5: must be a whole number"),
+        (("cells", 0, "count"), True, r"cells\[0\].count is True"),
+        (("cells", 0, "count"), 2, r"histogram adds up to 1, the count is 2"),
+        (("cells", 0, "count"), None, "declares no --min-cell"),
+        (("cells", 0, "label"), "2", r"cells\[0\].label is '2': none of the classes"),
+        (("cells", 0, "decision"), 1, r"cells\[0\].decision is 1"),
+        (("cells", 0, "group"), ["a"], r"cells\[0\].group must list 2"),
+        (("cells", 0, "group"), ["a", 3], r"cells\[0\].group must list 2"),
+        (("cells", 0), 7, r"cells\[0\] must be an object"),
+        (("cells", 0, "scores"), None, r"cells\[0\].scores is missing"),
+        (("cells", 0, "scores", "1", "sum"), 7, r"sum is 7: must be a number from 0 to the count"),
+        (("cells", 0, "scores", "1", "sum"), "x", r"sum is 'x'"),
+        (("cells", 0, "scores", "1", "histogram"), [0.5, 0.5], "must hold whole numbers"),
+        (("cells", 0, "scores", "1", "histogram"), [-1, 2], "negative or too large"),
+        (("cells", 0, "scores", "1", "histogram"), [1] * 101, "more than 100 bins"),
+        (("cells", 0, "scores", "1", "first_bin"), -1, "first_bin is -1"),
+        (("cells",), {}, "cells is missing or is not a list"),
+        (("classes",), ["1"], "classes has 1 names"),
+        (("classes",), ["1", "1"], "must be a list of different names"),
+        (("classes",), ["no", 1], "must be a list of different names"),
+        (("groups",), [], "groups has 0 names"),
+        (("site",), "", "site is empty"),
+        (("site",), None, "site is missing"),
+        (("bins",), 1, "bins is 1"),
+        (("bins",), 10**9, "bins is 1000000000"),
+        (("threshold",), 2, "threshold is 2"),
+        (("rows", "counted"), 9, "rows.counted is 9, but the cells add up to 4"),
+        (("rows", "label_missing"), None, "rows.label_missing is None"),
+        (("privacy", "mechanism"), "magic", "privacy.mechanism is 'magic'"),
+        (("privacy",), None, "privacy is missing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(good, place, value, said):
+    found = json.loads(good.read_text())
+    change(place, value)(found)
+    good.write_text(json.dumps(found))
+    with pytest.raises(FedgftError, match=said) as caught:
+        read_sums(good)
+    assert str(caught.value).startswith(str(good))
+
+
+def test_a_cell_twice(good):
+    found = json.loads(good.read_text())
+    found["cells"].append(found["cells"][0])
+    good.write_text(json.dumps(found))
+    with pytest.raises(FedgftError, match="second cell of this group, label and decision"):
+        read_sums(good)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5),
+    lambda deep: (
+        st.lists(deep, max_size=4) | st.dictionaries(st.text(max_size=8), deep, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_nothing_but_our_error_comes_out(data):
+    """Any field of a good file replaced by anything."""
+    rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y"), (1, 0.4, None, "x")]
+    found = json.loads(to_json(measured(rows)))
+    place, inside = found, list(found)
+    while True:
+        key = data.draw(st.sampled_from(inside))
+        child = place[key]
+        deeper = isinstance(child, dict | list) and len(child) and data.draw(st.booleans())
+        if not deeper:
+            break
+        place, inside = child, list(child) if isinstance(child, dict) else list(range(len(child)))
+    place[key] = data.draw(JSON)
+    try:
+        sums = from_json(json.dumps(found), source="file")
+    except FedgftError as error:
+        assert str(error).startswith("file")
+    else:
+        assert sums.rows() >= 0
+
+
+def test_sites_that_do_not_fit_together(tmp_path):
+    rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y")]
+    one = write_sums(measured(rows, "one"), tmp_path / "one.json")
+    again = write_sums(measured(rows, "one"), tmp_path / "again.json")
+    with pytest.raises(FedgftError, match=r"again.json.*site 'one' is in .*one.json already"):
+        gather([one, again])
+    other = tmp_path / "other.json"
+    label, score, first, second = zip(*rows, strict=True)
+    for made, said in (
+        (measured(rows, "other", threshold=0.4), "thresholds differ: 0.5 and 0.4"),
+        (measured(rows, "other", classes=("1", "0")), "classes differ: '0', '1' and '1', '0'"),
+        (measure(label, None, scores=np.array(score), sensitive_features=list(first), site="other"),
+         "group columns differ: 'first', 'second' and 'group'"),
+        (measure(label, label, sensitive_features={"first": first, "second": second}, site="other"),
+         "scores differ: with and without"),
+    ):  # fmt: skip
+        write_sums(made, other)
+        with pytest.raises(FedgftError, match=said) as caught:
+            gather([one, other])
+        assert "one.json" in str(caught.value) and "other.json" in str(caught.value)
+
+
+def test_files_folders_and_patterns(tmp_path):
+    rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y")]
+    for name in ("b", "a"):
+        write_sums(measured(rows, name), tmp_path / f"{name}.json")
+    wanted = [tmp_path / "a.json", tmp_path / "b.json"]
+    assert site_files([tmp_path]) == wanted == site_files([tmp_path / "*.json"])
+    with pytest.raises(FedgftError, match="no file matches"):
+        site_files([tmp_path / "z*.json"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FedgftError, match=r"without \.json files"):
+        site_files([tmp_path / "empty"])
+    with pytest.raises(FedgftError, match="name the files"):
+        site_files([])
