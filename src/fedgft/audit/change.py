@@ -100,8 +100,10 @@ def _changed(old: Plain, new: Plain, key: str) -> Plain:
     if old[key] is not None and new[key] is not None:
         change["change"] = new[key] - old[key]
         if None not in (old["low"], old["high"], new["low"], new["high"]):
-            one = lambda found: (np.array(found[key]), (found["low"], found["high"]))  # noqa: E731
-            low, high = difference(*one(new), *one(old))
+            (p, *p_limits), (q, *q_limits) = (
+                [np.array(found[name]) for name in (key, "low", "high")] for found in (new, old)
+            )
+            low, high = difference(p, tuple(p_limits), q, tuple(q_limits))
             change |= {"low": float(low), "high": float(high)}
     pick = lambda found: {k: found[k] for k in (key, "low", "high")}  # noqa: E731
     return {"old": pick(old), "new": pick(new), **change}

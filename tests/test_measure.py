@@ -1,0 +1,254 @@
+"""`fedgft measure` and `fedgft audit` from the command line, on files as sites have them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedgft.audit import audit, measure_file, read_sums
+from fedgft.cli import main
+from fedgft.types import FedgftError
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch) -> Path:
+    """Three sites' predictions, one of them as Parquet."""
+    generator = np.random.default_rng(0)
+    for name in ("north", "south", "east"):
+        n = 600
+        y = generator.integers(0, 2, n)
+        race = generator.choice(["White", "Black", "Asian"], n)
+        score = np.clip(0.3 * y + 0.15 * (race == "White") + 0.55 * generator.random(n), 0, 1)
+        frame = pl.DataFrame({"id": range(n), "y": y, "race": race,
+                              "sex": generator.choice(["F", "M"], n), "p": score})  # fmt: skip
+        if name == "east":
+            frame.write_parquet(tmp_path / "east.parquet")
+        else:
+            frame.write_csv(tmp_path / f"{name}.csv")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        main(list(arguments))
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def measured(capsys, folder: Path, *more: str) -> None:
+    for file in ("north.csv", "south.csv", "east.parquet"):
+        code, out, _ = run(capsys, "measure", file, "--label", "y", "--group", "race", "--group",
+                           "sex", "--score", "p", *more)  # fmt: skip
+        assert code == 0 and out == ""
+    assert sorted(p.name for p in folder.glob("*.json")) == [
+        "east.json",
+        "north.json",
+        "south.json",
+    ]
+
+
+def test_from_files_to_a_report(sites, capsys):
+    measured(capsys, sites)
+    code, out, err = run(capsys, "audit", "north.json", "south.json", "east.json", "--json",
+                         "--out", "report")  # fmt: skip
+    assert code == 0
+    found = json.loads(out)
+    assert found["rows"]["counted"] == 1800 and set(found["sites"]) == {"north", "south", "east"}
+    assert sorted(p.name for p in (sites / "report").iterdir()) == [
+        "audit.json",
+        "report.html",
+        "report.md",
+    ]
+    assert json.loads((sites / "report/audit.json").read_text()) == found
+    assert "wrote report/report.html" in err
+    code, out, _ = run(capsys, "audit", *map(str, sorted(sites.glob("*.json"))))
+    assert code == 0 and "Statistical parity" in out and "north" in out
+
+
+def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
+    frame = pl.read_csv("north.csv")
+    frame.with_columns(pl.col("y").cast(pl.Float64)).write_csv("floats.csv")  # "1.0" is "1"
+    frame.write_parquet("north.parquet")
+    made = [measure_file(f, label="y", group=["race", "sex"], score="p", site="n")
+            for f in ("north.csv", "floats.csv", "north.parquet")]  # fmt: skip
+    for other in made[1:]:
+        assert other.question == made[0].question
+        for group, table in made[0].sites["n"].tables.items():
+            assert np.allclose(table, other.sites["n"].tables[group], rtol=0, atol=1e-9)
+
+
+def test_batches_do_not_matter(sites, monkeypatch):
+    whole = measure_file("north.csv", label="y", group="race", score="p")
+    monkeypatch.setattr("fedgft.audit.counting.ROWS", 7)
+    pieces = measure_file("north.csv", label="y", group="race", score="p")
+    for group, table in whole.sites["north"].tables.items():
+        assert np.allclose(table, pieces.sites["north"].tables[group], rtol=0, atol=1e-9)
+        assert np.array_equal(whole.histogram[group], pieces.histogram[group])
+
+
+def test_missing_values_are_counted_and_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p.csv").write_text("y,g,p\n1,a,0.9\n,a,0.2\n0,,0.1\n1,b,\n0,b,NA\n1,b,nan\n0,b,0.3\n")
+    code, _, err = run(capsys, "measure", "p.csv", "--label", "y", "--group", "g", "--score", "p")
+    assert code == 0
+    assert "1 row(s) without a label" in err and "3 row(s) without a prediction" in err
+    assert "a group is not recorded for 1 row(s)" in err
+    found = json.loads(Path("p.json").read_text())
+    assert found["rows"] == {"counted": 3, "label_missing": 1, "prediction_missing": 3}
+    _, out, err = run(capsys, "audit", "p.json", "--json")
+    made = json.loads(out)
+    assert made["rows"]["not_recorded"] == 1
+    assert any("3 row(s) without a prediction" in text for text in made["warnings"])
+
+
+def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p.csv").write_text("y,g,d\nyes,a,no\nyes,b,yes\n")
+    asked = ("measure", "p.csv", "--label", "y", "--group", "g", "--decision", "d")
+    assert run(capsys, *asked)[0] == 0
+    assert read_sums("p.json").question.classes == ("no", "yes")
+    Path("p.csv").write_text("y,g,d\nyes,a,yes\nyes,b,yes\n")
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and "'yes' is the only label here" in err and "--classes" in err
+    assert run(capsys, *asked, "--classes", "no", "yes")[0] == 0
+    assert run(capsys, *asked, "--positive", "no")[0] == 0
+    assert read_sums("p.json").question.classes == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("y,g,p\n1,a,1.7\n", "--score p", "score column 'p' holds 1.7, which is outside [0, 1]"),
+        ("y,g,p\n1,a,x\n", "--score p", "column 'p' should hold numbers, not 'x'"),
+        ("y,g,p\n1,a,inf\n", "--score p", "outside [0, 1]"),
+        ("y,g,p\n1,a,0.5\n", "", "name the model's output"),
+        ("y,g,p\n1,a,0.5\n", "--score q", "no column 'q' (--score)"),
+        ("y,g,p\n1,a,0.5\n", "--score p --threshold 2", "--threshold 2: must lie in [0, 1]"),
+        ("y,g,p\n1,a,0.5\n", "--score p --bins 1", "--bins 1: must lie between"),
+        ("y,g,p\n1,a,0.5\n", "--score y", "column 'y' is given more than one part"),
+        ("y,g,p\n", "--score p", "the file has no rows"),
+        ("", "--score p", "the file is empty"),
+        ("y,g,g\n1,a,0.5\n", "--score g", "column 'g' is in the header more than once"),
+        ("y,g,p\n,a,0.5\n", "--score p", "no row has both a label and a prediction"),
+        ("y,g,d\n1,a,2\n0,a,1\n", "--decision d", "decision '2' is no label"),
+        (
+            "y,g,p\na,a,0.5\nb,a,0.1\nc,a,0.2\n",
+            "--score p",
+            "3 classes need one --score column each",
+        ),
+        ("y,g,p,q\n1,a,0.5,0.9\n", "--score p --score q", "must add up to 1"),
+        (
+            "y,g,p\n1,a,0.5\n",
+            "--score p --group g=b,c",
+            "column 'g' holds 'a', which --group does not",
+        ),
+        ("y,g,p\n1,a,0.5\n", "--score p --min-cell 2", "--min-cell 2: must be at least 3"),
+        ("y,g,p\n1,a,0.5\n", "--score p --epsilon -1", "--epsilon -1: must be positive"),
+        ("y,g,p\n1,a,0.5\n", "--score p --epsilon 1 --min-cell 10", "choose one"),
+        ("y,g,p\n1,a,0.5\n", "--score p --delta 0.1", "--delta needs --epsilon"),
+        ("y,g,p\n1,a,0.5\n", "--score p --name ''", "--name is empty"),
+        ("y,g,p\n1,a,0.5\n", "--score p -o nowhere/x.json", "there is no folder nowhere"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(tmp_path, capsys, monkeypatch, text, options, said):
+    monkeypatch.chdir(tmp_path)
+    Path("p.csv").write_text(text)
+    import shlex
+
+    group = [] if "--group" in options else ["--group", "g"]
+    code, out, err = run(capsys, "measure", "p.csv", "--label", "y", *group, *shlex.split(options))
+    lines = [line for line in err.splitlines() if line.startswith("fedgft:")]
+    assert code == 2 and out == "" and len(lines) == 1 and said in lines[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.csv"]
+
+
+def test_an_identifier_is_no_group(tmp_path):
+    frame = pl.DataFrame({"y": [0, 1] * 500, "id": range(1000), "d": [0, 1] * 500})
+    frame.write_csv(tmp_path / "p.csv")
+    with pytest.raises(FedgftError, match="group column 'id' has more than 200 different values"):
+        measure_file(tmp_path / "p.csv", label="y", group="id", decision="d")
+
+
+def test_other_peoples_files_stay(sites, capsys):
+    asked = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p", "-o")
+    Path("mine.json").write_text('{"precious": 1}')
+    code, _, err = run(capsys, *asked, "mine.json")
+    assert code == 2 and "holds no sums of ours" in err
+    assert Path("mine.json").read_text() == '{"precious": 1}'
+    assert run(capsys, *asked, "site.json")[0] == 0
+    assert run(capsys, *asked, "site.json")[0] == 0  # its own may be measured again
+    code, _, err = run(capsys, *asked, "site.json", "--name", "other")
+    assert code == 2 and "holds the sums of site 'north'" in err
+    folder = sites / "out"
+    folder.mkdir()
+    (folder / "report.md").write_text("my own notes")
+    code, _, err = run(capsys, "audit", "site.json", "--out", "out")
+    assert code == 2 and "holds a report.md that is not ours" in err
+
+
+def test_the_gate(sites, capsys):
+    measured(capsys, sites)
+    files = ["north.json", "south.json", "east.json"]
+    low = audit([read_sums(f) for f in files]).to_dict()["metrics"]["sp"]["low"]
+    assert low > 0.02
+    code, out, err = run(capsys, "audit", *files, "--json", "--fail-above", "sp=0.02")
+    assert code == 3 and json.loads(out)["metrics"] and "sp by race & sex is at least" in err
+    assert run(capsys, "audit", *files, "--fail-above", "sp=0.9", "acc=0.9")[0] == 0
+    for bad in ("sp", "sp=x", "sp=2", "other=0.1"):
+        assert run(capsys, "audit", *files, "--fail-above", bad)[0] == 2
+    Path("p.csv").write_text("y,g,d\n" + "1,a,1\n1,b,0\n" * 20)
+    run(capsys, "measure", "p.csv", "--label", "y", "--group", "g", "--decision", "d")
+    code, _, err = run(capsys, "audit", "p.json", "--fail-above", "fpr=0.5")
+    assert code == 3 and "cannot be judged" in err
+
+
+def test_old_and_new(sites, capsys):
+    for name, threshold in (("old", "0.4"), ("new", "0.5")):
+        (sites / name).mkdir()
+        for file in ("north.csv", "south.csv"):
+            out = f"{name}/{file[:-4]}.json"
+            run(capsys, "measure", file, "--label", "y", "--group", "race", "--score", "p",
+                "--threshold", threshold, "-o", out)  # fmt: skip
+    code, out, _ = run(capsys, "audit", "--compare", "old/", "new/", "--json")
+    assert code == 0
+    sp = json.loads(out)["views"]["race"]["sp"]
+    assert sp["change"] == pytest.approx(sp["new"]["gap"] - sp["old"]["gap"])
+    assert sp["low"] < sp["change"] < sp["high"]
+    rate = sp["groups"]["White"]
+    assert rate["low"] < rate["change"] < rate["high"] < 0  # fewer are selected at 0.5
+    for name in ("old", "new"):  # reports say the same as the files they were made from
+        assert run(capsys, "audit", name, "--out", f"{name}-report")[0] == 0
+    _, again, _ = run(capsys, "audit", "--compare", "old-report", "new-report", "--json")
+    assert json.loads(again) == json.loads(out)
+    code, out, _ = run(capsys, "audit", "--compare", "old", "new", "--out", "change")
+    assert code == 0 and "→" in out
+    assert (
+        "<title>Fairness audits, old and new</title>" in (sites / "change/report.html").read_text()
+    )
+    assert run(capsys, "audit", "--compare", "old", "nowhere")[0] == 2
+
+
+@pytest.mark.parametrize("more", [(), ("--epsilon", "1"), ("--min-cell", "10")])
+def test_nothing_is_left_when_it_is_killed(sites, more):
+    """SIGKILL at random moments: the file is there whole, or not at all."""
+    import time
+
+    command = [sys.executable, "-m", "fedgft", "measure", "north.csv", "--label", "y", "--group",
+               "race", "--score", "p", *more]  # fmt: skip
+    for wait in (0.4, 0.8):
+        process = subprocess.Popen(command, cwd=sites, stderr=subprocess.DEVNULL)
+        time.sleep(wait)
+        process.kill()
+        process.wait()
+        if (sites / "north.json").exists():
+            assert read_sums(sites / "north.json").rows() > 0
+    subprocess.run(command, cwd=sites, check=True, stderr=subprocess.DEVNULL)
+    assert read_sums(sites / "north.json").rows() > 0

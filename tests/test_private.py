@@ -1,0 +1,158 @@
+"""What protects people in a site's file: noise with a stated budget, and small cells withheld."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fedgft.audit import audit, measure
+from fedgft.audit.private import feasible, mechanism, runs, spread
+from fedgft.audit.sitefile import from_json, to_json
+from fedgft.audit.sums import COUNT, NOISE, Question
+from fedgft.types import FedgftError
+
+
+def people(n: int = 500, seed: int = 0):
+    generator = np.random.default_rng(seed)
+    y = generator.integers(0, 2, n)
+    return y, generator.random(n), generator.choice(["a", "b", None], n)
+
+
+def noisy(epsilon: float, **more):
+    y, p, g = people()
+    return measure(y, p, sensitive_features=g, site="n", epsilon=epsilon, **more)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
+def test_laplace_noise_has_the_stated_variance_and_budget(epsilon):
+    privacy, add = mechanism(epsilon, 0.0)
+    drawn = np.array(add([0] * 40_000))
+    assert drawn.dtype.kind == "i" and abs(drawn.mean()) < 5 * math.sqrt(privacy.variance / 40_000)
+    assert drawn.var() == pytest.approx(privacy.variance, rel=0.05)  # noise of about 1.5%
+    # P(x) / P(x + 1) = e^epsilon for a count that one row moves by 1
+    share = (drawn == 0).sum() / (drawn == 1).sum()
+    assert math.log(share) == pytest.approx(epsilon, abs=0.1)
+
+
+def test_gaussian_noise_has_the_stated_variance():
+    privacy, add = mechanism(1.0, 1e-6)
+    drawn = np.array(add([0] * 40_000))
+    assert drawn.var() == pytest.approx(privacy.variance, rel=0.05)
+    # the classical bound sqrt(2 ln(1.25/delta)) / epsilon is a little larger than what is needed
+    assert 0.7 * math.sqrt(2 * math.log(1.25e6)) < privacy.scale < math.sqrt(2 * math.log(1.25e6))
+
+
+def test_one_row_moves_one_count_by_one():
+    """The sensitivity: two data sets that differ in one row, before noise."""
+    y, p, g = people(50)
+    tables = []
+    for rows in (slice(None), slice(1, None)):
+        sums = measure(y[rows], p[rows], sensitive_features=g[rows], site="n", bins=20)
+        tables.append(sums.histogram)
+    change = sum(
+        np.abs(tables[0].get(k, 0) - tables[1].get(k, 0)).sum() for k in {**tables[0], **tables[1]}
+    )
+    assert change == 1
+
+
+def test_everything_in_a_noisy_file_follows_from_the_noisy_counts():
+    found = json.loads(to_json(noisy(1.0)))
+    for cell in found["cells"]:
+        (score,) = cell["scores"].values()
+        assert cell["count"] == sum(score["histogram"]) and "sum" not in score
+    assert found["rows"]["counted"] == sum(cell["count"] for cell in found["cells"])
+    privacy = found["privacy"]
+    assert privacy["mechanism"] == "discrete laplace" and privacy["epsilon"] == 1.0
+    assert privacy["sensitivity"] == 1 and "one row" in privacy["unit"]
+    assert {tuple(cell["group"]) for cell in found["cells"]} == {("a",), ("b",), (None,)}
+
+
+def test_two_measurements_differ_and_the_mean_is_right():
+    y, p, g = people()
+    exact = (
+        measure(y, p, sensitive_features=g, site="n", bins=20).sites["n"].tables[("a",)][..., COUNT]
+    )
+    drawn = [noisy(1.0).sites["n"].tables[("a",)] for _ in range(60)]
+    counts = np.stack([table[..., COUNT] for table in drawn])
+    assert (counts.std(0) > 0).all()
+    error = np.sqrt(drawn[0][..., NOISE] / 60)
+    assert (np.abs(counts.mean(0) - exact) < 4.5 * error).all()
+    assert counts.var(0).mean() == pytest.approx(drawn[0][..., NOISE].mean(), rel=0.4)
+
+
+def test_listed_names_say_nothing_about_the_data(tmp_path):
+    from fedgft.audit import measure_file
+
+    path = tmp_path / "p.csv"
+    path.write_text("y,g,d\n" + "1,a,1\n" * 30)
+    made = measure_file(path, label="y", group="g", decision="d", values={"g": ("a", "rare")},
+                        classes=("0", "1"), epsilon=1.0)  # fmt: skip
+    found = json.loads(to_json(made))
+    assert found["privacy"]["names"] == "declared"
+    assert {tuple(cell["group"]) for cell in found["cells"]} == {("a",), ("rare",), (None,)}
+    assert len(found["cells"]) == 3 * 4
+
+
+def test_noisy_files_may_be_negative_and_others_may_not():
+    found = json.loads(to_json(noisy(0.1)))
+    assert any(
+        cell["count"] < 0 or min(cell["scores"]["1"]["histogram"]) < 0 for cell in found["cells"]
+    )
+    from_json(json.dumps(found), source="file")
+    found["privacy"] = {"mechanism": "none", "min_cell": 0}
+    with pytest.raises(FedgftError, match="file: cells"):
+        from_json(json.dumps(found), source="file")
+
+
+def test_an_audit_under_noise_is_wider_and_says_so():
+    y, p, g = people(4000)
+    plain = audit(measure(y, p, sensitive_features=g, site="n")).to_dict()
+    rough = audit(measure(y, p, sensitive_features=g, site="n", epsilon=0.2)).to_dict()
+    size = lambda found: found["metrics"]["sp"]["high"] - found["metrics"]["sp"]["low"]  # noqa: E731
+    assert size(rough) > size(plain)
+    assert any("Noise for privacy" in text for text in rough["warnings"])
+    assert rough["privacy"]["largest_epsilon"] == 0.2
+
+
+def test_more_classes_have_noise_on_counts_alone():
+    generator = np.random.default_rng(0)
+    p = generator.dirichlet(np.ones(3), 200)
+    y, g = generator.choice(["a", "b", "c"], 200), generator.choice(["u", "v"], 200)
+    made = measure(y, p, sensitive_features=g, site="n", epsilon=1.0)
+    assert not made.question.scored and made.histogram == {}
+    audit(made).to_html()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.29, 0.5, 0.505, 1.0])
+def test_what_a_threshold_leaves_possible(threshold):
+    """Every row of every score is in a cell that gets noise."""
+    possible = feasible(Question(("0", "1"), ("g",), threshold, True, 20))
+    scores = np.concatenate((np.linspace(0, 1, 2001), [threshold]))
+    bins = np.minimum((scores * 20 + 1e-12).astype(int), 19)
+    assert possible[(scores >= threshold).astype(int), bins].all()
+
+
+def test_small_cells_are_withheld_and_nothing_else_tells():
+    y, p, g = people(120)
+    exact = json.loads(to_json(measure(y, p, sensitive_features=g, site="n")))
+    kept = json.loads(to_json(measure(y, p, sensitive_features=g, site="n", min_cell=10)))
+    counts = {(*c["group"], c["label"], c["decision"]): c["count"] for c in exact["cells"]}
+    shown = {(*c["group"], c["label"], c["decision"]): c for c in kept["cells"]}
+    assert set(shown) == set(counts)
+    small = [key for key, n in counts.items() if n < 10]
+    assert small and kept["privacy"]["suppressed_cells"] == len(small)
+    for key, cell in shown.items():
+        if key in small:
+            assert cell["count"] is None and "scores" not in cell
+        else:
+            assert cell["count"] == counts[key]
+            assert all(rows >= 10 for _, rows in cell["scores"]["1"]["runs"])
+    total = sum(c["count"] for c in kept["cells"] if c["count"] is not None)
+    assert kept["rows"]["counted"] == total  # not the number of all rows: a difference would tell
+
+
+def test_runs_and_back():
+    assert runs(np.array([3.0, 3.0, 3.0]), 10) == [(2, 9)]
+    assert runs(np.array([12.0, 0.0, 30.0]), 10) == [(0, 12), (2, 30)]
+    assert spread([(1, 4), (3, 6)], 0, 5).tolist() == [2, 2, 3, 3, 0]
