@@ -1,6 +1,7 @@
 """What the histograms say: curves, sweeps and thresholds against the rows themselves."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,7 +32,10 @@ def test_curves_are_exact_at_the_edges_and_bounded_between(scored):
             assert curve.fpr[i] == pytest.approx((p[mine & (y == 0)] >= i / 100).mean(), abs=1e-12)
         assert abs(curve.auc - roc_auc_score(y[mine], p[mine])) <= curve.auc_error < 0.01
         for point in curve.calibration:
-            assert point["low"] - 1e-12 <= point["rate"] <= point["high"] + 1e-12
+            if point["n"] < 10:
+                assert point["low"] is None  # nothing is claimed
+            else:
+                assert point["low"] - 1e-12 <= point["rate"] <= point["high"] + 1e-12
         assert sum(point["n"] for point in curve.calibration) == mine.sum()
 
 
@@ -54,24 +58,49 @@ def test_group_thresholds_meet_their_metric_on_the_rows_at_least_cost(scored):
         assert found["feasible"] and reference == pytest.approx(found["gap"], abs=1e-12)
         assert found["gap"] <= found["tolerance"] + 1e-12
         assert (d == y).mean() == pytest.approx(found["accuracy"], abs=1e-12)
-        if found["metric"] != "eo":  # all pairs of thresholds there are: none is better
-            assert found["accuracy"] == pytest.approx(best_pair(y, p, g, found), abs=1e-12)
+        # all pairs of thresholds there are: none is better
+        assert found["accuracy"] == pytest.approx(best_pair(y, p, g, found), abs=1e-12)
     assert any("need the group of every person" in text for text in made.warnings)
 
 
 def best_pair(y, p, g, found) -> float:
-    rate = (y >= 0) if found["metric"] == "sp" else (y == 1)
-    edges, best = np.arange(101) / 100, 0.0
-    table = {}
+    wanted = {"sp": [y >= 0], "eop": [y == 1], "eo": [y == 0, y == 1]}[found["metric"]]
+    edges, best, table = np.append(np.arange(100) / 100, 2.0), 0.0, {}
     for group in ("a", "b"):
         mine = g == group
         d = p[mine][None, :] >= edges[:, None]
-        table[group] = (d[:, rate[mine]].mean(1), (d == y[mine]).sum(1))
+        table[group] = [d[:, rows[mine]].mean(1) for rows in wanted], (d == y[mine]).sum(1)
     for i in range(101):
-        near = np.abs(table["a"][0][i] - table["b"][0]) <= found["tolerance"] + 1e-12
+        apart = [np.abs(a[i] - b) for a, b in zip(table["a"][0], table["b"][0], strict=True)]
+        near = np.max(apart, axis=0) <= found["tolerance"] + 1e-12
         if near.any():
             best = max(best, (table["a"][1][i] + table["b"][1][near].max()) / len(y))
     return best
+
+
+def test_what_no_thresholds_can_do_is_said():
+    """Precision of three groups cannot be made equal: the smallest gap there is."""
+    generator = np.random.default_rng(5)
+    n = 300
+    g, y = generator.choice(["a", "b", "c"], n), generator.integers(0, 2, n)
+    p = np.clip(0.3 * y * (g != "a") + 0.7 * generator.random(n), 0, 1)
+    made = audit(measure(y, p, sensitive_features=g, site="n", bins=10), adjust_to={"cal": 0.0})
+    (found,) = made.to_dict()["adjusted"]
+    best = 1.0
+    for edges in product(np.arange(10) / 10, repeat=3):
+        d = p >= np.vectorize(dict(zip("abc", edges, strict=True)).get)(g)
+        rates = [y[d & (g == k)].mean() if (d & (g == k)).any() else np.nan for k in "abc"]
+        best = np.nanmin([best, np.ptp(rates)])
+    assert not found["feasible"] and found["gap"] == pytest.approx(best, abs=0.0011)
+    assert "no thresholds meet less" in made.to_markdown()
+
+
+def test_a_score_of_one_reaches_a_threshold_of_one():
+    made = audit(measure([1, 0] * 20, [1.0] * 40, scores=np.ones(40), threshold=1.0,
+                         sensitive_features=["a", "a", "b", "b"] * 10), adjust_to={"fpr": 0.0})  # fmt: skip
+    assert made.to_dict()["accuracy"]["rate"] == 0.5
+    found = sweep(made.view)
+    assert found.thresholds[-1] == 0.99 and found.accuracy[-1] == 0.5
 
 
 def test_scores_have_their_own_gaps(scored):

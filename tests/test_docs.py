@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,17 @@ def quotes() -> list[tuple[str, str]]:
 def test_quoted_findings_are_in_the_results(page, line):
     found = "\n".join(path.read_text() for path in sorted((ROOT / "results").glob("*.md")))
     assert f"- {line}\n" in found, f"{page} quotes what `make results` does not say"
+
+
+def test_the_audit_of_adult_says_what_the_page_quotes(tmp_path):
+    command = [sys.executable, str(ROOT / "examples" / "audit_sites.py"), str(tmp_path / "sites")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    quoted = [
+        line for page, text in blocks("text") if page == "audit.md" for line in text.splitlines()
+    ]
+    assert len(quoted) >= 4 and set(quoted) <= set(said)
+    sizes = [path.stat().st_size for path in (tmp_path / "sites" / "sums").glob("*.json")]
+    assert len(sizes) == 15 and max(sizes) < 3 * 1024 < 5 * min(sizes)
 
 
 def test_results_are_complete_and_hold_what_was_asked_for():

@@ -105,6 +105,18 @@ def test_interval_of_a_ratio_covers_it_19_times_in_20(p, q, rows):
     assert np.mean((low <= p / q) & (p / q <= high)) == pytest.approx(0.95, abs=0.012)
 
 
+@pytest.mark.parametrize(("p", "q", "rows"), [(0.05, 0.05, (40, 40)), (0.02, 0.04, (300, 300))])
+def test_interval_of_a_ratio_of_rare_events_covers_it_at_least_as_often(p, q, rows):
+    statistics = simulated(p, q, rows=rows)
+    (a, b), (n, m) = (np.moveaxis(statistics[:, i, 0], -1, 0) for i in (0, 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, high = ratio(a / n, wilson(a / n, n), b / m, wilson(b / m, m))
+    known = (a > 0) & (b > 0)
+    found = (a / n)[known] / (b / m)[known]
+    assert np.isfinite(low[known]).all() and (low[known] <= found).all()
+    assert np.mean(((low <= p / q) & (p / q <= high))[known]) > 0.94
+
+
 def test_gap_interval_is_folded_at_zero():
     low, high = newcombe((one(0.5), one(50)), (one(0.45), one(500)))
     assert low < 0

@@ -252,3 +252,13 @@ def test_nothing_is_left_when_it_is_killed(sites, more):
             assert read_sums(sites / "north.json").rows() > 0
     subprocess.run(command, cwd=sites, check=True, stderr=subprocess.DEVNULL)
     assert read_sums(sites / "north.json").rows() > 0
+
+
+def test_two_score_columns_for_two_classes_follow_the_threshold(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text("y,g,p0,p1\n1,a,0.6,0.4\n0,a,0.65,0.35\n1,b,0.7,0.3\n0,b,0.8,0.2\n")
+    two = measure_file(path, label="y", group="g", score=["p0", "p1"], threshold=0.3)
+    one = measure_file(path, label="y", group="g", score="p1", threshold=0.3)
+    assert two.question == one.question
+    for group, table in one.sites["p"].tables.items():
+        assert np.array_equal(table, two.sites["p"].tables[group])

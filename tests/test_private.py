@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedgft.audit import audit, measure
-from fedgft.audit.private import feasible, mechanism, runs, spread
+from fedgft.audit.private import feasible, mechanism
 from fedgft.audit.sitefile import from_json, to_json
 from fedgft.audit.sums import COUNT, NOISE, Question
 from fedgft.types import FedgftError
@@ -146,13 +146,45 @@ def test_small_cells_are_withheld_and_nothing_else_tells():
         if key in small:
             assert cell["count"] is None and "scores" not in cell
         else:
-            assert cell["count"] == counts[key]
-            assert all(rows >= 10 for _, rows in cell["scores"]["1"]["runs"])
+            assert cell["count"] == counts[key] and list(cell["scores"]["1"]) == ["sum"]
     total = sum(c["count"] for c in kept["cells"] if c["count"] is not None)
     assert kept["rows"]["counted"] == total  # not the number of all rows: a difference would tell
+    made = audit(from_json(json.dumps(kept), source="file"))
+    assert made.to_dict()["curves"] is None and made.to_dict()["scores"] is None
+    assert any("ROC, calibration" in text for text in made.warnings)
+    with pytest.raises(FedgftError, match="without --min-cell"):
+        audit(from_json(json.dumps(kept), source="file"), adjust_to={"sp": 0.1})
+    assert json.loads(to_json(from_json(json.dumps(kept), source="file"))) == kept
+    kept["cells"][-1]["count"] = 4
+    with pytest.raises(FedgftError, match="declares --min-cell 10"):
+        from_json(json.dumps(kept), source="file")
 
 
-def test_runs_and_back():
-    assert runs(np.array([3.0, 3.0, 3.0]), 10) == [(2, 9)]
-    assert runs(np.array([12.0, 0.0, 30.0]), 10) == [(0, 12), (2, 30)]
-    assert spread([(1, 4), (3, 6)], 0, 5).tolist() == [2, 2, 3, 3, 0]
+def test_nobodys_score_is_written():
+    """The sum of one row's scores is that person's score."""
+    y, p, g = people(60)
+    for cell in json.loads(to_json(measure(y, p, sensitive_features=g, site="n")))["cells"]:
+        assert ("sum" in cell["scores"]["1"]) == (cell["count"] >= 10)
+
+
+def test_accuracy_knows_of_the_noise():
+    hits = []
+    for seed in range(100):
+        y, p, g = people(2000, seed)
+        exact = ((p >= 0.5) == y).mean()
+        found = audit(measure(y, p, sensitive_features=g, site="n", epsilon=0.3)).to_dict()[
+            "accuracy"
+        ]
+        hits.append(found["low"] <= exact <= found["high"])
+    assert np.mean(hits) > 0.95  # the site's own accuracy: noise alone, so more than 95%
+
+
+def test_mean_scores_know_of_bins_and_noise():
+    """Scores just either side of an edge: half a bin apart from the middle of theirs."""
+    g = np.repeat(["a", "b"], 5000)
+    p = np.where(g == "a", 0.0499, 0.0501)
+    sp = audit(measure(np.ones(10_000, int), p, sensitive_features=g, site="n", epsilon=5.0))
+    found = sp.to_dict()["scores"]["sp"]
+    assert found["low"] <= 0.0002 <= found["high"]
+    same = audit(measure(np.ones(50, int), np.full(50, 0.509), sensitive_features=["a", "b"] * 25))
+    assert same.to_dict()["scores"]["sp"]["high"] > 0  # a variance of bins is never negative

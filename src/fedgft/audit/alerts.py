@@ -1,10 +1,10 @@
 """What a reader must be told before the numbers: sentences, made from the numbers."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from fedgft.audit.bootstrap import FEW_SITES
 from fedgft.audit.locality import Locality
 from fedgft.audit.rates import FEW, Gap, Rates
 from fedgft.audit.sums import Sums
@@ -33,39 +33,43 @@ def about_groups(metric: Metric, seen: View, rates: Rates) -> Iterator[str]:
 
 
 def about_sites(
-    metric: Metric,
-    seen: View,
-    gap: Gap,
-    where: Locality,
-    sites: Sequence[str],
-    whole: tuple[float, float],
+    metric: Metric, seen: View, gap: Gap, where: Locality, sites: Sequence[str]
 ) -> Iterator[str]:
     """Simpson's paradox: the view from within the sites is not the view over all of them."""
     first, second = (seen.names[g] for g in gap.pair or ())
-    over_all = float(where.pair.rate[0] - where.pair.rate[1])
-    inside, low, high = where.within
-    if np.isnan(inside):
+    over_all, *whole = where.whole
+    if where.total_variation > 1 - 1e-12:
         yield (
             f"{metric.title} by {seen.title}: no site has rows of both {first} and {second}, so no "
             f"site can see the gap of {points(over_all)} points between them."
         )
         return
     pair = f"{metric.title} by {seen.title}, {first} against {second}"
-    if whole[0] > 0 and high < 0:
+    how = _disagreement(where.within, whole)
+    if how:
         yield (
-            f"Simpson's paradox: {pair}: within sites the gap is {span(inside, low, high)}, over "
-            f"all sites it is {span(over_all, *whole)}: the other way round."
+            f"Simpson warning: {pair}: within sites the gap is {span(*where.within)}, over all "
+            f"sites it is {span(*where.whole)}: {how}."
         )
-    elif high < whole[0] or low > whole[1]:
-        yield (
-            f"Simpson's paradox: {pair}: within sites the gap is {span(inside, low, high)}, over "
-            f"all sites it is {span(over_all, *whole)}: no site's own view shows it."
-        )
-    if whole[0] > 0:
-        against = np.flatnonzero(where.against)
-        if len(against):
-            names = listed([sites[int(k)] for k in against])
-            yield f"{pair}: {names} see(s) the gap the other way round, beyond chance."
+    unlike = where.beyond < 0
+    if whole[0] > 0 and unlike.any():
+        names = listed([sites[int(k)] for k in np.flatnonzero(unlike)])
+        yield f"{pair}: the gap is the other way round, beyond chance, at {names}."
+    if whole[0] <= 0 and where.beyond.any():
+        names = listed([sites[int(k)] for k in np.flatnonzero(where.beyond)])
+        yield f"{pair}: no gap beyond chance over all sites, but there is one at {names}."
+
+
+def _disagreement(inside: tuple[float, float, float], whole: Sequence[float]) -> str:
+    """How the view from within the sites and the view over all of them part, if they do."""
+    value, low, high = inside
+    if whole[0] > 0 and value < 0:
+        return "the other way round"
+    if whole[0] > 0 and low <= 0 and high < whole[0]:
+        return "nobody who stays within sites can see it"
+    if high < whole[0] or low > whole[1]:
+        return "the two views differ by more than their intervals"
+    return ""
 
 
 def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
@@ -88,7 +92,8 @@ def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
     if noisy:
         yield (
             f"Noise for privacy was added to the counts of {listed(noisy)}; the intervals of rates "
-            "and gaps are wider for it. Curves and group thresholds show it as it is."
+            "and gaps are wider for it. TV, DH and the bound are inflated by it, and curves and "
+            "group thresholds show it as it is."
         )
     withheld = sum(p.suppressed for s in sums.sites.values() for p in s.privacy)
     if withheld:
@@ -96,9 +101,19 @@ def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
             f"{withheld} small cell(s) were withheld; each is read as the middle of what it may "
             "be, and the intervals reach as far as it could be off."
         )
+    if pooled.question.scored and not seen[-1].complete:
+        yield (
+            "ROC, calibration, thresholds and gaps of scores are left out: sites that withhold "
+            "small cells withhold their histograms too."
+        )
     if "" in sums.sites:
         yield "A site has no name: all rows measured without one count as one site."
     yield from _look_alikes(pooled)
+
+
+def about_draws(draws: int, sites: int) -> Iterator[str]:
+    if draws and sites < FEW_SITES:
+        yield f"{sites} site(s) are few to draw again from: the intervals are rough."
 
 
 def _look_alikes(pooled: Pool) -> Iterator[str]:
@@ -120,8 +135,9 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def points(value: Any) -> str:
-    return f"{100 * value:.1f}"
+def points(value: float | None, unknown: str = "–", sign: str = "") -> str:
+    """A fraction as percentage points."""
+    return unknown if value is None else f"{100 * value:{sign}.1f}"
 
 
 def span(value: float, low: float | None, high: float | None) -> str:

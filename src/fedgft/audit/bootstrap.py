@@ -1,19 +1,26 @@
-"""Percentile intervals over sites: what if other sites of the same kind had taken part?
+"""Intervals over sites: what if other sites of the same kind had taken part?
 
 Newcombe's intervals take the sites as given and the rows as drawn. Where the audited sites stand
 for many others, the sites are what was drawn: they are drawn again here, with all their rows.
+
+A rate gets its percentiles. A largest gap is never negative, so its own percentiles would always
+find one; it is made of signed differences d of all pairs instead, with limits d +- q s that hold
+for all of them at once: s is the spread of a difference over the draws, q the 95% percentile of
+the largest |d* - d| / s. Ratios likewise, by their logarithms.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedgft.audit.rates import Gap
+from fedgft.audit.rates import Gap, largest, smallest
 from fedgft.audit.views import View
 from fedgft.metrics import Metric
+from fedgft.metrics.intervals import Limits, folded
 
-FEW_SITES = 20  # with fewer, the percentiles of so few different sites are a rough guess
+FEW_SITES = 20  # with fewer, so few different sites give a rough guess
 BLOCK = 200  # draws at a time: memory does not grow with their number
+RARE = 0.05  # of the draws may lack a rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +29,7 @@ class Redrawn:
 
     gap: tuple[float | None, float | None]
     ratio: tuple[float | None, float | None]
-    rates: tuple[np.ndarray, np.ndarray]  # (v, g)
+    rates: Limits  # (v, g)
 
     def of(self, gap: Gap) -> Gap:
         (low, high), (ratio_low, ratio_high) = self.gap, self.ratio
@@ -37,23 +44,32 @@ def redraw(metric: Metric, seen: View, *, draws: int, seed: int) -> Redrawn:
         size = min(BLOCK, draws - start)
         times = generator.multinomial(sites, np.full(sites, 1 / sites), size=size)
         found.append(metric.rates(np.tensordot(times, statistics, 1)))
-    rates = np.concatenate(found)  # (draw, v, g)
-    top, bottom = rates.max(-1), rates.min(-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(top > 0, bottom / top, np.nan).min(-1)
-    low, high = _percentiles(rates)
+    drawn, rates = np.concatenate(found), metric.rates(statistics.sum(0))
+    known = np.isnan(drawn).mean(0) < RARE  # (v, g)
+    complete = bool(known[~np.isnan(rates)].all())
+    low, high = _differences(drawn, rates)
+    gap = largest(folded(low, high), complete=complete)
+    with np.errstate(divide="ignore"):
+        low, high = (np.exp(a) for a in folded(*_differences(np.log(drawn), np.log(rates))))
+    ratio = smallest(1 / high, 1 / low, complete=complete)
+    with np.errstate(invalid="ignore"):
+        limits = np.nanquantile(np.where(known, drawn, 0.0), (0.025, 0.975), axis=0)
     return Redrawn(
-        _pair(_percentiles((top - bottom).max(-1))), _pair(_percentiles(ratios)), (low, high)
+        gap, ratio, (np.where(known, limits[0], np.nan), np.where(known, limits[1], np.nan))
     )
 
 
-def _percentiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    unknown = np.isnan(values).mean(0) >= 0.05
-    filled = np.where(np.isnan(values).all(0), 0.0, values)
-    low, high = np.nanquantile(filled, (0.025, 0.975), axis=0)
-    return np.where(unknown, np.nan, low), np.where(unknown, np.nan, high)
-
-
-def _pair(limits: tuple[np.ndarray, np.ndarray]) -> tuple[float | None, float | None]:
-    low, high = float(limits[0]), float(limits[1])
-    return None if np.isnan(low) else low, None if np.isnan(high) else high
+def _differences(drawn: np.ndarray, found: np.ndarray) -> Limits:
+    """Limits of all pairs, (v, pairs), that hold at once; NaN where a pair cannot be compared."""
+    i, j = np.triu_indices(found.shape[-1], 1)
+    with np.errstate(invalid="ignore"):
+        away = (drawn[..., i] - drawn[..., j]) - (found[..., i] - found[..., j])
+    away = np.where(np.isfinite(away), away, np.nan)
+    known = np.isnan(away).mean(0) < RARE
+    away = np.where(known, away, 0.0)
+    spread = np.nanstd(away, axis=0)
+    usual = np.nan_to_num(np.abs(away)) / np.where(spread > 0, spread, np.inf)
+    half = np.quantile(usual.max((-2, -1)), 0.95) * spread
+    with np.errstate(invalid="ignore"):
+        middle = np.where(known, found[..., i] - found[..., j], np.nan)
+    return middle - half, middle + half

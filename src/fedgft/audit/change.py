@@ -5,7 +5,6 @@ together, and the true intervals are narrower than these.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from fedgft.audit.alerts import points
 from fedgft.audit.plain import views_of
-from fedgft.audit.tabulated import DASH, between
+from fedgft.audit.tabulated import between
 from fedgft.audit.text import document
 from fedgft.layout import Table
 from fedgft.metrics import CATALOG
@@ -63,10 +62,17 @@ class Comparison:
 
 def compare(old: Plain, new: Plain) -> Comparison:
     """The change from one summary to another: negative where a gap has become smaller."""
+    try:
+        return Comparison(_compared(old, new))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FedgftError(f"--compare: an audit lacks a part ({error}); make it again") from None
+
+
+def _compared(old: Plain, new: Plain) -> Plain:
     for name in ("classes", "groups"):
         if old[name] != new[name]:
             raise FedgftError(f"--compare: {name} differ: {old[name]} and {new[name]}")
-    found = {
+    return {
         "format": FORMAT,
         "groups": old["groups"],
         "accuracy": _changed(old["accuracy"], new["accuracy"], "rate"),
@@ -75,7 +81,6 @@ def compare(old: Plain, new: Plain) -> Comparison:
         },
         "warnings": _warnings(old, new),
     }
-    return Comparison(found)
 
 
 def _view(old: Plain, new: Plain) -> Plain:
@@ -100,10 +105,10 @@ def _changed(old: Plain, new: Plain, key: str) -> Plain:
     if old[key] is not None and new[key] is not None:
         change["change"] = new[key] - old[key]
         if None not in (old["low"], old["high"], new["low"], new["high"]):
-            (p, *p_limits), (q, *q_limits) = (
+            (p, p_low, p_high), (q, q_low, q_high) = (
                 [np.array(found[name]) for name in (key, "low", "high")] for found in (new, old)
             )
-            low, high = difference(p, tuple(p_limits), q, tuple(q_limits))
+            low, high = difference(p, (p_low, p_high), q, (q_low, q_high))
             change |= {"low": float(low), "high": float(high)}
     pick = lambda found: {k: found[k] for k in (key, "low", "high")}  # noqa: E731
     return {"old": pick(old), "new": pick(new), **change}
@@ -153,9 +158,9 @@ def _gap_table(found: Plain, title: str) -> Table:
         cells = [
             c
             for side in both
-            for c in (_shown(side["gap"]), between(side["low"], side["high"], 100, 1))
+            for c in (points(side["gap"]), between(side["low"], side["high"], 100, 1))
         ]
-        rows.append((CATALOG[name].title, *cells, _shown(change["change"], "+"),
+        rows.append((CATALOG[name].title, *cells, points(change["change"], sign="+"),
                      between(change["low"], change["high"], 100, 1)))  # fmt: skip
     span = "95% interval"
     header = ("metric", "old gap", span, "new gap", span, "change", span)
@@ -169,12 +174,8 @@ def _rate_table(found: Plain, title: str) -> Table:
         for group, rates in change["groups"].items():
             rows.append((
                 CATALOG[name].title, group,
-                _shown(rates["old"]["rate"]), _shown(rates["new"]["rate"]),
-                _shown(rates["change"], "+"), between(rates["low"], rates["high"], 100, 1),
+                points(rates["old"]["rate"]), points(rates["new"]["rate"]),
+                points(rates["change"], sign="+"), between(rates["low"], rates["high"], 100, 1),
             ))  # fmt: skip
     header = ("metric", "group", "old, %", "new, %", "change", "95% interval")
     return Table(f"Rates by {title}, old and new", header, tuple(rows), 2)
-
-
-def _shown(value: float | None, sign: str = "") -> str:
-    return DASH if value is None or math.isnan(value) else f"{100 * value:{sign}.1f}"

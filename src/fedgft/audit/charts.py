@@ -1,17 +1,17 @@
 """The figures of an audit. Those of one metric have a menu with all of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgft.audit.grammar import ACCENT, CALM, GREY, INK, STRONG, Spec, chart, number, word
-from fedgft.audit.score_charts import calibration, roc, thresholds
+from fedgft.audit.score_charts import MOST_GROUPS, calibration, roc, thresholds
 from fedgft.audit.summary import Audit
 from fedgft.audit.tabulated import largest_sites
 from fedgft.audit.verdict import leading
 from fedgft.metrics import CATALOG
 
 Plain = dict[str, Any]
-MOST_BARS = 12
+MOST_BARS, MOST_CLASSES = 12, 6
 ALL = "datum.kind === 'all'"
 UNKNOWN = "  not estimable: a group has no rows here"
 FIGURES = {  # title, caption
@@ -58,21 +58,34 @@ class Figure:
 
 def charts(audit: Audit) -> list[Figure]:
     """Every figure there is something to show in."""
-    summary, question = audit.to_dict(), audit.pooled.question
-    found = {
+    summary, seen = audit.to_dict(), audit.view
+    found: dict[str, Spec | None] = {
         "forest": forest(summary),
         "waterfall": waterfall(summary),
         "rates": rates(summary),
-        "thresholds": thresholds(audit.view, question.threshold),
+        "thresholds": thresholds(seen, audit.pooled.question.threshold),
     }
-    if found["thresholds"] is not None:
-        found |= {"roc": roc(audit.view), "calibration": calibration(audit.view)}
-    step = 1 / question.bins
-    return [
-        Figure(key, FIGURES[key][0], FIGURES[key][1].format(step=step, half=step / 2), spec)
-        for key, spec in found.items()
-        if spec is not None
-    ]
+    made = [_figure(key, spec, audit) for key, spec in found.items() if spec is not None]
+    if not seen.complete:
+        return made
+    classes = [1] if len(seen.classes) == 2 else list(range(len(seen.classes)))
+    for s, c in enumerate(classes[:MOST_CLASSES]):
+        end = "" if len(classes) == 1 else f", {seen.classes[c]} against the rest"
+        for key, draw in (("roc", roc), ("calibration", calibration)):
+            figure = _figure(key, draw(seen, s), audit)
+            made.append(replace(figure, name=f"{key}{s or ''}", title=figure.title + end))
+    return made
+
+
+def _figure(key: str, spec: Spec, audit: Audit) -> Figure:
+    title, caption = FIGURES[key]
+    step = 1 / audit.pooled.question.bins
+    caption = caption.format(step=step, half=step / 2)
+    if key in ("roc", "calibration") and len(audit.view.names) > MOST_GROUPS:
+        caption += f" The {MOST_GROUPS} largest of {len(audit.view.names)} groups."
+    if key in ("thresholds", "roc", "calibration") and audit.view.noise.any():
+        caption = caption.replace("exact", "as exact as the noise on the counts lets them be")
+    return Figure(key, title, caption, spec)
 
 
 def _menu(summary: Plain) -> tuple[list[Spec], list[Spec]]:
@@ -90,68 +103,63 @@ def _height(rows: list[Plain]) -> int:
     return 24 * max(1, len({row["name"] for row in rows}))
 
 
-def apart(label: str, summary: Plain) -> str:
+def _by_name(rows: list[Plain]) -> Spec:
+    """In the order of the rows, whatever each layer leaves out."""
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    return {"field": "name", "type": "nominal", "sort": names, "title": None}
+
+
+def _total(label: str, summary: Plain) -> str:
     """A row that is no site, told apart from a site that is called the same."""
     return label if label not in summary["sites"] else f"({label})"
 
 
 def forest(summary: Plain) -> Spec:
-    shown = largest_sites(summary, leading(summary))
     rows = []
     for key, found in summary["metrics"].items():
         if not found["pair"]:
             continue
-        for site in shown:
-            local = summary["sites"][site]["local"][key]
-            rows.append(_row(key, site, local["gap"], local["low"], local["high"],
-                             summary["sites"][site]["n"], "site"))  # fmt: skip
-        numbers = found if found["gap"] is not None else found["among_estimable"]
+        for site in largest_sites(summary, leading(summary)):
+            local, n = summary["sites"][site]["local"][key], summary["sites"][site]["n"]
+            rows.append(_row(key, site, (local["gap"], local["low"], local["high"]), n, "site"))
+        ends = (found["signed_gap"], found["signed_low"], found["signed_high"])
         n = sum(found["groups"][g]["n"] for g in found["pair"])
-        rows.append(
-            _row(
-                key,
-                apart("all sites", summary),
-                numbers["gap"],
-                numbers["low"],
-                numbers["high"],
-                n,
-                "all",
-            )
-        )
+        rows.append(_row(key, _total("all sites", summary), ends, n, "all"))
     params, filters = _menu(summary)
-    y = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    return chart(height=_height(rows), params=params, data={"values": rows}, transform=filters,
+                 layer=_forest_layers(_by_name(rows)))  # fmt: skip
+
+
+def _forest_layers(y: Spec) -> list[Spec]:
     colour = {"condition": {"test": ALL, "value": STRONG}, "value": ACCENT}
     x = {"field": "gap", "type": "quantitative", "title": "gap, percentage points"}
-    return chart(
-        height=_height(rows), params=params, data={"values": rows}, transform=filters,
-        layer=[
-            {"mark": {"type": "rule", "color": INK, "opacity": 0.5},
-             "data": {"values": [{}]}, "transform": [], "encoding": {"x": {"datum": 0}}},
-            {"mark": {"type": "rule", "strokeWidth": 2},
-             "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-             "encoding": {"y": y, "x": x | {"field": "low"}, "x2": {"field": "high"},
-                          "color": colour}},
-            {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-             "transform": [{"filter": "isValid(datum.gap)"}],
-             "encoding": {"y": y, "x": x, "color": colour, "tooltip": TOOLTIP}},
-            {"mark": {"type": "text", "align": "left", "fontStyle": "italic", "opacity": 0.8},
-             "transform": [{"filter": "!isValid(datum.gap)"}],
-             "encoding": {"y": y, "x": {"datum": 0}, "text": {"value": UNKNOWN}}},
-        ],
-    )  # fmt: skip
+    return [
+        {"mark": {"type": "rule", "color": INK, "opacity": 0.5},
+         "data": {"values": [{}]}, "transform": [], "encoding": {"x": {"datum": 0}}},
+        {"mark": {"type": "rule", "strokeWidth": 2},
+         "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+         "encoding": {"y": y, "x": x | {"field": "low"}, "x2": {"field": "high"},
+                      "color": colour}},
+        {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+         "transform": [{"filter": "isValid(datum.gap)"}],
+         "encoding": {"y": y, "x": x, "color": colour, "tooltip": TOOLTIP}},
+        {"mark": {"type": "text", "align": "left", "fontStyle": "italic", "opacity": 0.8},
+         "transform": [{"filter": "!isValid(datum.gap)"}],
+         "encoding": {"y": y, "x": {"datum": 0}, "text": {"value": UNKNOWN}}},
+    ]  # fmt: skip
 
 
 TOOLTIP = [word("name"), number("gap", "value"), number("low", "95% from"), number("high", "to"),
            number("n", "rows", ",.0f")]  # fmt: skip
 
 
-def _row(metric: str, name: str, gap: Any, low: Any, high: Any, n: float, kind: str) -> Plain:
-    return {"metric": metric, "name": name, "gap": _points(gap), "low": _points(low),
-            "high": _points(high), "n": n, "kind": kind}  # fmt: skip
+Ends = tuple[float | None, float | None, float | None]
 
 
-def _points(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+def _row(metric: str, name: str, ends: Ends, n: float, kind: str) -> Plain:
+    gap, low, high = (None if x is None else 100 * x for x in ends)
+    return {"metric": metric, "name": name, "gap": gap, "low": low, "high": high, "n": n,
+            "kind": kind}  # fmt: skip
 
 
 def waterfall(summary: Plain) -> Spec:
@@ -160,7 +168,7 @@ def waterfall(summary: Plain) -> Spec:
         if found["pair"]:
             rows += _steps(key, summary, found["signed_gap"])
     params, filters = _menu(summary)
-    y = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    y = _by_name(rows)
     down = {"test": "datum.amount < 0", "value": CALM}
     colour = {"condition": [{"test": ALL, "value": GREY}, down], "value": STRONG}
     return chart(
@@ -189,7 +197,7 @@ def _steps(name: str, summary: Plain, total: float) -> list[Plain]:
     for site, amount in steps:
         out.append(_step(name, site, at, at + amount, amount, "site"))
         at += amount
-    return [*out, _step(name, apart("the gap", summary), 0.0, total, total, "all")]
+    return [*out, _step(name, _total("the gap", summary), 0.0, total, total, "all")]
 
 
 def _step(metric: str, site: str, start: float, end: float, amount: float, kind: str) -> Plain:
@@ -199,13 +207,13 @@ def _step(metric: str, site: str, start: float, end: float, amount: float, kind:
 
 def rates(summary: Plain) -> Spec:
     rows = [
-        _row(key, group, r["rate"], r["low"], r["high"], r["n"], "group")
+        _row(key, group, (r["rate"], r["low"], r["high"]), r["n"], "group")
         | {"said": "" if r["rate"] is not None else f"  not estimable (n={r['n']:,.0f})"}
         for key, found in summary["metrics"].items()
         for group, r in found["groups"].items()
     ]
     params, filters = _menu(summary)
-    y = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    y = _by_name(rows)
     x = {"field": "gap", "type": "quantitative", "title": "rate, per cent",
          "scale": {"domain": [0, 100]}}  # fmt: skip
     return chart(

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fedgft.audit.private import feasible, spread
-from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Privacy, Question, Site, Sums
+from fedgft.audit.private import feasible, withheld
+from fedgft.audit.sums import COUNT, NOISE, SCORES, Group, Privacy, Question, Site, Sums
 from fedgft.types import FedgftError
 
 LARGEST = 2**53  # beyond it a float no longer counts exactly
@@ -20,9 +20,13 @@ class Reader:
 
     found: dict[str, Any]
     source: str
+    possible: np.ndarray | None = None  # what `feasible` says of the question, once
 
     def sums(self) -> Sums:
         question, privacy = self._question(), self._privacy()
+        spread = (
+            question.scored and not privacy.min_cell
+        )  # histograms are withheld with small cells
         site = self._text(self.found, "site", "site")
         tables: dict[Group, np.ndarray] = {}
         histogram: dict[Group, np.ndarray] = {}
@@ -39,12 +43,12 @@ class Reader:
             seen.add((group, label, decision))
             if group not in tables:
                 tables[group] = question.empty_table()
-                if question.scored:
+                if spread:
                     histogram[group] = question.empty_histogram()
             counted += self._fill(
                 cell, where, question, privacy,
                 tables[group][label, decision],
-                histogram[group][label, decision] if question.scored else None,
+                histogram[group][label, decision] if spread else None,
                 decision,
             )  # fmt: skip
         missing = self._rows(counted, privacy)
@@ -101,35 +105,42 @@ class Reader:
         table: np.ndarray, histogram: np.ndarray | None, decision: int,
     ) -> int:  # fmt: skip
         """Put a cell where it belongs; the rows it shows."""
+        noisy, least = privacy.mechanism != "none", privacy.min_cell
         if cell.get("count") is None:
-            if privacy.min_cell < 3:
+            if least < 3:
                 self._fail(f"{where}.count", "is missing, and the file declares no --min-cell")
-            table[COUNT], table[SLACK] = privacy.min_cell / 2, privacy.min_cell / 2 - 1
-            table[SCORES:] = table[COUNT] / len(question.classes)
+            table[:] = withheld(least, len(table), len(question.classes))
             return 0
-        noisy = privacy.mechanism != "none"
         count = self._whole(cell["count"], f"{where}.count", least=-LARGEST if noisy else 0)
+        if 0 < count < least:
+            self._fail(f"{where}.count", f"is {count}, and the file declares --min-cell {least}")
         table[COUNT] = count
+        possible = self._possible(question)[decision]
         if noisy:
-            possible = feasible(question)[decision].sum()
-            table[NOISE] = privacy.variance * (int(possible) if question.scored else 1)
-        if histogram is not None:
+            table[NOISE] = privacy.variance * possible.sum()
+        if question.scored:
             scores = self._get(cell, "scores", f"{where}.scores", dict)
             for s, c in enumerate(question.score_classes):
-                name = question.classes[c]
-                place = f"{where}.scores[{name!r}]"
-                entry = self._get(scores, name, place, dict)
-                histogram[s] = self._histogram(entry, place, question.bins, noisy, count)
-                table[SCORES + s] = self._total(entry, place, noisy, count, histogram[s])
+                place = f"{where}.scores[{question.classes[c]!r}]"
+                entry = self._get(scores, question.classes[c], place, dict)
+                if histogram is not None:
+                    histogram[s] = self._histogram(entry, place, possible, noisy, count)
+                    table[SCORES + s] = self._total(entry, place, noisy, histogram[s])
+                else:
+                    table[SCORES + s] = self._between(entry, place, 0.0, count)
         return count
 
+    def _possible(self, question: Question) -> np.ndarray:
+        if self.possible is None:
+            self.possible = feasible(question)
+        return self.possible
+
     def _histogram(
-        self, entry: dict[str, Any], where: str, bins: int, noisy: bool, count: int
+        self, entry: dict[str, Any], where: str, possible: np.ndarray, noisy: bool, count: int
     ) -> np.ndarray:
         first = self._whole(entry.get("first_bin"), f"{where}.first_bin")
-        if "runs" in entry:
-            return self._runs(entry["runs"], f"{where}.runs", bins, count, first)
         numbers = self._get(entry, "histogram", f"{where}.histogram", list)
+        bins = len(possible)
         if first + len(numbers) > bins:
             self._fail(f"{where}.histogram", f"has more than {bins} bins")
         if not numbers or set(map(type, numbers)) != {int}:
@@ -140,34 +151,25 @@ class Reader:
             self._fail(f"{where}.histogram", f"adds up to {sum(numbers)}, the count is {count}")
         out = np.zeros(bins)
         out[first : first + len(numbers)] = numbers
+        if out[~possible].any():
+            self._fail(f"{where}.histogram", "has rows on the other side of the threshold")
         return out
 
-    def _runs(self, found: Any, where: str, bins: int, count: int, first: int) -> np.ndarray:
-        right = isinstance(found, list) and all(
-            isinstance(run, list) and list(map(type, run)) == [int, int] and 0 <= run[1] <= LARGEST
-            for run in found
-        )
-        ends = [run[0] for run in found] if right else []
-        if (
-            not right
-            or not ends
-            or ends != sorted(set(ends))
-            or ends[0] < first
-            or ends[-1] >= bins
-        ):
-            self._fail(where, "must be pairs of whole numbers: the last bin, rising, and the rows")
-        if sum(rows for _, rows in found) != count:
-            self._fail(where, f"add up to {sum(rows for _, rows in found)}, the count is {count}")
-        return spread([(last, rows) for last, rows in found], first, bins)
-
     def _total(
-        self, entry: dict[str, Any], where: str, noisy: bool, count: int, histogram: np.ndarray
+        self, entry: dict[str, Any], where: str, noisy: bool, histogram: np.ndarray
     ) -> float:
-        if noisy:  # only the noisy counts have left the site: the middles of the bins stand in
-            return float(histogram @ ((np.arange(len(histogram)) + 0.5) / len(histogram)))
+        """Where there is no sum, the middles of the bins stand in."""
+        bins = len(histogram)
+        middle = float(histogram @ (np.arange(bins) + 0.5)) / bins
+        if noisy or "sum" not in entry:
+            return middle
+        half = float(histogram.sum()) / bins / 2
+        return self._between(entry, where, middle - half, middle + half)
+
+    def _between(self, entry: dict[str, Any], where: str, low: float, high: float) -> float:
         total: Any = entry.get("sum")
-        if not _number(total) or not -1e-6 <= total <= count + 1e-6:
-            self._fail(f"{where}.sum", f"is {total!r}: must be a number from 0 to the count")
+        if not _number(total) or not low - 1e-5 <= total <= high + 1e-5:
+            self._fail(f"{where}.sum", f"is {total!r}: the rows add up to {low:.6g} to {high:.6g}")
         return float(total)
 
     def _rows(self, counted: int, privacy: Privacy) -> tuple[float, float]:

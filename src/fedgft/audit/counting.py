@@ -142,9 +142,11 @@ def _prepared(batch: "pl.DataFrame", columns: Columns, *, source: str) -> "pl.Da
         frame = frame.with_columns(score.alias(f"s{i}"), _bins(score, columns.bins).alias(f"b{i}"))
     if columns.decision is not None:
         return frame.with_columns(_without_nan(batch[columns.decision]).alias("d"))
-    if len(columns.scores) == 1:
-        return frame.with_columns(d=(pl.col("s0") >= columns.threshold).cast(pl.Int64))
-    _check_total(frame, columns, source=source)
+    if len(columns.scores) > 1:
+        _check_total(frame, columns, source=source)
+    if len(columns.scores) <= 2:  # of two columns for two classes, the last is the positive one
+        score = pl.col(_named("s", columns)[-1])
+        return frame.with_columns(d=(score >= columns.threshold).cast(pl.Int64))
     best = pl.concat_list(_named("s", columns)).list.arg_max().cast(pl.Int64)
     return frame.with_columns(d=best)
 

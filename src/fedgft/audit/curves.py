@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgft.audit.rates import FEW
 from fedgft.audit.views import View
 from fedgft.metrics import CATALOG, Tally
 from fedgft.metrics.intervals import wilson
+
+Point = dict[str, float | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +28,7 @@ class Curves:
     fpr: np.ndarray
     auc: float
     auc_error: float  # the area lies within auc +- this, by the width of the bins
-    calibration: list[dict[str, float]]  # score (+- width / 2), rate, low, high, n
+    calibration: list[Point]  # score (+- half_bin), rate, low, high, n
 
 
 def curves(seen: View, score: int = 0, *, points: int = 10) -> list[Curves]:
@@ -36,11 +39,11 @@ def curves(seen: View, score: int = 0, *, points: int = 10) -> list[Curves]:
     for g, name in enumerate(seen.names):
         yes = counts[positive, g]
         no = counts[:, g].sum(0) - yes
-        found.append(_curves(name, yes, no, points))
+        found.append(_curves(name, yes, no, points, exact=not seen.noise.any()))
     return found
 
 
-def _curves(name: str, yes: np.ndarray, no: np.ndarray, points: int) -> Curves:
+def _curves(name: str, yes: np.ndarray, no: np.ndarray, points: int, *, exact: bool) -> Curves:
     bins = len(yes)
     above = lambda n: np.append(np.cumsum(n[::-1])[::-1], 0.0)  # noqa: E731
     p, n = yes.sum(), no.sum()
@@ -50,20 +53,23 @@ def _curves(name: str, yes: np.ndarray, no: np.ndarray, points: int) -> Curves:
         ties = float((yes * no).sum() / (p * n))
         auc = float((above(yes)[1:] * no).sum() / (p * n)) + ties / 2
     groups = np.array_split(np.arange(bins), min(points, bins))
+    calibration = [point for g in groups if (point := _calibrated(g, yes, no, exact))]
     return Curves(name, float(p), float(n), np.arange(bins + 1) / bins, tpr, fpr, auc, ties / 2,
-                  [point for part in groups if (point := _calibrated(part, yes, no))])  # fmt: skip
+                  calibration)  # fmt: skip
 
 
-def _calibrated(part: np.ndarray, yes: np.ndarray, no: np.ndarray) -> dict[str, float] | None:
-    """Of the rows with a score in these bins, how many are positive."""
+def _calibrated(part: np.ndarray, yes: np.ndarray, no: np.ndarray, exact: bool) -> Point | None:
+    """Of the rows with a score in these bins, how many are positive; no interval under noise."""
     hits, rows = yes[part].sum(), yes[part].sum() + no[part].sum()
     if rows <= 0:
         return None
     middles = (part + 0.5) / len(yes)
     score = float(((yes + no)[part] * middles).sum() / rows)
-    low, high = wilson(hits / rows, rows)
+    ends: list[float | None] = [None, None]
+    if exact and rows >= FEW:
+        ends = [float(x) for x in wilson(hits / rows, rows)]
     return {"score": score, "half_bin": 0.5 / len(yes), "rate": float(hits / rows),
-            "low": float(low), "high": float(high), "n": float(rows)}  # fmt: skip
+            "low": ends[0], "high": ends[1], "n": float(rows)}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,23 +84,23 @@ class Sweep:
 
 def sweep(seen: View) -> Sweep | None:
     """Two classes only: of more, no single threshold decides."""
-    if not seen.scored or len(seen.classes) != 2:
+    if not seen.complete or len(seen.classes) != 2:
         return None
-    tally = at_thresholds(seen.histogram[:, :, 0])
+    tally = at_thresholds(seen.histogram[:, :, 0])[:-1]  # the last is nobody, above any score
     gaps = {name: tally.gap(metric, "hard") for name, metric in CATALOG.items()}
     with np.errstate(divide="ignore", invalid="ignore"):
         selected = (tally.decision[..., 1].sum(1) / tally.count.sum(1))[:, :-1]
-    return Sweep(edges(tally), tally.accuracy(), gaps, selected)
+    thresholds = np.arange(len(selected)) / len(selected)
+    return Sweep(thresholds, tally.accuracy(), gaps, selected)
 
 
 def at_thresholds(counts: np.ndarray) -> Tally:
-    """Decisions if the threshold were each edge in turn (leading axis), from (y, g, bin)."""
+    """Decisions if the threshold were each edge in turn (leading axis), from (y, g, bin).
+
+    The last is above 1: a score of 1 lies in the last bin, and would reach a threshold of 1.
+    """
     rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
     above = np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
     yes = np.moveaxis(above, -1, 0)
     decision = np.stack((yes[:1] - yes, yes), -1)
     return Tally(decision.sum(-1), decision, decision)
-
-
-def edges(tally: Tally) -> np.ndarray:
-    return np.arange(len(tally.count)) / (len(tally.count) - 1)

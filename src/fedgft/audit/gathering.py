@@ -15,10 +15,10 @@ def site_files(paths: Sequence[str | Path]) -> list[Path]:
     for path in paths:
         place = Path(path).expanduser()
         if place.is_dir():
-            inside = sorted(file for file in place.glob("*.json") if file.is_file())
+            inside = [f for f in place.glob("*.json") if f.is_file() and f.name != "audit.json"]
             if not inside:
                 raise FedgftError(f"{path}: a folder without .json files")
-            found += inside
+            found += sorted(inside)
         elif not place.exists() and glob.has_magic(str(place)):
             matched = sorted(Path(name) for name in glob.glob(str(place)))
             if not matched:

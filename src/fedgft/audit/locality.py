@@ -6,90 +6,126 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedgft.audit.rates import Gap, Rates, apart, rates_of
+from fedgft.audit.rates import CLEAR, FEW, Gap, Rates, apart, rates_of, smaller_over_larger
 from fedgft.audit.views import View
 from fedgft.metrics import Metric
-from fedgft.metrics.intervals import Z95
+from fedgft.metrics.intervals import Z95, folded, simultaneous
 from fedgft.theory import Analysis, Compared, compare
+
+UNKNOWN = (math.nan, math.nan, math.nan)
+WEIGHT = 5.0  # of all sites' pairs of rows: with less, the gap within sites is anybody's guess
 
 
 @dataclass(frozen=True, eq=False)
 class Locality:
     """One metric, the two groups whose rates are globally farthest apart, every site."""
 
-    gap: np.ndarray  # the site's own largest gap, between the groups it has; NaN: not estimable
-    local: np.ndarray  # the same two groups as globally, signed
-    low: np.ndarray
-    high: np.ndarray
-    against: np.ndarray  # signed the other way, beyond chance with as many sites to look at
+    own: tuple[np.ndarray, np.ndarray, np.ndarray]  # the site's own largest gap, its interval
+    ratio: np.ndarray  # and its own smallest ratio
+    local: tuple[np.ndarray, np.ndarray, np.ndarray]  # the global pair there, signed, interval
+    beyond: np.ndarray  # 1, -1: a local gap beyond chance, with as many sites to look at; or 0
     contribution: np.ndarray  # the site's share of the signed gap: they add up to it
     heterogeneity: float
     total_variation: float
     bound: float  # alpha + TV
-    alpha: float  # largest local gap
     within: tuple[float, float, float]  # the gap within sites, and its interval
-    pair: Rates  # of all sites together: (2,), the higher rate first
+    whole: tuple[float, float, float]  # the pair over all sites, signed, with its own interval
 
 
 def locality(metric: Metric, seen: View, gap: Gap) -> Locality:
     """NaN throughout, but for the sites' own gaps, where no two groups can be compared."""
     by_site = rates_of(metric, seen, "hard", by_site=True)
-    own = own_gaps(by_site.rate, seen.tally.count.sum(1)[:, :-1] > 0)
+    own, ratio = own_gaps(by_site, seen.tally.count.sum(1)[:, :-1] > 0)
     if gap.pair is None or gap.condition is None:
-        none, nan = np.full(len(own), math.nan), math.nan
-        no_site = np.zeros(len(own), dtype=bool)
-        return Locality(own, none, none, none, no_site, none, nan, nan, nan, nan,
-                        (nan, nan, nan), by_site)  # fmt: skip
+        none = np.full(len(ratio), math.nan)
+        return Locality(own, ratio, (none, none, none), np.zeros(len(ratio)), none,
+                        math.nan, math.nan, math.nan, UNKNOWN, UNKNOWN)  # fmt: skip
     first, second = (by_site.of(gap.condition, group) for group in gap.pair)
-    local, low, high = apart(first, second)
+    _, least, most = apart(first, second, NormalDist().inv_cdf(1 - 0.025 / len(ratio)))
     statistics = seen.tally.statistics(metric, "hard")
     proper = metric.proper(len(seen.classes))
     pair, ones = Compared(gap.condition, *gap.pair), np.ones(len(statistics))
     exact = compare(statistics, ones, pair, proper=proper)
     known = compare(np.maximum(statistics, 0.0), ones, pair, proper=proper)  # noise goes below 0
     over_all = rates_of(metric, seen, "hard")
+    one, other = (over_all.of(gap.condition, group) for group in gap.pair)
+    value, low, high = (float(x) for x in apart(one, other))
     return Locality(
-        gap=own,
-        local=local, low=low, high=high,
-        against=apart(first, second, NormalDist().inv_cdf(1 - 0.025 / len(own)))[2] < 0,
+        own=own, ratio=ratio,
+        local=apart(first, second),
+        beyond=1.0 * (least > 0) - (most < 0),
         contribution=exact.contributions,
         heterogeneity=known.heterogeneity if proper else math.nan,
         total_variation=known.total_variation,
         bound=known.bound_tv,
-        alpha=known.largest_local_gap,
-        within=within_sites(known),
-        pair=over_all[gap.condition, list(gap.pair)],
+        within=within_sites(exact, *_noise(metric, seen, pair)),
+        whole=(value, low, high),
     )  # fmt: skip
 
 
-def own_gaps(rates: np.ndarray, present: np.ndarray) -> np.ndarray:
+def own_gaps(
+    rates: Rates, present: np.ndarray
+) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
     """What a site sees alone: groups without rows there do not exist for it.
 
-    NaN where it has one group only, or a group without a row of the event.
+    NaN where it has one group only, or a group without a row of the event; no interval where a
+    group has too few.
     """
-    there = present[:, None, :]
-    unknown = (np.isnan(rates) & there).any((-2, -1)) | (present.sum(-1) < 2)
-    top = np.where(there, rates, -np.inf).max(-1)
-    bottom = np.where(there, rates, np.inf).min(-1)
-    with np.errstate(invalid="ignore"):
-        return np.where(unknown, np.nan, (top - bottom).max(-1))
+    conditions, groups = rates.rate.shape[-2:]
+    i, j = np.triu_indices(groups, 1)
+    there = (present[:, i] & present[:, j])[:, None]  # (site, 1, pair)
+    z = simultaneous(groups, conditions)
+    value, low, high = apart(rates[..., i], rates[..., j], z)
+    quotients, _, _ = smaller_over_larger(rates[..., i], rates[..., j], z)
+    unknown = (np.isnan(rates.rate) & present[:, None]).any((-2, -1)) | (present.sum(-1) < 2)
+
+    def over_pairs(values: np.ndarray, empty: float) -> np.ndarray:
+        """NaN where a pair of groups that are there is NaN."""
+        kept = np.where(there, values, empty)
+        best = kept.max((-2, -1), initial=empty) if empty < 0 else kept.min((-2, -1), initial=empty)
+        return np.where(unknown, np.nan, best)
+
+    low, high = folded(low, high)
+    own = tuple(over_pairs(a, -np.inf) for a in (np.abs(value), low, high))
+    return (own[0], own[1], own[2]), over_pairs(quotients, np.inf)
 
 
-def within_sites(terms: Analysis) -> tuple[float, float, float]:
+def _noise(metric: Metric, seen: View, pair: Compared) -> tuple[np.ndarray, bool]:
+    """Variance of noise on the pair's hits and others, (site, 4); whether a count is withheld."""
+    slope, offset = metric.affine(len(seen.classes))
+    unit = (slope + offset[..., None])[:, pair.condition]  # (2, y, c)
+    parts = []
+    for group in (pair.i, pair.j):
+        for u in (unit[0], unit[1] - unit[0]):
+            parts.append(np.einsum("yc,kyc->k", u**2, seen.noise[:, :, group]))
+    groups = [pair.i, pair.j]
+    return np.stack(parts, -1), bool(seen.slack[:, :, groups].any())
+
+
+def within_sites(terms: Analysis, noise: np.ndarray, withheld: bool) -> tuple[float, float, float]:
     """The gap a person sees who stays within sites, with its 95% interval.
 
-    Mantel & Haenszel's common difference: sites weigh b_k d_k / (b_k + d_k), so one that lacks a
-    group says nothing. The variance is Sato's (1989), right for few large and many small sites.
+    Mantel & Haenszel's common difference: sites weigh W_k = b_k d_k / (b_k + d_k), so one that
+    lacks a group says nothing. The variance is Sato's (1989), right for few large and many small
+    sites, plus that of noise by the delta method. Nothing is claimed from a handful of rows, nor
+    where counts are withheld.
     """
     a, b, c, d = terms.a, terms.b, terms.c, terms.d
-    held = (b > 0) & (d > 0)
-    if not held.any():
-        return math.nan, math.nan, math.nan
-    a, b, c, d = a[held], b[held], c[held], d[held]
+    clear = lambda n, v: (n > 0) & (n > CLEAR * np.sqrt(v))  # noqa: E731
+    held = clear(b, noise[:, :2].sum(1)) & clear(d, noise[:, 2:].sum(1))
+    a, b, c, d, noise = a[held], b[held], c[held], d[held], noise[held]
     n = b + d
-    weight = float((b * d / n).sum())
-    common = float(((a * d - c * b) / n).sum()) / weight
+    h, w = (a * d - c * b) / n, b * d / n
+    weight = float(w.sum())
+    if withheld or min(b.sum(), d.sum()) < FEW or weight < WEIGHT:
+        return UNKNOWN
+    common = float(h.sum()) / weight
     p = ((b**2 * c - d**2 * a + b * d * (d - b) / 2) / n**2).sum()
     q = ((a * (d - c) + c * (b - a)) / (2 * n)).sum()
-    spread = Z95 * math.sqrt(max(float(common * p + q), 0.0)) / weight
+    sato = max(float(common * p + q), 0.0)
+    # of h and W by hits and others of either group, whose counts carry the noise
+    of_h = np.stack((d - c, -c, a - b, a), -1) / n[:, None] - (h / n)[:, None]
+    of_w = np.stack((d, d, b, b), -1) / n[:, None] - (w / n)[:, None]
+    noisy = float(((of_h - common * of_w) ** 2 * noise).sum())
+    spread = Z95 * math.sqrt(sato + noisy) / weight
     return common, max(common - spread, -1.0), min(common + spread, 1.0)

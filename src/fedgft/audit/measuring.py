@@ -29,6 +29,7 @@ def measure(
     bins: int | None = None,
     classes: Iterable[Any] = (),
     positive: Any = None,
+    values: Mapping[str, tuple[str, ...]] | None = None,
     min_cell: int = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
@@ -63,7 +64,7 @@ def measure(
     roles = Columns("y_true", groups, tuple(columns), None if y_pred is None else "y_pred",
                     threshold, bins or (BINS if epsilon is None else NOISY_BINS))  # fmt: skip
     names = Names(site, tuple(features), tuple(map(_text, classes)),
-                  None if positive is None else _text(positive))  # fmt: skip
+                  None if positive is None else _text(positive), values)  # fmt: skip
     return _measured([pl.DataFrame(frame)], roles, names, "measure()", min_cell, epsilon, delta)
 
 
@@ -130,13 +131,10 @@ def _are_scores(y_true: Any, y_pred: Any) -> bool:
     array = np.asarray(y_pred)
     if array.ndim == 2:
         return True
-    if array.dtype.kind != "f":
+    if array.dtype.kind != "f" or set(array[~np.isnan(array)].tolist()) <= {0.0, 1.0}:
         return False
-    labels = {_text(v) for v in np.unique(np.asarray(y_true, dtype=object).astype(str))}
-    found = array[~np.isnan(array)]
-    return labels <= {"0", "1", "True", "False", "nan", "None", "<NA>"} and not (
-        set(np.unique(found).tolist()) <= {0.0, 1.0}
-    )
+    labels = {_text(value) for value in np.asarray(y_true, dtype=object).tolist()}
+    return labels <= {"0", "1", "True", "False", None}
 
 
 def _attributes(features: Any) -> dict[str, Any]:
@@ -175,10 +173,9 @@ def _series(name: str, values: Any) -> "pl.Series":
 
 
 def _text(value: Any) -> Any:
-    """As text, None where it is missing."""
-    missing = value is None or value != value or type(value).__name__ in ("NAType", "NaTType")
-    if missing:
+    """As text, None where it is missing; 1.0 is "1", as it is in a file."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
         return None
-    if isinstance(value, float) and value == int(value):
+    if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)

@@ -3,20 +3,19 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
 from fedgft.audit.bootstrap import Redrawn
-from fedgft.audit.curves import curves
+from fedgft.audit.curves import Curves, curves, sweep
 from fedgft.audit.locality import Locality
-from fedgft.audit.rates import Gap, Rates, apart, quotient
+from fedgft.audit.rates import Gap, Rates, apart, quotient, rates_of
 from fedgft.audit.sums import Sums
 from fedgft.audit.views import View
-from fedgft.metrics import Metric
-from fedgft.metrics.intervals import wilson
+from fedgft.metrics import Metric, Tally, get_metric
 
 Plain = dict[str, Any]
 
@@ -34,7 +33,6 @@ def metric_plain(
     out: Plain = {name: None if unknown else value for name, value in numbers.items()}
     out["among_estimable"] = numbers if unknown and gap.gap is not None else None
     out["pair"] = named or None
-    out["signed_gap"] = numbers["gap"]  # of the pair: the first minus the second
     out["condition"] = names[shown]
     out["groups"] = _groups(seen, rates, limits, shown)
     if len(conditions) > 1:
@@ -43,6 +41,12 @@ def metric_plain(
         out["reference"] = seen.names[reference]
         out["against_reference"] = _against(seen, rates, shown, reference)
     return out
+
+
+def signed(where: Locality) -> Plain:
+    """The named pair, the first minus the second, with an interval of its own."""
+    keys = ("signed_gap", "signed_low", "signed_high")
+    return dict(zip(keys, map(number, where.whole), strict=True))
 
 
 def _condition(text: str, classes: Sequence[str]) -> str:
@@ -78,23 +82,53 @@ def add_locality(out: Plain, by_site: list[Plain], name: str, where: Locality) -
     out["bound"][name] = number(where.bound)
     keys = ("gap", "low", "high")
     out["within"][name] = dict(zip(keys, map(number, where.within), strict=True))
-    local = zip(where.local.tolist(), where.low.tolist(), where.high.tolist(), strict=True)
-    rest = zip(where.gap.tolist(), where.contribution.tolist(), local, strict=True)
-    for site, (gap, contribution, seen) in zip(by_site, rest, strict=True):
-        site["gap"][name] = number(gap)
-        site["contribution"][name] = number(contribution)
-        site["local"][name] = dict(zip(keys, map(number, seen), strict=True))
+    columns = (*where.own, where.ratio, where.contribution)
+    rest = zip(*(column.tolist() for column in (*columns, *where.local)), strict=True)
+    for site, (*values, gap, low, high) in zip(by_site, rest, strict=True):
+        for key, value in zip((*keys, "ratio", "contribution"), values, strict=True):
+            site[key][name] = number(value)
+        site["local"][name] = {"gap": number(gap), "low": number(low), "high": number(high)}
 
 
-def areas(seen: View) -> Plain:
-    """Area under the ROC curve of each group, one class against the rest."""
+def sites(seen: View) -> list[Plain]:
+    """An empty entry for each site, with its number of rows."""
+    rows = seen.tally.count[..., :-1].sum((1, 2)).tolist()
+    kinds = ("gap", "low", "high", "ratio", "contribution", "local")
+    return [{"n": count(n), **{kind: {} for kind in kinds}} for n in rows]
+
+
+def scores(seen: View) -> Plain:
+    """Curves by class and group, and what every threshold would do; null where there are none."""
+    if not seen.complete:
+        return {"auc": None, "curves": None, "sweep": None}
     classes = [1] if len(seen.classes) == 2 else range(len(seen.classes))
+    made = {seen.classes[c]: curves(seen, s) for s, c in enumerate(classes)}
     return {
-        seen.classes[c]: {
-            curve.group: {"auc": number(curve.auc), "bin_error": number(curve.auc_error)}
-            for curve in curves(seen, s)
-        }
-        for s, c in enumerate(classes)
+        "auc": {c: {x.group: {"auc": number(x.auc), "bin_error": number(x.auc_error)} for x in each}
+                for c, each in made.items()},
+        "curves": {c: {x.group: _curve(x) for x in each} for c, each in made.items()},
+        "sweep": _sweep(seen),
+    }  # fmt: skip
+
+
+def _curve(found: Curves) -> Plain:
+    lists = {"thresholds": found.thresholds, "tpr": found.tpr, "fpr": found.fpr}
+    return {k: [number(x) for x in v] for k, v in lists.items()} | {
+        "calibration": found.calibration
+    }
+
+
+def _sweep(seen: View) -> Plain | None:
+    found = sweep(seen)
+    if found is None:
+        return None
+    groups = dict(zip(seen.names, found.selected.T, strict=True))
+    numbers = lambda values: [number(x) for x in values]  # noqa: E731
+    return {
+        "thresholds": numbers(found.thresholds),
+        "accuracy": numbers(found.accuracy),
+        "gaps": {name: numbers(gaps) for name, gaps in found.gaps.items()},
+        "selected": {group: numbers(rates) for group, rates in groups.items()},
     }
 
 
@@ -108,10 +142,14 @@ def rows(sums: Sums, seen: View) -> Plain:
 
 
 def accuracy(seen: View) -> Plain:
-    tally = seen.tally.sum()
-    n, rate = float(tally.rows()), float(np.clip(tally.accuracy(), 0.0, 1.0))
-    low, high = wilson(np.array(rate), np.array(n)) if n > 0 else (math.nan, math.nan)
-    return {"rate": number(rate), "low": number(low), "high": number(high), "n": count(n)}
+    """Of everyone, those without a recorded group included."""
+    one = lambda a: np.stack((a.sum(2), 0 * a.sum(2)), 2)  # noqa: E731
+    tally = Tally(one(seen.tally.count), one(seen.tally.score), one(seen.tally.decision))
+    everyone = replace(
+        seen, names=("everyone",), tally=tally, noise=one(seen.noise), slack=one(seen.slack)
+    )
+    rates = rates_of(get_metric("acc"), everyone, "hard")
+    return _groups(everyone, rates, rates.interval(), 0)["everyone"]
 
 
 def privacy(sums: Sums) -> Plain:
@@ -130,17 +168,24 @@ def views_of(summary: Plain) -> dict[str, Plain]:
     return {**summary["attributes"], summary["groups"]: summary}
 
 
+COMPACT = ("sites", "curves", "sweep")  # many, or long: one line for each of their entries
+
+
 def to_json(summary: Plain) -> str:
-    """Indented for people; a site is one line, however many there are."""
+    """Indented for people."""
     held, token = [], uuid4().hex  # a place holder that no name in the data can be
 
-    def without_sites(look: Plain) -> Plain:
-        lines = [f"{_line(name)}: {_line(site)}" for name, site in look["sites"].items()]
-        held.append("{\n    " + ",\n    ".join(lines) + "\n  }")
-        return look | {"sites": f"{token} {len(held) - 1}"}
+    def without_long(look: Plain) -> Plain:
+        out = dict(look)
+        for key in COMPACT:
+            if out.get(key):
+                lines = [f"{_line(name)}: {_line(value)}" for name, value in out[key].items()]
+                held.append("{\n    " + ",\n    ".join(lines) + "\n  }")
+                out[key] = f"{token} {len(held) - 1}"
+        return out
 
-    bare = without_sites(summary)
-    bare["attributes"] = {t: without_sites(look) for t, look in summary["attributes"].items()}
+    bare = without_long(summary)
+    bare["attributes"] = {t: without_long(look) for t, look in summary["attributes"].items()}
     text = json.dumps(bare, indent=2, allow_nan=False, ensure_ascii=False)
     for i, lines in enumerate(held):
         text = text.replace(f'"{token} {i}"', lines, 1)

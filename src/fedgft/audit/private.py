@@ -9,6 +9,7 @@ the sensitivity is 1. Every combination of names is a cell, rows or none.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -31,55 +32,28 @@ Noise = Callable[[list[int]], list[int]]
 
 
 def suppress(sums: Sums, min_cell: int) -> Sums:
-    """Withhold cells of 1 to min_cell - 1 rows. Histograms get coarser where they are thin.
-
-    A withheld count is read as the middle of what it may be, and is off by at most `slack`.
-    """
+    """Withhold counts of 1 to min_cell - 1, and all histograms: their bins are small cells too."""
     if min_cell < 3:  # a cell of "1 to 1 rows" would be no secret
         raise FedgftError(f"--min-cell {min_cell}: must be at least 3")
     (name, site), *_ = sums.sites.items()
-    tables, histogram, suppressed = {}, {}, 0
+    tables, suppressed = {}, 0
     for group, table in site.tables.items():
         small = (table[..., COUNT] > 0) & (table[..., COUNT] < min_cell)
         suppressed += int(small.sum())
-        table = table.copy()
-        table[small] = 0.0
-        table[small, COUNT] = min_cell / 2
-        table[small, SCORES:] = min_cell / 2 / len(table)
-        table[small, SLACK] = min_cell / 2 - 1
-        tables[group] = table
-        if group in sums.histogram:
-            histogram[group] = np.where(small[..., None, None], 0.0, sums.histogram[group])
+        tables[group] = table.copy()
+        tables[group][small] = withheld(min_cell, table.shape[-1], len(table))
     privacy = Privacy(min_cell=min_cell, suppressed=suppressed)
     shown = lambda n: n if n == 0 or n >= min_cell else min_cell / 2  # noqa: E731
     kept = Site(tables, shown(site.label_missing), shown(site.prediction_missing), (privacy,))
-    return replace(sums, sites={name: kept}, histogram=histogram)
+    return replace(sums, sites={name: kept}, histogram={})
 
 
-def runs(counts: np.ndarray, least: int) -> list[tuple[int, int]]:
-    """Bins put together from the left until `least` rows are reached: (last bin, rows) of each.
-
-    >>> runs(np.array([0.0, 4.0, 7.0, 12.0, 1.0]), 10)
-    [(2, 11), (4, 13)]
-    """
-    out: list[tuple[int, int]] = []
-    rows = 0
-    for i, n in enumerate(counts):
-        rows += int(n)
-        if rows >= least:
-            out.append((i, rows))
-            rows = 0
-    before = out.pop()[1] if out else 0  # what is left over joins the last run
-    return [*out, (len(counts) - 1, before + rows)]
-
-
-def spread(pieces: list[tuple[int, int]], start: int, bins: int) -> np.ndarray:
-    """Runs dealt evenly to their bins: the inverse of `runs`, as far as it goes."""
-    out = np.zeros(bins)
-    for last, rows in pieces:
-        out[start : last + 1] = rows / (last + 1 - start)
-        start = last + 1
-    return out
+def withheld(min_cell: int, columns: int, classes: int) -> np.ndarray:
+    """A cell of 1 to min_cell - 1 rows: read as the middle, off by at most `slack`."""
+    cell = np.zeros(columns)
+    cell[COUNT], cell[SLACK] = min_cell / 2, min_cell / 2 - 1
+    cell[SCORES:] = cell[COUNT] / classes
+    return cell
 
 
 def with_noise(
@@ -111,6 +85,7 @@ def with_noise(
     return Sums(question, {name: noised}, histogram if question.scored else {})
 
 
+@lru_cache
 def mechanism(epsilon: float, delta: float) -> tuple[Privacy, Noise]:
     """The least noise that OpenDP certifies for this budget, at sensitivity 1."""
     if not (math.isfinite(epsilon) and epsilon > 0):

@@ -1,9 +1,12 @@
 """Rates by group, and what they say of each other, each with its interval.
 
-A rate is r = A / B, sums over rows by the metric's definition. Rows with label y and decision c
-add e = u_A - r u_B to A - r B, so an error in their count moves r by e / B: that carries noise
-(its variance adds up) and withheld counts (their slack adds up) into every interval. Sampling is
-Wilson's for decisions; for mean scores the delta method with the same e.
+A rate is r = A / B, sums over rows by the metric's definition. Three things make it unsure:
+
+- sampling: Wilson's limits for decisions; for mean scores the delta method;
+- noise: a row with label y and decision c adds e = u_A - r u_B to A - r B, so noise of variance s^2
+  on the count of such rows adds (e s / B)^2 to the variance of r;
+- withheld counts, which may be anything between two numbers: A and B - A are taken at their worst,
+  and the limits of r are those of the worst r with the fewest rows.
 """
 
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from fedgft.metrics.intervals import Z95, Limits, difference, folded, ratio, sim
 from fedgft.types import Value
 
 FEW = 10  # rows: with fewer in a group there is a rate, but no interval is claimed for it
+FEW_EVENTS = 5  # of the larger rate: with fewer, no interval is claimed for a ratio
 CLEAR = 5.0  # a count must be so many standard deviations of its noise to divide by
 
 
@@ -26,77 +30,97 @@ class Rates:
 
     rate: np.ndarray
     n: np.ndarray
+    least: np.ndarray  # of the rate, whatever the withheld counts are
+    most: np.ndarray
+    fewest: np.ndarray  # rows there are for sure
     error: np.ndarray  # variance of noise, and of sampling where it is not Wilson's
-    slack: np.ndarray
     valid: np.ndarray  # an interval can be claimed
     proportion: bool
 
     def limits(self, z: float = Z95) -> Limits:
-        """Without slack, which does not shrink when limits are put together."""
+        """Below the least, above the most the rate may be."""
+        extra = z**2 * self.error
         with np.errstate(divide="ignore", invalid="ignore"):
-            extra = z**2 * self.error
             if not self.proportion:
-                return self.rate - np.sqrt(extra), self.rate + np.sqrt(extra)
-            low, high = wilson(self.rate, self.n, z)
-            below = np.sqrt((self.rate - low) ** 2 + extra)
-            above = np.sqrt((high - self.rate) ** 2 + extra)
-        return self.rate - below, self.rate + above
+                return self.least - np.sqrt(extra), self.most + np.sqrt(extra)
+            low, _ = wilson(self.least, self.fewest, z)
+            _, high = wilson(self.most, self.fewest, z)
+            below = np.sqrt((self.least - low) ** 2 + extra)
+            above = np.sqrt((high - self.most) ** 2 + extra)
+        return self.least - below, self.most + above
 
     def interval(self) -> Limits:
         """Of each rate, for itself; NaN where none is claimed."""
-        low, high = self.limits()
-        low, high = low - self.slack, high + self.slack
-        masked = lambda a: np.where(self.valid, np.clip(a, 0.0, 1.0), np.nan)  # noqa: E731
-        return masked(low), masked(high)
+        low, high = (np.where(self.valid, np.clip(a, 0.0, 1.0), np.nan) for a in self.limits())
+        return low, high
 
     def of(self, condition: int, group: int) -> "Rates":
         return self[..., condition, group]
 
     def __getitem__(self, at: Any) -> "Rates":
-        arrays = (self.rate, self.n, self.error, self.slack, self.valid)
+        arrays = (self.rate, self.n, self.least, self.most, self.fewest, self.error, self.valid)
         return Rates(*(np.asarray(array[at]) for array in arrays), proportion=self.proportion)
 
 
 def rates_of(metric: Metric, seen: View, kind: Kind, *, by_site: bool = False) -> Rates:
     """All groups under all conditions, over all sites or site by site."""
     part = (lambda a: a) if by_site else (lambda a: a.sum(0))
-    tally = seen.tally.map(part)
+    statistics = part(seen.tally.statistics(metric, kind))
     noise, slack = part(seen.noise)[..., :-1, :], part(seen.slack)[..., :-1, :]
     slope, offset = metric.affine(len(seen.classes))
     unit = slope + offset[..., None]  # (2, v, y, c): what a row with decision c adds
-    statistics = tally.statistics(metric, kind)
     above, below = statistics[..., 0, :, :], statistics[..., 1, :, :]
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
         e = unit[0][..., None, :, :] - rate[..., None, None] * unit[1][..., None, :, :]  # v g y c
+        if kind == "soft":  # a score lies anywhere in [0, 1]: noise weighs as at its worst
+            e = np.abs(e).max(-1, keepdims=True) + 0 * e
         error = np.einsum("...vgyc,...ygc->...vg", e**2, noise) / below**2
-        off = np.einsum("...vgyc,...ygc->...vg", np.abs(e), slack) / below
     blur = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
-    valid = (below >= FEW) & (below > CLEAR * blur)
-    if kind == "hard":
-        return Rates(rate, below, error, off, valid, True)
-    # A score may lie anywhere in [0, 1], so noise and slack weigh as at its worst.
-    worst = np.abs(e).max(-1, keepdims=True)
+    if kind == "soft":
+        sampling, off = _scores(metric, seen, rate)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error, off = error + sampling / below**2, off / below
+        valid = (below >= FEW) & (below > CLEAR * blur)
+        return Rates(rate, below, rate - off, rate + off, below, error, valid, False)
+    hits, rest = (np.einsum("vyc,...ygc->...vg", u, slack) for u in (unit[0], unit[1] - unit[0]))
+    least, most, fewest = _extremes_of(above, below, hits, rest, rate)
+    valid = (fewest >= FEW) & (fewest > CLEAR * blur)
+    return Rates(rate, below, least, most, fewest, error, valid, True)
+
+
+def _extremes_of(
+    above: np.ndarray, below: np.ndarray, hits: np.ndarray, rest: np.ndarray, rate: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rate at its least and most, if hits and all others may be off by so many; and B."""
+    fewest = below - hits - rest
+    if not (hits.any() or rest.any()):
+        return rate, rate, fewest
+    others = below - above
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.einsum("...vgyc,...ygc->...vg", worst**2 + 0 * e, noise) / below**2
-        off = 4 * np.einsum("...vgyc,...ygc->...vg", worst + 0 * e, slack) / below
-        error = error + _sampling(metric, seen, rate) / below**2
-    return Rates(rate, below, error, off, valid, False)
+        least = (above - hits) / (above - hits + others + rest)
+        most = (above + hits) / (above + hits + others - rest)
+    return np.clip(least, 0.0, 1.0), np.clip(most, 0.0, 1.0), fewest
 
 
-def _sampling(metric: Metric, seen: View, rate: np.ndarray) -> np.ndarray:
-    """Sum of e^2 over rows where e is affine in the scores: their second moments are the bins'."""
-    tally, (slope, offset) = seen.tally.sum(), metric.affine(len(seen.classes))
-    middles = (np.arange(seen.histogram.shape[-1]) + 0.5) / seen.histogram.shape[-1]
-    square = seen.histogram[:, :-1] @ middles**2  # (y, g, s)
-    count, first = tally.count[:, :-1], tally.score[:, :-1]
-    if len(seen.classes) == 2:
-        s1, q1 = first[..., 1], square[..., 0]
-        square = np.stack((count - 2 * s1 + q1, q1), -1)
+def _scores(metric: Metric, seen: View, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of mean scores: the sum of e^2 over rows, e = a p + b, with every score p in the middle of
+    its bin; and how far off A - r B may be where sums of scores are themselves such middles."""
+    slope, offset = metric.affine(len(seen.classes))
     a = slope[0][:, None] - rate[..., None, None] * slope[1][:, None]  # (v, g, y, c)
     b = offset[0][:, None] - rate[..., None] * offset[1][:, None]  # (v, g, y)
-    total = np.einsum("vgyc,ygc->vg", a**2, square) + np.einsum("vgy,yg->vg", b**2, count)
-    return total + 2 * np.einsum("vgyc,vgy,ygc->vg", a, b, first)
+    if len(seen.classes) == 2:  # p0 = 1 - p1
+        a, b = a[..., 1:] - a[..., :1], b + a[..., 0]
+    width = 1 / seen.histogram.shape[-1]
+    middles = (np.arange(seen.histogram.shape[-1]) + 0.5) * width
+    counts = np.moveaxis(seen.histogram[:, :-1], 1, 0)  # (g, y, s, bin)
+    rows = counts[:, :, 0].sum(-1)
+    squares = (a[..., None] * middles + b[..., None, None]) ** 2 + (a[..., None] * width) ** 2 / 12
+    each = np.einsum("vgysb,gysb->vgys", squares, np.maximum(counts, 0.0))
+    # a row's e depends on one score at most; where on none, it is b
+    total = np.where(a != 0, each, 0.0).sum(-1) + np.where((a == 0).all(-1), b**2 * rows, 0.0)
+    off = np.abs(a).max(-1) * width / 2 * np.abs(rows) * seen.noise.any()
+    return total.sum(-1), off.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -125,79 +149,74 @@ def widest(rates: Rates) -> Gap:
     """Over the groups that have a rate; of a condition, where two of them have one."""
     conditions, groups = rates.rate.shape
     i, j = np.triu_indices(groups, 1)
-    r = rates.rate
-    apart = r[:, i] - r[:, j]
-    if np.isnan(apart).all():
+    first, second = rates[:, i], rates[:, j]
+    distance = first.rate - second.rate
+    if np.isnan(distance).all():
         return NOTHING
-    condition, at = np.unravel_index(np.nanargmax(np.abs(apart)), apart.shape)
+    condition, at = np.unravel_index(np.nanargmax(np.abs(distance)), distance.shape)
     pair = (int(i[at]), int(j[at]))
-    z = simultaneous(int((~np.isnan(r)).any(0).sum()), conditions)
-    low, high = _extremes(folded(*_differences(rates, z)), rates, largest=True)
-    ratio_low, ratio_high = _extremes(_ratios(rates, z), rates, largest=False)
-    top = np.maximum(r[:, i], r[:, j])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        quotients = np.where(top > 0, np.minimum(r[:, i], r[:, j]) / top, np.nan)
+    z = simultaneous(int((~np.isnan(rates.rate)).any(0).sum()), conditions)
+    complete = bool(rates.valid[~np.isnan(rates.rate)].all())
+    low, high = largest(folded(*apart(first, second, z)[1:]), complete=complete)
+    quotients, *ratio_limits = smaller_over_larger(first, second, z)
+    ratio_low, ratio_high = smallest(ratio_limits[0], ratio_limits[1], complete=complete)
     return Gap(
-        gap=float(np.abs(apart[condition, at])), low=low, high=high,
+        gap=float(np.abs(distance[condition, at])), low=low, high=high,
         ratio=None if np.isnan(quotients).all() else float(np.nanmin(quotients)),
         ratio_low=ratio_low, ratio_high=ratio_high, condition=int(condition),
-        pair=pair if apart[condition, at] >= 0 else pair[::-1],
+        pair=pair if distance[condition, at] >= 0 else pair[::-1],
     )  # fmt: skip
 
 
-def _differences(rates: Rates, z: float) -> Limits:
-    """Limits of r_i - r_j, (v, pairs); NaN where none is claimed."""
-    i, j = np.triu_indices(rates.rate.shape[-1], 1)
-    (low, high), r, s = rates.limits(z), rates.rate, rates.slack
-    lower, upper = difference(r[:, i], (low[:, i], high[:, i]), r[:, j], (low[:, j], high[:, j]))
-    both, slack = rates.valid[:, i] & rates.valid[:, j], s[:, i] + s[:, j]
-    return np.where(both, lower - slack, np.nan), np.where(both, upper + slack, np.nan)
+def largest(limits: Limits, *, complete: bool) -> tuple[float | None, float | None]:
+    """Of the largest of all, from limits that hold for all at once.
 
-
-def _ratios(rates: Rates, z: float) -> Limits:
-    """Limits of the smaller rate over the larger, (v, pairs)."""
-    i, j = np.triu_indices(rates.rate.shape[-1], 1)
-    low, high = (np.clip(a, 0.0, 1.0) for a in rates.limits(z))
-    low, high = np.clip(low - rates.slack, 0, 1), np.clip(high + rates.slack, 0, 1)
-    both = rates.valid[:, i] & rates.valid[:, j]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        r = rates.rate
-        lower, upper = ratio(r[:, i], (low[:, i], high[:, i]), r[:, j], (low[:, j], high[:, j]))
-        least = np.minimum(lower, 1 / upper)
-        most = np.where((lower <= 1) & (upper >= 1), 1.0, np.where(upper < 1, upper, 1 / lower))
-    return np.where(both, least, np.nan), np.where(both, most, np.nan)
-
-
-def _extremes(limits: Limits, rates: Rates, *, largest: bool) -> tuple[float | None, float | None]:
-    """Limits of the largest (or smallest) of all, from limits that hold for all at once."""
+    Not complete: a group without an interval may be farther off than all others.
+    """
     low, high = limits
     if np.isnan(low).all():
         return None, None
-    ends = [float(np.nanmax(a) if largest else np.nanmin(a)) for a in (low, high)]
-    ends = [min(max(end, 0.0), 1.0) for end in ends]
-    complete = bool(rates.valid[~np.isnan(rates.rate)].all())
-    if largest:  # a group without an interval may be farther off than all others
-        return ends[0], ends[1] if complete else None
-    return ends[0] if complete else None, ends[1]
+    return _unit(np.nanmax(low)), _unit(np.nanmax(high)) if complete else None
+
+
+def smallest(low: Value, high: Value, *, complete: bool) -> tuple[float | None, float | None]:
+    if np.isnan(low).all():
+        return None, None
+    return _unit(np.nanmin(low)) if complete else None, _unit(np.nanmin(high))
+
+
+def _unit(value: Any) -> float:
+    return min(max(float(value), 0.0), 1.0)
 
 
 def apart(first: Rates, second: Rates, z: float = Z95) -> tuple[Value, Value, Value]:
     """first - second with its own interval, 95% unless z says more; NaN where none is claimed."""
+    p, q, both = first.limits(z), second.limits(z), first.valid & second.valid
     with np.errstate(invalid="ignore"):
-        low, high = difference(first.rate, first.limits(z), second.rate, second.limits(z))
-    slack, both = first.slack + second.slack, first.valid & second.valid
+        low, _ = difference(first.least, p, second.most, q)
+        _, high = difference(first.most, p, second.least, q)
     clip = lambda a: np.where(both, np.clip(a, -1.0, 1.0), np.nan)  # noqa: E731
-    return first.rate - second.rate, clip(low - slack), clip(high + slack)
+    return first.rate - second.rate, clip(low), clip(high)
 
 
-def quotient(first: Rates, second: Rates) -> tuple[Value, Value, Value]:
-    """first / second with its own 95% interval."""
-    both = first.valid & second.valid
-    ends = []
-    for rates in (first, second):
-        low, high = rates.limits()
-        ends.append((np.clip(low - rates.slack, 0, 1), np.clip(high + rates.slack, 0, 1)))
+def quotient(first: Rates, second: Rates, z: float = Z95) -> tuple[Value, Value, Value]:
+    """first / second likewise; no interval either where the larger rate has very few events."""
+    p, q = (tuple(np.clip(a, 0.0, 1.0) for a in rates.limits(z)) for rates in (first, second))
+    events = np.maximum(first.least * first.fewest, second.least * second.fewest)
+    known = first.valid & second.valid & (events >= FEW_EVENTS)
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = ratio(first.rate, ends[0], second.rate, ends[1])
+        low, _ = ratio(first.least, (p[0], p[1]), second.most, (q[0], q[1]))
+        _, high = ratio(first.most, (p[0], p[1]), second.least, (q[0], q[1]))
         value = np.where(second.rate > 0, first.rate / second.rate, np.nan)
-    return value, np.where(both, low, np.nan), np.where(both, high, np.nan)
+    return value, np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+def smaller_over_larger(first: Rates, second: Rates, z: float) -> tuple[Value, Value, Value]:
+    """The ratio the four-fifths rule is about; NaN where both rates are 0."""
+    value, low, high = quotient(first, second, z)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = np.minimum(low, 1 / high)
+        most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
+        top = np.maximum(first.rate, second.rate)
+        value = np.where(top > 0, np.minimum(first.rate, second.rate) / top, np.nan)
+    return value, np.where(np.isnan(low), np.nan, least), np.where(np.isnan(low), np.nan, most)

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from fedgft.audit.curves import curves, sweep
+from fedgft.audit.curves import Curves, curves, sweep
 from fedgft.audit.grammar import INK, Spec, chart, number, word
 from fedgft.audit.views import View
 from fedgft.metrics import CATALOG
 
-MOST_GROUPS = 10
+MOST_GROUPS, FEW_GROUPS = 10, 4
 
 
 def thresholds(seen: View, at: float | None) -> Spec | None:
@@ -15,20 +15,23 @@ def thresholds(seen: View, at: float | None) -> Spec | None:
     found = sweep(seen)
     if found is None:
         return None
-    step = 1 / (len(found.thresholds) - 1)
+    step = 1 / len(found.thresholds)
     metrics = [n for n in ("sp", "eop", "fpr", "acc") if not np.isnan(found.gaps[n]).all()]
     series = {"accuracy": found.accuracy}
     series |= {f"gap: {CATALOG[n].title}": found.gaps[n] for n in metrics}
+    groups = list(zip(seen.names, found.selected.T, strict=True))[:FEW_GROUPS]
+    series |= {f"positive: {name[:40]}": rates for name, rates in groups}
     rows = [
         {"threshold": round(float(t), 6), "what": what, "value": 100 * float(value)}
         for what, values in series.items()
         for t, value in zip(found.thresholds, values, strict=True)
         if not np.isnan(value)
     ]
-    slider = {"input": "range", "min": 0, "max": 1, "step": step, "name": "Threshold: "}
+    slider = {"input": "range", "min": 0, "max": 1 - step, "step": step, "name": "Threshold: "}
+    start = round((0.5 if at is None else at) / step) * step  # where there is something to show
     here = [{"filter": f"abs(datum.threshold - threshold) < {step / 2}"}]
     spec = chart(
-        params=[{"name": "threshold", "value": 0.5 if at is None else at, "bind": slider}],
+        params=[{"name": "threshold", "value": min(start, 1 - step), "bind": slider}],
         data={"values": rows},
         vconcat=[_lines(here), _bars(here)],
     )
@@ -67,10 +70,18 @@ GROUP: Spec = {"field": "group", "type": "nominal", "sort": None}
 UNIT: Spec = {"scale": {"domain": [0, 1]}}
 
 
-def roc(seen: View) -> Spec:
+def _largest(seen: View, score: int) -> list[Curves]:
+    """The curves of the groups with most rows, in their own order."""
+    found = curves(seen, score)
+    rows = sorted((c.positives + c.negatives for c in found), reverse=True)
+    least = rows[min(MOST_GROUPS, len(rows)) - 1]
+    return [c for c in found if c.positives + c.negatives >= least][:MOST_GROUPS]
+
+
+def roc(seen: View, score: int = 0) -> Spec:
     rows = [
         {"group": c.group, "fpr": float(f), "tpr": float(t), "threshold": float(at), "order": i}
-        for c in curves(seen)[:MOST_GROUPS]
+        for c in _largest(seen, score)
         if c.positives and c.negatives
         for i, (f, t, at) in enumerate(zip(c.fpr, c.tpr, c.thresholds, strict=True))
     ]
@@ -88,8 +99,8 @@ def roc(seen: View) -> Spec:
     return chart(height=300, data={"values": rows}, layer=layer)
 
 
-def calibration(seen: View) -> Spec:
-    rows = [{"group": c.group, **p} for c in curves(seen)[:MOST_GROUPS] for p in c.calibration]
+def calibration(seen: View, score: int = 0) -> Spec:
+    rows = [{"group": c.group, **p} for c in _largest(seen, score) for p in c.calibration]
     x = {"field": "score", "type": "quantitative", "title": "score", **UNIT}
     y = {"field": "rate", "type": "quantitative", "title": "share that is positive", **UNIT}
     tooltip = [word("group"), number("score", "score", ".3f"), number("rate", "share", ".3f"),
@@ -99,6 +110,7 @@ def calibration(seen: View) -> Spec:
         _diagonal(),
         {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": both},
         {"mark": {"type": "rule", "opacity": 0.6},
+         "transform": [{"filter": "isValid(datum.low)"}],
          "encoding": both | {"y": y | {"field": "low"}, "y2": {"field": "high"}}},
         {"mark": {"type": "point", "filled": True, "size": 40},
          "encoding": both | {"tooltip": tooltip}},

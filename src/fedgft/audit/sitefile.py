@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedgft.audit.checking import Reader
-from fedgft.audit.private import feasible, runs
+from fedgft.audit.private import feasible
 from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Privacy, Site, Sums
 from fedgft.files import whole
 from fedgft.types import FedgftError
 
 FORMAT = "fedgft-sums-1"
+SUMMED = 10  # rows: of fewer, no sum of scores is written
 BYTES = 64 * 2**20  # far more than any file of ours
 UNIT = "one row added or removed changes one count of the finest table by 1"
 
@@ -38,6 +39,8 @@ def to_json(sums: Sums) -> str:
     if len(sums.sites) != 1:
         raise FedgftError(f"a file holds the sums of one site, not of {len(sums.sites)}")
     ((name, site),) = sums.sites.items()
+    if not name.strip():
+        raise FedgftError('the site has no name: measure(..., site="north")')
     question, privacy = sums.asked, _one(site.privacy)
     cells = [cell for group in sums.groups for cell in _cells(group, sums, site, privacy)]
     counted = sum(cell["count"] for cell in cells if cell["count"] is not None)
@@ -91,10 +94,12 @@ def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[
             "count": None if values[SLACK] else int(values[COUNT]),
         }  # fmt: skip
         if question.scored and not values[SLACK]:
-            counts = sums.histogram[group][label, decision]
             cell["scores"] = {
-                question.classes[c]: _histogram(
-                    values[SCORES + s], counts[s], feasible(question)[decision], privacy
+                question.classes[c]: _scores(
+                    values[SCORES + s],
+                    sums.histogram[group][label, decision, s] if group in sums.histogram else None,
+                    feasible(question)[decision],
+                    privacy,
                 )
                 for s, c in enumerate(question.score_classes)
             }
@@ -102,21 +107,23 @@ def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[
     return out
 
 
-def _histogram(
-    total: float, counts: np.ndarray, possible: np.ndarray, privacy: Privacy
+def _scores(
+    total: float, counts: np.ndarray | None, possible: np.ndarray, privacy: Privacy
 ) -> dict[str, Any]:
-    """Without protection, from the first bin with a row to the last.
+    """The sum of a cell's scores, and how they are spread: from its first bin to its last.
 
-    Otherwise all bins that a row can be in: where the lowest score lies is somebody's score.
+    Of a few rows the sum would be somebody's score, so it is left out. Under noise there is no
+    sum either, and all bins are there that a row can be in: where the lowest score lies would be
+    somebody's too.
     """
-    held = np.flatnonzero(counts if privacy == Privacy() else possible)
+    if counts is None:
+        return {"sum": round(total, 6)}
+    noisy = privacy.mechanism != "none"
+    held = np.flatnonzero(possible if noisy else counts)
     first, last = int(held[0]), int(held[-1])
-    numbers = counts[first : last + 1]
-    if privacy.min_cell:
-        pieces = [(first + end, rows) for end, rows in runs(numbers, privacy.min_cell)]
-        return {"sum": round(total, 6), "first_bin": first, "runs": pieces}
-    body = {"first_bin": first, "histogram": [int(n) for n in numbers]}
-    return body if privacy.mechanism != "none" else {"sum": round(total, 6)} | body
+    body = {"first_bin": first, "histogram": [int(n) for n in counts[first : last + 1]]}
+    shown = not noisy and counts.sum() >= SUMMED
+    return {"sum": round(total, 6)} | body if shown else body
 
 
 def read_sums(path: str | Path) -> Sums:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.audit import alerts, plain
-from fedgft.audit.bootstrap import FEW_SITES, redraw
-from fedgft.audit.locality import Locality, locality
+from fedgft.audit.bootstrap import redraw
+from fedgft.audit.locality import locality
 from fedgft.audit.rates import apart, rates_of, widest
 from fedgft.audit.references import reference_of
 from fedgft.audit.sums import Sums, merge
@@ -19,6 +19,8 @@ from fedgft.metrics import CATALOG, get_metric
 from fedgft.types import FedgftError
 
 FORMAT = "fedgft-audit-1"
+COUNTED = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"
+DRAWN = "rates, gaps and ratios: bootstrap over sites, {} draws; all else over rows"
 Plain = dict[str, Any]
 
 
@@ -88,13 +90,7 @@ def audit(
     seen = tuple(views(pooled))
     _check_references(reference_groups, seen)
     looks = [_look(view, pooled.sites, reference_groups, bootstrap, seed) for view in seen]
-    warnings = [*alerts.about_rows(total, pooled, seen)]
-    if bootstrap and len(pooled.sites) < FEW_SITES:
-        warnings.append(
-            f"{len(pooled.sites)} sites are few to draw again from: intervals are rough."
-        )
-    for look in looks:
-        warnings += look.pop("warnings")
+    said = [text for look in looks for text in look.pop("warnings")]
     adjusted = [_adjusted(name, seen[-1], t) for name, t in (adjust_to or {}).items()]
     summary: Plain = {
         "format": FORMAT,
@@ -102,17 +98,20 @@ def audit(
         "classes": list(pooled.question.classes),
         "groups": seen[-1].title,
         "threshold": pooled.question.threshold,
-        "interval": f"percentile bootstrap over sites, {bootstrap} draws" if bootstrap else
-                    "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)",
+        "interval": DRAWN.format(bootstrap) if bootstrap else COUNTED,
         "accuracy": plain.accuracy(seen[-1]),
         **looks[-1],
+        **plain.scores(seen[-1]),
         "attributes": {v.title: look for v, look in zip(seen[:-1], looks[:-1], strict=True)},
         "adjusted": adjusted,
         "privacy": plain.privacy(total),
-        "warnings": list(dict.fromkeys(warnings)),
-    }  # fmt: skip
-    if adjusted:
-        summary["warnings"].append(WARNING)
+        "warnings": [
+            *alerts.about_rows(total, pooled, seen),
+            *alerts.about_draws(bootstrap, len(pooled.sites)),
+            *said,
+            *([WARNING] if adjusted else []),
+        ],
+    }
     return Audit(summary, pooled, seen)
 
 
@@ -120,38 +119,27 @@ def _look(
     seen: View, sites: Sequence[str], references: Sequence[str], bootstrap: int, seed: int
 ) -> Plain:
     """One view: every metric, every site."""
-    out: Plain = {"metrics": {}, "scores": {}, "heterogeneity": {}, "tv": {}, "bound": {},
-                  "within": {}, "warnings": []}  # fmt: skip
-    rows = seen.tally.count[..., :-1].sum((1, 2))
-    by_site = [{"n": plain.count(n), "gap": {}, "contribution": {}, "local": {}}
-               for n in rows.tolist()]  # fmt: skip
-    reference = reference_of(seen, references)
+    out: Plain = {"metrics": {}, "scores": {} if seen.complete else None, "heterogeneity": {},
+                  "tv": {}, "bound": {}, "within": {}, "warnings": []}  # fmt: skip
+    by_site, reference = plain.sites(seen), reference_of(seen, references)
     for name, metric in CATALOG.items():
         rates = rates_of(metric, seen, "hard")
         gap, drawn = widest(rates), None
         if bootstrap:
             drawn = redraw(metric, seen, draws=bootstrap, seed=seed)
             gap = drawn.of(gap)
-        out["metrics"][name] = plain.metric_plain(metric, seen, rates, gap, drawn, reference)
-        out["warnings"] += alerts.about_groups(metric, seen, rates)
         where = locality(metric, seen, gap)
+        out["metrics"][name] = plain.metric_plain(metric, seen, rates, gap, drawn, reference)
+        out["metrics"][name] |= plain.signed(where)
         plain.add_locality(out, by_site, name, where)
+        out["warnings"] += alerts.about_groups(metric, seen, rates)
         if gap.pair is not None:
-            whole = _signed(where)
-            out["warnings"] += alerts.about_sites(metric, seen, gap, where, sites, whole)
-        if seen.scored:
+            out["warnings"] += alerts.about_sites(metric, seen, gap, where, sites)
+        if seen.complete:
             soft = rates_of(metric, seen, "soft")
             out["scores"][name] = plain.metric_plain(metric, seen, soft, widest(soft), None, None)
-    if seen.scored:
-        out["auc"] = plain.areas(seen)
     out["sites"] = dict(zip(sites, by_site, strict=True))
     return out
-
-
-def _signed(where: Locality) -> tuple[float, float]:
-    """The interval of the global signed gap between the two groups that are compared."""
-    _, low, high = apart(where.pair[0], where.pair[1])
-    return float(low), float(high)
 
 
 def _adjusted(name: str, seen: View, tolerance: float) -> Plain:

@@ -59,7 +59,7 @@ def _metrics(view: Plain, title: str) -> Table:
             DASH if numbers.get("ratio") is None else f"{numbers['ratio']:.2f}",
             between(numbers.get("ratio_low"), numbers.get("ratio_high"), 1, 2),
             _with_interval(view["within"][name]),
-            *(_plain(view[key][name]) for key in ("tv", "bound", "heterogeneity")),
+            _plain(view["tv"][name]), _plain(view["bound"][name]), _heterogeneity(view, name),
         ))  # fmt: skip
     notes = []
     if any("*" in row[2] for row in rows):
@@ -91,7 +91,7 @@ def _rate(found: Plain) -> str:
 def _references(summary: Plain) -> Iterator[Table]:
     for title, view in views_of(summary).items():
         rows = [
-            (CATALOG[name].title, group, _points(d["difference"]),
+            (CATALOG[name].title, group, points(d["difference"]),
              between(d["low"], d["high"], 100, 1),
              DASH if d["ratio"] is None else f"{d['ratio']:.2f}",
              between(d["ratio_low"], d["ratio_high"], 1, 2))
@@ -121,8 +121,8 @@ def _sites(summary: Plain, most: int = FEW_SITES_SHOWN) -> Table:
         local = found["local"][metric]
         rows.append((
             site, f"{found['n']:,.0f}", _with_interval(local),
-            _points(found["contribution"][metric]),
-            *(_points(found["gap"][n], "not estimable") for n in names),
+            points(found["contribution"][metric]),
+            *(points(found["gap"][n], "not estimable") for n in names),
         ))  # fmt: skip
     header = ("site", "rows", f"local gap, {CATALOG[metric].title}", "adds to the global gap",
               *(f"own gap, {CATALOG[n].title}" for n in names))  # fmt: skip
@@ -140,7 +140,7 @@ def _sites(summary: Plain, most: int = FEW_SITES_SHOWN) -> Table:
 def _adjusted(summary: Plain) -> Iterator[Table]:
     for found in summary["adjusted"]:
         met = "" if found["feasible"] else " (no thresholds meet less)"
-        rows = tuple((group, f"{t:g}") for group, t in found["thresholds"].items())
+        rows = tuple((g, "above 1" if t > 1 else f"{t:g}") for g, t in found["thresholds"].items())
         yield Table(
             f"Thresholds by group for {CATALOG[found['metric']].title}, gap at most "
             f"{points(found['tolerance'])} points{met}",
@@ -175,8 +175,12 @@ def _with_interval(found: Plain) -> str:
     return points(found["gap"]) + (f" ({limits})" if limits != DASH else " (no interval)")
 
 
-def _points(value: float | None, unknown: str = DASH) -> str:
-    return unknown if value is None else points(value)
+def _heterogeneity(view: Plain, name: str) -> str:
+    """Infinite where a site has one of the two groups alone; predictive parity has none."""
+    value = view["heterogeneity"][name]
+    if value is None and view["tv"][name] is not None and name != "cal":
+        return "∞"
+    return _plain(value)
 
 
 def _plain(value: float | None) -> str:

@@ -6,6 +6,7 @@ can have, every group takes its most accurate threshold with a rate in the windo
 With two conditions (equalized odds) the window is a square.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,8 @@ WARNING = (
     "forbid (treating people differently by group). They were chosen and judged on the same rows, "
     "so new people will see a somewhat larger gap; rows without a recorded group keep the old one."
 )
-GRID = 41  # lower edges that are tried along each side of a square window
+NOBODY = math.nextafter(1.0, 2.0)  # a threshold that no score reaches
+WINDOWS = 60_000  # beyond so many, square windows are tried on a grid, and the best may be missed
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,16 @@ class Adjusted:
     accuracy: float
     gap_before: float
     accuracy_before: float
-    feasible: bool  # the tolerance is met; otherwise this is the smallest gap there is
+    feasible: bool  # the tolerance is met; otherwise the smallest gap that thresholds can reach
 
 
 def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
     """The least loss of accuracy at which the gap is at most `tolerance`."""
-    if not seen.scored or len(seen.classes) != 2:
-        raise FedgftError("--adjust needs scores of two classes: measure with --score")
+    if not seen.complete or len(seen.classes) != 2:
+        raise FedgftError(
+            "--adjust needs histograms of the scores of two classes: measure with --score and "
+            "without --min-cell"
+        )
     if not 0 <= tolerance < 1:
         raise FedgftError(f"--adjust {metric.name}={tolerance:g}: must be at least 0 and below 1")
     counts = np.maximum(seen.histogram[:, :, 0], 0.0)
@@ -49,11 +54,10 @@ def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
         raise FedgftError(f"--adjust {metric.name}: a group has no row of the event")
     best = _search(rates, right, tolerance)
     feasible = best is not None
-    while best is None:  # wider and wider: about the smallest gap that thresholds can reach
-        tolerance = 1.25 * tolerance + 0.002
-        best = _search(rates, right, tolerance)
-    bins = counts.shape[-1]
-    thresholds = {name: int(t) / bins for name, t in zip(seen.names, best, strict=True)}
+    if best is None:
+        best = _nearest(rates, right, tolerance)
+    edges = [*(np.arange(counts.shape[-1]) / counts.shape[-1]).tolist(), NOBODY]
+    thresholds = {name: edges[t] for name, t in zip(seen.names, best, strict=True)}
     before = seen.tally.sum()
     after = _decided(counts, best, before)
     return Adjusted(
@@ -86,11 +90,22 @@ def _search(rates: np.ndarray, right: np.ndarray, tolerance: float) -> np.ndarra
     return chosen
 
 
+def _nearest(rates: np.ndarray, right: np.ndarray, tolerance: float) -> np.ndarray:
+    """The thresholds of the smallest gap there is, to a tenth of a point."""
+    low, high, best = tolerance, 1.0, None
+    while best is None or high - low > 0.001:
+        middle = (low + high) / 2 if best is not None else high
+        found = _search(rates, right, middle)
+        low, high, best = (middle, high, best) if found is None else (low, middle, found)
+    return best
+
+
 def _corners(rates: np.ndarray) -> np.ndarray:
     """Lower edges of windows: all rates there are, or a grid of them for a square."""
     sides = [np.unique(side[~np.isnan(side)]) for side in rates]
-    if len(sides) > 1:
-        sides = [np.quantile(s, np.linspace(0, 1, GRID), method="nearest") for s in sides]
+    if math.prod(map(len, sides)) > WINDOWS:
+        grid = np.linspace(0, 1, int(WINDOWS ** (1 / len(sides))))
+        sides = [np.quantile(side, grid, method="nearest") for side in sides]
     return np.stack(np.meshgrid(*map(np.unique, sides), indexing="ij"), -1).reshape(-1, len(sides))
 
 

@@ -7,6 +7,7 @@ from fedgft.metrics import CATALOG
 
 Plain = dict[str, Any]
 FOUR_FIFTHS = 0.8
+RATIOS = ("sp", "eop")  # what the rule is about; of more classes, each has its own
 VERDICT = ("sp", "eop", "fpr", "cal", "acc")  # eo is the larger of two that are there
 WHAT = {
     "sp": ("", "are decided {positive}"),
@@ -41,7 +42,7 @@ def _judged(name: str, summary: Plain) -> tuple[bool | None, str]:
         said += ", among the groups that have a rate at all"
     if numbers["high"] is None:
         said += f"; beyond chance it is at least {points(numbers['low'])} points"
-    said += _four_fifths(numbers) if name in ("sp", "eop") else ""
+    said += _four_fifths(numbers) if name in RATIOS and len(summary["classes"]) == 2 else ""
     if numbers["low"] > 0:
         return False, f"{said}."
     if found["gap"] is None or numbers["high"] is None:

@@ -36,6 +36,13 @@ class View:
     scored: bool
 
     @property
+    def complete(self) -> bool:
+        """Every row is in a histogram: no site has withheld cells, or has no scores."""
+        return self.scored and bool(
+            np.isclose(self.histogram[:, :, 0].sum(), self.tally.count.sum())
+        )
+
+    @property
     def title(self) -> str:
         return " & ".join(self.attributes)
 
@@ -50,7 +57,7 @@ class View:
 def pool(sums: Sums) -> Pool:
     """Sites in the order of their names; a group that a site does not have has no rows there."""
     question, groups = sums.asked, sums.groups
-    if not groups:
+    if not groups or sums.rows() <= 0:
         raise FedgftError("there is nothing to audit: the sites have no rows")
     place = {group: i for i, group in enumerate(groups)}
     shape = question.empty_table().shape

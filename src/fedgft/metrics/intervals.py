@@ -37,17 +37,18 @@ def difference(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits
 
 
 def ratio(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits:
-    """Limits of p / q from those of either (Donner & Zou 2012); infinite where q may be 0."""
+    """Limits of p / q from those of either (Donner & Zou 2012); no upper one where q may be 0.
+
+    The lower root is written so that nothing is divided by u_q (2q - u_q), which is 0 or less for
+    rare events.
+    """
     product = p * q
-
-    def limit(mine: Value, other: Value, sign: float) -> Value:
-        size = other * (2 * q - other)
-        root = np.sqrt(np.maximum(product**2 - mine * (2 * p - mine) * size, 0.0))
-        return np.where(size > 0, (product + sign * root) / np.where(size > 0, size, 1.0), np.inf)
-
-    return np.maximum(limit(p_limits[0], q_limits[1], -1.0), 0.0), limit(
-        p_limits[1], q_limits[0], 1.0
-    )
+    root = lambda a, b: np.sqrt(np.maximum(product**2 - a * b, 0.0))  # noqa: E731
+    mine, other = p_limits[0] * (2 * p - p_limits[0]), q_limits[1] * (2 * q - q_limits[1])
+    lower = np.maximum(mine, 0.0) / (product + root(mine, other))
+    mine, other = p_limits[1] * (2 * p - p_limits[1]), q_limits[0] * (2 * q - q_limits[0])
+    safe = np.where(other > 0, other, 1.0)
+    return lower, np.where(other > 0, (product + root(mine, other)) / safe, np.inf)
 
 
 def newcombe(first: tuple[Value, Value], second: tuple[Value, Value], z: float = Z95) -> Limits:

@@ -1,0 +1,101 @@
+"""What an audit takes: ten million rows counted at a site, ten thousand sites put together.
+
+python benchmarks/audit.py [--rows 10000000] [--sites 10000] [--json]
+
+Each command runs in a process of its own, as a user has it, start-up included.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from timing import Neighbours
+
+from fedgft.audit import measure, write_sums
+
+COLUMNS = ("case", "seconds", "peak_mb", "megabytes", "others")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--sites", type=int, default=10_000)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if not args.json:
+        print("".join(f"{name:>24}" for name in COLUMNS))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        for file in _tables(place, args.rows):
+            _show(_case(f"measure {file.suffix[1:]}, {args.rows:,}", [
+                "measure", str(file), "--label", "y", "--group", "race", "--group", "sex",
+                "--score", "p", "--out", str(place / f"{file.suffix[1:]}.json"), "--name", "big",
+            ], file.stat().st_size), args.json)  # fmt: skip
+        size = _sites(place / "sites", args.sites)
+        for name, more in (("audit --json", ["--json"]), ("audit --out", ["--out", folder])):
+            command = ["audit", str(place / "sites"), *more]
+            _show(_case(f"{name}, {args.sites:,}", command, size), args.json)
+
+
+def _tables(place: Path, rows: int) -> list[Path]:
+    generator = np.random.default_rng(0)
+    frame = pl.DataFrame({
+        "id": np.arange(rows), "y": generator.integers(0, 2, rows),
+        "race": generator.choice(["White", "Black", "Asian"], rows),
+        "sex": generator.choice(["M", "F"], rows), "p": generator.random(rows).round(6),
+    })  # fmt: skip
+    frame.write_csv(place / "big.csv")
+    frame.write_parquet(place / "big.parquet")
+    return [place / "big.csv", place / "big.parquet"]
+
+
+def _sites(place: Path, sites: int) -> int:
+    """Sites of 50 to 400 people with two attributes; the bytes of their files."""
+    place.mkdir()
+    generator = np.random.default_rng(0)
+    for k in range(sites):
+        n = int(generator.integers(50, 400))
+        y = generator.integers(0, 2, n)
+        groups = {
+            "race": generator.choice(["White", "Black"], n),
+            "sex": generator.choice(["F", "M"], n),
+        }
+        score = 0.7 * generator.beta(2, 2, n) + 0.2 * y
+        write_sums(
+            measure(y, score, sensitive_features=groups, site=f"site {k}"), place / f"{k}.json"
+        )
+    return sum(path.stat().st_size for path in place.iterdir())
+
+
+def _case(name: str, arguments: list[str], size: int) -> dict[str, object]:
+    """One command; the peak memory is that of its process alone."""
+    with Neighbours() as others:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedgft", *arguments],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"{name} failed")
+    return {"case": name, "seconds": round(seconds, 2), "peak_mb": round(used.ru_maxrss / 1024),
+            "megabytes": round(size / 1e6, 1), "others": others.cores}  # fmt: skip
+
+
+def _show(row: dict[str, object], as_json: bool) -> None:
+    print(
+        json.dumps(row) if as_json else "".join(f"{row[name]!s:>24}" for name in COLUMNS),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
