@@ -40,12 +40,13 @@ test: $(TEST) ## install for development, then lint, types, layers and tests
 bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/reproduce.py
+	$(BIN)/python benchmarks/audit.py
 
 results: $(TEST) ## reproduce the paper, 20 replicates, both protocols, into results/
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf .venv build dist fedgft-demo fedgft-train htmlcov .coverage results/cells
+	rm -rf .venv build dist fedgft-demo fedgft-train adult-sites htmlcov .coverage results/cells
 	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

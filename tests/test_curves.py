@@ -96,8 +96,9 @@ def test_what_no_thresholds_can_do_is_said():
 
 
 def test_a_score_of_one_reaches_a_threshold_of_one():
-    made = audit(measure([1, 0] * 20, [1.0] * 40, scores=np.ones(40), threshold=1.0,
-                         sensitive_features=["a", "a", "b", "b"] * 10), adjust_to={"fpr": 0.0})  # fmt: skip
+    groups = ["a", "a", "b", "b"] * 10
+    site = measure([1, 0] * 20, None, scores=np.ones(40), threshold=1.0, sensitive_features=groups)
+    made = audit(site, adjust_to={"fpr": 0.0})
     assert made.to_dict()["accuracy"]["rate"] == 0.5
     found = sweep(made.view)
     assert found.thresholds[-1] == 0.99 and found.accuracy[-1] == 0.5

@@ -151,10 +151,10 @@ def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
             "column 'g' holds 'a', which --group does not",
         ),
         ("y,g,p\n1,a,0.5\n", "--score p --min-cell 2", "--min-cell 2: must be at least 3"),
-        ("y,g,p\n1,a,0.5\n", "--score p --epsilon -1", "--epsilon -1: must be positive"),
+        ("y,g,p\n1,a,0.5\n", "--score p --epsilon -1", "--epsilon -1: must lie between"),
         ("y,g,p\n1,a,0.5\n", "--score p --epsilon 1 --min-cell 10", "choose one"),
         ("y,g,p\n1,a,0.5\n", "--score p --delta 0.1", "--delta needs --epsilon"),
-        ("y,g,p\n1,a,0.5\n", "--score p --name ''", "--name is empty"),
+        ("y,g,p\n1,a,0.5\n", "--score p --name ''", "must be proper text, and not empty"),
         ("y,g,p\n1,a,0.5\n", "--score p -o nowhere/x.json", "there is no folder nowhere"),
     ],
 )
@@ -234,6 +234,11 @@ def test_old_and_new(sites, capsys):
         "<title>Fairness audits, old and new</title>" in (sites / "change/report.html").read_text()
     )
     assert run(capsys, "audit", "--compare", "old", "nowhere")[0] == 2
+    code, _, err = run(capsys, "audit", "--compare", "old", "new", "--out", "old-report")
+    assert code == 2 and "holds a report.html that is not ours" in err
+    (sites / "old-report/audit.json").write_text('{\n  "format": "fedgft-audit-1"}')
+    code, _, err = run(capsys, "audit", "--compare", "old-report", "new")
+    assert code == 2 and "an audit lacks a part" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--epsilon", "1"), ("--min-cell", "10")])

@@ -8,6 +8,14 @@ from pathlib import Path
 from fedgft.types import FedgftError
 
 
+def expanded(path: str | Path) -> Path:
+    """With ~ written out."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise FedgftError(f"{path}: {error}") from None
+
+
 @contextmanager
 def open_folder(path: str | Path) -> Iterator[Path]:
     """Make the folder and see that it can be written, before any work is done for it.

@@ -3,6 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
+# Control characters, and those that turn the direction of the text around them.
+UNSEEN = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F),
+                        *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C], "\ufffd")  # fmt: skip
+
+
+def printable(text: str) -> str:
+    """A name from data as a person can look at it, on a terminal or a page.
+
+    >>> printable("red: \x1b[31m")
+    'red: \ufffd[31m'
+    """
+    return text.translate(UNSEEN)
+
 
 @dataclass(frozen=True)
 class Table:

@@ -113,6 +113,15 @@ def tables_of(
     return tables, histogram if scores else {}
 
 
+def groups_of(frame: "pl.DataFrame", names: Names) -> set[Group]:
+    """All groups that rows have, and of a single attribute all that are listed."""
+    columns = (as_text(frame[f"g{i}"]).to_list() for i in range(len(names.attributes)))
+    found = set(zip(*columns, strict=True))
+    if len(names.attributes) == 1:
+        found |= {(value,) for value in (names.values or {}).get(names.attributes[0], ())}
+    return found
+
+
 def _entries(
     part: "pl.DataFrame", question: Question, names: Names, *, brought: bool
 ) -> Iterator[tuple[Group, int, int, int, int, float]]:

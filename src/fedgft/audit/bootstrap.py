@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedgft.audit.rates import Gap, largest, smallest
-from fedgft.audit.views import View
+from fedgft.audit.sums import SLACK
+from fedgft.audit.views import Pool, View
 from fedgft.metrics import Metric
 from fedgft.metrics.intervals import Limits, folded
+from fedgft.types import FedgftError
 
+FEWEST = 5
 FEW_SITES = 20  # with fewer, so few different sites give a rough guess
 BLOCK = 200  # draws at a time: memory does not grow with their number
 RARE = 0.05  # of the draws may lack a rate
@@ -36,7 +39,18 @@ class Redrawn:
         return replace(gap, low=low, high=high, ratio_low=ratio_low, ratio_high=ratio_high)
 
 
-def redraw(metric: Metric, seen: View, *, draws: int, seed: int) -> Redrawn:
+def check(pooled: Pool) -> None:
+    """What cannot be drawn again."""
+    if len(pooled.sites) < FEWEST:
+        raise FedgftError(
+            f"--bootstrap: needs {FEWEST} sites to draw from, not {len(pooled.sites)}"
+        )
+    if pooled.tables[..., SLACK].any():
+        raise FedgftError("--bootstrap: sites that withhold small cells cannot be drawn again")
+
+
+def redraw(metric: Metric, seen: View, valid: np.ndarray, *, draws: int, seed: int) -> Redrawn:
+    """`valid`: of which groups an interval can be claimed at all, (v, g)."""
     statistics = seen.tally.statistics(metric, "hard")
     sites, generator = len(statistics), np.random.default_rng(seed)
     found = []
@@ -45,7 +59,8 @@ def redraw(metric: Metric, seen: View, *, draws: int, seed: int) -> Redrawn:
         times = generator.multinomial(sites, np.full(sites, 1 / sites), size=size)
         found.append(metric.rates(np.tensordot(times, statistics, 1)))
     drawn, rates = np.concatenate(found), metric.rates(statistics.sum(0))
-    known = np.isnan(drawn).mean(0) < RARE  # (v, g)
+    known = valid & (np.isnan(drawn).mean(0) < RARE)  # (v, g)
+    drawn = np.where(known, drawn, np.nan)
     complete = bool(known[~np.isnan(rates)].all())
     low, high = _differences(drawn, rates)
     gap = largest(folded(low, high), complete=complete)

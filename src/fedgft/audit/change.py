@@ -21,6 +21,7 @@ from fedgft.types import FedgftError
 
 Plain = dict[str, Any]
 FORMAT = "fedgft-comparison-1"
+MARK = "<!-- fedgft comparison -->"
 LEAD = "Two audits side by side. All gaps are those of decisions, not of scores."
 LEGEND = ("the gap is smaller, beyond chance", "larger, beyond chance", "cannot be said")
 
@@ -46,7 +47,7 @@ class Comparison:
 
     def to_markdown(self) -> str:
         return document(
-            "# Fairness audits, old and new", LEAD, self.verdict(), self.found["warnings"],
+            MARK, "# Fairness audits, old and new", LEAD, self.verdict(), self.found["warnings"],
             self.tables(),
         )  # fmt: skip
 
@@ -56,7 +57,7 @@ class Comparison:
         return page(
             title="Fairness audits, old and new", lead=LEAD, said=self.verdict(), figures=[],
             warnings=self.found["warnings"], tables=self.tables(), foot="95% intervals throughout.",
-            legend=LEGEND,
+            legend=LEGEND, mark=MARK,
         )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def compare(old: Plain, new: Plain) -> Comparison:
     """The change from one summary to another: negative where a gap has become smaller."""
     try:
         return Comparison(_compared(old, new))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FedgftError(f"--compare: an audit lacks a part ({error}); make it again") from None
 
 
@@ -102,6 +103,9 @@ def _metric(first: Plain, second: Plain) -> Plain:
 def _changed(old: Plain, new: Plain, key: str) -> Plain:
     """Old, new, and new - old with its 95% interval."""
     change: Plain = {"change": None, "low": None, "high": None}
+    for found in (old, new):
+        if any(x is not None and not -2 < x < 2 for x in (found[key], found["low"], found["high"])):
+            raise ValueError(f"{key} is out of range")
     if old[key] is not None and new[key] is not None:
         change["change"] = new[key] - old[key]
         if None not in (old["low"], old["high"], new["low"], new["high"]):

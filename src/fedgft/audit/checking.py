@@ -11,7 +11,7 @@ from fedgft.types import FedgftError
 
 LARGEST = 2**53  # beyond it a float no longer counts exactly
 MECHANISMS = ("none", "discrete laplace", "discrete gaussian")
-MOST_CLASSES, MOST_GROUPS, MOST_BINS = 200, 8, 10_000
+MOST_BINS, MOST_IN_ALL = 10_000, 50_000_000  # of a histogram; numbers a file may unfold to
 
 
 @dataclass
@@ -24,14 +24,13 @@ class Reader:
 
     def sums(self) -> Sums:
         question, privacy = self._question(), self._privacy()
-        spread = (
-            question.scored and not privacy.min_cell
-        )  # histograms are withheld with small cells
+        spread = question.scored and not privacy.min_cell  # histograms go with small cells
         site = self._text(self.found, "site", "site")
         tables: dict[Group, np.ndarray] = {}
         histogram: dict[Group, np.ndarray] = {}
         index = {name: i for i, name in enumerate(question.classes)}
         seen, counted = set(), 0
+        size = question.empty_table().size + (question.empty_histogram().size if spread else 0)
         cells = self._get(self.found, "cells", "cells", list)
         for i, cell in enumerate(cells):
             where = f"cells[{i}]"
@@ -42,6 +41,8 @@ class Reader:
                 self._fail(where, "is the second cell of this group, label and decision")
             seen.add((group, label, decision))
             if group not in tables:
+                if len(tables) * size > MOST_IN_ALL:
+                    self._fail("cells", "are of too many groups")
                 tables[group] = question.empty_table()
                 if spread:
                     histogram[group] = question.empty_histogram()
@@ -51,13 +52,16 @@ class Reader:
                 histogram[group][label, decision] if spread else None,
                 decision,
             )  # fmt: skip
+        nulls = sum(cell.get("count") is None for cell in cells)
+        if nulls != privacy.suppressed:
+            self._fail("privacy.suppressed_cells", f"is {privacy.suppressed}, {nulls} are withheld")
         missing = self._rows(counted, privacy)
         notes = () if privacy == Privacy() else (privacy,)
         return Sums(question, {site: Site(tables, *missing, notes)}, histogram)
 
     def _question(self) -> Question:
-        classes = self._names("classes", least=2, most=MOST_CLASSES)
-        attributes = self._names("groups", least=1, most=MOST_GROUPS)
+        classes = self._names("classes")
+        attributes = self._names("groups")
         threshold, bins = self.found.get("threshold"), self.found.get("bins")
         if threshold is not None and not (_number(threshold) and 0 <= threshold <= 1):
             self._fail("threshold", f"is {threshold!r}: must be a number in [0, 1], or null")
@@ -66,7 +70,10 @@ class Reader:
                 "bins", f"is {bins!r}: must be a whole number from 2 to {MOST_BINS}, or null"
             )
         threshold = None if threshold is None else float(threshold)
-        return Question(classes, attributes, threshold, bins is not None, bins or 100)
+        try:
+            return Question(classes, attributes, threshold, bins is not None, bins or 100)
+        except FedgftError as error:
+            raise FedgftError(f"{self.source}: {error}") from None
 
     def _privacy(self) -> Privacy:
         found = self._get(self.found, "privacy", "privacy", dict)
@@ -90,7 +97,7 @@ class Reader:
     ) -> tuple[Group, int, int]:
         group = cell.get("group")
         right = isinstance(group, list) and len(group) == len(question.attributes)
-        if not right or not all(v is None or isinstance(v, str) for v in group):
+        if not right or not all(v is None or _is_text(v) for v in group):
             self._fail(f"{where}.group", f"must list {len(question.attributes)} name(s) or nulls")
         found = []
         for name in ("label", "decision"):
@@ -115,6 +122,8 @@ class Reader:
         if 0 < count < least:
             self._fail(f"{where}.count", f"is {count}, and the file declares --min-cell {least}")
         table[COUNT] = count
+        if not count and not noisy and "scores" not in cell:  # a group without rows has its name
+            return 0
         possible = self._possible(question)[decision]
         if noisy:
             table[NOISE] = privacy.variance * possible.sum()
@@ -188,18 +197,16 @@ class Reader:
                 out.append(float(self._whole(value, f"rows.{name}", least=least)))
         return out[0], out[1]
 
-    def _names(self, name: str, *, least: int, most: int) -> tuple[str, ...]:
+    def _names(self, name: str) -> tuple[str, ...]:
         found = self._get(self.found, name, name, list)
-        if not all(isinstance(v, str) for v in found) or len(set(found)) != len(found):
+        if not all(_is_text(v) for v in found) or len(set(found)) != len(found):
             self._fail(name, "must be a list of different names")
-        if not least <= len(found) <= most:
-            self._fail(name, f"has {len(found)} names: must have {least} to {most}")
         return tuple(found)
 
     def _text(self, place: dict[str, Any], name: str, where: str) -> str:
         text = self._get(place, name, where, str)
-        if not text.strip():
-            self._fail(where, "is empty")
+        if not text.strip() or not _is_text(text):
+            self._fail(where, "is empty or no proper text")
         return text
 
     def _get(self, place: dict[str, Any], name: str, where: str, kind: type) -> Any:
@@ -220,3 +227,8 @@ class Reader:
 
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= LARGEST
+
+
+def _is_text(value: Any) -> bool:
+    """Half a character, which JSON can write and a file cannot, is no text."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)

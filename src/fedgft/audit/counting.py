@@ -1,13 +1,13 @@
 """Rows to sums: one pass over a table, batch after batch, in memory that does not grow with it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgft.audit.answers import Names, classes_of, tables_of
+from fedgft.audit.answers import Names, classes_of, groups_of, tables_of
 from fedgft.audit.sums import Question, Site, Sums
 from fedgft.data.columns import column_of, numbers_of
 from fedgft.data.table import MISSING, checked_file, readable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ROWS = 250_000  # read at a time
 MOST = 200  # different values of a group column: beyond it, it is no group
+ABSENT = [*MISSING, "", "nan", "NaN", "null", "NULL"]  # in a CSV
 OnRows = Callable[[int], None]
 
 
@@ -55,6 +56,7 @@ class Counted:
     """Small tables of counts, one a score column, and what could not be counted."""
 
     parts: "list[pl.DataFrame]"
+    groups: "list[pl.DataFrame]" = field(default_factory=list)  # all there are, counted or not
     label_missing: int = 0
     prediction_missing: int = 0
 
@@ -68,13 +70,16 @@ def header(path: str | Path) -> list[str]:
 
 def batches_of(path: str | Path, columns: Columns) -> "Iterator[pl.DataFrame]":
     """The columns that matter of a CSV or Parquet file, a batch at a time."""
+    from polars import selectors
+
     file = checked_file(path)
     with readable(file):
         scan = _scan(file)
         empty = scan.head(0).collect()
         for name, option in zip(columns.all, _options(columns), strict=True):
             column_of(empty, name, source=str(path), option=option)
-        yield from scan.select(columns.all).collect_batches(chunk_size=ROWS)
+        exactly = selectors.by_name(*columns.all)  # not as a pattern
+        yield from scan.select(exactly).collect_batches(chunk_size=ROWS)
 
 
 def _scan(file: Path) -> "pl.LazyFrame":
@@ -83,7 +88,7 @@ def _scan(file: Path) -> "pl.LazyFrame":
 
     if file.suffix.lower() == ".parquet":
         return pl.scan_parquet(file, glob=False)
-    return pl.scan_csv(file, glob=False, infer_schema=False, null_values=MISSING, low_memory=True)
+    return pl.scan_csv(file, glob=False, infer_schema=False, null_values=ABSENT, low_memory=True)
 
 
 def count(
@@ -95,6 +100,8 @@ def count(
     out, done = Counted([]), 0
     for batch in batches:
         frame = _prepared(batch, columns, source=source)
+        known = frame.select(f"g{i}" for i in range(len(columns.groups))).unique()
+        out.groups = [pl.concat([*out.groups, known]).unique()]
         label_missing = int(frame["y"].null_count())
         frame = frame.filter(pl.col("y").is_not_null())
         known = frame.filter(pl.all_horizontal(pl.col("d", *_named("s", columns)).is_not_null()))
@@ -126,6 +133,10 @@ def sums_of(counted: Counted, columns: Columns, names: Names, *, source: str) ->
     )
     brought = columns.decision is not None
     tables, histogram = tables_of(counted.parts, question, names, brought=brought, source=source)
+    for group in groups_of(counted.groups[0], names):  # those without a row that counts, too
+        if group not in tables:
+            tables[group] = question.empty_table()
+            histogram |= {group: question.empty_histogram()} if question.scored else {}
     site = Site(tables, float(counted.label_missing), float(counted.prediction_missing))
     return Sums(question, {names.site: site}, histogram)
 
@@ -158,16 +169,19 @@ def _without_nan(series: "pl.Series") -> "pl.Series":
 def _scores(series: "pl.Series", *, source: str) -> "pl.Series":
     import polars as pl
 
+    plain = series.dtype.is_numeric() or series.dtype in (pl.String, pl.Boolean, pl.Null)
+    if not plain:
+        raise FedgftError(
+            f"{source}: score column '{series.name}' holds {series.dtype}, not numbers"
+        )
     numbers = series.cast(pl.Float64, strict=False).fill_nan(None)
     text = numbers.is_null() & series.is_not_null()
     if series.dtype == pl.String and text.any():
-        odd = series.filter(text & ~series.str.strip_chars().str.to_lowercase().is_in(["nan"]))
-        if len(odd):
-            numbers_of(odd, source=source)  # says which value is no number
+        numbers_of(series.filter(text), source=source)  # says which value is no number
     wrong = numbers.filter((numbers < 0) | (numbers > 1))
     if len(wrong):
         raise FedgftError(
-            f"{source}: score column '{series.name}' holds {wrong[0]:g}, which is outside [0, 1]: "
+            f"{source}: score column '{series.name}' holds {wrong[0]}, which is outside [0, 1]: "
             "scores must be probabilities"
         )
     return numbers

@@ -5,17 +5,20 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fedgft.audit.sitefile import read_sums
-from fedgft.audit.sums import Sums, merge
+from fedgft.audit.sums import Question, Sums, merge
+from fedgft.files import expanded
 from fedgft.types import FedgftError
+
+REPORTS = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
 
 
 def site_files(paths: Sequence[str | Path]) -> list[Path]:
     """Files as they are; of a folder, its .json files; a pattern that no shell expanded, too."""
     found: list[Path] = []
     for path in paths:
-        place = Path(path).expanduser()
+        place = expanded(path)
         if place.is_dir():
-            inside = [f for f in place.glob("*.json") if f.is_file() and f.name != "audit.json"]
+            inside = [f for f in place.glob("*.json") if f.is_file() and not is_report(f)]
             if not inside:
                 raise FedgftError(f"{path}: a folder without .json files")
             found += sorted(inside)
@@ -31,11 +34,20 @@ def site_files(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
+def is_report(path: Path) -> bool:
+    """What `fedgft audit --out` wrote, which may lie beside the files it was made from."""
+    with path.open("rb") as file:
+        return file.read(40).startswith(
+            (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comp')
+        )
+
+
 def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) -> Sums:
     """Read and merge. Two files of one site, or sites that were asked differently, are errors."""
     parts: list[Sums] = []
     owner: dict[str, Path] = {}
     first: Path | None = None
+    question: Question | None = None
     for file in files:
         sums = read_sums(file)
         (site,) = sums.sites
@@ -45,12 +57,12 @@ def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) 
                 "(--name tells sites apart)"
             )
         owner[site] = file
-        if parts and parts[0].question is not None and sums.question is not None:
+        if question is not None and sums.asked != question:
             try:
-                parts[0].question.meet(sums.question)
+                question = question.meet(sums.asked)
             except FedgftError as error:
                 raise FedgftError(f"{first} and {file}: {error}") from None
-        first = first or file
+        first, question = first or file, question or sums.asked
         parts.append(sums)
         if on_file:
             on_file(len(parts))

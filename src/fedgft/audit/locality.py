@@ -13,6 +13,7 @@ from fedgft.metrics.intervals import Z95, folded, simultaneous
 from fedgft.theory import Analysis, Compared, compare
 
 UNKNOWN = (math.nan, math.nan, math.nan)
+PAIRS = 2_000_000  # of groups, over sites, compared at a time
 WEIGHT = 5.0  # of all sites' pairs of rows: with less, the gap within sites is anybody's guess
 
 
@@ -66,7 +67,18 @@ def locality(metric: Metric, seen: View, gap: Gap) -> Locality:
 def own_gaps(
     rates: Rates, present: np.ndarray
 ) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
-    """What a site sees alone: groups without rows there do not exist for it.
+    """What a site sees alone: its largest gap with its interval, and its smallest ratio."""
+    conditions, groups = rates.rate.shape[-2:]
+    pairs = max(1, conditions * groups * (groups - 1) // 2)
+    block = max(1, PAIRS // pairs)  # sites at a time: memory does not grow with all pairs
+    parts = [_own(rates[at : at + block], present[at : at + block])
+             for at in range(0, len(present), block)]  # fmt: skip
+    gap, low, high, ratio = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return (gap, low, high), ratio
+
+
+def _own(rates: Rates, present: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Groups without rows at a site do not exist for it.
 
     NaN where it has one group only, or a group without a row of the event; no interval where a
     group has too few.
@@ -86,8 +98,8 @@ def own_gaps(
         return np.where(unknown, np.nan, best)
 
     low, high = folded(low, high)
-    own = tuple(over_pairs(a, -np.inf) for a in (np.abs(value), low, high))
-    return (own[0], own[1], own[2]), over_pairs(quotients, np.inf)
+    return (*(over_pairs(a, -np.inf) for a in (np.abs(value), low, high)),
+            over_pairs(quotients, np.inf))  # fmt: skip
 
 
 def _noise(metric: Metric, seen: View, pair: Compared) -> tuple[np.ndarray, bool]:

@@ -1,6 +1,7 @@
 """`measure`: the sums of one site, from arrays or from a file."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from fedgft.types import FedgftError
 if TYPE_CHECKING:
     import polars as pl
 
+LARGEST_CELL = 1_000_000
 BINS, NOISY_BINS = 100, 20  # noise goes on every bin, so a noisy histogram has fewer of them
 
 
@@ -62,7 +64,7 @@ def measure(
         if len(series) != len(frame["y_true"]):
             raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
     roles = Columns("y_true", groups, tuple(columns), None if y_pred is None else "y_pred",
-                    threshold, bins or (BINS if epsilon is None else NOISY_BINS))  # fmt: skip
+                    threshold, _bins(bins, epsilon))  # fmt: skip
     names = Names(site, tuple(features), tuple(map(_text, classes)),
                   None if positive is None else _text(positive), values)  # fmt: skip
     return _measured([pl.DataFrame(frame)], roles, names, "measure()", min_cell, epsilon, delta)
@@ -93,10 +95,9 @@ def measure_file(
     """
     groups = (group,) if isinstance(group, str) else tuple(group)
     scores = (score,) if isinstance(score, str) else tuple(score)
-    roles = Columns(label, groups, scores, decision, threshold,
-                    bins or (BINS if epsilon is None else NOISY_BINS))  # fmt: skip
+    roles = Columns(label, groups, scores, decision, threshold, _bins(bins, epsilon))
     name = Path(path).stem if site is None else site
-    names = Names(name, groups, tuple(classes), positive, values)
+    names = Names(name, groups, tuple(map(_text, classes)), positive, values)
     batches = batches_of(path, roles)
     return _measured(batches, roles, names, str(path), min_cell, epsilon, delta, on_rows)
 
@@ -115,8 +116,13 @@ def _measured(
         raise FedgftError("--min-cell and --epsilon: noisy counts need no suppression; choose one")
     if delta and epsilon is None:
         raise FedgftError("--delta needs --epsilon")
-    counted = count(batches, columns, source=source, on_rows=on_rows)
-    sums = sums_of(counted, columns, names, source=source)
+    if len(columns.scores) == 2 and names.positive is not None:
+        raise FedgftError("--positive with two scores: give one, that of the positive class")
+    if min_cell > LARGEST_CELL:
+        raise FedgftError(f"--min-cell {min_cell}: must be at most {LARGEST_CELL:,}")
+    with _said(source):
+        counted = count(batches, columns, source=source, on_rows=on_rows)
+        sums = sums_of(counted, columns, names, source=source)
     if min_cell:
         return suppress(sums, min_cell)
     if epsilon is not None:
@@ -124,6 +130,22 @@ def _measured(
         declared = bool(names.classes) and all(a in values for a in names.attributes)
         return with_noise(sums, epsilon, delta, values=values, declared=declared)
     return sums
+
+
+def _bins(asked: int | None, epsilon: float | None) -> int:
+    return asked if asked is not None else BINS if epsilon is None else NOISY_BINS
+
+
+@contextmanager
+def _said(source: str) -> Iterator[None]:
+    """A column of a kind that cannot be counted, in one line."""
+    from polars.exceptions import PolarsError
+
+    try:
+        yield
+    except PolarsError as error:
+        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
+        raise FedgftError(f"{source}: cannot be counted: {reason}") from None
 
 
 def _are_scores(y_true: Any, y_pred: Any) -> bool:
@@ -164,6 +186,11 @@ def _series(name: str, values: Any) -> "pl.Series":
 
     if isinstance(values, pl.Series):
         return values.cast(pl.String) if values.dtype == pl.Categorical else values
+    if np.ma.isMaskedArray(values):
+        values = np.ma.filled(values.astype(object), None)
+    if isinstance(values, list | tuple):  # numpy would write NaN among words as a word
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        values = np.array(values, dtype=float if numbers else object)
     array = np.asarray(values)
     if array.ndim != 1:
         raise FedgftError(f"{name} must have one axis, not {array.ndim}")
@@ -176,6 +203,5 @@ def _text(value: Any) -> Any:
     """As text, None where it is missing; 1.0 is "1", as it is in a file."""
     if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
         return None
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+    text = str(value)
+    return text[:-2] if text.endswith(".0") and text[:-2].lstrip("-").isdigit() else text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedgft.audit.charts import Figure, charts
 from fedgft.audit.tabulated import tables
-from fedgft.audit.text import SIGNS, about
+from fedgft.audit.text import MARK, SIGNS, about
 from fedgft.audit.verdict import verdict
 from fedgft.layout import Table, render
 
@@ -56,11 +56,12 @@ def page(
     tables: list[Table],
     foot: str,
     legend: tuple[str, str, str] = LEGEND,
+    mark: str = MARK,
 ) -> str:
     script = _script() if figures else ""
     return render(
         "audit.html", title=title, lead=lead, said=said, signs=SIGNS, warnings=warnings,
-        figures=figures, tables=tables, foot=foot, legend=legend, script=script,
+        figures=figures, tables=tables, foot=foot, legend=legend, mark=mark, script=script,
         allowed=_digest(script), version=version("fedgft"),
     )  # fmt: skip
 

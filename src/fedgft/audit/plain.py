@@ -160,7 +160,11 @@ def privacy(sums: Sums) -> Plain:
             kind = "none" if how is None else how.mechanism if not how.min_cell else "min cell"
             used[kind] = used.get(kind, 0) + 1
     spent = [sum(p.epsilon for p in site.privacy) for site in sums.sites.values()]
-    return {"sites": used, "largest_epsilon": max(spent, default=0.0) or None}
+    return {
+        "sites": used,
+        "approximate": any(site.privacy for site in sums.sites.values()),  # counts are
+        "largest_epsilon": max(spent, default=0.0) or None,
+    }
 
 
 def views_of(summary: Plain) -> dict[str, Plain]:

@@ -88,10 +88,10 @@ def with_noise(
 @lru_cache
 def mechanism(epsilon: float, delta: float) -> tuple[Privacy, Noise]:
     """The least noise that OpenDP certifies for this budget, at sensitivity 1."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise FedgftError(f"--epsilon {epsilon:g}: must be positive")
-    if not 0 <= delta < 1:
-        raise FedgftError(f"--delta {delta:g}: must be at least 0 and below 1")
+    if not 1e-4 <= epsilon <= 20:  # beyond, noise that is nothing but noise, or none at all
+        raise FedgftError(f"--epsilon {epsilon:g}: must lie between 0.0001 and 20")
+    if not (delta == 0 or 1e-20 <= delta <= 0.1):
+        raise FedgftError(f"--delta {delta:g}: must be 0, or lie between 1e-20 and 0.1")
     try:
         import opendp.prelude as dp
     except ModuleNotFoundError as error:

@@ -72,10 +72,7 @@ def rates_of(metric: Metric, seen: View, kind: Kind, *, by_site: bool = False) -
     above, below = statistics[..., 0, :, :], statistics[..., 1, :, :]
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
-        e = unit[0][..., None, :, :] - rate[..., None, None] * unit[1][..., None, :, :]  # v g y c
-        if kind == "soft":  # a score lies anywhere in [0, 1]: noise weighs as at its worst
-            e = np.abs(e).max(-1, keepdims=True) + 0 * e
-        error = np.einsum("...vgyc,...ygc->...vg", e**2, noise) / below**2
+        error = _noise_on(rate, unit, noise, kind) / below**2
     blur = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
     if kind == "soft":
         sampling, off = _scores(metric, seen, rate)
@@ -87,6 +84,16 @@ def rates_of(metric: Metric, seen: View, kind: Kind, *, by_site: bool = False) -
     least, most, fewest = _extremes_of(above, below, hits, rest, rate)
     valid = (fewest >= FEW) & (fewest > CLEAR * blur)
     return Rates(rate, below, least, most, fewest, error, valid, True)
+
+
+def _noise_on(rate: np.ndarray, unit: np.ndarray, noise: np.ndarray, kind: Kind) -> np.ndarray:
+    """Variance of noise on A - r B."""
+    if not noise.any():
+        return np.zeros_like(rate)
+    e = unit[0][..., None, :, :] - rate[..., None, None] * unit[1][..., None, :, :]  # v g y c
+    if kind == "soft":  # a score lies anywhere in [0, 1]: noise weighs as at its worst
+        e = np.abs(e).max(-1, keepdims=True) + 0 * e
+    return np.einsum("...vgyc,...ygc->...vg", e**2, noise)
 
 
 def _extremes_of(

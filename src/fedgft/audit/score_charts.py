@@ -25,7 +25,7 @@ def thresholds(seen: View, at: float | None) -> Spec | None:
         {"threshold": round(float(t), 6), "what": what, "value": 100 * float(value)}
         for what, values in series.items()
         for t, value in zip(found.thresholds, values, strict=True)
-        if not np.isnan(value)
+        if np.isfinite(value)
     ]
     slider = {"input": "range", "min": 0, "max": 1 - step, "step": step, "name": "Threshold: "}
     start = round((0.5 if at is None else at) / step) * step  # where there is something to show

@@ -16,7 +16,7 @@ import numpy as np
 from fedgft.audit.checking import Reader
 from fedgft.audit.private import feasible
 from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Privacy, Site, Sums
-from fedgft.files import whole
+from fedgft.files import expanded, whole
 from fedgft.types import FedgftError
 
 FORMAT = "fedgft-sums-1"
@@ -27,7 +27,7 @@ UNIT = "one row added or removed changes one count of the finest table by 1"
 
 def write_sums(sums: Sums, path: str | Path) -> Path:
     """Write the sums of one site."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     text = to_json(sums)
     with whole(file) as part:
         part.write_text(text, "utf-8")
@@ -86,14 +86,15 @@ def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[
     question, table, out = sums.asked, site.tables[group], []
     for label, decision in np.ndindex(table.shape[:2]):
         values = table[label, decision]
-        if not values[COUNT] and not values[NOISE]:
+        nobody = not table[..., [COUNT, NOISE]].any() and (label, decision) == (0, 0)
+        if not values[COUNT] and not values[NOISE] and not nobody:  # a group may have no row at all
             continue
         cell: dict[str, Any] = {
             "group": list(group), "label": question.classes[label],
             "decision": question.classes[decision],
             "count": None if values[SLACK] else int(values[COUNT]),
         }  # fmt: skip
-        if question.scored and not values[SLACK]:
+        if question.scored and not values[SLACK] and not nobody:
             cell["scores"] = {
                 question.classes[c]: _scores(
                     values[SCORES + s],
@@ -128,8 +129,10 @@ def _scores(
 
 def read_sums(path: str | Path) -> Sums:
     """Read and check the file of one site."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     try:
+        if file.exists() and not file.is_file():
+            raise FedgftError(f"{path}: not a file")
         if file.stat().st_size > BYTES:
             raise FedgftError(f"{path}: too large for a file of sums, which has a few kilobytes")
         text = file.read_bytes().decode("utf-8")
@@ -150,7 +153,7 @@ def from_json(text: str, *, source: str) -> Sums:
         raise FedgftError(f"{source}: not a whole file of sums: {reason} ({error})") from None
     form = found.get("format") if isinstance(found, dict) else None
     if not isinstance(form, str) or not form.startswith("fedgft-sums-"):
-        raise FedgftError(f'{source}: not a file of sums that fedgft wrote (no "format" in it)')
+        raise FedgftError(f"{source}: not a file of sums that `fedgft measure` wrote")
     if form != FORMAT:
         raise FedgftError(
             f"{source}: format is {form!r}, this version of fedgft reads {FORMAT!r}; measure the "

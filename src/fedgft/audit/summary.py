@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.audit import alerts, plain
+from fedgft.audit.bootstrap import check as check_draws
 from fedgft.audit.bootstrap import redraw
 from fedgft.audit.locality import locality
 from fedgft.audit.rates import apart, rates_of, widest
@@ -85,8 +86,10 @@ def audit(
     >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
     0.5
     """
-    total = sums if isinstance(sums, Sums) else merge(sums)
+    total = sums if isinstance(sums, Sums) else merge(sums or ())
     pooled = pool(total)
+    if bootstrap:
+        check_draws(pooled)
     seen = tuple(views(pooled))
     _check_references(reference_groups, seen)
     looks = [_look(view, pooled.sites, reference_groups, bootstrap, seed) for view in seen]
@@ -126,7 +129,7 @@ def _look(
         rates = rates_of(metric, seen, "hard")
         gap, drawn = widest(rates), None
         if bootstrap:
-            drawn = redraw(metric, seen, draws=bootstrap, seed=seed)
+            drawn = redraw(metric, seen, rates.valid, draws=bootstrap, seed=seed)
             gap = drawn.of(gap)
         where = locality(metric, seen, gap)
         out["metrics"][name] = plain.metric_plain(metric, seen, rates, gap, drawn, reference)
@@ -143,7 +146,9 @@ def _look(
 
 
 def _adjusted(name: str, seen: View, tolerance: float) -> Plain:
-    return asdict(adjust(get_metric(name), seen, tolerance))
+    found = asdict(adjust(get_metric(name), seen, tolerance))
+    gaps = ("gap", "accuracy", "gap_before", "accuracy_before")
+    return found | {key: plain.number(found[key]) for key in gaps}
 
 
 def _check_references(references: Sequence[str], seen: Sequence[View]) -> None:
@@ -158,7 +163,7 @@ def _check_references(references: Sequence[str], seen: Sequence[View]) -> None:
 def read_summary(path: Path) -> Plain:
     """An audit.json that `fedgft audit --out` wrote."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"), parse_constant=lambda name: None)
     except (OSError, ValueError, RecursionError) as error:
         raise FedgftError(f"{path}: not a whole audit ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -18,6 +18,8 @@ from fedgft.types import FedgftError
 
 Group = tuple[str | None, ...]
 COUNT, NOISE, SLACK, SCORES = 0, 1, 2, 3  # columns of a table; scores are the last ones
+MOST_CLASSES, MOST_ATTRIBUTES = 50, 4
+MOST_NUMBERS = 5_000_000  # in the histograms of one group
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,18 @@ class Question:
     threshold: float | None = None  # None: decisions were brought, or are the likeliest class
     scored: bool = False
     bins: int = 100  # of the histograms: [i/bins, (i+1)/bins), and 1 lies in the last
+
+    def __post_init__(self) -> None:
+        """What can be held in memory for every group, and told apart in a title."""
+        classes, scores = len(self.classes), len(self.score_classes)
+        if not 2 <= classes <= MOST_CLASSES or len(set(self.classes)) < classes:
+            raise FedgftError(f"classes: there must be 2 to {MOST_CLASSES} different ones")
+        if not 1 <= len(self.attributes) <= MOST_ATTRIBUTES:
+            raise FedgftError(f"groups: there must be 1 to {MOST_ATTRIBUTES} group columns")
+        if len(self.attributes) > 1 and any(" & " in name for name in self.attributes):
+            raise FedgftError("groups: ' & ' in a column's name would read as two; rename it")
+        if self.scored and classes**2 * scores * self.bins > MOST_NUMBERS:
+            raise FedgftError(f"bins: {self.bins} are too many for {classes} classes")
 
     @property
     def score_classes(self) -> tuple[int, ...]:

@@ -8,23 +8,34 @@ from fedgft.audit.tabulated import tables
 from fedgft.audit.verdict import verdict
 from fedgft.layout import Table
 
+MARK = "<!-- fedgft audit -->"  # tells our files from others
 SIGNS = {True: "✓", False: "✗", None: "·"}
 
 
 def markdown(summary: dict[str, Any]) -> str:
     made = list(tables(summary))
-    text = document("# Fairness audit", about(summary), verdict(summary), summary["warnings"], made)
+    text = document(
+        MARK, "# Fairness audit", about(summary), verdict(summary), summary["warnings"], made
+    )
     return f"{text}\nIntervals: {summary['interval']}.\n"
 
 
 def document(
+    mark: str,
     title: str,
     lead: str,
     said: list[tuple[bool | None, str]],
     warnings: list[str],
     tables: list[Table],
 ) -> str:
-    lines = [title, "", _clean(lead), "", *(f"- {SIGNS[good]} {_clean(t)}" for good, t in said)]
+    lines = [
+        mark,
+        title,
+        "",
+        _clean(lead),
+        "",
+        *(f"- {SIGNS[good]} {_clean(t)}" for good, t in said),
+    ]
     if warnings:
         lines += ["", "## Mind this", "", *(f"- {_clean(text)}" for text in warnings)]
     lines += ["", "## Numbers", ""]
@@ -34,9 +45,10 @@ def document(
 def about(summary: dict[str, Any]) -> str:
     """What was audited, in one sentence."""
     rows, sites = summary["rows"]["counted"], len(summary["sites"])
+    about = "About " if summary["privacy"]["approximate"] else ""
     return (
-        f"{rows:,.0f} rows of {sites:,} site{'s' * (sites != 1)}, groups by {summary['groups']}; "
-        f"{points(summary['accuracy']['rate'])}% of decisions are right. All gaps are those of "
+        f"{about}{rows:,.0f} rows of {sites:,} site{'s' * (sites != 1)}, groups by "
+        f"{summary['groups']}; {points(summary['accuracy']['rate'])}% of decisions are right. All gaps are those of "
         "decisions, not of scores."
     )
 
@@ -52,4 +64,6 @@ def _cleaned(table: Table) -> Table:
 def _clean(text: str) -> str:
     """Names from data stay text in Markdown: no tags, no links, no line breaks."""
     text = " ".join(text.split()).replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace("[", "\\[").replace("`", "\\`").replace("*", "\\*")
+    for sign in "\\[`*_":
+        text = text.replace(sign, f"\\{sign}")
+    return text

@@ -50,8 +50,10 @@ def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
         raise FedgftError(f"--adjust {metric.name}={tolerance:g}: must be at least 0 and below 1")
     counts = np.maximum(seen.histogram[:, :, 0], 0.0)
     rates, right = _candidates(metric, counts)
-    if np.isnan(rates).all(-1).any():
-        raise FedgftError(f"--adjust {metric.name}: a group has no row of the event")
+    never = np.isnan(rates).all(-1).any(0)
+    if never.any():
+        names = ", ".join(np.array(seen.names)[never][:3])
+        raise FedgftError(f"--adjust {metric.name}: no row of the event in {names}")
     best = _search(rates, right, tolerance)
     feasible = best is not None
     if best is None:

@@ -1,14 +1,17 @@
 """The sums of all sites as arrays, seen by one attribute or by several together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Question, Sums
+from fedgft.layout import printable
 from fedgft.metrics import Tally
 from fedgft.types import FedgftError
+
+MOST_GROUPS = 1000  # of one view: all pairs of them are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +71,48 @@ def pool(sums: Sums) -> Pool:
     histogram = np.zeros((len(groups), *question.empty_histogram().shape))
     for group, counts in sums.histogram.items():
         histogram[place[group]] = counts
-    return Pool(question, tuple(sums.sites), groups, tables, histogram)
+    shown = replace(
+        question,
+        classes=_told_apart(question.classes),
+        attributes=_told_apart(question.attributes),
+    )
+    named = list(zip(*(_values(column) for column in zip(*groups, strict=True)), strict=True))
+    return Pool(shown, _told_apart(tuple(sums.sites)), tuple(named), tables, histogram)
+
+
+def _values(column: tuple[str | None, ...]) -> list[str | None]:
+    """Of one attribute, as they can be shown."""
+    known = tuple(dict.fromkeys(v for v in column if v is not None))
+    shown = dict(zip(known, _told_apart(known), strict=True))
+    return [None if v is None else shown[v] for v in column]
+
+
+def _told_apart(names: tuple[str, ...]) -> tuple[str, ...]:
+    """As they can be shown; where two would then look the same, as Python writes them."""
+    shown = tuple(map(printable, names))
+    return shown if len(set(shown)) == len(names) else tuple(map(ascii, names))
 
 
 def views(pooled: Pool) -> Iterator[View]:
-    """Each attribute, then their intersections, all of them together last."""
+    """Each attribute, then their intersections, all of them together last.
+
+    One that nobody has recorded is left out.
+    """
     attributes = range(len(pooled.question.attributes))
+    found = 0
     for size in range(1, len(attributes) + 1):
         for chosen in combinations(attributes, size):
-            yield view(pooled, chosen)
+            seen = view(pooled, chosen)
+            if len(seen.names) > MOST_GROUPS:
+                raise FedgftError(
+                    f"{seen.title} gives {len(seen.names):,} groups, more than {MOST_GROUPS:,}: "
+                    "measure fewer columns, or put values together first"
+                )
+            found += len(seen.names) > 0
+            if seen.names:
+                yield seen
+    if not found:
+        raise FedgftError(f"no row has {' or '.join(pooled.question.attributes)} recorded")
 
 
 def view(pooled: Pool, chosen: tuple[int, ...]) -> View:

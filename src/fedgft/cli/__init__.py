@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail("interrupted; nothing was left half-written", code=130)
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError:
+        _fail("not enough memory for this; try fewer groups, classes, bins or runs")
     except OSError as error:
         _fail(f"{error.filename or 'stdout'}: {error.strerror}")
 

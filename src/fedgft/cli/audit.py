@@ -1,5 +1,6 @@
 """`fedgft audit`: from the files of all sites to one account of fairness."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,13 @@ from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, out, print_table, wrote
 from fedgft.cli.options import Flag, Many
+from fedgft.files import expanded
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.audit import Audit
 
 EXCEEDED = 3
-REPORT = ("report.html", "report.md", "audit.json")
 
 
 def audit(
@@ -51,33 +52,52 @@ def audit(
     compare
         Two folders, old and new, of site files or of reports: the change of every gap.
     """
+    for option, given in (("--fail-above", fail_above), ("--adjust", adjust),
+                          ("--reference-groups", reference_groups)):  # fmt: skip
+        if given == []:  # a variable that was empty: no gate is not what was asked for
+            raise FedgftError(f"{option} needs a value")
     limits, targets = _limits(fail_above, "--fail-above"), _limits(adjust, "--adjust")
     if bootstrap < 0 or 0 < bootstrap < 100:
         raise FedgftError(f"--bootstrap {bootstrap}: needs at least 100 draws")
-    place = None if out is None else out.expanduser()
+    place = None if out is None else expanded(out)
     if compare is not None:
-        if files or limits or targets:
-            raise FedgftError("--compare takes two folders and no other files, limits or targets")
+        if files or limits or targets or bootstrap or reference_groups:
+            raise FedgftError("--compare takes two folders, --out and --json, and nothing else")
         _compare(compare, place, json=json)
         return
     from fedgft.audit import audit as audited
-    from fedgft.files import open_folder
 
     if place is not None:
-        _check_place(place)
+        _check_place(place, "audit")
     with bar() as progress:
         sums = _read(files, progress)
     made = audited(
         sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
     )
+    failed = _failed(made, limits)
+    try:
+        _put(made, place, "audit", json=json)
+    finally:  # whoever stopped reading our output still gets the gate's answer
+        for text in failed:
+            note(f"--fail-above: {text}")
+        if failed:
+            raise SystemExit(EXCEEDED)
+
+
+def _put(made: Any, place: Path | None, kind: str, *, json: bool) -> None:
     if place is not None:
+        from fedgft.files import open_folder
+
         with open_folder(place):
-            wrote(_write(place, made))
-    if json:
-        sys.stdout.write(made.to_json())
-    else:
+            wrote(_write(place, made, kind))
+    if not json:
         _show(made)
-    _gate(made, limits)
+        return
+    try:
+        sys.stdout.write(made.to_json())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _read(files: Sequence[Path], progress: Any) -> Any:
@@ -89,7 +109,7 @@ def _read(files: Sequence[Path], progress: Any) -> Any:
 
 def _limits(asked: list[str] | None, option: str) -> dict[str, float]:
     """`sp=0.05` and so on."""
-    from fedgft.metrics import get_metric
+    from fedgft.metrics import CATALOG
 
     out = {}
     for item in asked or ():
@@ -100,15 +120,17 @@ def _limits(asked: list[str] | None, option: str) -> dict[str, float]:
             limit = -1.0
         if not equals or not 0 <= limit < 1:
             raise FedgftError(f"{option} {item}: write it as METRIC=GAP, such as sp=0.05")
-        out[get_metric(name.strip()).name] = limit
+        if name.strip() not in CATALOG:
+            raise FedgftError(f"{option} {item}: metrics are {', '.join(CATALOG)}")
+        out[name.strip()] = limit
     return out
 
 
-def _check_place(folder: Path) -> None:
-    """Nobody's own files are overwritten."""
-    starts = {"report.html": "<!doctype html>\n<!-- fedgft audit -->", "report.md": "# Fairness ",
-              "audit.json": '{\n  "format": "fedgft-'}  # fmt: skip
-    for name, start in starts.items():
+def _check_place(folder: Path, kind: str) -> None:
+    """Nobody's own files are overwritten, nor an audit by a comparison."""
+    starts = (f"<!doctype html>\n<!-- fedgft {kind} -->", f"<!-- fedgft {kind} -->",
+              f'{{\n  "format": "fedgft-{kind}')  # fmt: skip
+    for name, start in zip(_names(kind), starts, strict=True):
         path = folder / name
         if path.exists() and not (path.is_file() and path.read_bytes().startswith(start.encode())):
             raise FedgftError(
@@ -116,29 +138,38 @@ def _check_place(folder: Path) -> None:
             )
 
 
-def _write(folder: Path, made: Any) -> list[Path]:
+def _names(kind: str) -> tuple[str, str, str]:
+    return "report.html", "report.md", f"{kind}.json"
+
+
+def _write(folder: Path, made: Any, kind: str) -> list[Path]:
     from fedgft.files import whole
 
     texts = (made.to_html(), made.to_markdown(), made.to_json())
     written = []
-    for name, text in zip(REPORT, texts, strict=True):
+    for name, text in zip(_names(kind), texts, strict=True):
         with whole(folder / name) as part:
             part.write_text(text, "utf-8")
         written.append(folder / name)
     return written
 
 
-def _show(made: "Audit") -> None:
+def _show(made: Any) -> None:
+    """Of an audit or a comparison: what comes out, and the tables it rests on."""
     from fedgft.audit.tabulated import few_tables
     from fedgft.audit.text import about
     from fedgft.audit.verdict import verdict
 
     summary = made.to_dict()
-    out.print(about(summary), markup=False, highlight=False)
-    _signed(verdict(summary))
-    for table in few_tables(summary):
+    if hasattr(made, "verdict"):
+        said, tables = made.verdict(), made.tables()
+    else:
+        out.print(about(summary), markup=False, highlight=False, emoji=False)
+        said, tables = verdict(summary), few_tables(summary)
+    _signed(said)
+    for table in tables:
         print_table(table)
-    for text in made.warnings:
+    for text in summary["warnings"]:
         note(text)
 
 
@@ -153,8 +184,11 @@ def _signed(said: list[tuple[bool | None, str]]) -> None:
     out.print()
 
 
-def _gate(made: "Audit", limits: dict[str, float]) -> None:
-    """Every view counts: a gap between single attributes can be surer than one between cells."""
+def _failed(made: "Audit", limits: dict[str, float]) -> list[str]:
+    """Every view counts: a gap between single attributes can be surer than one between cells.
+
+    A group without a rate, or too few rows for any interval, is no pass: nobody can say.
+    """
     from fedgft.audit.plain import views_of
 
     summary, failed = made.to_dict(), []
@@ -163,45 +197,30 @@ def _gate(made: "Audit", limits: dict[str, float]) -> None:
             found = look["metrics"][name]
             numbers = found if found["gap"] is not None else found["among_estimable"] or {}
             low = numbers.get("low")
-            if low is None and title == summary["groups"]:
-                failed.append(
-                    f"{name} by {title} cannot be judged (not estimable), which is no pass"
-                )
-            elif low is not None and low > limit:
+            if low is not None and low > limit:
                 failed.append(f"{name} by {title} is at least {low:.3g} (95%), above {limit:g}")
-    for text in failed:
-        note(f"--fail-above: {text}")
-    if failed:
-        raise SystemExit(EXCEEDED)
+            elif title == summary["groups"] and (low is None or found["gap"] is None):
+                failed.append(f"{name} by {title} cannot be judged (not estimable): no pass")
+    return failed
 
 
 def _compare(folders: tuple[Path, Path], place: Path | None, *, json: bool) -> None:
     from fedgft.audit.change import compare
-    from fedgft.files import open_folder
 
-    with bar() as progress:
-        old, new = (_summary(folder.expanduser(), progress) for folder in folders)
-    found = compare(old, new)
     if place is not None:
-        _check_place(place)
-        with open_folder(place):
-            wrote(_write(place, found))
-    if json:
-        sys.stdout.write(found.to_json())
-        return
-    _signed(found.verdict())
-    for table in found.tables():
-        print_table(table)
-    for text in found.to_dict()["warnings"]:
-        note(text)
+        _check_place(place, "comparison")
+    with bar() as progress:
+        old, new = (_summary(expanded(folder), progress) for folder in folders)
+    _put(compare(old, new), place, "comparison", json=json)
 
 
 def _summary(folder: Path, progress: Any) -> dict[str, Any]:
     """Of a report's folder what it says; of a folder of site files, their audit."""
     from fedgft.audit import audit as audited
+    from fedgft.audit.gathering import is_report
     from fedgft.audit.summary import read_summary
 
     report = folder / "audit.json" if folder.is_dir() else folder
-    if report.name == "audit.json" and report.is_file():
+    if report.is_file() and is_report(report):
         return read_summary(report)
     return audited(_read([folder], progress)).to_dict()

@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fedgft.layout import printable
+
 if TYPE_CHECKING:
     from fedgft.layout import Table as ReportTable
     from fedgft.report.section import Section
@@ -24,7 +26,7 @@ err = Console(stderr=True, highlight=False)
 
 
 def note(text: str) -> None:
-    err.print(f"[dim]note:[/dim] {escape(text)}", soft_wrap=True)
+    err.print(f"[dim]note:[/dim] {escape(printable(text))}", soft_wrap=True, emoji=False)
 
 
 def wrote(paths: Sequence[Path]) -> None:
@@ -189,7 +191,8 @@ def print_section(section: "Section", *, tables: bool) -> None:
 
 
 def print_table(table: "ReportTable") -> None:
-    Console(width=500).print(_wide(table))  # one that is cut or wrapped cannot be read at all
+    # one that is cut or wrapped cannot be read at all
+    Console(width=500, emoji=False).print(_wide(table))
 
 
 def _wide(made: "ReportTable") -> Table:

@@ -8,6 +8,8 @@ from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, wrote
 from fedgft.cli.options import Flag, Many
+from fedgft.files import expanded
+from fedgft.layout import printable
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -77,16 +79,19 @@ def measure(
     from fedgft.audit import measure_file, write_sums
     from fedgft.audit.sitefile import to_json
 
-    site = predictions.stem if name is None else name
-    if not site.strip():
-        raise FedgftError("--name is empty")
-    place = out.expanduser() if out else None if json else Path(f"{_as_file(site)}.json")
+    if classes == []:
+        raise FedgftError("--classes needs values")
+    source = expanded(predictions)
+    columns, values = _groups(source, group)
+    site = source.stem if name is None else name
+    if not site.strip() or site != site.encode("utf-8", "replace").decode("utf-8"):
+        raise FedgftError(f"--name {printable(site)!r}: must be proper text, and not empty")
+    place = expanded(out) if out else None if json else Path(f"{_as_file(site)}.json")
     if place is not None:
         _check_place(place, site)
-    columns, values = _groups(predictions, group)
     with bar() as progress:
         sums = measure_file(
-            predictions, label=label, group=columns, score=score or (), decision=decision,
+            source, label=label, group=columns, score=score or (), decision=decision,
             site=site, threshold=threshold, bins=bins, classes=classes or (), positive=positive,
             values=values, min_cell=min_cell, epsilon=epsilon, delta=delta,
             on_rows=progress.rows,
@@ -131,6 +136,8 @@ def _check_place(path: Path, site: str) -> None:
         raise FedgftError(f"--out {path}: there is no folder {path.parent}")
     if not path.exists():
         return
+    if not path.is_file():
+        raise FedgftError(f"--out {path}: is no plain file; --json prints the sums")
     try:
         (held,) = read_sums(path).sites
     except FedgftError:
@@ -152,7 +159,8 @@ def _notes(sums: "Sums", name: str) -> list[str]:
         said.append(f"classes, in the order of the score columns: {', '.join(question.classes)}")
     for what, missing in (("label", site.label_missing), ("prediction", site.prediction_missing)):
         if missing > 0:
-            said.append(f"{missing:,.0f} row(s) without a {what} are counted apart")
+            number = "a few" if missing != int(missing) or site.privacy else f"{missing:,.0f}"
+            said.append(f"{number} row(s) without a {what} are counted apart")
     unknown = sum(t[..., COUNT].sum() for g, t in site.tables.items() if None in g)
     if unknown > 0:
         said.append(f"a group is not recorded for {unknown:,.0f} row(s)")

@@ -16,6 +16,7 @@ from fedgft.data.columns import numbers_as_text
 from fedgft.data.dataset import Dataset
 from fedgft.data.encoding import Categorical, Encoder
 from fedgft.data.roles import Roles, check_roles, clients_of, groups_of, labels_of, test_of
+from fedgft.files import expanded
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def read_frame(path: str | Path) -> "pl.DataFrame":
 
 def checked_file(path: str | Path) -> Path:
     """A table of the right kind, its header without repetitions."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     ending = file.suffix.lower()
     if ending not in (".csv", ".parquet"):
         raise FedgftError(f"{path}: the ending must be .csv or .parquet")
