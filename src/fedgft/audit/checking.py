@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fedgft.audit.private import feasible, withheld
+from fedgft.audit.private import feasible, middles, withheld
 from fedgft.audit.sums import COUNT, NOISE, SCORES, Group, Privacy, Question, Site, Sums
 from fedgft.types import FedgftError
 
@@ -20,7 +20,6 @@ class Reader:
 
     found: dict[str, Any]
     source: str
-    possible: np.ndarray | None = None  # what `feasible` says of the question, once
 
     def sums(self) -> Sums:
         question, privacy = self._question(), self._privacy()
@@ -124,7 +123,7 @@ class Reader:
         table[COUNT] = count
         if not count and not noisy and "scores" not in cell:  # a group without rows has its name
             return 0
-        possible = self._possible(question)[decision]
+        possible = feasible(question)[decision]
         if noisy:
             table[NOISE] = privacy.variance * possible.sum()
         if question.scored:
@@ -133,24 +132,22 @@ class Reader:
                 place = f"{where}.scores[{question.classes[c]!r}]"
                 entry = self._get(scores, question.classes[c], place, dict)
                 if histogram is not None:
-                    histogram[s] = self._histogram(entry, place, possible, noisy, count)
-                    table[SCORES + s] = self._total(entry, place, noisy, histogram[s])
+                    table[SCORES + s] = self._histogram(
+                        entry, place, possible, noisy, count, histogram[s]
+                    )
                 else:
                     table[SCORES + s] = self._between(entry, place, 0.0, count)
         return count
 
-    def _possible(self, question: Question) -> np.ndarray:
-        if self.possible is None:
-            self.possible = feasible(question)
-        return self.possible
-
     def _histogram(
-        self, entry: dict[str, Any], where: str, possible: np.ndarray, noisy: bool, count: int
-    ) -> np.ndarray:
+        self, entry: dict[str, Any], where: str, possible: np.ndarray, noisy: bool, count: int,
+        out: np.ndarray,
+    ) -> float:  # fmt: skip
+        """Put it in its place; the sum of the cell's scores, by middles of bins if none is said."""
         first = self._whole(entry.get("first_bin"), f"{where}.first_bin")
         numbers = self._get(entry, "histogram", f"{where}.histogram", list)
-        bins = len(possible)
-        if first + len(numbers) > bins:
+        bins, last = len(out), first + len(numbers)
+        if last > bins:
             self._fail(f"{where}.histogram", f"has more than {bins} bins")
         if not numbers or set(map(type, numbers)) != {int}:
             self._fail(f"{where}.histogram", "must hold whole numbers")
@@ -158,22 +155,13 @@ class Reader:
             self._fail(f"{where}.histogram", "holds a number that is negative or too large")
         if not noisy and sum(numbers) != count:
             self._fail(f"{where}.histogram", f"adds up to {sum(numbers)}, the count is {count}")
-        out = np.zeros(bins)
-        out[first : first + len(numbers)] = numbers
-        if out[~possible].any():
+        out[first:last] = numbers
+        if not possible[first:last].all() and out[~possible].any():
             self._fail(f"{where}.histogram", "has rows on the other side of the threshold")
-        return out
-
-    def _total(
-        self, entry: dict[str, Any], where: str, noisy: bool, histogram: np.ndarray
-    ) -> float:
-        """Where there is no sum, the middles of the bins stand in."""
-        bins = len(histogram)
-        middle = float(histogram @ (np.arange(bins) + 0.5)) / bins
+        middle = float(out @ middles(bins))
         if noisy or "sum" not in entry:
             return middle
-        half = float(histogram.sum()) / bins / 2
-        return self._between(entry, where, middle - half, middle + half)
+        return self._between(entry, where, middle - count / bins / 2, middle + count / bins / 2)
 
     def _between(self, entry: dict[str, Any], where: str, low: float, high: float) -> float:
         total: Any = entry.get("sum")
@@ -231,4 +219,6 @@ def _number(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     """Half a character, which JSON can write and a file cannot, is no text."""
-    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+    if not isinstance(value, str) or value.isascii():
+        return isinstance(value, str)
+    return not any("\ud800" <= c <= "\udfff" for c in value)

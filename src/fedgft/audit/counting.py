@@ -124,14 +124,14 @@ def count(
 def sums_of(counted: Counted, columns: Columns, names: Names, *, source: str) -> Sums:
     """The small tables as sums of one site, with the names of groups and classes settled."""
     classes = classes_of(counted.parts[0], columns.scores, columns.decision, names, source=source)
-    question = Question(
-        classes=classes,
-        attributes=names.attributes,
-        threshold=columns.threshold if columns.decision is None and len(classes) == 2 else None,
-        scored=bool(columns.scores),
-        bins=columns.bins,
-    )
     brought = columns.decision is not None
+    threshold = None if brought or len(classes) > 2 else columns.threshold
+    try:
+        question = Question(
+            classes, names.attributes, threshold, bool(columns.scores), columns.bins
+        )
+    except FedgftError as error:
+        raise FedgftError(f"{source}: {error}") from None
     tables, histogram = tables_of(counted.parts, question, names, brought=brought, source=source)
     for group in groups_of(counted.groups[0], names):  # those without a row that counts, too
         if group not in tables:

@@ -82,18 +82,23 @@ def add_locality(out: Plain, by_site: list[Plain], name: str, where: Locality) -
     out["bound"][name] = number(where.bound)
     keys = ("gap", "low", "high")
     out["within"][name] = dict(zip(keys, map(number, where.within), strict=True))
-    columns = (*where.own, where.ratio, where.contribution)
-    rest = zip(*(column.tolist() for column in (*columns, *where.local)), strict=True)
-    for site, (*values, gap, low, high) in zip(by_site, rest, strict=True):
-        for key, value in zip((*keys, "ratio", "contribution"), values, strict=True):
-            site[key][name] = number(value)
-        site["local"][name] = {"gap": number(gap), "low": number(low), "high": number(high)}
+    own = dict(zip(keys, map(numbers, where.own), strict=True))
+    local = [dict(zip(keys, ends, strict=True))
+             for ends in zip(*map(numbers, where.local), strict=True)]  # fmt: skip
+    found = own | {"ratio": numbers(where.ratio), "local": local,
+                   "contribution": numbers(where.contribution)}  # fmt: skip
+    for kind in (key for key in found if key in by_site[0]):
+        for site, value in zip(by_site, found[kind], strict=True):
+            site[kind][name] = value
 
 
-def sites(seen: View) -> list[Plain]:
+ALL_KINDS = ("gap", "low", "high", "ratio", "contribution", "local")
+FEW_KINDS = ("gap", "contribution")  # by single attributes
+
+
+def sites(seen: View, kinds: Sequence[str]) -> list[Plain]:
     """An empty entry for each site, with its number of rows."""
     rows = seen.tally.count[..., :-1].sum((1, 2)).tolist()
-    kinds = ("gap", "low", "high", "ratio", "contribution", "local")
     return [{"n": count(n), **{kind: {} for kind in kinds}} for n in rows]
 
 
@@ -123,7 +128,6 @@ def _sweep(seen: View) -> Plain | None:
     if found is None:
         return None
     groups = dict(zip(seen.names, found.selected.T, strict=True))
-    numbers = lambda values: [number(x) for x in values]  # noqa: E731
     return {
         "thresholds": numbers(found.thresholds),
         "accuracy": numbers(found.accuracy),
@@ -204,6 +208,11 @@ def number(value: Any) -> float | None:
     """JSON has no NaN and no infinity: what cannot be said is null."""
     found = float(value)
     return found if math.isfinite(found) else None
+
+
+def numbers(values: np.ndarray) -> list[float | None]:
+    """The same for many."""
+    return np.where(np.isfinite(values), values, None).tolist()
 
 
 def count(value: Any) -> int | float:

@@ -110,6 +110,12 @@ def mechanism(epsilon: float, delta: float) -> tuple[Privacy, Noise]:
     return Privacy("discrete gaussian", epsilon, delta, scale, scale**2), gauss(scale)
 
 
+@lru_cache
+def middles(bins: int) -> np.ndarray:
+    return (np.arange(bins) + 0.5) / bins
+
+
+@lru_cache
 def feasible(question: Question) -> np.ndarray:
     """(decision, bin): the pairs a row can have. A threshold settles all but the bin it cuts."""
     classes, bins = len(question.classes), question.bins if question.scored else 1
@@ -153,7 +159,7 @@ def _assembled(
     table[..., COUNT] = cells.sum(-1)
     table[..., NOISE] = variance * possible.sum(-1)
     if question.scored:
-        table[..., SCORES] = cells @ ((np.arange(bins) + 0.5) / bins)
+        table[..., SCORES] = cells @ middles(bins)
     return table, cells[:, :, None, :]
 
 

@@ -92,7 +92,9 @@ def audit(
         check_draws(pooled)
     seen = tuple(views(pooled))
     _check_references(reference_groups, seen)
-    looks = [_look(view, pooled.sites, reference_groups, bootstrap, seed) for view in seen]
+    kinds = [*[plain.FEW_KINDS] * (len(seen) - 1), plain.ALL_KINDS]
+    looks = [_look(view, plain.sites(view, kind), pooled.sites, reference_groups, bootstrap, seed)
+             for view, kind in zip(seen, kinds, strict=True)]  # fmt: skip
     said = [text for look in looks for text in look.pop("warnings")]
     adjusted = [_adjusted(name, seen[-1], t) for name, t in (adjust_to or {}).items()]
     summary: Plain = {
@@ -119,12 +121,17 @@ def audit(
 
 
 def _look(
-    seen: View, sites: Sequence[str], references: Sequence[str], bootstrap: int, seed: int
+    seen: View,
+    by_site: list[Plain],
+    sites: Sequence[str],
+    references: Sequence[str],
+    bootstrap: int,
+    seed: int,
 ) -> Plain:
     """One view: every metric, every site."""
     out: Plain = {"metrics": {}, "scores": {} if seen.complete else None, "heterogeneity": {},
                   "tv": {}, "bound": {}, "within": {}, "warnings": []}  # fmt: skip
-    by_site, reference = plain.sites(seen), reference_of(seen, references)
+    reference = reference_of(seen, references)
     for name, metric in CATALOG.items():
         rates = rates_of(metric, seen, "hard")
         gap, drawn = widest(rates), None

@@ -48,8 +48,8 @@ def about(summary: dict[str, Any]) -> str:
     about = "About " if summary["privacy"]["approximate"] else ""
     return (
         f"{about}{rows:,.0f} rows of {sites:,} site{'s' * (sites != 1)}, groups by "
-        f"{summary['groups']}; {points(summary['accuracy']['rate'])}% of decisions are right. All gaps are those of "
-        "decisions, not of scores."
+        f"{summary['groups']}; {points(summary['accuracy']['rate'])}% of decisions are right. All "
+        "gaps are those of decisions, not of scores."
     )
 
 
