@@ -73,7 +73,7 @@ def _disagreement(inside: tuple[float, float, float], whole: Sequence[float]) ->
 
 
 def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
-    """Rows that are missing from the numbers, and numbers that were changed before they left."""
+    """Rows that are missing from the numbers, and names that may be one."""
     rows = sums.rows()
     for view in seen:
         lost = float(view.tally.count[..., -1].sum())
@@ -88,6 +88,13 @@ def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
     ):
         if missing > 0:
             yield f"{missing:,.0f} row(s) without a {what} were not counted."
+    if "" in sums.sites:
+        yield "A site has no name: all rows measured without one count as one site."
+    yield from _look_alikes(pooled)
+
+
+def about_privacy(sums: Sums, seen: View) -> Iterator[str]:
+    """What was done to the numbers before they left their sites."""
     noisy = [n for n, s in sums.sites.items() if any(p.mechanism != "none" for p in s.privacy)]
     if noisy:
         yield (
@@ -101,14 +108,11 @@ def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
             f"{withheld} small cell(s) were withheld; each is read as the middle of what it may "
             "be, and the intervals reach as far as it could be off."
         )
-    if pooled.question.scored and not seen[-1].complete:
+    if seen.scored and not seen.complete:
         yield (
             "ROC, calibration, thresholds and gaps of scores are left out: sites that withhold "
             "small cells withhold their histograms too."
         )
-    if "" in sums.sites:
-        yield "A site has no name: all rows measured without one count as one site."
-    yield from _look_alikes(pooled)
 
 
 def about_draws(draws: int, sites: int) -> Iterator[str]:

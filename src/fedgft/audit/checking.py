@@ -25,38 +25,38 @@ class Reader:
         question, privacy = self._question(), self._privacy()
         spread = question.scored and not privacy.min_cell  # histograms go with small cells
         site = self._text(self.found, "site", "site")
-        tables: dict[Group, np.ndarray] = {}
-        histogram: dict[Group, np.ndarray] = {}
-        index = {name: i for i, name in enumerate(question.classes)}
-        seen, counted = set(), 0
+        cells = self._cells(question)
         size = question.empty_table().size + (question.empty_histogram().size if spread else 0)
-        cells = self._get(self.found, "cells", "cells", list)
-        for i, cell in enumerate(cells):
-            where = f"cells[{i}]"
-            if not isinstance(cell, dict):
-                self._fail(where, "must be an object")
-            group, label, decision = self._place(cell, where, question, index)
-            if (group, label, decision) in seen:
-                self._fail(where, "is the second cell of this group, label and decision")
-            seen.add((group, label, decision))
-            if group not in tables:
-                if len(tables) * size > MOST_IN_ALL:
-                    self._fail("cells", "are of too many groups")
-                tables[group] = question.empty_table()
-                if spread:
-                    histogram[group] = question.empty_histogram()
-            counted += self._fill(
-                cell, where, question, privacy,
-                tables[group][label, decision],
-                histogram[group][label, decision] if spread else None,
-                decision,
-            )  # fmt: skip
-        nulls = sum(cell.get("count") is None for cell in cells)
+        groups = dict.fromkeys(group for group, _, _ in cells)
+        if len(groups) * size > MOST_IN_ALL:
+            self._fail("cells", "are of too many groups")
+        tables = {group: question.empty_table() for group in groups}
+        histogram = {group: question.empty_histogram() for group in groups} if spread else {}
+        counted = sum(
+            self._fill(
+                cell, f"cells[{i}]", question, privacy, tables[group][label, decision],
+                histogram[group][label, decision] if spread else None, decision,
+            )
+            for i, ((group, label, decision), cell) in enumerate(cells.items())
+        )  # fmt: skip
+        nulls = sum(cell.get("count") is None for cell in cells.values())
         if nulls != privacy.suppressed:
             self._fail("privacy.suppressed_cells", f"is {privacy.suppressed}, {nulls} are withheld")
-        missing = self._rows(counted, privacy)
         notes = () if privacy == Privacy() else (privacy,)
-        return Sums(question, {site: Site(tables, *missing, notes)}, histogram)
+        return Sums(question, {site: Site(tables, *self._rows(counted, privacy), notes)}, histogram)
+
+    def _cells(self, question: Question) -> dict[tuple[Group, int, int], dict[str, Any]]:
+        """Each cell by its group, label and decision."""
+        index = {name: i for i, name in enumerate(question.classes)}
+        out: dict[tuple[Group, int, int], dict[str, Any]] = {}
+        for i, cell in enumerate(self._get(self.found, "cells", "cells", list)):
+            if not isinstance(cell, dict):
+                self._fail(f"cells[{i}]", "must be an object")
+            place = self._place(cell, f"cells[{i}]", question, index)
+            if place in out:
+                self._fail(f"cells[{i}]", "is the second cell of this group, label and decision")
+            out[place] = cell
+        return out
 
     def _question(self) -> Question:
         classes = self._names("classes")

@@ -212,7 +212,8 @@ def number(value: Any) -> float | None:
 
 def numbers(values: np.ndarray) -> list[float | None]:
     """The same for many."""
-    return np.where(np.isfinite(values), values, None).tolist()
+    pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
+    return [value if known else None for value, known in pairs]
 
 
 def count(value: Any) -> int | float:

@@ -112,6 +112,7 @@ def audit(
         "privacy": plain.privacy(total),
         "warnings": [
             *alerts.about_rows(total, pooled, seen),
+            *alerts.about_privacy(total, seen[-1]),
             *alerts.about_draws(bootstrap, len(pooled.sites)),
             *said,
             *([WARNING] if adjusted else []),

@@ -14,6 +14,7 @@ from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.audit import Sums
+    from fedgft.audit.sums import Privacy
 
 SMALL = 10  # cells with fewer rows are worth a word
 
@@ -164,21 +165,25 @@ def _notes(sums: "Sums", name: str) -> list[str]:
     unknown = sum(t[..., COUNT].sum() for g, t in site.tables.items() if None in g)
     if unknown > 0:
         said.append(f"a group is not recorded for {unknown:,.0f} row(s)")
-    for how in site.privacy:
-        if how.min_cell:
-            said.append(f"{how.suppressed} cell(s) of 1 to {how.min_cell - 1} rows are withheld")
-        else:
-            said.append(
-                f"{how.mechanism} noise of scale {how.scale:.3g} is on every count: epsilon "
-                f"{how.epsilon:g}, delta {how.delta:g} for one row; measuring again spends it again"
-            )
-            if how.names != "declared":
-                said.append(
-                    "the names of groups and classes come from the data and are not protected: "
-                    "list them (--group race=A,B --classes no yes)"
-                )
+    said += [text for how in site.privacy for text in _about(how)]
     counts = [n for t in site.tables.values() for n in t[..., COUNT].flat]
     small = sum(0 < n < SMALL for n in counts)
     if small and not site.privacy:
         said.append(f"{small} cell(s) have fewer than {SMALL} rows (--min-cell {SMALL} withholds)")
+    return said
+
+
+def _about(how: "Privacy") -> list[str]:
+    """What was done to protect people, and what was not."""
+    if how.min_cell:
+        return [f"{how.suppressed} cell(s) of 1 to {how.min_cell - 1} rows are withheld"]
+    said = [
+        f"{how.mechanism} noise of scale {how.scale:.3g} is on every count: epsilon "
+        f"{how.epsilon:g}, delta {how.delta:g} for one row; measuring again spends it again"
+    ]
+    if how.names != "declared":
+        said.append(
+            "the names of groups and classes come from the data and are not protected: list them "
+            "(--group race=A,B --classes no yes)"
+        )
     return said
