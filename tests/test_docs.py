@@ -4,11 +4,12 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fedgft.cli import app
+from fedgft.cli import app, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +39,13 @@ def commands() -> list[str]:
 def test_commands_parse(line):
     parsed = app.parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
     assert callable(parsed[0])
+
+
+@pytest.mark.parametrize("name", ["", *(n for n in app if not n.startswith("-"))])
+def test_every_command_has_help(name, capsys):
+    with suppress(SystemExit):
+        main([*name.split(), "--help"])
+    assert "Usage: fedgft" in capsys.readouterr().out
 
 
 def test_there_is_something_to_test():

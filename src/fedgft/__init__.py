@@ -53,12 +53,15 @@ _WHERE = {
     "get_protocol": "experiments",
     "analyse": "theory",
 }
+_MODULES = ("audit",)  # `fedgft.audit.measure(...)` after `import fedgft`
 
-__all__ = sorted(_WHERE)
+__all__ = sorted((*_WHERE, *_MODULES))
 
 
 def __getattr__(name: str) -> Any:
     """Imported when first asked for: `import fedgft` costs nothing, and torch waits for a model."""
+    if name in _MODULES:
+        return import_module(f"fedgft.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'fedgft' has no attribute {name!r}")
     return getattr(import_module(f"fedgft.{_WHERE[name]}"), name)

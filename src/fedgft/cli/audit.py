@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, out, print_table, wrote
-from fedgft.cli.options import Flag, Many
+from fedgft.cli.options import Flag, Some
 from fedgft.files import expanded
 from fedgft.types import FedgftError
 
@@ -23,11 +23,11 @@ def audit(
     *files: Path,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
-    reference_groups: Annotated[list[str] | None, Many] = None,
-    fail_above: Annotated[list[str] | None, Many] = None,
-    adjust: Annotated[list[str] | None, Many] = None,
+    reference_groups: Annotated[list[str] | None, Some] = None,
+    fail_above: Annotated[list[str] | None, Some] = None,
+    adjust: Annotated[list[str] | None, Some] = None,
     bootstrap: int = 0,
-    compare: tuple[Path, Path] | None = None,
+    compare: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
 ) -> None:
     """Put sites' sums together: global and local gaps with intervals, who drives them, a report.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, wrote
-from fedgft.cli.options import Flag, Many
+from fedgft.cli.options import Flag, Some
 from fedgft.files import expanded
 from fedgft.layout import printable
 from fedgft.types import FedgftError
@@ -24,21 +24,21 @@ def measure(
     /,
     *,
     label: str,
-    group: list[str],
+    group: Annotated[list[str], Parameter(negative="")],
     score: Annotated[list[str], Parameter(negative="")] | None = None,
     decision: str | None = None,
     threshold: float = 0.5,
     name: str | None = None,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     positive: str | None = None,
-    classes: Annotated[list[str] | None, Many] = None,
+    classes: Annotated[list[str] | None, Some] = None,
     bins: int | None = None,
     min_cell: int = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Count a site's predictions. The file that comes out holds sums, nothing about single rows.
+    """Count a site's predictions. The file that comes out holds sums; no row leaves the site.
 
     For example: fedgft measure predictions.csv --label y --group race --group sex --score p
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedgft.experiments.study import OnProgress
 
 Flag = Parameter(negative="")
+Some = Parameter(consume_multiple=True, negative="")  # or none
 Many = Parameter(
     consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
 )
