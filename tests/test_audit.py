@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from fedgft.audit import audit, measure
+from fedgft.audit.change import compare
+from fedgft.audit.verdict import verdict
 from fedgft.metrics import CATALOG
 from fedgft.theory import locally_fair_globally_unfair, locally_unfair_globally_fair, simpson
 from pooled import by_group, estimable, fairlearn
@@ -218,3 +220,27 @@ def test_every_metric_of_the_catalogue_is_there():
     found = audit(measure([1, 0], [1, 0], sensitive_features=["a", "b"], site="n")).to_dict()
     for place in ("metrics", "heterogeneity", "tv", "bound", "within"):
         assert list(found[place]) == list(CATALOG)
+
+
+def test_a_gap_between_attributes_is_a_gap_though_cells_are_unsure():
+    """Twenty cells of sixty people show nothing for sure; the two halves of them do."""
+    sex, town = np.repeat(["f", "m"], 600), np.tile(np.repeat(np.arange(10), 60), 2)
+    d = (np.tile(np.arange(60), 20) < np.where(sex == "f", 27, 33)).astype(int)
+    made = audit(measure(d, d, sensitive_features={"sex": sex, "town": town}, site="n"))
+    found = made.to_dict()
+    assert found["metrics"]["sp"]["low"] == 0 < found["attributes"]["sex"]["metrics"]["sp"]["low"]
+    good, said = verdict(found)[0]
+    assert good is False and "But by sex alone there is a gap of" in said
+
+
+def test_a_comparison_of_different_groups_is_none():
+    y = [1] * 200
+    many = audit(measure(y, [1, 0, 1, 0, 0] * 40, sensitive_features=list("aabbc") * 40, site="n"))
+    few = audit(measure(y, [1, 0, 1, 0] * 50, sensitive_features=list("aabb") * 50, site="n"))
+    good, said = compare(many.to_dict(), few.to_dict()).verdict()[0]
+    assert good is None and "not of the same groups" in said
+
+
+def test_fractions_are_scores_whatever_the_labels():
+    made = measure(["no", "yes", "yes"], [0.2, None, 0.7], sensitive_features=list("aab"))
+    assert made.question.scored and made.sites[""].prediction_missing == 1

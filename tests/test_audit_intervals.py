@@ -223,6 +223,39 @@ def test_drawing_sites_again():
     assert again == sites  # one seed, one result
 
 
+def test_draws_that_are_all_alike_prove_nothing():
+    parts = [
+        measure([1] * 40, [0] * 40, sensitive_features=["a", "b"] * 20, site=str(k))
+        for k in range(8)
+    ]
+    found = audit(parts, bootstrap=200).to_dict()["metrics"]["sp"]
+    assert found["gap"] == 0 and found["low"] is None and found["groups"]["a"]["low"] is None
+
+
+def test_a_ratio_with_a_group_of_few_events_has_no_lower_limit():
+    """The smallest ratio is that group's, and nothing is known of it."""
+    counts = np.zeros((1, 3, 2, 2))
+    counts[0, :, 1] = (100, 100), (100, 90), (12, 1)
+    found = audit(federation(counts, 0)).to_dict()["metrics"]["sp"]
+    assert found["ratio"] == pytest.approx((1 / 13) / 0.5)
+    low = found["ratio_low"]
+    assert low is None or low <= found["ratio"]
+    assert found["ratio_high"] >= found["ratio"]
+
+
+def test_a_rate_of_nothing_has_a_ratio_of_nothing():
+    counts = np.zeros((1, 3, 2, 2))
+    counts[0, :, 1] = (200, 0), (100, 100), (110, 90)
+    found = audit(federation(counts, 0)).to_dict()["metrics"]["sp"]
+    assert found["ratio"] == found["ratio_low"] == 0 and found["ratio_high"] < 0.1
+
+
+def test_one_group_alone_can_be_drawn_again():
+    rows = ([1] * 40, [0, 1] * 20)
+    parts = [measure(*rows, sensitive_features=["a"] * 40, site=str(k)) for k in range(6)]
+    assert audit(parts, bootstrap=100).to_dict()["metrics"]["sp"]["gap"] is None
+
+
 def test_sites_against_the_whole_need_more_than_one_in_forty():
     """Of 300 sites a few are against the gap by chance; that is not worth a warning."""
     generator = np.random.default_rng(8)

@@ -206,6 +206,8 @@ def test_the_gate(sites, capsys):
         assert run(capsys, "audit", *files, "--fail-above", bad)[0] == 2
     Path("p.csv").write_text("y,g,d\n" + "1,a,1\n1,b,0\n" * 20)
     run(capsys, "measure", "p.csv", "--label", "y", "--group", "g", "--decision", "d")
+    for twice in ("sp=0.1", "sp=0.9"), ("sp=1",), ("xx=0.1",):
+        assert run(capsys, "audit", *files, "--fail-above", *twice)[0] == 2
     code, _, err = run(capsys, "audit", "p.json", "--fail-above", "fpr=0.5")
     assert code == 3 and "cannot be judged" in err
 
@@ -236,6 +238,10 @@ def test_old_and_new(sites, capsys):
     assert run(capsys, "audit", "--compare", "old", "nowhere")[0] == 2
     code, _, err = run(capsys, "audit", "--compare", "old", "new", "--out", "old-report")
     assert code == 2 and "holds a report.html that is not ours" in err
+    text = (sites / "old-report/audit.json").read_text().replace("White", "\\u001b[31mWhite")
+    (sites / "old-report/audit.json").write_text(text)
+    _, out, err = run(capsys, "audit", "--compare", "old-report", "old-report")
+    assert "White" in out and "\x1b[31mWhite" not in out + err
     (sites / "old-report/audit.json").write_text('{\n  "format": "fedgft-audit-1"}')
     code, _, err = run(capsys, "audit", "--compare", "old-report", "new")
     assert code == 2 and "an audit lacks a part" in err

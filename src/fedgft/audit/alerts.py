@@ -1,5 +1,6 @@
 """What a reader must be told before the numbers: sentences, made from the numbers."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -25,7 +26,9 @@ def about_groups(metric: Metric, seen: View, rates: Rates) -> Iterator[str]:
     small = (~np.isnan(rates.rate) & ~rates.valid).any(0)
     few = [seen.names[g] for g in np.flatnonzero(small)]
     if few:
-        least = f"fewer than {FEW} rows" if not seen.noise.any() else "too few rows for the noise"
+        least = f"fewer than {FEW} rows"
+        if seen.noise.any() or seen.slack.any():
+            least = f"perhaps fewer than {FEW} rows, or too few for the noise,"
         yield (
             f"{metric.title} by {seen.title}: {least} of the event in {listed(few)}; no interval "
             "is claimed for them, nor an upper limit for the largest gap."
@@ -37,7 +40,7 @@ def about_sites(
 ) -> Iterator[str]:
     """Simpson's paradox: the view from within the sites is not the view over all of them."""
     first, second = (seen.names[g] for g in gap.pair or ())
-    over_all, *whole = where.whole
+    over_all, *whole = (math.nan if x is None else x for x in (gap.gap, gap.low, gap.high))
     if where.total_variation > 1 - 1e-12:
         yield (
             f"{metric.title} by {seen.title}: no site has rows of both {first} and {second}, so no "
@@ -49,7 +52,7 @@ def about_sites(
     if how:
         yield (
             f"Simpson warning: {pair}: within sites the gap is {span(*where.within)}, over all "
-            f"sites it is {span(*where.whole)}: {how}."
+            f"sites it is {span(over_all, *whole)}: {how}."
         )
     unlike = where.beyond < 0
     if whole[0] > 0 and unlike.any():
@@ -75,11 +78,14 @@ def _disagreement(inside: tuple[float, float, float], whole: Sequence[float]) ->
 def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
     """Rows that are missing from the numbers, and names that may be one."""
     rows = sums.rows()
+    about = "about " if any(site.privacy for site in sums.sites.values()) else ""
+    if seen[-1].attributes != pooled.question.attributes:
+        yield f"{' & '.join(pooled.question.attributes)}: no row has all of them recorded."
     for view in seen:
         lost = float(view.tally.count[..., -1].sum())
         if lost > 0:
             yield (
-                f"{view.title}: not recorded for {lost:,.0f} of {rows:,.0f} rows "
+                f"{view.title}: not recorded for {about}{lost:,.0f} of {rows:,.0f} rows "
                 f"({100 * lost / rows:.1f}%); they are in no group."
             )
     for what, missing in (
@@ -87,7 +93,7 @@ def about_rows(sums: Sums, pooled: Pool, seen: Sequence[View]) -> Iterator[str]:
         ("prediction", sum(site.prediction_missing for site in sums.sites.values())),
     ):
         if missing > 0:
-            yield f"{missing:,.0f} row(s) without a {what} were not counted."
+            yield f"{about}{missing:,.0f} row(s) without a {what} were not counted."
     if "" in sums.sites:
         yield "A site has no name: all rows measured without one count as one site."
     yield from _look_alikes(pooled)
@@ -100,7 +106,8 @@ def about_privacy(sums: Sums, seen: View) -> Iterator[str]:
         yield (
             f"Noise for privacy was added to the counts of {listed(noisy)}; the intervals of rates "
             "and gaps are wider for it. TV, DH and the bound are inflated by it, and curves and "
-            "group thresholds show it as it is."
+            "group thresholds show it as it is; where it takes a rate out of [0, 1], the rate is "
+            "cut off there and contributions no longer add up to the gap."
         )
     withheld = sum(p.suppressed for s in sums.sites.values() for p in s.privacy)
     if withheld:

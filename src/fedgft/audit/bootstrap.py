@@ -58,20 +58,26 @@ def redraw(metric: Metric, seen: View, valid: np.ndarray, *, draws: int, seed: i
         size = min(BLOCK, draws - start)
         times = generator.multinomial(sites, np.full(sites, 1 / sites), size=size)
         found.append(metric.rates(np.tensordot(times, statistics, 1)))
-    drawn, rates = np.concatenate(found), metric.rates(statistics.sum(0))
+    drawn, rates = np.clip(np.concatenate(found), 0, 1), metric.rates(statistics.sum(0))
+    rates = np.clip(rates, 0, 1)
     known = valid & (np.isnan(drawn).mean(0) < RARE)  # (v, g)
     drawn = np.where(known, drawn, np.nan)
-    complete = bool(known[~np.isnan(rates)].all())
     low, high = _differences(drawn, rates)
-    gap = largest(folded(low, high), complete=complete)
-    with np.errstate(divide="ignore"):
-        low, high = (np.exp(a) for a in folded(*_differences(np.log(drawn), np.log(rates))))
-    ratio = smallest(1 / high, 1 / low, complete=complete)
-    with np.errstate(invalid="ignore"):
-        limits = np.nanquantile(np.where(known, drawn, 0.0), (0.025, 0.975), axis=0)
-    return Redrawn(
-        gap, ratio, (np.where(known, limits[0], np.nan), np.where(known, limits[1], np.nan))
-    )
+    gap = largest(folded(low, high), complete=not np.isnan(low[:, _compared(rates)]).any())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(rates)
+        low, high = (np.exp(a) for a in folded(*_differences(np.log(drawn), logs)))
+        i, j = np.triu_indices(rates.shape[-1], 1)
+        ratio = smallest(np.exp(-np.abs(logs[:, i] - logs[:, j])), 1 / high, 1 / low)
+    low, high = np.nanquantile(np.where(known, drawn, 0.0), (0.025, 0.975), axis=0)
+    known &= high > low
+    return Redrawn(gap, ratio, (np.where(known, low, np.nan), np.where(known, high, np.nan)))
+
+
+def _compared(rates: np.ndarray) -> np.ndarray:
+    """Pairs of groups that have a rate under all conditions."""
+    i, j = np.triu_indices(rates.shape[-1], 1)
+    return np.asarray(~np.isnan(rates[:, i] + rates[:, j]).any(0))
 
 
 def _differences(drawn: np.ndarray, found: np.ndarray) -> Limits:
@@ -81,10 +87,11 @@ def _differences(drawn: np.ndarray, found: np.ndarray) -> Limits:
         away = (drawn[..., i] - drawn[..., j]) - (found[..., i] - found[..., j])
     away = np.where(np.isfinite(away), away, np.nan)
     known = np.isnan(away).mean(0) < RARE
+    spread = np.nanstd(np.where(known, away, 0.0), axis=0)
+    known &= spread > 0  # all draws alike: nothing is known of what others would be
     away = np.where(known, away, 0.0)
-    spread = np.nanstd(away, axis=0)
     usual = np.nan_to_num(np.abs(away)) / np.where(spread > 0, spread, np.inf)
-    half = np.quantile(usual.max((-2, -1)), 0.95) * spread
+    half = np.quantile(usual.max((-2, -1), initial=0.0), 0.95) * spread
     with np.errstate(invalid="ignore"):
         middle = np.where(known, found[..., i] - found[..., j], np.nan)
     return middle - half, middle + half

@@ -96,6 +96,7 @@ def _metric(first: Plain, second: Plain) -> Plain:
     }
     return _changed(first, second, "gap") | {
         "pair": {"old": first["pair"], "new": second["pair"]},
+        "same_groups": set(first["groups"]) == set(second["groups"]),
         "groups": groups,
     }
 
@@ -147,6 +148,9 @@ def _verdict(found: Plain) -> list[tuple[bool | None, str]]:
             said.append((None, f"{text}; too few rows for an interval."))
             continue
         text += f" (95% interval {100 * change['low']:+.1f} to {100 * change['high']:+.1f})"
+        if not change["same_groups"]:
+            said.append((None, f"{text}: not of the same groups, so no verdict."))
+            continue
         better, worse = change["high"] < 0, change["low"] > 0
         end = "smaller" if better else "larger" if worse else None
         ending = f"the gap is {end}, beyond chance" if end else "chance could explain it"

@@ -91,7 +91,9 @@ def sweep(seen: View) -> Sweep | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         selected = (tally.decision[..., 1].sum(1) / tally.count.sum(1))[:, :-1]
     thresholds = np.arange(len(selected)) / len(selected)
-    return Sweep(thresholds, tally.accuracy(), gaps, selected)
+    alone = np.nan if len(seen.names) < 2 else 0.0
+    kept = {name: np.clip(gap, 0, 1) + alone for name, gap in gaps.items()}  # noise has no limits
+    return Sweep(thresholds, np.clip(tally.accuracy(), 0.0, 1.0), kept, np.clip(selected, 0, 1))
 
 
 def at_thresholds(counts: np.ndarray) -> Tally:

@@ -50,7 +50,7 @@ def measure(
     """
     import polars as pl
 
-    if scores is None and _are_scores(y_true, y_pred):
+    if scores is None and _are_scores(y_pred):
         y_pred, scores = None, y_pred
     features = _attributes(sensitive_features)
     frame = {"y_true": _series("y_true", y_true)}
@@ -148,15 +148,15 @@ def _said(source: str) -> Iterator[None]:
         raise FedgftError(f"{source}: cannot be counted: {reason}") from None
 
 
-def _are_scores(y_true: Any, y_pred: Any) -> bool:
-    """Two axes, or fractions where the labels are 0 and 1."""
+def _are_scores(y_pred: Any) -> bool:
+    """Two axes, or fractions: a decision is a label, and no label is a fraction in [0, 1]."""
     array = np.asarray(y_pred)
+    if array.dtype == object and array.ndim == 1:  # numbers with None among them
+        known = [v for v in array.tolist() if v is not None]
+        array = np.array(known if all(isinstance(v, float) for v in known) else [], dtype=float)
     if array.ndim == 2:
         return True
-    if array.dtype.kind != "f" or set(array[~np.isnan(array)].tolist()) <= {0.0, 1.0}:
-        return False
-    labels = {_text(value) for value in np.asarray(y_true, dtype=object).tolist()}
-    return labels <= {"0", "1", "True", "False", None}
+    return array.dtype.kind == "f" and bool(((array > 0) & (array < 1)).any())
 
 
 def _attributes(features: Any) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def _series(name: str, values: Any) -> "pl.Series":
     if np.ma.isMaskedArray(values):
         values = np.ma.filled(values.astype(object), None)
     if isinstance(values, list | tuple):  # numpy would write NaN among words as a word
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-        values = np.array(values, dtype=float if numbers else object)
+        plain = lambda v: v is None or type(v) in (int, float)  # noqa: E731
+        values = np.array(values, dtype=float if all(map(plain, values)) else object)
     array = np.asarray(values)
     if array.ndim != 1:
         raise FedgftError(f"{name} must have one axis, not {array.ndim}")

@@ -165,8 +165,8 @@ def widest(rates: Rates) -> Gap:
     z = simultaneous(int((~np.isnan(rates.rate)).any(0).sum()), conditions)
     complete = bool(rates.valid[~np.isnan(rates.rate)].all())
     low, high = largest(folded(*apart(first, second, z)[1:]), complete=complete)
-    quotients, *ratio_limits = smaller_over_larger(first, second, z)
-    ratio_low, ratio_high = smallest(ratio_limits[0], ratio_limits[1], complete=complete)
+    quotients, ratio_low, ratio_high = smaller_over_larger(first, second, z)
+    ratio_low, ratio_high = smallest(quotients, ratio_low, ratio_high)
     return Gap(
         gap=float(np.abs(distance[condition, at])), low=low, high=high,
         ratio=None if np.isnan(quotients).all() else float(np.nanmin(quotients)),
@@ -186,9 +186,11 @@ def largest(limits: Limits, *, complete: bool) -> tuple[float | None, float | No
     return _unit(np.nanmax(low)), _unit(np.nanmax(high)) if complete else None
 
 
-def smallest(low: Value, high: Value, *, complete: bool) -> tuple[float | None, float | None]:
+def smallest(values: Value, low: Value, high: Value) -> tuple[float | None, float | None]:
+    """Of the smallest of all; no lower limit where one of them has none."""
     if np.isnan(low).all():
         return None, None
+    complete = not np.isnan(low[~np.isnan(values)]).any()
     return _unit(np.nanmin(low)) if complete else None, _unit(np.nanmin(high))
 
 

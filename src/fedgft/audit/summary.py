@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedgft.audit import alerts, plain
 from fedgft.audit.bootstrap import check as check_draws
 from fedgft.audit.bootstrap import redraw
@@ -16,6 +18,7 @@ from fedgft.audit.references import reference_of
 from fedgft.audit.sums import Sums, merge
 from fedgft.audit.thresholds import WARNING, adjust
 from fedgft.audit.views import Pool, View, pool, views
+from fedgft.layout import printable
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.types import FedgftError
 
@@ -86,6 +89,10 @@ def audit(
     >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
     0.5
     """
+    if isinstance(sums, str | Path):
+        raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
+    if bootstrap < 0:
+        raise FedgftError(f"bootstrap={bootstrap}: must be 0 or more draws")
     total = sums if isinstance(sums, Sums) else merge(sums or ())
     pooled = pool(total)
     if bootstrap:
@@ -156,7 +163,7 @@ def _look(
 def _adjusted(name: str, seen: View, tolerance: float) -> Plain:
     found = asdict(adjust(get_metric(name), seen, tolerance))
     gaps = ("gap", "accuracy", "gap_before", "accuracy_before")
-    return found | {key: plain.number(found[key]) for key in gaps}
+    return found | {key: plain.number(np.clip(found[key], 0.0, 1.0)) for key in gaps}
 
 
 def _check_references(references: Sequence[str], seen: Sequence[View]) -> None:
@@ -176,4 +183,15 @@ def read_summary(path: Path) -> Plain:
         raise FedgftError(f"{path}: not a whole audit ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise FedgftError(f"{path}: not an audit that this version of fedgft wrote")
-    return found
+    return _cleaned(found)
+
+
+def _cleaned(value: Any) -> Any:
+    """Names are shown; whoever wrote the file may have put anything into them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): _cleaned(item) for key, item in value.items()}
+    return value

@@ -128,7 +128,8 @@ def _sites(summary: Plain, most: int = FEW_SITES_SHOWN) -> Table:
               *(f"own gap, {CATALOG[n].title}" for n in names))  # fmt: skip
     pair = " minus ".join(summary["metrics"][metric]["pair"] or ())
     notes = [
-        f"Local gap: {pair}, points. A site's own gap is the largest between the groups it has."
+        f"Rows: those with a recorded group. Local gap: {pair or DASH}, points. A site's own "
+        "gap is the largest between the groups it has."
     ]
     if len(summary["sites"]) > len(shown):
         notes.append(
@@ -139,11 +140,11 @@ def _sites(summary: Plain, most: int = FEW_SITES_SHOWN) -> Table:
 
 def _adjusted(summary: Plain) -> Iterator[Table]:
     for found in summary["adjusted"]:
-        met = "" if found["feasible"] else " (no thresholds meet less)"
+        asked = f"gap at most {points(found['tolerance'])} points"
+        met = asked if found["feasible"] else f"the smallest gap there is (asked: {asked})"
         rows = tuple((g, "above 1" if t > 1 else f"{t:g}") for g, t in found["thresholds"].items())
         yield Table(
-            f"Thresholds by group for {CATALOG[found['metric']].title}, gap at most "
-            f"{points(found['tolerance'])} points{met}",
+            f"Thresholds by group for {CATALOG[found['metric']].title}: {met}",
             ("group", "threshold"), rows, 1,
             (f"Gap {points(found['gap_before'])} → {points(found['gap'])} points, accuracy "
              f"{points(found['accuracy_before'])}% → {points(found['accuracy'])}%.",),

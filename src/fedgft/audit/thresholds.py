@@ -46,6 +46,8 @@ def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
             "--adjust needs histograms of the scores of two classes: measure with --score and "
             "without --min-cell"
         )
+    if len(seen.names) < 2:
+        raise FedgftError(f"--adjust {metric.name}: there is one group only, {seen.names[0]}")
     if not 0 <= tolerance < 1:
         raise FedgftError(f"--adjust {metric.name}={tolerance:g}: must be at least 0 and below 1")
     counts = np.maximum(seen.histogram[:, :, 0], 0.0)

@@ -20,7 +20,20 @@ WHAT = {
 
 def verdict(summary: Plain) -> list[tuple[bool | None, str]]:
     """One sentence a metric. True: no gap beyond chance; False: a gap; None: cannot be said."""
-    return [_judged(name, summary) for name in VERDICT]
+    return [_with_attributes(name, summary, *_judged(name, summary)) for name in VERDICT]
+
+
+def _with_attributes(
+    name: str, summary: Plain, good: bool | None, said: str
+) -> tuple[bool | None, str]:
+    """Of many cells less is known than of single attributes: a gap between those is a gap."""
+    for title, view in summary["attributes"].items():
+        found = view["metrics"][name]
+        numbers = found if found["gap"] is not None else found["among_estimable"]
+        if good is not False and numbers is not None and (numbers["low"] or 0.0) > 0:
+            size = span(numbers["gap"], numbers["low"], numbers["high"])
+            return False, f"{said} But by {title} alone there is a gap of {size}."
+    return good, said
 
 
 def _judged(name: str, summary: Plain) -> tuple[bool | None, str]:

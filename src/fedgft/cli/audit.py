@@ -118,10 +118,13 @@ def _limits(asked: list[str] | None, option: str) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = -1.0
-        if not equals or not 0 <= limit < 1:
-            raise FedgftError(f"{option} {item}: write it as METRIC=GAP, such as sp=0.05")
-        if name.strip() not in CATALOG:
-            raise FedgftError(f"{option} {item}: metrics are {', '.join(CATALOG)}")
+        if not equals or name.strip() not in CATALOG:
+            known = ", ".join(CATALOG)
+            raise FedgftError(f"{option} {item}: write METRIC=GAP, such as sp=0.05, of {known}")
+        if not 0 <= limit < 1:
+            raise FedgftError(f"{option} {item}: the gap must be a number, 0 or more and below 1")
+        if name.strip() in out:
+            raise FedgftError(f"{option} {item}: {name.strip()} is given twice")
         out[name.strip()] = limit
     return out
 
@@ -166,6 +169,7 @@ def _show(made: Any) -> None:
     else:
         out.print(about(summary), markup=False, highlight=False, emoji=False)
         said, tables = verdict(summary), few_tables(summary)
+        note(f"95% intervals: {summary['interval']}")
     _signed(said)
     for table in tables:
         print_table(table)
@@ -199,7 +203,7 @@ def _failed(made: "Audit", limits: dict[str, float]) -> list[str]:
             low = numbers.get("low")
             if low is not None and low > limit:
                 failed.append(f"{name} by {title} is at least {low:.3g} (95%), above {limit:g}")
-            elif title == summary["groups"] and (low is None or found["gap"] is None):
+            elif low is None or found["gap"] is None:
                 failed.append(f"{name} by {title} cannot be judged (not estimable): no pass")
     return failed
 

@@ -45,7 +45,8 @@ def ratio(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits:
     product = p * q
     root = lambda a, b: np.sqrt(np.maximum(product**2 - a * b, 0.0))  # noqa: E731
     mine, other = p_limits[0] * (2 * p - p_limits[0]), q_limits[1] * (2 * q - q_limits[1])
-    lower = np.maximum(mine, 0.0) / (product + root(mine, other))
+    below = product + root(mine, other)
+    lower = np.where(below > 0, np.maximum(mine, 0.0) / np.where(below > 0, below, 1.0), 0.0)
     mine, other = p_limits[1] * (2 * p - p_limits[1]), q_limits[0] * (2 * q - q_limits[0])
     safe = np.where(other > 0, other, 1.0)
     return lower, np.where(other > 0, (product + root(mine, other)) / safe, np.inf)
