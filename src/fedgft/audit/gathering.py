@@ -37,9 +37,7 @@ def site_files(paths: Sequence[str | Path]) -> list[Path]:
 def is_report(path: Path) -> bool:
     """What `fedgft audit --out` wrote, which may lie beside the files it was made from."""
     with path.open("rb") as file:
-        return file.read(40).startswith(
-            (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comp')
-        )
+        return file.read(40).startswith(REPORTS)
 
 
 def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) -> Sums:
