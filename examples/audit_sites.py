@@ -17,7 +17,6 @@ from sklearn.preprocessing import StandardScaler
 from fedgft.audit import audit, measure_file, write_sums
 from fedgft.audit.gathering import gather
 from fedgft.audit.text import SIGNS
-from fedgft.audit.verdict import verdict
 from fedgft.data import prepared_frame
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "adult-sites")
@@ -46,7 +45,7 @@ for (site,), rows in tested.partition_by("occupation", as_dict=True).items():
 # Anyone: the files of all sites together.
 made = audit(gather(sorted((folder / "sums").glob("*.json"))))
 (folder / "report.html").write_text(made.to_html(), "utf-8")
-for good, said in verdict(made.to_dict()):
+for good, said in made.verdict():
     print(SIGNS[good], said)
 for text in made.warnings:
     print("!", text)

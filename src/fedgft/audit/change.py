@@ -35,6 +35,9 @@ class Comparison:
     def to_dict(self) -> Plain:
         return self.found
 
+    def lead(self) -> str:
+        return LEAD
+
     def verdict(self) -> list[tuple[bool | None, str]]:
         return _verdict(self.found)
 

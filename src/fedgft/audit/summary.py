@@ -16,9 +16,12 @@ from fedgft.audit.locality import locality
 from fedgft.audit.rates import apart, rates_of, widest
 from fedgft.audit.references import reference_of
 from fedgft.audit.sums import Sums, merge
+from fedgft.audit.tabulated import few_tables
+from fedgft.audit.text import about, markdown
 from fedgft.audit.thresholds import WARNING, adjust
+from fedgft.audit.verdict import verdict
 from fedgft.audit.views import Pool, View, pool, views
-from fedgft.layout import printable
+from fedgft.layout import Table, printable
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.types import FedgftError
 
@@ -55,9 +58,17 @@ class Audit:
     def to_json(self) -> str:
         return plain.to_json(self.summary)
 
-    def to_markdown(self) -> str:
-        from fedgft.audit.text import markdown
+    def lead(self) -> str:
+        return about(self.summary)
 
+    def verdict(self) -> list[tuple[bool | None, str]]:
+        return verdict(self.summary)
+
+    def tables(self) -> list[Table]:
+        """What fits a terminal; the report has more."""
+        return list(few_tables(self.summary))
+
+    def to_markdown(self) -> str:
         return markdown(self.summary)
 
     def to_html(self) -> str:

@@ -159,22 +159,15 @@ def _write(folder: Path, made: Any, kind: str) -> list[Path]:
 
 def _show(made: Any) -> None:
     """Of an audit or a comparison: what comes out, and the tables it rests on."""
-    from fedgft.audit.tabulated import few_tables
-    from fedgft.audit.text import about
-    from fedgft.audit.verdict import verdict
-
     summary = made.to_dict()
-    if hasattr(made, "verdict"):
-        said, tables = made.verdict(), made.tables()
-    else:
-        out.print(about(summary), markup=False, highlight=False, emoji=False)
-        said, tables = verdict(summary), few_tables(summary)
-        note(f"95% intervals: {summary['interval']}")
-    _signed(said)
-    for table in tables:
+    out.print(made.lead(), markup=False, highlight=False, emoji=False)
+    _signed(made.verdict())
+    for table in made.tables():
         print_table(table)
     for text in summary["warnings"]:
         note(text)
+    if "interval" in summary:
+        note(f"95% intervals: {summary['interval']}")
 
 
 def _signed(said: list[tuple[bool | None, str]]) -> None:
