@@ -90,7 +90,8 @@ def test_beta_zero_is_local_reweighing() -> None:
 
 def rates(name: str, probs: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> list:
     """[condition][group], by the definition of each metric on pooled rows."""
-    groups, classes = range(int(a.max()) + 1), range(1, probs.shape[1])
+    groups, every = range(int(a.max()) + 1), range(probs.shape[1])
+    classes = every[1:] if len(every) == 2 else every  # the positive one, or each against the rest
 
     def mean(values: torch.Tensor, where: torch.Tensor) -> list[torch.Tensor]:
         return [values[where & (a == g)].mean() for g in groups]
@@ -102,7 +103,7 @@ def rates(name: str, probs: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> l
     return {
         "sp": [mean(probs[:, c], everywhere) for c in classes],
         "eop": [mean(probs[:, c], y == c) for c in classes],
-        "eo": [mean(probs[:, c], y == label) for label in range(max(classes) + 1) for c in classes],
+        "eo": [mean(probs[:, c], y == label) for label in every for c in classes],
         "cal": ratio,
         "acc": [mean(right, everywhere)],
         "fpr": [mean(probs[:, c], y != c) for c in classes],

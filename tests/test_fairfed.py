@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedgft.federated import Cohort, FairFed, reweigh
+from fedgft.federated import Cohort, FairFed, Local, reweigh
 from fedgft.metrics import CATALOG, Tally, stack
 
 # Scores, labels, groups. Rates 0.7 and 0.3; 0.5 and 0.6; 0.8 and nothing. Together 2/3 and 0.45.
@@ -33,16 +33,18 @@ def tally(clients: list) -> Tally:
     return stack(made)
 
 
+def seen(received, trained=None) -> Local:
+    return Local(received, trained, reach=np.ones(3))
+
+
 def test_subtract() -> None:
     rule = FairFed(CATALOG["sp"], beta=4.0)
-    weights, kept = rule.coefficients(
-        rule.init(SIZES), COHORT, received=tally(CLIENTS), trained=None
-    )
+    weights, kept = rule.coefficients(rule.init(SIZES), COHORT, seen(tally(CLIENTS), None))
     raw = np.array([0.4, 0.4, 0.2]) - 4 * (DELTA - 0.2)
     assert raw[1] < 0
     np.testing.assert_allclose(kept, [[7 / 15, 0, 0.6]], atol=1e-12)
     np.testing.assert_allclose(weights, [0.4375, 0, 0.5625], atol=1e-12)
-    _, again = rule.coefficients(kept, COHORT, received=tally(CLIENTS), trained=None)
+    _, again = rule.coefficients(kept, COHORT, seen(tally(CLIENTS), None))
     np.testing.assert_allclose(again, [[8 / 15, 0, 1.0]], atol=1e-12)  # they grow: not normalised
 
 
@@ -50,7 +52,7 @@ def test_authors() -> None:
     rule = FairFed(CATALOG["sp"], beta=4.0, rule="authors")
     first = rule.init(SIZES)
     np.testing.assert_allclose(first, np.full((1, 3), 1 / 3))
-    weights, kept = rule.coefficients(first, COHORT, received=tally(CLIENTS), trained=None)
+    weights, kept = rule.coefficients(first, COHORT, seen(tally(CLIENTS), None))
     np.testing.assert_allclose(weights, [6 / 17, 0, 11 / 17], atol=1e-12)
     np.testing.assert_array_equal(kept[0], weights)
 
@@ -59,9 +61,7 @@ def test_exp_looks_at_the_trained_models() -> None:
     rule = FairFed(CATALOG["sp"], beta=2.0, rule="exp")
     state = rule.init(SIZES)
     assert rule.sees == "trained"
-    weights, kept = rule.coefficients(
-        state, COHORT, received=tally(CLIENTS), trained=tally(TRAINED)
-    )
+    weights, kept = rule.coefficients(state, COHORT, seen(tally(CLIENTS), tally(TRAINED)))
     delta = [abs(0.2 - GAP), GAP + 0.1, abs(0.5 - 0.6)]
     raw = np.array([0.4 * exp(-2 * delta[0]), 0.4 * exp(-2 * delta[1]), 0.2 * exp(-2 * delta[2])])
     np.testing.assert_allclose(weights, raw / raw.sum(), atol=1e-12)
@@ -71,7 +71,7 @@ def test_exp_looks_at_the_trained_models() -> None:
 def test_before_the_first_model_weights_are_those_of_the_start() -> None:
     for rule, expected in (("subtract", [0.4, 0.4, 0.2]), ("authors", [1 / 3] * 3)):
         made = FairFed(CATALOG["sp"], rule=rule)
-        weights, _ = made.coefficients(made.init(SIZES), COHORT, received=None, trained=None)
+        weights, _ = made.coefficients(made.init(SIZES), COHORT, seen(None, None))
         np.testing.assert_allclose(weights, expected)
 
 
@@ -79,7 +79,7 @@ def test_state_goes_in_and_comes_out() -> None:
     rule = FairFed(CATALOG["sp"], beta=4.0)
     state = rule.init(SIZES)
     before = state.copy()
-    rule.coefficients(state, COHORT, received=tally(CLIENTS), trained=None)
+    rule.coefficients(state, COHORT, seen(tally(CLIENTS), None))
     np.testing.assert_array_equal(state, before)
 
 
@@ -87,9 +87,7 @@ def test_everybody_clipped_falls_back_to_sizes() -> None:
     """All weights zero is no model: the cohort's own weights are used instead."""
     rule = FairFed(CATALOG["sp"], beta=1.0)
     alone = Cohort(np.zeros(1, int), np.zeros(1, int), np.ones(1), np.array([0, 1]), full=False)
-    weights, _ = rule.coefficients(
-        np.zeros((1, 3)), alone, received=tally(CLIENTS[:1]), trained=None
-    )
+    weights, _ = rule.coefficients(np.zeros((1, 3)), alone, seen(tally(CLIENTS[:1]), None))
     np.testing.assert_array_equal(weights, [1.0])
 
 

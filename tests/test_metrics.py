@@ -117,15 +117,20 @@ def test_copies_of_one_group_are_treated_alike(metric, classes, num_groups):
     assert gap(metric, Rows(probs, labels, groups, num_groups)) == pytest.approx(0, abs=1e-13)
 
 
+def compared(classes):
+    """The positive class of two, or every class against the rest."""
+    return [1] if classes == 2 else range(classes)
+
+
 EVENTS = {  # name -> for each condition: outcome, event; y the label, z the decision
-    "sp": lambda m: [(lambda y, z, c=c: z == c, lambda y, z: True) for c in range(1, m)],
-    "eop": lambda m: [(lambda y, z, c=c: z == c, lambda y, z, c=c: y == c) for c in range(1, m)],
+    "sp": lambda m: [(lambda y, z, c=c: z == c, lambda y, z: True) for c in compared(m)],
+    "eop": lambda m: [(lambda y, z, c=c: z == c, lambda y, z, c=c: y == c) for c in compared(m)],
     "eo": lambda m: [
-        (lambda y, z, c=c: z == c, lambda y, z, k=k: y == k) for k in range(m) for c in range(1, m)
+        (lambda y, z, c=c: z == c, lambda y, z, k=k: y == k) for k in range(m) for c in compared(m)
     ],
-    "cal": lambda m: [(lambda y, z, c=c: y == c, lambda y, z, c=c: z == c) for c in range(1, m)],
+    "cal": lambda m: [(lambda y, z, c=c: y == c, lambda y, z, c=c: z == c) for c in compared(m)],
     "acc": lambda m: [(lambda y, z: z == y, lambda y, z: True)],
-    "fpr": lambda m: [(lambda y, z, c=c: z == c, lambda y, z, c=c: y != c) for c in range(1, m)],
+    "fpr": lambda m: [(lambda y, z, c=c: z == c, lambda y, z, c=c: y != c) for c in compared(m)],
 }
 
 

@@ -54,9 +54,28 @@ def test_compas(compas):
     assert set(races.tolist()) == {0.0, 1.0}  # 0: Caucasian, the reference
 
 
+def test_adult_with_three_answers():
+    """Counted in the frame itself: below 40 hours, 40, above."""
+    data, hours = available("adult-hours"), prepared_frame("adult")["hours-per-week"]
+    assert len(data.classes) == 3
+    expected = [(hours < 40).sum(), (hours == 40).sum(), (hours > 40).sum()]
+    assert np.bincount(data.labels).tolist() == expected
+    assert not any("hours" in name for name in data.columns)
+
+
+def test_compas_of_three_races():
+    data, whole = available("compas-races"), prepared_frame("compas")
+    assert len(data) == SOURCES["compas-races"].rows
+    others = whole.select(pl.sum_horizontal("Asian", "Native American", "Other")).to_series().sum()
+    assert len(data) == len(whole) - others
+    counts = dict(zip(data.group_names, np.bincount(data.groups).tolist(), strict=True))
+    assert counts["African-American"] == whole["African-American"].sum()
+    assert counts["Hispanic"] == whole["Hispanic"].sum()
+
+
 @pytest.mark.parametrize("name", SOURCES)
-def test_an_exported_frame_reads_back_as_the_same_features(name, request, tmp_path):
-    data = request.getfixturevalue(name)
+def test_an_exported_frame_reads_back_as_the_same_features(name, tmp_path):
+    data = available(name)
     path = tmp_path / f"{name}.csv"
     prepared_frame(name).write_csv(path)
     again = load_table(path, label=SOURCES[name].label, group=SOURCES[name].group)

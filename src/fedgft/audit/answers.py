@@ -30,7 +30,7 @@ class Names:
 def classes_of(
     part: "pl.DataFrame", scores: Sequence[str], decision: str | None, names: Names, *, source: str
 ) -> tuple[str, ...]:
-    """The classes, the reference first; of two, the positive one last."""
+    """The classes in their order; of two, the positive one last."""
     labels = _texts(part["y"])
     decisions = _texts(part["d"]) if decision is not None else []
     if not labels:

@@ -26,7 +26,7 @@ MOST_NUMBERS = 5_000_000  # in the histograms of one group
 class Question:
     """What was counted. Sites can be summed only where they were asked the same."""
 
-    classes: tuple[str, ...]  # class 0 is the reference; of two, the second is the positive one
+    classes: tuple[str, ...]  # of two, the second is the positive one
     attributes: tuple[str, ...]  # the group columns
     threshold: float | None = None  # None: decisions were brought, or are the likeliest class
     scored: bool = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, comparison, note, out, print_json, wrote
-from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, check_label
+from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def compare(
     *,
-    methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft"),
+    methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"),
     metrics: Metrics = ("sp",),
     alpha: Alphas = (0.5,),
     out_: Annotated[Path | None, Parameter(name="--out")] = None,
@@ -28,9 +28,9 @@ def compare(
     Parameters
     ----------
     methods
-        fedavg, lrw, lft, fairfed, fedgft.
+        fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions).
     metrics
-        sp, eop, eo, cal, acc, fpr.
+        sp, eop, eo, cal, acc, fpr; several at once with weights: sp+0.5*eop.
     alpha
         Dirichlet concentrations: small is heterogeneous.
     out_
@@ -59,6 +59,7 @@ def run(
 ) -> tuple["Study", list["Result"], list[dict[str, Any]]]:
     """Check everything that can be checked first, then train all cells under one progress bar."""
     from fedgft.experiments import row
+    from fedgft.experiments.checks import contradiction
     from fedgft.files import open_folder
     from fedgft.metrics import get_metric
     from fedgft.types import FedgftError
@@ -72,18 +73,19 @@ def run(
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
             raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
+    options.check_methods(methods)
+    wanted = [get_metric(name) for name in metrics]
     with nullcontext() if folder is None else open_folder(folder), bar() as progress:
-        dataset = options.load(progress.fetch)
-        check_label(dataset, metrics)
-        study = options.study(dataset, progress.advance, start=start)
+        study = options.open(wanted, alphas, progress, start=start)
         if len(alphas) > 1 and study.kind not in ("dirichlet", "pure"):
             raise FedgftError(f"--alpha: a partition by {study.kind} has no concentration to vary")
         progress.expect(study.work(alphas, methods, metrics))
         results = [
-            study.run(alpha, method, get_metric(metric))
-            for alpha in alphas for metric in metrics for method in methods
+            study.run(alpha, method, metric)
+            for alpha in alphas for metric in wanted for method in methods
         ]  # fmt: skip
-    for text in dataset.notes:
+    said = [text for m in wanted if (text := contradiction(study.dataset, m))]
+    for text in (*study.dataset.notes, *said):
         note(text)
     return study, results, [row(study, result) for result in results]
 

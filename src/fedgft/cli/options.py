@@ -8,10 +8,14 @@ from cyclopts import Parameter
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedgft.cli.console import Bar
     from fedgft.data import Dataset, Progress
     from fedgft.experiments import Protocol, Study
     from fedgft.experiments.store import SavedModel
     from fedgft.experiments.study import OnProgress
+    from fedgft.metrics import Metric
 
 Flag = Parameter(negative="")
 Some = Parameter(consume_multiple=True, negative="")  # or none
@@ -29,6 +33,8 @@ class Options:
     "The label's column (for a file)."
     group: str | None = None
     "The group's column; several with commas give their intersections."
+    exclude_empty: Annotated[bool, Flag] = False
+    "Leave out groups without a training row that the metric asks for; their rows still train."
     client: str | None = None
     "The client's column; it becomes the partition."
     split: str | None = None
@@ -55,6 +61,32 @@ class Options:
     "FairFed as published, as the authors coded it, as the paper has it [default: the protocol's]."
     penalty: Literal["l1", "l2", "half"] | None = None
     "J(F): x, x^2 or x^2/2 [default: half]."
+    spread: Literal["range", "deviation", "variance"] | None = None
+    "F of fedgft and lft: range, distance from the overall rate, squares [default: range]."
+    target: float | None = None
+    "Largest gap that fedgft-control is to leave, as a fraction: 0.02 is two points [default: 0]."
+    control: Literal["decisions", "scores"] | None = None
+    "Which gap fedgft-control measures against the target [default: decisions]."
+    pick: float | None = None
+    "fedgft-control picks its model from this share of the rounds, the last [default: 0.6]."
+    base: (
+        Literal[
+            "fedavg",
+            "fedprox",
+            "scaffold",
+            "fednova",
+            "fedavgm",
+            "fedadam",
+            "fedyogi",
+            "fedadagrad",
+        ]
+        | None
+    ) = None
+    "The federated algorithm that the methods stand on [default: fedavg]."
+    mu: float | None = None
+    "Strength of the proximal term [default: 0.1 with --base fedprox, else 0]."
+    server_lr: float | None = None
+    "Learning rate of the server, for --base fedavgm, fedadam, fedyogi and fedadagrad."
     lr: float | None = None
     "Local learning rate [default: the protocol's]."
     rounds: int | None = None
@@ -77,6 +109,8 @@ class Options:
     "Clients that take part in a round [default: all]."
     sampling: Literal["size", "uniform"] | None = None
     "size: drawn with probability n_k/n, with replacement. uniform: without [default: uniform]."
+    noise: float | None = None
+    "Standard deviation of the noise that clients add to each sum they send [default: 0]."
     eval_every: int | None = None
     "Measure every so many rounds; 0: at the start and the end [default: 1]."
     executor: Literal["auto", "fused", "stacked", "sequential"] | None = None
@@ -110,7 +144,11 @@ class Options:
             lr=protocol.lr if self.lr is None else (self.lr,),
             lam=protocol.lam if self.lam is None else (self.lam,),
             beta=protocol.beta if self.beta is None else (self.beta,),
-        )
+            target=protocol.target if self.target is None else (self.target,),
+            control="soft" if self.control == "scores" else "hard",
+            **{n: v for n in ("spread", "pick", "base", "mu", "server_lr")
+               if (v := getattr(self, n)) is not None},
+        )  # fmt: skip
 
     def check(self) -> None:
         """What can be seen to be wrong before any data is read."""
@@ -124,11 +162,21 @@ class Options:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise FedgftError(f"--{name} must be a number >= 0, got {value:g}")
+        if self.target is not None and not 0 <= self.target < 1:
+            raise FedgftError(
+                f"--target must be at least 0 and below 1, got {self.target:g}: "
+                "it is a fraction, two points are 0.02"
+            )
+        if self.server_lr is not None and self.base not in SERVERS:
+            raise FedgftError(f"--server-lr is for --base {', '.join(SERVERS)}")
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise FedgftError(f"--lr must be a positive number, got {self.lr:g}")
         if self.partition == "column" and self.client is None:
             raise FedgftError("--partition column needs --client, the column that names the client")
-        self.settled()
+        from fedgft.metrics import get_metric
+
+        method = self.settled().algorithm("fedgft-control", get_metric("sp"), self.target or 0.0)
+        assert method.objective.penalties  # slots check what they are given
 
     def load(self, on_fetch: "Progress") -> "Dataset":
         from fedgft.data import load
@@ -141,6 +189,42 @@ class Options:
             return synthetic(seed=self.seed)
         return load(self.data, label=self.label, group=self.group, client=self.client,
                     split=self.split, positive=self.positive, on_progress=on_fetch)  # fmt: skip
+
+    def check_methods(self, methods: "Sequence[str]") -> None:
+        """An option that no method here listens to is a misunderstanding."""
+        if self.target is not None and "fedgft-control" not in methods:
+            raise FedgftError(
+                "--target is for --method fedgft-control; the others have --lam, --beta"
+            )
+        if self.lam is not None and "fedgft-control" in methods and len(methods) == 1:
+            raise FedgftError(
+                "--lam: fedgft-control sets its strength itself; say --target, or --method fedgft"
+            )
+
+    def open(
+        self,
+        metrics: "Sequence[Metric]",
+        alphas: "Sequence[float]",
+        progress: "Bar",
+        *,
+        start: "SavedModel | None" = None,
+    ) -> "Study":
+        """The data and the study; without its empty groups, if that was asked for."""
+        from fedgft.experiments.checks import empty_groups, without_groups
+
+        dataset = self.load(progress.fetch)
+        study = self.study(dataset, progress.advance, start=start)
+        if not self.exclude_empty:
+            return study
+        empty = {
+            group
+            for alpha in alphas for federation in study.federations(alpha) for metric in metrics
+            for group in empty_groups(federation, metric)
+        }  # fmt: skip
+        if not empty:
+            return study
+        kept = without_groups(dataset, sorted(empty))
+        return self.study(kept, progress.advance, start=start)
 
     def study(
         self, dataset: "Dataset", on_progress: "OnProgress", *, start: "SavedModel | None" = None
@@ -162,19 +246,9 @@ class Options:
         )  # fmt: skip
 
 
-MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft"]
-MetricName = Literal["sp", "eop", "eo", "cal", "acc", "fpr"]
+SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
+MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
+MetricName = str  # of the catalogue, or several: get_metric reads it
 Methods = Annotated[tuple[MethodName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]
 Alphas = Annotated[tuple[float, ...], Many]
-POSITIVE = ("eop", "cal", "fpr")  # these ask for the positive class
-
-
-def check_label(dataset: "Dataset", metrics: list[MetricName]) -> None:
-    for metric in metrics:
-        if metric in POSITIVE and len(dataset.classes) != 2:
-            raise FedgftError(
-                f"--metric {metric} needs a label with two values, and that of {dataset.name} has "
-                f"{len(dataset.classes)} ({', '.join(dataset.classes[:4])}, ...); "
-                "sp, eo and acc take any number"
-            )

@@ -4,8 +4,10 @@ Each reader turns one of them into indices and the names they stand for, and ref
 mislead later: a missing label, a single class, a word that is neither train nor test.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,13 +124,26 @@ def groups_of(
         raise FedgftError(f"{source}: group column '{', '.join(columns)}' (--group) is empty")
     groups = np.full(len(codes), -1, np.int64)
     groups[recorded] = inverse.reshape(-1)
-    notes = []
+    notes = _absent(cells, [name for _, name in factors], source=source)
     if not recorded.all():
         absent = int((~recorded).sum())
         notes.append(f"{source}: the group of {absent} row(s) is not recorded; the rows are kept")
     if len(names) == 1:
         notes.append(f"{source}: there is one group only, '{names[0]}'")
     return groups, names, notes
+
+
+def _absent(cells: np.ndarray, names: Sequence[tuple[str, ...]], *, source: str) -> list[str]:
+    """Intersections that no row belongs to: nothing can be said about them."""
+    found = {tuple(cell) for cell in cells.tolist()}
+    most = math.prod(len(each) for each in names)
+    if len(names) < 2 or len(found) == most:
+        return []
+    every = islice(product(*(range(len(each)) for each in names)), 100_000)
+    lost = [" & ".join(names[j][c] for j, c in enumerate(cell)) for cell in every
+            if cell not in found]  # fmt: skip
+    shown = ", ".join(f"'{name}'" for name in lost[:5]) + (", ..." if len(lost) > 5 else "")
+    return [f"{source}: {most - len(found)} intersection(s) have no row at all: {shown}"]
 
 
 def clients_of(

@@ -114,6 +114,30 @@ def compas_frame(paths: Sequence[Path]) -> "pl.DataFrame":
     )
 
 
+def adult_hours_frame(paths: Sequence[Path]) -> "pl.DataFrame":
+    """Adult with another question, of three answers: hours worked a week; income is a feature."""
+    import polars as pl
+
+    hours = pl.col("hours-per-week")
+    answer = pl.when(hours < 40).then(pl.lit("1 below 40")).when(hours == 40)
+    return adult_frame(paths).select(
+        pl.exclude("hours-per-week"),
+        answer.then(pl.lit("2 exactly 40")).otherwise(pl.lit("3 above 40")).alias("hours"),
+    )
+
+
+def compas_races_frame(paths: Sequence[Path]) -> "pl.DataFrame":
+    """COMPAS, people of its three largest groups, race in one column."""
+    import polars as pl
+
+    table = compas_frame(paths)
+    apart = pl.when(pl.col("African-American") == 1).then(pl.lit("African-American"))
+    apart = apart.when(pl.col("Hispanic") == 1).then(pl.lit("Hispanic"))
+    others = pl.any_horizontal(pl.col("Asian", "Native American", "Other") == 1)
+    race = apart.when(others).then(None).otherwise(pl.lit("Caucasian")).alias("race")
+    return table.with_columns(race).drop_nulls("race").drop(COMPAS_RACES)
+
+
 SOURCES = {
     "adult": Source(
         name="adult",
@@ -136,6 +160,28 @@ SOURCES = {
         label="two_year_recid",
         group="female",
         group_names=("Male", "Female"),
+    ),
+    "adult-hours": Source(
+        name="adult-hours",
+        description="Adult, hours worked a week: below 40, 40, above; group: sex",
+        rows=48_842,
+        licence="CC BY 4.0 (UCI)",
+        files=(ADULT_DATA, ADULT_TEST),
+        prepare=adult_hours_frame,
+        label="hours",
+        group="sex",
+        group_names=("Female", "Male"),
+    ),
+    "compas-races": Source(
+        name="compas-races",
+        description="COMPAS; group: African-American, Caucasian or Hispanic (others left out)",
+        rows=5_787,
+        licence="public records (ProPublica), no licence stated",
+        files=(COMPAS,),
+        prepare=compas_races_frame,
+        label="two_year_recid",
+        group="race",
+        group_names=("African-American", "Caucasian", "Hispanic"),
     ),
 }
 

@@ -114,6 +114,19 @@ class Fused:
     def fetch(self, block: np.ndarray) -> np.ndarray:
         return block
 
+    @property
+    def trained(self) -> int:
+        return 2 * (self.features + 1)
+
+    def zeros(self, units: int) -> np.ndarray:
+        return np.zeros((units, self.table.x.shape[1]), self.dtype)
+
+    def column(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(self.dtype)[:, None]
+
+    def where(self, chosen: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return np.where(chosen, first, second)
+
     def moments(self, units: int) -> Moments:
         """Zeros, in memory that is used again from round to round: new pages are dear."""
         shape = (units, self.table.x.shape[1])
@@ -139,11 +152,14 @@ class Fused:
         moved = (float(optimizer.momentum), float(optimizer.second), float(optimizer.epsilon))
         weight = self._cells(task.weights)
         price = self._cells(task.price[..., 1] - task.price[..., 0])
+        none = np.empty((0, 0), self.dtype)
+        drift, raw = (none if a is None else a for a in (task.drift, task.gradients))
         arguments = (
             table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
             np.array(task.seeds, order="C"), task.batch_size, task.most,
             float(task.mu),  # numbers of one type, so that the kernel is compiled once
-            block, moments.m, moments.v, moments.steps, weight, price, self.mean, self.inverse,
+            drift, raw, block, moments.m, moments.v, moments.steps, weight, price, self.mean,
+            self.inverse,
             self.features, task.lr, float(optimizer.decoupled), optimizer.adaptive, moved,
         )  # fmt: skip
         self._share(units.sizes, lambda begin, end: kernels.train(begin, end, LANES, *arguments))

@@ -153,10 +153,12 @@ def _both_rows(params, bias, u, kept):
 
 @jit
 def train(
-    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, most, mu,
+    begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, most, mu, drift, raw,
     block, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
 ):  # fmt: skip
     """Local epochs of units begin..end, in place on their models (and moments and their counts).
+
+    A gradient by u stands for two, by W1 and (with the other sign) by W0; so do `drift` and `raw`.
 
     `lanes` is BLOCK, told at run time: a loop of known length is unrolled instead of vectorised.
     """
@@ -184,6 +186,10 @@ def train(
                 for d in range(g.shape[0]):
                     g[d] = (g[d] - mean[r, d] * total) * inverse[r, d]
                     g[d] += half * (u[d] - start[d])
+                if drift.shape[0] > 0:
+                    for d in range(g.shape[0]):
+                        raw[i, d] += g[d] - half * (u[d] - start[d])
+                        g[d] += drift[i, d]
                 _step(u, g, m[i], v[i], lr[i], decay, adaptive, moments, count[i])
                 steps += 1
         _both_rows(block[i], bias, u, m.dtype.type((1.0 - lr[i] * decay) ** steps))

@@ -57,7 +57,8 @@ def _both_rows(params: Array, bias: int, u: Array, kept: float) -> None:
 
 def train(
     begin: int, end: int, lanes: int, x: Array, cell: Array, label: Array, rows: Array, run: Array,
-    low: Array, high: Array, seed: Array, batch_size: int, most: int, mu: float,
+    low: Array, high: Array, seed: Array, batch_size: int, most: int, mu: float, drift: Array,
+    raw: Array,
     block: Array, m: Array, v: Array, count: Array, weight: Array, price: Array,
     mean: Array, inverse: Array, bias: int, lr: Array, decay: float, adaptive: bool, moments: Any,
 ) -> None:  # fmt: skip
@@ -73,6 +74,9 @@ def train(
                 e = weight[i, c] * (p - label[c]) + price[i, c] * p * (1 - p)
                 g = (e @ xb) / u.dtype.type(len(batch))
                 g = (g - mean[r] * g[bias]) * inverse[r]
+                if len(drift):
+                    raw[i] += g
+                    g = g + drift[i]
                 g += u.dtype.type(mu / 2) * (u - start)
                 _step(u, g, m[i], v[i], lr=lr[i], decay=decay, adaptive=adaptive,
                       moments=moments, count=count[i])  # fmt: skip

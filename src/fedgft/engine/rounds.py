@@ -8,31 +8,24 @@ arrays with one entry a run.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedgft.engine.book import Book, Units
-from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, sample
+from fedgft.engine.memory import Best, Memory, State
+from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, noise, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
-from fedgft.federated import Algorithm, Cohort
+from fedgft.federated import Algorithm, Averaging, Cohort, Local
 from fedgft.metrics import Tally
 from fedgft.models import Model
-from fedgft.optim import Moments
+from fedgft.optim import reach
 from fedgft.types import FedgftError
 
-
-@dataclass(frozen=True)
-class State:
-    """Everything that is carried from round to round."""
-
-    params: Any  # (run, p), the executor's array
-    cotangents: Any  # the objective's last message
-    weighting: Any
-    server: Any
-    kept: Moments | None  # all clients' optimisers, where they remember; changed in place
-    tally: Tally | None = None  # of params on every client, if that has been measured
+SLACK = 0.002  # a gap that is this close to its target has reached it
+WORTH = 2.0  # points of accuracy that a point of gap above the target is worth, in a pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +39,10 @@ class Rounds:
     lr: np.ndarray  # (run,)
     all_clients: Cohort
 
+    @cached_property
+    def memory(self) -> Memory:
+        return Memory(self.book, self.settings, self.executor)
+
     def init(self, params: np.ndarray | None) -> State:
         if params is None:
             params = np.stack([self._random(seed) for seed in self.seeds])
@@ -53,35 +50,99 @@ class Rounds:
             raise FedgftError(f"init has shape {params.shape}; a {self.model.name} model here "
                               f"has {expected[0]} parameters")  # fmt: skip
         block = self.executor.place(np.broadcast_to(params, (self.book.runs, params.shape[-1])))
-        units = self.book.runs * (1 if self.settings.state == "shared" else self.book.num_clients)
+        algorithm, trained = self.algorithm, self.executor.trained
         return State(
             params=block,
-            cotangents=self.algorithm.objective.init(),
-            weighting=self.algorithm.weighting.init(self.book.sizes),
-            server=self.algorithm.server.init(block),
-            kept=None if self.settings.state == "reset" else self.executor.moments(units),
+            objective=algorithm.objective.init(self.lr * self._steps(), share=self._share()),
+            weighting=algorithm.weighting.init(self.book.sizes),
+            server=algorithm.server.init(block[:, :trained]),
+            kept=self.memory.moments(),
+            variates=self.memory.variates() if algorithm.correction.variates else None,
         )
 
     def step(self, state: State, t: int) -> State:
         """Round t, counted from zero."""
-        weighting, own_start = self.algorithm.weighting, self.settings.start == "own" and t == 0
+        algorithm, own_start = self.algorithm, self.settings.start == "own" and t == 0
         cohort = self._cohort(t)
         units = self.book.clients(cohort)
-        received = None if own_start else self._received(state, cohort, units)
+        received = None if own_start else self._received(state, cohort, units, t)
         if received is not None:
-            message = self.algorithm.objective.message(state.cotangents, cohort, received)
-            state = replace(state, cotangents=message)
+            state = self._judged(state, cohort, received, t)
+            fresh = algorithm.objective.update(state.objective, cohort, received)
+            state = replace(state, objective=fresh)
         begin = self._own_starts(cohort) if own_start else state.params[cohort.run]
-        trained = self._train(state, self._task(state, cohort, units, t), cohort, begin)
+        task = self._task(state, cohort, units, t)
+        trained = self._train(state, task, cohort, begin)
         seen = None
-        if weighting.sees == "trained":
+        if algorithm.weighting.sees == "trained":
             seen = self.executor.measure(units, trained, np.arange(len(units)))
-        coefficients, kept = weighting.coefficients(
-            state.weighting, cohort, received=received, trained=seen
+        far = reach(self.settings.optimizer, task.steps, task.lr * task.mu)
+        coefficients, kept = algorithm.weighting.coefficients(
+            state.weighting, cohort, Local(received, seen, far)
         )
         update = self.executor.mix(coefficients, trained, state.params, cohort)
-        params, server = self.algorithm.server.step(state.server, state.params, update)
+        params, server = self._server_step(state, update)
         return replace(state, params=params, server=server, weighting=kept, tally=None)
+
+    def finish(self, state: State) -> State:
+        """After the last round: the model that is handed over."""
+        if not self._picking(self.settings.rounds):
+            return state
+        tally = state.tally
+        if tally is None:
+            units = self.book.clients(self.all_clients)
+            tally = self.executor.measure(units, state.params, units.run)
+        judged = self._judged(state, self.all_clients, tally, self.settings.rounds)
+        assert judged.best is not None
+        return replace(judged, params=judged.best.params, tally=None)
+
+    def _picking(self, t: int) -> bool:
+        """Sums of a cohort, or noisy ones, are no ground to prefer one model to another."""
+        if self.settings.cohort is not None or self.settings.noise:
+            return False
+        return self.algorithm.objective.pick > 0 and t > self.settings.rounds * (
+            1 - self.algorithm.objective.pick
+        )
+
+    def _judged(self, state: State, cohort: Cohort, received: Tally, t: int) -> State:
+        """The state that remembers the received model, if it is the best of the last rounds."""
+        if not self._picking(t):
+            return state
+        excess = self.algorithm.objective.excess(cohort, received)
+        assert excess is not None  # who picks has a target
+        accuracy = received.map(cohort.sum).accuracy()
+        score = accuracy - WORTH * np.maximum(excess - SLACK, 0.0)
+        score = np.where(np.isfinite(score), score, -np.inf)
+        if state.best is None:
+            return replace(state, best=Best(score, state.params))
+        better = score > state.best.score
+        at = self.executor.column(better) > 0
+        params = self.executor.where(at, state.params, state.best.params)
+        return replace(state, best=Best(np.where(better, score, state.best.score), params))
+
+    def _server_step(self, state: State, update: Any) -> tuple[Any, Any]:
+        """What is trained takes the server's step; buffers (running means) take the mean."""
+        at, moved = self.executor.trained, state.params + update
+        moved[:, :at], server = self.algorithm.server.step(
+            state.server, state.params[:, :at], update[:, :at]
+        )
+        return moved, server
+
+    def _share(self) -> float:
+        """Of a controller's gains: half where what it measures is noisy (a cohort, noise) or the
+        model follows it late (variates of the last round, a server with inertia)."""
+        plain = isinstance(self.algorithm.server, Averaging)
+        late = self.algorithm.correction.variates or not plain
+        return 0.5 if late or self.settings.cohort is not None or self.settings.noise else 1.0
+
+    def _steps(self) -> np.ndarray:
+        """Local steps a round of the client that a row finds itself with; one a run."""
+        sizes = self.book.sizes
+        steps = -(-np.minimum(sizes, self._most()) // self.settings.batch_size)
+        return self.settings.epochs * (sizes * steps).sum(1) / sizes.sum(1)
+
+    def _most(self) -> int:
+        return min((self.settings.steps or EVERY_ROW) * self.settings.batch_size, EVERY_ROW)
 
     def _cohort(self, t: int) -> Cohort:
         if self.settings.cohort is None:
@@ -89,41 +150,46 @@ class Rounds:
         return sample(self.book.federations, self.settings.cohort, self.settings.sampling,
                       seeds=self.seeds, round=t)  # fmt: skip
 
-    def _received(self, state: State, cohort: Cohort, units: Units) -> Tally | None:
+    def _received(self, state: State, cohort: Cohort, units: Units, t: int) -> Tally | None:
         """The received model's sums on the cohort, if any slot wants to see them."""
         if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
             return None
         if cohort.full and state.tally is not None:
-            return state.tally
-        return self.executor.measure(units, state.params, units.run)
+            tally = state.tally
+        else:
+            tally = self.executor.measure(units, state.params, units.run)
+        if not self.settings.noise:
+            return tally
+        return noise(tally, cohort, self.settings.noise, seeds=self.seeds, round=t)
 
     def _task(self, state: State, cohort: Cohort, units: Units, t: int) -> Task:
         settings, data = self.settings, self.book.dataset
         classes, cells = len(data.classes), (len(data.classes), len(data.group_names) + 1)
         price = np.zeros((self.book.runs, *cells, classes))
         price += self.algorithm.objective.price(
-            state.cotangents, runs=self.book.runs, classes=classes
+            state.objective, runs=self.book.runs, classes=classes
         )
         weigh = self.algorithm.objective.row_weights
         client = keys(self.seeds[cohort.run], self.book.keys(cohort))[:, None]
         fresh = keys(client, 1 + t, np.arange(settings.epochs)[None, :])
         fixed = np.broadcast_to(client, fresh.shape)
         lr = learning_rate(self.lr, settings.schedule, round=t, rounds=settings.rounds)
-        return Task(
+        task = Task(
             units=units,
             seeds=fixed if settings.batches == "fixed" else fresh,
             noise=fresh,
             batch_size=settings.batch_size,
-            most=min((settings.steps or EVERY_ROW) * settings.batch_size, EVERY_ROW),
+            most=self._most(),
             lr=lr[cohort.run],
             weights=np.ones((len(units), *cells)) if weigh is None else weigh(units.count),
             price=price[cohort.run],
             mu=self.algorithm.correction.mu,
         )
+        return self.memory.corrected(state.variates, task, cohort)
 
     def _train(self, state: State, task: Task, cohort: Cohort, block: Any) -> Any:
-        objective, at = self.algorithm.objective, self._places(cohort)
-        moments = self._recall(state.kept, at)
+        objective = self.algorithm.objective
+        moments = self.memory.recall(state.kept, cohort)
         if not objective.local_penalties:
             block = self.executor.train(task, block, moments)
         else:  # a client prices its own sums anew each epoch
@@ -135,35 +201,9 @@ class Rounds:
                 one = replace(task, seeds=task.seeds[:, now], noise=task.noise[:, now],
                               price=task.price + local)  # fmt: skip
                 block = self.executor.train(one, block, moments)
-        self._remember(state.kept, moments, cohort)
+        self.memory.remember(state.kept, moments, cohort)
+        self.memory.learn(state.variates, task, cohort)
         return block
-
-    def _places(self, cohort: Cohort) -> np.ndarray:
-        """Where the units' optimiser states are kept: each its own, or one a run."""
-        if self.settings.state == "shared":
-            return cohort.run
-        return cohort.run * self.book.num_clients + cohort.client
-
-    def _remember(self, kept: Moments | None, moments: Moments, cohort: Cohort) -> None:
-        """The states as they are after the round; `shared`: the server's mean of v and its age."""
-        if kept is None:
-            return
-        at = self._places(cohort)
-        if self.settings.state == "shared":
-            moved = self.executor.mix(cohort.weight, moments.v, kept.v, cohort)
-            kept.v[:] = (kept.v + moved).clip(0)  # rounding must not make a mean square negative
-            older = cohort.mean(moments.steps[:, 1] - kept.steps[at, 1])
-            kept.steps[:, 1] = np.rint(kept.steps[:, 1] + older)
-        else:
-            kept.m[at], kept.v[at], kept.steps[at] = moments.m, moments.v, moments.steps
-
-    def _recall(self, kept: Moments | None, at: np.ndarray) -> Moments:
-        """The optimiser states that these units start the round with."""
-        if kept is None:
-            return self.executor.moments(len(at))
-        moments = self.executor.recall(kept, at)
-        moments.forget(self.settings.state)
-        return moments
 
     def _own_starts(self, cohort: Cohort) -> Any:
         seeds = keys(self.seeds[cohort.run], self.book.keys(cohort), 0x57A7)

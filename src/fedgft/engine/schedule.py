@@ -11,6 +11,7 @@ import numpy as np
 from fedgft.data.dataset import Federation
 from fedgft.engine.compiled import jit
 from fedgft.federated import Cohort
+from fedgft.metrics import Tally
 
 Sampling = Literal["size", "uniform"]
 Schedule = Literal["constant", "cosine", "step", "inverse-sqrt", "inverse"]
@@ -114,3 +115,16 @@ def sample(
         bounds=np.concatenate(([0], np.cumsum(counts))),
         full=False,
     )
+
+
+def noise(tally: Tally, cohort: Cohort, spread: float, *, seeds: np.ndarray, round: int) -> Tally:
+    """Every sum that a client sends, with normal noise of this standard deviation on it."""
+    loud = []
+    for array in (tally.count, tally.score, tally.decision):
+        parts = []
+        for r, seed in enumerate(seeds):
+            shape = (cohort.bounds[r + 1] - cohort.bounds[r], *array.shape[1:])
+            rng = np.random.default_rng([int(seed), round, 0xD9, len(loud)])
+            parts.append(spread * rng.standard_normal(shape))
+        loud.append(array + np.concatenate(parts))
+    return Tally(*loud)

@@ -62,6 +62,9 @@ def _client(
                 if len(batch) > 1:
                     raise
                 continue
+            if task.drift is not None:
+                task.gradients[i] += grad
+                grad = grad + task.drift[i]
             if task.mu:
                 grad = grad + task.mu * (params - start)
             lr = float(task.lr[i])

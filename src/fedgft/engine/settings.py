@@ -27,6 +27,7 @@ class Settings:
     sampling: Sampling = "uniform"
     start: Start = "common"  # or every client its own random start in round 1
     batches: Batches = "reshuffled"  # every epoch, or drawn once and kept
+    noise: float = 0.0  # standard deviation of what a client adds to each sum it sends
     eval_every: int = 1  # 0: after the last round only
     eval_on: Literal["both", "test"] = "both"  # the federation's rows and the test rows
     dtype: Precision = "float32"
@@ -42,6 +43,8 @@ class Settings:
                 raise FedgftError(f"{option} must be at least 1, got {value}")
         if self.eval_every < 0:
             raise FedgftError(f"--eval-every must not be negative, got {self.eval_every}")
+        if not 0 <= self.noise < float("inf"):
+            raise FedgftError(f"--noise must be a number >= 0, got {self.noise:g}")
         choices = {"state": State, "schedule": Schedule, "sampling": Sampling, "start": Start,
                    "batches": Batches, "executor": ExecutorName, "dtype": Precision}  # fmt: skip
         for name, kind in choices.items():

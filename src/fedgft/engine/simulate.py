@@ -11,7 +11,8 @@ import numpy as np
 from fedgft.data.dataset import Federation
 from fedgft.engine.book import open_book
 from fedgft.engine.choose import choose_executor
-from fedgft.engine.rounds import Rounds, State
+from fedgft.engine.memory import State
+from fedgft.engine.rounds import Rounds
 from fedgft.engine.schedule import everybody
 from fedgft.engine.settings import Settings
 from fedgft.federated import Algorithm
@@ -93,6 +94,8 @@ def _run(
     for done in range(total + 1):
         if done:
             state = rounds.step(state, done - 1)
+        if done == total:
+            state = rounds.finish(state)
         if done in (0, total) or (every and done % every == 0):
             state, test = _evaluate(rounds, state)
             reports.append((done, _together(rounds, state), test))

@@ -65,7 +65,7 @@ def captured(model: Model, shape: Shape) -> Gradient:
 
 
 def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
-    steps = -(-np.minimum(task.units.sizes, task.most) // task.batch_size) * task.seeds.shape[1]
+    steps = task.steps
     order = np.argsort(-steps, kind="stable")
     most = GROUP[executor.rows.device.type]
     groups = [order[i : i + most] for i in range(0, len(order), most)]
@@ -121,6 +121,9 @@ def _group(
     for s, inputs in enumerate(_inputs(executor, task, group, _sizes(steps))):
         size, at = len(inputs[0]), slice(0, int((steps > s).sum()))
         grad = programs[size](params[:size], *inputs)[at]
+        if task.drift is not None:
+            task.gradients[group[at]] += grad
+            grad = grad + task.drift[group[at]]
         if task.mu:
             grad = grad + task.mu * (params[at] - start[at])
         active = Moments(m[at], v[at], count[at])

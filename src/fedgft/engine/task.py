@@ -14,7 +14,7 @@ from fedgft.types import Price, Weights
 
 @dataclass(frozen=True)
 class Task:
-    """Local training of some units. The whole method is in `weights`, `price` and `mu`."""
+    """Local training of some units. The whole method is in `weights`, `price`, `mu`, `drift`."""
 
     units: Units
     seeds: np.ndarray  # (u, epochs), uint64: the order of the rows
@@ -25,6 +25,14 @@ class Task:
     weights: Weights  # (u, c, k): what a row of this label and group counts
     price: Price  # (u, c, k, c): what each of its scores costs
     mu: float = 0.0  # the pull back to the start
+    drift: Any = None  # (u, w): what is added to every gradient; an executor's array, or nothing
+    gradients: Any = None  # (u, w): raw gradients are added up here, where there is a drift
+
+    @property
+    def steps(self) -> np.ndarray:
+        """(u,): local steps of each unit."""
+        each = -(-np.minimum(self.units.sizes, self.most) // self.batch_size)
+        return each * self.seeds.shape[1]
 
 
 @runtime_checkable
@@ -34,9 +42,18 @@ class Executor(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def trained(self) -> int: ...  # parameters that are trained; the rest are buffers, behind them
+
     def place(self, params: np.ndarray) -> Any: ...
 
     def fetch(self, block: Any) -> np.ndarray: ...
+
+    def zeros(self, units: int) -> Any: ...  # (units, w): as long as a gradient
+
+    def column(self, values: np.ndarray) -> Any: ...  # (n,) -> (n, 1)
+
+    def where(self, chosen: Any, first: Any, second: Any) -> Any: ...
 
     def moments(self, units: int) -> Moments: ...
 

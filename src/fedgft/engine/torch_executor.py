@@ -126,8 +126,21 @@ class TorchExecutor:
     def fetch(self, block: Tensor) -> np.ndarray:
         return block.cpu().numpy()
 
+    @property
+    def trained(self) -> int:
+        return self.layout.trained
+
+    def zeros(self, units: int) -> Tensor:
+        return torch.zeros(units, self.trained, dtype=self.rows.dtype, device=self.rows.device)
+
+    def column(self, values: np.ndarray) -> Tensor:
+        return self.rows.put(values)[:, None]
+
+    def where(self, chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return torch.where(chosen, first, second)
+
     def moments(self, units: int) -> Moments:
-        m = torch.zeros(units, self.layout.trained, dtype=self.rows.dtype, device=self.rows.device)
+        m = self.zeros(units)
         return Moments(m, m.clone(), np.zeros((units, 2), np.int64))
 
     def recall(self, kept: Moments, at: np.ndarray) -> Moments:

@@ -8,6 +8,7 @@
 | client Adam | state kept, batches fixed once | m reset each round, v shared; reshuffled |
 | learning rate, rounds | 0.002 constant, 20 | cosine, start chosen on an inner split; 50 |
 | strength | lam 20, beta 1 | chosen on an inner split |
+| target of fedgft-control | 0 | 0 |
 | FairFed | the authors' code | as published |
 | headline gap | soft, on the federation's rows | hard, on held-out rows, with interval and floor |
 """
@@ -15,10 +16,14 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from fedgft.data.partition import TestRows
 from fedgft.engine import Settings
+from fedgft.federated import Algorithm, get_method, with_base
 from fedgft.federated.fairfed import Rule
-from fedgft.metrics import Kind
+from fedgft.metrics import Kind, Metric
+from fedgft.metrics.spread import Spread
 from fedgft.types import FedgftError
 
 LAMS = (1.0, 10.0, 20.0, 50.0)
@@ -39,15 +44,39 @@ class Protocol:
     beta: tuple[float, ...]
     fairfed: Rule
     headline: tuple[Literal["federation", "test"], Kind]
+    target: tuple[float, ...] = (0.0,)
     penalty: str = "half"
+    spread: Spread = "range"
+    control: Kind = "hard"  # which gap is held against the target
+    pick: float = 0.6
+    base: str = "fedavg"
+    mu: float | None = None
+    server_lr: float | None = None
     strengths: dict[str, str] = field(
-        default_factory=lambda: {"fedgft": "lam", "lft": "lam", "fairfed": "beta"}
-    )
+        default_factory=lambda: {
+            "fedgft": "lam", "lft": "lam", "fairfed": "beta", "fedgft-control": "target",
+        }
+    )  # fmt: skip
 
     def strength(self, method: str) -> tuple[float, ...]:
         """The candidates for the method's own knob; one meaningless value where it has none."""
         name = self.strengths.get(method)
         return (0.0,) if name is None else getattr(self, name)
+
+    def algorithm(
+        self,
+        method: str,
+        metric: Metric,
+        strength: float | np.ndarray,
+        *,
+        penalty: str | None = None,
+    ) -> Algorithm:
+        """The method as this protocol has it, on its base."""
+        made = get_method(
+            method, metric, strength, penalty=penalty or self.penalty, spread=self.spread,
+            rule=self.fairfed, kind=self.control, pick=self.pick,
+        )  # fmt: skip
+        return with_base(made, self.base, mu=self.mu, server_lr=self.server_lr)
 
 
 PROTOCOLS: dict[str, Protocol] = {

@@ -12,6 +12,8 @@ from fedgft.metrics import NotEstimableWarning
 from fedgft.metrics.intervals import floor, gap_interval
 from fedgft.theory import analyse
 
+NEAR = 0.003
+
 
 def row(study: Study, result: Result) -> dict[str, Any]:
     """What `fedgft compare` prints: accuracy on the protocol's test rows, both kinds of gap on both
@@ -42,6 +44,8 @@ def row(study: Study, result: Result) -> dict[str, Any]:
         "seconds": history.seconds,
         "lr": _mean(result.lr),
         "strength": _mean(result.strength) if result.method in study.protocol.strengths else None,
+        **_target(study, result),
+        "base": study.protocol.base,
         "executor": history.executor,
     }
     return out
@@ -131,6 +135,18 @@ def _apart(cell: str, result: Result) -> dict[str, float | None]:
         "heterogeneity": _number(float(np.mean([found.heterogeneity for found in each]))),
         "total_variation": _number(float(np.mean([found.total_variation for found in each]))),
     }
+
+
+def _target(study: Study, result: Result) -> dict[str, Any]:
+    """What was asked for, and how many replicates have it on the federation's rows (to 0.3 points,
+    the resolution of decisions on a few thousand rows)."""
+    if result.method != "fedgft-control":
+        return {"target": None, "target_of": None, "reached": None}
+    federation, kind = result.history.federation, study.protocol.control
+    assert federation is not None
+    within = federation[-1].gap(result.metric, kind) <= result.strength + NEAR
+    of = {"hard": "decisions", "soft": "scores"}[kind]
+    return {"target": _mean(result.strength), "target_of": of, "reached": int(within.sum())}
 
 
 def _mean_sd(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:

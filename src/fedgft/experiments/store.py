@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = "fedgft-model-1"
-TEXT = ("rule",)  # columns of text that may hold nothing but nulls
+TEXT = ("rule", "target_of")  # columns of text that may hold nothing but nulls
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:

@@ -21,8 +21,8 @@ from fedgft.data.scaling import standardise
 from fedgft.engine import History, Settings, simulate
 from fedgft.experiments.checks import check_groups
 from fedgft.experiments.protocol import Protocol
-from fedgft.federated import Algorithm, fedavg, get_method
-from fedgft.metrics import Metric, NotEstimableWarning
+from fedgft.federated import Algorithm
+from fedgft.metrics import Metric, NotEstimableWarning, get_metric
 from fedgft.types import FedgftError
 
 ONE_POINT = 0.01
@@ -98,7 +98,8 @@ class Study:
             strength = np.concatenate([cells[p][2] for p in new])
             history = self._simulate(
                 f"{method}, {metric.name}, alpha {', '.join(f'{p.alpha:g}' for p in new)}",
-                federations, self._algorithm(method, metric, strength, penalty),
+                federations,
+                self.protocol.algorithm(method, metric, strength, penalty=penalty),
                 self.protocol.settings, lr=lr,
             )  # fmt: skip
             for i, p in enumerate(new):
@@ -163,8 +164,9 @@ class Study:
         """Each replicate's learning rate."""
         grid, key = np.array(self.protocol.lr), ("rate", alpha)
         if len(grid) > 1 and key not in self._known:
+            plain = self.protocol.algorithm("fedavg", get_metric("sp"), np.zeros(1))
             accuracy, _ = self._inner(
-                f"learning rate, alpha {alpha:g}", alpha, fedavg(), None, lr=grid[:, None]
+                f"learning rate, alpha {alpha:g}", alpha, plain, None, lr=grid[:, None]
             )
             self._known[key] = best(grid, -accuracy, what=f"learning rate, alpha {alpha:g}")
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
@@ -181,7 +183,7 @@ class Study:
             what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
             each = np.repeat(grid, len(self.seeds))
             accuracy, gap = self._inner(
-                what, alpha, self._algorithm(method, metric, each, penalty), metric,
+                what, alpha, self.protocol.algorithm(method, metric, each, penalty=penalty), metric,
                 lr=np.tile(lr, (len(grid), 1)),
             )  # fmt: skip
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
@@ -221,11 +223,6 @@ class Study:
             seeds=list(self.seeds) * (runs // len(self.seeds)), lr=lr, init=init,
             on_round=lambda done, total: self.on_progress(what, runs),
         )  # fmt: skip
-
-    def _algorithm(
-        self, method: str, metric: Metric, strength: np.ndarray, penalty: str
-    ) -> Algorithm:
-        return get_method(method, metric, strength, penalty=penalty, rule=self.protocol.fairfed)
 
     def _scaled(self, federation: Federation) -> Federation:
         return standardise(federation) if self.protocol.features == "standardised" else federation

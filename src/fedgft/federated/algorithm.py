@@ -3,7 +3,7 @@
 | slot       | what it may change                                    |
 |------------|-------------------------------------------------------|
 | objective  | row weights, and penalties on the loss; they add up   |
-| correction | the client's gradient: mu (params - start)            |
+| correction | the client's gradient: mu (params - start) + c - c_k  |
 | weighting  | the coefficients of the clients' updates              |
 | server     | the step on the mean update                           |
 
@@ -12,16 +12,34 @@ FedAvg is the four defaults.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fedgft.federated.cohort import Cohort, client_means
+from fedgft.federated.control import Controlled
+from fedgft.federated.correction import Correction, Proximal
 from fedgft.federated.penalty import Linearised
-from fedgft.metrics import Tally
-from fedgft.types import FedgftError, Price, Statistics, Weights
+from fedgft.federated.server import Averaging, Server
+from fedgft.federated.weighting import BySize, Weighting
+from fedgft.metrics import Metric, Tally
+from fedgft.types import Price, Weights
 
-Cotangents = tuple[Statistics | None, ...]
+States = tuple[Any, ...]  # one a penalty
+
+
+@runtime_checkable
+class Pricing(Protocol):
+    """A penalty whose prices the server sets, from sums over everybody's rows."""
+
+    @property
+    def metric(self) -> Metric: ...
+
+    def init(self, pace: np.ndarray, *, share: float) -> Any: ...
+
+    def update(self, state: Any, cohort: Cohort, received: Tally) -> Any: ...
+
+    def price(self, state: Any, *, run: np.ndarray, classes: int) -> Price | float: ...
 
 
 @dataclass(frozen=True)
@@ -33,25 +51,33 @@ class Objective:
     """
 
     row_weights: Callable[[np.ndarray], Weights] | None = None  # counts (..., c, k) -> weights
-    penalties: tuple[Linearised, ...] = ()
+    penalties: tuple[Pricing, ...] = ()
     local_penalties: tuple[Linearised, ...] = ()
 
-    def init(self) -> Cotangents:
-        return (None,) * len(self.penalties)
+    def init(self, pace: np.ndarray, *, share: float = 1.0) -> States:
+        """`pace`, one a run: learning rate times local steps a round; `share`: of the gains of
+        those that have some."""
+        return tuple(penalty.init(pace, share=share) for penalty in self.penalties)
 
-    def message(self, last: Cotangents, cohort: Cohort, received: Tally) -> Cotangents:
-        """What the server sends: v at the cohort's mean statistics (ConstUpdate, Algorithm 1)."""
-        fresh = []
-        for penalty, v in zip(self.penalties, last, strict=True):
-            mean = cohort.mean(client_means(penalty.metric, received))
-            fresh.append(penalty.cotangent(mean, np.zeros_like(mean) if v is None else v))
-        return tuple(fresh)
+    def update(self, states: States, cohort: Cohort, received: Tally) -> States:
+        """What the server makes of the sums of the received model (ConstUpdate, Algorithm 1)."""
+        pairs = zip(self.penalties, states, strict=True)
+        return tuple(penalty.update(state, cohort, received) for penalty, state in pairs)
 
-    def price(self, cotangents: Cotangents, *, runs: int, classes: int) -> Price | float:
+    def excess(self, cohort: Cohort, received: Tally) -> np.ndarray | None:
+        """How far each run is above its targets; None where nothing is asked to be reached."""
+        each = [p.excess(cohort, received) for p in self.penalties if isinstance(p, Controlled)]
+        return np.sum(each, axis=0) if each else None
+
+    @property
+    def pick(self) -> float:
+        """The share of the last rounds among whose models the final one is picked."""
+        return max((p.pick for p in self.penalties if isinstance(p, Controlled)), default=0.0)
+
+    def price(self, states: States, *, runs: int, classes: int) -> Price | float:
         """The prices of each run, all penalties together; zero before the first message."""
-        pairs = zip(self.penalties, cotangents, strict=True)
-        every = np.arange(runs)
-        return sum(p.price(v, run=every, classes=classes) for p, v in pairs if v is not None)
+        pairs = zip(self.penalties, states, strict=True)
+        return sum(p.price(state, run=np.arange(runs), classes=classes) for p, state in pairs)
 
     def local_price(self, own: Tally, *, run: np.ndarray, classes: int) -> Price | float:
         """The prices each unit sets itself; none where it lacks a group or the event."""
@@ -64,68 +90,8 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Proximal:
-    """FedProx (Li et al., 2020): mu (params - start) is added to the client's gradient."""
-
-    mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise FedgftError(f"mu must not be negative, got {self.mu}")
-
-
-@runtime_checkable
-class Weighting(Protocol):
-    """Coefficients of the updates; what it wants to see of the clients it says in `sees`."""
-
-    @property
-    def sees(self) -> Literal["nothing", "received", "trained"]: ...
-
-    def init(self, sizes: np.ndarray) -> Any: ...
-
-    def coefficients(
-        self, state: Any, cohort: Cohort, *, received: Tally | None, trained: Tally | None
-    ) -> tuple[np.ndarray, Any]: ...
-
-
-@dataclass(frozen=True)
-class BySize:
-    """FedAvg (McMahan et al., 2017): n_k over the cohort's rows, or what the sampling rule says."""
-
-    sees: Literal["nothing"] = "nothing"
-
-    def init(self, sizes: np.ndarray) -> None:
-        return None
-
-    def coefficients(
-        self, state: None, cohort: Cohort, *, received: Tally | None, trained: Tally | None
-    ) -> tuple[np.ndarray, None]:
-        return cohort.weight, None
-
-
-@runtime_checkable
-class Server(Protocol):
-    """The step on the mean update: state goes in and comes out."""
-
-    def init(self, params: Any) -> Any: ...
-
-    def step(self, state: Any, params: Any, update: Any) -> tuple[Any, Any]: ...
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """params + update: with coefficients that sum to one, the mean of the clients' models."""
-
-    def init(self, params: Any) -> None:
-        return None
-
-    def step(self, state: None, params: Any, update: Any) -> tuple[Any, None]:
-        return params + update, None
-
-
-@dataclass(frozen=True)
 class Algorithm:
     objective: Objective = field(default_factory=Objective)
-    correction: Proximal = field(default_factory=Proximal)
+    correction: Correction = field(default_factory=Proximal)
     weighting: Weighting = field(default_factory=BySize)
     server: Server = field(default_factory=Averaging)

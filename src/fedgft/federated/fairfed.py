@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from fedgft.federated.cohort import Cohort, client_means
+from fedgft.federated.weighting import Local
 from fedgft.metrics import Metric, Tally
 from fedgft.types import FedgftError, Statistics
 
@@ -52,13 +53,14 @@ class FairFed:
         return sizes / sizes.sum(1, keepdims=True)
 
     def coefficients(
-        self, state: np.ndarray, cohort: Cohort, *, received: Tally | None, trained: Tally | None
+        self, state: np.ndarray, cohort: Cohort, local: Local
     ) -> tuple[np.ndarray, np.ndarray]:
+        received = local.received
         if received is None:  # before the first global model there is nothing to compare
             return cohort.normalised(state[cohort.run, cohort.client]), state
-        local = received if trained is None else trained
-        held = local.rows() > 0  # a client without rows has no distance and no weight
-        delta = np.where(held, self._distance(cohort, received, local), 0.0)
+        own = received if local.trained is None else local.trained
+        held = own.rows() > 0  # a client without rows has no distance and no weight
+        delta = np.where(held, self._distance(cohort, received, own), 0.0)
         beta = np.broadcast_to(np.asarray(self.beta, np.float64), (len(state),))[cohort.run]
         if self.rule == "exp":
             return cohort.normalised(cohort.weight * np.exp(-beta * delta)), state

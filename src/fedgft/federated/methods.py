@@ -1,14 +1,22 @@
-"""The methods by name: each is a filling of one slot, or of two."""
+"""The methods by name: each is a filling of one slot, or of two; and the bases they stand on."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from fedgft.federated.algorithm import Algorithm, Objective
+from fedgft.federated.control import Controlled
+from fedgft.federated.correction import Proximal, Scaffold
 from fedgft.federated.fairfed import FairFed, Rule
 from fedgft.federated.penalty import Linearised
 from fedgft.federated.reweighing import reweigh
-from fedgft.metrics import Metric
+from fedgft.federated.server import Adaptive, ServerMomentum
+from fedgft.federated.weighting import FedNova
+from fedgft.metrics import Kind, Metric
+from fedgft.metrics.spread import Spread
 from fedgft.types import FedgftError
 
 PerRun = float | np.ndarray
@@ -23,9 +31,12 @@ def lrw() -> Algorithm:
     return Algorithm(objective=Objective(row_weights=reweigh))
 
 
-def lft(metric: Metric, lam: PerRun = 20.0, *, penalty: str = "half") -> Algorithm:
+def lft(
+    metric: Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
+) -> Algorithm:
     """Locally fair training: every client penalises the gap on its own rows."""
-    return Algorithm(objective=Objective(local_penalties=(Linearised(metric, lam, penalty),)))
+    own = Linearised(metric, lam, penalty, spread)
+    return Algorithm(objective=Objective(local_penalties=(own,)))
 
 
 def fairfed(metric: Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
@@ -35,24 +46,79 @@ def fairfed(metric: Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> A
     )
 
 
-def fedgft(metric: Metric, lam: PerRun = 20.0, *, penalty: str = "half") -> Algorithm:
-    """Globally fair training: the gap over everybody's rows is penalised."""
-    return Algorithm(objective=Objective(penalties=(Linearised(metric, lam, penalty),)))
+def fedgft(
+    metric: Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
+) -> Algorithm:
+    """Globally fair training: the gap of scores over everybody's rows is penalised."""
+    return Algorithm(objective=Objective(penalties=(Linearised(metric, lam, penalty, spread),)))
 
 
-METHODS: dict[str, Callable[[Metric, PerRun, str, Rule], Algorithm]] = {
-    "fedavg": lambda metric, strength, penalty, rule: fedavg(),
-    "lrw": lambda metric, strength, penalty, rule: lrw(),
-    "lft": lambda metric, strength, penalty, rule: lft(metric, strength, penalty=penalty),
-    "fairfed": lambda metric, strength, penalty, rule: fairfed(metric, strength, rule=rule),
-    "fedgft": lambda metric, strength, penalty, rule: fedgft(metric, strength, penalty=penalty),
+def controlled(
+    metric: Metric, target: PerRun = 0.0, *, kind: Kind = "hard", pick: float = 0.6
+) -> Algorithm:
+    """FedGFT whose strength follows the measured gap of decisions: a target and no knob."""
+    return Algorithm(objective=Objective(penalties=(Controlled(metric, target, kind, pick=pick),)))
+
+
+@dataclass(frozen=True)
+class Details:
+    """What some of the methods ask for besides their strength."""
+
+    penalty: str = "half"
+    spread: Spread = "range"
+    rule: Rule = "subtract"
+    kind: Kind = "hard"
+    pick: float = 0.6
+
+
+Make = Callable[[Metric, PerRun, Details], Algorithm]
+METHODS: dict[str, Make] = {
+    "fedavg": lambda metric, strength, d: fedavg(),
+    "lrw": lambda metric, strength, d: lrw(),
+    "lft": lambda metric, lam, d: lft(metric, lam, penalty=d.penalty, spread=d.spread),
+    "fairfed": lambda metric, beta, d: fairfed(metric, beta, rule=d.rule),
+    "fedgft": lambda metric, lam, d: fedgft(metric, lam, penalty=d.penalty, spread=d.spread),
+    "fedgft-control": lambda metric, target, d: controlled(
+        metric, target, kind=d.kind, pick=d.pick
+    ),
 }
 
 
-def get_method(
-    name: str, metric: Metric, strength: PerRun, *, penalty: str = "half", rule: Rule = "subtract"
-) -> Algorithm:
-    """`strength` is lam for lft and fedgft, beta for fairfed, and nothing for the rest."""
+def get_method(name: str, metric: Metric, strength: PerRun, **details: Any) -> Algorithm:
+    """`strength` is lam for lft and fedgft, beta for fairfed, the target for fedgft-control, and
+    nothing for the rest; `details` are those of `Details`."""
     if name not in METHODS:
         raise FedgftError(f"--method {name!r} is not known; choose from {', '.join(METHODS)}")
-    return METHODS[name](metric, strength, penalty, rule)
+    return METHODS[name](metric, strength, Details(**details))
+
+
+BASES: dict[str, dict[str, Callable[[float | None, float | None], Any]]] = {
+    "fedavg": {},
+    "fedprox": {"correction": lambda mu, lr: Proximal(0.1 if mu is None else mu)},
+    "scaffold": {"correction": lambda mu, lr: Scaffold(mu or 0.0)},
+    "fednova": {},
+    "fedavgm": {"server": lambda mu, lr: ServerMomentum(**_given(lr))},
+    **{
+        f"fed{rule}": {"server": partial(lambda rule, mu, lr: Adaptive(rule, **_given(lr)), rule)}
+        for rule in ("adam", "yogi", "adagrad")
+    },
+}
+
+
+def _given(lr: float | None) -> dict[str, float]:
+    return {} if lr is None else {"lr": lr}
+
+
+def with_base(
+    method: Algorithm, base: str, *, mu: float | None = None, server_lr: float | None = None
+) -> Algorithm:
+    """The same method on another federated algorithm: its correction and its server, and FedNova
+    around whatever weights the method has."""
+    if base not in BASES:
+        raise FedgftError(f"--base {base!r} is not known; choose from {', '.join(BASES)}")
+    filled = {slot: make(mu, server_lr) for slot, make in BASES[base].items()}
+    if base == "fednova":
+        filled["weighting"] = FedNova(method.weighting)
+    if mu is not None and "correction" not in filled:
+        filled["correction"] = Proximal(mu)
+    return replace(method, **filled)

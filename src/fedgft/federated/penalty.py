@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.metrics import Metric, get_metric, price
+from fedgft.federated.cohort import Cohort, client_means
+from fedgft.federated.control import Controlled, Steering
+from fedgft.metrics import Metric, Tally, get_metric, price
+from fedgft.metrics.spread import SPREADS, Spread, spread_gradient
 from fedgft.types import FedgftError, Price, Statistics
 
 # J by name, as its derivative: x, x^2 (the paper's l2), x^2 / 2 (what its Table 1 used: C = F~).
@@ -38,6 +41,7 @@ class Linearised:
     metric: Metric
     lam: float | np.ndarray
     penalty: str = "half"
+    spread: Spread = "range"
 
     def __post_init__(self) -> None:
         if self.penalty not in SLOPES:
@@ -46,20 +50,39 @@ class Linearised:
             )
         if np.any(np.asarray(self.lam) < 0) or not np.all(np.isfinite(self.lam)):
             raise FedgftError(f"--lam must be a number >= 0, got {self.lam}")
+        if self.spread not in SPREADS:
+            raise FedgftError(
+                f"--spread {self.spread!r} is not known; choose from {', '.join(SPREADS)}"
+            )
+
+    def init(self, pace: np.ndarray, *, share: float = 1.0) -> None:
+        return None
+
+    def update(self, state: Statistics | None, cohort: Cohort, received: Tally) -> Statistics:
+        mean = cohort.mean(client_means(self.metric, received))
+        return self.cotangent(mean, np.zeros_like(mean) if state is None else state)
 
     def cotangent(self, statistics: Statistics, last: Statistics) -> Statistics:
-        """v at these statistics; where a group has no row of the event, the last v stays."""
+        """v at these statistics; where a group has no row of the event, the last v stays.
+
+        Of several metrics the weighted penalties add up.
+        """
         known = (statistics[..., 1, :, :] > 0).all((-2, -1))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = SLOPES[self.penalty](self.metric.readout(statistics))
-            v = slope[..., None, None, None] * self.metric.gradient(statistics)
+        v = np.zeros_like(statistics)
+        for at, stop, metric, weight in self.metric.pieces(statistics.shape[-2]):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                gap, gradient = spread_gradient(metric, statistics[..., at:stop, :], self.spread)
+            slope = weight * SLOPES[self.penalty](gap)
+            v[..., at:stop, :] = slope[..., None, None, None] * gradient
         return np.where(known[..., None, None, None], v, last)
 
-    def price(self, cotangent: Statistics, *, run: np.ndarray, classes: int) -> Price:
+    def price(self, state: Statistics | None, *, run: np.ndarray, classes: int) -> Price | float:
         """lam <v, d statistics / d score>; entry i of the leading axis belongs to run `run[i]`."""
+        if state is None:
+            return 0.0
         lam = np.asarray(self.lam, dtype=np.float64)
         lam = lam[run] if lam.ndim else np.broadcast_to(lam, run.shape)
-        return lam[:, None, None, None] * price(self.metric, cotangent, classes)
+        return lam[:, None, None, None] * price(self.metric, state, classes)
 
 
 class Penalty:
@@ -69,38 +92,62 @@ class Penalty:
     `penalty.statistics(logits, y, a)` gave for the round's global model; in the loop,
     `loss = cross_entropy + penalty(logits, y, a)`. Before the first update it is zero.
     `y` holds class indices and `a` group indices, -1 where the group is not recorded.
+
+    Give `lam`, the strength of a penalty on the gap of scores, or `target`, the gap of decisions
+    that is to be reached; then `pace` is the learning rate times the local steps of a round.
     """
 
     def __init__(
-        self, metric: str | Metric, lam: float, *, groups: int = 2, penalty: str = "half"
+        self,
+        metric: str | Metric,
+        lam: float | None = None,
+        *,
+        target: float | None = None,
+        groups: int = 2,
+        penalty: str = "half",
+        pace: float = 0.4,
     ) -> None:
-        self.rule = Linearised(get_metric(metric), lam, penalty)
-        self.groups = groups
+        if (lam is None) == (target is None):
+            raise FedgftError("Penalty needs either lam or target")
+        self.metric, self.groups = get_metric(metric), groups
+        self.lam = 1.0 if lam is None else lam
+        self.rule = Linearised(self.metric, self.lam, penalty)
+        self.control = None if target is None else Controlled(self.metric, target)
+        self.steering = Steering(np.array([pace]))
         self.v: Any = None
 
-    def _rows(self, logits: Any, y: Any, a: Any) -> Any:
+    def _rows(self, probs: Any, y: Any, a: Any) -> Any:
         from torch.nn.functional import one_hot
 
-        groups = one_hot(a + 1, self.groups + 1)[:, 1:].to(logits.dtype)
-        labels = one_hot(y, logits.shape[-1]).to(logits.dtype)
-        return self.rule.metric.statistics(logits.softmax(-1), labels, groups)
+        groups = one_hot(a + 1, self.groups + 1)[:, 1:].to(probs.dtype)
+        labels = one_hot(y, probs.shape[-1]).to(probs.dtype)
+        return self.metric.statistics(probs, labels, groups)
 
     def statistics(self, logits: Any, y: Any, a: Any) -> np.ndarray:
-        """This client's message, sums over its rows: their number, then the statistics, flat."""
-        sums = self._rows(logits.detach(), y, a).sum(0).double().cpu().numpy()
+        """This client's message, sums over its rows: their number, then the statistics, flat; of
+        scores, or for a `target` of decisions."""
+        from torch.nn.functional import one_hot
+
+        probs = logits.detach().softmax(-1)
+        if self.control is not None:
+            probs = one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
+        sums = self._rows(probs, y, a).sum(0).double().cpu().numpy()
         return np.concatenate(([len(y)], sums.ravel()))
 
     def update(self, statistics: np.ndarray) -> float:
         """Sets the constants from the sum of all clients' messages; returns the gap F."""
         rows, sums = statistics[0], np.asarray(statistics[1:], dtype=np.float64)
         mean = sums.reshape(2, -1, self.groups) / rows
-        last = np.zeros_like(mean) if self.v is None else self.v
-        self.v = self.rule.cotangent(mean, last)
-        return float(self.rule.metric.readout(mean))
+        if self.control is not None:
+            self.steering = self.control.steer(self.steering, mean[None])
+            self.v = None if self.steering.v is None else self.steering.v[0]
+        else:
+            self.v = self.rule.cotangent(mean, np.zeros_like(mean) if self.v is None else self.v)
+        return float(self.metric.readout(mean))
 
     def __call__(self, logits: Any, y: Any, a: Any) -> Any:
         """lam <v, statistics>, averaged over the rows of the batch: add it to the loss."""
         if self.v is None:
             return 0.0 * logits.sum()
         v = logits.new_tensor(self.v)
-        return self.rule.lam * (self._rows(logits, y, a) * v).sum() / len(y)
+        return self.lam * (self._rows(logits.softmax(-1), y, a) * v).sum() / len(y)

@@ -1,37 +1,53 @@
 """The catalogue of metrics. An entry is an outcome and an event; everything else follows.
 
-Class 0 is the reference class: `[:, 1:]` is "positive" with two classes and "each other
-class" with more.
+With two classes the rate is that of the positive one, class 1; with more, every class has its rate
+against the rest.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 from fedgft.metrics.metric import Metric
 from fedgft.types import FedgftError
 
 
+def _compared(columns: Any) -> Any:
+    """The columns of the classes that are compared; the last axis is that of the classes."""
+    return columns[..., 1:] if columns.shape[-1] == 2 else columns
+
+
+def _numbers(classes: int) -> range:
+    return range(1, 2) if classes == 2 else range(classes)
+
+
 def _each_class(classes: int) -> tuple[str, ...]:
-    return tuple(f"class {c}" for c in range(1, classes))
+    return tuple(f"class {c}" for c in _numbers(classes))
 
 
 def _each_pair(classes: int) -> tuple[str, ...]:
-    return tuple(f"class {c} given label {y}" for y in range(classes) for c in range(1, classes))
+    pairs = [(y, c) for y in range(classes) for c in _numbers(classes)]
+    return tuple(f"class {c} given label {y}" for y, c in pairs)
 
 
 statistical_parity = Metric(
     "sp",
     "statistical parity",
-    lambda p, y: p[:, 1:],
+    lambda p, y: _compared(p),
     lambda p, y: 1.0 + 0.0 * y[:, :1],
     _each_class,
 )
 equal_opportunity = Metric(
-    "eop", "equal opportunity", lambda p, y: p[:, 1:], lambda p, y: y[:, 1:], _each_class
-)
+    "eop", "equal opportunity",
+    lambda p, y: _compared(p), lambda p, y: _compared(y), _each_class,
+)  # fmt: skip
 equalized_odds = Metric(
-    "eo", "equalized odds", lambda p, y: p[:, None, 1:], lambda p, y: y[:, :, None], _each_pair
-)
+    "eo", "equalized odds",
+    lambda p, y: _compared(p)[:, None, :], lambda p, y: y[:, :, None], _each_pair,
+)  # fmt: skip
 predictive_parity = Metric(  # the paper's well-calibration
-    "cal", "predictive parity", lambda p, y: y[:, 1:], lambda p, y: p[:, 1:], _each_class
-)
+    "cal", "predictive parity",
+    lambda p, y: _compared(y), lambda p, y: _compared(p), _each_class,
+)  # fmt: skip
 accuracy_parity = Metric(
     "acc",
     "accuracy parity",
@@ -42,8 +58,8 @@ accuracy_parity = Metric(
 false_positive_rate_parity = Metric(
     "fpr",
     "false-positive-rate parity",
-    lambda p, y: p[:, 1:],
-    lambda p, y: 1.0 - y[:, 1:],
+    lambda p, y: _compared(p),
+    lambda p, y: 1.0 - _compared(y),
     _each_class,
 )
 
@@ -61,9 +77,40 @@ CATALOG: dict[str, Metric] = {
 
 
 def get_metric(metric: str | Metric) -> Metric:
-    """A metric by its short name; a metric passes through."""
+    """A metric by its short name, or several with weights ("sp+0.5*eop"); a metric passes."""
     if isinstance(metric, Metric):
         return metric
-    if metric not in CATALOG:
-        raise FedgftError(f"--metric {metric!r} is not known; choose from {', '.join(CATALOG)}")
-    return CATALOG[metric]
+    parts = [_weighted(part, metric) for part in metric.split("+")]
+    if len({part.name for part, _ in parts}) < len(parts):
+        raise FedgftError(f"--metric {metric!r} names one metric twice")
+    return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else combined(parts)
+
+
+def _weighted(text: str, asked: str) -> tuple[Metric, float]:
+    factor, star, name = text.rpartition("*")
+    try:
+        weight = float(factor) if star else 1.0
+    except ValueError:
+        weight = float("nan")
+    if not 0 < weight < float("inf"):
+        raise FedgftError(f"--metric {asked!r}: {factor!r} is no positive weight")
+    if name.strip() not in CATALOG:
+        raise FedgftError(
+            f"--metric {name.strip()!r} is not known; choose from {', '.join(CATALOG)}, "
+            "or several of them, as in sp+0.5*eop"
+        )
+    return CATALOG[name.strip()], weight
+
+
+def combined(parts: Sequence[tuple[Metric, float]]) -> Metric:
+    """Several metrics at once: the gap is the largest of theirs, the weights act in training."""
+    named = [(m.name if w == 1 else f"{w:g}*{m.name}", m.title) for m, w in parts]
+
+    def conditions(classes: int) -> tuple[str, ...]:
+        return tuple(f"{m.name}: {text}" for m, _ in parts for text in m.conditions(classes))
+
+    first = parts[0][0]
+    return Metric(
+        "+".join(name for name, _ in named), " and ".join(title for _, title in named),
+        first.outcome, first.event, conditions, parts=tuple(parts),
+    )  # fmt: skip

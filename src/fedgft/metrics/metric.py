@@ -50,9 +50,13 @@ class Metric:
     outcome: Callable[[Probs, Labels], Any]
     event: Callable[[Probs, Labels], Any]
     conditions: Callable[[int], tuple[str, ...]]  # classes -> what each condition is called
+    parts: tuple[tuple["Metric", float], ...] = ()  # several metrics at once, and their weights
 
     def statistics(self, probs: Probs, labels: Labels, groups: Groups) -> PerSample:
         xp = namespace(probs)
+        if self.parts:
+            each = [metric.statistics(probs, labels, groups) for metric, _ in self.parts]
+            return xp.concatenate(each, 2)
         event = self.event(probs, labels)
         both = self.outcome(probs, labels) * event
         pair = xp.stack((both, xp.broadcast_to(event, both.shape)), 1)
@@ -85,9 +89,35 @@ class Metric:
         at = np.arange(rates.shape[-2])[:, None] == condition[..., None, None]
         group = np.arange(rates.shape[-1])
         slope = at * (1.0 * (group == high[..., None, None]) - (group == low[..., None, None]))
+        return self.through_rates(slope + 0.0 * rates, statistics)  # NaN where there is no rate
+
+    def through_rates(self, slope: Rates, statistics: Statistics) -> Statistics:
+        """d<slope, rates>/dS, through rate = numerator / denominator; zero where slope is."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            numerator = slope / statistics[..., 1, :, :]
-        return np.stack((numerator, -numerator * rates), axis=-3)
+            numerator = np.where(slope == 0, 0.0, slope / statistics[..., 1, :, :])
+            denominator = np.where(slope == 0, 0.0, -numerator * self.rates(statistics))
+        return np.stack((numerator, denominator), axis=-3)
+
+    def weights(self, conditions: int) -> np.ndarray:
+        """What each condition counts in training, (v,): one, unless metrics were combined."""
+        each = [np.full(stop - at, weight) for at, stop, _, weight in self.pieces(conditions)]
+        return np.concatenate(each)
+
+    def pieces(self, conditions: int) -> list[tuple[int, int, "Metric", float]]:
+        """Which conditions belong to which of several metrics: begin, end, metric, weight."""
+        if not self.parts:
+            return [(0, conditions, self, 1.0)]
+        classes, out, at = self.classes(conditions), [], 0
+        for metric, weight in self.parts:
+            stop = at + len(metric.conditions(classes))
+            out.append((at, stop, metric, weight))
+            at = stop
+        return out
+
+    def classes(self, conditions: int) -> int:
+        """How many classes there are where statistics have this many conditions."""
+        found = (c for c in range(2, 1000) if len(self.conditions(c)) == conditions)
+        return next(found, 2)
 
     def affine(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """How the statistics of one row follow from its scores p and label y.
@@ -100,7 +130,11 @@ class Metric:
 
     def proper(self, classes: int = 2) -> bool:
         """Whether the event ignores the prediction (Definition 4.4)."""
-        return not self.affine(classes)[0][1].any()
+        return bool(self.proper_conditions(classes).all())
+
+    def proper_conditions(self, classes: int) -> np.ndarray:
+        """The same of each condition, (v,)."""
+        return ~self.affine(classes)[0][1].any((-2, -1))
 
 
 @lru_cache

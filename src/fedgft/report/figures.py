@@ -18,9 +18,13 @@ STYLES = {
     "lrw": ("#0072b2", (0, (5, 2))),
     "lft": ("#cc79a7", (0, (1, 1.5))),
     "fairfed": ("#d55e00", (0, (5, 2, 1, 2))),
-    "fedgft": ("#009e73", (0, ())),
+    "fedgft": ("#009e73", (0, (3, 1, 1, 1))),
+    "fedgft-control": ("#009e73", (0, ())),
 }
-NAMES = {"fedavg": "FedAvg", "lrw": "LRW", "lft": "LFT", "fairfed": "FairFed", "fedgft": "FedGFT"}
+NAMES = {
+    "fedavg": "FedAvg", "lrw": "LRW", "lft": "LFT", "fairfed": "FairFed", "fedgft": "FedGFT",
+    "fedgft-control": "FedGFT control",
+}  # fmt: skip
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
 SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text as text: small, and searchable
 KINDS = {"soft": "scores", "hard": "decisions"}

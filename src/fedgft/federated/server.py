@@ -1,0 +1,83 @@
+"""The server slot: the step on the mean update. State goes in and comes out.
+
+Arrays are (run, parameters), numpy's or torch's, as the executor has them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from fedgft.types import FedgftError
+
+
+@runtime_checkable
+class Server(Protocol):
+    def init(self, params: Any) -> Any: ...
+
+    def step(self, state: Any, params: Any, update: Any) -> tuple[Any, Any]: ...
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """params + update: with coefficients that sum to one, the mean of the clients' models."""
+
+    def init(self, params: Any) -> None:
+        return None
+
+    def step(self, state: None, params: Any, update: Any) -> tuple[Any, None]:
+        return params + update, None
+
+
+@dataclass(frozen=True)
+class ServerMomentum:
+    """FedAvgM (Hsu et al., 2019): m <- momentum m + update, params + lr m."""
+
+    lr: float = 0.3
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check(self.lr)
+
+    def init(self, params: Any) -> Any:
+        return 0 * params
+
+    def step(self, state: Any, params: Any, update: Any) -> tuple[Any, Any]:
+        moved = self.momentum * state + update
+        return params + self.lr * moved, moved
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): the update as a gradient, no bias
+    correction, params + lr m / (sqrt(v) + tau), v starting at tau^2."""
+
+    rule: Literal["adam", "yogi", "adagrad"] = "adam"
+    lr: float = 0.03
+    first: float = 0.9
+    second: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(self.lr)
+        if self.rule not in ("adam", "yogi", "adagrad"):
+            raise FedgftError(f"server rule {self.rule!r} is not known: adam, yogi or adagrad")
+
+    def init(self, params: Any) -> tuple[Any, Any]:
+        return 0 * params, 0 * params + self.tau**2
+
+    def step(self, state: tuple[Any, Any], params: Any, update: Any) -> tuple[Any, Any]:
+        m, v = state
+        square, rest = update * update, 1 - self.second
+        m = self.first * m + (1 - self.first) * update
+        if self.rule == "adam":
+            v = self.second * v + rest * square
+        elif self.rule == "yogi":  # v moves towards the square by steps of its own size
+            sign = 1.0 * (v > square) - 1.0 * (v < square)
+            v = v - rest * square * sign
+        else:
+            v = v + square
+        return params + self.lr * m / (v**0.5 + self.tau), (m, v)
+
+
+def _check(lr: float) -> None:
+    if not 0 < lr < float("inf"):
+        raise FedgftError(f"--server-lr must be a positive number, got {lr:g}")
