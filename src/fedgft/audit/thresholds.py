@@ -7,6 +7,7 @@ With two conditions (equalized odds) the window is a square.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,17 +52,9 @@ def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
     if not 0 <= tolerance < 1:
         raise FedgftError(f"--adjust {metric.name}={tolerance:g}: must be at least 0 and below 1")
     counts = np.maximum(seen.histogram[:, :, 0], 0.0)
-    rates, right = _candidates(metric, counts)
-    never = np.isnan(rates).all(-1).any(0)
-    if never.any():
-        names = ", ".join(np.array(seen.names)[never][:3])
-        raise FedgftError(f"--adjust {metric.name}: no row of the event in {names}")
-    best = _search(rates, right, tolerance)
-    feasible = best is not None
-    if best is None:
-        best = _nearest(rates, right, tolerance)
-    edges = [*(np.arange(counts.shape[-1]) / counts.shape[-1]).tolist(), NOBODY]
-    thresholds = {name: edges[t] for name, t in zip(seen.names, best, strict=True)}
+    best, feasible = by_group(metric, counts, tolerance, names=seen.names)
+    values = edges(counts.shape[-1])[best].tolist()
+    thresholds = dict(zip(seen.names, values, strict=True))
     before = seen.tally.sum()
     after = _decided(counts, best, before)
     return Adjusted(
@@ -70,6 +63,29 @@ def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
         gap_before=float(before.gap(metric, "hard")), accuracy_before=float(before.accuracy()),
         feasible=feasible,
     )  # fmt: skip
+
+
+def by_group(
+    metric: Metric, counts: np.ndarray, tolerance: float, *, names: Sequence[str]
+) -> tuple[np.ndarray, bool]:
+    """Each group's threshold, as a number of an edge, and whether the tolerance is met.
+
+    `counts` are histograms (label, group, bin), the last group: not recorded.
+    """
+    rates, right = _candidates(metric, counts)
+    never = np.isnan(rates).all(-1).any(0)
+    if never.any():
+        lost = ", ".join(np.array(names)[never][:3])
+        raise FedgftError(f"--adjust {metric.name}: no row of the event in {lost}")
+    best = _search(rates, right, tolerance)
+    if best is not None:
+        return best, True
+    return _nearest(rates, right, tolerance), False
+
+
+def edges(bins: int) -> np.ndarray:
+    """The thresholds that are tried, the last one above every score."""
+    return np.append(np.arange(bins) / bins, NOBODY)
 
 
 def _candidates(metric: Metric, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

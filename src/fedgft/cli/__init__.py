@@ -7,7 +7,7 @@ from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
-from fedgft.cli import audit, compare, data, demo, measure, predict, reproduce, train
+from fedgft.cli import audit, compare, data, demo, frontier, measure, predict, reproduce, train
 from fedgft.cli.console import note
 from fedgft.types import FedgftError
 
@@ -18,8 +18,8 @@ app = App(
     suppress_keyboard_interrupt=False,  # main has something to say about it
 )
 for command in (
-    demo.demo, train.train, compare.compare, predict.predict, measure.measure, audit.audit,
-    reproduce.reproduce,
+    demo.demo, train.train, compare.compare, frontier.frontier, predict.predict, measure.measure,
+    audit.audit, reproduce.reproduce,
 ):  # fmt: skip
     app.command(command)
 app.command(data.app)

@@ -26,7 +26,7 @@ def row(study: Study, result: Result) -> dict[str, Any]:
     cell = study.cell(result)
     out: dict[str, Any] = {
         "data": study.dataset.name,
-        "alpha": study.concentration(result),
+        "alpha": study.concentration(result.alpha),
         "method": result.method,
         "metric": metric.name,
         "protocol": study.protocol.name,
@@ -55,7 +55,7 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
     """What the replicates chose on their inner splits, in words; nothing where nothing was open."""
     said: dict[str, None] = {}  # an ordered set: methods share the learning rate
     for result in results:
-        alpha = study.concentration(result)
+        alpha = study.concentration(result.alpha)
         where = "" if alpha is None else f"alpha {alpha:g}: "
         if "lr" in result.chosen:
             said[where + "learning rate " + _counts(result.lr)] = None
@@ -82,7 +82,7 @@ def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
     for e, after in enumerate(history.rounds.tolist()):
         for i, seed in enumerate(study.seeds):
             out.append(
-                {"data": study.dataset.name, "alpha": study.concentration(result),
+                {"data": study.dataset.name, "alpha": study.concentration(result.alpha),
                  "method": result.method, "metric": metric.name,
                  "protocol": study.protocol.name, "seed": seed,
                  "round": after, "accuracy": _number(accuracy[e, i]),

@@ -71,7 +71,7 @@ class Study:
     def __post_init__(self) -> None:
         if not self.seeds:
             raise FedgftError("--seeds must be at least 1")
-        if self.protocol.features == "standardised":
+        if self.protocol.features == "standardised" and self.dataset.centre is None:
             object.__setattr__(self, "dataset", self.dataset.standardised())
         if self.init is not None:  # it is one start for all, whatever the protocol has
             settings = replace(self.protocol.settings, start="common")
@@ -129,13 +129,13 @@ class Study:
 
     def cell(self, result: Result) -> str:
         """What a note is about."""
-        alpha = self.concentration(result)
+        alpha = self.concentration(result.alpha)
         where = "" if alpha is None else f", alpha {alpha:g}"
         return f"{result.method}, {result.metric.name}{where}"
 
-    def concentration(self, result: Result) -> float | None:
+    def concentration(self, alpha: float) -> float | None:
         """Dirichlet's alpha, where the partition has one."""
-        return result.alpha if self.kind in ("dirichlet", "pure") else None
+        return alpha if self.kind in ("dirichlet", "pure") else None
 
     def work(self, alphas: Sequence[float], methods: Sequence[str], metrics: Sequence[str]) -> int:
         """Run-rounds that these cells take: the length of a progress bar."""

@@ -18,12 +18,18 @@ STYLES = {
     "lrw": ("#0072b2", (0, (5, 2))),
     "lft": ("#cc79a7", (0, (1, 1.5))),
     "fairfed": ("#d55e00", (0, (5, 2, 1, 2))),
-    "fedgft": ("#009e73", (0, (3, 1, 1, 1))),
-    "fedgft-control": ("#009e73", (0, ())),
+    "fedgft": ("#009e73", (0, ())),
+    "fedgft-control": ("#332288", (0, ())),
+    "thresholds": ("#e69f00", (0, (2, 1))),
+    "pooled": ("#000000", (0, (1, 1))),
+    "exponentiated-gradient": ("#56b4e9", (0, ())),
+    "threshold-optimizer": ("#56b4e9", (0, (1, 1))),
 }
 NAMES = {
     "fedavg": "FedAvg", "lrw": "LRW", "lft": "LFT", "fairfed": "FairFed", "fedgft": "FedGFT",
-    "fedgft-control": "FedGFT control",
+    "fedgft-control": "FedGFT control", "thresholds": "FedAvg, threshold by group",
+    "pooled": "FedGFT control, pooled", "exponentiated-gradient": "Fairlearn EG, pooled",
+    "threshold-optimizer": "Fairlearn thresholds, pooled",
 }  # fmt: skip
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
 SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text as text: small, and searchable
@@ -66,7 +72,7 @@ def trajectories(study: Study, results: Sequence[Result]) -> Any:
     columns = []
     for metric, alpha in dict.fromkeys((r.metric, r.alpha) for r in results):
         mine = [r for r in results if (r.metric, r.alpha) == (metric, alpha)]
-        how = "" if study.concentration(mine[0]) is None else f", alpha {alpha:g}"
+        how = "" if study.concentration(alpha) is None else f", alpha {alpha:g}"
         columns.append(_column(study, mine, title=metric.title + how))
     n = len(study.seeds)
     return over_rounds(

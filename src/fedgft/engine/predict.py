@@ -1,0 +1,44 @@
+"""Scores of single rows, for whoever needs more than sums of them."""
+
+from typing import Any
+
+import numpy as np
+
+from fedgft.data.dataset import Federation
+from fedgft.models import get_model
+
+PIECE = 65_536  # rows in one go
+
+
+def probabilities(
+    federation: Federation, model: Any, params: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """(rows, classes), under the scaling of this federation."""
+    data, found = federation.dataset, get_model(model)
+    parts = []
+    for start in range(0, len(rows), PIECE):
+        x = data.features[rows[start : start + PIECE]].astype(np.float64)
+        if federation.mean is not None and federation.spread is not None:
+            x = (x - federation.mean) / federation.spread
+        parts.append(_softmax(_logits(found, x, params, len(data.classes))))
+    return np.concatenate(parts) if parts else np.zeros((0, len(data.classes)))
+
+
+def _logits(model: Any, x: np.ndarray, params: np.ndarray, classes: int) -> np.ndarray:
+    if model.linear:
+        weight, bias = params[:-classes].reshape(classes, -1), params[-classes:]
+        return x @ weight.T + bias
+    import torch
+    from torch.func import functional_call
+
+    from fedgft.engine.torch_executor import layout
+
+    module = model.module(features=x.shape[1], classes=classes).double().eval()
+    views = layout(module).views(torch.as_tensor(np.array(params, dtype=np.float64)))
+    with torch.no_grad():
+        return functional_call(module, views, (torch.as_tensor(x),)).numpy()
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    odds = np.exp(logits - logits.max(-1, keepdims=True))
+    return odds / odds.sum(-1, keepdims=True)

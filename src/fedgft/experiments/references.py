@@ -1,0 +1,129 @@
+"""What others reach: a threshold for each group after the fact, and Fairlearn on pooled rows.
+
+`thresholds` is the honest baseline of everything here: a plain model and, from the histograms of
+its scores that the clients could send, one threshold a group. It needs the group of every person
+at the time of the decision. Fairlearn's methods see all rows in one place, which is what a
+federation cannot do; they say what federation costs. Theirs are randomised decisions: a row counts
+with the probability with which it is accepted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedgft.audit.thresholds import by_group, edges
+from fedgft.data.dataset import Federation
+from fedgft.engine.predict import probabilities
+from fedgft.experiments.study import Result, Study
+from fedgft.metrics import Metric, Tally, stack
+from fedgft.types import FedgftError
+
+BINS = 400  # of the scores' histograms
+CONSTRAINTS = {
+    "sp": ("DemographicParity", "demographic_parity"),
+    "eop": ("TruePositiveRateParity", "true_positive_rate_parity"),
+    "fpr": ("FalsePositiveRateParity", "false_positive_rate_parity"),
+    "eo": ("EqualizedOdds", "equalized_odds"),
+}
+Tallies = tuple[Tally, Tally]  # the federation's rows, the test rows
+
+
+def thresholds(study: Study, plain: Result, tolerances: Sequence[float]) -> list[Tallies]:
+    """For each tolerance, the tallies (replicate, ...) of plain models with thresholds by group."""
+    each = [
+        [_adjusted(federation, scores, plain.metric, t) for t in tolerances]
+        for federation, scores in zip(plain.federations, _scores(study, plain), strict=True)
+    ]
+    return [
+        (stack([run[t][0] for run in each]), stack([run[t][1] for run in each]))
+        for t in range(len(tolerances))
+    ]
+
+
+def _scores(study: Study, plain: Result) -> list[tuple[np.ndarray, np.ndarray]]:
+    """P(positive) of every replicate's own model, on its clients' and on its test rows."""
+    models = zip(plain.federations, plain.history.params, strict=True)
+    return [
+        (probabilities(f, study.model, params, f.rows)[:, 1],
+         probabilities(f, study.model, params, f.test)[:, 1])
+        for f, params in models
+    ]  # fmt: skip
+
+
+def _adjusted(
+    federation: Federation, scores: tuple[np.ndarray, np.ndarray], metric: Metric, tolerance: float
+) -> Tallies:
+    data = federation.dataset
+    groups = len(data.group_names) + 1
+    where = np.minimum((scores[0] * BINS).astype(int), BINS - 1)
+    cell = data.labels[federation.rows] * groups + data.groups[federation.rows] % groups
+    counts = np.bincount(cell * BINS + where, minlength=2 * groups * BINS)
+    counts = counts.reshape(2, groups, BINS).astype(np.float64)
+    best, _ = by_group(metric, counts, tolerance, names=data.group_names)
+    line = np.append(edges(BINS)[best], 0.5)  # who is in no group keeps the old threshold
+    pairs = zip((federation.rows, federation.test), scores, strict=True)
+    clients, test = (_decided(federation, rows, 1.0 * (p >= line[data.groups[rows]]))
+                     for rows, p in pairs)  # fmt: skip
+    return clients, test
+
+
+def fairlearn_fit(federation: Federation, metric: Metric, bound: float | None) -> Tallies:
+    """ExponentiatedGradient with this bound, or (None) ThresholdOptimizer, on the pooled rows."""
+    from sklearn.linear_model import LogisticRegression
+
+    reductions, postprocessing = _fairlearn()
+    data, base = federation.dataset, LogisticRegression(max_iter=200)
+    rows = federation.rows[data.groups[federation.rows] >= 0]  # Fairlearn wants everybody's group
+    x, y, a = _pooled(federation, rows)
+    reduction, post = CONSTRAINTS[metric.name]
+    if bound is None:
+        fitted = postprocessing.ThresholdOptimizer(
+            estimator=base, constraints=post, predict_method="predict_proba"
+        ).fit(x, y, sensitive_features=a)
+        accept: Callable[[Any], np.ndarray] = lambda r: fitted._pmf_predict(  # noqa: E731
+            _pooled(federation, r)[0], sensitive_features=data.groups[r]
+        )[:, 1]
+    else:
+        constraint = getattr(reductions, reduction)(difference_bound=bound)
+        made = reductions.ExponentiatedGradient(base, constraint, eps=bound, max_iter=20)
+        made.fit(x, y, sensitive_features=a)
+        accept = lambda r: made._pmf_predict(_pooled(federation, r)[0])[:, 1]  # noqa: E731
+    test = federation.test[data.groups[federation.test] >= 0]
+    return tuple(_decided(federation, r, accept(r)) for r in (rows, test))  # type: ignore
+
+
+def check_fairlearn(metric: Metric, classes: int) -> None:
+    """Said before any work is done."""
+    _fairlearn()
+    if metric.name not in CONSTRAINTS or classes != 2:
+        raise FedgftError(
+            f"--references: Fairlearn has no method for {metric.name} with {classes} classes; "
+            f"it knows {', '.join(CONSTRAINTS)} with two"
+        )
+
+
+def _fairlearn() -> tuple[Any, Any]:
+    try:
+        from fairlearn import postprocessing, reductions
+    except ImportError as error:
+        raise FedgftError(
+            "--references needs Fairlearn: pip install 'fedgft[references]'"
+        ) from error
+    return reductions, postprocessing
+
+
+def _pooled(federation: Federation, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = federation.dataset
+    x = data.features[rows].astype(np.float64)
+    if federation.mean is not None and federation.spread is not None:
+        x = (x - federation.mean) / federation.spread
+    return x, data.labels[rows], data.groups[rows]
+
+
+def _decided(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> Tally:
+    """The tally of decisions, each with its probability; there are no scores."""
+    data = federation.dataset
+    probs = np.stack((1 - positive, positive), 1)
+    tally = Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    return Tally(tally.count, np.full_like(tally.score, np.nan), tally.score)
