@@ -25,10 +25,10 @@ from fedgft.federated.cohort import Cohort, client_means
 from fedgft.metrics import Kind, Metric, Tally, price
 from fedgft.types import FedgftError, Price, Rates, Statistics
 
-PROPER = (8.0, 5.0)  # ki / pace and kp
-# Where the event depends on the decision (predictive parity) a price moves the denominator too:
-# the rates answer more strongly, and with the gains above some runs end in "nobody" or "everybody".
-NOT_PROPER = (1.0, 1.0)
+FIRM = (8.0, 5.0)  # ki / pace and kp
+# Where the event is a decision (predictive parity) a price moves the denominator as well, and the
+# rates answer more strongly: pushed as firmly as that, some runs end in "nobody" or "everybody".
+GENTLE = (1.0, 1.0)
 
 
 class Steering(NamedTuple):
@@ -101,4 +101,4 @@ class Controlled:
         if self.gains is not None:
             return np.reshape(self.gains, (2, 1, 1, 1))
         proper = self.metric.proper_conditions(self.metric.classes(rates.shape[-2]))
-        return np.array([PROPER if p else NOT_PROPER for p in proper]).T[:, :, None, None]
+        return np.array([FIRM if p else GENTLE for p in proper]).T[:, :, None, None]

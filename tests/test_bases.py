@@ -1,0 +1,274 @@
+"""SCAFFOLD, FedNova and servers with a memory: against their papers' formulas, and all together."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from fedgft.engine import Settings, fused, plain_kernels
+from fedgft.engine.book import open_book
+from fedgft.engine.choose import choose_executor
+from fedgft.engine.rounds import Rounds
+from fedgft.engine.schedule import batches, everybody, keys
+from fedgft.federated import (
+    BASES,
+    Adaptive,
+    Algorithm,
+    Averaging,
+    BySize,
+    FairFed,
+    FedNova,
+    Local,
+    Proximal,
+    Scaffold,
+    ServerMomentum,
+    controlled,
+    fairfed,
+    fedavg,
+    fedgft,
+    lft,
+    lrw,
+    with_base,
+)
+from fedgft.metrics import CATALOG
+from fedgft.models import get_model
+from fedgft.optim import Optimizer, reach
+from fedgft.types import FedgftError
+from small import EXECUTORS, SGD, clients, federation, module, run, several
+
+SP = CATALOG["sp"]
+EXACT = {"rtol": 0, "atol": 1e-11}
+every_executor = pytest.mark.parametrize("executor", EXECUTORS)
+
+
+def scaffold_by_hand(made, *, rounds: int, lr: float, batch_size: int) -> np.ndarray:
+    """Karimireddy et al., Algorithm 1 with option II, clients weighing n_k / n."""
+    every, model = clients(made), module(made)
+    sizes = torch.tensor([len(c.y) for c in every], dtype=torch.float64)
+    flat = lambda: torch.cat([p.detach().flatten() for p in model.parameters()])  # noqa: E731
+    x, c = flat(), torch.zeros_like(flat())
+    own = [torch.zeros_like(x) for _ in every]
+    for t in range(rounds):
+        ends, fresh = [], []
+        for k, client in enumerate(every):
+            y = x.clone()
+            key = keys(keys(np.uint64(0), np.uint64(client.key)), 1 + t, 0)
+            steps = 0
+            for batch in batches(np.arange(len(client.y)), seed=int(key), batch_size=batch_size):
+                torch.nn.utils.vector_to_parameters(y, model.parameters())
+                at = torch.tensor(batch)
+                loss = torch.nn.functional.cross_entropy(model(client.x[at]), client.y[at])
+                gradient = torch.autograd.grad(loss, list(model.parameters()))
+                y = y - lr * (torch.cat([g.flatten() for g in gradient]) - own[k] + c)
+                steps += 1
+            ends.append(y)
+            fresh.append(own[k] - c + (x - y) / (steps * lr))
+        share = sizes / sizes.sum()
+        c = c + sum(w * (new - old) for w, new, old in zip(share, fresh, own, strict=True))
+        x, own = sum(w * y for w, y in zip(share, ends, strict=True)), fresh
+    return x.numpy()
+
+
+@every_executor
+def test_scaffold_is_option_two_for_sgd(executor: str) -> None:
+    made = several()
+    expected = scaffold_by_hand(made, rounds=4, lr=0.05, batch_size=8)
+    method = Algorithm(correction=Scaffold())
+    found = run(made, method, executor=executor, rounds=4, optimizer=SGD)
+    np.testing.assert_allclose(found.params[0], expected, **EXACT)
+    assert np.abs(found.params - run(made, fedavg(), rounds=4, optimizer=SGD).params).max() > 1e-3
+
+
+def rounds_of(made, method: Algorithm, **options) -> Rounds:
+    settings = Settings(dtype="float64", batch_size=8, **options)
+    book, model = open_book([made, made]), get_model("logistic")
+    executor = choose_executor(book, model, method, settings)
+    return Rounds(book, model, method, settings, executor, seeds=np.array([0, 1], np.uint64),
+                  lr=np.array([0.05, 0.02]), all_clients=everybody([made, made]))  # fmt: skip
+
+
+@every_executor
+@pytest.mark.parametrize("sampling", ["uniform", "size"])
+def test_scaffold_keeps_its_mean_whoever_takes_part(executor: str, sampling: str) -> None:
+    made, last = federation(), None
+    rounds = rounds_of(made, Algorithm(correction=Scaffold()), cohort=2, sampling=sampling,
+                       rounds=6, executor=executor)  # fmt: skip
+    state = rounds.init(None)
+    for t in range(6):
+        state = rounds.step(state, t)
+        own = np.asarray(state.variates.own).reshape(2, made.num_clients, -1)
+        mean = np.einsum("k,rkw->rw", made.sizes / made.sizes.sum(), own)
+        np.testing.assert_allclose(np.asarray(state.variates.server), mean, **EXACT)
+        if last is not None:  # at most two clients of a run have learnt something
+            changed = (np.abs(own - last) > 0).any(-1).sum(1)
+            assert (changed <= 2).all() and changed.sum() > 0
+        last = own.copy()
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adam"])
+def test_scaffold_in_all_executors(rule, monkeypatch) -> None:
+    made, method = federation(), with_base(fedgft(SP, 5.0), "scaffold", mu=0.2)
+    options = {"optimizer": Optimizer(rule), "epochs": 2}
+    found = [run(made, method, executor=name, **options).params for name in EXECUTORS]
+    monkeypatch.setattr(fused, "kernels", plain_kernels)
+    found.append(run(made, method, executor="fused", **options).params)
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=0, atol=1e-9)
+
+
+def test_scaffold_with_equal_clients_is_fedavg_once_it_knows_them() -> None:
+    """One client: c = c_k, so nothing is corrected."""
+    made = federation([(40, (0, 1), (0, 1))])
+    plain = run(made, fedavg(), rounds=4).params
+    np.testing.assert_allclose(
+        run(made, Algorithm(correction=Scaffold()), rounds=4).params, plain, **EXACT
+    )
+
+
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_reach_is_how_far_a_constant_gradient_leads(rule: str, steps: int) -> None:
+    if rule == "adam":
+        assert reach(Optimizer("adam"), np.array([steps]))[0] == steps
+        return
+    value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    theirs = torch.optim.SGD([value], lr=0.1, momentum=0.9 if rule == "momentum" else 0.0)
+    for _ in range(steps):
+        value.grad = torch.ones_like(value)
+        theirs.step()
+    assert reach(Optimizer(rule), np.array([steps]))[0] == pytest.approx(-value.item() / 0.1)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_reach_with_a_pull_back(steps: int) -> None:
+    x, lr, mu = 0.0, 0.1, 0.7
+    for _ in range(steps):
+        x -= lr * (1.0 + mu * x)
+    assert reach(SGD, np.array([steps]), lr * mu)[0] == pytest.approx(-x / lr)
+
+
+def test_fednova_by_hand() -> None:
+    """x + tau_eff sum_k w_k Delta_k / tau_k, from each client trained alone."""
+    made = several()
+    ends = [
+        run(federation_of(made, k), fedavg(), rounds=1, optimizer=SGD).params[0]
+        for k in range(made.num_clients)
+    ]
+    start = np.concatenate([p.detach().flatten().numpy() for p in module(made).parameters()])
+    tau, weight = -(-made.sizes // 8), made.sizes / made.sizes.sum()
+    moved = sum(w * (end - start) / t for w, end, t in zip(weight, ends, tau, strict=True))
+    expected = start + (weight * tau).sum() * moved
+    found = run(made, Algorithm(weighting=FedNova()), rounds=1, optimizer=SGD).params[0]
+    np.testing.assert_allclose(found, expected, **EXACT)
+
+
+def federation_of(made, k: int):
+    from small import reordered
+
+    return reordered(made, [k])
+
+
+def test_fednova_changes_nothing_where_all_make_as_many_steps() -> None:
+    made = federation([(16, (0, 1), (0, 1)), (16, (0,), (0, 1)), (16, (1,), (0, 1))])
+    for inner in (BySize(), FairFed(SP, 0.5)):
+        plain = run(made, Algorithm(weighting=inner)).params
+        np.testing.assert_allclose(
+            run(made, Algorithm(weighting=FedNova(inner))).params, plain, **EXACT
+        )
+
+
+def test_fednova_gives_nothing_to_a_client_without_rows() -> None:
+    cohort = everybody([several()])
+    local = Local(None, None, reach=np.array([2.0, 0.0, 1.0, 4.0, 1.0]))
+    found, _ = FedNova().coefficients(None, cohort, local)
+    assert found[1] == 0 and np.isfinite(found).all()
+
+
+def test_servers_by_their_formulas() -> None:
+    params, update = np.array([[1.0, -2.0]]), np.array([[0.5, -0.01]])
+    server = ServerMomentum(lr=0.5, momentum=0.9)
+    state = server.init(params)
+    once, state = server.step(state, params, update)
+    np.testing.assert_allclose(once, params + 0.5 * update)
+    twice, _ = server.step(state, once, update)
+    np.testing.assert_allclose(twice, once + 0.5 * 1.9 * update)
+    v0, square = 1e-6, update**2
+    second = {
+        "adam": 0.99 * v0 + 0.01 * square,
+        "yogi": v0 - 0.01 * square * np.sign(v0 - square),
+        "adagrad": v0 + square,
+    }
+    for rule, v in second.items():
+        server = Adaptive(rule, lr=0.1)
+        found, (m, kept) = server.step(server.init(params), params, update)
+        np.testing.assert_allclose(kept, v)
+        np.testing.assert_allclose(m, 0.1 * update)
+        np.testing.assert_allclose(found, params + 0.1 * 0.1 * update / (np.sqrt(v) + 1e-3))
+
+
+def test_a_server_without_momentum_is_averaging() -> None:
+    made = federation()
+    plain = run(made, fedavg()).params
+    found = run(made, Algorithm(server=ServerMomentum(lr=1.0, momentum=0.0))).params
+    np.testing.assert_allclose(found, plain, **EXACT)
+
+
+@every_executor
+def test_servers_in_all_executors(executor: str) -> None:
+    made, method = federation(), with_base(fedgft(SP, 5.0), "fedyogi")
+    np.testing.assert_allclose(
+        run(made, method, executor=executor).params, run(made, method).params, atol=1e-10, rtol=0
+    )
+
+
+def test_buffers_take_the_mean_and_not_the_server_step() -> None:
+    """A running variance under Adam could fall below zero."""
+    made = several()
+
+    def make() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+    plain = run(made, fedavg(), model=make, rounds=1, batch_size=64, lr=1e-12)
+    found = run(made, with_base(fedavg(), "fedadam", server_lr=1.0), model=make, rounds=1,
+                batch_size=64, lr=1e-12)  # fmt: skip
+    np.testing.assert_allclose(found.params[0, -8:], plain.params[0, -8:], atol=1e-9)
+
+
+OBJECTIVES = (fedavg(), lrw(), lft(SP, 3.0), fedgft(CATALOG["eo"], 3.0), controlled(SP, 0.1))
+CORRECTIONS = (Proximal(), Proximal(0.3), Scaffold())
+FAIRFED = (FairFed(SP, 0.5), FairFed(SP, 0.5, "exp"))
+WEIGHTINGS = (BySize(), *FAIRFED, FedNova(), FedNova(FAIRFED[0]))
+SERVERS = (Averaging(), ServerMomentum(), Adaptive("adam"), Adaptive("yogi"), Adaptive("adagrad"))
+
+
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_everything_goes_with_everything(cohort) -> None:
+    """objective x correction x weighting x server, for a few rounds: each is its own method."""
+    made, seen = federation(), set()
+    for objective, *slots in product(OBJECTIVES, CORRECTIONS, WEIGHTINGS, SERVERS):
+        method = Algorithm(objective.objective, *slots)
+        found = run(made, method, cohort=cohort, rounds=3, eval_every=0, state="shared")
+        assert np.isfinite(found.params).all()
+        assert np.isfinite(found.test.score).all()
+        seen.add(found.params.round(9).tobytes())
+    combinations = len(OBJECTIVES) * len(CORRECTIONS) * len(WEIGHTINGS) * len(SERVERS)
+    assert len(seen) == combinations  # no slot is ignored
+
+
+def test_methods_and_bases_by_name() -> None:
+    for base in BASES:
+        for method in (fedavg(), lrw(), lft(SP), fairfed(SP), fedgft(SP), controlled(SP)):
+            found = with_base(method, base)
+            assert found.objective == method.objective
+            if base != "fednova":
+                assert found.weighting == method.weighting
+    assert with_base(fairfed(SP), "fednova").weighting == FedNova(FairFed(SP))
+    assert with_base(fedavg(), "fednova", mu=0.5).correction == Proximal(0.5)
+    with pytest.raises(FedgftError, match="--base 'fedmax' is not known"):
+        with_base(fedavg(), "fedmax")
+    for wrong in (lambda: Scaffold(-1.0), lambda: Proximal(float("nan"))):
+        with pytest.raises(FedgftError, match="--mu"):
+            wrong()
+    with pytest.raises(FedgftError, match="--server-lr"):
+        with_base(fedavg(), "fedadam", server_lr=0.0)
