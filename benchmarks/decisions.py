@@ -49,8 +49,8 @@ class Lab:
         return self._data[name, group]
 
     def study(
-        self, name: str, *, group: str | None = None, settings: Any = None, seeds: int | None = None,
-        model: str = "logistic", clients: int = 10, **protocol: Any,
+        self, name: str, *, group: str | None = None, settings: Any = None,
+        seeds: int | None = None, model: str = "logistic", clients: int = 10, **protocol: Any,
     ) -> Study:  # fmt: skip
         count = seeds or self.seeds
         key = (name, group, str(settings), count, model, clients, str(protocol))
@@ -174,8 +174,8 @@ def targets(lab: Lab) -> Part:
                     rows.append(
                         (data, name, f"{alpha:g}", points(target), f"{reached} of {lab.seeds}",
                          points(gap.max()), points(gap.mean()), f"{int(free.sum())}",
-                         points(used) if free.any() else "", f"{int((gap[free] >= target / 2).sum())}",
-                         points(hard(ours, "test").mean()), points(accuracy(ours)))
+                         points(used) if free.any() else "",
+                         f"{int((gap[free] >= target / 2).sum())}", points(hard(ours, "test").mean()), points(accuracy(ours)))
                     )  # fmt: skip
     header = ("data", "metric", "alpha", "target", "reached", "largest gap", "mean gap",
               "FedAvg above 2t", "mean gap there", "of them at least t/2", "gap, held out",
@@ -194,7 +194,8 @@ def metrics(lab: Lab) -> Part:
     """Other metrics, more groups, more classes, several attributes, several metrics at once."""
     asked = (
         ("adult", None, "cal", 20), ("compas", None, "cal", 20), ("adult", None, "eo", 20),
-        ("compas", None, "eo", 20), ("adult", "race,sex", "sp", 20), ("adult", "race,sex", "eop", 20),
+        ("compas", None, "eo", 20), ("adult", "race,sex", "sp", 20),
+        ("adult", "race,sex", "eop", 20),
         ("compas-races", None, "sp", 20), ("compas-races", None, "eop", 20),
         ("adult-hours", None, "sp", 5), ("adult-hours", None, "eop", 5),
         ("adult", None, "sp+eop", 20), ("adult", None, "sp+eop+cal", 20),
@@ -242,7 +243,8 @@ def bases(lab: Lab) -> Part:
             rows.append(
                 (base, name, points(accuracy(plain)), points(hard(plain, "federation").mean()),
                  points(accuracy(paper)), points(hard(paper, "federation").mean()),
-                 points(accuracy(ours)), points(gaps[base, name]), points(hard(ours, "test").mean()))
+                 points(accuracy(ours)), points(gaps[base, name]),
+                 points(hard(ours, "test").mean()))
             )  # fmt: skip
     header = ("base", "metric", "plain accuracy", "plain gap", "FedGFT accuracy", "FedGFT gap",
               "control accuracy", "control gap", "control gap, held out")  # fmt: skip

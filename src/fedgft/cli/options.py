@@ -196,7 +196,8 @@ class Options:
             raise FedgftError(
                 "--target is for --method fedgft-control; the others have --lam, --beta"
             )
-        if self.lam is not None and "fedgft-control" in methods and len(methods) == 1:
+        unheard = self.lam is not None and not {"fedgft", "lft"} & set(methods)
+        if unheard and "fedgft-control" in methods:
             raise FedgftError(
                 "--lam: fedgft-control sets its strength itself; say --target, or --method fedgft"
             )

@@ -7,7 +7,9 @@ federation cannot do; they say what federation costs. Theirs are randomised deci
 with the probability with which it is accepted.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,27 +72,43 @@ def _adjusted(
 
 def fairlearn_fit(federation: Federation, metric: Metric, bound: float | None) -> Tallies:
     """ExponentiatedGradient with this bound, or (None) ThresholdOptimizer, on the pooled rows."""
+    groups = federation.dataset.groups
+    train, test = (r[groups[r] >= 0] for r in (federation.rows, federation.test))
+    with warnings.catch_warnings():  # what it says about its own dependencies is not ours to mend
+        warnings.simplefilter("ignore")
+        fit = _thresholds if bound is None else partial(_exponentiated, bound=bound)
+        accept = fit(metric, *_pooled(federation, train))
+        found = [accept(*_pooled(federation, rows)[::2]) for rows in (train, test)]
+    return _decided(federation, train, found[0]), _decided(federation, test, found[1])
+
+
+Accept = Callable[[np.ndarray, np.ndarray], np.ndarray]  # features, groups -> P(accepted)
+
+
+def _exponentiated(
+    metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray, *, bound: float
+) -> Accept:
     from sklearn.linear_model import LogisticRegression
 
-    reductions, postprocessing = _fairlearn()
-    data, base = federation.dataset, LogisticRegression(max_iter=200)
-    rows = federation.rows[data.groups[federation.rows] >= 0]  # Fairlearn wants everybody's group
-    x, y, a = _pooled(federation, rows)
-    reduction, post = CONSTRAINTS[metric.name]
-    if bound is None:
-        fitted = postprocessing.ThresholdOptimizer(
-            estimator=base, constraints=post, predict_method="predict_proba"
-        ).fit(x, y, sensitive_features=a)
-        accept: Callable[[Any], np.ndarray] = lambda r: fitted._pmf_predict(  # noqa: E731
-            _pooled(federation, r)[0], sensitive_features=data.groups[r]
-        )[:, 1]
-    else:
-        constraint = getattr(reductions, reduction)(difference_bound=bound)
-        made = reductions.ExponentiatedGradient(base, constraint, eps=bound, max_iter=20)
-        made.fit(x, y, sensitive_features=a)
-        accept = lambda r: made._pmf_predict(_pooled(federation, r)[0])[:, 1]  # noqa: E731
-    test = federation.test[data.groups[federation.test] >= 0]
-    return tuple(_decided(federation, r, accept(r)) for r in (rows, test))  # type: ignore
+    reductions, _ = _fairlearn()
+    constraint = getattr(reductions, CONSTRAINTS[metric.name][0])(difference_bound=bound)
+    made = reductions.ExponentiatedGradient(
+        LogisticRegression(max_iter=200), constraint, eps=bound, max_iter=20
+    )
+    made.fit(x, y, sensitive_features=a)
+    return lambda x, a: made._pmf_predict(x)[:, 1]
+
+
+def _thresholds(metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray) -> Accept:
+    from sklearn.linear_model import LogisticRegression
+
+    _, postprocessing = _fairlearn()
+    made = postprocessing.ThresholdOptimizer(
+        estimator=LogisticRegression(max_iter=200), constraints=CONSTRAINTS[metric.name][1],
+        predict_method="predict_proba",
+    )  # fmt: skip
+    made.fit(x, y, sensitive_features=a)
+    return lambda x, a: made._pmf_predict(x, sensitive_features=a)[:, 1]
 
 
 def check_fairlearn(metric: Metric, classes: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from fedgft.federated.cohort import Cohort, client_means
 from fedgft.federated.control import Controlled, Steering
 from fedgft.metrics import Metric, Tally, get_metric, price
-from fedgft.metrics.spread import SPREADS, Spread, spread_gradient
+from fedgft.metrics.spread import SPREADS, spread_gradient
 from fedgft.types import FedgftError, Price, Statistics
 
 # J by name, as its derivative: x, x^2 (the paper's l2), x^2 / 2 (what its Table 1 used: C = F~).
@@ -41,7 +41,7 @@ class Linearised:
     metric: Metric
     lam: float | np.ndarray
     penalty: str = "half"
-    spread: Spread = "range"
+    spread: str = "range"
 
     def __post_init__(self) -> None:
         if self.penalty not in SLOPES:

@@ -11,7 +11,7 @@ time: with many groups it jumps from pair to pair. The third adds up the squares
 pulled at once, and with J = F^2 it has no corner anywhere.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,11 +27,11 @@ class Slopes(NamedTuple):
 
     value: Value
     rates: Rates
-    overall: Rates  # (..., v, 1)
+    overall: Any  # (..., v, 1)
 
 
 def spread_gradient(
-    metric: Metric, statistics: Statistics, spread: Spread = "range"
+    metric: Metric, statistics: Statistics, spread: str = "range"
 ) -> tuple[Value, Statistics]:
     """F and dF/dS."""
     if spread == "range":
@@ -50,7 +50,7 @@ def _variance(rates: Rates) -> Slopes:
     return Slopes(value, 2 * apart / safe, np.zeros_like(rates[..., :1]))
 
 
-def _deviation(rates: Rates, overall: Rates) -> Slopes:
+def _deviation(rates: Rates, overall: Any) -> Slopes:
     apart = rates - overall
     flat = np.abs(apart).reshape(*apart.shape[:-2], -1)
     at = np.argmax(flat, axis=-1)[..., None]
