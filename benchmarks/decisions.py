@@ -175,7 +175,8 @@ def targets(lab: Lab) -> Part:
                         (data, name, f"{alpha:g}", points(target), f"{reached} of {lab.seeds}",
                          points(gap.max()), points(gap.mean()), f"{int(free.sum())}",
                          points(used) if free.any() else "",
-                         f"{int((gap[free] >= target / 2).sum())}", points(hard(ours, "test").mean()), points(accuracy(ours)))
+                         f"{int((gap[free] >= target / 2).sum())}",
+                         points(hard(ours, "test").mean()), points(accuracy(ours)))
                     )  # fmt: skip
     header = ("data", "metric", "alpha", "target", "reached", "largest gap", "mean gap",
               "FedAvg above 2t", "mean gap there", "of them at least t/2", "gap, held out",

@@ -10,7 +10,7 @@ from fedgft.cli.console import bar, note, out, print_json, wrote
 from fedgft.cli.options import Flag, Options
 from fedgft.types import FedgftError
 
-METHODS = ["fedavg", "lrw", "fairfed", "fedgft"]
+METHODS = ["fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"]
 
 
 def demo(
@@ -19,7 +19,7 @@ def demo(
     out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-demo"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Adult, ten very different clients, four methods: who is fair to people nobody trained on?
+    """Adult, ten very different clients, five methods: who is fair to people nobody trained on?
 
     Parameters
     ----------

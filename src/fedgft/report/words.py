@@ -9,20 +9,22 @@ Row = dict[str, Any]
 
 
 def findings(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
-    """Two sentences about one cell: what FedGFT changes, and what the local methods do."""
+    """Two sentences about one cell: what FedGFT changes (with a target, if that was trained), and
+    what the local methods do."""
     by = {row["method"]: row for row in rows}
-    if "fedavg" not in by or "fedgft" not in by:
+    found = [by[method] for method in ("fedgft-control", "fedgft") if method in by]
+    if "fedavg" not in by or not found:
         return ""
-    plain, fair = by["fedavg"], by["fedgft"]
+    plain, fair = by["fedavg"], found[0]
     if plain["gap_hard_test"] is None or fair["gap_hard_test"] is None:
         return (
             f"The held-out gap in {title} is not estimable: a group has no test row of the event."
         )
     first = (
         f"On people nobody trained on, FedAvg's decisions differ between {_join(groups)} by "
-        f"{_points(plain)} ({title}); FedGFT's differ by {_points(fair)}, where a perfectly fair "
-        f"model would show about {100 * fair['floor']:.1f} by chance, and it is right in "
-        f"{100 * fair['accuracy']:.1f}% of cases against {100 * plain['accuracy']:.1f}%."
+        f"{_points(plain)} ({title}); those of {NAMES[fair['method']]} differ by {_points(fair)}, "
+        f"where a perfectly fair model would show about {100 * fair['floor']:.1f} by chance, and it "
+        f"is right in {100 * fair['accuracy']:.1f}% of cases against {100 * plain['accuracy']:.1f}%."
     )
     local = [
         by[m] for m in ("lrw", "lft", "fairfed") if by.get(m, {}).get("gap_hard_test") is not None
