@@ -46,7 +46,7 @@ results: $(TEST) ## reproduce the paper, 20 replicates, both protocols, into res
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf .venv build dist fedgft-demo fedgft-train adult-sites htmlcov .coverage results/cells
+	rm -rf .venv build dist fedgft-demo fedgft-train fedgft-frontier adult-sites htmlcov .coverage results/cells
 	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

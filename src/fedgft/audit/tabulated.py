@@ -8,7 +8,7 @@ from fedgft.audit.alerts import points
 from fedgft.audit.plain import views_of
 from fedgft.audit.verdict import VERDICT, leading
 from fedgft.layout import Table
-from fedgft.metrics import CATALOG
+from fedgft.metrics import CATALOG, get_metric
 
 Plain = dict[str, Any]
 FEW_SITES_SHOWN = 40
@@ -144,7 +144,7 @@ def _adjusted(summary: Plain) -> Iterator[Table]:
         met = asked if found["feasible"] else f"the smallest gap there is (asked: {asked})"
         rows = tuple((g, "above 1" if t > 1 else f"{t:g}") for g, t in found["thresholds"].items())
         yield Table(
-            f"Thresholds by group for {CATALOG[found['metric']].title}: {met}",
+            f"Thresholds by group for {get_metric(found['metric']).title}: {met}",
             ("group", "threshold"), rows, 1,
             (f"Gap {points(found['gap_before'])} → {points(found['gap'])} points, accuracy "
              f"{points(found['accuracy_before'])}% → {points(found['accuracy'])}%.",),

@@ -20,11 +20,12 @@ def findings(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
         return (
             f"The held-out gap in {title} is not estimable: a group has no test row of the event."
         )
+    chance, right = 100 * fair["floor"], 100 * fair["accuracy"]
     first = (
         f"On people nobody trained on, FedAvg's decisions differ between {_join(groups)} by "
         f"{_points(plain)} ({title}); those of {NAMES[fair['method']]} differ by {_points(fair)}, "
-        f"where a perfectly fair model would show about {100 * fair['floor']:.1f} by chance, and it "
-        f"is right in {100 * fair['accuracy']:.1f}% of cases against {100 * plain['accuracy']:.1f}%."
+        f"where a perfectly fair model would show about {chance:.1f} by chance, and it is right in "
+        f"{right:.1f}% of cases against {100 * plain['accuracy']:.1f}%."
     )
     local = [
         by[m] for m in ("lrw", "lft", "fairfed") if by.get(m, {}).get("gap_hard_test") is not None
