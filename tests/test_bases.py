@@ -35,7 +35,7 @@ from fedgft.metrics import CATALOG
 from fedgft.models import get_model
 from fedgft.optim import Optimizer, reach
 from fedgft.types import FedgftError
-from small import EXECUTORS, SGD, clients, federation, module, run, several
+from small import EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 SP = CATALOG["sp"]
 EXACT = {"rtol": 0, "atol": 1e-11}
@@ -140,19 +140,57 @@ def test_reach_is_how_far_a_constant_gradient_leads(rule: str, steps: int) -> No
     assert reach(Optimizer(rule), np.array([steps]))[0] == pytest.approx(-value.item() / 0.1)
 
 
-@pytest.mark.parametrize("steps", [1, 5])
-def test_reach_with_a_pull_back(steps: int) -> None:
-    x, lr, mu = 0.0, 0.1, 0.7
-    for _ in range(steps):
-        x -= lr * (1.0 + mu * x)
-    assert reach(SGD, np.array([steps]), lr * mu)[0] == pytest.approx(-x / lr)
+@pytest.mark.parametrize("rule", ["sgd", "momentum"])
+def test_reach_with_a_pull_back(rule: str) -> None:
+    """Of several clients at once, each with its own number of steps."""
+    steps, lr, mu = np.array([1, 5, 30, 0]), 0.1, 5.0
+    far = []
+    for count in steps:
+        value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        theirs = torch.optim.SGD([value], lr=lr, momentum=0.9 if rule == "momentum" else 0.0)
+        for _ in range(count):
+            value.grad = 1.0 + mu * value.detach()
+            theirs.step()
+        far.append(-value.item() / lr)
+    np.testing.assert_allclose(reach(Optimizer(rule), steps, lr * mu), far, atol=1e-12)
+
+
+def test_fednova_knows_the_pull_of_fedprox() -> None:
+    made = several()
+    pulled = Algorithm(correction=Proximal(4.0), weighting=FedNova())
+    found = run(made, pulled, rounds=1, optimizer=SGD).params[0]
+    ends = [run(reordered(made, [k]), Algorithm(correction=Proximal(4.0)), rounds=1,
+                optimizer=SGD).params[0] for k in range(made.num_clients)]  # fmt: skip
+    start = np.concatenate([p.detach().flatten().numpy() for p in module(made).parameters()])
+    tau = (1 - (1 - 0.05 * 4.0) ** -(-made.sizes // 8)) / (0.05 * 4.0)
+    weight = made.sizes / made.sizes.sum()
+    moved = sum(w * (end - start) / t for w, end, t in zip(weight, ends, tau, strict=True))
+    np.testing.assert_allclose(found, start + (weight * tau).sum() * moved, **EXACT)
+
+
+@every_executor
+def test_locally_fair_training_is_pulled_back_to_the_start_of_the_round(executor: str) -> None:
+    """It trains epoch by epoch; with lam 0 it is FedProx all the same."""
+    made, options = federation(), {"executor": executor, "epochs": 4}
+    plain = run(made, with_base(fedavg(), "fedprox", mu=5.0), **options).params
+    local = run(made, with_base(lft(SP, 0.0), "fedprox", mu=5.0), **options).params
+    np.testing.assert_allclose(local, plain, **EXACT)
+
+
+def test_gains_are_halved_where_the_answer_is_late_or_blurred() -> None:
+    made, plain = federation(), controlled(SP)
+    assert rounds_of(made, plain)._share() == 1.0
+    late = [with_base(plain, base) for base in ("scaffold", "fedadam", "fedavgm")]
+    assert [rounds_of(made, method)._share() for method in late] == [0.5] * 3
+    for options in ({"cohort": 2}, {"noise": 1.0}):
+        assert rounds_of(made, plain, **options)._share() == 0.5
 
 
 def test_fednova_by_hand() -> None:
     """x + tau_eff sum_k w_k Delta_k / tau_k, from each client trained alone."""
     made = several()
     ends = [
-        run(federation_of(made, k), fedavg(), rounds=1, optimizer=SGD).params[0]
+        run(reordered(made, [k]), fedavg(), rounds=1, optimizer=SGD).params[0]
         for k in range(made.num_clients)
     ]
     start = np.concatenate([p.detach().flatten().numpy() for p in module(made).parameters()])
@@ -161,12 +199,6 @@ def test_fednova_by_hand() -> None:
     expected = start + (weight * tau).sum() * moved
     found = run(made, Algorithm(weighting=FedNova()), rounds=1, optimizer=SGD).params[0]
     np.testing.assert_allclose(found, expected, **EXACT)
-
-
-def federation_of(made, k: int):
-    from small import reordered
-
-    return reordered(made, [k])
 
 
 def test_fednova_changes_nothing_where_all_make_as_many_steps() -> None:
@@ -229,10 +261,10 @@ def test_buffers_take_the_mean_and_not_the_server_step() -> None:
     def make() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
 
-    plain = run(made, fedavg(), model=make, rounds=1, batch_size=64, lr=1e-12)
-    found = run(made, with_base(fedavg(), "fedadam", server_lr=1.0), model=make, rounds=1,
-                batch_size=64, lr=1e-12)  # fmt: skip
-    np.testing.assert_allclose(found.params[0, -8:], plain.params[0, -8:], atol=1e-9)
+    for base in (with_base(fedavg(), "fedadam", server_lr=1.0), with_base(fedavg(), "fednova")):
+        found = run(made, base, model=make, rounds=1, batch_size=8, lr=1e-12)
+        plain = run(made, fedavg(), model=make, rounds=1, batch_size=8, lr=1e-12)
+        np.testing.assert_allclose(found.params[0, -8:], plain.params[0, -8:], atol=1e-9)
 
 
 OBJECTIVES = (fedavg(), lrw(), lft(SP, 3.0), fedgft(CATALOG["eo"], 3.0), controlled(SP, 0.1))

@@ -1,5 +1,7 @@
 """A target for decisions: the rule, what it never does, and what it reaches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.federated import Algorithm, Controlled, Objective, Penalty, controlled, fedavg
 from fedgft.federated.control import FIRM, GENTLE, Steering
-from fedgft.metrics import CATALOG, get_metric
+from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.types import FedgftError
 
 SP = CATALOG["sp"]
@@ -27,13 +29,13 @@ def statistics(rates, events) -> np.ndarray:
 
 
 def by_hand(gaps, *, target: float, pace: float) -> list[float]:
-    """C of two groups, as the rule was written down when it was studied."""
+    """C of two groups, the rule written out."""
     plus = minus = 0.0
     out = []
     for g in gaps:
         plus = max(0.0, plus + 8 * pace * (g - target))
         minus = max(0.0, minus + 8 * pace * (-g - target))
-        out.append(max(0.0, plus + 5 * (g - target)) - max(0.0, minus + 5 * (-g - target)))
+        out.append(max(0.0, plus + 2 * (g - target)) - max(0.0, minus + 2 * (-g - target)))
     return out
 
 
@@ -43,7 +45,7 @@ def by_hand(gaps, *, target: float, pace: float) -> list[float]:
     target=st.sampled_from([0.0, 0.02, 0.3]),
     pace=st.floats(0.01, 1.0),
 )
-def test_two_groups_are_the_studied_rule(gaps, target: float, pace: float) -> None:
+def test_two_groups_are_the_rule_written_out(gaps, target: float, pace: float) -> None:
     rule = Controlled(SP, target, most=1e9)
     state, found = rule.init(np.array([pace])), []
     for g in gaps:
@@ -90,7 +92,7 @@ def test_a_target_out_of_reach_is_no_divergence() -> None:
     for _ in range(10_000):
         state = rule.steer(state, statistics([[[0.9, 0.1]]], [0.5, 0.5]))
     assert state.mu.max() == rule.most
-    assert np.abs(state.v).max() <= 2 * (rule.most + 5) / 0.5
+    assert np.abs(state.v).max() <= (rule.most + FIRM[1]) / 0.5
 
 
 def test_a_group_that_is_not_there_rests() -> None:
@@ -100,7 +102,10 @@ def test_a_group_that_is_not_there_rests() -> None:
     again = rule.steer(state, statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.0]))
     np.testing.assert_array_equal(again.mu[0, 0, 2], state.mu[0, 0, 2])
     assert again.mu[0, 0, 0, 1] > state.mu[0, 0, 0, 1]
-    assert np.isfinite(again.v[..., :2]).all()
+    assert np.isfinite(again.v).all()
+    assert (again.v[..., 2] == 0).all()  # it has no rows to price
+    for events in ([0.3, 0.3, -0.1], [0.0, 0.0, 0.0]):  # a count below zero is noise
+        assert np.isfinite(rule.steer(again, statistics([[[0.7, 0.3, 0.2]]], events)).v).all()
 
 
 def test_an_empty_group_has_no_price() -> None:
@@ -175,7 +180,7 @@ def test_the_pick_is_the_best_of_the_last_rounds() -> None:
         last.federation.gap(SP, "hard") - 0.03 - 0.002, 0
     )
     window = np.flatnonzero(last.rounds > 15)
-    best = window[score[window].argmax(0)]
+    best = window[::-1][score[window][::-1].argmax(0)]  # the last of those that are equally good
     for run, at in enumerate(best):
         np.testing.assert_array_equal(picked.params[run], models[at][run])
     np.testing.assert_array_equal(picked.federation.decision[:-1], last.federation.decision[:-1])
@@ -185,6 +190,42 @@ def test_the_pick_is_the_best_of_the_last_rounds() -> None:
 def test_measuring_less_often_picks_the_same() -> None:
     often, seldom = (trained(controlled(SP, 0.03), eval_every=e).params for e in (1, 0))
     np.testing.assert_array_equal(often, seldom)
+
+
+def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
+    alone = [standardise(partition(replace(DATA, groups=np.zeros(len(DATA), int)), clients=3,
+                                   alpha=1.0, seed=0))]  # fmt: skip
+    chosen = Settings(rounds=6, batch_size=64)
+    picked, last = (
+        simulate(alone, "logistic", controlled(SP, pick=p), chosen, seeds=[0]).params
+        for p in (1.0, 0.0)
+    )
+    np.testing.assert_array_equal(picked, last)
+
+
+@pytest.mark.parametrize("name", ["eop", "eo", "cal"])
+def test_cohorts_without_a_group_do_no_harm(name: str) -> None:
+    """One client of ten a round, and each of them lacks something."""
+    made = [standardise(partition(DATA, clients=10, alpha=0.1, seed=s)) for s in range(4)]
+    chosen = Settings(rounds=20, cohort=1, batch_size=64)
+    method = controlled(get_metric(name))
+    found = simulate(made, "logistic", method, chosen, seeds=range(4), lr=0.02)
+    assert np.isfinite(found.params).all()
+
+
+def test_everybody_as_a_cohort_is_everybody() -> None:
+    plain, asked = trained(controlled(SP)), trained(controlled(SP), cohort=6)
+    np.testing.assert_array_equal(plain.params, asked.params)
+
+
+def test_a_metric_that_is_not_affine_is_steered_gently() -> None:
+    squared = Metric("sq", "squared", lambda p, y: p[:, 1:] ** 2, lambda p, y: 1 + 0 * y[:, :1],
+                     lambda classes: ("all",))  # fmt: skip
+    penalty = Penalty(squared, target=0.0)
+    y, a = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
+    logits = torch.tensor([[0.0, 2.0], [0.0, 2.0], [2.0, 0.0], [2.0, 0.0]])
+    assert penalty.update(penalty.statistics(logits, y, a)) == 1.0
+    assert np.isfinite(penalty.v).all() and np.abs(penalty.v).max() > 0
 
 
 def test_a_cohort_and_noise_are_no_ground_for_a_pick() -> None:
@@ -207,8 +248,6 @@ def test_noise_is_what_the_seed_says_and_does_harm_by_its_size() -> None:
 
 def test_more_groups_reach_the_target_pair_by_pair() -> None:
     rng = np.random.default_rng(3)
-    from dataclasses import replace
-
     three = replace(DATA, groups=rng.integers(0, 3, len(DATA)), group_names=("a", "b", "c"))
     x = three.features.copy()
     x[:, 0] += 0.8 * three.groups
@@ -239,9 +278,9 @@ def test_the_own_loop_takes_a_target_too() -> None:
             logits = model(x)
             (torch.nn.functional.cross_entropy(logits, y) + penalty(logits, y, a)).backward()
             optimizer.step()
-        if t == 0:
-            first = gap
-    assert gap < 0.03 < first or gap < 0.03
+        if t == 5:
+            early = gap  # the model has learnt, and the multiplier has not
+    assert gap < 0.03 < early
     decided = model(x).argmax(-1).numpy()
     again = package.statistical_parity_difference(y.numpy(), decided, sensitive_features=a.numpy())
     assert again < 0.04

@@ -18,8 +18,18 @@ from fedgft.engine import Settings, simulate
 from fedgft.engine.predict import probabilities
 from fedgft.experiments import Study, get_protocol
 from fedgft.experiments.checks import contradiction, empty_groups, without_groups
-from fedgft.experiments.frontier import Spot, at_gap, choose, knee, pareto, spot_row, sweep
+from fedgft.experiments.frontier import (
+    Spot,
+    choose,
+    knee,
+    pareto,
+    spot_row,
+    strengths,
+    sweep,
+    within,
+)
 from fedgft.experiments.references import check_fairlearn, fairlearn_fit, thresholds
+from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.store import load_model
 from fedgft.federated import fedavg
 from fedgft.metrics import CATALOG, Tally, get_metric
@@ -66,8 +76,7 @@ def test_the_knee_is_farthest_above_the_chord() -> None:
     assert knee(FRONT, SP) is FRONT[1]
     assert knee(FRONT[:2], SP) is None
     straight = [spot("fedgft", g, 0.6 + g) for g in (0.0, 0.1, 0.2)]
-    bent = knee(straight, SP)
-    assert bent is None or bent in straight
+    assert knee([straight[0], spot("fedgft", 0.1, 0.65), straight[2]], SP) is None  # it sags
 
 
 def test_chosen_within_the_target_or_nearest_to_it() -> None:
@@ -75,14 +84,45 @@ def test_chosen_within_the_target_or_nearest_to_it() -> None:
     assert choose(FRONT, SP, 0.0) is FRONT[0]
     assert choose(FRONT[1:], SP, 0.01) is FRONT[1]
     assert choose(FRONT, SP, None) is FRONT[1]
+    straight = [spot("fedgft", g, 0.6 + g) for g in (0.2, 0.1)]
+    assert choose(straight, SP, None) is straight[1]  # nothing bends: the fairest
+    half = spot("fedgft", 0.0, 0.9)  # good where it can be judged, and lost in another replicate
+    lost = Tally(*(np.concatenate((a, np.nan * a)) for a in
+                   (half.test.count, half.test.score, half.test.decision)))  # fmt: skip
+    half = replace(half, federation=lost, test=lost)
+    assert choose([*FRONT, half], SP, 0.25) is FRONT[2]
+    assert choose([half], SP, 0.25) is None
     better = spot("thresholds", 0.0, 0.99)
     assert choose([*FRONT, better], SP, 0.1) is FRONT[1]  # it needs the group at decision time
 
 
-def test_accuracy_between_two_spots_is_on_the_line() -> None:
-    assert at_gap(FRONT, SP, 0.15) == pytest.approx(0.80)
-    assert at_gap(FRONT, SP, 0.9) == pytest.approx(0.85)
-    assert np.isnan(at_gap(FRONT[1:], SP, 0.05))  # fairer than it has ever been
+def test_the_most_accurate_within_a_gap() -> None:
+    assert within(FRONT, SP, 0.15) is FRONT[1]
+    assert within(FRONT, SP, 0.9) is FRONT[3]
+    assert within(FRONT[1:], SP, 0.05) is None  # fairer than it has ever been
+
+
+def test_nobody_pays_for_less_than_chance() -> None:
+    """On 2,000 rows chance alone shows about 1.8 points."""
+    close = [spot("fedgft", 0.0, 0.60), spot("fedavg", 0.015, 0.90), spot("fedgft", 0.3, 0.91)]
+    assert pareto(close, SP) == close[1:]
+    assert choose(close, SP, None) is close[1]
+
+
+def test_a_target_is_among_what_is_swept() -> None:
+    grid = strengths(study(), "fedgft-control", 5, widest=0.3, target=0.05)
+    assert len(grid) == 5 and 0.05 in grid and grid == sorted(grid)
+    assert max(strengths(study(), "fedgft-control", 5, widest=1.0)) < 1
+
+
+def test_the_replicate_that_is_saved_meets_the_target() -> None:
+    many = [spot("fedgft", g, 0.7 + g) for g in (0.3, 0.1, 0.05)]
+    stacked = Tally(*(np.concatenate([getattr(s.test, f) for s in many])
+                      for f in ("count", "score", "decision")))  # fmt: skip
+    three = replace(many[0], federation=stacked, test=stacked)
+    assert three.nearest(SP, 0.12) == 1  # the more accurate of the two within it
+    assert three.nearest(SP, 0.01) == 2  # none is: the fairest
+    assert three.nearest(SP, None) == 1  # nearest to the mean
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
@@ -142,6 +182,24 @@ def test_fairlearn_on_pooled_rows_is_fairlearn() -> None:
     assert fitted.gap(SP, "hard") < 0.02
 
 
+def test_fits_are_kept_and_damaged_ones_made_anew(tmp_path) -> None:
+    lab, shelf = study(seeds=1), Shelf(tmp_path)
+    first = fairlearn_fit(lab.federations(0.5)[0], SP, None, shelf)
+    [file] = tmp_path.iterdir()
+    before = file.stat().st_mtime_ns
+    other = fairlearn_fit(
+        lab.federations(5.0)[0], SP, None, shelf
+    )  # the same rows, dealt otherwise
+    assert file.stat().st_mtime_ns == before
+    for a, b in zip(first, other, strict=True):
+        np.testing.assert_array_equal(a.decision, b.decision)
+    fairlearn_fit(lab.federations(0.5)[0], CATALOG["eop"], None, shelf)
+    assert len(list(tmp_path.iterdir())) == 2
+    file.write_text(file.read_text().replace("1", "2"))
+    again = fairlearn_fit(lab.federations(0.5)[0], SP, None, shelf)
+    np.testing.assert_array_equal(again[0].decision, first[0].decision)
+
+
 def test_fairlearn_knows_what_it_knows() -> None:
     check_fairlearn(SP, 2)
     with pytest.raises(FedgftError, match="no method for cal"):
@@ -187,10 +245,14 @@ def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
     assert found["target"] == 0.05
     assert found["chosen"]["method"] in methods
     names = {p.name for p in (tmp_path / "f").iterdir()}
-    assert names == {"frontier.parquet", "frontier.png", "frontier.svg", "model.safetensors"}
+    assert names == {"frontier.parquet", "frontier.png", "frontier.svg", "model.safetensors",
+                     "cells"}  # fmt: skip
+    fits = list((tmp_path / "f/cells").iterdir())
+    assert len(fits) == 2 * 4  # replicates, three bounds and the thresholds
     assert len(pl.read_parquet(tmp_path / "f/frontier.parquet")) == len(found["rows"])
     saved = load_model(tmp_path / "f/model.safetensors")
     assert saved.about["method"] == found["chosen"]["method"]
+    assert saved.about["seed"] == found["chosen"]["replicate"]
     code, out, _ = run(capsys, "frontier", *QUICK, "--points", 3, "--methods", "fedgft-control",
                        "--out", tmp_path / "g")  # fmt: skip
     assert code == 0
@@ -209,8 +271,13 @@ def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
         (("train", "--target", 2), "two points are 0.02"),
         (("train", "--target", -0.1), "--target"),
         (("train", "--target", "nan"), "--target"),
-        (("train", "--target", 0.1, "--method", "fedgft"), "--target is for"),
-        (("train", "--lam", 1, "--method", "fedgft-control"), "sets its strength itself"),
+        (("train", "--target", 0.1, "--method", "fedgft"), "--target is for fedgft-control"),
+        (("train", "--lam", 1, "--method", "fedgft-control"), "--lam is for fedgft and lft"),
+        (("train", "--spread", "range", "--target", 0.1), "--target is for fedgft-control"),
+        (("train", "--pick", 0.5, "--cohort", 2), "--pick needs exact sums"),
+        (("train", "--mu", 1e7), "--mu must lie between"),
+        (("frontier", "--eval-every", 1), "final models only"),
+        (("frontier", "--control", "scores"), "frontier compares decisions"),
         (("train", "--pick", 2), "--pick"),
         (("train", "--mu", -1), "--mu"),
         (("train", "--base", "fedadam", "--server-lr", 0), "--server-lr"),
@@ -229,6 +296,47 @@ def test_mistakes_are_one_line(command, says, capsys, tmp_path) -> None:
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("beta", 1), ("pick", 0.1), ("noise", 1), ("spread", "range")]
+)
+def test_options_that_nobody_listens_to_are_noted(option: str, value, capsys) -> None:
+    code, _, err = run(capsys, "compare", *QUICK, "--methods", "fedavg", f"--{option}", value)
+    assert code == 0
+    assert f"--{option} is for" in err
+
+
+@pytest.mark.filterwarnings("always")
+def test_diverged_runs_are_no_traceback_and_no_model(capsys, tmp_path) -> None:
+    wild = ("--mu", 1e6, "--optimizer", "sgd", "--epochs", 3, "--batch-size", 32)
+    code, _, err = run(capsys, "train", *QUICK, *wild, "--out", tmp_path / "t")
+    assert code == 2
+    assert "has diverged, so it is not saved" in err
+    assert "training diverged in 2 of 2 replicates" in err
+    assert not (tmp_path / "t/model.safetensors").exists()
+    code, _, err = run(capsys, "frontier", *QUICK, *wild, "--points", 2, "--out", tmp_path / "f")
+    assert code == 0, err
+    assert "nothing was chosen" in err
+
+
+def test_a_label_that_fairlearn_cannot_take_is_left_out_with_a_note(capsys, tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    sex, ok = rng.choice(["f", "m"], 300), rng.integers(0, 2, 300)
+    ok[sex == "f"] = 0
+    pl.DataFrame({"x": rng.standard_normal(300), "sex": sex, "ok": ok}).write_csv(
+        tmp_path / "t.csv"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = run(capsys, "frontier", "--data", tmp_path / "t.csv", "--label", "ok",
+                             "--group", "sex", "--seeds", 2, "--rounds", 3, "--lr", 0.03,
+                             "--clients", 3, "--points", 2, "--references", "--json", "--out",
+                             tmp_path / "f")  # fmt: skip
+    assert code == 0, err
+    assert "threshold-optimizer: left out" in err
+    methods = {row["method"] for row in json.loads(out)["rows"]}
+    assert "exponentiated-gradient" in methods and "threshold-optimizer" not in methods
+
+
 def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_path) -> None:
     out_ = ("--json", "--out", tmp_path / "o")
     for extra, method in (((), "fedgft-control"), (("--lam", 5), "fedgft"),
@@ -240,6 +348,7 @@ def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_pa
         assert ("accuracy_fedavg" in found) == (method == "fedgft-control")
     code, out, _ = run(capsys, "train", *QUICK, "--target", 0.3, "--out", tmp_path / "o")
     assert "Asked for a gap of decisions of at most 30.0 points" in out
+    assert "The saved model, of seed 0" in out
 
 
 @pytest.mark.parametrize("base", ["fedprox", "scaffold", "fednova", "fedavgm", "fedyogi"])
@@ -260,9 +369,9 @@ def test_contradictory_metrics_are_explained_and_the_run_ends(capsys) -> None:
 
 
 def test_what_contradicts_and_what_does_not() -> None:
-    for name in ("sp+eo", "eo+cal", "sp+eop+cal", "eop+fpr+acc"):
+    for name in ("sp+eo", "eo+cal", "sp+eop+cal", "sp+fpr+cal"):
         assert contradiction(DATA, get_metric(name)), name
-    for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+cal"):
+    for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+cal", "eop+fpr+acc"):
         assert contradiction(DATA, get_metric(name)) is None, name
     alike = replace(DATA, groups=np.arange(len(DATA)) % 2, labels=(np.arange(len(DATA)) // 2) % 2)
     assert contradiction(alike, get_metric("sp+eo")) is None
@@ -310,5 +419,5 @@ def test_groups_left_out_still_train() -> None:
 
 
 def test_words_about_a_target_that_cannot_be_judged() -> None:
-    row = {"target_of": "decisions", "gap_hard": None, "accuracy": 0.8}
+    row = {"target_of": "decisions", "gap_hard": None, "accuracy": 0.8, "protocol": "heldout"}
     assert "not estimable" in reached(row, row)

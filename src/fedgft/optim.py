@@ -88,16 +88,15 @@ def step(optimizer: Optimizer, params: Block, grad: Block, *, moments: Moments, 
 
 def reach(optimizer: Optimizer, steps: np.ndarray, pull: np.ndarray | float = 0.0) -> np.ndarray:
     """How far `steps` steps go along a gradient that stays the same, in units of lr (FedNova's
-    norm of a): with momentum later steps go further, with a pull back (lr mu) less far. Adaptive
-    steps are all of one size, so there it is their number."""
-    pull = np.broadcast_to(np.asarray(pull, np.float64), steps.shape)
+    norm of a), from rest: with momentum later steps go further, with a pull back (lr mu) less far.
+    Adaptive steps are all of one size, so there it is their number."""
     if optimizer.adaptive:
         return 1.0 * steps
-    if optimizer.momentum:
-        rho = optimizer.momentum
-        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    safe = np.where(pull > 0, pull, 1.0)
-    return np.where(pull > 0, (1 - (1 - safe) ** steps) / safe, steps)
+    at, speed = np.zeros(steps.shape), np.zeros(steps.shape)
+    for step in range(int(steps.max(initial=0))):
+        speed = optimizer.momentum * speed + 1.0 - pull * at
+        at = np.where(step < steps, at + speed, at)
+    return at
 
 
 def _like(column: np.ndarray, params: Block) -> Any:

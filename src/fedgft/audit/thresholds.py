@@ -66,7 +66,12 @@ def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
 
 
 def by_group(
-    metric: Metric, counts: np.ndarray, tolerance: float, *, names: Sequence[str]
+    metric: Metric,
+    counts: np.ndarray,
+    tolerance: float,
+    *,
+    names: Sequence[str],
+    windows: int = WINDOWS,
 ) -> tuple[np.ndarray, bool]:
     """Each group's threshold, as a number of an edge, and whether the tolerance is met.
 
@@ -76,11 +81,11 @@ def by_group(
     never = np.isnan(rates).all(-1).any(0)
     if never.any():
         lost = ", ".join(np.array(names)[never][:3])
-        raise FedgftError(f"--adjust {metric.name}: no row of the event in {lost}")
-    best = _search(rates, right, tolerance)
+        raise FedgftError(f"thresholds by group for {metric.name}: no row of the event in {lost}")
+    best = _search(rates, right, tolerance, windows)
     if best is not None:
         return best, True
-    return _nearest(rates, right, tolerance), False
+    return _nearest(rates, right, tolerance, windows), False
 
 
 def edges(bins: int) -> np.ndarray:
@@ -96,10 +101,12 @@ def _candidates(metric: Metric, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.moveaxis(rates, 0, -1), right
 
 
-def _search(rates: np.ndarray, right: np.ndarray, tolerance: float) -> np.ndarray | None:
+def _search(
+    rates: np.ndarray, right: np.ndarray, tolerance: float, windows: int
+) -> np.ndarray | None:
     """The threshold of each group, by the best window; None where no window holds all groups."""
     best, chosen = -np.inf, None
-    for corner in _corners(rates):
+    for corner in _corners(rates, windows):
         edge = corner[:, None, None]
         inside = ((rates >= edge - 1e-12) & (rates <= edge + tolerance + 1e-12)).all(0)  # (g, t)
         if not inside.any(-1).all():
@@ -110,21 +117,21 @@ def _search(rates: np.ndarray, right: np.ndarray, tolerance: float) -> np.ndarra
     return chosen
 
 
-def _nearest(rates: np.ndarray, right: np.ndarray, tolerance: float) -> np.ndarray:
+def _nearest(rates: np.ndarray, right: np.ndarray, tolerance: float, windows: int) -> np.ndarray:
     """The thresholds of the smallest gap there is, to a tenth of a point."""
     low, high, best = tolerance, 1.0, None
     while best is None or high - low > 0.001:
         middle = (low + high) / 2 if best is not None else high
-        found = _search(rates, right, middle)
+        found = _search(rates, right, middle, windows)
         low, high, best = (middle, high, best) if found is None else (low, middle, found)
     return best
 
 
-def _corners(rates: np.ndarray) -> np.ndarray:
+def _corners(rates: np.ndarray, windows: int) -> np.ndarray:
     """Lower edges of windows: all rates there are, or a grid of them for a square."""
     sides = [np.unique(side[~np.isnan(side)]) for side in rates]
-    if math.prod(map(len, sides)) > WINDOWS:
-        grid = np.linspace(0, 1, int(WINDOWS ** (1 / len(sides))))
+    if math.prod(map(len, sides)) > windows:
+        grid = np.linspace(0, 1, int(windows ** (1 / len(sides))))
         sides = [np.quantile(side, grid, method="nearest") for side in sides]
     return np.stack(np.meshgrid(*map(np.unique, sides), indexing="ij"), -1).reshape(-1, len(sides))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, out, print_table, wrote
-from fedgft.cli.options import Flag, Some
+from fedgft.cli.names import Flag, Some
 from fedgft.files import expanded
 from fedgft.types import FedgftError
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, comparison, note, out, print_json, wrote
-from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options
+from fedgft.cli.names import Alphas, Flag, Methods, Metrics, check_methods
+from fedgft.cli.options import Options
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -73,7 +74,7 @@ def run(
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
             raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
-    options.check_methods(methods)
+    unheard = check_methods(options, methods)
     wanted = [get_metric(name) for name in metrics]
     with nullcontext() if folder is None else open_folder(folder), bar() as progress:
         study = options.open(wanted, alphas, progress, start=start)
@@ -85,7 +86,7 @@ def run(
             for alpha in alphas for metric in wanted for method in methods
         ]  # fmt: skip
     said = [text for m in wanted if (text := contradiction(study.dataset, m))]
-    for text in (*study.dataset.notes, *said):
+    for text in (*study.dataset.notes, *unheard, *said):
         note(text)
     return study, results, [row(study, result) for result in results]
 

@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-out = Console()
-err = Console(stderr=True, highlight=False)
+
+class Terminal(Console):
+    """Rich would end the process where a reader has seen enough; we have our own way (`main`)."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+out = Terminal()
+err = Terminal(stderr=True, highlight=False)
 
 
 def note(text: str) -> None:
@@ -120,7 +128,10 @@ def comparison(rows: Sequence[Row]) -> Table:
 
 def _explained(table: Table, dashes: bool) -> Table:
     if dashes:
-        table.caption = "-: not estimable, a group has no row to take a rate from (not: fair)"
+        table.caption = (
+            "-: not estimable, a group has no row to take a rate from (not: fair), or training "
+            "diverged"
+        )
     return table
 
 
@@ -165,7 +176,7 @@ def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
         table.add_column(name, justify="left" if name == "client" else "right")
     for row in sorted(rows, key=lambda r: -r["rows"])[:most]:
         table.add_row(
-            escape(row["client"]), f"{row['rows']:,}",
+            escape(printable(row["client"])), f"{row['rows']:,}",
             points(row["accuracy_before"]), points(row["accuracy_after"]),
             points(row["gap_hard_before"]), points(row["gap_hard_after"]),
             points(row["contribution"]),
@@ -192,7 +203,7 @@ def print_section(section: "Section", *, tables: bool) -> None:
 
 def print_table(table: "ReportTable") -> None:
     # one that is cut or wrapped cannot be read at all
-    Console(width=500, emoji=False).print(_wide(table))
+    Terminal(width=500, emoji=False).print(_wide(table))
 
 
 def _wide(made: "ReportTable") -> Table:

@@ -1,12 +1,12 @@
 """`fedgft data`: the public data sets."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from fedgft.cli.console import bar, note, out, print_json, wrote
-from fedgft.cli.options import Flag
+from fedgft.cli.names import Flag
 
 app = App(name="data", help="List and fetch the public data sets.")
 
@@ -41,7 +41,7 @@ def list_(*, json: Annotated[bool, Flag] = False) -> None:
 
 @app.command
 def get(
-    name: Literal["adult", "compas"],
+    name: str,
     /,
     *,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
@@ -52,15 +52,17 @@ def get(
     Parameters
     ----------
     name
-        adult or compas.
+        One of those that `fedgft data list` shows.
     out
         A .csv or .parquet file.
     json
         Print what was fetched as JSON, and nothing else, to stdout.
     """
     from fedgft.data import load, prepared_frame
+    from fedgft.data.sources import find_source
     from fedgft.experiments.store import check_table, write_frame
 
+    find_source(name)
     if out is not None:
         check_table(out)
     with bar() as progress:

@@ -7,7 +7,8 @@ from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
 from fedgft.cli.console import bar, note, out, print_json, wrote
-from fedgft.cli.options import Flag, Options
+from fedgft.cli.names import Flag
+from fedgft.cli.options import Options
 from fedgft.types import FedgftError
 
 METHODS = ["fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"]

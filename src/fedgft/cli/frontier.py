@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, out, print_json, print_table, wrote
-from fedgft.cli.options import Flag, Many, MetricName, Options
+from fedgft.cli.names import Flag, Many, MetricName, check_methods
+from fedgft.cli.options import Options
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.cli.console import Bar
     from fedgft.experiments import Study
     from fedgft.experiments.frontier import Spot
+    from fedgft.experiments.shelf import Shelf
     from fedgft.metrics import Metric
 
-SweptName = Literal["lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds"]
+SweptName = Literal["fedavg", "lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds"]
 USUAL = ("lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds")
 
 
@@ -47,41 +49,49 @@ def frontier(
     points
         Strengths of each method.
     references
-        Also the same method on pooled rows, and Fairlearn's (slow; needs fedgft[references]).
+        Also the same method on pooled rows, and Fairlearn's (slow; needs fedgft[references]). Its
+        fits are kept in the folder, so an interrupted run continues.
     out_
         Folder for the rows, the figure and the model.
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
+    from fedgft.experiments.checks import contradiction
     from fedgft.experiments.frontier import choose, spot_row
+    from fedgft.experiments.shelf import Shelf
     from fedgft.files import open_folder
     from fedgft.metrics import get_metric
+    from fedgft.report.figures import replicates
     from fedgft.report.figures import save as save_figure
     from fedgft.report.frontier import draw, table
 
+    _check(options or Options(), list(methods), points)
     options = replace(options or Options(), eval_every=0)
-    _check(options, list(methods), points)
     wanted = get_metric(metric)
     with open_folder(out_), bar() as progress:
         study, spots = _spots(
-            options, wanted, list(methods), alpha, progress, points=points, references=references
-        )
+            options, wanted, list(methods), alpha, progress, points=points,
+            shelf=Shelf(out_ / "cells") if references else None,
+        )  # fmt: skip
     chosen = choose(spots, wanted, options.target)
+    saved = None if chosen is None else chosen.nearest(wanted, options.target)
     shown = study.concentration(alpha)
     rows = [spot_row(study, wanted, shown, spot) for spot in spots]
     where = "" if shown is None else f", alpha {shown:g}"
-    title = f"{study.dataset.name}{where}: {len(study.seeds)} replicates"
-    paths = _save(study, spots, rows, chosen, out_)
-    figure = draw(spots, wanted, title=title, target=options.target, chosen=chosen)
+    title = f"{study.dataset.name}{where}: {replicates(len(study.seeds))}"
+    tested = TESTED[study.protocol.test]
+    paths = _save(study, rows, chosen, saved, out_)
+    figure = draw(spots, wanted, title=title, target=options.target, chosen=chosen, tested=tested)
     paths += save_figure(figure, out_, "frontier")
-    for text in study.dataset.notes:
+    clash = contradiction(study.dataset, wanted)
+    for text in (*study.dataset.notes, *([clash] if clash else [])):
         note(text)
     if json:
-        print_json({"rows": rows, **_pointed(spots, wanted, options.target, chosen),
+        print_json({"rows": rows, **_pointed(spots, wanted, options.target, chosen, saved),
                     "files": [str(path) for path in paths]})  # fmt: skip
         return
-    print_table(table(spots, wanted, title=title))
-    _say(chosen, wanted)
+    print_table(table(spots, wanted, title=title, tested=tested))
+    _say(chosen, saved, wanted, study, tested, options.target)
     wrote(paths)
 
 
@@ -89,37 +99,46 @@ def _check(options: Options, methods: list[str], points: int) -> None:
     options.check()
     if not methods:
         raise FedgftError("--methods needs at least one value")
+    for text in check_methods(replace(options, target=None, lam=None, beta=None), methods):
+        note(text)
     for name in ("lam", "beta"):
         if getattr(options, name) is not None:
             raise FedgftError(f"--{name}: frontier sweeps it; `fedgft compare` takes one value")
+    if options.control == "scores":
+        raise FedgftError("--control scores: frontier compares decisions")
+    if options.eval_every is not None:
+        raise FedgftError("--eval-every: frontier measures final models only")
     if not 2 <= points <= 100:
         raise FedgftError(f"--points must lie between 2 and 100, got {points}")
 
 
 def _spots(
     options: Options, metric: "Metric", methods: list[str], alpha: float, progress: "Bar", *,
-    points: int, references: bool,
+    points: int, shelf: "Shelf | None",
 ) -> tuple["Study", list["Spot"]]:  # fmt: skip
-    from fedgft.experiments.frontier import fairlearn, pooled, sweep
+    from fedgft.experiments.frontier import fairlearn, gap_of, pooled, sweep
     from fedgft.experiments.references import check_fairlearn
 
     if not 0 < alpha < float("inf"):
         raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
     study = options.open([metric], [alpha], progress)
     classes = len(study.dataset.classes)
-    if classes != 2 and "thresholds" in methods:
-        note(f"thresholds: left out, the label has {classes} classes")
+    demands = len(metric.conditions(classes))
+    if "thresholds" in methods and (classes != 2 or demands > 2):
+        why = f"the label has {classes} classes" if classes != 2 else f"{demands} rates at once"
+        note(f"thresholds: left out ({why})")
         methods = [m for m in methods if m != "thresholds"]
-    if references:
+    if shelf is not None:
         check_fairlearn(metric, classes)
-    progress.expect(_work(study, methods, points, references=references))
-    spots = sweep(study, metric, alpha, list(dict.fromkeys(methods)), points=points)
-    if references:
-        widest = spots[0].mean(metric, "federation")[1]
-        spots += pooled(study, metric, points=points, widest=widest)
+    progress.expect(_work(study, methods, points, references=shelf is not None))
+    spots = sweep(study, metric, alpha, list(dict.fromkeys(methods)), points=points,
+                  target=options.target)  # fmt: skip
+    if shelf is not None:
+        widest = gap_of(spots[0], metric)
+        spots += pooled(study, metric, alpha, points=points, widest=widest)
         each = FIT * study.protocol.settings.rounds
         spots += fairlearn(
-            study, metric, alpha, lambda: progress.advance("Fairlearn, pooled rows", each)
+            study, metric, alpha, shelf, lambda: progress.advance("Fairlearn, pooled rows", each)
         )
     return study, spots
 
@@ -137,25 +156,28 @@ def _work(study: "Study", methods: list[str], points: int, *, references: bool) 
     return runs * len(study.seeds) * study.protocol.settings.rounds
 
 
-FIT = 20
+FIT = 20  # runs of ours that one fit of Fairlearn takes
+TESTED = {"disjoint": "held-out rows", "overlap": "test rows (clients train on them too)"}
 
 
 def _save(
-    study: "Study", spots: list["Spot"], rows: list[dict[str, Any]], chosen: "Spot | None",
+    study: "Study", rows: list[dict[str, Any]], chosen: "Spot | None", replicate: int | None,
     folder: Path,
 ) -> list[Path]:  # fmt: skip
     from fedgft.experiments.store import save_model, write_rows
 
     paths = [write_rows(rows, folder / "frontier.parquet")]
-    if chosen is not None and chosen.result is not None:
-        paths.append(save_model(study, chosen.result, 0, folder / "model.safetensors"))
+    if chosen is not None and chosen.result is not None and replicate is not None:
+        paths.append(save_model(study, chosen.result, replicate, folder / "model.safetensors"))
     return paths
 
 
 def _pointed(
-    spots: list["Spot"], metric: "Metric", target: float | None, chosen: "Spot | None"
-) -> dict[str, Any]:
+    spots: list["Spot"], metric: "Metric", target: float | None, chosen: "Spot | None",
+    saved: int | None,
+) -> dict[str, Any]:  # fmt: skip
     """What the figure points at."""
+    from fedgft.engine.rounds import SLACK
     from fedgft.experiments.frontier import knee
 
     def named(spot: "Spot | None") -> dict[str, Any] | None:
@@ -163,18 +185,34 @@ def _pointed(
 
     by = dict.fromkeys(spot.method for spot in spots)
     knees = {m: named(knee([s for s in spots if s.method == m], metric)) for m in by}
-    return {"target": target, "chosen": named(chosen), "knees": knees}
+    picked = None
+    if chosen is not None:
+        gap = chosen.mean(metric, "federation")[1]
+        reached = None if target is None else bool(gap <= target + SLACK)
+        picked = {**(named(chosen) or {}), "replicate": saved, "reached": reached}
+    return {"target": target, "chosen": picked, "knees": knees}
 
 
-def _say(chosen: "Spot | None", metric: "Metric") -> None:
+def _say(
+    chosen: "Spot | None", saved: int | None, metric: "Metric", study: "Study", tested: str,
+    target: float | None,
+) -> None:  # fmt: skip
+    from fedgft.engine.rounds import SLACK
     from fedgft.report.figures import NAMES
 
-    if chosen is None:
-        note("nothing was chosen: the gap is not estimable")
+    if chosen is None or saved is None:
+        note("nothing was chosen: no method's gap is estimable in every replicate")
         return
+    reached = chosen.mean(metric, "federation")[1]
+    if target is not None and reached > target + SLACK:
+        out.print(f"Nothing reached {100 * target:g} points; this comes nearest.", highlight=False)
     accuracy, gap = chosen.mean(metric, "test")
-    with_ = "" if chosen.strength is None else f" with strength {chosen.strength:.3g}"
+    own, there = (100 * float(chosen.values(metric, w)[1][saved]) for w in ("federation", "test"))
+    knob = study.protocol.strengths.get(chosen.method)
+    with_ = "" if knob is None else f" with {knob} {chosen.strength:.3g}"
     out.print(
-        f"Chosen: {NAMES[chosen.method]}{with_}; on held-out rows {100 * accuracy:.1f}% right, gap "
-        f"{100 * gap:.1f} points. The first replicate's model is saved.", highlight=False,
+        f"Chosen: {NAMES[chosen.method]}{with_}. On {tested} it is right in {100 * accuracy:.1f}% "
+        f"of cases, gap {100 * gap:.1f} points, on average over the replicates. Saved is the model "
+        f"of seed {study.seeds[saved]}: gap {own:.1f} on its clients' rows, {there:.1f} on "
+        f"{tested}.", highlight=False,
     )  # fmt: skip

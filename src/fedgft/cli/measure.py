@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, wrote
-from fedgft.cli.options import Flag, Some
+from fedgft.cli.names import Flag, Some
 from fedgft.files import expanded
 from fedgft.layout import printable
 from fedgft.types import FedgftError

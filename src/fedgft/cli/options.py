@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from fedgft.cli.names import SERVERS, Flag
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -17,24 +18,21 @@ if TYPE_CHECKING:
     from fedgft.experiments.study import OnProgress
     from fedgft.metrics import Metric
 
-Flag = Parameter(negative="")
-Some = Parameter(consume_multiple=True, negative="")  # or none
-Many = Parameter(
-    consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
-)
+
+MOST = 1e6  # of any number here: what is larger is a slip of the pen
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     data: str = "adult"
-    "adult, compas, synthetic, or a CSV or Parquet file."
+    "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file."
     label: str | None = None
     "The label's column (for a file)."
     group: str | None = None
     "The group's column; several with commas give their intersections."
     exclude_empty: Annotated[bool, Flag] = False
-    "Leave out groups without a training row that the metric asks for; their rows still train."
+    "Leave out groups that lack, in any replicate, a row the metric asks for; they still train."
     client: str | None = None
     "The client's column; it becomes the partition."
     split: str | None = None
@@ -110,7 +108,7 @@ class Options:
     sampling: Literal["size", "uniform"] | None = None
     "size: drawn with probability n_k/n, with replacement. uniform: without [default: uniform]."
     noise: float | None = None
-    "Standard deviation of the noise that clients add to each sum they send [default: 0]."
+    "Noise (sd) on the counts by label, group and decision that clients send [default: 0]."
     eval_every: int | None = None
     "Measure every so many rounds; 0: at the start and the end [default: 1]."
     executor: Literal["auto", "fused", "stacked", "sequential"] | None = None
@@ -158,10 +156,12 @@ class Options:
             raise FedgftError(f"--seed must lie between 0 and 2^63, got {self.seed}")
         if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
             raise FedgftError(f"--device {self.device!r} is not known; choose cpu or cuda")
-        for name in ("lam", "beta"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise FedgftError(f"--{name} must be a number >= 0, got {value:g}")
+        for name in ("lam", "beta", "mu", "noise", "lr", "server_lr"):
+            value, option = getattr(self, name), "--" + name.replace("_", "-")
+            if value is not None and not 0 <= value <= MOST:
+                raise FedgftError(f"{option} must lie between 0 and {MOST:,.0f}, got {value:g}")
+        if self.pick and (self.cohort is not None or self.noise):
+            raise FedgftError("--pick needs exact sums of everybody: not with --cohort or --noise")
         if self.target is not None and not 0 <= self.target < 1:
             raise FedgftError(
                 f"--target must be at least 0 and below 1, got {self.target:g}: "
@@ -190,18 +190,6 @@ class Options:
         return load(self.data, label=self.label, group=self.group, client=self.client,
                     split=self.split, positive=self.positive, on_progress=on_fetch)  # fmt: skip
 
-    def check_methods(self, methods: "Sequence[str]") -> None:
-        """An option that no method here listens to is a misunderstanding."""
-        if self.target is not None and "fedgft-control" not in methods:
-            raise FedgftError(
-                "--target is for --method fedgft-control; the others have --lam, --beta"
-            )
-        unheard = self.lam is not None and not {"fedgft", "lft"} & set(methods)
-        if unheard and "fedgft-control" in methods:
-            raise FedgftError(
-                "--lam: fedgft-control sets its strength itself; say --target, or --method fedgft"
-            )
-
     def open(
         self,
         metrics: "Sequence[Metric]",
@@ -225,6 +213,9 @@ class Options:
         if not empty:
             return study
         kept = without_groups(dataset, sorted(empty))
+        if len(kept.group_names) < 2:
+            names = ", ".join(repr(dataset.group_names[g]) for g in sorted(empty))
+            raise FedgftError(f"--exclude-empty leaves out {names}: nothing is left to compare")
         return self.study(kept, progress.advance, start=start)
 
     def study(
@@ -245,11 +236,3 @@ class Options:
             dataset, protocol, range(self.seed, self.seed + self.seeds), clients=clients, kind=kind,
             model=self.model, init=None if start is None else start.start, on_progress=on_progress,
         )  # fmt: skip
-
-
-SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
-MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
-MetricName = str  # of the catalogue, or several: get_metric reads it
-Methods = Annotated[tuple[MethodName, ...], Many]
-Metrics = Annotated[tuple[MetricName, ...], Many]
-Alphas = Annotated[tuple[float, ...], Many]

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, print_json, wrote
-from fedgft.cli.options import Flag
+from fedgft.cli.names import Flag
 
 
 def predict(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, print_json, print_section, wrote
-from fedgft.cli.options import Flag, Many
+from fedgft.cli.names import Flag, Many
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:

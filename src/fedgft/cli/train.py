@@ -1,13 +1,17 @@
 """`fedgft train`: one method, its model saved."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
 from fedgft.cli.console import clients, out, print_json, wrote
-from fedgft.cli.options import Flag, MethodName, MetricName, Options
+from fedgft.cli.names import Flag, MethodName, MetricName
+from fedgft.cli.options import Options
+
+if TYPE_CHECKING:
+    from fedgft.experiments import Result, Study
 
 
 def train(
@@ -27,7 +31,8 @@ def train(
     ----------
     method
         fedavg, lrw, lft, fairfed, fedgft (as published) or fedgft-control (a target for decisions)
-        [default: fedgft-control; fedgft where --lam is given or the protocol is paper].
+        [default: fedgft-control; fedgft where --lam, --penalty or --spread is given, or the
+        protocol is paper].
     metric
         sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
     alpha
@@ -66,12 +71,24 @@ def train(
         return
     comparing.report(study, results, rows)
     if asked:
-        out.print(reached(row, rows[0]), highlight=False)
+        out.print(reached(row, rows[0]), _saved(study, result), highlight=False)
     out.print(clients(table))
     wrote(paths)
 
 
 def usual(options: Options) -> MethodName:
     """Fair decisions without a knob, unless a strength or the paper was asked for."""
-    published = options.lam is not None or options.protocol == "paper"
+    paper = ("lam", "penalty", "spread")  # what the published form alone has
+    published = any(getattr(options, n) is not None for n in paper) or options.protocol == "paper"
     return "fedgft" if published else "fedgft-control"
+
+
+def _saved(study: "Study", result: "Result") -> str:
+    """Of the model that is on disk, which is one of many replicates."""
+    assert result.history.federation is not None
+    kind = study.protocol.control
+    own, test = (
+        100 * float(tally[-1].gap(result.metric, kind)[0])
+        for tally in (result.history.federation, result.history.test)
+    )
+    return f"The saved model, of seed {study.seeds[0]}: {own:.1f} and {test:.1f}."

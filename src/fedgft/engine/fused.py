@@ -154,13 +154,14 @@ class Fused:
         price = self._cells(task.price[..., 1] - task.price[..., 0])
         none = np.empty((0, 0), self.dtype)
         drift, raw = (none if a is None else a for a in (task.drift, task.gradients))
+        origin = block if task.origin is None else task.origin
         arguments = (
             table.x, table.cell, table.label, self.book.rows, units.run, units.low, units.high,
             np.array(task.seeds, order="C"), task.batch_size, task.most,
             float(task.mu),  # numbers of one type, so that the kernel is compiled once
-            drift, raw, block, moments.m, moments.v, moments.steps, weight, price, self.mean,
-            self.inverse,
-            self.features, task.lr, float(optimizer.decoupled), optimizer.adaptive, moved,
+            drift, raw, origin, block, moments.m, moments.v, moments.steps, weight, price,
+            self.mean, self.inverse, self.features, task.lr, float(optimizer.decoupled),
+            optimizer.adaptive, moved,
         )  # fmt: skip
         self._share(units.sizes, lambda begin, end: kernels.train(begin, end, LANES, *arguments))
         return block

@@ -154,7 +154,7 @@ def _both_rows(params, bias, u, kept):
 @jit
 def train(
     begin, end, lanes, x, cell, label, rows, run, low, high, seed, batch_size, most, mu, drift, raw,
-    block, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
+    origin, block, m, v, count, weight, price, mean, inverse, bias, lr, decay, adaptive, moments,
 ):  # fmt: skip
     """Local epochs of units begin..end, in place on their models (and moments and their counts).
 
@@ -173,7 +173,7 @@ def train(
     for i in range(begin, end):
         size, r, steps = high[i] - low[i], run[i], 0
         _difference(block[i], bias, u)
-        start[:] = u
+        _difference(origin[i], bias, start)
         for epoch in range(seed.shape[1]):
             order[:size] = rows[low[i] : high[i]]
             shuffle(order[:size], seed[i, epoch])

@@ -58,7 +58,7 @@ def _both_rows(params: Array, bias: int, u: Array, kept: float) -> None:
 def train(
     begin: int, end: int, lanes: int, x: Array, cell: Array, label: Array, rows: Array, run: Array,
     low: Array, high: Array, seed: Array, batch_size: int, most: int, mu: float, drift: Array,
-    raw: Array,
+    raw: Array, origin: Array,
     block: Array, m: Array, v: Array, count: Array, weight: Array, price: Array,
     mean: Array, inverse: Array, bias: int, lr: Array, decay: float, adaptive: bool, moments: Any,
 ) -> None:  # fmt: skip
@@ -66,7 +66,7 @@ def train(
     for i in range(begin, end):
         r, steps, own = run[i], 0, rows[low[i] : high[i]]
         u = _difference(block[i], bias, x.shape[1])
-        start = u.copy()
+        start = _difference(origin[i], bias, x.shape[1])
         for epoch_seed in seed[i]:
             for batch in batches(own, seed=int(epoch_seed), batch_size=batch_size, most=most):
                 xb, c = x[batch], cell[batch]

@@ -81,7 +81,7 @@ class Rounds:
             state.weighting, cohort, Local(received, seen, far)
         )
         update = self.executor.mix(coefficients, trained, state.params, cohort)
-        params, server = self._server_step(state, update)
+        params, server = self._server_step(state, update, trained, cohort)
         return replace(state, params=params, server=server, weighting=kept, tally=None)
 
     def finish(self, state: State) -> State:
@@ -98,7 +98,7 @@ class Rounds:
 
     def _picking(self, t: int) -> bool:
         """Sums of a cohort, or noisy ones, are no ground to prefer one model to another."""
-        if self.settings.cohort is not None or self.settings.noise:
+        if self._sampled or self.settings.noise:
             return False
         return self.algorithm.objective.pick > 0 and t > self.settings.rounds * (
             1 - self.algorithm.objective.pick
@@ -115,17 +115,23 @@ class Rounds:
         score = np.where(np.isfinite(score), score, -np.inf)
         if state.best is None:
             return replace(state, best=Best(score, state.params))
-        better = score > state.best.score
+        better = score >= state.best.score  # the later of two that are equally good, or unknown
         at = self.executor.column(better) > 0
         params = self.executor.where(at, state.params, state.best.params)
         return replace(state, best=Best(np.where(better, score, state.best.score), params))
 
-    def _server_step(self, state: State, update: Any) -> tuple[Any, Any]:
-        """What is trained takes the server's step; buffers (running means) take the mean."""
+    def _server_step(
+        self, state: State, update: Any, trained: Any, cohort: Cohort
+    ) -> tuple[Any, Any]:
+        """What is trained takes the server's step; buffers (running means) take the mean, by the
+        cohort's weights: other coefficients need not sum to one."""
         at, moved = self.executor.trained, state.params + update
         moved[:, :at], server = self.algorithm.server.step(
             state.server, state.params[:, :at], update[:, :at]
         )
+        if at < moved.shape[1]:
+            mean = self.executor.mix(cohort.weight, trained, state.params, cohort)
+            moved[:, at:] = state.params[:, at:] + mean[:, at:]
         return moved, server
 
     def _share(self) -> float:
@@ -133,7 +139,14 @@ class Rounds:
         model follows it late (variates of the last round, a server with inertia)."""
         plain = isinstance(self.algorithm.server, Averaging)
         late = self.algorithm.correction.variates or not plain
-        return 0.5 if late or self.settings.cohort is not None or self.settings.noise else 1.0
+        return 0.5 if late or self._sampled or self.settings.noise else 1.0
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether a cohort is drawn, and not just everybody."""
+        settings = self.settings
+        every = settings.cohort == self.book.num_clients and settings.sampling == "uniform"
+        return settings.cohort is not None and not every
 
     def _steps(self) -> np.ndarray:
         """Local steps a round of the client that a row finds itself with; one a run."""
@@ -145,7 +158,7 @@ class Rounds:
         return min((self.settings.steps or EVERY_ROW) * self.settings.batch_size, EVERY_ROW)
 
     def _cohort(self, t: int) -> Cohort:
-        if self.settings.cohort is None:
+        if self.settings.cohort is None or not self._sampled:
             return self.all_clients
         return sample(self.book.federations, self.settings.cohort, self.settings.sampling,
                       seeds=self.seeds, round=t)  # fmt: skip
@@ -192,14 +205,14 @@ class Rounds:
         moments = self.memory.recall(state.kept, cohort)
         if not objective.local_penalties:
             block = self.executor.train(task, block, moments)
-        else:  # a client prices its own sums anew each epoch
-            own = np.arange(len(cohort))
+        else:  # a client prices its own sums anew each epoch; a pull back is to the round's start
+            own, origin = np.arange(len(cohort)), 1 * block
             for epoch in range(self.settings.epochs):
                 tally = self.executor.measure(task.units, block, own)
                 local = objective.local_price(tally, run=cohort.run, classes=task.price.shape[-1])
                 now = slice(epoch, epoch + 1)
                 one = replace(task, seeds=task.seeds[:, now], noise=task.noise[:, now],
-                              price=task.price + local)  # fmt: skip
+                              price=task.price + local, origin=origin)  # fmt: skip
                 block = self.executor.train(one, block, moments)
         self.memory.remember(state.kept, moments, cohort)
         self.memory.learn(state.variates, task, cohort)

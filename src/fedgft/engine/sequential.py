@@ -47,7 +47,7 @@ def _client(
     # Copies, each with a storage of its own: autograd watches storages for changes, and would
     # take another client's step, or BatchNorm's new running mean, for a change of these.
     params, buffers = block[i, :trained].clone(), block[i, trained:].clone()
-    start = params.clone()
+    start = (block if task.origin is None else task.origin)[i, :trained].clone()
     mine = Moments(moments.m[i : i + 1], moments.v[i : i + 1], moments.steps[i : i + 1])
     tables = rows.put(task.weights[i]).flatten(), rows.put(task.price[i]).flatten(0, 1)
     own = executor.book.rows[units.low[i] : units.high[i]]

@@ -116,7 +116,8 @@ def _group(
     programs: dict[int, Gradient],
 ) -> None:
     """All steps of some units (longest first), written back to their rows at the end."""
-    params, start, lr = block[group], block[group], executor.rows.put(task.lr[group])[:, None]
+    params, lr = block[group], executor.rows.put(task.lr[group])[:, None]
+    start = (block if task.origin is None else task.origin)[group]
     m, v, count = moments.m[group], moments.v[group], moments.steps[group]
     for s, inputs in enumerate(_inputs(executor, task, group, _sizes(steps))):
         size, at = len(inputs[0]), slice(0, int((steps > s).sum()))

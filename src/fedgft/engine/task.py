@@ -24,7 +24,8 @@ class Task:
     lr: np.ndarray  # (u,)
     weights: Weights  # (u, c, k): what a row of this label and group counts
     price: Price  # (u, c, k, c): what each of its scores costs
-    mu: float = 0.0  # the pull back to the start
+    mu: float = 0.0  # the pull back to where the round began,
+    origin: Any = None  # (u, p): if that is not where this training begins
     drift: Any = None  # (u, w): what is added to every gradient; an executor's array, or nothing
     gradients: Any = None  # (u, w): raw gradients are added up here, where there is a drift
 

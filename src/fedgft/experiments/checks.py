@@ -61,8 +61,9 @@ def contradiction(dataset: Dataset, metric: Metric) -> str | None:
     """Why metrics that were asked for together cannot all be zero, where that is so.
 
     A decision between two classes has two rates in each group, those of true and of false
-    positives; with the share of positives they give all the others. Three demands are more than
-    two rates can meet, unless the groups have the same share or the model is a trivial one.
+    positives; with the share of positives b they give the selection rate and the precision. Any
+    three of these four, equal in groups of different b, leave only decisions that never accept a
+    negative, or no positive, or do not look at the label. (Equal accuracy may come for free.)
     """
     if len(dataset.classes) != 2:
         return None
@@ -75,8 +76,8 @@ def contradiction(dataset: Dataset, metric: Metric) -> str | None:
     return (
         f"{metric.name} asks for equal {', '.join(sorted(demands))} at once, and the groups differ "
         f"in how many are positive ({100 * min(share):.0f}% to {100 * max(share):.0f}%): two rates "
-        "of a decision cannot meet three demands, unless it ignores the label. Training will end, "
-        "with a compromise; a smaller weight (0.5*cal) gives way first"
+        "of a decision cannot meet three demands, unless it accepts no negative or ignores the "
+        "label. Training will end, with a compromise; a smaller weight (0.5*cal) gives way first"
     )
 
 
@@ -86,7 +87,7 @@ EQUATIONS = {
     "fpr": ("false-positive rates",),
     "eo": ("true-positive rates", "false-positive rates"),
     "cal": ("precision",),
-    "acc": ("accuracy",),
+    "acc": (),
 }
 
 

@@ -4,23 +4,24 @@ All strengths and replicates of a method are one batch of runs. What is chosen (
 most accurate model within a target) is chosen on the federation's rows; test rows are only shown.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from fedgft.engine.rounds import SLACK
 from fedgft.experiments.references import fairlearn_fit, thresholds
+from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.study import Point, Result, Study
-from fedgft.metrics import Metric, Tally, stack
+from fedgft.metrics import Metric, NotEstimableWarning, Tally, stack
 from fedgft.metrics.intervals import floor, gap_interval
 
-TRAINED = ("fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control")
-SWEPT = ("fairfed", "lft", "fedgft", "fedgft-control", "thresholds")
-SINGLE = ("fedavg", "lrw")
+SINGLE = ("fedavg", "lrw")  # without a strength
+TRAINED = (*SINGLE, "lft", "fairfed", "fedgft", "fedgft-control")
 BOUNDS = (0.001, 0.01, 0.03)  # of ExponentiatedGradient
-WITHIN = 0.002  # of a target
+WIDEST = 0.99  # a target is below one
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,35 +40,55 @@ class Spot:
         return tally.accuracy(), tally.gap(metric, "hard")
 
     def mean(self, metric: Metric, where: str) -> tuple[float, float]:
+        """Over the replicates that have both."""
         accuracy, gap = self.values(metric, where)
         return _mean(accuracy), _mean(gap)
 
+    def complete(self, metric: Metric) -> bool:
+        """Every replicate has both: else those that are missing might be the bad ones."""
+        return all(np.isfinite(v).all() for v in self.values(metric, "federation"))
 
-def strengths(study: Study, method: str, points: int, *, widest: float) -> list[float]:
+    def nearest(self, metric: Metric, target: float | None) -> int:
+        """The replicate that is handed over: the most accurate within the target, or else the
+        fairest; without a target, the one whose gap is nearest to the mean."""
+        accuracy, gap = self.values(metric, "federation")
+        if target is None:
+            return int(np.nanargmin(np.abs(gap - np.nanmean(gap))))
+        within = gap <= target + SLACK
+        if within.any():
+            return int(np.argmax(np.where(within, accuracy, -np.inf)))
+        return int(np.nanargmin(gap))
+
+
+def strengths(
+    study: Study, method: str, points: int, *, widest: float, target: float | None = None
+) -> list[float]:
     """What is swept. Targets and tolerances reach from nothing to FedAvg's own gap, closer together
-    near zero; lam and beta over three powers of ten around the protocol's."""
+    near zero, the one that was asked for among them; lam and beta go over three powers of ten."""
     if method in ("fedgft-control", "thresholds"):
-        least = WITHIN if method == "thresholds" else 0.0  # equal to the last row is only "nobody"
-        return np.maximum(widest * np.linspace(0, 1, points) ** 2, least).tolist()
+        grid = min(widest, WIDEST) * np.linspace(0, 1, points) ** 2
+        if target is not None:
+            grid[np.argmin(np.abs(grid - target))] = target
+        least = SLACK if method == "thresholds" else 0.0  # equal to the last row is only "nobody"
+        return np.sort(np.maximum(grid, least)).tolist()
     low, high = (0.1, 100.0) if study.protocol.strengths[method] == "beta" else (0.3, 300.0)
     return np.geomspace(low, high, points).round(3).tolist()
 
 
 def sweep(
-    study: Study, metric: Metric, alpha: float, methods: Sequence[str], *, points: int = 12
-) -> list[Spot]:
+    study: Study, metric: Metric, alpha: float, methods: Sequence[str], *, points: int = 12,
+    target: float | None = None,
+) -> list[Spot]:  # fmt: skip
     """Every method's spots, FedAvg's first."""
     plain = _spots(study.sweep("fedavg", metric, [Point(alpha)]))
-    widest = plain[0].mean(metric, "federation")[1]
-    widest = widest if np.isfinite(widest) and widest > 0 else 0.1
-    out = [*plain]
+    widest, out = gap_of(plain[0], metric), [*plain]
     for method in methods:
         if method == "fedavg":
             continue
         if method == "lrw":
             out += _spots(study.sweep("lrw", metric, [Point(alpha)]))
             continue
-        grid = strengths(study, method, points, widest=widest)
+        grid = strengths(study, method, points, widest=widest, target=target)
         if method == "thresholds":
             assert plain[0].result is not None
             found = thresholds(study, plain[0].result, grid)
@@ -77,23 +98,42 @@ def sweep(
     return out
 
 
-def pooled(study: Study, metric: Metric, *, points: int, widest: float) -> list[Spot]:
-    """The same method on the same rows in one place: one client that holds everything."""
-    together = replace(study, clients=1, kind="iid", _known={})
+def gap_of(plain: Spot, metric: Metric) -> float:
+    """FedAvg's gap, up to which targets are swept; a tenth where there is none."""
+    gap = plain.mean(metric, "federation")[1]
+    return gap if np.isfinite(gap) and gap > 0 else 0.1
+
+
+def pooled(study: Study, metric: Metric, alpha: float, *, points: int, widest: float) -> list[Spot]:
+    """The same method on the same rows in one place: one client that holds everything, judged on
+    the same test rows. In as many rounds it makes more steps, as whoever has all rows would."""
+    settings = replace(study.protocol.settings, cohort=None, noise=0.0)
+    plain = replace(study.protocol, settings=settings, base="fedavg", mu=None, server_lr=None)
+    merged = [replace(f, offsets=f.offsets[[0, -1]], keys=f.keys[:1])
+              for f in study.federations(alpha)]  # fmt: skip
+    together = replace(study, clients=1, protocol=plain, _known={("federations", alpha): merged})
     grid = strengths(together, "fedgft-control", points, widest=widest)
-    spots = _spots(together.sweep("fedgft-control", metric, [Point(1.0, strength=t) for t in grid]))
+    targets = [Point(alpha, strength=t) for t in grid]
+    spots = _spots(together.sweep("fedgft-control", metric, targets))
     return [replace(spot, method="pooled") for spot in spots]
 
 
-def fairlearn(study: Study, metric: Metric, alpha: float, on_fit: Any) -> list[Spot]:
+def fairlearn(
+    study: Study, metric: Metric, alpha: float, shelf: Shelf, on_fit: Callable[[], None]
+) -> list[Spot]:
     """Fairlearn's two methods on each replicate's pooled rows; `on_fit` is told after each fit."""
     out = []
     for name, bound in (*(("exponentiated-gradient", b) for b in BOUNDS),
                         ("threshold-optimizer", None)):  # fmt: skip
         each = []
-        for federation in study.federations(alpha):
-            each.append(fairlearn_fit(federation, metric, bound))
-            on_fit()
+        try:
+            for federation in study.federations(alpha):
+                each.append(fairlearn_fit(federation, metric, bound, shelf))
+                on_fit()
+        except ValueError as error:  # a group with one label only, for example
+            text = f"{name}: left out, Fairlearn cannot fit it ({error})"
+            warnings.warn(text, NotEstimableWarning, stacklevel=2)
+            continue
         clients, test = (stack([pair[i] for pair in each]) for i in (0, 1))
         out.append(Spot(name, bound, clients, test))
     return out
@@ -119,9 +159,11 @@ def spot_row(study: Study, metric: Metric, alpha: float | None, spot: Spot) -> d
 
 
 def pareto(spots: Sequence[Spot], metric: Metric) -> list[Spot]:
-    """Those that no other beats in both, on the federation's rows; the smallest gap first."""
-    known = [(s, *s.mean(metric, "federation")) for s in spots]
-    known = [(s, a, g) for s, a, g in known if np.isfinite(a) and np.isfinite(g)]
+    """Those that no other beats in both, on the federation's rows; the smallest gap first.
+
+    Gaps that chance alone would show are all alike: nobody pays accuracy for less than that.
+    """
+    known = [(s, *_told_apart(s, metric)) for s in spots if s.complete(metric)]
     known.sort(key=lambda item: (item[2], -item[1]))
     out, best = [], -np.inf
     for spot, accuracy, _ in known:
@@ -137,7 +179,7 @@ def knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
     front = pareto(spots, metric)
     if len(front) < 3:
         return None
-    accuracy, gap = np.array([s.mean(metric, "federation") for s in front]).T
+    accuracy, gap = np.array([_told_apart(s, metric) for s in front]).T
     x = (gap - gap[0]) / (gap[-1] - gap[0])
     y = (accuracy - accuracy[0]) / (accuracy[-1] - accuracy[0])
     best = int(np.argmax(y - x))
@@ -145,27 +187,27 @@ def knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
 
 
 def choose(spots: Sequence[Spot], metric: Metric, target: float | None) -> Spot | None:
-    """The most accurate trained model within the target, or else nearest to it; the knee where
-    there is none. On the federation's rows."""
+    """The most accurate trained method within the target, or else nearest to it; without one the
+    knee, or where nothing bends the fairest. On the federation's rows, means over replicates."""
     trained = [s for s in spots if s.method in TRAINED]
-    if target is None:
-        return knee(trained, metric) or (pareto(trained, metric) or [None])[-1]
     front = pareto(trained, metric)
-    within = [s for s in front if s.mean(metric, "federation")[1] <= target + WITHIN]
-    return within[-1] if within else (front[0] if front else None)
+    if target is None:
+        return knee(trained, metric) or (front[0] if front else None)
+    return within(trained, metric, target) or (front[0] if front else None)
 
 
-def at_gap(spots: Sequence[Spot], metric: Metric, gap: float) -> float:
-    """A method's held-out accuracy at a gap on the federation's rows, interpolated along its
-    frontier; NaN beyond its ends (a smaller gap than it has reached is nobody's guess)."""
-    front = pareto(spots, metric)
-    points = [(s.mean(metric, "federation")[1], s.mean(metric, "test")[0]) for s in front]
-    if points and gap >= points[-1][0]:
-        return points[-1][1]
-    for (g0, a0), (g1, a1) in pairwise(points):
-        if g0 <= gap <= g1:
-            return a0 + (a1 - a0) * (gap - g0) / (g1 - g0) if g1 > g0 else a1
-    return float("nan")
+def within(spots: Sequence[Spot], metric: Metric, gap: float) -> Spot | None:
+    """A method's most accurate strength with at most this gap, both on the federation's rows."""
+    fair = [s for s in spots if s.complete(metric)
+            and s.mean(metric, "federation")[1] <= gap + SLACK]  # fmt: skip
+    return max(fair, key=lambda s: s.mean(metric, "federation")[0], default=None)
+
+
+def _told_apart(spot: Spot, metric: Metric) -> tuple[float, float]:
+    """Accuracy, and the gap or what chance alone would show on these rows, if that is more."""
+    accuracy, gap = spot.mean(metric, "federation")
+    chance = _mean(np.asarray(floor(metric, spot.federation.statistics(metric, "hard"))))
+    return accuracy, max(gap, chance) if np.isfinite(chance) else gap
 
 
 def _spots(results: Sequence[Result]) -> list[Spot]:

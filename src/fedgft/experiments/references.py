@@ -7,9 +7,11 @@ federation cannot do; they say what federation costs. Theirs are randomised deci
 with the probability with which it is accepted.
 """
 
+import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,13 @@ import numpy as np
 from fedgft.audit.thresholds import by_group, edges
 from fedgft.data.dataset import Federation
 from fedgft.engine.predict import probabilities
+from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.study import Result, Study
 from fedgft.metrics import Metric, Tally, stack
 from fedgft.types import FedgftError
 
 BINS = 400  # of the scores' histograms
+WINDOWS = 4_000  # that are tried, for a metric of two conditions: enough for a line in a figure
 CONSTRAINTS = {
     "sp": ("DemographicParity", "demographic_parity"),
     "eop": ("TruePositiveRateParity", "true_positive_rate_parity"),
@@ -58,11 +62,14 @@ def _adjusted(
 ) -> Tallies:
     data = federation.dataset
     groups = len(data.group_names) + 1
+    if not all(np.isfinite(p).all() for p in scores):  # a run that diverged has no thresholds
+        lost = np.full((2, groups, 2), np.nan)
+        return _of_decisions(lost), _of_decisions(lost)
     where = np.minimum((scores[0] * BINS).astype(int), BINS - 1)
     cell = data.labels[federation.rows] * groups + data.groups[federation.rows] % groups
     counts = np.bincount(cell * BINS + where, minlength=2 * groups * BINS)
     counts = counts.reshape(2, groups, BINS).astype(np.float64)
-    best, _ = by_group(metric, counts, tolerance, names=data.group_names)
+    best, _ = by_group(metric, counts, tolerance, names=data.group_names, windows=WINDOWS)
     line = np.append(edges(BINS)[best], 0.5)  # who is in no group keeps the old threshold
     pairs = zip((federation.rows, federation.test), scores, strict=True)
     clients, test = (_decided(federation, rows, 1.0 * (p >= line[data.groups[rows]]))
@@ -70,14 +77,46 @@ def _adjusted(
     return clients, test
 
 
-def fairlearn_fit(federation: Federation, metric: Metric, bound: float | None) -> Tallies:
-    """ExponentiatedGradient with this bound, or (None) ThresholdOptimizer, on the pooled rows."""
-    groups = federation.dataset.groups
-    train, test = (r[groups[r] >= 0] for r in (federation.rows, federation.test))
+def fairlearn_fit(
+    federation: Federation, metric: Metric, bound: float | None, shelf: Shelf | None = None
+) -> Tallies:
+    """ExponentiatedGradient with this bound, or (None) ThresholdOptimizer, on the pooled rows.
+
+    Fits take long, so what is on the shelf is taken from it: the key is made of the rows
+    themselves, in their own order, so all partitions of one table share it.
+    """
+    train, test = np.sort(federation.rows), np.sort(federation.test)
+    if shelf is None:
+        return _fitted(federation, metric, bound, train, test)
+    key = _key(federation, metric, bound, train, test)
+    kept = shelf.get(key)
+    if kept is None:
+        found = _fitted(federation, metric, bound, train, test)
+        kept = {"decision": [tally.decision.tolist() for tally in found]}
+        shelf.put(key, kept)
+    clients, tested = (_of_decisions(np.array(each)) for each in kept["decision"])
+    return clients, tested
+
+
+def _key(federation: Federation, metric: Metric, bound: float | None, *rows: np.ndarray) -> str:
+    data = federation.dataset
+    versions = [version(name) for name in ("fairlearn", "scikit-learn")]
+    digest = hashlib.sha256(repr((metric.name, bound, versions)).encode())
+    for each in rows:
+        for array in (data.features, data.labels, data.groups):  # not scaled: sums of clients round
+            digest.update(np.ascontiguousarray(array[each]).data)
+    return "fairlearn-" + digest.hexdigest()[:32]
+
+
+def _fitted(
+    federation: Federation, metric: Metric, bound: float | None, train: np.ndarray, test: np.ndarray
+) -> Tallies:
+    """It trains on rows whose group is known, and is judged on all of them, as everybody is."""
+    known = train[federation.dataset.groups[train] >= 0]
     with warnings.catch_warnings():  # what it says about its own dependencies is not ours to mend
         warnings.simplefilter("ignore")
         fit = _thresholds if bound is None else partial(_exponentiated, bound=bound)
-        accept = fit(metric, *_pooled(federation, train))
+        accept = fit(metric, *_pooled(federation, known))
         found = [accept(*_pooled(federation, rows)[::2]) for rows in (train, test)]
     return _decided(federation, train, found[0]), _decided(federation, test, found[1])
 
@@ -108,7 +147,15 @@ def _thresholds(metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray) -> 
         predict_method="predict_proba",
     )  # fmt: skip
     made.fit(x, y, sensitive_features=a)
-    return lambda x, a: made._pmf_predict(x, sensitive_features=a)[:, 1]
+
+    def accept(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+        """Who is in no group is decided on by the model under it, at one half."""
+        plain = 1.0 * (made.estimator_.predict_proba(x)[:, 1] >= 0.5)
+        known = a >= 0
+        plain[known] = made._pmf_predict(x[known], sensitive_features=a[known])[:, 1]
+        return plain
+
+    return accept
 
 
 def check_fairlearn(metric: Metric, classes: int) -> None:
@@ -144,4 +191,8 @@ def _decided(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> 
     data = federation.dataset
     probs = np.stack((1 - positive, positive), 1)
     tally = Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
-    return Tally(tally.count, np.full_like(tally.score, np.nan), tally.score)
+    return _of_decisions(tally.score)
+
+
+def _of_decisions(decision: np.ndarray) -> Tally:
+    return Tally(decision.sum(-1), np.full_like(decision, np.nan), decision)

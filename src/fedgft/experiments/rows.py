@@ -153,7 +153,8 @@ def _mean_sd(cell: str, name: str, values: np.ndarray) -> dict[str, float | None
     known = values[np.isfinite(values)]
     lost = len(values) - len(known)
     if lost:
-        text = f"{cell}: {name} is not estimable in {lost} of {len(values)} replicates"
+        what = "training diverged" if name.startswith("accuracy") else f"{name} is not estimable"
+        text = f"{cell}: {what} in {lost} of {len(values)} replicates"
         warnings.warn(text, NotEstimableWarning, stacklevel=3)
     spread = float(known.std(ddof=1)) if len(known) > 1 else None
     return {name: _mean(values), f"{name}_sd": spread}

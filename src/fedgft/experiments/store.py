@@ -119,6 +119,11 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
     width, classes = data.features.shape[1], len(data.classes)
     shapes = get_model(study.model).shapes(features=width, classes=classes)
     flat, at, tensors = result.history.params[replicate], 0, {}
+    if not np.isfinite(flat).all():
+        raise FedgftError(
+            f"{result.method}: the model of seed {study.seeds[replicate]} has diverged, so it is "
+            "not saved; try a smaller --lr"
+        )
     for name, shape in shapes.items():
         size = int(np.prod(shape))
         tensors[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
@@ -145,6 +150,8 @@ def load_model(path: str | Path) -> SavedModel:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {}).get("fedgft", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise ValueError("it holds numbers that are none")
     except FileNotFoundError as error:
         raise FedgftError(f"{path}: no such file") from error
     except (SafetensorError, OSError, ValueError) as error:

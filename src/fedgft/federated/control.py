@@ -25,7 +25,7 @@ from fedgft.federated.cohort import Cohort, client_means
 from fedgft.metrics import Kind, Metric, Tally, price
 from fedgft.types import FedgftError, Price, Rates, Statistics
 
-FIRM = (8.0, 5.0)  # ki / pace and kp
+FIRM = (8.0, 2.0)  # ki / pace and kp
 # Where the event is a decision (predictive parity) a price moves the denominator as well, and the
 # rates answer more strongly: pushed as firmly as that, some runs end in "nobody" or "everybody".
 GENTLE = (1.0, 1.0)
@@ -68,14 +68,20 @@ class Controlled:
         return self.steer(state, self._mean(cohort, received))
 
     def steer(self, state: Steering, statistics: Statistics) -> Steering:
-        """The next prices, from mean statistics (r, 2, v, g); a pair without a rate rests."""
-        rates = self.metric.rates(statistics)
+        """The next prices, from mean statistics (r, 2, v, g).
+
+        A pair without a rate rests: its multiplier stays, and nothing is pushed. Noise can give a
+        count below zero or a rate outside [0, 1]; the former is no rate, the latter is clipped.
+        """
+        there = statistics[..., 1, :, :] > 0
+        rates = np.where(there, self.metric.rates(statistics).clip(0.0, 1.0), np.nan)
         over = rates[..., :, None] - rates[..., None, :] - self._targets(len(rates))
-        over = state.share * self._weights(rates) * np.where(np.isfinite(over), over, 0.0)
+        known = np.isfinite(over)
+        over = state.share * self._weights(rates) * np.where(known, over, 0.0)
         ki, kp = self._gains(rates)
         mu = np.zeros_like(over) if state.mu is None else state.mu
         mu = np.clip(mu + ki * state.pace[:, None, None, None] * over, 0.0, self.most)
-        push = np.maximum(0.0, mu + kp * over)
+        push = np.where(known, np.maximum(0.0, mu + kp * over), 0.0)
         dear = 2 / rates.shape[-1] * (push - np.swapaxes(push, -1, -2)).sum(-1)
         return state._replace(mu=mu, v=self.metric.through_rates(dear, statistics))
 
@@ -100,5 +106,8 @@ class Controlled:
         """ki / pace and kp of each condition: (2, v, 1, 1)."""
         if self.gains is not None:
             return np.reshape(self.gains, (2, 1, 1, 1))
-        proper = self.metric.proper_conditions(self.metric.classes(rates.shape[-2]))
+        try:
+            proper = self.metric.proper_conditions(self.metric.classes(rates.shape[-2]))
+        except FedgftError:  # not affine in the scores, so nobody can tell
+            proper = np.zeros(rates.shape[-2], bool)
         return np.array([FIRM if p else GENTLE for p in proper]).T[:, :, None, None]

@@ -69,5 +69,5 @@ class FedNova:
     def coefficients(self, state: Any, cohort: Cohort, local: Local) -> tuple[np.ndarray, Any]:
         weight, state = self.inner.coefficients(state, cohort, local)
         mean = cohort.sum(weight * local.reach)[cohort.run]
-        moved = local.reach > 0  # a client without rows stays where it is
+        moved = local.reach != 0  # a client without rows stays where it is
         return np.where(moved, weight * mean / np.where(moved, local.reach, 1.0), 0.0), state

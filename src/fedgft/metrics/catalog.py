@@ -92,8 +92,10 @@ def _weighted(text: str, asked: str) -> tuple[Metric, float]:
         weight = float(factor) if star else 1.0
     except ValueError:
         weight = float("nan")
-    if not 0 < weight < float("inf"):
-        raise FedgftError(f"--metric {asked!r}: {factor!r} is no positive weight")
+    if not 1e-6 <= weight <= 1e6:
+        raise FedgftError(
+            f"--metric {asked!r}: {factor!r} is no positive weight (of a millionth to a million)"
+        )
     if name.strip() not in CATALOG:
         raise FedgftError(
             f"--metric {name.strip()!r} is not known; choose from {', '.join(CATALOG)}, "
@@ -104,7 +106,7 @@ def _weighted(text: str, asked: str) -> tuple[Metric, float]:
 
 def combined(parts: Sequence[tuple[Metric, float]]) -> Metric:
     """Several metrics at once: the gap is the largest of theirs, the weights act in training."""
-    named = [(m.name if w == 1 else f"{w:g}*{m.name}", m.title) for m, w in parts]
+    named = [(m.name if w == 1 else f"{w:.12g}*{m.name}", m.title) for m, w in parts]
 
     def conditions(classes: int) -> tuple[str, ...]:
         return tuple(f"{m.name}: {text}" for m, _ in parts for text in m.conditions(classes))

@@ -27,9 +27,9 @@ STYLES = {
 }
 NAMES = {
     "fedavg": "FedAvg", "lrw": "LRW", "lft": "LFT", "fairfed": "FairFed", "fedgft": "FedGFT",
-    "fedgft-control": "FedGFT control", "thresholds": "FedAvg, threshold by group",
-    "pooled": "FedGFT control, pooled", "exponentiated-gradient": "Fairlearn EG, pooled",
-    "threshold-optimizer": "Fairlearn thresholds, pooled",
+    "fedgft-control": "FedGFT control", "thresholds": "FedAvg + thresholds",
+    "pooled": "pooled: control", "exponentiated-gradient": "pooled: Fairlearn EG",
+    "threshold-optimizer": "pooled: Fairlearn TO",
 }  # fmt: skip
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
 SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text as text: small, and searchable

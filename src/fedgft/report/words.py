@@ -49,20 +49,18 @@ def reached(row: Row, plain: Row) -> str:
     kind = {"decisions": "gap_hard", "scores": "gap_soft"}[row["target_of"]]
     if row[kind] is None or row["accuracy"] is None:
         return "The gap is not estimable, so nothing can be said about the target."
-    seen = "not estimable on held-out rows"
+    rows = "Held-out decisions" if row["protocol"] == "heldout" else "Decisions on test rows"
+    seen = f"{rows}: not estimable"
     if row["gap_hard_test"] is not None:
-        seen = (
-            f"held-out decisions {100 * row['gap_hard_test']:.1f}, "
-            f"{100 * row['floor']:.1f} by chance"
-        )
+        seen = f"{rows} {100 * row['gap_hard_test']:.1f}, {100 * row['floor']:.1f} by chance"
     before = "not estimable" if plain[kind] is None else f"{100 * plain[kind]:.1f}"
     less = 100 * (plain["accuracy"] - row["accuracy"])
     price = f"{abs(less):.1f} points of accuracy {'less' if less >= 0 else 'more'} than"
     return (
         f"Asked for a gap of {row['target_of']} of at most {100 * row['target']:.1f} points: "
-        f"reached on the clients' rows, to 0.3 points, in {row['reached']} of {row['seeds']} "
-        f"replicates (mean gap {100 * row[kind]:.1f}, FedAvg {before}; {seen}), with {price} "
-        "FedAvg."
+        f"reached on the clients' own rows (within 0.3 points) in {row['reached']} of "
+        f"{row['seeds']} replicates: mean gap {100 * row[kind]:.1f}, where FedAvg has {before}. "
+        f"{seen}. The price: {price} FedAvg."
     )
 
 

@@ -1,0 +1,44 @@
+"""Names that options take, how they are given, and which method listens to which option."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    from fedgft.cli.options import Options
+
+Flag = Parameter(negative="")
+Some = Parameter(consume_multiple=True, negative="")  # or none
+Many = Parameter(
+    consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
+)
+
+SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
+MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
+MetricName = str  # of the catalogue, or several: get_metric reads it
+Methods = Annotated[tuple[MethodName, ...], Many]
+Metrics = Annotated[tuple[MetricName, ...], Many]
+Alphas = Annotated[tuple[float, ...], Many]
+LISTENERS = {  # options that some of the methods alone listen to
+    "lam": ("fedgft", "lft"), "penalty": ("fedgft", "lft"), "spread": ("fedgft", "lft"),
+    "beta": ("fairfed",), "fairfed": ("fairfed",), "target": ("fedgft-control",),
+    "control": ("fedgft-control",), "pick": ("fedgft-control",),
+    "noise": ("fairfed", "fedgft", "fedgft-control"),
+}  # fmt: skip
+
+
+def check_methods(options: "Options", methods: Sequence[str]) -> list[str]:
+    """Notes about options that no method here listens to; an error where that would mislead."""
+    notes = []
+    for name, who in LISTENERS.items():
+        if getattr(options, name) is None or set(who) & set(methods):
+            continue
+        option = "--" + name.replace("_", "-")
+        text = f"{option} is for {' and '.join(who)}, and the methods here are {', '.join(methods)}"
+        if name == "target" or (name == "lam" and "fedgft-control" in methods):
+            raise FedgftError(text)
+        notes.append(text)
+    return notes
