@@ -1,23 +1,19 @@
 """The frontier: what is on it, what is chosen from it, and the references beside it."""
 
-import json
 import warnings
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
-import polars as pl
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from fedgft.cli import main
 from fedgft.data.partition import partition
 from fedgft.data.scaling import standardise
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.engine.predict import probabilities
 from fedgft.experiments import Study, get_protocol
-from fedgft.experiments.checks import contradiction, empty_groups, without_groups
 from fedgft.experiments.frontier import (
     Spot,
     choose,
@@ -30,10 +26,8 @@ from fedgft.experiments.frontier import (
 )
 from fedgft.experiments.references import check_fairlearn, fairlearn_fit, thresholds
 from fedgft.experiments.shelf import Shelf
-from fedgft.experiments.store import load_model
 from fedgft.federated import fedavg
-from fedgft.metrics import CATALOG, Tally, get_metric
-from fedgft.report.words import reached
+from fedgft.metrics import CATALOG, Tally
 from fedgft.types import FedgftError
 
 SP = CATALOG["sp"]
@@ -214,210 +208,8 @@ def test_a_sweep_is_what_each_strength_is_alone() -> None:
     assert [s.method for s in spots] == ["fedavg", *["fedgft-control"] * 3, *["fedgft"] * 3,
                                          *["thresholds"] * 3]  # fmt: skip
     assert spots[1].strength == 0
-    row = spot_row(lab, SP, 0.5, spots[1])
-    assert row["gap_hard"] == pytest.approx(spots[1].mean(SP, "federation")[1])
+    line = spot_row(lab, SP, 0.5, spots[1])
+    assert line["gap_hard"] == pytest.approx(spots[1].mean(SP, "federation")[1])
     again = study().run(0.5, "fedgft-control", SP)  # its target is 0
     np.testing.assert_array_equal(again.history.params, spots[1].result.history.params)
     assert spot_row(lab, SP, 0.5, spots[-1])["gap_soft"] is None
-
-
-QUICK = ("--seeds", 2, "--rounds", 4, "--lr", 0.03, "--clients", 4, "--data", "synthetic")
-
-
-def run(capsys, *arguments):
-    try:
-        main([str(a) for a in arguments])
-        code = 0
-    except SystemExit as error:
-        code = error.code
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
-    code, out, err = run(capsys, "frontier", *QUICK, "--points", 3, "--target", 0.05, "--json",
-                         "--out", tmp_path / "f", "--references")  # fmt: skip
-    assert code == 0, err
-    found = json.loads(out)
-    methods = {row["method"] for row in found["rows"]}
-    assert methods == {"fedavg", "lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds",
-                       "pooled", "exponentiated-gradient", "threshold-optimizer"}  # fmt: skip
-    assert found["target"] == 0.05
-    assert found["chosen"]["method"] in methods
-    names = {p.name for p in (tmp_path / "f").iterdir()}
-    assert names == {"frontier.parquet", "frontier.png", "frontier.svg", "model.safetensors",
-                     "cells"}  # fmt: skip
-    fits = list((tmp_path / "f/cells").iterdir())
-    assert len(fits) == 2 * 4  # replicates, three bounds and the thresholds
-    assert len(pl.read_parquet(tmp_path / "f/frontier.parquet")) == len(found["rows"])
-    saved = load_model(tmp_path / "f/model.safetensors")
-    assert saved.about["method"] == found["chosen"]["method"]
-    assert saved.about["seed"] == found["chosen"]["replicate"]
-    code, out, _ = run(capsys, "frontier", *QUICK, "--points", 3, "--methods", "fedgft-control",
-                       "--out", tmp_path / "g")  # fmt: skip
-    assert code == 0
-    assert "Chosen: FedGFT control" in out
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (("frontier", "--points", 1), "--points"),
-        (("frontier", "--lam", 3), "frontier sweeps it"),
-        (("frontier", "--methods"), "--methods"),
-        (("frontier", "--metric", "dp"), "'dp' is not known"),
-        (("frontier", "--metric", "cal", "--references"), "no method for cal"),
-        (("frontier", "--alpha", 0), "--alpha"),
-        (("train", "--target", 2), "two points are 0.02"),
-        (("train", "--target", -0.1), "--target"),
-        (("train", "--target", "nan"), "--target"),
-        (("train", "--target", 0.1, "--method", "fedgft"), "--target is for fedgft-control"),
-        (("train", "--lam", 1, "--method", "fedgft-control"), "--lam is for fedgft and lft"),
-        (("train", "--spread", "range", "--target", 0.1), "--target is for fedgft-control"),
-        (("train", "--pick", 0.5, "--cohort", 2), "--pick needs exact sums"),
-        (("train", "--mu", 1e7), "--mu must lie between"),
-        (("frontier", "--eval-every", 1), "final models only"),
-        (("frontier", "--control", "scores"), "frontier compares decisions"),
-        (("train", "--pick", 2), "--pick"),
-        (("train", "--mu", -1), "--mu"),
-        (("train", "--base", "fedadam", "--server-lr", 0), "--server-lr"),
-        (("train", "--server-lr", 0.1), "--server-lr is for --base"),
-        (("train", "--noise", -1), "--noise"),
-        (("train", "--metric", "sp+sp"), "twice"),
-        (("compare", "--metrics", "0*sp"), "no positive weight"),
-    ],
-)
-def test_mistakes_are_one_line(command, says, capsys, tmp_path) -> None:
-    name, *rest = command
-    code, out, err = run(capsys, name, *QUICK, *rest, "--out", tmp_path / "o")
-    assert code == 2
-    assert out == ""
-    assert says in err and err.count("\n") == 1
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("beta", 1), ("pick", 0.1), ("noise", 1), ("spread", "range")]
-)
-def test_options_that_nobody_listens_to_are_noted(option: str, value, capsys) -> None:
-    code, _, err = run(capsys, "compare", *QUICK, "--methods", "fedavg", f"--{option}", value)
-    assert code == 0
-    assert f"--{option} is for" in err
-
-
-@pytest.mark.filterwarnings("always")
-def test_diverged_runs_are_no_traceback_and_no_model(capsys, tmp_path) -> None:
-    wild = ("--mu", 1e6, "--optimizer", "sgd", "--epochs", 3, "--batch-size", 32)
-    code, _, err = run(capsys, "train", *QUICK, *wild, "--out", tmp_path / "t")
-    assert code == 2
-    assert "has diverged, so it is not saved" in err
-    assert "training diverged in 2 of 2 replicates" in err
-    assert not (tmp_path / "t/model.safetensors").exists()
-    code, _, err = run(capsys, "frontier", *QUICK, *wild, "--points", 2, "--out", tmp_path / "f")
-    assert code == 0, err
-    assert "nothing was chosen" in err
-
-
-def test_a_label_that_fairlearn_cannot_take_is_left_out_with_a_note(capsys, tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    sex, ok = rng.choice(["f", "m"], 300), rng.integers(0, 2, 300)
-    ok[sex == "f"] = 0
-    pl.DataFrame({"x": rng.standard_normal(300), "sex": sex, "ok": ok}).write_csv(
-        tmp_path / "t.csv"
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        code, out, err = run(capsys, "frontier", "--data", tmp_path / "t.csv", "--label", "ok",
-                             "--group", "sex", "--seeds", 2, "--rounds", 3, "--lr", 0.03,
-                             "--clients", 3, "--points", 2, "--references", "--json", "--out",
-                             tmp_path / "f")  # fmt: skip
-    assert code == 0, err
-    assert "threshold-optimizer: left out" in err
-    methods = {row["method"] for row in json.loads(out)["rows"]}
-    assert "exponentiated-gradient" in methods and "threshold-optimizer" not in methods
-
-
-def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_path) -> None:
-    out_ = ("--json", "--out", tmp_path / "o")
-    for extra, method in (((), "fedgft-control"), (("--lam", 5), "fedgft"),
-                          (("--protocol", "paper"), "fedgft")):  # fmt: skip
-        code, out, _ = run(capsys, "train", *QUICK, *extra, *out_)
-        found = json.loads(out)
-        assert code == 0
-        assert found["method"] == method
-        assert ("accuracy_fedavg" in found) == (method == "fedgft-control")
-    code, out, _ = run(capsys, "train", *QUICK, "--target", 0.3, "--out", tmp_path / "o")
-    assert "Asked for a gap of decisions of at most 30.0 points" in out
-    assert "The saved model, of seed 0" in out
-
-
-@pytest.mark.parametrize("base", ["fedprox", "scaffold", "fednova", "fedavgm", "fedyogi"])
-def test_bases_from_the_command_line(base: str, capsys) -> None:
-    methods = ("lrw", "lft", "fairfed", "fedgft", "fedgft-control")
-    code, out, err = run(capsys, "compare", *QUICK, "--base", base, "--methods", *methods,
-                         "--lam", 5, "--beta", 1, "--json", "--cohort", 3)  # fmt: skip
-    assert code == 0, err
-    assert {(row["base"], row["method"]) for row in json.loads(out)} == {(base, m) for m in methods}
-
-
-def test_contradictory_metrics_are_explained_and_the_run_ends(capsys) -> None:
-    code, out, err = run(capsys, "compare", *QUICK, "--methods", "fedgft-control", "--metrics",
-                         "sp+eop+cal", "--json")  # fmt: skip
-    assert code == 0
-    assert json.loads(out)[0]["metric"] == "sp+eop+cal"
-    assert "cannot meet three demands" in " ".join(err.split())
-
-
-def test_what_contradicts_and_what_does_not() -> None:
-    for name in ("sp+eo", "eo+cal", "sp+eop+cal", "sp+fpr+cal"):
-        assert contradiction(DATA, get_metric(name)), name
-    for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+cal", "eop+fpr+acc"):
-        assert contradiction(DATA, get_metric(name)) is None, name
-    alike = replace(DATA, groups=np.arange(len(DATA)) % 2, labels=(np.arange(len(DATA)) // 2) % 2)
-    assert contradiction(alike, get_metric("sp+eo")) is None
-
-
-def intersections(path, *, lonely: bool):
-    """Four intersections; in one of them nobody is positive, in another nobody is at all."""
-    rng = np.random.default_rng(0)
-    sex, town = rng.choice(["f", "m"], 400), rng.choice(["a", "b"], 400)
-    keep = ~((sex == "m") & (town == "b"))
-    ok = rng.integers(0, 2, 400)
-    if lonely:
-        ok[(sex == "f") & (town == "b")] = 0
-    frame = pl.DataFrame({"x": rng.standard_normal(400), "sex": sex, "town": town, "ok": ok})
-    frame.filter(keep).write_csv(path)
-    return ("--data", path, "--label", "ok", "--group", "sex,town", "--seeds", 2, "--rounds", 3,
-            "--lr", 0.03, "--clients", 3, "--methods", "fedgft-control", "--metrics", "eop",
-            "--json")  # fmt: skip
-
-
-def test_empty_intersections_are_named_and_left_out_when_asked(capsys, tmp_path) -> None:
-    options = intersections(tmp_path / "t.csv", lonely=True)
-    code, _, err = run(capsys, "compare", *options)
-    assert code == 2
-    assert "'f & b'" in err and "--exclude-empty" in err
-    code, out, err = run(capsys, "compare", *options, "--exclude-empty")
-    assert code == 0
-    said = " ".join(err.split())
-    assert "left out of the comparison, for want of training rows: 'f & b'" in said
-    assert "1 intersection(s) have no row at all: 'm & b'" in said
-    assert json.loads(out)[0]["gap_hard"] is not None
-
-
-def test_groups_left_out_still_train() -> None:
-    three = replace(DATA, groups=np.where(np.arange(len(DATA)) < 9, 2, DATA.groups),
-                    group_names=("a", "b", "c"))  # fmt: skip
-    left = without_groups(three, [0])
-    assert left.group_names == ("b", "c")
-    assert len(left) == len(three)
-    np.testing.assert_array_equal(left.groups, np.array([-1, 0, 1])[three.groups])
-    made = partition(three, clients=2, alpha=1.0, seed=0)
-    lonely = replace(made, rows=made.rows[three.groups[made.rows] != 2],
-                     offsets=np.array([0, (three.groups[made.rows] != 2).sum()]))  # fmt: skip
-    assert empty_groups(lonely, SP) == [2]
-
-
-def test_words_about_a_target_that_cannot_be_judged() -> None:
-    row = {"target_of": "decisions", "gap_hard": None, "accuracy": 0.8, "protocol": "heldout"}
-    assert "not estimable" in reached(row, row)

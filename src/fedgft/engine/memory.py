@@ -94,17 +94,12 @@ class Memory:
         over all clients, so it stays their mean whoever took part."""
         if variates is None:
             return
-        moved = np.flatnonzero(task.steps > 0)  # a client without rows has learnt nothing
-        at = self._own(cohort)[moved]
-        share = 1.0 / np.maximum(task.steps, 1)
-        fresh = task.gradients * self.executor.column(share)
-        change = self.executor.zeros(len(cohort))
-        change[moved] = fresh[moved] - variates.own[at]
-        sizes = self.book.sizes
+        at, sizes = self._own(cohort), self.book.sizes
+        fresh = task.gradients * self.executor.column(1.0 / np.maximum(task.steps, 1))
         weight = sizes[cohort.run, cohort.client] / sizes.sum(1)[cohort.run]
-        zero = 0 * variates.server
-        variates.server[:] = variates.server + self.executor.mix(weight, change, zero, cohort)
-        variates.own[at] = fresh[moved]
+        change = self.executor.mix(weight, fresh - variates.own[at], 0 * variates.server, cohort)
+        variates.server[:] = variates.server + change
+        variates.own[at] = fresh
 
     def _own(self, cohort: Cohort) -> np.ndarray:
         return cohort.run * self.book.num_clients + cohort.client

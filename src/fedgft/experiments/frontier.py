@@ -40,7 +40,7 @@ class Spot:
         return tally.accuracy(), tally.gap(metric, "hard")
 
     def mean(self, metric: Metric, where: str) -> tuple[float, float]:
-        """Over the replicates that have both."""
+        """Each over the replicates that have it."""
         accuracy, gap = self.values(metric, where)
         return _mean(accuracy), _mean(gap)
 
