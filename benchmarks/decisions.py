@@ -332,8 +332,10 @@ def page(parts: list[Part]) -> Iterator[str]:
     yield "Made by `python benchmarks/decisions.py`; protocol `heldout`, ten clients."
     for title, tables, claims in parts:
         yield f"## {title}"
-        for text, holds in claims:
-            yield f"> {SIGNS[holds]} {text[0].upper()}{text[1:]}"
+        if claims:
+            yield "\n".join(
+                f"- {SIGNS[holds]} {text[0].upper()}{text[1:]}" for text, holds in claims
+            )
         yield from (table.markdown().strip() for table in tables)
         if title == "Frontier":
             yield from (f"![{d}](figures/frontier-{d}.svg)" for d in ("compas", "adult"))
@@ -354,7 +356,7 @@ def main() -> None:
             print(f"{SIGNS[holds]} {text}")
     args.out.mkdir(parents=True, exist_ok=True)
     with whole(args.out / "decisions.md") as part:
-        part.write_text("\n\n".join(page(made)) + "\n")
+        part.write_text("\n\n".join(filter(None, page(made))) + "\n")
     print(f"wrote {args.out / 'decisions.md'}", file=sys.stderr)
 
 
