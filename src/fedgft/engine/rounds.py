@@ -134,12 +134,15 @@ class Rounds:
             moved[:, at:] = state.params[:, at:] + mean[:, at:]
         return moved, server
 
-    def _share(self) -> float:
-        """Of a controller's gains: half where what it measures is noisy (a cohort, noise) or the
-        model follows it late (variates of the last round, a server with inertia)."""
-        plain = isinstance(self.algorithm.server, Averaging)
-        late = self.algorithm.correction.variates or not plain
-        return 0.5 if late or self._sampled or self.settings.noise else 1.0
+    def _share(self) -> tuple[float, float]:
+        """Of a controller's gains, integral and proportional: half where what it measures is noisy
+        (a cohort, noise) or a round old (control variates). A server with inertia swings by itself:
+        little of the integral there, and more of what damps."""
+        late = self._sampled or self.settings.noise or self.algorithm.correction.variates
+        part = 0.5 if late else 1.0
+        if isinstance(self.algorithm.server, Averaging):
+            return part, part
+        return part / 8, part * 1.25
 
     @property
     def _sampled(self) -> bool:

@@ -35,7 +35,7 @@ class Pricing(Protocol):
     @property
     def metric(self) -> Metric: ...
 
-    def init(self, pace: np.ndarray, *, share: float) -> Any: ...
+    def init(self, pace: np.ndarray, *, share: tuple[float, float]) -> Any: ...
 
     def update(self, state: Any, cohort: Cohort, received: Tally) -> Any: ...
 
@@ -54,7 +54,7 @@ class Objective:
     penalties: tuple[Pricing, ...] = ()
     local_penalties: tuple[Linearised, ...] = ()
 
-    def init(self, pace: np.ndarray, *, share: float = 1.0) -> States:
+    def init(self, pace: np.ndarray, *, share: tuple[float, float] = (1.0, 1.0)) -> States:
         """`pace`, one a run: learning rate times local steps a round; `share`: of the gains of
         those that have some."""
         return tuple(penalty.init(pace, share=share) for penalty in self.penalties)

@@ -13,7 +13,8 @@ constraint rate_i - rate_j <= target, and moves it by a projected proportional-i
 Clients add <v, statistics of the scores>, with v = sum_i C_i d rate_i / dS taken at the statistics
 of decisions. With two groups C_0 = -C_1 is the one constant of the paper's Theorem 5.1. Within the
 target mu falls back to zero and nothing is pushed; where no model meets it, `most` keeps the push
-finite. ki is in units of what a round can move, the `pace`: learning rate times local steps.
+finite. ki is in units of what a round can move, the `pace`: learning rate times local steps, up to
+a limit.
 """
 
 from dataclasses import dataclass
@@ -31,11 +32,14 @@ FIRM = (8.0, 2.0)  # ki / pace and kp
 GENTLE = (1.0, 1.0)
 
 
+FASTEST = 0.3  # pace: who makes many steps a round hears of the gap no more often for it
+
+
 class Steering(NamedTuple):
     """What the server keeps between rounds."""
 
     pace: np.ndarray  # (r,)
-    share: float = 1.0  # of the gains
+    share: tuple[float, float] = (1.0, 1.0)  # of ki and of kp
     mu: np.ndarray | None = None  # (r, v, g, g)
     v: Statistics | None = None  # the last message
 
@@ -61,8 +65,8 @@ class Controlled:
         if not 0 <= self.pick <= 1:
             raise FedgftError(f"--pick must lie between 0 and 1, got {self.pick:g}")
 
-    def init(self, pace: np.ndarray, *, share: float = 1.0) -> Steering:
-        return Steering(pace, share)
+    def init(self, pace: np.ndarray, *, share: tuple[float, float] = (1.0, 1.0)) -> Steering:
+        return Steering(np.minimum(pace, FASTEST), share)
 
     def update(self, state: Steering, cohort: Cohort, received: Tally) -> Steering:
         return self.steer(state, self._mean(cohort, received))
@@ -77,8 +81,8 @@ class Controlled:
         rates = np.where(there, self.metric.rates(statistics).clip(0.0, 1.0), np.nan)
         over = rates[..., :, None] - rates[..., None, :] - self._targets(len(rates))
         known = np.isfinite(over)
-        over = state.share * self._weights(rates) * np.where(known, over, 0.0)
-        ki, kp = self._gains(rates)
+        over = self._weights(rates) * np.where(known, over, 0.0)
+        ki, kp = (gain * part for gain, part in zip(self._gains(rates), state.share, strict=True))
         mu = np.zeros_like(over) if state.mu is None else state.mu
         mu = np.clip(mu + ki * state.pace[:, None, None, None] * over, 0.0, self.most)
         push = np.where(known, np.maximum(0.0, mu + kp * over), 0.0)

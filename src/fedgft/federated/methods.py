@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,16 +96,11 @@ BASES: dict[str, dict[str, Callable[[float | None, float | None], Any]]] = {
     "fedprox": {"correction": lambda mu, lr: Proximal(0.1 if mu is None else mu)},
     "scaffold": {"correction": lambda mu, lr: Scaffold(mu or 0.0)},
     "fednova": {},
-    "fedavgm": {"server": lambda mu, lr: ServerMomentum(**_given(lr))},
-    **{
-        f"fed{rule}": {"server": partial(lambda rule, mu, lr: Adaptive(rule, **_given(lr)), rule)}
-        for rule in ("adam", "yogi", "adagrad")
-    },
+    "fedavgm": {"server": lambda mu, lr: ServerMomentum(0.3 if lr is None else lr)},
+    "fedadam": {"server": lambda mu, lr: Adaptive("adam", 0.03 if lr is None else lr)},
+    "fedyogi": {"server": lambda mu, lr: Adaptive("yogi", 0.03 if lr is None else lr)},
+    "fedadagrad": {"server": lambda mu, lr: Adaptive("adagrad", 0.1 if lr is None else lr)},
 }
-
-
-def _given(lr: float | None) -> dict[str, float]:
-    return {} if lr is None else {"lr": lr}
 
 
 def with_base(

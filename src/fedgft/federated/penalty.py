@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.federated.cohort import Cohort, client_means
-from fedgft.federated.control import Controlled, Steering
+from fedgft.federated.control import FASTEST, Controlled, Steering
 from fedgft.metrics import Metric, Tally, get_metric, price
 from fedgft.metrics.spread import SPREADS, spread_gradient
 from fedgft.types import FedgftError, Price, Statistics
@@ -55,7 +55,7 @@ class Linearised:
                 f"--spread {self.spread!r} is not known; choose from {', '.join(SPREADS)}"
             )
 
-    def init(self, pace: np.ndarray, *, share: float = 1.0) -> None:
+    def init(self, pace: np.ndarray, *, share: tuple[float, float] = (1.0, 1.0)) -> None:
         return None
 
     def update(self, state: Statistics | None, cohort: Cohort, received: Tally) -> Statistics:
@@ -105,7 +105,7 @@ class Penalty:
         target: float | None = None,
         groups: int = 2,
         penalty: str = "half",
-        pace: float = 0.4,
+        pace: float = 0.3,
     ) -> None:
         if (lam is None) == (target is None):
             raise FedgftError("Penalty needs either lam or target")
@@ -113,7 +113,7 @@ class Penalty:
         self.lam = 1.0 if lam is None else lam
         self.rule = Linearised(self.metric, self.lam, penalty)
         self.control = None if target is None else Controlled(self.metric, target)
-        self.steering = Steering(np.array([pace]))
+        self.steering = Steering(np.minimum([pace], FASTEST))
         self.v: Any = None
 
     def _rows(self, probs: Any, y: Any, a: Any) -> Any:
