@@ -1,6 +1,6 @@
 """What FedGFT with a target reaches, beside FedAvg, the paper's form and Fairlearn on pooled rows.
 
-python benchmarks/decisions.py [--seeds 20] [--out results] [--only cells targets ...]
+python benchmarks/decisions.py [--seeds 20] [--seed 0] [--out results] [--only cells targets ...]
 
 Protocol `heldout`, ten clients. Writes decisions.md: tables, and each claim with its sign. Fits of
 Fairlearn on Adult take half an hour; they are kept in OUT/cells and not made twice.
@@ -41,8 +41,9 @@ Part = tuple[str, list[Table], list[tuple[str, bool]]]
 class Lab:
     """Studies by data set and options, and the columns that all tables share."""
 
-    def __init__(self, seeds: int, out: Path) -> None:
-        self.seeds, self.out, self._data, self._studies = seeds, out, {}, {}
+    def __init__(self, seeds: int, first: int, out: Path) -> None:
+        self.seeds, self.first, self.out = seeds, first, out
+        self._data, self._studies = {}, {}
 
     def data(self, name: str, group: str | None = None) -> Dataset:
         if (name, group) not in self._data:
@@ -60,7 +61,11 @@ class Lab:
             chosen = replace(base.settings, eval_every=0, **(settings or {}))
             made = replace(base, settings=chosen, **protocol)
             self._studies[key] = Study(
-                self.data(name, group), made, range(count), model=model, clients=clients
+                self.data(name, group),
+                made,
+                range(self.first, self.first + count),
+                model=model,
+                clients=clients,
             )
         return self._studies[key]
 
@@ -344,10 +349,11 @@ def page(parts: list[Part]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="the first replicate's")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
-    lab, made = Lab(args.seeds, args.out), []
+    lab, made = Lab(args.seeds, args.seed, args.out), []
     for name in args.only:
         begun = time.perf_counter()
         made.append(PARTS[name](lab))
