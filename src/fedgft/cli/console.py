@@ -119,8 +119,8 @@ def comparison(rows: Sequence[Row]) -> Table:
         if cell != last:
             if last is not None:
                 table.add_section()
-            how = "" if row["alpha"] is None else f" α={row['alpha']:g}"
-            table.add_row(f"[bold]{row['metric']}[/bold]{how}")
+            how = "" if row["alpha"] is None else f"α={row['alpha']:g}"
+            table.add_row(f"[bold]{row['metric']}[/bold]", how)  # apart: columns are narrow
         last = cell
         table.add_row(*_cells(row, heldout=heldout))
     return _explained(table, any(row["gap_hard_test"] is None for row in rows))

@@ -91,4 +91,7 @@ def _saved(study: "Study", result: "Result") -> str:
         100 * float(tally[-1].gap(result.metric, kind)[0])
         for tally in (result.history.federation, result.history.test)
     )
-    return f"The saved model, of seed {study.seeds[0]}: {own:.1f} and {test:.1f}."
+    return (
+        f"The saved model, of seed {study.seeds[0]}: gap {own:.1f} on its clients' rows, "
+        f"{test:.1f} on test rows."
+    )

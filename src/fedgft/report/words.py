@@ -52,7 +52,8 @@ def reached(row: Row, plain: Row) -> str:
     rows = "Held-out decisions" if row["protocol"] == "heldout" else "Decisions on test rows"
     seen = f"{rows}: not estimable"
     if row["gap_hard_test"] is not None:
-        seen = f"{rows} {100 * row['gap_hard_test']:.1f}, {100 * row['floor']:.1f} by chance"
+        apart, chance = 100 * row["gap_hard_test"], 100 * row["floor"]
+        seen = f"{rows} differ by {apart:.1f} points (chance alone: {chance:.1f})"
     before = "not estimable" if plain[kind] is None else f"{100 * plain[kind]:.1f}"
     less = 100 * (plain["accuracy"] - row["accuracy"])
     price = f"{abs(less):.1f} points of accuracy {'less' if less >= 0 else 'more'} than"
