@@ -81,7 +81,7 @@ def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
         (("train", "--target", "nan"), "--target"),
         (("train", "--target", 0.1, "--method", "fedgft"), "--target is for fedgft-control"),
         (("train", "--lam", 1, "--method", "fedgft-control"), "--lam is for fedgft and lft"),
-        (("train", "--spread", "range", "--target", 0.1), "--target is for fedgft-control"),
+        (("train", "--lam", 1, "--target", 0.1), "--lam is for fedgft and lft"),
         (("train", "--pick", 0.5, "--cohort", 2), "--pick needs exact sums"),
         (("train", "--mu", 1e7), "--mu must lie between"),
         (("frontier", "--eval-every", 1), "final models only"),
@@ -148,7 +148,9 @@ def test_a_label_that_fairlearn_cannot_take_is_left_out_with_a_note(capsys, tmp_
 def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_path) -> None:
     out_ = ("--json", "--out", tmp_path / "o")
     for extra, method in (((), "fedgft-control"), (("--lam", 5), "fedgft"),
-                          (("--protocol", "paper"), "fedgft")):  # fmt: skip
+                          (("--protocol", "paper"), "fedgft"),
+                          (("--protocol", "paper", "--target", 0.1), "fedgft-control"),
+                          (("--spread", "variance"), "fedgft")):  # fmt: skip
         code, out, _ = run(capsys, "train", *QUICK, *extra, *out_)
         found = json.loads(out)
         assert code == 0

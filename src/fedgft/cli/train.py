@@ -77,9 +77,11 @@ def train(
 
 
 def usual(options: Options) -> MethodName:
-    """Fair decisions without a knob, unless a strength or the paper was asked for."""
-    paper = ("lam", "penalty", "spread")  # what the published form alone has
-    published = any(getattr(options, n) is not None for n in paper) or options.protocol == "paper"
+    """Fair decisions without a knob, unless what the published form alone has was asked for."""
+    given = lambda *names: any(getattr(options, n) is not None for n in names)  # noqa: E731
+    if given("target", "control", "pick"):
+        return "fedgft-control"
+    published = given("lam", "penalty", "spread") or options.protocol == "paper"
     return "fedgft" if published else "fedgft-control"
 
 
