@@ -1,10 +1,14 @@
 """A small federation with every kind of client that has gone wrong somewhere, in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.synthetic import synthetic
 from fedgft.engine import History, Settings, simulate
+from fedgft.experiments import Study, get_protocol
 from fedgft.federated import Algorithm
 from fedgft.models import get_model
 from fedgft.optim import Optimizer
@@ -89,3 +93,13 @@ def run(made: Federation, algorithm: Algorithm, *, executor: str = "auto", model
     """One run in float64: three rounds of small batches unless told otherwise."""
     chosen = {"rounds": 3, "batch_size": 8, "dtype": "float64", "executor": executor} | options
     return simulate([made], model, algorithm, Settings(**chosen), seeds=[seed], lr=lr, init=init)
+
+
+SYNTHETIC = synthetic(rows=1500, seed=0)
+
+
+def study(seeds: int = 2, **settings) -> Study:
+    """Four clients, eight rounds, held out."""
+    base = get_protocol("heldout")
+    made = replace(base.settings, rounds=8, batch_size=64, eval_every=0, **settings)
+    return Study(SYNTHETIC, replace(base, settings=made, lr=(0.03,)), range(seeds), clients=4)

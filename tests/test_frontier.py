@@ -10,10 +10,8 @@ from sklearn.linear_model import LogisticRegression
 
 from fedgft.data.partition import partition
 from fedgft.data.scaling import standardise
-from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.engine.predict import probabilities
-from fedgft.experiments import Study, get_protocol
 from fedgft.experiments.frontier import (
     Spot,
     choose,
@@ -29,15 +27,10 @@ from fedgft.experiments.shelf import Shelf
 from fedgft.federated import fedavg
 from fedgft.metrics import CATALOG, Tally
 from fedgft.types import FedgftError
+from small import SYNTHETIC, study
 
 SP = CATALOG["sp"]
-DATA = synthetic(rows=1500, seed=0)
-
-
-def study(seeds: int = 2, **settings) -> Study:
-    base = get_protocol("heldout")
-    made = replace(base.settings, rounds=8, batch_size=64, eval_every=0, **settings)
-    return Study(DATA, replace(base, settings=made, lr=(0.03,)), range(seeds), clients=4)
+DATA = SYNTHETIC
 
 
 def spot(method: str, gap: float, right: float, strength: float = 1.0) -> Spot:

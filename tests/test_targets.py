@@ -11,22 +11,16 @@ import pytest
 from fedgft.cli import main
 from fedgft.cli.options import Options
 from fedgft.data.partition import partition
-from fedgft.data.synthetic import synthetic
-from fedgft.experiments import Study, get_protocol, row
+from fedgft.experiments import row
 from fedgft.experiments.checks import contradiction, empty_groups, without_groups
 from fedgft.experiments.store import load_model
 from fedgft.federated import Adaptive, Controlled, FairFed, Linearised, Proximal
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.report.words import reached
+from small import SYNTHETIC, study
 
 SP = CATALOG["sp"]
-DATA = synthetic(rows=1500, seed=0)
-
-
-def study(seeds: int = 2, **settings) -> Study:
-    base = get_protocol("heldout")
-    made = replace(base.settings, rounds=8, batch_size=64, eval_every=0, **settings)
-    return Study(DATA, replace(base, settings=made, lr=(0.03,)), range(seeds), clients=4)
+DATA = SYNTHETIC
 
 
 QUICK = ("--seeds", 2, "--rounds", 4, "--lr", 0.03, "--clients", 4, "--data", "synthetic")

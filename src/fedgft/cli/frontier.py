@@ -177,7 +177,6 @@ def _pointed(
     saved: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the figure points at."""
-    from fedgft.engine.rounds import SLACK
     from fedgft.experiments.frontier import knee
 
     def named(spot: "Spot | None") -> dict[str, Any] | None:
@@ -187,8 +186,7 @@ def _pointed(
     knees = {m: named(knee([s for s in spots if s.method == m], metric)) for m in by}
     picked = None
     if chosen is not None:
-        gap = chosen.mean(metric, "federation")[1]
-        reached = None if target is None else bool(gap <= target + SLACK)
+        reached = None if target is None else chosen.meets(metric, target)
         picked = {**(named(chosen) or {}), "replicate": saved, "reached": reached}
     return {"target": target, "chosen": picked, "knees": knees}
 
@@ -197,14 +195,12 @@ def _say(
     chosen: "Spot | None", saved: int | None, metric: "Metric", study: "Study", tested: str,
     target: float | None,
 ) -> None:  # fmt: skip
-    from fedgft.engine.rounds import SLACK
     from fedgft.report.figures import NAMES
 
     if chosen is None or saved is None:
         note("nothing was chosen: no method's gap is estimable in every replicate")
         return
-    reached = chosen.mean(metric, "federation")[1]
-    if target is not None and reached > target + SLACK:
+    if target is not None and not chosen.meets(metric, target):
         out.print(f"Nothing reached {100 * target:g} points; this comes nearest.", highlight=False)
     accuracy, gap = chosen.mean(metric, "test")
     own, there = (100 * float(chosen.values(metric, w)[1][saved]) for w in ("federation", "test"))

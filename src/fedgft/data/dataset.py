@@ -72,3 +72,10 @@ class Federation:
 
     def client(self, k: int) -> np.ndarray:
         return self.rows[self.offsets[k] : self.offsets[k + 1]]
+
+    def seen(self, rows: np.ndarray) -> np.ndarray:
+        """Features of these rows as a model sees them, in float64."""
+        x = self.dataset.features[rows].astype(np.float64)
+        if self.mean is None or self.spread is None:
+            return x
+        return (x - self.mean) / self.spread

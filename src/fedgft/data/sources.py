@@ -138,52 +138,45 @@ def compas_races_frame(paths: Sequence[Path]) -> "pl.DataFrame":
     return table.with_columns(race).drop_nulls("race").drop(COMPAS_RACES)
 
 
+ADULT = Source(
+    name="adult",
+    description="income above 50,000 dollars (1994 census); group: race, White or not",
+    rows=48_842,
+    licence="CC BY 4.0 (UCI)",
+    files=(ADULT_DATA, ADULT_TEST),
+    prepare=adult_frame,
+    label="income",
+    group="race",
+    group_names=("Non-white", "White"),
+)
+COMPAS_SEX = Source(
+    name="compas",
+    description="a new offence within two years (Broward County); group: sex",
+    rows=6_172,
+    licence="public records (ProPublica), no licence stated",
+    files=(COMPAS,),
+    prepare=compas_frame,
+    label="two_year_recid",
+    group="female",
+    group_names=("Male", "Female"),
+)
 SOURCES = {
-    "adult": Source(
-        name="adult",
-        description="income above 50,000 dollars (1994 census); group: race, White or not",
-        rows=48_842,
-        licence="CC BY 4.0 (UCI)",
-        files=(ADULT_DATA, ADULT_TEST),
-        prepare=adult_frame,
-        label="income",
-        group="race",
-        group_names=("Non-white", "White"),
-    ),
-    "compas": Source(
-        name="compas",
-        description="a new offence within two years (Broward County); group: sex",
-        rows=6_172,
-        licence="public records (ProPublica), no licence stated",
-        files=(COMPAS,),
-        prepare=compas_frame,
-        label="two_year_recid",
-        group="female",
-        group_names=("Male", "Female"),
-    ),
-    "adult-hours": Source(
-        name="adult-hours",
-        description="Adult, hours worked a week: below 40, 40, above; group: sex",
-        rows=48_842,
-        licence="CC BY 4.0 (UCI)",
-        files=(ADULT_DATA, ADULT_TEST),
-        prepare=adult_hours_frame,
-        label="hours",
-        group="sex",
-        group_names=("Female", "Male"),
-    ),
-    "compas-races": Source(
-        name="compas-races",
-        description="COMPAS; group: African-American, Caucasian or Hispanic (others left out)",
-        rows=5_787,
-        licence="public records (ProPublica), no licence stated",
-        files=(COMPAS,),
-        prepare=compas_races_frame,
-        label="two_year_recid",
-        group="race",
-        group_names=("African-American", "Caucasian", "Hispanic"),
-    ),
-}
+    source.name: source
+    for source in (
+        ADULT,
+        COMPAS_SEX,
+        replace(
+            ADULT, name="adult-hours", prepare=adult_hours_frame, label="hours", group="sex",
+            description="Adult, hours worked a week: below 40, 40, above; group: sex",
+            group_names=("Female", "Male"),
+        ),
+        replace(
+            COMPAS_SEX, name="compas-races", prepare=compas_races_frame, rows=5_787, group="race",
+            description="COMPAS; group: African-American, Caucasian or Hispanic (others left out)",
+            group_names=("African-American", "Caucasian", "Hispanic"),
+        ),
+    )
+}  # fmt: skip
 
 
 def prepared_frame(

@@ -17,9 +17,7 @@ def probabilities(
     data, found = federation.dataset, get_model(model)
     parts = []
     for start in range(0, len(rows), PIECE):
-        x = data.features[rows[start : start + PIECE]].astype(np.float64)
-        if federation.mean is not None and federation.spread is not None:
-            x = (x - federation.mean) / federation.spread
+        x = federation.seen(rows[start : start + PIECE])
         parts.append(_softmax(_logits(found, x, params, len(data.classes))))
     return np.concatenate(parts) if parts else np.zeros((0, len(data.classes)))
 

@@ -18,7 +18,7 @@ from fedgft.engine.memory import Best, Memory, State
 from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, noise, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
-from fedgft.federated import Algorithm, Averaging, Cohort, Local
+from fedgft.federated import Algorithm, Cohort, Local
 from fedgft.metrics import Tally
 from fedgft.models import Model
 from fedgft.optim import reach
@@ -109,7 +109,6 @@ class Rounds:
         if not self._picking(t):
             return state
         excess = self.algorithm.objective.excess(cohort, received)
-        assert excess is not None  # who picks has a target
         accuracy = received.map(cohort.sum).accuracy()
         score = accuracy - WORTH * np.maximum(excess - SLACK, 0.0)
         score = np.where(np.isfinite(score), score, -np.inf)
@@ -140,9 +139,7 @@ class Rounds:
         little of the integral there, and more of what damps."""
         late = self._sampled or self.settings.noise or self.algorithm.correction.variates
         part = 0.5 if late else 1.0
-        if isinstance(self.algorithm.server, Averaging):
-            return part, part
-        return part / 8, part * 1.25
+        return (part / 8, part * 1.25) if self.algorithm.server.inertia else (part, part)
 
     @property
     def _sampled(self) -> bool:

@@ -82,8 +82,7 @@ class Pooled:
     @classmethod
     def of(cls, federation: Federation) -> "Pooled":
         data, rows = federation.dataset, federation.rows
-        assert federation.mean is not None and federation.spread is not None
-        x = (data.features[rows].astype(np.float64) - federation.mean) / federation.spread
+        x = federation.seen(rows)
         client = np.repeat(np.arange(federation.num_clients), federation.sizes)
         return cls(np.c_[x, np.ones(len(x))], data.labels[rows], data.groups[rows], client)
 

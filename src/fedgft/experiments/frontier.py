@@ -13,6 +13,7 @@ import numpy as np
 
 from fedgft.engine.rounds import SLACK
 from fedgft.experiments.references import fairlearn_fit, thresholds
+from fedgft.experiments.rows import mean_of, mean_sd
 from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.study import Point, Result, Study
 from fedgft.metrics import Metric, NotEstimableWarning, Tally, stack
@@ -47,6 +48,10 @@ class Spot:
     def complete(self, metric: Metric) -> bool:
         """Every replicate has both: else those that are missing might be the bad ones."""
         return all(np.isfinite(v).all() for v in self.values(metric, "federation"))
+
+    def meets(self, metric: Metric, target: float) -> bool:
+        """On average, on the federation's rows."""
+        return self.mean(metric, "federation")[1] <= target + SLACK
 
     def nearest(self, metric: Metric, target: float | None) -> int:
         """The replicate that is handed over: the most accurate within the target, or else the
@@ -148,13 +153,13 @@ def spot_row(study: Study, metric: Metric, alpha: float | None, spot: Spot) -> d
         "protocol": study.protocol.name, "seeds": len(spot.test.count), "strength": spot.strength,
     }  # fmt: skip
     for name, tally in (("_federation", spot.federation), ("", spot.test)):
-        out |= _both("accuracy" + name, tally.accuracy())
-    out |= _both("gap_hard", spot.federation.gap(metric, "hard"))
-    out |= _both("gap_hard_test", spot.test.gap(metric, "hard"))
-    out |= {"gap_hard_test_low": _number(low), "gap_hard_test_high": _number(high),
-            "floor": _number(floor(metric, decisions))}  # fmt: skip
-    out |= {"gap_soft": _number(spot.federation.gap(metric, "soft")),
-            "gap_soft_test": _number(spot.test.gap(metric, "soft"))}  # fmt: skip
+        out |= mean_sd("accuracy" + name, tally.accuracy())
+    out |= mean_sd("gap_hard", spot.federation.gap(metric, "hard"))
+    out |= mean_sd("gap_hard_test", spot.test.gap(metric, "hard"))
+    out |= {"gap_hard_test_low": mean_of(low), "gap_hard_test_high": mean_of(high),
+            "floor": mean_of(floor(metric, decisions))}  # fmt: skip
+    out |= {"gap_soft": mean_of(spot.federation.gap(metric, "soft")),
+            "gap_soft_test": mean_of(spot.test.gap(metric, "soft"))}  # fmt: skip
     return out
 
 
@@ -198,8 +203,7 @@ def choose(spots: Sequence[Spot], metric: Metric, target: float | None) -> Spot 
 
 def within(spots: Sequence[Spot], metric: Metric, gap: float) -> Spot | None:
     """A method's most accurate strength with at most this gap, both on the federation's rows."""
-    fair = [s for s in spots if s.complete(metric)
-            and s.mean(metric, "federation")[1] <= gap + SLACK]  # fmt: skip
+    fair = [s for s in spots if s.complete(metric) and s.meets(metric, gap)]
     return max(fair, key=lambda s: s.mean(metric, "federation")[0], default=None)
 
 
@@ -222,16 +226,5 @@ def _spots(results: Sequence[Result]) -> list[Spot]:
 
 
 def _mean(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def _number(values: np.ndarray) -> float | None:
-    mean = _mean(np.asarray(values))
-    return mean if np.isfinite(mean) else None
-
-
-def _both(name: str, values: np.ndarray) -> dict[str, float | None]:
-    known = values[np.isfinite(values)]
-    spread = float(known.std(ddof=1)) if len(known) > 1 else None
-    return {name: _number(values), f"{name}_sd": spread}
+    found = mean_of(values)
+    return float("nan") if found is None else found

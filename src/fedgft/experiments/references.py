@@ -180,10 +180,7 @@ def _fairlearn() -> tuple[Any, Any]:
 
 def _pooled(federation: Federation, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     data = federation.dataset
-    x = data.features[rows].astype(np.float64)
-    if federation.mean is not None and federation.spread is not None:
-        x = (x - federation.mean) / federation.spread
-    return x, data.labels[rows], data.groups[rows]
+    return federation.seen(rows), data.labels[rows], data.groups[rows]
 
 
 def _decided(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> Tally:

@@ -31,19 +31,19 @@ def row(study: Study, result: Result) -> dict[str, Any]:
         "metric": metric.name,
         "protocol": study.protocol.name,
         "seeds": len(study.seeds),
-        **_mean_sd(cell, "accuracy", test[-1].accuracy()),
-        **_mean_sd(cell, "accuracy_federation", federation[-1].accuracy()),
-        **_mean_sd(cell, "gap_soft", federation[-1].gap(metric, "soft")),
-        **_mean_sd(cell, "gap_hard", federation[-1].gap(metric, "hard")),
-        **_mean_sd(cell, "gap_soft_test", test[-1].gap(metric, "soft")),
-        **_mean_sd(cell, "gap_hard_test", test[-1].gap(metric, "hard")),
-        "gap_hard_test_low": _mean(low),
-        "gap_hard_test_high": _mean(high),
-        "floor": _mean(floor(metric, decisions)),
+        **_told(cell, "accuracy", test[-1].accuracy()),
+        **_told(cell, "accuracy_federation", federation[-1].accuracy()),
+        **_told(cell, "gap_soft", federation[-1].gap(metric, "soft")),
+        **_told(cell, "gap_hard", federation[-1].gap(metric, "hard")),
+        **_told(cell, "gap_soft_test", test[-1].gap(metric, "soft")),
+        **_told(cell, "gap_hard_test", test[-1].gap(metric, "hard")),
+        "gap_hard_test_low": mean_of(low),
+        "gap_hard_test_high": mean_of(high),
+        "floor": mean_of(floor(metric, decisions)),
         **_apart(cell, result),
         "seconds": history.seconds,
-        "lr": _mean(result.lr),
-        "strength": _mean(result.strength) if result.method in study.protocol.strengths else None,
+        "lr": mean_of(result.lr),
+        "strength": mean_of(result.strength) if result.method in study.protocol.strengths else None,
         **_target(study, result),
         "base": study.protocol.base,
         "executor": history.executor,
@@ -146,21 +146,27 @@ def _target(study: Study, result: Result) -> dict[str, Any]:
     assert federation is not None
     within = federation[-1].gap(result.metric, kind) <= result.strength + NEAR
     of = {"hard": "decisions", "soft": "scores"}[kind]
-    return {"target": _mean(result.strength), "target_of": of, "reached": int(within.sum())}
+    return {"target": mean_of(result.strength), "target_of": of, "reached": int(within.sum())}
 
 
-def _mean_sd(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:
+def _told(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:
     known = values[np.isfinite(values)]
     lost = len(values) - len(known)
     if lost:
         what = "training diverged" if name.startswith("accuracy") else f"{name} is not estimable"
         text = f"{cell}: {what} in {lost} of {len(values)} replicates"
         warnings.warn(text, NotEstimableWarning, stacklevel=3)
+    return mean_sd(name, values)
+
+
+def mean_sd(name: str, values: np.ndarray) -> dict[str, float | None]:
+    """Two fields of a row, over the replicates that have a value."""
+    known = values[np.isfinite(values)]
     spread = float(known.std(ddof=1)) if len(known) > 1 else None
-    return {name: _mean(values), f"{name}_sd": spread}
+    return {name: mean_of(values), f"{name}_sd": spread}
 
 
-def _mean(values: np.ndarray) -> float | None:
+def mean_of(values: np.ndarray) -> float | None:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 

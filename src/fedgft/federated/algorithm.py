@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedgft.federated.cohort import Cohort, client_means
-from fedgft.federated.control import Controlled
 from fedgft.federated.correction import Correction, Proximal
 from fedgft.federated.penalty import Linearised
 from fedgft.federated.server import Averaging, Server
@@ -40,6 +39,11 @@ class Pricing(Protocol):
     def update(self, state: Any, cohort: Cohort, received: Tally) -> Any: ...
 
     def price(self, state: Any, *, run: np.ndarray, classes: int) -> Price | float: ...
+
+    @property
+    def pick(self) -> float: ...  # of the last rounds, those whose best model is kept; 0: none
+
+    def excess(self, cohort: Cohort, received: Tally) -> np.ndarray: ...  # (r,), above a target
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,14 @@ class Objective:
         pairs = zip(self.penalties, states, strict=True)
         return tuple(penalty.update(state, cohort, received) for penalty, state in pairs)
 
-    def excess(self, cohort: Cohort, received: Tally) -> np.ndarray | None:
-        """How far each run is above its targets; None where nothing is asked to be reached."""
-        each = [p.excess(cohort, received) for p in self.penalties if isinstance(p, Controlled)]
-        return np.sum(each, axis=0) if each else None
+    def excess(self, cohort: Cohort, received: Tally) -> np.ndarray:
+        """How far each run is above its targets, all of them together."""
+        return np.sum([p.excess(cohort, received) for p in self.penalties], axis=0)
 
     @property
     def pick(self) -> float:
         """The share of the last rounds among whose models the final one is picked."""
-        return max((p.pick for p in self.penalties if isinstance(p, Controlled)), default=0.0)
+        return max((penalty.pick for penalty in self.penalties), default=0.0)
 
     def price(self, states: States, *, runs: int, classes: int) -> Price | float:
         """The prices of each run, all penalties together; zero before the first message."""

@@ -62,6 +62,14 @@ class Linearised:
         mean = cohort.mean(client_means(self.metric, received))
         return self.cotangent(mean, np.zeros_like(mean) if state is None else state)
 
+    @property
+    def pick(self) -> float:
+        return 0.0
+
+    def excess(self, cohort: Cohort, received: Tally) -> np.ndarray:
+        """It has no target to be above."""
+        return np.zeros(len(cohort.bounds) - 1)
+
     def cotangent(self, statistics: Statistics, last: Statistics) -> Statistics:
         """v at these statistics; where a group has no row of the event, the last v stays.
 

@@ -11,6 +11,9 @@ from fedgft.types import FedgftError
 
 @runtime_checkable
 class Server(Protocol):
+    @property
+    def inertia(self) -> bool: ...  # whether it goes on moving where clients no longer pull
+
     def init(self, params: Any) -> Any: ...
 
     def step(self, state: Any, params: Any, update: Any) -> tuple[Any, Any]: ...
@@ -19,6 +22,8 @@ class Server(Protocol):
 @dataclass(frozen=True)
 class Averaging:
     """params + update: with coefficients that sum to one, the mean of the clients' models."""
+
+    inertia: bool = False
 
     def init(self, params: Any) -> None:
         return None
@@ -33,6 +38,7 @@ class ServerMomentum:
 
     lr: float = 0.3
     momentum: float = 0.9
+    inertia: bool = True
 
     def __post_init__(self) -> None:
         _check(self.lr)
@@ -55,6 +61,7 @@ class Adaptive:
     first: float = 0.9
     second: float = 0.99
     tau: float = 1e-3
+    inertia: bool = True
 
     def __post_init__(self) -> None:
         _check(self.lr)
