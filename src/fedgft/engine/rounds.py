@@ -19,6 +19,7 @@ from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, noise, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
 from fedgft.federated import Algorithm, Cohort, Local
+from fedgft.federated.control import gains
 from fedgft.metrics import Tally
 from fedgft.models import Model
 from fedgft.optim import reach
@@ -66,12 +67,13 @@ class Rounds:
         cohort = self._cohort(t)
         units = self.book.clients(cohort)
         received = None if own_start else self._received(state, cohort, units, t)
+        late = self._task(state, cohort, units, t) if self.settings.lag else None
         if received is not None:
             state = self._judged(state, cohort, received, t)
             fresh = algorithm.objective.update(state.objective, cohort, received)
             state = replace(state, objective=fresh)
         begin = self._own_starts(cohort) if own_start else state.params[cohort.run]
-        task = self._task(state, cohort, units, t)
+        task = late or self._task(state, cohort, units, t)
         trained = self._train(state, task, cohort, begin)
         seen = None
         if algorithm.weighting.sees == "trained":
@@ -134,12 +136,12 @@ class Rounds:
         return moved, server
 
     def _share(self) -> tuple[float, float]:
-        """Of a controller's gains, integral and proportional: half where what it measures is noisy
-        (a cohort, noise) or a round old (control variates). A server with inertia swings by itself:
-        little of the integral there, and more of what damps."""
-        late = self._sampled or self.settings.noise or self.algorithm.correction.variates
-        part = 0.5 if late else 1.0
-        return (part / 8, part * 1.25) if self.algorithm.server.inertia else (part, part)
+        """Of a controller's gains; what it measures may be noisy, or its effect a round late."""
+        settings, algorithm = self.settings, self.algorithm
+        unsure = self._sampled or settings.noise > 0 or settings.lag
+        return gains(
+            unsure=unsure or algorithm.correction.variates, inertia=algorithm.server.inertia
+        )
 
     @property
     def _sampled(self) -> bool:

@@ -27,6 +27,7 @@ class Settings:
     sampling: Sampling = "uniform"
     start: Start = "common"  # or every client its own random start in round 1
     batches: Batches = "reshuffled"  # every epoch, or drawn once and kept
+    lag: bool = False  # prices are a round old, as when sums arrive with the clients' updates
     noise: float = 0.0  # sd of what a client adds to its counts by label, group and decision
     eval_every: int = 1  # 0: after the last round only
     eval_on: Literal["both", "test"] = "both"  # the federation's rows and the test rows

@@ -113,8 +113,6 @@ class SavedModel:
 
 def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path:
     """Parameters by their torch names, the scaler, and how a raw table becomes features."""
-    from safetensors.numpy import save
-
     data = study.dataset
     width, classes = data.features.shape[1], len(data.classes)
     shapes = get_model(study.model).shapes(features=width, classes=classes)
@@ -128,18 +126,29 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
         size = int(np.prod(shape))
         tensors[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
         at += size
-    mean, spread = raw_scaling(result.federations[replicate])
-    tensors |= {"scaler.mean": mean, "scaler.spread": spread}
     about = {
-        "format": FORMAT, "data": data.name, "method": result.method, "metric": result.metric.name,
+        "data": data.name, "method": result.method, "metric": result.metric.name,
         "protocol": study.protocol.name, "seed": int(study.seeds[replicate]),
         "columns": data.columns,
         "classes": data.classes, "groups": data.group_names, "model": get_model(study.model).name,
         "encoder": None if data.encoder is None else data.encoder.to_json(),
     }  # fmt: skip
+    return write_model(tensors, raw_scaling(result.federations[replicate]), about, path)
+
+
+def write_model(
+    tensors: dict[str, np.ndarray], scaling: tuple[np.ndarray, np.ndarray], about: dict[str, Any],
+    path: Path,
+) -> Path:  # fmt: skip
+    """`scaling`: mean and spread of the columns as the table has them."""
+    from safetensors.numpy import save
+
+    mean, spread = scaling
+    held = {**tensors, "scaler.mean": mean, "scaler.spread": spread}
+    header = {"fedgft": json.dumps({"format": FORMAT, **about})}
     with whole(path) as part:
         part.touch()  # with the permissions that files of this user have
-        part.write_bytes(save(tensors, metadata={"fedgft": json.dumps(about)}))
+        part.write_bytes(save(held, metadata=header))
     return path
 
 

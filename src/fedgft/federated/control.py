@@ -35,6 +35,14 @@ GENTLE = (1.0, 1.0)
 FASTEST = 0.3  # pace: who makes many steps a round hears of the gap no more often for it
 
 
+def gains(*, unsure: bool, inertia: bool) -> tuple[float, float]:
+    """What share of ki and kp to use: half where what is measured is noisy (a cohort, noise) or a
+    round old. A server with inertia swings by itself: little of the integral there, and more of
+    what damps."""
+    part = 0.5 if unsure else 1.0
+    return (part / 8, part * 1.25) if inertia else (part, part)
+
+
 class Steering(NamedTuple):
     """What the server keeps between rounds."""
 

@@ -54,13 +54,18 @@ class ServerMomentum:
 @dataclass(frozen=True)
 class Adaptive:
     """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): the update as a gradient, no bias
-    correction, params + lr m / (sqrt(v) + tau), v starting at tau^2."""
+    correction, params + lr m / (sqrt(v) + tau), v starting at tau^2.
+
+    As Flower has them (`convention`), v starts at zero, and Adam's rate is corrected for bias as if
+    a round had gone before.
+    """
 
     rule: Literal["adam", "yogi", "adagrad"] = "adam"
     lr: float = 0.03
     first: float = 0.9
     second: float = 0.99
     tau: float = 1e-3
+    convention: Literal["paper", "flower"] = "paper"
     inertia: bool = True
 
     def __post_init__(self) -> None:
@@ -68,11 +73,12 @@ class Adaptive:
         if self.rule not in ("adam", "yogi", "adagrad"):
             raise FedgftError(f"server rule {self.rule!r} is not known: adam, yogi or adagrad")
 
-    def init(self, params: Any) -> tuple[Any, Any]:
-        return 0 * params, 0 * params + self.tau**2
+    def init(self, params: Any) -> tuple[Any, Any, int]:
+        least = self.tau if self.convention == "paper" else 0.0
+        return 0 * params, 0 * params + least**2, 1
 
-    def step(self, state: tuple[Any, Any], params: Any, update: Any) -> tuple[Any, Any]:
-        m, v = state
+    def step(self, state: tuple[Any, Any, int], params: Any, update: Any) -> tuple[Any, Any]:
+        m, v, t = state
         square, rest = update * update, 1 - self.second
         m = self.first * m + (1 - self.first) * update
         if self.rule == "adam":
@@ -82,7 +88,12 @@ class Adaptive:
             v = v - rest * square * sign
         else:
             v = v + square
-        return params + self.lr * m / (v**0.5 + self.tau), (m, v)
+        return params + self._rate(t + 1) * m / (v**0.5 + self.tau), (m, v, t + 1)
+
+    def _rate(self, t: int) -> float:
+        if self.convention == "paper" or self.rule != "adam":
+            return self.lr
+        return self.lr * (1 - self.second**t) ** 0.5 / (1 - self.first**t)
 
 
 def _check(lr: float) -> None:

@@ -1,0 +1,1 @@
+"""A fair model between organisations."""

@@ -1,0 +1,24 @@
+"""The server: any strategy of Flower, made fair over everybody's rows."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp, strategy
+
+from fairapp.task import make
+from fedgft.flower.running import serve
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    options = {
+        "fraction_evaluate": 1.0 if config["channel"] == "evaluate" else 0.0,
+        "min_train_nodes": 1,
+        "min_evaluate_nodes": 1,
+        "min_available_nodes": 1,
+    }
+    if config["strategy"] in ("FedAdam", "FedYogi", "FedAdagrad"):
+        options["eta"] = config["server-lr"]
+    inner = getattr(strategy, str(config["strategy"]))(**options)
+    serve(grid, context, inner, own=make)

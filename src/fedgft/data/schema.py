@@ -1,0 +1,237 @@
+"""Tables that nobody may pool, read alike: sites describe their columns, a schema is agreed on.
+
+A site says which columns it has, of numbers the count, sum and sum of squares, of text how often
+each value occurs (rare ones are not named), and the values of label and group. From that follow one
+encoder and one scaling for everybody: those of the pooled rows, had anybody seen them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of, suggestion
+from fedgft.data.encoding import MISSING, Categorical, Encoder, Numeric
+from fedgft.data.roles import group_columns
+from fedgft.data.scaling import CONSTANT
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMAT = "fedgft-schema-1"
+Description = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How every site reads its rows."""
+
+    label: str
+    group: tuple[str, ...]
+    classes: tuple[str, ...]
+    groups: tuple[str, ...]
+    encoder: Encoder
+    mean: np.ndarray
+    spread: np.ndarray
+
+    def read(
+        self, frame: "pl.DataFrame", *, source: str
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+        """Features, labels, groups (-1: not recorded), and notes on what had to be filled in."""
+        for name in (self.label, *self.group):
+            column_of(frame, name, source=source)
+        features, notes = self.encoder.encode(frame, source=source)
+        labels = codes_of(as_text(frame[self.label]), self.classes)
+        _known(frame[self.label], labels, self.classes, source=source)
+        cells = _cells(frame, self.group)
+        groups = codes_of(cells, self.groups)
+        _known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
+        return (features - self.mean) / self.spread, labels, groups, notes
+
+    def to_json(self) -> str:
+        return json.dumps({
+            "format": FORMAT, "label": self.label, "group": self.group, "classes": self.classes,
+            "groups": self.groups, "encoder": json.loads(self.encoder.to_json()),
+            "mean": self.mean.tolist(), "spread": self.spread.tolist(),
+        })  # fmt: skip
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "schema") -> "Schema":
+        try:
+            held = json.loads(text)
+            if held["format"] != FORMAT:
+                raise FedgftError(f"{source}: format is {held['format']!r}, not {FORMAT!r}")
+            group, classes, groups = (
+                tuple(map(str, held[what])) for what in ("group", "classes", "groups")
+            )
+            encoder = Encoder.from_json(json.dumps(held["encoder"]))
+            mean, spread = (np.array(held[what], np.float64) for what in ("mean", "spread"))
+            made = cls(str(held["label"]), group, classes, groups, encoder, mean, spread)
+        except (ValueError, KeyError, TypeError) as error:
+            raise FedgftError(f"{source}: not a schema that fedgft wrote ({error})") from None
+        width = (len(encoder.columns),)
+        if mean.shape != width or spread.shape != width or not (spread > 0).all():
+            raise FedgftError(f"{source}: the scaling does not fit the columns")
+        return made
+
+
+def describe(
+    frame: "pl.DataFrame", *, label: str, group: str, aside: Sequence[str] = (), rare: int = 10,
+    source: str,
+) -> Description:  # fmt: skip
+    """What a site says about its table. Values of fewer than `rare` rows are not named."""
+    groups = group_columns(group, frame.columns)
+    for name in (label, *groups):
+        column_of(frame, name, source=source)
+    if frame[label].null_count():
+        raise FedgftError(f"{source}: label column '{label}' lacks {frame[label].null_count()}")
+    taken = {label, *aside}
+    columns = {name: _described(frame, name, rare, source) for name in frame.columns
+               if name not in taken}  # fmt: skip
+    if not columns:
+        raise FedgftError(f"{source}: no column is left to learn from")
+    values = [as_text(frame[label]), _cells(frame, groups)]
+    said = [sorted(series.drop_nulls().unique().to_list()) for series in values]
+    return {"rows": frame.height, "columns": columns, "labels": said[0], "groups": said[1]}
+
+
+def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict[str, Any]:
+    import polars as pl
+
+    series = column_of(frame, name, source=source)
+    check_text(series, source=source)
+    if series.dtype.is_numeric() or series.dtype == pl.Boolean:
+        known = numbers_of(series, source=source).drop_nulls().to_numpy()
+        return {"kind": "numbers", "count": len(known), "sum": float(known.sum()),
+                "square": float((known.astype(np.float64) ** 2).sum())}  # fmt: skip
+    text = as_text(series).fill_null(MISSING)
+    counts = dict(text.value_counts().iter_rows())
+    return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= rare}}
+
+
+def agree(
+    sites: Mapping[str, Description], *, label: str, group: str, positive: str | None = None,
+    classes: Sequence[str] = (), groups: Sequence[str] = (),
+) -> tuple[Schema, dict[str, str]]:  # fmt: skip
+    """The schema that most sites fit, and of each other site what is wrong with it."""
+    wrong: dict[str, str] = {}
+    columns = _common([_kinds(d) for d in sites.values()])
+    for site, description in sites.items():
+        if odd := _odd_columns(columns, _kinds(description)):
+            wrong[site] = odd
+    good = {site: d for site, d in sites.items() if site not in wrong}
+    named = {}
+    for what, given in (("labels", classes), ("groups", groups)):
+        named[what], odd = _names(good, what, tuple(given))
+        wrong |= odd
+        good = {site: d for site, d in good.items() if site not in odd}
+    ordered = _positive_last(named["labels"], positive)
+    if len(ordered) < 2 or len(named["groups"]) < 2:
+        raise FedgftError(
+            f"all sites together have the classes {', '.join(ordered)} and the groups "
+            f"{', '.join(named['groups'])}: two of each are needed"
+        )
+    encoder, mean, spread = _fitted(list(good.values()), columns)
+    parts = tuple(group_columns(group, list(columns)))
+    return Schema(label, parts, ordered, named["groups"], encoder, mean, spread), wrong
+
+
+def _kinds(description: Description) -> dict[str, str]:
+    return {name: column["kind"] for name, column in description["columns"].items()}
+
+
+def _common(held: list[Any]) -> Any:
+    return max(held, key=held.count)
+
+
+def _odd_columns(common: dict[str, str], own: dict[str, str]) -> str | None:
+    for name, kind in common.items():
+        if name not in own:
+            return f"it has no column '{name}'{suggestion(name, list(own))}"
+        if own[name] != kind:
+            return f"its column '{name}' holds {own[name]}, at other sites {kind}"
+    extra = [name for name in own if name not in common]
+    return f"it has a column '{extra[0]}' that other sites lack" if extra else None
+
+
+def _names(
+    sites: Mapping[str, Description], what: str, given: tuple[str, ...]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Names that were given bind everybody. Otherwise: what most sites have, and of sites that have
+    some of it, what they have besides (a group may live at one site only)."""
+    held = {site: set(map(str, description[what])) for site, description in sites.items()}
+    sets = list(held.values())
+    base = set(given) or max(sets, key=lambda own: (sets.count(own), len(own)))
+    odd = {}
+    for site, own in held.items():
+        strange = own - base if given or what == "labels" else (own if not own & base else set())
+        if strange:
+            odd[site] = (f"its {what} are {', '.join(sorted(own))}; the federation's are "
+                         f"{', '.join(sorted(base))}")  # fmt: skip
+    union = base.union(*(own for site, own in held.items() if site not in odd))
+    return given or tuple(sorted(union, key=_order)), odd
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    """Numbers as numbers, before text."""
+    try:
+        return 0, float(name), name
+    except ValueError:
+        return 1, 0.0, name
+
+
+def _positive_last(classes: tuple[str, ...], positive: str | None) -> tuple[str, ...]:
+    if positive is None:
+        return classes
+    if positive not in classes or len(classes) != 2:
+        raise FedgftError(f"positive {positive!r} is none of two classes: {', '.join(classes)}")
+    return (*(name for name in classes if name != positive), positive)
+
+
+def _fitted(
+    sites: list[Description], columns: dict[str, str]
+) -> tuple[Encoder, np.ndarray, np.ndarray]:
+    """Encoder, mean and spread of all rows, a missing number being the mean of its column."""
+    rows = sum(d["rows"] for d in sites)
+    fields: list[Numeric | Categorical] = []
+    means, squares = [], []
+    for name, kind in columns.items():
+        own = [d["columns"][name] for d in sites]
+        if kind == "numbers":
+            count, total, square = (sum(c[k] for c in own) for k in ("count", "sum", "square"))
+            mean = total / count if count else 0.0
+            fields.append(Numeric(name, mean))
+            means.append(mean)
+            squares.append((square + (rows - count) * mean**2) / rows)
+        else:
+            levels = sorted({level for c in own for level in c["levels"]})
+            if not levels:
+                raise FedgftError(f"column '{name}' has no value that is frequent at any site")
+            fields.append(Categorical(name, tuple(levels)))
+            share = [sum(c["levels"].get(level, 0) for c in own) / rows for level in levels[1:]]
+            means += share
+            squares += share
+    mean, raw = np.array(means), np.array(squares)
+    variance = raw - mean**2
+    varies = variance > CONSTANT * raw
+    return Encoder(tuple(fields)), mean, np.sqrt(np.where(varies, variance, 1.0))
+
+
+def _cells(frame: "pl.DataFrame", groups: Sequence[str]) -> "pl.Series":
+    """The group of each row as text; null where a part of it is missing."""
+    import polars as pl
+
+    parts = [as_text(frame[name]).alias(f"part{i}") for i, name in enumerate(groups)]
+    return pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=" & ")).to_series()
+
+
+def _known(series: "pl.Series", codes: np.ndarray, names: tuple[str, ...], *, source: str) -> None:
+    strange = series.filter(codes < 0).drop_nulls()
+    if len(strange):
+        raise FedgftError(
+            f"{source}: column '{series.name}' holds '{strange[0]}'; the federation knows "
+            f"{', '.join(names)}"
+        )

@@ -1,0 +1,114 @@
+"""The folder of a federation: authority, keys, engine configuration, app; and who needs what.
+
+ca.crt  ca.key  server.crt  server.key  nodes/SITE.key  nodes/SITE.pub  engine/config.toml  app/
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from fedgft.deploy.keys import authority, node_key, server_certificate
+from fedgft.files import open_folder, whole
+from fedgft.types import FedgftError
+
+CONNECTION = "federation"
+MOST_SITES = 1000
+
+
+@dataclass(frozen=True)
+class Folder:
+    path: Path
+    host: str
+    port: int
+    sites: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def app(self) -> Path:
+        return self.path / "app"
+
+    @property
+    def engine(self) -> Path:
+        """The engine's own home: its configuration and state."""
+        return self.path / "engine"
+
+    def server_command(self, *, bind: str = "0.0.0.0", python: str = "") -> list[str]:
+        return [
+            f"{python}flower-superlink",
+            "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt",
+            "--ssl-keyfile", "server.key", "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation", "--host", bind, "--port", str(self.port),
+        ]  # fmt: skip
+
+    def node_command(
+        self, site: str, config: str, *, port: int = 9094, python: str = ""
+    ) -> list[str]:
+        return [
+            f"{python}flower-supernode", "--root-certificates", "ca.crt",
+            "--superlink", self.address,
+            "--auth-supernode-private-key", f"nodes/{site}.key", "--port", str(port),
+            "--node-config", config,
+        ]  # fmt: skip
+
+
+def make_folder(
+    path: Path, *, sites: Sequence[str], host: str, port: int, aliases: Sequence[str] = ()
+) -> Folder:
+    """Everything a federation needs, in a folder that did not exist or was empty."""
+    _check(sites, host, port)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FedgftError(
+            f"{path}: exists and is not empty; keys are not written over: name another"
+        )
+    with open_folder(path):
+        path.chmod(0o700)
+        made = Folder(path.resolve(), host, port, tuple(sites))
+        issuer = authority(path)
+        server_certificate(
+            path, issuer, list(dict.fromkeys((host, *aliases, "127.0.0.1", "localhost")))
+        )
+        (path / "nodes").mkdir(mode=0o700)
+        for site in sites:
+            node_key(path / "nodes", site)
+        (path / "engine").mkdir(mode=0o700)
+        with whole(path / "engine" / "config.toml") as part:
+            part.write_text(_connection(made), "utf-8")
+        copy_app(made.app)
+    return made
+
+
+def copy_app(target: Path) -> None:
+    """The app that ships with this library, as files of the user's own."""
+    source = Path(str(files("fedgft") / "templates" / "flower"))
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.fab"))
+
+
+def _connection(folder: Folder) -> str:
+    address = (
+        f"127.0.0.1:{folder.port}" if folder.host in ("127.0.0.1", "localhost") else folder.address
+    )
+    certificate = str(folder.path / "ca.crt").replace("\\", "\\\\").replace('"', '\\"')
+    return (f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "{address}"\nroot-certificates = "{certificate}"\n')  # fmt: skip
+
+
+def _check(sites: Sequence[str], host: str, port: int) -> None:
+    if not 1 <= len(sites) <= MOST_SITES:
+        raise FedgftError(f"--sites: name 1 to {MOST_SITES} sites, not {len(sites)}")
+    for site in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", site):
+            raise FedgftError(
+                f"--sites {site!r}: use letters, digits, '-', '_' and '.': it names files"
+            )
+    if len(set(map(str.casefold, sites))) < len(sites):
+        raise FedgftError("--sites: two sites have the same name")
+    if not re.fullmatch(r"[A-Za-z0-9:][A-Za-z0-9:.-]{0,252}", host):
+        raise FedgftError(f"--host {host!r}: neither an address nor a host name")
+    if not 1 <= port <= 65535:
+        raise FedgftError(f"--port {port}: must lie between 1 and 65535")

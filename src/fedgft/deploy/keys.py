@@ -1,0 +1,148 @@
+"""Certificates and keys: an authority, the server's certificate, and one key pair a site.
+
+Sites check the server by its certificate (TLS), the server knows the sites by their public keys.
+Private keys are readable by their owner alone, and are in no log and no command line.
+"""
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fedgft.types import FedgftError
+
+VALID = timedelta(days=365)
+SKEW = timedelta(days=1)  # clocks differ
+
+
+def authority(folder: Path) -> tuple[Any, Any]:
+    """A certificate authority of this federation's own: ca.crt for everybody, ca.key for nobody."""
+    x509, ec, _ = _cryptography()
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("fedgft federation authority")
+    builder = _builder(name, name, key.public_key())
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(sign=True), critical=True)
+    certificate = _signed(builder, key)
+    write_secret(folder / "ca.key", _pem(key))
+    write_public(folder / "ca.crt", _encoded(certificate))
+    return certificate, key
+
+
+def server_certificate(folder: Path, issued_by: tuple[Any, Any], hosts: Sequence[str]) -> None:
+    """server.crt and server.key, for all names and addresses by which sites reach the server."""
+    x509, ec, _ = _cryptography()
+    certificate, signing = issued_by
+    key = ec.generate_private_key(ec.SECP384R1())
+    builder = _builder(_name(hosts[0]), certificate.subject, key.public_key())
+    names = x509.SubjectAlternativeName([_general(host) for host in hosts])
+    builder = builder.add_extension(names, critical=False)
+    builder = builder.add_extension(
+        x509.BasicConstraints(ca=False, path_length=None), critical=True
+    )
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
+    write_secret(folder / "server.key", _pem(key))
+    write_public(folder / "server.crt", _encoded(_signed(builder, signing)))
+
+
+def node_key(folder: Path, site: str) -> None:
+    """SITE.key for the site, SITE.pub for the server's list of sites."""
+    _, ec, form = _cryptography()
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    write_secret(folder / f"{site}.key", private)
+    write_public(folder / f"{site}.pub", public + b"\n")
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Nobody else can read it, from its first byte on; nothing is written over."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise FedgftError(f"{path}: exists already; a key is not written over") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def write_public(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    path.chmod(0o644)
+
+
+def _builder(subject: Any, issuer: Any, public: Any) -> Any:
+    x509, *_ = _cryptography()
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + VALID)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _signed(builder: Any, key: Any) -> Any:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+    return builder.add_extension(issuer, critical=False).sign(key, hashes.SHA384())
+
+
+def _usage(*, sign: bool) -> Any:
+    from cryptography import x509
+
+    off = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+           "encipher_only", "decipher_only", "digital_signature")  # fmt: skip
+    return x509.KeyUsage(key_cert_sign=sign, crl_sign=sign, **dict.fromkeys(off, False))
+
+
+def _general(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        try:
+            return x509.DNSName(host)
+        except ValueError as error:
+            raise FedgftError(f"--host {host}: neither an address nor a name ({error})") from None
+
+
+def _name(common: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common)])
+    except ValueError as error:
+        raise FedgftError(f"--host {common}: cannot be put into a certificate ({error})") from None
+
+
+def _pem(key: Any) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+
+
+def _encoded(certificate: Any) -> bytes:
+    from cryptography.hazmat.primitives import serialization as form
+
+    return certificate.public_bytes(form.Encoding.PEM)
+
+
+def _cryptography() -> tuple[Any, Any, Any]:
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ModuleNotFoundError as error:
+        raise FedgftError("fedgft deploy needs Flower: pip install 'fedgft[flower]'") from error
+    return x509, ec, serialization

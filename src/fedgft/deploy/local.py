@@ -1,0 +1,176 @@
+"""A federation of real processes on this host: one SuperLink, N SuperNodes, TLS, authentication."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgft.deploy.folder import CONNECTION, Folder, make_folder
+from fedgft.deploy.processes import Processes, free_port, programs
+from fedgft.files import open_folder
+from fedgft.types import FedgftError
+
+POLL = 1.0  # seconds between looks at the progress
+STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
+OnProgress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`nodes`: what each site's node is told, such as partition-id=0; `config`: the run's own."""
+
+    sites: tuple[str, ...]
+    nodes: tuple[str, ...]
+    config: dict[str, Any]
+    out: Path
+    port: int | None = None
+    app: Path | None = None
+    limit: float = 3600.0
+
+
+@contextmanager
+def federation(plan: Plan) -> Iterator[tuple[Folder, Processes]]:
+    """The engine up and all sites registered and started; everything ended on the way out."""
+    work = plan.out / "engine"
+    bin_, port = programs(), free_port(plan.port)
+    folder = make_folder(work, sites=plan.sites, host="127.0.0.1", port=port)
+    with Processes(folder.path, folder.engine, plan.out / "logs") as processes:
+        processes.start("server", folder.server_command(bind="127.0.0.1", python=bin_))
+        processes.await_port("server", port)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda site: register(folder, processes, site), plan.sites))
+        for site, told in zip(plan.sites, plan.nodes, strict=True):
+            start_node(folder, processes, site, told)
+        yield folder, processes
+
+
+def register(folder: Folder, processes: Processes, site: str) -> None:
+    processes.run(f"{programs()}flwr", "supernode", "register", f"nodes/{site}.pub", CONNECTION)
+
+
+def start_node(folder: Folder, processes: Processes, site: str, told: str) -> None:
+    command = folder.node_command(site, told, port=free_port(), python=programs())
+    processes.start(site, command)
+
+
+def run_local(plan: Plan, on_progress: OnProgress) -> dict[str, Any]:
+    """One run to its end. Success is what the engine says it is."""
+    began = time.monotonic()
+    with open_folder(plan.out), federation(plan) as (folder, processes):
+        run = submit(folder, processes, plan)
+        status = watch(folder, processes, plan, run, on_progress)
+    return summary(plan, status, time.monotonic() - began)
+
+
+def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
+    """Hand in the app; the engine's number for the run."""
+    config = " ".join(f"{key}={_toml(value)}" for key, value in plan.config.items())
+    app = str(plan.app or folder.app)
+    said = processes.run(f"{programs()}flwr", "run", app, CONNECTION, "--run-config", config,
+                         "--format", "json")  # fmt: skip
+    found = _json(said)
+    if not found.get("success") or "run-id" not in found:
+        raise FedgftError(f"flwr run: {found.get('error-message') or said.strip()[-300:]}")
+    return int(found["run-id"])
+
+
+def watch(
+    folder: Folder, processes: Processes, plan: Plan, run: int, on_progress: OnProgress
+) -> str:
+    """Tell what happens until the engine says that the run has ended, and how."""
+    seen, asked = 0, time.monotonic()
+    deadline = asked + plan.limit
+    while True:
+        rows = _progress(plan.out)
+        for row in rows[seen:]:
+            alive = sum(processes.alive(site) for site in plan.sites)
+            on_progress({**row, "alive": alive, "sites": len(plan.sites)})
+        seen = len(rows)
+        if not processes.alive("server"):
+            raise FedgftError(f"the server ended: {processes.last_words('server')}")
+        if time.monotonic() - asked > STATUS_EVERY or (plan.out / "history.json").exists():
+            status = status_of(processes, run)
+            if status.startswith("finished"):
+                return status
+            asked = time.monotonic()
+        if time.monotonic() > deadline:
+            raise FedgftError(f"the run is not done after {plan.limit:g} s (--timeout)")
+        time.sleep(POLL)
+
+
+def status_of(processes: Processes, run: int) -> str:
+    """Such as "running" or "finished:completed"; the exit code of `flwr run` says nothing."""
+    found = _json(processes.run(f"{programs()}flwr", "list", CONNECTION, "--format", "json"))
+    for one in found.get("runs", []):
+        if int(one.get("run-id", -1)) == run:
+            return str(one.get("status", "unknown"))
+    return "unknown"
+
+
+def summary(plan: Plan, status: str, seconds: float) -> dict[str, Any]:
+    """The result in numbers: of the model that was handed over, on the sites' training rows, and,
+    apart, on the rows that they held out."""
+    out: dict[str, Any] = {"rounds": 0, "accuracy": None, "gap_soft": None, "gap_hard": None,
+           "sites": len(plan.sites), "status": status, "seconds": round(seconds, 1)}  # fmt: skip
+    rows = _progress(plan.out)
+    out["rounds"] = max((int(row["round"]) for row in rows), default=0)
+    path = plan.out / "history.json"
+    if not path.exists():
+        return out
+    held = json.loads(path.read_text("utf-8"))
+    row, metric = held["about"]["measured"] or {}, held["about"]["metric"]
+    out |= {key: row.get(key) for key in ("accuracy", "gap_soft", "gap_hard")}
+    out["sites"] = len(held["sites"]) or len(plan.sites)
+    return out | _held_out(held["held_out"], metric)
+
+
+def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
+    if metric not in found.get("metrics", {}):  # no report, or several metrics at once
+        return {}
+    gap = found["metrics"][metric]
+    held = {"accuracy": found["accuracy"]["rate"], "gap_hard": gap["gap"]}
+    return {"held_out": held | {"gap_hard_low": gap["low"], "gap_hard_high": gap["high"]}}
+
+
+def why_failed(processes_logs: Path) -> str:
+    """The last error in the server's log, which holds what the app logged."""
+    try:
+        lines = (processes_logs / "server.log").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return "no log"
+    named = [line.strip() for line in lines if "FedgftError" in line or "Error" in line]
+    return named[-1] if named else "see the log"
+
+
+def _progress(folder: Path) -> list[dict[str, Any]]:
+    try:
+        text = (folder / "progress.jsonl").read_text("utf-8")
+    except OSError:
+        return []
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def _json(text: str) -> dict[str, Any]:
+    """The object in a command's output, whatever stands around it."""
+    start, end = text.find("{"), text.rfind("}")
+    try:
+        return json.loads(text[start : end + 1])
+    except ValueError:
+        return {}
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value)  # strings, numbers and truth values read the same in both
+
+
+def nodes_of(sites: Sequence[str], data: Sequence[Path]) -> tuple[str, ...]:
+    """Node configurations: a file each, or a part of a public data set each."""
+    if data:
+        return tuple(f"site={_toml(s)} data={_toml(str(p.resolve()))}"
+                     for s, p in zip(sites, data, strict=True))  # fmt: skip
+    return tuple(f"site={_toml(site)} partition-id={k} num-partitions={len(sites)}"
+                 for k, site in enumerate(sites))  # fmt: skip

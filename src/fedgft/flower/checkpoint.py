@@ -1,0 +1,125 @@
+"""The server's state in one file, written after every round: a restarted server goes on from it.
+
+Tensors of the model, of the wrapped strategy (momentum and the like) and of the best model so far,
+and as its header the constants and the history. It is replaced whole, so there is always one.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from fedgft.files import whole
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    from fedgft.flower.strategy import FairStrategy
+
+FORMAT = "fedgft-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def save(self, strategy: "FairStrategy", arrays: ArrayRecord) -> None:
+        from safetensors.numpy import save
+
+        best = strategy.best
+        header = {
+            "format": FORMAT,
+            "constants": strategy.constants.to_json(),
+            "counts": json.dumps([strategy.done, strategy.idle, strategy.released]),
+            "examples": json.dumps(list(strategy.believer.examples.items())),
+            "weights": json.dumps(None if strategy.weights is None else strategy.weights.kept),
+            "best": json.dumps(None if best is None else [best.score, best.row]),
+        }
+        tensors = _named("model", arrays) | _inner(strategy.strategy)
+        tensors |= {} if best is None else _named("best", best.arrays)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(self.path) as part:
+            part.write_bytes(save(tensors, metadata=header))
+
+    def load(self, strategy: "FairStrategy", like: ArrayRecord) -> ArrayRecord:
+        """The model to go on with; everything else is put back where it was."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, "np") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise FedgftError(f"{self.path}: not a whole checkpoint ({error})") from None
+        if header.get("format") != FORMAT:
+            raise FedgftError(f"{self.path}: not a checkpoint of this version; name another file")
+        arrays = _part(tensors, "model")
+        if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
+            raise FedgftError(f"{self.path}: the checkpoint is of another model")
+        strategy.constants.restore(header["constants"])
+        strategy.believer.names = strategy.constants.names
+        strategy.believer.examples = dict(json.loads(header["examples"]))
+        strategy.done, strategy.idle, strategy.released = json.loads(header["counts"])
+        best = json.loads(header["best"])
+        if best is not None:
+            strategy.keep_best(best[0], _part(tensors, "best"), best[1])
+        if strategy.weights is not None:
+            strategy.weights.kept = json.loads(header["weights"]) or {}
+        _restore(strategy.strategy, tensors)
+        return arrays
+
+
+def _named(prefix: str, arrays: ArrayRecord) -> dict[str, np.ndarray]:
+    return {f"{prefix}/{name}": np.ascontiguousarray(a.numpy()) for name, a in arrays.items()}
+
+
+def _part(tensors: dict[str, np.ndarray], prefix: str) -> ArrayRecord:
+    mine = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == prefix}
+    return ArrayRecord({name: Array(tensor) for name, tensor in mine.items()})
+
+
+def _chain(strategy: Any) -> list[Any]:
+    """A strategy and those it wraps."""
+    found = []
+    while strategy is not None:
+        found.append(strategy)
+        strategy = getattr(strategy, "strategy", None)
+    return found
+
+
+def _inner(strategy: Any) -> dict[str, np.ndarray]:
+    """Every array that the wrapped strategies keep: dictionaries and lists of them, and floats
+    that they change (a clipping norm)."""
+    out: dict[str, np.ndarray] = {}
+    for depth, one in enumerate(_chain(strategy)):
+        for name, value in vars(one).items():
+            pairs = value.items() if isinstance(value, dict) else (
+                enumerate(value) if isinstance(value, list) else [])  # fmt: skip
+            for key, item in pairs:
+                if isinstance(item, np.ndarray):
+                    kind = "d" if isinstance(value, dict) else "l"
+                    out[f"inner{depth}/{name}/{kind}/{key}"] = np.ascontiguousarray(item)
+        if hasattr(one, "clipping_norm"):
+            out[f"inner{depth}/clipping_norm/f/"] = np.array([float(one.clipping_norm)])
+    return out
+
+
+def _restore(strategy: Any, tensors: dict[str, np.ndarray]) -> None:
+    for depth, one in enumerate(_chain(strategy)):
+        held: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith(f"inner{depth}/"):
+                _, attribute, kind, key = name.split("/", 3)
+                held.setdefault((attribute, kind), {})[key] = tensor
+        for (attribute, kind), items in held.items():
+            if kind == "f":
+                setattr(one, attribute, float(items[""][0]))
+            elif kind == "d":
+                setattr(one, attribute, items)
+            else:
+                setattr(one, attribute, [items[key] for key in sorted(items, key=int)])

@@ -1,0 +1,251 @@
+"""The client's side: a site's model and rows become the handlers of a Flower `ClientApp`.
+
+    app = ClientApp()
+
+    def site(message, context):              # once a message: import torch in here, not above
+        from mine import Net, load
+        return Site(Net(), rows=load(context.node_config["path"]), name="north")
+
+    register(app, site)                      # train, evaluate and query handlers
+
+Who has handlers already adds two lines: `penalty = penalty_of(message, model)`, and in the loop
+`loss = loss + penalty(logits, y, a)`; and, before training, `statistics(message, context, site)`,
+put into the reply's content under "fedgft".
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedgft.federated.reweighing import reweigh
+from fedgft.flower.masks import answer
+from fedgft.flower.shield import protected, quiet
+from fedgft.flower.wire import (
+    RECORD,
+    REPORT,
+    Names,
+    Report,
+    pack_report,
+    price_in,
+    request_of,
+)
+from fedgft.metrics import Tally
+from fedgft.types import FedgftError
+
+Batch = tuple[Any, Any, Any]  # inputs, labels, groups (-1: not recorded)
+PIECE = 2**14  # rows of a table in one forward pass
+
+
+@dataclass
+class Site:
+    """One site's pieces. `rows` and `held_out` are three tensors (inputs, labels, groups), or an
+    iterable of batches that `read` turns into three. `train(model, penalty, config)` is your own
+    local training, which adds `penalty(logits, labels, groups)` to its loss; it may return metrics.
+    """
+
+    model: Any
+    rows: Any
+    held_out: Any = None
+    read: Callable[[Any], Any] = tuple
+    train: Callable[[Any, "ServerPenalty", ConfigRecord], dict[str, float] | None] | None = None
+    classes: int | Sequence[str] = 2
+    groups: int | Sequence[str] = 2
+    name: str = "unnamed"
+    key: int = 0  # names the site in the random numbers
+    names: Names = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = Names.of(self.classes, self.groups)
+
+    def load(self, arrays: ArrayRecord) -> None:
+        """Puts the received parameters into the model."""
+        own = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        sent = {name: tuple(array.shape) for name, array in arrays.items()}
+        if own != sent:
+            odd = [n for n in sorted(own | sent) if own.get(n) != sent.get(n)]
+            raise FedgftError(
+                f"site '{self.name}': the model it received has '{odd[0]}' {sent.get(odd[0])}, its "
+                f"own {own.get(odd[0])}: other columns, classes or another model than the server's"
+            )
+        self.model.load_state_dict(arrays.to_torch_state_dict())
+
+    def tally(self, rows: Any) -> Tally:
+        """The model's sums over these rows."""
+        import torch
+
+        groups, total = len(self.names.groups), None
+        self.model.eval()
+        with torch.no_grad():
+            for x, y, a in self.batches(rows):
+                probs = self.model(x).double().softmax(-1).cpu().numpy()
+                own = Tally.of(probs, np.asarray(y.cpu()), np.asarray(a.cpu()), num_groups=groups)
+                total = own if total is None else total + own
+        if total is None:
+            raise FedgftError(f"site '{self.name}' has no rows")
+        return total
+
+    def counts(self) -> np.ndarray:
+        """Training rows by label and group, the last column: not recorded."""
+        out = np.zeros(self.names.shape[:2])
+        for _, y, a in self.batches(self.rows):
+            np.add.at(out, (np.asarray(y.cpu()), np.asarray(a.cpu())), 1.0)
+        return out
+
+    def batches(self, rows: Any) -> Iterable[Batch]:
+        if is_table(rows):
+            x, y, a = rows
+            return ((x[i : i + PIECE], y[i : i + PIECE], a[i : i + PIECE])
+                    for i in range(0, len(y), PIECE))  # fmt: skip
+        return map(self.read, rows)
+
+
+def is_table(rows: Any) -> bool:
+    return isinstance(rows, tuple) and len(rows) == 3 and hasattr(rows[0], "shape")
+
+
+class ServerPenalty:
+    """What the server adds to a client's loss: the prices of its scores, and FedProx's pull."""
+
+    def __init__(self, price: np.ndarray, mu: float, model: Any = None) -> None:
+        self.price, self.mu, self.model = price, mu, model
+        self.weights: np.ndarray | None = None  # by label and group, where rows are reweighed
+        moved = () if model is None or not mu else model.parameters()
+        self.start = [p.detach().clone() for p in moved]
+        self._table: Any = None
+
+    def __call__(self, logits: Any, y: Any, a: Any) -> Any:
+        """The mean over a batch; `y` holds class indices, `a` group indices (-1: not recorded)."""
+        if self._table is None or self._table.device != logits.device:
+            self._table = logits.new_tensor(self.price)
+        term = (self._table[y, a] * logits.softmax(-1)).sum() / max(len(y), 1)
+        if self.start:
+            now = [p for p in self.model.parameters()]
+            term = term + self.mu / 2 * sum(
+                ((p - q) ** 2).sum() for p, q in zip(now, self.start, strict=True)
+            )
+        return term
+
+
+def penalty_of(
+    message: Message, model: Any = None, *, classes: int | Sequence[str] = 2,
+    groups: int | Sequence[str] = 2, site: str = "unnamed",
+) -> ServerPenalty:  # fmt: skip
+    """The penalty in a training message; zero where there is none. With `model` (as received) it
+    also holds FedProx's term, if the server sent "proximal-mu"."""
+    names = Names.of(classes, groups)
+    price = price_in(request_of(message), names, site=site)
+    mu = float(settings_of(message).get("proximal-mu", 0.0))  # pyrefly: ignore
+    return ServerPenalty(price, mu, model)
+
+
+def statistics(message: Message, context: Context, site: Site, rows: Any = None) -> ConfigRecord:
+    """The record for a reply: sums of the model as it stands, with noise where that was agreed."""
+    tally = site.tally(site.rows if rows is None else rows)
+    tally = protected(tally, request_of(message), context, site.name)
+    return pack_report(Report(site.name, site.names, tally))
+
+
+def register(
+    app: ClientApp, site: Callable[[Message, Context], Site], *, mods: Any = None
+) -> ClientApp:
+    """Handlers for training, evaluation, statistics and the report. `mods` (Flower's DP) go on
+    training alone: on the whole app they would turn the other replies into errors."""
+
+    @app.train(mods=mods)
+    def train(message: Message, context: Context) -> Message:
+        return train_reply(message, context, site(message, context))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return evaluate_reply(message, context, site(message, context))
+
+    @app.query(RECORD)
+    def query(message: Message, context: Context) -> Message:
+        return query_reply(message, context, site(message, context))
+
+    @app.query(REPORT)
+    def report(message: Message, context: Context) -> Message:
+        from fedgft.flower.reporting import report_reply
+
+        return report_reply(message, context, site(message, context))
+
+    return app
+
+
+def train_reply(message: Message, context: Context, own: Site) -> Message:
+    from fedgft.flower.local import fit
+
+    own.load(_arrays(message))
+    request = request_of(message)
+    wanted = request.get("statistics", "none")
+    content = RecordDict()
+    if wanted in ("received", "both"):
+        content[RECORD] = statistics(message, context, own)
+    penalty = penalty_of(
+        message, own.model, classes=own.names.classes, groups=own.names.groups, site=own.name
+    )
+    if request.get("reweigh"):
+        penalty.weights = reweigh(own.counts())
+    config = settings_of(message)
+    metrics = (own.train or fit(own))(own.model, penalty, config) or {}
+    if quiet(request):
+        metrics = {}
+    if wanted == "both":
+        content[f"{RECORD}.trained"] = statistics(message, context, own)
+    content["arrays"] = ArrayRecord(own.model.state_dict())
+    content["metrics"] = MetricRecord({"num-examples": _count(own), **_floats(metrics)})
+    return Message(content, reply_to=message)
+
+
+def evaluate_reply(message: Message, context: Context, own: Site) -> Message:
+    """On held-out rows, where the site has some; but the statistics are of its training rows."""
+    own.load(_arrays(message))
+    request = request_of(message)
+    content = RecordDict()
+    if request.get("statistics", "none") != "none":
+        content[RECORD] = statistics(message, context, own)
+    tally = own.tally(own.rows if own.held_out is None else own.held_out)
+    metrics = {} if quiet(request) else {"accuracy": float(tally.accuracy())}
+    content["metrics"] = MetricRecord({"num-examples": int(tally.rows()), **metrics})
+    return Message(content, reply_to=message)
+
+
+def query_reply(message: Message, context: Context, own: Site) -> Message:
+    request = request_of(message)
+    if "secure.stage" in request:
+
+        def tally() -> Tally:
+            own.load(_arrays(message))
+            return protected(own.tally(own.rows), request, context, own.name)
+
+        reply = answer(request, context, own.name, own.names, tally)
+    else:
+        own.load(_arrays(message))
+        reply = statistics(message, context, own)
+    return Message(RecordDict({RECORD: reply}), reply_to=message)
+
+
+def _arrays(message: Message) -> ArrayRecord:
+    found = list(message.content.array_records.values())
+    if len(found) != 1:
+        raise FedgftError(f"the server's message holds {len(found)} models, not one")
+    return found[0]
+
+
+def settings_of(message: Message) -> ConfigRecord:
+    """The strategy's settings; ours are among them, under a prefix."""
+    return next(iter(message.content.config_records.values()), ConfigRecord())
+
+
+def _count(own: Site) -> int:
+    return (
+        len(own.rows[1]) if is_table(own.rows) else sum(len(y) for _, y, _ in own.batches(own.rows))
+    )
+
+
+def _floats(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,159 @@
+"""Replies in, believable replies out: whoever is left out is named in the log, with the reason."""
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+
+from fedgft.flower.checks import Noise, alike, check_report, check_update
+from fedgft.flower.wire import RECORD, Names, Report, node_of, unpack_report
+from fedgft.types import FedgftError
+
+log = logging.getLogger("flwr")  # the engine's own: one place to look
+
+
+def wait_for_nodes(grid: Grid, count: int, seconds: float) -> list[int]:
+    """So many nodes, or as many as there are when the time is up; nobody at all is an error."""
+    began = time.monotonic()
+    while len(nodes := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() - began > seconds:
+            if not nodes:
+                raise FedgftError(f"no node has connected within {seconds:g} s")
+            log.warning("fedgft: %d of %d nodes are here after %g s; going on without the others",
+                        len(nodes), count, seconds)  # fmt: skip
+            break
+        time.sleep(1)
+    return nodes
+
+
+@dataclass
+class Patient:
+    """A grid that does not wait for nodes for ever: the engine's `sample_nodes` would.
+
+    It stands in front of the real one while a strategy chooses its nodes.
+    """
+
+    grid: Grid
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = list(self.grid.get_node_ids())
+        if time.monotonic() - self.began > self.seconds:
+            raise FedgftError(
+                f"only {len(nodes)} node(s) are connected after {self.seconds:g} s, fewer than the "
+                "strategy asks for (min_train_nodes, min_evaluate_nodes, min_available_nodes)"
+            )
+        return nodes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+
+def reason_of(reply: Message) -> str:
+    """What a client says went wrong, without the engine's wrapping of the exception."""
+    text = (reply.error.reason or "no reason given") if reply.has_error() else ""
+    found = re.fullmatch(r"<class '.*?'>:<'(.*)'>", text, re.DOTALL)
+    return (found[1] if found else text).strip()
+
+
+@dataclass
+class Replies:
+    """The replies of one phase."""
+
+    errors: list[Message]
+    good: dict[int, Message]
+    refused: dict[int, str] = field(default_factory=dict)  # node -> why
+
+    @classmethod
+    def of(cls, replies: Iterable[Message]) -> "Replies":
+        every = list(replies)
+        errors = [reply for reply in every if reply.has_error()]
+        for reply in errors:
+            log.warning("fedgft: %s failed: %s", node_of(reply), reason_of(reply))
+        return cls(errors, {r.metadata.src_node_id: r for r in every if not r.has_error()})
+
+    def take(self, record: str = RECORD) -> dict[int, Any]:
+        """Our record, taken out of every reply that has it: strategies do not know it."""
+        held = {n: reply.content for n, reply in self.good.items() if record in reply.content}
+        return {node: content.pop(record) for node, content in held.items()}
+
+    def refuse(self, node: int, why: str, site: str) -> None:
+        self.refused[node] = why
+        del self.good[node]
+        log.warning("fedgft: %s is left out of this round: %s", site, why)
+
+    def keep_updates(self, sent: ArrayRecord, weighted_by: str, believer: "Believer") -> None:
+        """Only models that can be averaged with the others."""
+        for node, reply in list(self.good.items()):
+            try:
+                check_update(reply, sent, weighted_by=weighted_by)
+            except FedgftError as error:
+                self.refuse(node, str(error), believer.site(node))
+        self.keep_alike(believer)
+
+    def keep_alike(self, believer: "Believer") -> None:
+        for node, why in alike(self.good).items():
+            self.refuse(node, why, believer.site(node))
+
+    def why(self) -> str:
+        """Why there are so few, most frequent reason first."""
+        said = Counter([*map(reason_of, self.errors), *self.refused.values()])
+        return "; ".join(text for text, _ in said.most_common(3)) or "no reply came in time"
+
+
+@dataclass
+class Believer:
+    """Checks clients' sums against the federation's names and what each node said before."""
+
+    names: Names | None = None
+    examples: dict[int, float] = field(default_factory=dict)  # node -> rows it trains on
+    sites: dict[int, str] = field(default_factory=dict)  # node -> its name
+
+    def reports(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Report]:
+        """Those that can be true, in the order of their nodes, so that sums are reproducible."""
+        found: dict[int, Report] = {}
+        for node in sorted(records):
+            try:
+                found[node] = unpack_report(records[node], node=f"node {node}")
+                self.sites[node] = f"site '{found[node].site}'"
+            except FedgftError as error:
+                log.warning("fedgft: statistics left out: %s", error)
+        self._agree(found)
+        for node, report in list(found.items()):
+            try:
+                self._check(node, report, noise)
+            except FedgftError as error:
+                log.warning("fedgft: statistics left out: %s", error)
+                del found[node]
+        return found
+
+    def _check(self, node: int, report: Report, noise: Noise | None) -> None:
+        assert self.names is not None
+        self.names.check(report.names, site=report.site)
+        check_report(report, examples=self.examples.get(node), noise=noise)
+
+    def _agree(self, found: dict[int, Report]) -> None:
+        """Where the user named no classes and groups, most sites decide, once."""
+        if self.names is None and found:
+            held = [report.names for report in found.values()]
+            self.names = max(held, key=held.count)
+            log.info("fedgft: classes %s, groups %s", ", ".join(self.names.classes),
+                     ", ".join(self.names.groups))  # fmt: skip
+
+    def site(self, node: int) -> str:
+        return self.sites.get(node, f"node {node}")
+
+    def remember(self, replies: dict[int, Message], weighted_by: str) -> None:
+        """How many rows each node trains on; the most it ever said bounds later statistics."""
+        for node, reply in replies.items():
+            metrics = next(iter(reply.content.metric_records.values()), {})
+            rows = metrics.get(weighted_by)
+            if isinstance(rows, (int, float)):
+                self.examples[node] = max(float(rows), self.examples.get(node, 0.0))

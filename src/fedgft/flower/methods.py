@@ -1,0 +1,124 @@
+"""`FedGFT` and `FairFed` for Flower: what to wrap a strategy in."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
+
+from fedgft.federated.control import Controlled, gains
+from fedgft.federated.fairfed import FairFed as FairFedRule
+from fedgft.federated.fairfed import Rule
+from fedgft.federated.penalty import Linearised
+from fedgft.flower.constants import Constants
+from fedgft.flower.gather import Believer
+from fedgft.flower.strategy import FairStrategy
+from fedgft.flower.terms import Terms, innermost
+from fedgft.flower.weights import Weights
+from fedgft.flower.wire import Names
+from fedgft.metrics import Metric, get_metric
+from fedgft.types import FedgftError
+
+OnRound = Callable[[dict[str, Any]], None]
+INERT = (FedAvgM, FedAdam, FedYogi, FedAdagrad)  # they move on where clients no longer pull
+
+
+def FedGFT(
+    strategy: Any,  # of flwr.serverapp.strategy
+    metric: str | Metric = "sp",
+    *,
+    lam: float | None = None,
+    target: float | None = None,
+    penalty: str = "half",
+    spread: str = "range",
+    pace: float = 0.3,
+    classes: int | Sequence[str] | None = None,
+    groups: int | Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **terms: Any,
+) -> FairStrategy:
+    """Any strategy of Flower, fair over everybody's rows.
+
+    Give `lam`, the strength of a penalty on the gap of scores (the paper's form), or `target`, the
+    gap of decisions that is to be reached; then `pace` is the learning rate times the local steps
+    of a round. `classes` and `groups` (names, or how many) are what sites must agree on; unsaid,
+    most sites decide in the first round. `checkpoint` names a file from which a restarted server
+    goes on. `on_round` is shown every row of the history. `terms`: as in `Terms`.
+    """
+    if (lam is None) == (target is None):
+        raise FedgftError("FedGFT needs either lam or target")
+    chosen, rules = get_metric(metric), Terms(**terms)
+    if lam is not None:
+        pricing: Any = Linearised(chosen, lam, penalty, spread)
+        state = None
+    else:
+        pricing = Controlled(chosen, target or 0.0)
+        state = pricing.init(np.array([pace]), share=_share(strategy, rules))
+    return FairStrategy(
+        strategy, Constants(chosen, pricing, state), terms=rules,
+        believer=Believer(_names(classes, groups)), checkpoint=checkpoint, on_round=on_round,
+    )  # fmt: skip
+
+
+def Measured(
+    strategy: Any,  # of flwr.serverapp.strategy
+    metric: str | Metric = "sp",
+    *,
+    classes: int | Sequence[str] | None = None,
+    groups: int | Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **terms: Any,
+) -> FairStrategy:
+    """Any strategy of Flower as it is, with its gap measured every round."""
+    return FairStrategy(
+        strategy, Constants(get_metric(metric), None), terms=Terms(**terms),
+        believer=Believer(_names(classes, groups)), checkpoint=checkpoint, on_round=on_round,
+    )  # fmt: skip
+
+
+def FairFed(
+    strategy: Any,  # of flwr.serverapp.strategy
+    metric: str | Metric = "sp",
+    *,
+    beta: float = 1.0,
+    rule: Rule = "subtract",
+    reweigh: bool = True,
+    classes: int | Sequence[str] | None = None,
+    groups: int | Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    on_round: OnRound | None = None,
+    **terms: Any,
+) -> FairStrategy:
+    """Weights that follow the distance between global and local fairness (Ezzeldin et al.).
+
+    `reweigh`: clients' own training also weighs rows by label and group, its local debiasing.
+    Around strategies that weigh clients by a metric of their replies: FedAvg and those built on it.
+    In channel "train" the weights are exact, for the statistics arrive with the update.
+    """
+    chosen, rules = get_metric(metric), Terms(**terms)
+    if rules.channel == "evaluate":
+        raise FedgftError("FairFed weighs this round's updates: channel 'train' or 'query'")
+    return FairStrategy(
+        strategy, Constants(chosen, None), terms=rules,
+        weights=Weights(FairFedRule(chosen, beta, rule), reweigh),
+        checkpoint=checkpoint, on_round=on_round,
+        believer=Believer(_names(classes, groups)),
+    )  # fmt: skip
+
+
+def _names(classes: int | Sequence[str] | None, groups: int | Sequence[str] | None) -> Names | None:
+    if (classes is None) != (groups is None):
+        raise FedgftError("name both classes and groups, or neither")
+    return None if classes is None or groups is None else Names.of(classes, groups)
+
+
+def _share(strategy: Any, terms: Terms) -> tuple[float, float]:
+    core: Any = strategy
+    while hasattr(core, "strategy"):
+        core = core.strategy
+    sampled = innermost(strategy, "fraction_train", 1.0) < 1
+    unsure = sampled or terms.channel == "train" or terms.budget.epsilon is not None
+    return gains(unsure=unsure, inertia=isinstance(core, INERT))

@@ -1,0 +1,112 @@
+"""At the end of a run: the fairness report of the audit, from every site's held-out rows."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedgft.data.schema import Schema
+from fedgft.experiments.store import write_model
+from fedgft.files import whole
+from fedgft.flower.client import Site
+from fedgft.flower.gather import Replies, log
+from fedgft.flower.private import Budget
+from fedgft.flower.shield import agreed
+from fedgft.flower.terms import query
+from fedgft.flower.wire import RECORD, REPORT, VERSION, check_version, prices, request_of
+from fedgft.types import FedgftError
+
+STATE = "fedgft.reported"
+
+
+def report_reply(message: Message, context: Context, own: Site) -> Message:
+    """This site's file of sums (`fedgft measure`), of the model that it received.
+
+    Held-out rows are other people than the training rows, so noise on their sums draws on another
+    budget than the rounds do; but it draws on it once.
+    """
+    import torch
+
+    from fedgft.audit import measure
+    from fedgft.audit.sitefile import to_json
+
+    request = request_of(message)
+    check_version(request, "the server")
+    budget = agreed(request, context, own.name)
+    if budget.epsilon is not None and (STATE in context.state or own.held_out is None):
+        raise FedgftError(
+            f"site '{own.name}': its report's budget is spent, or it holds no rows out"
+        )
+    context.state[STATE] = ConfigRecord({"done": True})
+    own.load(next(iter(message.content.array_records.values())))
+    own.model.eval()
+    scores, labels, groups = [], [], []
+    with torch.no_grad():
+        for x, y, a in own.batches(own.rows if own.held_out is None else own.held_out):
+            scores.append(own.model(x).double().softmax(-1).cpu())
+            labels += [own.names.classes[i] for i in y.tolist()]
+            groups += [None if i < 0 else own.names.groups[i] for i in a.tolist()]
+    probs = torch.cat(scores).numpy()
+    sums = measure(
+        labels, probs[:, 1] if probs.shape[1] == 2 else probs, sensitive_features={"group": groups},
+        site=own.name, classes=own.names.classes, values={"group": own.names.groups},
+        min_cell=max(budget.min_count, 3) if budget.min_count and budget.epsilon is None else 0,
+        epsilon=budget.epsilon, delta=budget.delta if budget.epsilon is not None else 0.0,
+    )  # fmt: skip
+    reply = ConfigRecord({"version": VERSION, "site": own.name, "sums": to_json(sums)})
+    return Message(RecordDict({RECORD: reply}), reply_to=message)
+
+
+def collect(
+    grid: Grid, arrays: ArrayRecord, nodes: Sequence[int], *, config: ConfigRecord, budget: Budget,
+    timeout: float,
+) -> dict[str, str]:  # fmt: skip
+    """Site -> its file of sums; who does not answer is left out, and named."""
+    request = prices(None, None, statistics="none", privacy=budget.asked("hard"))
+    messages = [query(arrays, config, request, node, kind=f"query.{REPORT}") for node in nodes]
+    found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
+    return {str(r["site"]): str(r["sums"]) for _, r in sorted(found.take().items())}
+
+
+def write_results(
+    folder: Path, arrays: ArrayRecord, *, schema: Schema, history: list[dict[str, Any]],
+    sums: dict[str, str], about: dict[str, Any],
+) -> None:  # fmt: skip
+    """model.safetensors (for `fedgft predict`), the sites' sums, the audit's report of them, and
+    history.json, last: where it is, all is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: array.numpy().copy(order="C") for name, array in arrays.items()}
+    known = {"columns": schema.encoder.columns, "classes": schema.classes, "groups": schema.groups,
+             "encoder": schema.encoder.to_json()}  # fmt: skip
+    write_model(tensors, (schema.mean, schema.spread), about | known, folder / "model.safetensors")
+    made = _audited(folder, sums)
+    summary = {"about": about, "sites": sorted(sums), "history": history, "held_out": made}
+    with whole(folder / "history.json") as part:
+        part.write_text(json.dumps(summary, indent=1), "utf-8")
+
+
+def _audited(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
+    """The report, and the numbers that it begins with."""
+    from fedgft.audit import audit
+    from fedgft.audit.gathering import gather
+
+    if not sums:
+        log.warning("fedgft: no site sent its sums: there is no report")
+        return {}
+    place = folder / "sites"
+    place.mkdir(exist_ok=True)
+    files = []
+    for number, (_, text) in enumerate(sorted(sums.items())):
+        files.append(place / f"site-{number}.json")  # a site's name is no file name
+        with whole(files[-1]) as part:
+            part.write_text(text, "utf-8")
+    made = audit(gather(files))
+    for name, text in (("report.html", made.to_html()), ("report.md", made.to_markdown()),
+                       ("audit.json", made.to_json())):  # fmt: skip
+        with whole(folder / name) as part:
+            part.write_text(text, "utf-8")
+    found = json.loads(made.to_json())
+    return {key: found[key] for key in ("rows", "accuracy", "metrics", "scores")}

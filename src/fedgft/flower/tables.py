@@ -1,0 +1,117 @@
+"""Sites that bring a CSV or Parquet file: one agreement on how it is read, then rows."""
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedgft.data.schema import Schema, agree, describe
+from fedgft.data.table import read_frame
+from fedgft.flower.client import Site
+from fedgft.flower.gather import Replies, log
+from fedgft.flower.sites import tensors
+from fedgft.flower.terms import query
+from fedgft.flower.wire import RECORD, VERSION, check_version
+from fedgft.models import Model
+from fedgft.types import FedgftError
+
+ModelOf = Callable[..., Model]  # features, classes -> model
+DESCRIBE = "fedgft_describe"
+RARE = 10  # a value of a text column with fewer rows is not named to anybody
+
+
+def register_description(app: ClientApp) -> None:
+    """The handler that answers `agreement`."""
+
+    @app.query(DESCRIBE)
+    def described(message: Message, context: Context) -> Message:
+        config, name = context.run_config, site_name(context)
+        file = _file(context)
+        said = describe(
+            read_frame(file), label=str(config["label"]), group=str(config["group"]),
+            aside=[str(config["split"])] if config.get("split") else [],
+            rare=int(context.node_config.get("rare", RARE)), source=f"site '{name}': {file.name}",
+        )  # fmt: skip
+        record = ConfigRecord({"version": VERSION, "site": name, "description": json.dumps(said)})
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+
+def agreement(
+    grid: Grid, nodes: Sequence[int], *, timeout: float, **how: Any
+) -> tuple[Schema, dict[str, int]]:
+    """Ask all sites for their columns: the schema, and how many rows each fitting site has."""
+    asked = {"version": VERSION}
+    messages = [query(None, ConfigRecord(), asked, node, f"query.{DESCRIBE}") for node in nodes]
+    found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
+    said: dict[str, Any] = {}
+    for node, record in sorted(found.take().items()):
+        check_version(record, f"node {node}")
+        name = str(record["site"])
+        if name in said:
+            raise FedgftError(f"two sites are called '{name}': name them apart (site=... in each "
+                              "node's configuration)")  # fmt: skip
+        said[name] = json.loads(str(record["description"]))
+    if not said:
+        raise FedgftError(f"no site described its table: {found.why()}")
+    schema, wrong = agree(said, **how)
+    for site, why in wrong.items():
+        log.warning("fedgft: site '%s' cannot take part: %s", site, why)
+    rows = {site: int(d["rows"]) for site, d in said.items() if site not in wrong}
+    names = ", ".join(schema.classes), ", ".join(schema.groups)
+    log.info("fedgft: %d of %d sites fit: %d features, classes %s, groups %s", len(rows), len(said),
+             len(schema.encoder.columns), *names)  # fmt: skip
+    return schema, rows
+
+
+def table_site(context: Context, schema: Schema, model: ModelOf) -> Site:
+    """This node's file, read as everybody reads theirs."""
+    config, name, file = context.run_config, site_name(context), _file(context)
+    frame = read_frame(file)
+    x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
+    for text in notes:
+        log.info("fedgft: %s", text)
+    for index, group in enumerate(schema.groups):
+        if not (a == index).any():
+            log.warning("fedgft: site '%s' has no row of group '%s': its own gap is not estimable, "
+                        "its rows count in everybody's", name, group)  # fmt: skip
+    held = _held_out(frame, config, name)
+    shape = {"features": x.shape[1], "classes": len(schema.classes)}
+    return Site(
+        model(**shape).module(**shape).float(), rows=tensors(x[~held], y[~held], a[~held]),
+        held_out=tensors(x[held], y[held], a[held]) if held.any() else None,
+        classes=schema.classes, groups=schema.groups, name=name, key=zlib.crc32(name.encode()),
+    )  # fmt: skip
+
+
+def site_name(context: Context) -> str:
+    """As the node's configuration has it, or the name of its file."""
+    named = context.node_config.get("site")
+    if named is None and "data" in context.node_config:
+        named = Path(str(context.node_config["data"])).stem
+    return str(named if named is not None else f"site-{context.node_config.get('partition-id', 0)}")
+
+
+def _file(context: Context) -> Path:
+    if "data" not in context.node_config:
+        raise FedgftError(f"site '{site_name(context)}': its node configuration names no table: "
+                          "--node-config 'data=\"rows.csv\"'")  # fmt: skip
+    return Path(str(context.node_config["data"]))
+
+
+def _held_out(frame: Any, config: Any, name: str) -> np.ndarray:
+    """The rows of the user's own test split, or a share of them drawn by the site's name."""
+    split, share = config.get("split"), float(config.get("test-share", 0.3))
+    if split:
+        if split not in frame.columns:
+            raise FedgftError(f"site '{name}': no column '{split}' (split)")
+        return (frame[str(split)].cast(str).str.to_lowercase() == "test").to_numpy()
+    rng = np.random.default_rng([zlib.crc32(name.encode()), int(config.get("seed", 0))])
+    held = np.zeros(frame.height, bool)
+    held[rng.permutation(frame.height)[: int(share * frame.height)]] = True
+    return held

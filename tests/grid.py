@@ -1,0 +1,125 @@
+"""An engine in one process, for tests and benchmarks: messages are copied, as real ones are.
+
+It needs one private thing of Flower, the identity of a task, without which no message can be made.
+"""
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedgft.data.dataset import Federation
+from fedgft.data.partition import partition
+from fedgft.data.synthetic import synthetic
+from fedgft.engine import Settings, simulate
+from fedgft.engine.predict import probabilities
+from fedgft.flower import Site, register
+from fedgft.flower.sites import client_site, first_arrays
+from fedgft.metrics import Tally, get_metric
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+logging.getLogger("flwr").setLevel(logging.WARNING)
+
+Handler = Callable[[Message, Context], Message]
+
+
+class InProcess(Grid):
+    """`apps[i]` is node 100 + i. `lose(node, message)` says whose reply never comes."""
+
+    def __init__(self, apps: list[Handler], configs: list[dict[str, Any]] | None = None) -> None:
+        self.apps = {100 + i: app for i, app in enumerate(apps)}
+        self.contexts = {
+            node: Context(run_id=1, node_id=node, node_config=(configs or [{}] * len(apps))[i],
+                          state=RecordDict(), run_config={})
+            for i, node in enumerate(self.apps)
+        }  # fmt: skip
+        self.messages: Counter[str] = Counter()
+        self.lose: Callable[[int, Message], bool] = lambda node, message: False
+        self.gone: set[int] = set()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None):
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.messages[message.metadata.message_type] += 1
+            if node in self.gone or self.lose(node, message):
+                continue
+            received = copy.deepcopy(message)
+            try:
+                replies.append(copy.deepcopy(self.apps[node](received, self.contexts[node])))
+            except Exception as error:  # as the engine does
+                reason = f"{type(error)}:<'{error}'>"
+                replies.append(Message(Error(code=2, reason=reason), reply_to=received))
+        return replies
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.apps if node not in self.gone]
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        raise NotImplementedError
+
+
+def app_of(site: Site) -> ClientApp:
+    return register(ClientApp(), lambda message, context: site)
+
+
+def grid_of(federation: Federation, model: Any = "logistic") -> InProcess:
+    """One node a client."""
+    sites = [client_site(federation, k, model) for k in range(federation.num_clients)]
+    return InProcess([app_of(site) for site in sites])
+
+
+SEED, LR, BATCH = 7, 0.01, 64
+
+
+def biased(clients: int = 3, rows: int = 1500) -> Federation:
+    """A population whose best model is unfair, between a few clients."""
+    data = synthetic(rows=rows, features=4, gap=0.4)
+    return partition(data, clients=clients, alpha=1.0, seed=1)
+
+
+def start_of(made: Federation, model: Any = "logistic"):
+    data = made.dataset
+    return first_arrays(
+        model, features=data.features.shape[1], classes=len(data.classes), seed=SEED
+    )
+
+
+def train_config(**more: Any) -> ConfigRecord:
+    return ConfigRecord({"lr": LR, "epochs": 1, "batch-size": BATCH, "seed": SEED, **more})
+
+
+def options(**more: Any) -> dict[str, Any]:
+    """Of a strategy of Flower: everybody trains, nobody evaluates."""
+    return {"fraction_evaluate": 0.0, "min_train_nodes": 2, "min_available_nodes": 2, **more}
+
+
+def simulated(made: Federation, algorithm: Any, rounds: int, **more: Any) -> np.ndarray:
+    settings = Settings(rounds=rounds, batch_size=BATCH, **more)
+    return simulate([made], "logistic", algorithm, settings, seeds=[SEED], lr=LR).params[0]
+
+
+def gap_of(made: Federation, params: np.ndarray, metric: str = "sp", kind: str = "soft") -> float:
+    """On the clients' rows."""
+    data, rows = made.dataset, made.rows
+    probs = probabilities(made, "logistic", params, rows)
+    tally = Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    return float(tally.gap(get_metric(metric), kind))
