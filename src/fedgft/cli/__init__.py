@@ -7,7 +7,18 @@ from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
-from fedgft.cli import audit, compare, data, demo, frontier, measure, predict, reproduce, train
+from fedgft.cli import (
+    audit,
+    compare,
+    data,
+    demo,
+    deploy,
+    frontier,
+    measure,
+    predict,
+    reproduce,
+    train,
+)
 from fedgft.cli.console import note
 from fedgft.types import FedgftError
 
@@ -23,6 +34,7 @@ for command in (
 ):  # fmt: skip
     app.command(command)
 app.command(data.app)
+app.command(deploy.app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """The folder of a federation: authority, keys, engine configuration, app; and who needs what.
 
-ca.crt  ca.key  server.crt  server.key  nodes/SITE.key  nodes/SITE.pub  engine/config.toml  app/
+ca.crt  ca.key  server.crt  server.tls  nodes/SITE.{key,pub,crt,tls}  engine/config.toml  app/
 """
 
 import re
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from fedgft.deploy.keys import authority, node_key, server_certificate
+from fedgft.deploy.keys import authority, certificate_for, node_key
 from fedgft.files import open_folder, whole
 from fedgft.types import FedgftError
 
 CONNECTION = "federation"
 MOST_SITES = 1000
+HERE = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Folder:
         return [
             f"{python}flower-superlink",
             "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt",
-            "--ssl-keyfile", "server.key", "--enable-supernode-auth",
+            "--ssl-keyfile", "server.tls", "--enable-supernode-auth",
             "--disable-runtime-dependency-installation", "--host", bind, "--port", str(self.port),
         ]  # fmt: skip
 
@@ -52,7 +53,9 @@ class Folder:
         return [
             f"{python}flower-supernode", "--root-certificates", "ca.crt",
             "--superlink", self.address,
-            "--auth-supernode-private-key", f"nodes/{site}.key", "--port", str(port),
+            "--auth-supernode-private-key", f"nodes/{site}.key",
+            "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", f"nodes/{site}.crt",
+            "--ssl-keyfile", f"nodes/{site}.tls", "--port", str(port),
             "--node-config", config,
         ]  # fmt: skip
 
@@ -70,12 +73,12 @@ def make_folder(
         path.chmod(0o700)
         made = Folder(path.resolve(), host, port, tuple(sites))
         issuer = authority(path)
-        server_certificate(
-            path, issuer, list(dict.fromkeys((host, *aliases, "127.0.0.1", "localhost")))
-        )
+        hosts = list(dict.fromkeys((host, *aliases, *HERE)))
+        certificate_for(path, "server", issuer, hosts)
         (path / "nodes").mkdir(mode=0o700)
         for site in sites:
             node_key(path / "nodes", site)
+            certificate_for(path / "nodes", site, issuer, HERE)
         (path / "engine").mkdir(mode=0o700)
         with whole(path / "engine" / "config.toml") as part:
             part.write_text(_connection(made), "utf-8")
@@ -90,9 +93,7 @@ def copy_app(target: Path) -> None:
 
 
 def _connection(folder: Folder) -> str:
-    address = (
-        f"127.0.0.1:{folder.port}" if folder.host in ("127.0.0.1", "localhost") else folder.address
-    )
+    address = f"127.0.0.1:{folder.port}" if folder.host in HERE else folder.address
     certificate = str(folder.path / "ca.crt").replace("\\", "\\\\").replace('"', '\\"')
     return (f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{address}"\nroot-certificates = "{certificate}"\n')  # fmt: skip

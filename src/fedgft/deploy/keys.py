@@ -1,6 +1,8 @@
-"""Certificates and keys: an authority, the server's certificate, and one key pair a site.
+"""Certificates and keys: an authority, certificates for the server and every site, and one key
+pair a site.
 
-Sites check the server by its certificate (TLS), the server knows the sites by their public keys.
+Sites check the server by its certificate (TLS), the server knows the sites by their public keys. A
+site's own certificate protects what its node and the processes of its app say to each other.
 Private keys are readable by their owner alone, and are in no log and no command line.
 """
 
@@ -31,8 +33,10 @@ def authority(folder: Path) -> tuple[Any, Any]:
     return certificate, key
 
 
-def server_certificate(folder: Path, issued_by: tuple[Any, Any], hosts: Sequence[str]) -> None:
-    """server.crt and server.key, for all names and addresses by which sites reach the server."""
+def certificate_for(
+    folder: Path, name: str, issued_by: tuple[Any, Any], hosts: Sequence[str]
+) -> None:
+    """NAME.crt and NAME.tls, its key, for all names and addresses by which it is reached."""
     x509, ec, _ = _cryptography()
     certificate, signing = issued_by
     key = ec.generate_private_key(ec.SECP384R1())
@@ -45,8 +49,8 @@ def server_certificate(folder: Path, issued_by: tuple[Any, Any], hosts: Sequence
     builder = builder.add_extension(
         x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
     )
-    write_secret(folder / "server.key", _pem(key))
-    write_public(folder / "server.crt", _encoded(_signed(builder, signing)))
+    write_secret(folder / f"{name}.tls", _pem(key))
+    write_public(folder / f"{name}.crt", _encoded(_signed(builder, signing)))
 
 
 def node_key(folder: Path, site: str) -> None:

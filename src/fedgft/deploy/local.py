@@ -1,6 +1,8 @@
 """A federation of real processes on this host: one SuperLink, N SuperNodes, TLS, authentication."""
 
 import json
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,7 @@ from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.files import open_folder
 from fedgft.types import FedgftError
 
+ENGINE = "engine"  # of the engine's own files, while it runs
 POLL = 1.0  # seconds between looks at the progress
 STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
 OnProgress = Callable[[dict[str, Any]], None]
@@ -30,12 +33,13 @@ class Plan:
     port: int | None = None
     app: Path | None = None
     limit: float = 3600.0
+    resume: bool = False
 
 
 @contextmanager
 def federation(plan: Plan) -> Iterator[tuple[Folder, Processes]]:
     """The engine up and all sites registered and started; everything ended on the way out."""
-    work = plan.out / "engine"
+    work = plan.out / ENGINE
     bin_, port = programs(), free_port(plan.port)
     folder = make_folder(work, sites=plan.sites, host="127.0.0.1", port=port)
     with Processes(folder.path, folder.engine, plan.out / "logs") as processes:
@@ -57,13 +61,35 @@ def start_node(folder: Folder, processes: Processes, site: str, told: str) -> No
     processes.start(site, command)
 
 
-def run_local(plan: Plan, on_progress: OnProgress) -> dict[str, Any]:
+def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) -> dict[str, Any]:
     """One run to its end. Success is what the engine says it is."""
     began = time.monotonic()
-    with open_folder(plan.out), federation(plan) as (folder, processes):
-        run = submit(folder, processes, plan)
-        status = watch(folder, processes, plan, run, on_progress)
+    _check_place(plan)
+    with open_folder(plan.out):
+        try:
+            note(f"starting a server and {len(plan.sites)} sites; what they say is in "
+                 f"{plan.out / 'logs'}")  # fmt: skip
+            with federation(plan) as (folder, processes):
+                run = submit(folder, processes, plan)
+                status = watch(processes, plan, run, on_progress)
+        finally:
+            shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # keys that nobody needs any more
     return summary(plan, status, time.monotonic() - began)
+
+
+def _check_place(plan: Plan) -> None:
+    """A new folder, or one of ours to go on in."""
+    if not plan.out.exists() or (plan.out.is_dir() and not any(plan.out.iterdir())):
+        if plan.resume:
+            raise FedgftError(f"--resume: there is no run in {plan.out}")
+        return
+    if not plan.resume:
+        raise FedgftError(f"--out {plan.out}: is not empty; name another folder, or go on there "
+                          "with --resume")  # fmt: skip
+    if not (plan.out / "checkpoint.safetensors").is_file():
+        raise FedgftError(f"--resume: {plan.out} holds no finished round of a run")
+    if (plan.out / "history.json").exists():
+        raise FedgftError(f"--resume: the run in {plan.out} was finished; name another --out")
 
 
 def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
@@ -78,11 +104,9 @@ def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
     return int(found["run-id"])
 
 
-def watch(
-    folder: Folder, processes: Processes, plan: Plan, run: int, on_progress: OnProgress
-) -> str:
+def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -> str:
     """Tell what happens until the engine says that the run has ended, and how."""
-    seen, asked = 0, time.monotonic()
+    seen, asked = (len(_progress(plan.out)) if plan.resume else 0), time.monotonic()
     deadline = asked + plan.limit
     while True:
         rows = _progress(plan.out)
@@ -116,6 +140,8 @@ def summary(plan: Plan, status: str, seconds: float) -> dict[str, Any]:
     apart, on the rows that they held out."""
     out: dict[str, Any] = {"rounds": 0, "accuracy": None, "gap_soft": None, "gap_hard": None,
            "sites": len(plan.sites), "status": status, "seconds": round(seconds, 1)}  # fmt: skip
+    if status != "finished:completed":
+        out["why"] = why_failed(plan.out / "logs")
     rows = _progress(plan.out)
     out["rounds"] = max((int(row["round"]) for row in rows), default=0)
     path = plan.out / "history.json"
@@ -136,14 +162,16 @@ def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
     return {"held_out": held | {"gap_hard_low": gap["low"], "gap_hard_high": gap["high"]}}
 
 
-def why_failed(processes_logs: Path) -> str:
-    """The last error in the server's log, which holds what the app logged."""
+def why_failed(logs: Path) -> str:
+    """The last error that the server's log names: the app's own words among the engine's."""
     try:
-        lines = (processes_logs / "server.log").read_text("utf-8", "replace").splitlines()
+        text = (logs / "server.log").read_text("utf-8", "replace")
     except OSError:
-        return "no log"
-    named = [line.strip() for line in lines if "FedgftError" in line or "Error" in line]
-    return named[-1] if named else "see the log"
+        return "there is no log"
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    ours = re.findall(r"FedgftError: (.*)", plain)
+    other = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception): .*)", plain, re.MULTILINE)
+    return (ours or other or ["see the log"])[-1].strip()
 
 
 def _progress(folder: Path) -> list[dict[str, Any]]:
