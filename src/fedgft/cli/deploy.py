@@ -158,7 +158,8 @@ def local(
     own = None if app_ is None else expanded(app_).resolve()
     plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
     signal.signal(signal.SIGTERM, _ended)
-    made = run_local(plan, lambda row: _told(row, rounds, metric), note)
+    said: set[str] = set()
+    made = run_local(plan, lambda row: _told(row, rounds, metric, said), note)
     if json:
         sys.stdout.write(encoding.dumps(made) + "\n")
         sys.stdout.flush()
@@ -255,8 +256,14 @@ def _settings(given: list[str]) -> dict[str, Any]:
     return found
 
 
-def _told(row: dict[str, Any], rounds: int, metric: str) -> None:
-    """One line a round, on stderr."""
+def _told(row: dict[str, Any], rounds: int, metric: str, said: set[str]) -> None:
+    """One line a round, on stderr; and whatever the server noticed."""
+    if "round" not in row:
+        text = row.get("note")  # an error is said at the end, and the same thing once
+        if text is not None and text not in said:
+            said.add(text)
+            note(text)
+        return
     err.print(
         f"round {row['round']} of {rounds}: accuracy {_share(row['accuracy'], '%')}, {metric} gap "
         f"of decisions {_share(row['gap_hard'])}, of scores {_share(row['gap_soft'])} points on "
@@ -283,5 +290,6 @@ def _closing(made: dict[str, Any], metric: str) -> str:
     if held is not None and held["gap_hard"] is not None:
         low, high = _share(held["gap_hard_low"]), _share(held["gap_hard_high"])
         text += (f" On the rows that they held out: {_share(held['gap_hard'])} points (95% "
-                 f"interval {low} to {high}), accuracy {_share(held['accuracy'], '%')}.")  # fmt: skip
+                 f"interval {low} to {high}), accuracy "
+                 f"{_share(held['accuracy'], '%')}.")  # fmt: skip
     return text + f" {made['rounds']} rounds, {made['seconds']:.0f} s."

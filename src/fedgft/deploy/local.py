@@ -14,6 +14,7 @@ from typing import Any
 from fedgft.deploy.folder import CONNECTION, Folder, make_folder
 from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.files import open_folder
+from fedgft.flower.journal import FILE
 from fedgft.types import FedgftError
 
 ENGINE = "engine"  # of the engine's own files, while it runs
@@ -119,11 +120,21 @@ def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -
         if time.monotonic() - asked > STATUS_EVERY or (plan.out / "history.json").exists():
             status = status_of(processes, run)
             if status.startswith("finished"):
+                _keep_log(processes, plan, run)
                 return status
             asked = time.monotonic()
         if time.monotonic() > deadline:
             raise FedgftError(f"the run is not done after {plan.limit:g} s (--timeout)")
         time.sleep(POLL)
+
+
+def _keep_log(processes: Processes, plan: Plan, run: int) -> None:
+    """What the app on the server said, which the engine keeps apart from what it says itself."""
+    try:
+        said = processes.run(f"{programs()}flwr", "log", str(run), CONNECTION, "--show")
+    except FedgftError as error:
+        said = str(error)
+    (plan.out / "logs" / "run.log").write_text(said, "utf-8")
 
 
 def status_of(processes: Processes, run: int) -> str:
@@ -141,8 +152,8 @@ def summary(plan: Plan, status: str, seconds: float) -> dict[str, Any]:
     out: dict[str, Any] = {"rounds": 0, "accuracy": None, "gap_soft": None, "gap_hard": None,
            "sites": len(plan.sites), "status": status, "seconds": round(seconds, 1)}  # fmt: skip
     if status != "finished:completed":
-        out["why"] = why_failed(plan.out / "logs")
-    rows = _progress(plan.out)
+        out["why"] = why_failed(plan.out)
+    rows = [row for row in _progress(plan.out) if "round" in row]
     out["rounds"] = max((int(row["round"]) for row in rows), default=0)
     path = plan.out / "history.json"
     if not path.exists():
@@ -162,21 +173,22 @@ def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
     return {"held_out": held | {"gap_hard_low": gap["low"], "gap_hard_high": gap["high"]}}
 
 
-def why_failed(logs: Path) -> str:
-    """The last error that the server's log names: the app's own words among the engine's."""
+def why_failed(folder: Path) -> str:
+    """In the app's own words, or the engine's where the app said nothing."""
+    said = [row["error"] for row in _progress(folder) if "error" in row]
+    if said:
+        return said[-1]
     try:
-        text = (logs / "server.log").read_text("utf-8", "replace")
+        text = (folder / "logs" / "run.log").read_text("utf-8", "replace")
     except OSError:
         return "there is no log"
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    ours = re.findall(r"FedgftError: (.*)", plain)
-    other = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception): .*)", plain, re.MULTILINE)
-    return (ours or other or ["see the log"])[-1].strip()
+    found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception): .*)", text, re.MULTILINE)
+    return (found or ["see the log"])[-1].strip()
 
 
 def _progress(folder: Path) -> list[dict[str, Any]]:
     try:
-        text = (folder / "progress.jsonl").read_text("utf-8")
+        text = (folder / FILE).read_text("utf-8")
     except OSError:
         return []
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]

@@ -4,7 +4,6 @@ Sites hold a table each (`data = "csv"`, the file named in the node's own config
 of a public data set, cut as the simulator cuts it, to try things out.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from flwr.serverapp.strategy import Strategy
 from fedgft.data.dataset import Federation
 from fedgft.data.schema import Schema
 from fedgft.flower.client import Site, register, settings_of
-from fedgft.flower.gather import log, wait_for_nodes
+from fedgft.flower.gather import wait_for_nodes
+from fedgft.flower.journal import Journal
 from fedgft.flower.methods import FairFed, FedGFT, Measured
 from fedgft.flower.private import Budget
 from fedgft.flower.reporting import collect, write_results
@@ -90,21 +90,28 @@ def _part(context: Context, model: ModelOf) -> Site:
 def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None = None) -> None:
     """The server's part: agree on columns, train, measure, write everything into `out`."""
     config: Config = dict(context.run_config)
-    out = Path(str(config["out"])).expanduser()
-    nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
-    schema, rows = _schema(grid, config, nodes)
-    how = ConfigRecord({key: config[key] for key in SETTINGS} | {"schema": schema.to_json()})
-    fair = _strategy(strategy, config, schema, rows, out)
-    shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
-    first = first_arrays(_model(config, own)(**shape), **shape, seed=int(config["seed"]))
-    timeout = float(config["timeout"])
-    result = fair.start(grid, first, int(config["rounds"]), timeout, how, ConfigRecord(dict(how)))
-    sums = collect(grid, result.arrays, sorted(grid.get_node_ids()), config=how,
-                   budget=fair.terms.budget, timeout=timeout)  # fmt: skip
-    said = ("data", "method", "metric", "strategy", "channel", "model", "seed")
-    about = {key: config[key] for key in said} | {"measured": fair.measured}
-    write_results(out, result.arrays, schema=schema, history=fair.history, sums=sums, about=about)
-    log.info("fedgft: wrote %s", out)
+    journal = Journal(Path(str(config["out"])).expanduser())
+    with journal:
+        nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
+        schema, rows = _schema(grid, config, nodes)
+        how = ConfigRecord({key: config[key] for key in SETTINGS} | {"schema": schema.to_json()})
+        fair = _strategy(strategy, config, schema, rows, journal)
+        shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
+        first = first_arrays(_model(config, own)(**shape), **shape, seed=int(config["seed"]))
+        timeout = float(config["timeout"])
+        result = fair.start(grid, first, int(config["rounds"]), timeout, how, ConfigRecord({**how}))
+        sums = collect(grid, result.arrays, sorted(grid.get_node_ids()), config=how,
+                       budget=fair.terms.budget, timeout=timeout)  # fmt: skip
+        said = ("data", "method", "metric", "strategy", "channel", "model", "seed")
+        about = {key: config[key] for key in said} | {"measured": fair.measured}
+        write_results(
+            journal.folder,
+            result.arrays,
+            schema=schema,
+            history=fair.history,
+            sums=sums,
+            about=about,
+        )
 
 
 def _schema(grid: Grid, config: Config, nodes: list[int]) -> tuple[Schema, np.ndarray]:
@@ -127,22 +134,15 @@ def _schema(grid: Grid, config: Config, nodes: list[int]) -> tuple[Schema, np.nd
 
 
 def _strategy(
-    strategy: Strategy, config: Config, schema: Schema, rows: np.ndarray, out: Path
+    strategy: Strategy, config: Config, schema: Schema, rows: np.ndarray, journal: Journal
 ) -> FairStrategy:
     epsilon, rounds = float(config["epsilon"]), int(config["rounds"])
     budget = Budget(epsilon or None, float(config["delta"]), rounds + 1, int(config["min-count"]))
-    out.mkdir(parents=True, exist_ok=True)
-    progress = out / "progress.jsonl"
-
-    def told(row: dict[str, Any]) -> None:
-        with progress.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
     common: dict[str, Any] = {
         "metric": str(config["metric"]), "classes": schema.classes, "groups": schema.groups,
         "channel": str(config["channel"]), "budget": budget, "secure": bool(config["secure"]),
-        "node_timeout": float(config["node-timeout"]), "on_round": told,
-        "checkpoint": out / "checkpoint.safetensors",
+        "node_timeout": float(config["node-timeout"]), "on_round": journal.tell,
+        "checkpoint": journal.folder / "checkpoint.safetensors",
     }  # fmt: skip
     method = str(config["method"])
     if method == "fairfed":
