@@ -58,29 +58,29 @@ class Checkpoint:
             raise FedgftError(f"{self.path}: not a whole checkpoint ({error})") from None
         if header.get("format") != FORMAT:
             raise FedgftError(f"{self.path}: not a checkpoint of this version; name another file")
-        arrays = _part(tensors, "model")
-        if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in like.items()}:
-            raise FedgftError(f"{self.path}: the checkpoint is of another model")
+        arrays = self._like(tensors, "model", like)
         strategy.constants.restore(header["constants"])
         strategy.believer.names = strategy.constants.names
         strategy.believer.examples = dict(json.loads(header["examples"]))
         strategy.done, strategy.idle, strategy.released = json.loads(header["counts"])
         best = json.loads(header["best"])
         if best is not None:
-            strategy.keep_best(best[0], _part(tensors, "best"), best[1])
+            strategy.keep_best(best[0], self._like(tensors, "best", like), best[1])
         if strategy.weights is not None:
             strategy.weights.kept = json.loads(header["weights"]) or {}
         _restore(strategy.strategy, tensors)
         return arrays
 
+    def _like(self, tensors: dict[str, np.ndarray], prefix: str, like: ArrayRecord) -> ArrayRecord:
+        """A model of the same shapes in the same order: the file has an order of its own."""
+        mine = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == prefix}
+        if {n: t.shape for n, t in mine.items()} != {n: tuple(a.shape) for n, a in like.items()}:
+            raise FedgftError(f"{self.path}: the checkpoint is of another model")
+        return ArrayRecord({name: Array(mine[name]) for name in like})
+
 
 def _named(prefix: str, arrays: ArrayRecord) -> dict[str, np.ndarray]:
     return {f"{prefix}/{name}": np.ascontiguousarray(a.numpy()) for name, a in arrays.items()}
-
-
-def _part(tensors: dict[str, np.ndarray], prefix: str) -> ArrayRecord:
-    mine = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == prefix}
-    return ArrayRecord({name: Array(tensor) for name, tensor in mine.items()})
 
 
 def _chain(strategy: Any) -> list[Any]:

@@ -1,0 +1,140 @@
+"""Tables that nobody pools, read alike: the schema is that of the pooled rows."""
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedgft.data.roles import Roles
+from fedgft.data.schema import Schema, agree, describe
+from fedgft.data.table import from_frame
+from fedgft.types import FedgftError
+
+
+def table(rows=300, seed=0):
+    rng = np.random.default_rng(seed)
+    return pl.DataFrame({
+        "age": rng.integers(18, 90, rows),
+        "pay": [None if u < 0.1 else round(3 + 2 * u, 3) for u in rng.random(rows).tolist()],
+        "job": rng.choice(["clerk", "nurse", "smith"], rows),
+        "sex": rng.choice(["f", "m"], rows),
+        "ok": rng.integers(0, 2, rows),
+    })  # fmt: skip
+
+
+def said(frame, **more):
+    return describe(frame, label="ok", group="sex", source="north", **{"rare": 1, **more})
+
+
+def parts(frame):
+    return {"a": frame[:120], "b": frame[120:180], "c": frame[180:]}
+
+
+def test_the_schema_is_that_of_the_pooled_rows() -> None:
+    """Encoder, mean and spread: as if one table had been read and standardised."""
+    frame = table()
+    schema, wrong = agree({s: said(f) for s, f in parts(frame).items()}, label="ok", group="sex")
+    pooled = from_frame(frame, "pooled", roles=Roles("ok", "sex"))
+    assert wrong == {} and schema.encoder.columns == pooled.columns
+    assert schema.classes == pooled.classes and schema.groups == pooled.group_names
+    raw = pooled.features.astype(np.float64)
+    np.testing.assert_allclose(schema.mean, raw.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(schema.spread, raw.std(0), rtol=1e-5)
+    x, y, a, notes = schema.read(frame, source="all")
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
+    np.testing.assert_array_equal(y, pooled.labels)
+    np.testing.assert_array_equal(a, pooled.groups)
+    assert any("missing value" in text for text in notes)
+
+
+def test_it_survives_the_wire() -> None:
+    schema, _ = agree({"a": said(table())}, label="ok", group="sex")
+    again = Schema.from_json(schema.to_json())
+    assert again.to_json() == schema.to_json()
+    held = json.loads(schema.to_json())
+    for change in ({"format": "x"}, {"mean": [1.0]}, {"encoder": 3}, {"spread": [0.0] * 5}):
+        with pytest.raises(FedgftError, match="schema"):
+            Schema.from_json(json.dumps(held | change))
+    for text in ("", "{}", "[]", "null"):
+        with pytest.raises(FedgftError, match="schema"):
+            Schema.from_json(text)
+
+
+def test_a_description_holds_sums_and_frequent_names_only() -> None:
+    frame = table().with_columns(job=pl.when(pl.int_range(pl.len()) < 4).then(pl.lit("spy"))
+                                 .otherwise(pl.col("job")))  # fmt: skip
+    found = said(frame, rare=10)
+    assert "spy" not in json.dumps(found)
+    assert set(found["columns"]["job"]["levels"]) == {"clerk", "nurse", "smith"}
+    assert set(found["columns"]["age"]) == {"kind", "count", "sum", "square"}
+
+
+ODD = {
+    "a column less": (lambda f: f.drop("age"), "no column 'age'"),
+    "another name": (lambda f: f.rename({"age": "Age"}), "did you mean 'Age'"),
+    "a column more": (lambda f: f.with_columns(iq=pl.lit(100)), "'iq' that other sites lack"),
+    "text for numbers": (lambda f: f.with_columns(age=pl.lit("old")), "'age' holds text"),
+    "other labels": (lambda f: f.with_columns(ok=pl.lit("yes")), "its labels are yes"),
+    "other groups": (lambda f: f.with_columns(sex=pl.lit("women")), "its groups are women"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_the_odd_site_is_named_and_the_others_go_on(kind: str) -> None:
+    change, says = ODD[kind]
+    frames = parts(table())
+    good, _ = agree({s: said(f) for s, f in frames.items() if s != "b"}, label="ok", group="sex")
+    frames["b"] = change(frames["b"])
+    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    assert list(wrong) == ["b"] and says in wrong["b"]
+    assert schema.to_json() == good.to_json()
+    if kind != "a column more":  # which it may simply ignore
+        with pytest.raises(FedgftError):
+            schema.read(frames["b"], source="b")
+
+
+def test_a_group_may_live_at_one_site_only() -> None:
+    frames = parts(table())
+    frames["b"] = frames["b"].with_columns(sex=pl.lit("f"))
+    frames["c"] = frames["c"].with_columns(
+        sex=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit("x")).otherwise(pl.col("sex"))
+    )
+    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    assert wrong == {} and schema.groups == ("f", "m", "x")
+
+
+def test_named_classes_and_groups_bind() -> None:
+    frames = parts(table())
+    how = {"label": "ok", "group": "sex"}
+    said_all = {s: said(f) for s, f in frames.items()}
+    schema, wrong = agree(said_all, **how, classes=("1", "0"), groups=("m", "f"))
+    assert (schema.classes, schema.groups, wrong) == (("1", "0"), ("m", "f"), {})
+    assert agree(said_all, **how, positive="0")[0].classes == ("1", "0")
+    with pytest.raises(FedgftError, match="positive '7'"):
+        agree(said_all, **how, positive="7")
+    with pytest.raises(FedgftError, match="two of each"):
+        agree({"a": said(frames["a"].with_columns(sex=pl.lit("f")))}, **how)
+
+
+def test_intersections_and_missing_groups() -> None:
+    frame = table().with_columns(
+        sex=pl.when(pl.int_range(pl.len()) < 20).then(None).otherwise(pl.col("sex"))
+    )
+    found = describe(frame, label="ok", group="sex,job", rare=1, source="north")
+    schema, _ = agree({"a": found}, label="ok", group="sex,job")
+    assert "f & clerk" in schema.groups and len(schema.groups) == 6
+    _, _, a, _ = schema.read(frame, source="north")
+    assert (a[:20] == -1).all() and (a[20:] >= 0).all()
+
+
+def test_mistakes_at_a_site_are_named() -> None:
+    with pytest.raises(FedgftError, match="no column 'okay'"):
+        describe(table(), label="okay", group="sex", source="north")
+    with pytest.raises(FedgftError, match="no column 'gender'"):
+        describe(table(), label="ok", group="gender", source="north")
+    holes = table().with_columns(ok=pl.when(pl.int_range(pl.len()) < 2).then(None).otherwise("ok"))
+    with pytest.raises(FedgftError, match="lacks 2"):
+        said(holes)
+    with pytest.raises(FedgftError, match="left to learn"):
+        describe(table().select("ok", "sex"), label="ok", group="sex", aside=["sex"], source="n")
