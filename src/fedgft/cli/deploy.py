@@ -153,9 +153,9 @@ def local(
         "strategy": strategy, "channel": channel, "alpha": alpha, "seed": seed,
         "epsilon": epsilon or 0.0,
     }  # fmt: skip
-    _check(config, label=label, group=group, files=bool(files))
-    config |= _settings(set_ or [])
+    _check(config, files=bool(files), lam=lam, epsilon=epsilon)
     own = None if app_ is None else expanded(app_).resolve()
+    config |= _settings(set_ or [], own)
     plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
     signal.signal(signal.SIGTERM, _ended)
     said: set[str] = set()
@@ -204,27 +204,37 @@ def _names(count: int) -> tuple[str, ...]:
     )
 
 
-def _check(config: dict[str, Any], *, label: str, group: str, files: bool) -> None:
+def _check(
+    config: dict[str, Any], *, files: bool, lam: float | None, epsilon: float | None
+) -> None:
     """What would otherwise be found out by processes, a minute later."""
     from fedgft.data import SOURCES
     from fedgft.federated.control import Controlled
     from fedgft.federated.penalty import Linearised
     from fedgft.metrics import get_metric
 
-    if files and not (label and group):
-        raise FedgftError(f"{'--group' if label else '--label'} must name a column of the files")
+    _check_strategy(config["strategy"])
+    from fedgft.flower.private import Budget
+
+    for name in ("label", "group") if files else ():
+        if not config[name]:
+            raise FedgftError(f"--{name} must name a column of the files")
     if not files and config["data"] not in SOURCES:
         raise FedgftError(f"--data {config['data']}: choose from {', '.join(SOURCES)}, or files")
     if not 1 <= config["rounds"] <= 10_000:
         raise FedgftError(f"--rounds must lie between 1 and 10000, got {config['rounds']}")
-    metric, lam = get_metric(config["metric"]), config["lam"]
-    Linearised(metric, max(lam, 0.0))
+    metric = get_metric(config["metric"])
     Controlled(metric, config["target"])
+    if lam is not None:
+        Linearised(metric, lam)
+    if epsilon is not None:
+        Budget(epsilon, releases=config["rounds"]).noise("soft")
+        if config["method"] == "fairfed":
+            raise FedgftError("--epsilon: FairFed needs every client's own sums, without noise")
     for name, known in (("method", ("fedgft", "fairfed", "measured")),
                         ("channel", ("train", "query", "evaluate"))):  # fmt: skip
         if config[name] not in known:
             raise FedgftError(f"--{name} {config[name]!r} is not known: {', '.join(known)}")
-    _check_strategy(config["strategy"])
 
 
 def _check_strategy(name: str) -> None:
@@ -239,11 +249,14 @@ def _check_strategy(name: str) -> None:
         raise FedgftError(f"--strategy {name!r} is not known: {', '.join(known)}")
 
 
-def _settings(given: list[str]) -> dict[str, Any]:
-    """KEY=VALUE, the value as in TOML."""
+def _settings(given: list[str], own: Path | None) -> dict[str, Any]:
+    """KEY=VALUE, the value as in TOML; the app must have such a setting."""
     import tomllib
 
-    found: dict[str, Any] = {}
+    from fedgft.data.columns import suggestion
+    from fedgft.deploy.folder import app_settings
+
+    known, found = app_settings(own), {}
     for item in given:
         key, equals, value = item.partition("=")
         try:
@@ -252,8 +265,21 @@ def _settings(given: list[str]) -> dict[str, Any]:
             held = value  # a word without quotes, as shells leave it
         if not isinstance(held, (str, int, float, bool)):
             raise FedgftError(f"--set {item}: write KEY=VALUE, such as lr=0.005")
-        found[key.strip()] = held
+        if key.strip() not in known:
+            raise FedgftError(
+                f"--set {item}: no such setting{suggestion(key.strip(), list(known))}"
+            )
+        found[key.strip()] = _typed(item, held, known[key.strip()])
     return found
+
+
+def _typed(item: str, value: Any, usual: Any) -> Any:
+    """Of the type that the app's own value has: the engine is strict about it."""
+    if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(usual):
+        raise FedgftError(f"--set {item}: must be like {usual!r}")
+    return value
 
 
 def _told(row: dict[str, Any], rounds: int, metric: str, said: set[str]) -> None:

@@ -5,10 +5,12 @@ ca.crt  ca.key  server.crt  server.tls  nodes/SITE.{key,pub,crt,tls}  engine/con
 
 import re
 import shutil
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from fedgft.deploy.keys import authority, certificate_for, node_key
 from fedgft.files import open_folder, whole
@@ -88,8 +90,21 @@ def make_folder(
 
 def copy_app(target: Path) -> None:
     """The app that ships with this library, as files of the user's own."""
-    source = Path(str(files("fedgft") / "templates" / "flower"))
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.fab"))
+    shutil.copytree(_shipped(), target, ignore=shutil.ignore_patterns("__pycache__", "*.fab"))
+
+
+def app_settings(own: Path | None) -> dict[str, Any]:
+    """What an app can be told, and its usual values."""
+    path = (own or _shipped()) / "pyproject.toml"
+    try:
+        held = tomllib.loads(path.read_text("utf-8"))
+        return dict(held["tool"]["flwr"]["app"]["config"])
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise FedgftError(f"--app {own}: no Flower app there ({path.name}: {error})") from None
+
+
+def _shipped() -> Path:
+    return Path(str(files("fedgft") / "templates" / "flower"))
 
 
 def _connection(folder: Folder) -> str:

@@ -1,0 +1,384 @@
+"""A federation of real processes: TLS, authentication, faults, and nothing left behind."""
+
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fedgft.deploy.commands import instructions
+from fedgft.deploy.folder import copy_app, make_folder
+from fedgft.deploy.keys import authority, node_key
+from fedgft.deploy.local import Plan, federation, nodes_of, submit, summary, watch
+from fedgft.deploy.processes import Processes, free_port, members, programs
+from fedgft.types import FedgftError
+
+LIMIT = 300.0  # seconds for any run here; the usual one takes a sixth of that
+FEDGFT = [sys.executable, "-m", "fedgft"]
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Processes that still work in or for this folder."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "cwd", "status"]):
+        about = process.info
+        text = " ".join([*(about["cmdline"] or []), about["cwd"] or ""])
+        if str(folder) in text and about["status"] != psutil.STATUS_ZOMBIE:
+            found.append(text)
+    return found
+
+
+# Keys and folders
+
+
+def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    made = make_folder(tmp_path / "f", sites=("north", "south"), host="fair.example.org", port=9093,
+                       aliases=("10.0.0.7",))  # fmt: skip
+    mode = lambda path: stat.S_IMODE(path.stat().st_mode)  # noqa: E731
+    secret = [made.path / "ca.key", made.path / "server.tls"]
+    secret += [made.path / "nodes" / f"{s}.{k}" for s in made.sites for k in ("key", "tls")]
+    assert all(mode(path) == 0o600 for path in secret)
+    assert mode(made.path) == mode(made.path / "nodes") == 0o700
+    text = instructions(made)
+    for path in secret:
+        body = path.read_text().splitlines()[1]
+        assert body not in text
+    with pytest.raises(FedgftError, match="not written over"):
+        make_folder(tmp_path / "f", sites=("north",), host="127.0.0.1", port=1)
+    with pytest.raises(FedgftError, match="not written over"):
+        node_key(made.path / "nodes", "north")
+
+
+def test_the_certificate_names_every_address(tmp_path: Path) -> None:
+    from cryptography import x509
+
+    made = make_folder(tmp_path / "f", sites=("a",), host="fair.example.org", port=1,
+                       aliases=("10.0.0.7", "::1"))  # fmt: skip
+    found = x509.load_pem_x509_certificate((made.path / "server.crt").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fair.example.org", "localhost"]
+    addresses = [str(a) for a in names.get_values_for_type(x509.IPAddress)]
+    assert addresses == ["10.0.0.7", "::1", "127.0.0.1"]
+    authority_ = x509.load_pem_x509_certificate((made.path / "ca.crt").read_bytes())
+    found.verify_directly_issued_by(authority_)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"sites": ()}, "name 1 to"),
+        ({"sites": ("a", "A")}, "same name"),
+        ({"sites": ("../x",)}, "names files"),
+        ({"sites": ("a b",)}, "names files"),
+        ({"sites": ("-rf",)}, "names files"),
+        ({"host": "a b"}, "neither an address"),
+        ({"host": "x; rm -rf"}, "neither an address"),
+        ({"port": 0}, "between 1 and 65535"),
+    ],
+)
+def test_bad_names_are_refused(how: dict, says: str, tmp_path: Path) -> None:
+    with pytest.raises(FedgftError, match=says):
+        make_folder(tmp_path / "f", **({"sites": ("a",), "host": "h", "port": 1} | how))
+    assert not (tmp_path / "f").exists() or not any((tmp_path / "f").iterdir())
+
+
+def test_the_commands_can_be_copied(tmp_path: Path) -> None:
+    """Every line of them is a comment, nothing, or a command whose options the engine knows."""
+    made = make_folder(tmp_path / "f", sites=("north", "south"), host="h.example.org", port=9093)
+    known = {
+        name: subprocess.run([f"{programs()}{name}", "--help"], capture_output=True, text=True,
+                             check=True, timeout=60).stdout
+        for name in ("flower-superlink", "flower-supernode")
+    }  # fmt: skip
+    seen = set()
+    for line in instructions(made).splitlines():
+        words = shlex.split(line, comments=True)
+        if words and words[0] in known:
+            seen.add(words[0])
+            assert all(w in known[words[0]] for w in words if w.startswith("--")), line
+    assert seen == set(known)
+
+
+def test_the_app_builds(tmp_path: Path) -> None:
+    """The one that ships is the example in the repository; Flower makes a bundle of it."""
+    copy_app(tmp_path / "app")
+    example = Path(__file__).parents[1] / "examples" / "flower"
+    for path in example.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            assert (tmp_path / "app" / path.relative_to(example)).read_bytes() == path.read_bytes()
+    processes = Processes(tmp_path, tmp_path / "home", tmp_path / "logs")
+    processes.run(f"{programs()}flwr", "build", "--app", str(tmp_path / "app"))
+    assert list(tmp_path.rglob("*.fab"))
+
+
+def test_every_setting_of_the_app_is_used_and_there() -> None:
+    """A key that the code reads and the app lacks would only be missed in a run."""
+    import re
+    import tomllib
+
+    root = Path(__file__).parents[1]
+    config = tomllib.loads((root / "examples/flower/pyproject.toml").read_text())
+    known = set(config["tool"]["flwr"]["app"]["config"])
+    sources = [root / "src/fedgft/flower/running.py", root / "src/fedgft/flower/tables.py",
+               root / "examples/flower/fairapp/server_app.py"]  # fmt: skip
+    text = "\n".join(path.read_text() for path in sources)
+    read = set(re.findall(r'(?<!node_)config(?:\.get\(|\[)"([a-z-]+)"', text))
+    from fedgft.flower.running import SETTINGS
+
+    assert read <= known, read - known
+    quoted = set(re.findall(r'"([a-z-]+)"', text)) | set(SETTINGS)
+    assert known <= quoted, known - quoted
+
+
+# Processes
+
+
+def test_processes_end_with_their_children(tmp_path: Path) -> None:
+    """Also those that do not listen, and those that went into a session of their own."""
+    deaf = ("import signal,subprocess,sys,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);"
+            "subprocess.Popen([sys.executable,'-c','import time;time.sleep(99)'],"
+            "start_new_session=True);time.sleep(99)")  # fmt: skip
+    processes = Processes(tmp_path, tmp_path / "home", tmp_path / "logs")
+    processes.start("deaf", [sys.executable, "-c", deaf])
+    pid = processes.running["deaf"].pid
+    deadline = time.monotonic() + 30
+    while len(members(pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    family = members(pid)
+    assert len(family) == 2 and processes.alive("deaf")
+    processes.stop()
+    gone = lambda p: not psutil.pid_exists(p) or psutil.Process(p).status() == "zombie"  # noqa: E731
+    assert all(gone(p) for p in family)
+
+
+def test_a_process_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    with Processes(tmp_path, tmp_path / "home", tmp_path / "logs") as processes:
+        processes.start("x", [sys.executable, "-c", "print('no such thing'); raise SystemExit(3)"])
+        with pytest.raises(FedgftError, match="x ended at once: no such thing"):
+            processes.await_port("x", free_port())
+
+
+def test_a_port_in_use_is_named() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(FedgftError, match=f"--port {port}: cannot be used"):
+            free_port(port)
+
+
+# The command line's own checks, before any process is started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--sites", "0"], "--sites"),
+        (["--sites", "1000"], "--sites"),
+        (["--rounds", "0"], "--rounds"),
+        (["--data", "nonsense"], "--data nonsense"),
+        (["--data", "a.csv"], "no such file"),
+        (["--data", "adult", "compas"], "a file for every site"),
+        (["--metric", "x"], "--metric"),
+        (["--target", "2"], "--target"),
+        (["--target", "0.1", "--lam", "1"], "choose one"),
+        (["--lam", "-3"], "--lam"),
+        (["--strategy", "FedNice"], "FedAvgM"),
+        (["--channel", "post"], "--channel"),
+        (["--method", "magic"], "--method"),
+        (["--epsilon", "-1"], "--epsilon"),
+        (["--epsilon", "1", "--method", "fairfed"], "every client's own sums"),
+        (["--set", "lr"], "--set lr"),
+        (["--set", "learning=3"], "--set learning"),
+        (["--set", "rounds=[1]"], "KEY=VALUE"),
+        (["--app", "nowhere"], "--app"),
+        (["--resume"], "--resume"),
+        (["--out", "taken"], "not empty"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(
+    arguments, says, tmp_path, capsys, monkeypatch
+) -> None:
+    from fedgft.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", "local", *arguments])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and says in error, error
+    assert time.monotonic() - began < 20 and not (tmp_path / "fedgft-deploy").exists()
+    assert [p.name for p in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
+
+
+# Real runs
+
+
+@pytest.fixture(scope="module")
+def compas_here(compas):
+    """The processes find the data set in the cache."""
+
+
+def start(arguments: list[str], **how) -> subprocess.Popen:
+    return subprocess.Popen([*FEDGFT, "deploy", "local", *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, **how)  # fmt: skip
+
+
+def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> None:
+    """Two sites, two rounds, FedGFT on FedAdam, for real: the same parameters to 1e-5."""
+    from dataclasses import replace
+
+    from fedgft.engine import Settings, simulate
+    from fedgft.experiments.store import load_model
+    from fedgft.federated import Adaptive, fedgft
+    from fedgft.flower.running import federation as cut
+    from fedgft.metrics import get_metric
+
+    out = tmp_path / "run"
+    done = start(["--sites", "2", "--rounds", "2", "--data", "compas", "--lam", "5", "--channel",
+                  "query", "--strategy", "FedAdam", "--set", "schedule=constant", "lr=0.01",
+                  "--timeout", "280", "--json", "--out", str(out)])  # fmt: skip
+    said, notes = done.communicate(timeout=LIMIT)
+    assert done.returncode == 0, notes
+    assert len(said.splitlines()) == 1
+    row = json.loads(said)
+    assert set(row) >= {"rounds", "accuracy", "gap_soft", "gap_hard", "sites", "status", "seconds"}
+    assert row["status"] == "finished:completed" and row["rounds"] == 2 and row["sites"] == 2
+    assert left_behind(out) == []
+    assert not (out / "engine").exists()  # its keys
+    made = cut({"data": "compas", "group": "", "alpha": 0.5, "seed": 0, "test-share": 0.3}, 2)
+    algorithm = replace(fedgft(get_metric("sp"), 5.0), server=Adaptive(lr=0.1, convention="flower"))
+    history = simulate([made], "logistic", algorithm, Settings(rounds=2), seeds=[0], lr=0.01)
+    ((weight, bias),) = load_model(out / "model.safetensors").layers
+    found = np.concatenate([weight.ravel(), bias])
+    np.testing.assert_allclose(found, history.params[0], rtol=0, atol=1e-5)
+    assert row["gap_soft"] == pytest.approx(
+        float(history.federation.gap(get_metric("sp"), "soft")[-1, 0]), abs=1e-5
+    )
+    report = (out / "report.html").read_text()
+    assert "north" in report and "south" in report
+    assert "2 sites heard, 2 of 2 alive" in notes
+
+
+def test_ctrl_c_ends_every_process(compas_here, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = start(["--sites", "2", "--rounds", "50", "--data", "compas", "--out", str(out)],
+                    start_new_session=True)  # fmt: skip
+    deadline = time.monotonic() + 60
+    while (
+        len(left_behind(out)) < 4 and time.monotonic() < deadline
+    ):  # server, its helper, two sites
+        time.sleep(0.2)
+    assert len(left_behind(out)) >= 4
+    running.send_signal(signal.SIGINT)
+    _, notes = running.communicate(timeout=60)
+    assert running.returncode == 130 and "interrupted" in notes, notes
+    assert left_behind(out) == []
+    assert not (out / "engine").exists()
+
+
+def test_all_sites_failing_is_an_error(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n")
+    out = tmp_path / "run"
+    done = start(["--data", *(str(tmp_path / f"{n}.csv") for n in "ab"), "--label", "y", "--group",
+                  "sex", "--rounds", "1", "--json", "--out", str(out)])  # fmt: skip
+    said, notes = done.communicate(timeout=LIMIT)
+    assert done.returncode == 2
+    assert json.loads(said)["status"] == "finished:failed"
+    assert "site 'north': a.csv: no column 'sex'" in notes
+    assert left_behind(out) == []
+
+
+def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path: Path) -> None:
+    """One federation, three sites; three others that may not join; one site killed in mid-round."""
+    out = tmp_path / "run"
+    sites = ("north", "south", "east")
+    config = {"rounds": 2, "sites": 3, "out": str(out), "data": "compas"}
+    plan = Plan(sites, nodes_of(sites, []), config, out, limit=LIMIT)
+    with federation(plan) as (folder, processes):
+        _no_other_server_or_wire(folder)
+        _start_intruders(folder, processes)
+        run = submit(folder, processes, plan)
+        killed = []
+
+        def told(row) -> None:
+            if row.get("round") == 0 and not killed:
+                killed.extend(members(processes.running["east"].pid))
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+
+        status = watch(processes, plan, run, told)
+        for name, says in REFUSED.items():
+            words = (plan.out / "logs" / f"{name}.log").read_text("utf-8", "replace")
+            assert says in words, (name, words[-2000:])
+        log = (plan.out / "logs" / "server.log").read_text("utf-8", "replace")
+        assert log.count("Activated node_id") == 3
+        assert "No SuperNode found with the given public key" in log
+    made = summary(plan, status, 0.0)
+    assert status == "finished:completed" and made["rounds"] == 2
+    rows = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
+    counted = [row["clients"] for row in rows if "round" in row]
+    assert counted[0] == 3 and counted[-1] == 2
+    assert made["sites"] == 2  # of whose rows the report is
+    assert left_behind(out) == []
+
+
+REFUSED = {
+    "unknown-key": "Exit Code: 305",
+    "wrong-authority": "Connection attempt failed",
+    "no-tls": "Connection attempt failed",
+}
+
+
+def _start_intruders(folder, processes) -> None:
+    """A key that nobody registered, an authority that is not ours, and a node without TLS."""
+    strange = folder.path / "strange"
+    strange.mkdir()
+    authority(strange)
+    node_key(folder.path / "nodes", "unknown")
+
+    def command(site: str, authority_: str = "ca.crt") -> list[str]:
+        return [f"{programs()}flower-supernode", "--root-certificates", authority_, "--superlink",
+                folder.address, "--auth-supernode-private-key", f"nodes/{site}.key", "--port",
+                str(free_port())]  # fmt: skip
+
+    processes.start("unknown-key", command("unknown"))
+    processes.start("wrong-authority", command("north", "strange/ca.crt"))
+    processes.start("no-tls", [f"{programs()}flower-supernode", "--insecure", "--superlink",
+                               folder.address, "--port", str(free_port())])  # fmt: skip
+
+
+def _no_other_server_or_wire(folder) -> None:
+    """Only TLS, only with our authority's certificate, only under a name that it holds."""
+    import socket
+    import ssl
+    import urllib.request
+
+    def connect(authority_: Path, name: str) -> None:
+        checked = ssl.create_default_context(cafile=authority_)
+        with socket.create_connection(("127.0.0.1", folder.port), 10) as wire:
+            checked.wrap_socket(wire, server_hostname=name).close()
+
+    connect(folder.path / "ca.crt", "127.0.0.1")
+    other = folder.path / "other"
+    other.mkdir()
+    authority(other)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(other / "ca.crt", "127.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        connect(folder.path / "ca.crt", "elsewhere.example.org")
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{folder.port}/", timeout=10)
