@@ -127,11 +127,12 @@ def test_every_setting_of_the_app_is_used_and_there() -> None:
     root = Path(__file__).parents[1]
     config = tomllib.loads((root / "examples/flower/pyproject.toml").read_text())
     known = set(config["tool"]["flwr"]["app"]["config"])
-    sources = [root / "src/fedgft/flower/running.py", root / "src/fedgft/flower/tables.py",
+    sources = [root / "src/fedgft/flower/running.py", root / "src/fedgft/flower/serving.py",
+               root / "src/fedgft/flower/tables.py",
                root / "examples/flower/fairapp/server_app.py"]  # fmt: skip
     text = "\n".join(path.read_text() for path in sources)
     read = set(re.findall(r'(?<!node_)config(?:\.get\(|\[)"([a-z-]+)"', text))
-    from fedgft.flower.running import SETTINGS
+    from fedgft.flower.serving import SETTINGS
 
     assert read <= known, read - known
     quoted = set(re.findall(r'"([a-z-]+)"', text)) | set(SETTINGS)

@@ -136,7 +136,7 @@ def test_a_client_cannot_claim_all_rows(said) -> None:
     share = float(others.rows() / mine.rows())
     expected = others + mine.map(lambda t: t * share)
     assert ours.history[0]["gap_soft"] == pytest.approx(float(expected.gap(SP, "soft")), abs=1e-6)
-    assert "claims 100% of all rows; it is counted as 50%" in said()
+    assert "claims 100% of all rows; no site is counted as more than 50%" in said()
 
 
 def _tally(made, k):
@@ -156,15 +156,35 @@ def test_capped_leaves_honest_shares_alone() -> None:
     assert capped({1: reports[1]}, 0.4)[1] == []  # alone, it is everybody
 
 
+@pytest.mark.parametrize("rows", [[10, 10, 1, 1, 1], [100, 1, 1], [5, 5, 5], [9, 1], [0, 0, 7]])
+@pytest.mark.parametrize("most", [0.3, 0.5, 0.9])
+def test_nobody_is_above_the_cap(rows: list, most: float) -> None:
+    one = Tally(np.full((2, 3), 1 / 6), np.full((2, 3, 2), 1 / 12), np.full((2, 3, 2), 1 / 12))
+    reports = {
+        i: Report(f"s{i}", Names.of(2, 2), one.map(lambda t, n=n: t * n))
+        for i, n in enumerate(rows)
+    }
+    kept, _ = capped(reports, most)
+    sizes = np.array([float(t.rows()) for t in kept.values()])
+    assert (sizes >= 0).all() and (sizes <= np.array(rows) + 1e-9).all()
+    possible = most >= 1 / np.count_nonzero(rows)
+    if possible and sizes.sum():
+        assert sizes.max() <= most * sizes.sum() + 1e-9
+
+
 UPDATES = {
     "another shape": (lambda c: c.update(arrays=_arrays(weight=(2, 3), bias=(2,))), "shape"),
     "other tensors": (lambda c: c.update(arrays=_arrays(w=(2, 5), bias=(2,))), "tensors"),
     "nan": (lambda c: c.update(arrays=_arrays(np.nan, weight=(2, 5), bias=(2,))), "not finite"),
-    "no metrics": (lambda c: c.pop("metrics"), "one MetricRecord, not 1 and 0"),
+    "no metrics": (lambda c: c.pop("metrics"), "one MetricRecord, not 0"),
     "negative rows": (lambda c: c["metrics"].update({"num-examples": -3}), "no number of rows"),
     "infinite rows": (lambda c: c["metrics"].update({"num-examples": float("inf")}), "no number"),
     "list of rows": (lambda c: c["metrics"].update({"num-examples": [1, 2]}), "no number"),
     "other metrics": (lambda c: c["metrics"].update({"auc": 0.5}), "the metrics auc"),
+    "garbage": (lambda c: c.update(arrays=_spoiled(data=b"junk")), "cannot be read"),
+    "another kind": (lambda c: c.update(arrays=_spoiled(stype="pickle")), "cannot be read"),
+    "another size": (lambda c: c.update(arrays=_spoiled(shape=(2, 5))), "shape"),
+    "lists": (lambda c: c["metrics"].update(train_loss=[1.0, 2.0]), "another form"),
     "two models": (lambda c: c.update(more=_arrays(weight=(2, 5))), "one ArrayRecord"),
 }  # fmt: skip
 
@@ -173,6 +193,15 @@ def _arrays(fill=0.0, **shapes):
     from flwr.app import Array
 
     return ArrayRecord({n: Array(np.full(s, fill, np.float32)) for n, s in shapes.items()})
+
+
+def _spoiled(**change):
+    """An array whose label is right and whose bytes are not."""
+    from flwr.app import Array
+
+    wide = Array(np.zeros((7, 9), np.float32))
+    told = {"dtype": "float32", "shape": (2, 5), "stype": wide.stype, "data": wide.data} | change
+    return ArrayRecord({"weight": Array(**told), "bias": Array(np.zeros(2, np.float32))})
 
 
 @pytest.mark.parametrize("kind", UPDATES)
@@ -201,7 +230,7 @@ def test_all_clients_failing_is_an_error_and_soon() -> None:
         with pytest.raises(FedgftError, match="no data here"):
             run(grid, made, FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel), 20)
     grid.messages.clear()
-    with pytest.raises(FedgftError, match="no new model in 3 rounds in a row: no data here"):
+    with pytest.raises(FedgftError, match="channel 'train': no data here"):
         run(grid, made, Measured(flower.FedAvg(**options())), 20)
     assert grid.messages["train"] == 9
     with pytest.raises(FedgftError, match="no round gave a new model"):
@@ -248,7 +277,8 @@ def test_nodes_that_leave() -> None:
         run(grid, made, ours)
 
 
-def test_an_empty_group_keeps_the_last_constants() -> None:
+@pytest.mark.parametrize("how", [{"lam": 3.0}, {"target": 0.0}])
+def test_an_empty_group_keeps_the_last_constants(how: dict) -> None:
     """The client that alone has a group goes away: no constants from half of the people."""
     from small import federation
 
@@ -263,14 +293,59 @@ def test_an_empty_group_keeps_the_last_constants() -> None:
             return app(message, context)
 
         grid.apps[node] = leaving
-    ours = FedGFT(flower.FedAvg(**options()), lam=3.0, channel="query", final=False)
+    ours = FedGFT(flower.FedAvg(**options()), channel="query", final=False, **how)
     prices = []
-    ours.on_round = lambda row: prices.append(ours.constants.price.copy())
+    ours.hearing.on_round = lambda row: prices.append(ours.hearing.constants.price.copy())
     run(grid, made, ours, 4)
     assert [row["gap_soft"] is None for row in ours.history] == [False, False, True, True]
     np.testing.assert_array_equal(prices[1], prices[2])
     np.testing.assert_array_equal(prices[2], prices[3])
     assert np.abs(prices[0]).max() > 0 and not np.array_equal(prices[0], prices[1])
+
+
+EVALUATIONS = {
+    "no metrics": lambda c: c.pop("metrics"),
+    "a list": lambda c: c["metrics"].update(accuracy=[0.5, 0.5]),
+    "a list of rows": lambda c: c["metrics"].update({"num-examples": [1]}),
+    "others": lambda c: c["metrics"].update(auc=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", EVALUATIONS)
+def test_evaluations_that_cannot_be_averaged_are_left_out(kind: str, said) -> None:
+    made = biased()
+
+    def spoil(reply, message):
+        if message.metadata.message_type == "evaluate":
+            EVALUATIONS[kind](reply.content)
+        return reply
+
+    strategy = FedGFT(flower.FedAvg(**options(fraction_evaluate=1.0)), lam=1.0)
+    result, _ = run(wrapped(made, spoil), made, strategy)
+    assert set(result.evaluate_metrics_clientapp) == {1, 2, 3}
+    assert "is left out of this round" in said()
+
+
+def test_another_key_for_weights_is_no_number_of_rows() -> None:
+    made = biased()
+
+    def weigh(reply, message):
+        if "metrics" in reply.content:
+            reply.content["metrics"]["weight"] = 1.0
+        return reply
+
+    grid = grid_of(made)
+    for node, app in list(grid.apps.items()):
+        grid.apps[node] = lambda m, c, app=app: weigh(app(m, c), m)
+    strategy = FedGFT(flower.FedAvg(**options(weighted_by_key="weight")), lam=1.0)
+    assert len(run(grid, made, strategy)[1].history) == 4
+
+
+@pytest.mark.parametrize("name", ["FedMedian", "Krum", "QFedAvg"])
+def test_fairfed_needs_a_strategy_with_weights(name: str) -> None:
+    extra = {"client_learning_rate": 0.1} if name == "QFedAvg" else {}
+    with pytest.raises(FedgftError, match=f"{name} uses none"):
+        FairFed(getattr(flower, name)(**options(), **extra))
 
 
 # Sites and a server that do not understand each other
@@ -370,7 +445,9 @@ def test_a_restarted_server_goes_on_with_the_same_constants(name, how, tmp_path)
     found = run(grid_of(made), made, second, 6)[0]
     np.testing.assert_array_equal(flat(found.arrays), flat(expected.arrays))
     assert [row["round"] for row in second.history] == [0, 1, 2, 3, 4, 5, 6]
-    np.testing.assert_array_equal(second.constants.price, undisturbed.constants.price)
+    np.testing.assert_array_equal(
+        second.hearing.constants.price, undisturbed.hearing.constants.price
+    )
     assert not [f for f in tmp_path.iterdir() if f.name.endswith(".part")]
 
 
@@ -385,6 +462,43 @@ def test_fairfed_is_restarted_with_its_weights(tmp_path) -> None:
     )
 
 
+def test_channel_evaluate_is_restarted_exactly(tmp_path) -> None:
+    made, file = biased(), tmp_path / "c.safetensors"
+
+    def fresh(**how):
+        inner = flower.FedAvg(**options(fraction_evaluate=1.0))
+        return FedGFT(inner, lam=5.0, channel="evaluate", **how)
+
+    expected = run(grid_of(made), made, fresh(), 5)[0]
+    run(grid_of(made), made, fresh(checkpoint=file), 3)
+    found, again = run(grid_of(made), made, fresh(checkpoint=file), 5)
+    np.testing.assert_array_equal(flat(found.arrays), flat(expected.arrays))
+    assert [row["round"] for row in again.history] == [1, 2, 3, 4, 5]
+
+
+def test_numbers_without_an_axis_survive_a_checkpoint(tmp_path) -> None:
+    """BatchNorm counts its batches in one."""
+    import torch
+
+    made, file = biased(), tmp_path / "c.safetensors"
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    first = ArrayRecord(model.state_dict())
+    from fedgft.flower import Site
+
+    def grid():
+        sites = []
+        for k in range(3):
+            other = client_site(made, k, "logistic")
+            net = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+            sites.append(Site(net, rows=other.rows, name=f"s{k}"))
+        return InProcess([app_of(site) for site in sites])
+
+    for rounds in (1, 2):
+        ours = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file)
+        result = ours.start(grid(), first, rounds, train_config=train_config())
+    assert ours.done == 2 and result.arrays["0.num_batches_tracked"].numpy().shape == ()
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path) -> None:
     made = biased()
     file = tmp_path / "c.safetensors"
@@ -393,6 +507,11 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path) -> None:
         run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file))
     file.unlink()
     run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file))
+    for other in ({"metric": "eo", "lam": 1.0}, {"lam": 2.0}, {"target": 0.0}):
+        with pytest.raises(FedgftError, match="of another run"):
+            run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), checkpoint=file, **other))
+    with pytest.raises(FedgftError, match="of another run"):
+        run(grid_of(made), made, FedGFT(flower.FedAdam(**options()), lam=1.0, checkpoint=file))
     wide = start_of(made, "mlp")
     with pytest.raises(FedgftError, match="another model"):
         FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file).start(

@@ -111,6 +111,9 @@ def test_a_site_does_not_answer_beyond_its_budget() -> None:
     made = biased()
     budget = Budget(1.0, releases=2)
     ours = FedGFT(flower.FedAvg(**options()), lam=5.0, budget=budget, channel="query")
+    with pytest.raises(FedgftError, match="and 4 rounds need 5"):
+        run(ours, made, rounds=4)
+    ours.hearing.check_budget = lambda rounds: None
     _, grid = run(ours, made, rounds=4)
     assert len(ours.history) == 2  # the constants stay as they are afterwards
     assert all(int(c.state["fedgft.private"]["released"]) == 2 for c in grid.contexts.values())
@@ -213,7 +216,9 @@ def test_one_lost_client_is_survived(stage: str, clients: int) -> None:
     grid.lose = lambda node, message: (
         node == 101 and message.content["config"].get("fedgft.secure.stage") == stage
     )
-    ours = FedGFT(flower.FedAvg(**options()), lam=5.0, channel="query", secure=True, final=False)
+    ours = FedGFT(
+        flower.FedAvg(**options()), lam=5.0, channel="query", secure=True, final=False, patience=1
+    )
     if clients == 3 and stage in ("keys", "shares"):
         with pytest.raises(FedgftError, match="and 3 are needed"):
             run(ours, made, grid, 1)
@@ -247,36 +252,120 @@ def test_what_the_server_sees_of_one_client_looks_random() -> None:
     assert len(np.unique(np.concatenate(seen))) == sum(map(len, seen))
 
 
-def test_a_client_never_gives_both_shares_of_another() -> None:
-    """A server that calls a client lost and alive would open its sums."""
-    made = biased()
-    grid = grid_of(made)
+def secure(**how):
+    return fair(channel="query", secure=True, patience=1, **how)
 
-    def greedy(node, message):
+
+def tamper(grid, stage, change) -> None:
+    """A server that changes what it hands on at one stage."""
+
+    def hand_on(node, message):
         config = message.content["config"]
-        if config.get("fedgft.secure.stage") == "unmask":
-            message.content["config"] = ConfigRecord({**config, "fedgft.lost": [100]})
+        if config.get("fedgft.secure.stage") == stage:
+            held = ConfigRecord({**config})
+            change(node, held)
+            message.content["config"] = held
         return False
 
-    grid.lose = greedy
-    ours = fair(channel="query", secure=True)
-    with pytest.raises(FedgftError, match="contradict each other"):
-        run(ours, made, grid, 1)
+    grid.lose = hand_on
 
 
-def test_stages_out_of_turn_are_refused() -> None:
+GREEDY = {
+    "lost and alive": ("unmask", lambda n, c: c.update({"fedgft.lost": [100]}), "contradict"),
+    "nobody is left": ("unmask", lambda n, c: c.update(
+        {"fedgft.alive": [100], "fedgft.lost": [101, 102]}), "too few"),
+    "out of turn": ("shares", lambda n, c: c.update({"fedgft.secure.stage": "masked"}), "turn"),
+    "one client thrice": ("masked", lambda n, c: c.update({"fedgft.nodes": [n, n, n]}), "twice"),
+    "without the client": ("masked", lambda n, c: c.update(
+        {"fedgft.nodes": [m for m in (100, 101, 102) if m != n]}), "too few"),
+    "its own share": ("masked", lambda n, c: c.update(
+        {f"fedgft.from.{m}": c[f"fedgft.from.{n}"] for m in (100, 101, 102)}), "opened|else"),
+    "its own key for all": ("shares", lambda n, c: c.update(
+        {f"fedgft.mask.{m}": c[f"fedgft.mask.{n}"] for m in (100, 101, 102)}), "same key"),
+    "another key for it": ("shares", lambda n, c: c.update(
+        {f"fedgft.mask.{n}": c[f"fedgft.mask.{201 - n if n < 102 else 100}"],
+         f"fedgft.mask.{201 - n if n < 102 else 100}": c[f"fedgft.mask.{n}"]}), "another key"),
+    "a low threshold": ("shares", lambda n, c: c.update({"fedgft.threshold": 1}), "majority"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GREEDY)
+def test_a_greedy_server_gets_nothing(kind: str) -> None:
+    """Whatever it changes of what it hands on: an error at the client, and no share of anybody."""
+    stage, change, says = GREEDY[kind]
     made = biased()
     grid = grid_of(made)
+    tamper(grid, stage, change)
+    with pytest.raises(FedgftError, match=says):
+        run(secure(), made, grid, 1)
 
-    def skip(node, message):
-        config = message.content["config"]
-        if config.get("fedgft.secure.stage") == "shares":
-            message.content["config"] = ConfigRecord({**config, "fedgft.secure.stage": "masked"})
-        return False
 
-    grid.lose = skip
-    with pytest.raises(FedgftError, match="out of turn"):
-        run(fair(channel="query", secure=True), made, grid, 1)
+def test_shares_reflected_to_their_sender_are_refused() -> None:
+    """The attack by which a server would learn all shares of one client's seed."""
+    made = biased()
+    grid = grid_of(made)
+    sent = {}
+    for node, app in list(grid.apps.items()):
+
+        def listen(message, context, app=app, node=node):
+            reply = app(message, context)
+            told = reply.content.get("fedgft", {})
+            sent.update({(node, key): told[key] for key in told if key.startswith("to.")})
+            return reply
+
+        grid.apps[node] = listen
+
+    def reflect(node, config) -> None:
+        if node == 100:
+            for other in (101, 102):
+                config[f"fedgft.from.{other}"] = sent[100, f"to.{other}"]
+
+    tamper(grid, "masked", reflect)
+    ours = secure(final=False)
+    run(ours, made, grid, 1)  # the others go on without it
+    assert ours.history[0]["clients"] == 2
+
+
+MALFORMED = {
+    "keys": [lambda r: r.pop("talk"), lambda r: r.update(mask=b"junk"), lambda r: r.pop("groups"),
+             lambda r: r.update(groups=["q", "r"]), lambda r: r.update(talk=7)],
+    "shares": [lambda r: r.clear(), lambda r: r.update({"to.100": "text"})],
+    "masked": [lambda r: r.update(masked=b"abc"), lambda r: r.update(masked=10**9),
+               lambda r: r.clear()],
+    "unmask": [lambda r: r.clear(), lambda r: r.update({"share.100": 3})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stage", "which"), [(s, i) for s, c in MALFORMED.items() for i in range(len(c))]
+)
+def test_a_malformed_reply_costs_its_sender_only(stage: str, which: int) -> None:
+    made = biased(clients=5)
+    grid = grid_of(made)
+    honest = grid.apps[100]
+
+    def liar(message, context):
+        reply = honest(message, context)
+        if message.content["config"].get("fedgft.secure.stage") == stage:
+            MALFORMED[stage][which](reply.content["fedgft"])
+        return reply
+
+    grid.apps[100] = liar
+    ours = secure(final=False)
+    run(ours, made, grid, 1)
+    assert ours.history[0]["clients"] == (5 if stage == "unmask" else 4)
+
+
+def test_a_site_can_insist_on_secure_sums() -> None:
+    """No plain question, no evaluation and no report gets anything out of it."""
+    made = biased()
+    grid = grid_of(made)
+    for context in grid.contexts.values():
+        context.node_config["secure"] = True
+    run(secure(), made, grid, 2)
+    for channel in ("query", "train"):
+        with pytest.raises(FedgftError, match="secure sums only"):
+            run(fair(channel=channel, patience=1), made, grid, 1)
 
 
 def test_masks_depend_on_every_bit_of_the_key() -> None:
@@ -316,3 +405,64 @@ def test_private_training_is_still_fair() -> None:
     ours = FedGFT(flower.FedAvg(**options()), lam=5.0, budget=budget)
     found = gap_of(made, flat(run(ours, made, rounds=10)[0].arrays))
     assert found < bare / 2, (bare, found)
+
+
+# What else leaves a site
+
+
+def test_the_number_of_examples_gives_nothing_away() -> None:
+    """Beside noise it follows from the noisy counts; beside withheld cells, from those that are
+    sent: the true number would tell what they hide."""
+    made = biased(rows=6000)
+    for budget in (Budget(1.0, releases=9), Budget(min_count=300)):
+        grid, seen = grid_of(made), []
+        for node, app in list(grid.apps.items()):
+
+            def listen(message, context, app=app, seen=seen):
+                reply = app(message, context)
+                seen.append(reply.content)
+                return reply
+
+            grid.apps[node] = listen
+        run(fair(budget=budget, final=False), made, grid, 2)
+        for content in seen:
+            told = sum(content["fedgft"]["count"])
+            assert content["metrics"]["num-examples"] == max(1, round(told))
+            assert content["metrics"]["num-examples"] not in made.sizes
+
+
+def test_a_ledger_holds_over_all_runs(tmp_path) -> None:
+    made, file = biased(), tmp_path / "ledger.json"
+    settings = {"max-epsilon": 1.2, "max-delta": 1e-6, "ledger": str(file)}
+
+    def attempt(epsilon):
+        grid = grid_of(made)  # a new run: the engine's state is empty
+        grid.contexts[101].node_config.update(settings)
+        ours = fair(budget=Budget(epsilon, 1e-6, releases=3), final=False)
+        run(ours, made, grid, 3)
+        return ours.history[-1]["clients"]
+
+    assert attempt(1.0) == 3
+    import json
+
+    spent = json.loads(file.read_text())
+    assert spent["rho"] == pytest.approx(total_rho(1.0, 1e-6)) and spent["epsilon"] < 1.01
+    assert attempt(1.0) == 2  # in its second run the site stops answering
+    assert json.loads(file.read_text())["epsilon"] <= 1.2 * (1 + 1e-6)
+    file.write_text("junk")
+    assert attempt(0.1) == 2
+
+
+def test_the_server_counts_what_it_asked_for(tmp_path) -> None:
+    """Also what it did not get, and the counts that sites draw anew after a restart."""
+    made, file = biased(), tmp_path / "c.safetensors"
+    budget = Budget(1.0, 1e-6, releases=9)
+    first = fair(budget=budget, checkpoint=file, final=False)
+    grid = grid_of(made)
+    grid.lose = lambda node, message: first.done == 1
+    run(first, made, grid, 3)
+    assert first.hearing.released == 3 and len(first.history) == 2
+    again = fair(budget=budget, checkpoint=file, final=False)
+    run(again, made, rounds=4)
+    assert again.history[-1]["epsilon"] == pytest.approx(budget.spent(4, 2))
+    assert budget.spent(4, 2) > budget.spent(4)

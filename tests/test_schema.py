@@ -73,7 +73,6 @@ def test_a_description_holds_sums_and_frequent_names_only() -> None:
 ODD = {
     "a column less": (lambda f: f.drop("age"), "no column 'age'"),
     "another name": (lambda f: f.rename({"age": "Age"}), "did you mean 'Age'"),
-    "a column more": (lambda f: f.with_columns(iq=pl.lit(100)), "'iq' that other sites lack"),
     "text for numbers": (lambda f: f.with_columns(age=pl.lit("old")), "'age' holds text"),
     "other labels": (lambda f: f.with_columns(ok=pl.lit("yes")), "its labels are yes"),
     "other groups": (lambda f: f.with_columns(sex=pl.lit("women")), "its groups are women"),
@@ -89,9 +88,8 @@ def test_the_odd_site_is_named_and_the_others_go_on(kind: str) -> None:
     schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
     assert list(wrong) == ["b"] and says in wrong["b"]
     assert schema.to_json() == good.to_json()
-    if kind != "a column more":  # which it may simply ignore
-        with pytest.raises(FedgftError):
-            schema.read(frames["b"], source="b")
+    with pytest.raises(FedgftError):
+        schema.read(frames["b"], source="b")
 
 
 def test_a_group_may_live_at_one_site_only() -> None:
@@ -138,3 +136,61 @@ def test_mistakes_at_a_site_are_named() -> None:
         said(holes)
     with pytest.raises(FedgftError, match="left to learn"):
         describe(table().select("ok", "sex"), label="ok", group="sex", aside=["sex"], source="n")
+
+
+def test_a_column_more_is_not_read() -> None:
+    frames = parts(table())
+    good, _ = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    frames["b"] = frames["b"].with_columns(iq=pl.lit(100))
+    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    assert wrong == {} and schema.to_json() == good.to_json()
+    assert schema.read(frames["b"], source="b")[0].shape[1] == len(schema.mean)
+
+
+DAMAGED = [
+    None, [], "text", {}, {"rows": "x"}, {"rows": -3}, {"rows": 10**15},
+    {"columns": {"age": {"kind": "numbers", "count": 5, "sum": float("nan"), "square": 1.0}}},
+    {"columns": {"age": {"kind": "numbers", "count": 5, "sum": 1e300, "square": 1.0}}},
+    {"columns": {"age": {"kind": "numbers", "count": 10**6, "sum": 1.0, "square": 1.0}}},
+    {"columns": {"job": {"kind": "text", "levels": {"a": -4}}}},
+    {"columns": {"job": {"kind": "text", "levels": {"a": 10**9}}}},
+    {"columns": {"job": {"kind": "music"}}}, {"columns": 3}, {"labels": [1, 2]}, {"groups": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", DAMAGED)
+def test_a_damaged_description_binds_nobody(change) -> None:
+    frames = parts(table())
+    told = {s: said(f) for s, f in frames.items()}
+    good, _ = agree({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
+    told["b"] = told["b"] | change if isinstance(change, dict) and change else change
+    schema, wrong = agree(told, label="ok", group="sex")
+    assert list(wrong) == ["b"] and "damaged" in wrong["b"]
+    assert schema.to_json() == good.to_json()
+
+
+def test_nobody_fitting_is_an_error_with_reasons() -> None:
+    told = {s: said(f) for s, f in parts(table()).items()}
+    for how in ({"classes": ("yes", "no")}, {"groups": ("x", "y")}):
+        with pytest.raises(FedgftError, match=r"a: its (labels|groups) are"):
+            agree(told, label="ok", group="sex", **how)
+
+
+def test_of_few_rows_nothing_is_said() -> None:
+    """Neither a rare group, nor a sum of few numbers, nor a table of people's names."""
+    frame = table().with_columns(
+        sex=pl.when(pl.int_range(pl.len()) < 3).then(pl.lit("x")).otherwise(pl.col("sex")),
+        pay=pl.when(pl.int_range(pl.len()) < 2).then(7.0).otherwise(None),
+    )
+    found = said(frame, rare=10)
+    assert found["groups"] == ["f", "m"]
+    assert found["columns"]["pay"] == {"kind": "numbers", "count": 0, "sum": 0.0, "square": 0.0}
+    with pytest.raises(FedgftError, match="no label or group of people"):
+        describe(
+            frame.with_columns(sex=pl.int_range(pl.len())), label="ok", group="sex", source="n"
+        )
+    with pytest.raises(FedgftError, match="too few"):
+        said(frame[:5], rare=10)
+    schema, _ = agree({"a": found}, label="ok", group="sex")
+    _, _, groups, notes = schema.read(frame, source="a")
+    assert (groups[:3] == -1).all() and any("count as not recorded" in text for text in notes)

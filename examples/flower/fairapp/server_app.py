@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp, strategy
 
 from fairapp.task import make
-from fedgft.flower.running import serve
+from fedgft.flower.serving import serve
 
 app = ServerApp()
 
@@ -12,13 +12,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
+    name = str(config["strategy"])
     options = {
         "fraction_evaluate": 1.0 if config["channel"] == "evaluate" else 0.0,
         "min_train_nodes": 1,
         "min_evaluate_nodes": 1,
         "min_available_nodes": 1,
     }
-    if config["strategy"] in ("FedAdam", "FedYogi", "FedAdagrad"):
+    if name in ("FedAdam", "FedYogi", "FedAdagrad"):
         options["eta"] = config["server-lr"]
-    inner = getattr(strategy, str(config["strategy"]))(**options)
-    serve(grid, context, inner, own=make)
+    elif name == "FedProx":
+        options["proximal_mu"] = config["proximal-mu"]
+    elif name == "QFedAvg":
+        options["client_learning_rate"] = config["lr"]
+    serve(grid, context, getattr(strategy, name)(**options), own=make)

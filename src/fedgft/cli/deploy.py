@@ -17,7 +17,8 @@ app = App(
     name="deploy", help="Train between organisations, on Flower: set up hosts, or try it here."
 )
 SITES = ("north", "south", "east", "west", "centre")
-FAILED = 2
+STRATEGIES = ("FedAvg", "FedAvgM", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian",
+              "FedTrimmedAvg", "Krum", "MultiKrum", "QFedAvg")  # fmt: skip
 
 
 @app.command
@@ -37,8 +38,8 @@ def init(
     Parameters
     ----------
     folder
-        A new folder, for the server's host. It holds secrets; of each site's files only its own
-        key, ca.crt and the app go to that site.
+        A new folder, for the server's host. It holds secrets: of its files a site gets ca.crt and
+        those in nodes/ that bear its name, and nothing else.
     sites
         Names of the sites: letters, digits, '-', '_' and '.'.
     host
@@ -155,7 +156,8 @@ def local(
     }  # fmt: skip
     _check(config, files=bool(files), lam=lam, epsilon=epsilon)
     own = None if app_ is None else expanded(app_).resolve()
-    config |= _settings(set_ or [], own)
+    config["resume"] = resume
+    config |= _settings(set_ or [], own, taken=config)
     plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
     signal.signal(signal.SIGTERM, _ended)
     said: set[str] = set()
@@ -249,7 +251,7 @@ def _check_strategy(name: str) -> None:
         raise FedgftError(f"--strategy {name!r} is not known: {', '.join(known)}")
 
 
-def _settings(given: list[str], own: Path | None) -> dict[str, Any]:
+def _settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> dict[str, Any]:
     """KEY=VALUE, the value as in TOML; the app must have such a setting."""
     import tomllib
 
@@ -265,6 +267,8 @@ def _settings(given: list[str], own: Path | None) -> dict[str, Any]:
             held = value  # a word without quotes, as shells leave it
         if not isinstance(held, (str, int, float, bool)):
             raise FedgftError(f"--set {item}: write KEY=VALUE, such as lr=0.005")
+        if key.strip() in taken:
+            raise FedgftError(f"--set {item}: there is an option --{key.strip()}")
         if key.strip() not in known:
             raise FedgftError(
                 f"--set {item}: no such setting{suggestion(key.strip(), list(known))}"
@@ -290,11 +294,17 @@ def _told(row: dict[str, Any], rounds: int, metric: str, said: set[str]) -> None
             said.add(text)
             note(text)
         return
+    private = "epsilon" in row  # then only what was asked for is known at all
+    told = {
+        "accuracy": (row["accuracy"], "%"),
+        f"{metric} gap of decisions": (row["gap_hard"], " points"),
+        f"{metric} gap of scores": (row["gap_soft"], " points"),
+    }
+    said_now = [f"{name} {_share(*value)}" for name, value in told.items()
+                if not (private and value[0] is None)]  # fmt: skip
     err.print(
-        f"round {row['round']} of {rounds}: accuracy {_share(row['accuracy'], '%')}, {metric} gap "
-        f"of decisions {_share(row['gap_hard'])}, of scores {_share(row['gap_soft'])} points on "
-        f"the sites' training rows; {row['clients']} sites heard, {row['alive']} of "
-        f"{row['sites']} alive",
+        f"round {row['round']} of {rounds}: {', '.join(said_now)} on the sites' training rows; "
+        f"{row['clients']} sites heard, {row['alive']} of {row['sites']} alive",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if "epsilon" in row:
@@ -310,7 +320,7 @@ def _share(value: float | None, unit: str = "") -> str:
 
 
 def _closing(made: dict[str, Any], metric: str) -> str:
-    said = f"{_share(made['gap_hard'])} points"
+    said = _share(made["gap_hard"], " points")
     text = f"{metric} gap of decisions on the {made['sites']} sites' training rows: {said}."
     held = made.get("held_out")
     if held is not None and held["gap_hard"] is not None:

@@ -1,8 +1,9 @@
 """Tables that nobody may pool, read alike: sites describe their columns, a schema is agreed on.
 
 A site says which columns it has, of numbers the count, sum and sum of squares, of text how often
-each value occurs (rare ones are not named), and the values of label and group. From that follow one
-encoder and one scaling for everybody: those of the pooled rows, had anybody seen them.
+each value occurs, and the values of label and group; of what concerns few rows it says nothing.
+From that follow one encoder and one scaling for everybody: those of the pooled rows, had anybody
+seen them.
 """
 
 import json
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = "fedgft-schema-1"
+MOST = 200  # different values of a label or a group: more are names or numbers of people
 Description = dict[str, Any]
 
 
@@ -48,7 +50,12 @@ class Schema:
         _known(frame[self.label], labels, self.classes, source=source)
         cells = _cells(frame, self.group)
         groups = codes_of(cells, self.groups)
-        _known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
+        unknown = int((groups < 0).sum()) - cells.null_count()
+        if unknown > len(groups) / 2:
+            _known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
+        if unknown:
+            notes = (*notes, f"{source}: {unknown} row(s) of groups that the federation does not "
+                     "know count as not recorded")  # fmt: skip
         return (features - self.mean) / self.spread, labels, groups, notes
 
     def to_json(self) -> str:
@@ -88,14 +95,25 @@ def describe(
         column_of(frame, name, source=source)
     if frame[label].null_count():
         raise FedgftError(f"{source}: label column '{label}' lacks {frame[label].null_count()}")
+    if frame.height < rare:
+        raise FedgftError(f"{source}: has {frame.height} row(s), too few to be described")
     taken = {label, *aside}
     columns = {name: _described(frame, name, rare, source) for name in frame.columns
                if name not in taken}  # fmt: skip
     if not columns:
         raise FedgftError(f"{source}: no column is left to learn from")
-    values = [as_text(frame[label]), _cells(frame, groups)]
-    said = [sorted(series.drop_nulls().unique().to_list()) for series in values]
-    return {"rows": frame.height, "columns": columns, "labels": said[0], "groups": said[1]}
+    labels = _frequent(as_text(frame[label]), rare, source)
+    cells = _frequent(_cells(frame, groups), rare, source)
+    return {"rows": frame.height, "columns": columns, "labels": labels, "groups": cells}
+
+
+def _frequent(series: "pl.Series", rare: int, source: str) -> list[str]:
+    """The values that so many rows have."""
+    counts = dict(series.drop_nulls().value_counts().iter_rows())
+    if len(counts) > MOST:
+        raise FedgftError(f"{source}: column '{series.name}' has {len(counts)} values: it is no "
+                          "label or group of people")  # fmt: skip
+    return sorted(value for value, number in counts.items() if number >= rare)
 
 
 def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict[str, Any]:
@@ -105,6 +123,8 @@ def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict
     check_text(series, source=source)
     if series.dtype.is_numeric() or series.dtype == pl.Boolean:
         known = numbers_of(series, source=source).drop_nulls().to_numpy()
+        if len(known) < rare:  # the sum of a few numbers is somebody's
+            known = known[:0]
         return {"kind": "numbers", "count": len(known), "sum": float(known.sum()),
                 "square": float((known.astype(np.float64) ** 2).sum())}  # fmt: skip
     text = as_text(series).fill_null(MISSING)
@@ -113,30 +133,61 @@ def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict
 
 
 def agree(
-    sites: Mapping[str, Description], *, label: str, group: str, positive: str | None = None,
+    sites: Mapping[str, Any], *, label: str, group: str, positive: str | None = None,
     classes: Sequence[str] = (), groups: Sequence[str] = (),
 ) -> tuple[Schema, dict[str, str]]:  # fmt: skip
     """The schema that most sites fit, and of each other site what is wrong with it."""
-    wrong: dict[str, str] = {}
-    columns = _common([_kinds(d) for d in sites.values()])
-    for site, description in sites.items():
-        if odd := _odd_columns(columns, _kinds(description)):
-            wrong[site] = odd
-    good = {site: d for site, d in sites.items() if site not in wrong}
+    good, wrong = _believable(sites)
+    columns = _common([_kinds(d) for d in good.values()]) if good else {}
+    wrong |= {site: odd for site, d in good.items() if (odd := _odd_columns(columns, _kinds(d)))}
     named = {}
     for what, given in (("labels", classes), ("groups", groups)):
+        good = {site: d for site, d in good.items() if site not in wrong}
+        if not good:
+            raise FedgftError("no site fits: " + "; ".join(f"{s}: {w}" for s, w in wrong.items()))
         named[what], odd = _names(good, what, tuple(given))
         wrong |= odd
-        good = {site: d for site, d in good.items() if site not in odd}
+    good = {site: d for site, d in good.items() if site not in wrong}
     ordered = _positive_last(named["labels"], positive)
-    if len(ordered) < 2 or len(named["groups"]) < 2:
+    if not good or len(ordered) < 2 or len(named["groups"]) < 2:
         raise FedgftError(
-            f"all sites together have the classes {', '.join(ordered)} and the groups "
-            f"{', '.join(named['groups'])}: two of each are needed"
+            f"all fitting sites together have the classes {', '.join(ordered) or '(none)'} and the "
+            f"groups {', '.join(named['groups']) or '(none)'}: two of each are needed"
+            + "".join(f"; {site}: {why}" for site, why in wrong.items())
         )
     encoder, mean, spread = _fitted(list(good.values()), columns)
     parts = tuple(group_columns(group, list(columns)))
     return Schema(label, parts, ordered, named["groups"], encoder, mean, spread), wrong
+
+
+def _believable(sites: Mapping[str, Any]) -> tuple[dict[str, Description], dict[str, str]]:
+    """Descriptions that tables can have; a site's word is checked before it binds the others."""
+    good, wrong = {}, {}
+    for site, said in sites.items():
+        try:
+            _check(said)
+            good[site] = said
+        except (FedgftError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            wrong[site] = "its description of its table is damaged"
+    return good, wrong
+
+
+def _check(said: Description) -> None:
+    rows = said["rows"]
+    sane = isinstance(rows, int) and 0 < rows < 10**12
+    sane &= all(isinstance(v, str) for what in ("labels", "groups") for v in said[what])
+    for name, column in said["columns"].items():
+        if column["kind"] == "numbers":
+            count, total, square = (float(column[key]) for key in ("count", "sum", "square"))
+            sane &= 0 <= count <= rows and bool(np.isfinite([total, square]).all())
+            sane &= total**2 <= count * square * (1 + 1e-9) + 1e-9  # Cauchy and Schwarz
+        else:
+            levels = column["levels"]
+            sane &= column["kind"] == "text" and sum(levels.values()) <= rows
+            sane &= all(isinstance(n, int) and n > 0 for n in levels.values())
+        sane &= isinstance(name, str)
+    if not sane:
+        raise FedgftError("damaged")
 
 
 def _kinds(description: Description) -> dict[str, str]:
@@ -153,8 +204,7 @@ def _odd_columns(common: dict[str, str], own: dict[str, str]) -> str | None:
             return f"it has no column '{name}'{suggestion(name, list(own))}"
         if own[name] != kind:
             return f"its column '{name}' holds {own[name]}, at other sites {kind}"
-    extra = [name for name in own if name not in common]
-    return f"it has a column '{extra[0]}' that other sites lack" if extra else None
+    return None  # what it has besides is not read
 
 
 def _names(

@@ -3,6 +3,7 @@
 ca.crt  ca.key  server.crt  server.tls  nodes/SITE.{key,pub,crt,tls}  engine/config.toml  app/
 """
 
+import ipaddress
 import re
 import shutil
 import tomllib
@@ -66,7 +67,7 @@ def make_folder(
     path: Path, *, sites: Sequence[str], host: str, port: int, aliases: Sequence[str] = ()
 ) -> Folder:
     """Everything a federation needs, in a folder that did not exist or was empty."""
-    _check(sites, host, port)
+    _check(sites, (host, *aliases), port)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FedgftError(
             f"{path}: exists and is not empty; keys are not written over: name another"
@@ -114,7 +115,7 @@ def _connection(folder: Folder) -> str:
             f'address = "{address}"\nroot-certificates = "{certificate}"\n')  # fmt: skip
 
 
-def _check(sites: Sequence[str], host: str, port: int) -> None:
+def _check(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
     if not 1 <= len(sites) <= MOST_SITES:
         raise FedgftError(f"--sites: name 1 to {MOST_SITES} sites, not {len(sites)}")
     for site in sites:
@@ -124,7 +125,20 @@ def _check(sites: Sequence[str], host: str, port: int) -> None:
             )
     if len(set(map(str.casefold, sites))) < len(sites):
         raise FedgftError("--sites: two sites have the same name")
-    if not re.fullmatch(r"[A-Za-z0-9:][A-Za-z0-9:.-]{0,252}", host):
-        raise FedgftError(f"--host {host!r}: neither an address nor a host name")
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9:][A-Za-z0-9:.-]{0,63}", host) or _not_an_address(host):
+            raise FedgftError(f"--host {host!r}: neither an address nor a host name (of 64 "
+                              "characters at most)")  # fmt: skip
     if not 1 <= port <= 65535:
         raise FedgftError(f"--port {port}: must lie between 1 and 65535")
+
+
+def _not_an_address(host: str) -> bool:
+    """Looks like one, and is none."""
+    if ":" not in host and not re.fullmatch(r"[0-9.]+", host):
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False

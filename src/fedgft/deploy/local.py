@@ -66,8 +66,9 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
     """One run to its end. Success is what the engine says it is."""
     began = time.monotonic()
     _check_place(plan)
-    with open_folder(plan.out):
+    with open_folder(plan.out), _alone(plan.out):
         try:
+            shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # of a run that was killed
             note(f"starting a server and {len(plan.sites)} sites; what they say is in "
                  f"{plan.out / 'logs'}")  # fmt: skip
             with federation(plan) as (folder, processes):
@@ -76,6 +77,23 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
         finally:
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # keys that nobody needs any more
     return summary(plan, status, time.monotonic() - began)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One run a folder at a time; the lock goes with the process that holds it."""
+    import fcntl
+
+    path = folder / ".lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FedgftError(f"--out {folder}: another run is at work there") from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def _check_place(plan: Plan) -> None:
@@ -139,7 +157,10 @@ def _keep_log(processes: Processes, plan: Plan, run: int) -> None:
 
 def status_of(processes: Processes, run: int) -> str:
     """Such as "running" or "finished:completed"; the exit code of `flwr run` says nothing."""
-    found = _json(processes.run(f"{programs()}flwr", "list", CONNECTION, "--format", "json"))
+    try:
+        found = _json(processes.run(f"{programs()}flwr", "list", CONNECTION, "--format", "json"))
+    except FedgftError:  # a busy machine is no reason to give up; the deadline is
+        return "unknown"
     for one in found.get("runs", []):
         if int(one.get("run-id", -1)) == run:
             return str(one.get("status", "unknown"))
@@ -204,7 +225,11 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    return json.dumps(value)  # strings, numbers and truth values read the same in both
+    """Strings, numbers and truth values read the same in both; but the engine splits at quotes."""
+    if isinstance(value, str) and not re.fullmatch(r"[^\x00-\x1f\"'\\]*", value):
+        raise FedgftError(f"{value!r}: the engine cannot be told names with quotes, backslashes or "
+                          "line ends in them")  # fmt: skip
+    return json.dumps(value, ensure_ascii=False)
 
 
 def nodes_of(sites: Sequence[str], data: Sequence[Path]) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """The engine's processes on this host: started alike, and ended without remainder."""
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +39,12 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
+def _die_with_us() -> None:
+    """Asks Linux to end this child if its parent is killed; elsewhere there is no such favour."""
+    with suppress(Exception):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
 def free_port(wanted: int | None = None) -> int:
     """A port that nobody listens on; one that was asked for must be such a one."""
     with socket.socket() as probe:
@@ -63,6 +71,7 @@ class Processes:
             self.running[name] = subprocess.Popen(
                 command, cwd=self.folder, env=environment(self.home), stdin=subprocess.DEVNULL,
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=_die_with_us,
             )  # fmt: skip
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
@@ -102,7 +111,11 @@ class Processes:
         return "no output"
 
     def stop(self) -> None:
-        """All of them with their children, whatever interrupts us while we do."""
+        """All of them with their children; a second Ctrl-C does not keep us from it."""
+        with _undisturbed():
+            self._stop()
+
+    def _stop(self) -> None:
         groups = {p.pid: members(p.pid) for p in self.running.values()}
         for sign, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
             for leader in groups:
@@ -127,6 +140,19 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
 
 
 def members(session: int) -> set[int]:

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from fedgft.files import whole
+from fedgft.flower.hearing import Best
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ class Checkpoint:
     def save(self, strategy: "FairStrategy", arrays: ArrayRecord) -> None:
         from safetensors.numpy import save
 
-        best = strategy.best
+        hearing, best = strategy.hearing, strategy.hearing.best
+        counts = [strategy.done, strategy.idle, hearing.released, hearing.runs]
         header = {
             "format": FORMAT,
-            "constants": strategy.constants.to_json(),
-            "counts": json.dumps([strategy.done, strategy.idle, strategy.released]),
-            "examples": json.dumps(list(strategy.believer.examples.items())),
+            "about": _about(strategy),
+            "constants": hearing.constants.to_json(),
+            "counts": json.dumps(counts),
+            "examples": json.dumps(list(hearing.believer.examples.items())),
             "weights": json.dumps(None if strategy.weights is None else strategy.weights.kept),
             "best": json.dumps(None if best is None else [best.score, best.row]),
         }
@@ -58,14 +61,19 @@ class Checkpoint:
             raise FedgftError(f"{self.path}: not a whole checkpoint ({error})") from None
         if header.get("format") != FORMAT:
             raise FedgftError(f"{self.path}: not a checkpoint of this version; name another file")
+        if header.get("about") != _about(strategy):
+            raise FedgftError(f"{self.path}: the checkpoint is of another run "
+                              f"({header.get('about')}); name another file")  # fmt: skip
         arrays = self._like(tensors, "model", like)
-        strategy.constants.restore(header["constants"])
-        strategy.believer.names = strategy.constants.names
-        strategy.believer.examples = dict(json.loads(header["examples"]))
-        strategy.done, strategy.idle, strategy.released = json.loads(header["counts"])
+        hearing = strategy.hearing
+        hearing.constants.restore(header["constants"])
+        hearing.believer.names = hearing.constants.names
+        hearing.believer.examples = dict(json.loads(header["examples"]))
+        strategy.done, strategy.idle, hearing.released, runs = json.loads(header["counts"])
+        hearing.runs = runs + 1
         best = json.loads(header["best"])
         if best is not None:
-            strategy.keep_best(best[0], self._like(tensors, "best", like), best[1])
+            hearing.best = Best(best[0], self._like(tensors, "best", like), best[1])
         if strategy.weights is not None:
             strategy.weights.kept = json.loads(header["weights"]) or {}
         _restore(strategy.strategy, tensors)
@@ -79,8 +87,23 @@ class Checkpoint:
         return ArrayRecord({name: Array(mine[name]) for name in like})
 
 
+def _about(strategy: "FairStrategy") -> str:
+    """What a run is: two that differ in it do not go on from one another."""
+    constants, inner = (
+        strategy.hearing.constants,
+        [type(s).__name__ for s in _chain(strategy.strategy)],
+    )
+    how = constants.pricing or (strategy.weights and strategy.weights.rule)
+    told = {"metric": constants.metric.name, "channel": strategy.terms.channel, "strategy": inner,
+            "method": type(how).__name__, "budget": repr(strategy.terms.budget)}  # fmt: skip
+    for key in ("lam", "target", "penalty", "beta", "rule"):
+        if hasattr(how, key):
+            told[key] = str(getattr(how, key))
+    return json.dumps(told, sort_keys=True)
+
+
 def _named(prefix: str, arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    return {f"{prefix}/{name}": np.ascontiguousarray(a.numpy()) for name, a in arrays.items()}
+    return {f"{prefix}/{name}": a.numpy().copy(order="C") for name, a in arrays.items()}
 
 
 def _chain(strategy: Any) -> list[Any]:
@@ -103,7 +126,7 @@ def _inner(strategy: Any) -> dict[str, np.ndarray]:
             for key, item in pairs:
                 if isinstance(item, np.ndarray):
                     kind = "d" if isinstance(value, dict) else "l"
-                    out[f"inner{depth}/{name}/{kind}/{key}"] = np.ascontiguousarray(item)
+                    out[f"inner{depth}/{name}/{kind}/{key}"] = item.copy(order="C")
         if hasattr(one, "clipping_norm"):
             out[f"inner{depth}/clipping_norm/f/"] = np.array([float(one.clipping_norm)])
     return out

@@ -41,7 +41,7 @@ def check_report(report: Report, *, examples: float | None, noise: Noise | None 
     cells = tally.count.size**0.5
     if (tally.count < -loose).any() or rows > LARGEST:
         raise FedgftError(f"{site}: its counts are negative or beyond all reason")
-    if noise is None and not (rows > 0 and _whole(tally.count)):
+    if noise is None and not _whole(tally.count):
         raise FedgftError(f"{site}: its counts are not numbers of rows")
     if examples is not None and rows > examples * (1 + 1e-6) + loose * cells:
         raise FedgftError(
@@ -76,59 +76,86 @@ def _whole(count: np.ndarray) -> bool:
 def capped(reports: Mapping[int, Report], most: float) -> tuple[dict[int, Tally], list[str]]:
     """The tallies, none of them with more than this share of all rows, and who was cut down.
 
-    With all others' rows R, a client counts as at most R most / (1 - most) rows.
+    Those above are cut to one common size, `most` of what then counts; where there are too few
+    clients for that, they all count alike.
     """
-    rows = {node: float(report.tally.rows()) for node, report in reports.items()}
+    rows = {node: max(float(report.tally.rows()), 0.0) for node, report in reports.items()}
     kept = {node: report.tally for node, report in reports.items()}
-    cut: list[str] = []
-    if most >= 1 or len(kept) < 2:
-        return kept, cut
+    limit, cut = _limit(sorted(rows.values(), reverse=True), most), []
     for node, own in rows.items():
-        limit = (sum(rows.values()) - own) * most / (1 - most)
         if own > limit:
             kept[node] = kept[node].map(lambda table, part=limit / own: table * part)
             cut.append(f"site '{reports[node].site}' claims {own / sum(rows.values()):.0%} of all "
-                       f"rows; it is counted as {most:.0%} of them (max_share)")  # fmt: skip
+                       f"rows; no site is counted as more than {most:.0%} (max_share)")  # fmt: skip
     return kept, cut
+
+
+def _limit(rows: list[float], most: float) -> float:
+    """The largest size that is at most this share of all, sizes above it being cut down to it."""
+    if most >= 1 or len(rows) < 2:
+        return float("inf")
+    for above in range(len(rows)):
+        rest = sum(rows[above:])
+        limit = rest * most / (1 - above * most) if above * most < 1 else rows[-1]
+        if rows[above] <= limit or above * most >= 1:
+            return max(limit, 0.0)
+    return rows[-1]
 
 
 def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None:
     """A model of the same shapes, without NaN, and a number of examples that can be one."""
     arrays = list(reply.content.array_records.values())
-    metrics = list(reply.content.metric_records.values())
-    if len(arrays) != 1 or len(metrics) != 1:
-        raise FedgftError(
-            f"its reply must hold one ArrayRecord and one MetricRecord, not {len(arrays)} and "
-            f"{len(metrics)}"
-        )
+    if len(arrays) != 1:
+        raise FedgftError(f"its reply must hold one ArrayRecord, not {len(arrays)}")
+    check_metrics(reply, weighted_by=weighted_by)
     if set(arrays[0]) != set(sent):
         odd = sorted(set(arrays[0]) ^ set(sent))[:3]
         raise FedgftError(f"its model has other tensors than the one it received: {', '.join(odd)}")
     for name, array in arrays[0].items():
+        try:
+            values = array.numpy()
+            finite = bool(np.isfinite(values).all())
+        except Exception as error:  # whatever a stranger's bytes may do to a decoder
+            raise FedgftError(f"its '{name}' cannot be read ({type(error).__name__})") from None
         asked = tuple(sent[name].shape)
-        if tuple(array.shape) != asked:
+        if tuple(values.shape) != asked:
             raise FedgftError(
-                f"its '{name}' has shape {tuple(array.shape)}, not {asked}: the sites have "
+                f"its '{name}' has shape {tuple(values.shape)}, not {asked}: the sites have "
                 "different columns, classes or models"
             )
-        if not np.isfinite(array.numpy()).all():
+        if not finite:
             raise FedgftError(f"its '{name}' is not finite: its training diverged")
+
+
+def check_metrics(reply: Message, *, weighted_by: str) -> None:
+    """One record of metrics, with a number of examples that can be one."""
+    metrics = list(reply.content.metric_records.values())
+    if len(metrics) != 1:
+        raise FedgftError(f"its reply must hold one MetricRecord, not {len(metrics)}")
     rows = metrics[0].get(weighted_by)
     if not _number(rows) or not 0 <= rows <= LARGEST:  # pyrefly: ignore
         raise FedgftError(f"its metric '{weighted_by}' is {rows!r}: no number of rows")
 
 
 def alike(replies: Mapping[int, Message]) -> dict[int, str]:
-    """Whose metrics have other names than most replies', which a strategy would stumble over."""
-    keys = {
-        n: tuple(sorted(next(iter(r.content.metric_records.values())))) for n, r in replies.items()
-    }
-    common = max(keys.values(), key=list(keys.values()).count, default=())
+    """Whose metrics have other names, or lists of another length, than most replies': a strategy
+    would stumble over them."""
+    forms = {}
+    for node, reply in replies.items():
+        (metrics,) = reply.content.metric_records.values()
+        forms[node] = tuple(sorted((name, _length(value)) for name, value in metrics.items()))
+    held = list(forms.values())
+    common = max(held, key=held.count, default=())
+    shown = lambda form: ", ".join(name for name, _ in form)  # noqa: E731
     return {
-        node: f"it sends the metrics {', '.join(own)}, the others {', '.join(common)}"
-        for node, own in keys.items()
+        node: f"it sends the metrics {shown(own)}, the others {shown(common)}, or in another form"
+        for node, own in forms.items()
         if own != common
     }
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else -1
 
 
 def _number(value: Any) -> bool:

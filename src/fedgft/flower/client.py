@@ -23,12 +23,15 @@ from flwr.clientapp import ClientApp
 
 from fedgft.federated.reweighing import reweigh
 from fedgft.flower.masks import answer
-from fedgft.flower.shield import protected, quiet
+from fedgft.flower.shield import agreed, examples, protected, quiet
 from fedgft.flower.wire import (
     RECORD,
     REPORT,
+    TRAINED,
     Names,
     Report,
+    Request,
+    check_version,
     pack_report,
     price_in,
     request_of,
@@ -60,6 +63,10 @@ class Site:
 
     def __post_init__(self) -> None:
         self.names = Names.of(self.classes, self.groups)
+        for rows in (self.rows, self.held_out):
+            if rows is not None and not is_table(rows) and iter(rows) is rows:
+                raise FedgftError("rows are read several times: give tensors or a loader, not an "
+                                  "iterator that is used up")  # fmt: skip
 
     def load(self, arrays: ArrayRecord) -> None:
         """Puts the received parameters into the model."""
@@ -94,6 +101,9 @@ class Site:
         for _, y, a in self.batches(self.rows):
             np.add.at(out, (np.asarray(y.cpu()), np.asarray(a.cpu())), 1.0)
         return out
+
+    def size(self) -> int:
+        return int(self.counts().sum())
 
     def batches(self, rows: Any) -> Iterable[Batch]:
         if is_table(rows):
@@ -142,10 +152,16 @@ def penalty_of(
     return ServerPenalty(price, mu, model)
 
 
-def statistics(message: Message, context: Context, site: Site, rows: Any = None) -> ConfigRecord:
+def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
     """The record for a reply: sums of the model as it stands, with noise where that was agreed."""
-    tally = site.tally(site.rows if rows is None else rows)
-    tally = protected(tally, request_of(message), context, site.name)
+    return _packed(site, _sums(message, context, site))
+
+
+def _sums(message: Message, context: Context, site: Site) -> Tally:
+    return protected(site.tally(site.rows), request_of(message), context, site.name)
+
+
+def _packed(site: Site, tally: Tally) -> ConfigRecord:
     return pack_report(Report(site.name, site.names, tally))
 
 
@@ -179,53 +195,61 @@ def register(
 def train_reply(message: Message, context: Context, own: Site) -> Message:
     from fedgft.flower.local import fit
 
+    request, content, sent = request_of(message), RecordDict(), None
+    agreed(request, context, own.name)
     own.load(_arrays(message))
-    request = request_of(message)
     wanted = request.get("statistics", "none")
-    content = RecordDict()
     if wanted in ("received", "both"):
-        content[RECORD] = statistics(message, context, own)
+        sent = _sums(message, context, own)
+        content[RECORD] = _packed(own, sent)
     penalty = penalty_of(
         message, own.model, classes=own.names.classes, groups=own.names.groups, site=own.name
     )
     if request.get("reweigh"):
         penalty.weights = reweigh(own.counts())
-    config = settings_of(message)
-    metrics = (own.train or fit(own))(own.model, penalty, config) or {}
-    if quiet(request):
-        metrics = {}
+    metrics = (own.train or fit(own))(own.model, penalty, settings_of(message)) or {}
     if wanted == "both":
-        content[f"{RECORD}.trained"] = statistics(message, context, own)
+        content[TRAINED] = statistics(message, context, own)
     content["arrays"] = ArrayRecord(own.model.state_dict())
-    content["metrics"] = MetricRecord({"num-examples": _count(own), **_floats(metrics)})
+    content["metrics"] = _metrics(own.size(), request, context, sent, metrics)
     return Message(content, reply_to=message)
 
 
 def evaluate_reply(message: Message, context: Context, own: Site) -> Message:
     """On held-out rows, where the site has some; but the statistics are of its training rows."""
+    request, content, sent = request_of(message), RecordDict(), None
+    agreed(request, context, own.name)
     own.load(_arrays(message))
-    request = request_of(message)
-    content = RecordDict()
     if request.get("statistics", "none") != "none":
-        content[RECORD] = statistics(message, context, own)
+        sent = _sums(message, context, own)
+        content[RECORD] = _packed(own, sent)
     tally = own.tally(own.rows if own.held_out is None else own.held_out)
-    metrics = {} if quiet(request) else {"accuracy": float(tally.accuracy())}
-    content["metrics"] = MetricRecord({"num-examples": int(tally.rows()), **metrics})
+    metrics = {"accuracy": float(tally.accuracy())}
+    content["metrics"] = _metrics(int(tally.rows()), request, context, sent, metrics)
     return Message(content, reply_to=message)
+
+
+def _metrics(
+    rows: int, request: Request, context: Context, sent: Tally | None, metrics: dict[str, Any]
+) -> MetricRecord:
+    """What a strategy needs; beside noise or secure sums, nothing else of the rows."""
+    more = {} if quiet(request) else {name: float(value) for name, value in metrics.items()}
+    return MetricRecord({"num-examples": examples(rows, request, context, sent), **more})
 
 
 def query_reply(message: Message, context: Context, own: Site) -> Message:
     request = request_of(message)
+    check_version(request, f"the server (seen from site '{own.name}')")
+
+    def tally() -> Tally:
+        own.load(_arrays(message))
+        return _sums(message, context, own)
+
     if "secure.stage" in request:
-
-        def tally() -> Tally:
-            own.load(_arrays(message))
-            return protected(own.tally(own.rows), request, context, own.name)
-
+        agreed(request, context, own.name)
         reply = answer(request, context, own.name, own.names, tally)
     else:
-        own.load(_arrays(message))
-        reply = statistics(message, context, own)
+        reply = _packed(own, tally())
     return Message(RecordDict({RECORD: reply}), reply_to=message)
 
 
@@ -239,13 +263,3 @@ def _arrays(message: Message) -> ArrayRecord:
 def settings_of(message: Message) -> ConfigRecord:
     """The strategy's settings; ours are among them, under a prefix."""
     return next(iter(message.content.config_records.values()), ConfigRecord())
-
-
-def _count(own: Site) -> int:
-    return (
-        len(own.rows[1]) if is_table(own.rows) else sum(len(y) for _, y, _ in own.batches(own.rows))
-    )
-
-
-def _floats(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}

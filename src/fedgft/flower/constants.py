@@ -37,7 +37,7 @@ class Constants:
 
     def learn(self, total: Tally, *, round: int, clients: int, noise: Noise | None) -> None:
         """One model's sums over everybody; `round`: of how many rounds that model is the result."""
-        if self.pricing is not None:
+        if self.pricing is not None and self._estimable(total):
             self.state = self.pricing.update(self.state, EVERYBODY, _unit(total, noise))
         row = {
             "round": round,
@@ -51,12 +51,18 @@ class Constants:
             row["gap_error"] = _finite(gap_error(self.metric, total, noise, clients))
         self.history.append(row)
 
+    def _estimable(self, total: Tally) -> bool:
+        """Whether every group has a rate; without one the last constants stay."""
+        return bool((total.statistics(self.metric, kind_of(self.pricing))[1] > 0).all())
+
     @property
     def price(self) -> np.ndarray | None:
         """(c, k, c), or None before the first sums."""
         if self.pricing is None or self.names is None or not self.history:
             return None
         classes = len(self.names.classes)
+        if self.state is None:
+            return None
         found = self.pricing.price(self.state, run=np.zeros(1, int), classes=classes)
         return None if isinstance(found, float) else found[0]
 

@@ -11,8 +11,9 @@ from typing import Any
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fedgft.flower.checks import Noise, alike, check_report, check_update
+from fedgft.flower.checks import Noise, alike, check_metrics, check_report, check_update
 from fedgft.flower.wire import RECORD, Names, Report, node_of, unpack_report
+from fedgft.layout import printable
 from fedgft.types import FedgftError
 
 log = logging.getLogger("flwr")  # the engine's own: one place to look
@@ -60,7 +61,12 @@ def reason_of(reply: Message) -> str:
     """What a client says went wrong, without the engine's wrapping of the exception."""
     text = (reply.error.reason or "no reason given") if reply.has_error() else ""
     found = re.fullmatch(r"<class '.*?'>:<'(.*)'>", text, re.DOTALL)
-    return (found[1] if found else text).strip()
+    return plain(found[1] if found else text)
+
+
+def plain(text: Any, most: int = 400) -> str:
+    """What a client says, for a log and a terminal: in one line, without control characters."""
+    return printable(" ".join(str(text).split()))[:most]
 
 
 @dataclass
@@ -98,9 +104,21 @@ class Replies:
                 self.refuse(node, str(error), believer.site(node))
         self.keep_alike(believer)
 
+    def keep_evaluations(self, weighted_by: str, believer: "Believer") -> None:
+        for node, reply in list(self.good.items()):
+            try:
+                check_metrics(reply, weighted_by=weighted_by)
+            except FedgftError as error:
+                self.refuse(node, str(error), believer.site(node))
+        self.keep_alike(believer)
+
     def keep_alike(self, believer: "Believer") -> None:
         for node, why in alike(self.good).items():
             self.refuse(node, why, believer.site(node))
+
+    def ready(self) -> list[Message]:
+        """For the wrapped strategy: by node, so that sums are reproducible."""
+        return [*self.errors, *(self.good[node] for node in sorted(self.good))]
 
     def why(self) -> str:
         """Why there are so few, most frequent reason first."""
@@ -115,24 +133,30 @@ class Believer:
     names: Names | None = None
     examples: dict[int, float] = field(default_factory=dict)  # node -> rows it trains on
     sites: dict[int, str] = field(default_factory=dict)  # node -> its name
+    dropped: list[str] = field(default_factory=list)  # why statistics were not believed, last time
 
     def reports(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Report]:
         """Those that can be true, in the order of their nodes, so that sums are reproducible."""
         found: dict[int, Report] = {}
+        self.dropped = []
         for node in sorted(records):
             try:
                 found[node] = unpack_report(records[node], node=f"node {node}")
                 self.sites[node] = f"site '{found[node].site}'"
             except FedgftError as error:
-                log.warning("fedgft: statistics left out: %s", error)
+                self._drop(error)
         self._agree(found)
         for node, report in list(found.items()):
             try:
                 self._check(node, report, noise)
             except FedgftError as error:
-                log.warning("fedgft: statistics left out: %s", error)
+                self._drop(error)
                 del found[node]
         return found
+
+    def _drop(self, error: FedgftError) -> None:
+        self.dropped.append(str(error))
+        log.warning("fedgft: statistics left out: %s", error)
 
     def _check(self, node: int, report: Report, noise: Noise | None) -> None:
         assert self.names is not None
@@ -150,10 +174,10 @@ class Believer:
     def site(self, node: int) -> str:
         return self.sites.get(node, f"node {node}")
 
-    def remember(self, replies: dict[int, Message], weighted_by: str) -> None:
+    def remember(self, replies: dict[int, Message]) -> None:
         """How many rows each node trains on; the most it ever said bounds later statistics."""
         for node, reply in replies.items():
             metrics = next(iter(reply.content.metric_records.values()), {})
-            rows = metrics.get(weighted_by)
+            rows = metrics.get("num-examples")
             if isinstance(rows, (int, float)):
                 self.examples[node] = max(float(rows), self.examples.get(node, 0.0))

@@ -1,11 +1,22 @@
 """`FedGFT` and `FairFed` for Flower: what to wrap a strategy in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
 
 from fedgft.federated.control import Controlled, gains
 from fedgft.federated.fairfed import FairFed as FairFedRule
@@ -13,6 +24,7 @@ from fedgft.federated.fairfed import Rule
 from fedgft.federated.penalty import Linearised
 from fedgft.flower.constants import Constants
 from fedgft.flower.gather import Believer
+from fedgft.flower.hearing import Hearing, OnRound
 from fedgft.flower.strategy import FairStrategy
 from fedgft.flower.terms import Terms, innermost
 from fedgft.flower.weights import Weights
@@ -20,8 +32,8 @@ from fedgft.flower.wire import Names
 from fedgft.metrics import Metric, get_metric
 from fedgft.types import FedgftError
 
-OnRound = Callable[[dict[str, Any]], None]
 INERT = (FedAvgM, FedAdam, FedYogi, FedAdagrad)  # they move on where clients no longer pull
+WEIGHTLESS = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg)
 
 
 def FedGFT(
@@ -56,10 +68,10 @@ def FedGFT(
     else:
         pricing = Controlled(chosen, target or 0.0)
         state = pricing.init(np.array([pace]), share=_share(strategy, rules))
-    return FairStrategy(
-        strategy, Constants(chosen, pricing, state), terms=rules,
-        believer=Believer(_names(classes, groups)), checkpoint=checkpoint, on_round=on_round,
-    )  # fmt: skip
+    hearing = Hearing(
+        Constants(chosen, pricing, state), rules, Believer(_names(classes, groups)), on_round
+    )
+    return FairStrategy(strategy, hearing, checkpoint=checkpoint)
 
 
 def Measured(
@@ -73,10 +85,9 @@ def Measured(
     **terms: Any,
 ) -> FairStrategy:
     """Any strategy of Flower as it is, with its gap measured every round."""
-    return FairStrategy(
-        strategy, Constants(get_metric(metric), None), terms=Terms(**terms),
-        believer=Believer(_names(classes, groups)), checkpoint=checkpoint, on_round=on_round,
-    )  # fmt: skip
+    constants = Constants(get_metric(metric), None)
+    hearing = Hearing(constants, Terms(**terms), Believer(_names(classes, groups)), on_round)
+    return FairStrategy(strategy, hearing, checkpoint=checkpoint)
 
 
 def FairFed(
@@ -101,12 +112,14 @@ def FairFed(
     chosen, rules = get_metric(metric), Terms(**terms)
     if rules.channel == "evaluate":
         raise FedgftError("FairFed weighs this round's updates: channel 'train' or 'query'")
-    return FairStrategy(
-        strategy, Constants(chosen, None), terms=rules,
-        weights=Weights(FairFedRule(chosen, beta, rule), reweigh),
-        checkpoint=checkpoint, on_round=on_round,
-        believer=Believer(_names(classes, groups)),
-    )  # fmt: skip
+    if rules.secure or rules.budget.epsilon is not None:
+        raise FedgftError("FairFed needs every client's own sums: no secure sums, no noise")
+    if isinstance(_core(strategy), WEIGHTLESS):
+        raise FedgftError(f"FairFed gives clients weights, and {type(_core(strategy)).__name__} "
+                          "uses none")  # fmt: skip
+    hearing = Hearing(Constants(chosen, None), rules, Believer(_names(classes, groups)), on_round)
+    weights = Weights(FairFedRule(chosen, beta, rule), reweigh)
+    return FairStrategy(strategy, hearing, weights=weights, checkpoint=checkpoint)
 
 
 def _names(classes: int | Sequence[str] | None, groups: int | Sequence[str] | None) -> Names | None:
@@ -115,10 +128,14 @@ def _names(classes: int | Sequence[str] | None, groups: int | Sequence[str] | No
     return None if classes is None or groups is None else Names.of(classes, groups)
 
 
+def _core(strategy: Any) -> Any:
+    """The strategy inside all wrappers."""
+    while hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return strategy
+
+
 def _share(strategy: Any, terms: Terms) -> tuple[float, float]:
-    core: Any = strategy
-    while hasattr(core, "strategy"):
-        core = core.strategy
     sampled = innermost(strategy, "fraction_train", 1.0) < 1
     unsure = sampled or terms.channel == "train" or terms.budget.epsilon is not None
-    return gains(unsure=unsure, inertia=isinstance(core, INERT))
+    return gains(unsure=unsure, inertia=isinstance(_core(strategy), INERT))

@@ -6,7 +6,8 @@ each round after that releases one table of scores (for a penalty) or of decisio
 and the first class follows from the count. The budget (epsilon, delta) is converted to
 zero-concentrated DP, where rounds simply add up: rho = 1 / (2 sd^2) a release. It holds for one row
 of one site against everybody who sees that site's messages, the server included. It covers the
-statistics and nothing else: model updates are another matter (Flower's DP wrappers).
+statistics and nothing else: model updates are another matter (Flower's DP wrappers). And it is a
+budget for one run; a site that takes part in several keeps a ledger (`shield`).
 """
 
 import math
@@ -49,18 +50,18 @@ class Budget:
         each = whole * (1 - COUNTS) / self.releases
         return Noise(kind, _deviation(whole * COUNTS), _deviation(each))
 
-    def rho(self, released: int) -> float:
-        """Spent after the counts and so many releases."""
+    def rho(self, released: int, counts: int = 1) -> float:
+        """Spent by so many releases, and so many of the counts (one a run)."""
         if self.epsilon is None or released == 0:
             return 0.0
         whole = total_rho(self.epsilon, self.delta)
-        return whole * (COUNTS + (1 - COUNTS) * released / self.releases)
+        return whole * (COUNTS * counts + (1 - COUNTS) * released / self.releases)
 
-    def spent(self, released: int) -> float | None:
+    def spent(self, released: int, counts: int = 1) -> float | None:
         """Epsilon so far, at the same delta; None where there is no noise."""
         if self.epsilon is None:
             return None
-        return 0.0 if released == 0 else epsilon_of(self.rho(released), self.delta)
+        return 0.0 if released == 0 else epsilon_of(self.rho(released, counts), self.delta)
 
     def asked(self, kind: Kind) -> dict[str, float]:
         """What clients are told."""

@@ -8,13 +8,14 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedgft.audit.sitefile import from_json, to_json
 from fedgft.data.schema import Schema
 from fedgft.experiments.store import write_model
 from fedgft.files import whole
 from fedgft.flower.client import Site
-from fedgft.flower.gather import Replies, log
-from fedgft.flower.private import Budget
-from fedgft.flower.shield import agreed
+from fedgft.flower.gather import Replies, log, plain
+from fedgft.flower.private import Budget, total_rho
+from fedgft.flower.shield import agreed, enter
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, REPORT, VERSION, check_version, prices, request_of
 from fedgft.types import FedgftError
@@ -28,36 +29,44 @@ def report_reply(message: Message, context: Context, own: Site) -> Message:
     Held-out rows are other people than the training rows, so noise on their sums draws on another
     budget than the rounds do; but it draws on it once.
     """
-    import torch
-
     from fedgft.audit import measure
-    from fedgft.audit.sitefile import to_json
 
     request = request_of(message)
     check_version(request, "the server")
     budget = agreed(request, context, own.name)
-    if budget.epsilon is not None and (STATE in context.state or own.held_out is None):
-        raise FedgftError(
-            f"site '{own.name}': its report's budget is spent, or it holds no rows out"
-        )
+    if own.held_out is None or "privacy.secure" in request:
+        raise FedgftError(f"site '{own.name}' gives no report: it holds no rows out, or gives its "
+                          "sums to secure sums only")  # fmt: skip
+    noise: dict[str, Any] = {"min_cell": max(budget.min_count, 3) if budget.min_count else 0}
+    if budget.epsilon is not None:
+        if STATE in context.state:
+            raise FedgftError(f"site '{own.name}': the budget of its report is spent")
+        enter(context, own.name, total_rho(budget.epsilon, budget.delta))
+        noise = {"epsilon": budget.epsilon, "delta": budget.delta}
     context.state[STATE] = ConfigRecord({"done": True})
     own.load(next(iter(message.content.array_records.values())))
-    own.model.eval()
+    labels, scores, groups = _scored(own)
+    sums = measure(
+        labels, scores, sensitive_features={"group": groups}, site=own.name,
+        classes=own.names.classes, values={"group": own.names.groups}, **noise,
+    )  # fmt: skip
+    reply = ConfigRecord({"version": VERSION, "site": own.name, "sums": to_json(sums)})
+    return Message(RecordDict({RECORD: reply}), reply_to=message)
+
+
+def _scored(own: Site) -> tuple[list[str], Any, list[str | None]]:
+    """Labels, scores and groups of the held-out rows, by their names."""
+    import torch
+
     scores, labels, groups = [], [], []
+    own.model.eval()
     with torch.no_grad():
-        for x, y, a in own.batches(own.rows if own.held_out is None else own.held_out):
+        for x, y, a in own.batches(own.held_out):
             scores.append(own.model(x).double().softmax(-1).cpu())
             labels += [own.names.classes[i] for i in y.tolist()]
             groups += [None if i < 0 else own.names.groups[i] for i in a.tolist()]
     probs = torch.cat(scores).numpy()
-    sums = measure(
-        labels, probs[:, 1] if probs.shape[1] == 2 else probs, sensitive_features={"group": groups},
-        site=own.name, classes=own.names.classes, values={"group": own.names.groups},
-        min_cell=max(budget.min_count, 3) if budget.min_count and budget.epsilon is None else 0,
-        epsilon=budget.epsilon, delta=budget.delta if budget.epsilon is not None else 0.0,
-    )  # fmt: skip
-    reply = ConfigRecord({"version": VERSION, "site": own.name, "sums": to_json(sums)})
-    return Message(RecordDict({RECORD: reply}), reply_to=message)
+    return labels, probs[:, 1] if probs.shape[1] == 2 else probs, groups
 
 
 def collect(
@@ -68,7 +77,18 @@ def collect(
     request = prices(None, None, statistics="none", privacy=budget.asked("hard"))
     messages = [query(arrays, config, request, node, kind=f"query.{REPORT}") for node in nodes]
     found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
-    return {str(r["site"]): str(r["sums"]) for _, r in sorted(found.take().items())}
+    sums: dict[str, str] = {}
+    for node, record in sorted(found.take().items()):
+        try:
+            text = str(record["sums"])
+            (site,) = from_json(text, source=f"the report of node {node}").sites
+        except (FedgftError, KeyError, TypeError, ValueError) as error:
+            log.warning("fedgft: a report is left out: %s", plain(error))
+            continue
+        if site in sums:
+            log.warning("fedgft: a second report of site '%s' is left out", plain(site, 100))
+        sums.setdefault(site, text)
+    return sums
 
 
 def write_results(
@@ -82,7 +102,11 @@ def write_results(
     known = {"columns": schema.encoder.columns, "classes": schema.classes, "groups": schema.groups,
              "encoder": schema.encoder.to_json()}  # fmt: skip
     write_model(tensors, (schema.mean, schema.spread), about | known, folder / "model.safetensors")
-    made = _audited(folder, sums)
+    try:
+        made = _audited(folder, sums)
+    except FedgftError as error:  # a report is no reason to lose a model
+        log.warning("fedgft: there is no report: %s", error)
+        made = {}
     summary = {"about": about, "sites": sorted(sums), "history": history, "held_out": made}
     with whole(folder / "history.json") as part:
         part.write_text(json.dumps(summary, indent=1), "utf-8")

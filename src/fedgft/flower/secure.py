@@ -14,9 +14,10 @@ sum, which the shares of the others make possible. Numbers travel as multiples o
 Flower's own mask generator folds its seed into 32 bits, which can be searched; masks here come from
 ChaCha20 under the whole key. What this does not hide: the total itself (with two clients each
 learns the other's sums, so it asks for three), and the model updates. Clients trust the server to
-hand on the public keys as they are.
+hand on the public keys as they are: one that invents clients of its own can open sums.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,91 +26,128 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedgft.flower.gather import Replies, log
-from fedgft.flower.masks import LEAST, UNIT, mask_of, pair_mask, tally_of
+from fedgft.flower.masks import LEAST, UNIT, mask_of, pair_mask, public_key, tally_of
 from fedgft.flower.terms import query
 from fedgft.flower.wire import VERSION, Names, Request, names_in
 from fedgft.metrics import Tally
 from fedgft.types import FedgftError
 
+MAJORITY = 2 / 3  # of the clients must be left at the end
+Answers = dict[int, Any]
+
 
 @dataclass
 class SecureSum:
-    """Asks the four questions and adds up."""
+    """One sum: asks the four questions of these nodes, and adds up."""
 
-    majority: float = 2 / 3
+    grid: Grid
+    arrays: ArrayRecord
+    request: Request
+    config: ConfigRecord
+    timeout: float
 
-    def ask(
-        self, grid: Grid, arrays: ArrayRecord, nodes: list[int], *, request: Request,
-        config: ConfigRecord, timeout: float,
-    ) -> tuple[Tally, int, Names]:  # fmt: skip
+    def ask(self, nodes: list[int]) -> tuple[Tally, int, Names]:
         """The total, of how many clients it is, and their names of classes and groups."""
-        self._grid, self._timeout, self._request, self._config = grid, timeout, request, config
         keys = self._stage("keys", nodes, {})
-        names = self._same_names(keys)
-        threshold = max(LEAST - 1, int(np.ceil(self.majority * len(keys))), len(keys) // 2 + 1)
-        public = {
-            f"{what}.{n}": bytes(reply[what])
-            for n, reply in keys.items()
-            for what in ("talk", "mask")
-        }
-        listed = {"nodes": sorted(keys), "threshold": threshold, **public}
-        shares = self._stage("shares", sorted(keys), {n: {**listed, "me": n} for n in keys})
+        names, keys = self._agreed(keys)
+        listed = sorted(keys)
+        threshold = max(LEAST - 1, int(np.ceil(MAJORITY * len(keys))), len(keys) // 2 + 1)
+        public = {f"{what}.{n}": r[what] for n, r in keys.items() for what in ("talk", "mask")}
+        told = {"nodes": listed, "threshold": threshold, **public}
+        shares = self._stage("shares", listed, {n: {**told, "me": n} for n in listed})
         present = sorted(shares)
         handed = {
             n: {"nodes": present, **{f"from.{m}": shares[m][f"to.{n}"] for m in present}}
             for n in present
         }
-        masked = self._stage("masked", present, handed, arrays, least=threshold)
+        size = names.shape[0] * names.shape[1] * (1 + 2 * names.shape[2])
+        masked = self._stage("masked", present, handed, least=threshold, size=8 * size)
         alive, lost = sorted(masked), sorted(set(present) - set(masked))
         lists = {"alive": alive, "lost": lost}
         opened = self._stage("unmask", alive, {n: lists for n in alive}, least=threshold)
-        return self._total(masked, lost, opened, keys, names), len(alive), names
+        return tally_of(_total(masked, lost, opened, keys), names), len(alive), names
 
     def _stage(
-        self, stage: str, nodes: list[int], told: dict[int, Any], arrays: ArrayRecord | None = None,
-        least: int = LEAST,
-    ) -> dict[int, Any]:  # fmt: skip
-        """Replies by node; enough of them, or the round has no statistics."""
-        messages = []
-        privacy = {k: v for k, v in self._request.items() if k.startswith("privacy.")}
-        for node in nodes:
-            asked = {"version": VERSION, "secure.stage": stage, **privacy, **told.get(node, {})}
-            messages.append(query(arrays, self._config, asked, node))
-        found = Replies.of(self._grid.send_and_receive(messages, timeout=self._timeout))
-        replies = found.take()
-        lost = len(nodes) - len(replies)
-        if lost:
-            log.warning("fedgft: secure sums: %d client(s) lost at '%s'", lost, stage)
+        self, stage: str, nodes: list[int], told: dict[int, Any], *, least: int = LEAST,
+        size: int = 0,
+    ) -> Answers:  # fmt: skip
+        """Usable replies by node; enough of them, or the round has no statistics."""
+        privacy = {k: v for k, v in self.request.items() if k.startswith("privacy.")}
+        common = {"version": VERSION, "secure.stage": stage, **privacy}
+        arrays = self.arrays if stage == "masked" else None  # no other stage needs the model
+        messages = [query(arrays, self.config, common | told.get(n, {}), n) for n in nodes]
+        found = Replies.of(self.grid.send_and_receive(messages, timeout=self.timeout))
+        replies = {}
+        for node, record in found.take().items():
+            try:
+                _check(stage, record, [*nodes, *told.get(node, {}).get("lost", ())], size)
+                replies[node] = record
+            except FedgftError as error:
+                log.warning("fedgft: secure sums: node %d is left out: %s", node, error)
+        if len(replies) < len(nodes):
+            log.warning("fedgft: secure sums: %d client(s) lost at '%s'",
+                        len(nodes) - len(replies), stage)  # fmt: skip
         if len(replies) < least:
             raise FedgftError(f"secure sums: only {len(replies)} client(s) answered '{stage}', and "
                               f"{least} are needed: {found.why()}")  # fmt: skip
         return replies
 
-    def _same_names(self, keys: dict[int, Any]) -> Names:
-        held = {n: names_in(r) for n, r in keys.items()}
-        first = next(iter(held.values()))
+    def _agreed(self, keys: Answers) -> tuple[Names, Answers]:
+        """The names that most clients have, and those clients."""
+        held = {node: names_in(reply) for node, reply in keys.items()}
+        (common, _), *_ = Counter(held.values()).most_common(1)
         for node, names in held.items():
-            first.check(names, site=str(keys[node]["site"]))
-        return first
+            if names != common:
+                log.warning("fedgft: secure sums: node %d is left out: its classes are %s, its "
+                            "groups %s", node, names.classes, names.groups)  # fmt: skip
+        kept = {node: reply for node, reply in keys.items() if held[node] == common}
+        if len(kept) < LEAST:
+            raise FedgftError(
+                "secure sums: fewer than three clients have the same classes and groups"
+            )
+        return common, kept
 
-    def _total(
-        self, masked: dict[int, Any], lost: list[int], opened: dict[int, Any],
-        keys: dict[int, Any], names: Names,
-    ) -> Tally:  # fmt: skip
-        from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 
-        vectors = {n: np.frombuffer(bytes(r["masked"]), np.uint64) for n, r in masked.items()}
-        size = names.shape[0] * names.shape[1] * (1 + 2 * names.shape[2])
-        if any(len(v) != size for v in vectors.values()):
-            raise FedgftError("secure sums: a client sent a vector of another length")
-        total = np.sum(list(vectors.values()), axis=0, dtype=np.uint64)
-        for node in [*vectors, *lost]:
-            shares = [bytes(reply[f"share.{node}"]) for reply in opened.values()]
-            secret = combine_shares(shares)
+def _check(stage: str, record: Any, nodes: list[int], size: int) -> None:
+    """A reply that the next stage can use."""
+    if not isinstance(record, ConfigRecord):
+        raise FedgftError("its reply is no record of settings")
+    if stage == "keys":
+        public_key(record.get("talk"))
+        public_key(record.get("mask"))
+        if not all(isinstance(record.get(what), list) for what in ("classes", "groups")):
+            raise FedgftError("its reply names no classes and groups")
+        names_in(record)
+        return
+    if stage == "masked":
+        found = record.get("masked")
+        if not isinstance(found, bytes) or len(found) != size:
+            raise FedgftError("its masked sums have another length")
+        return
+    prefix = {"shares": "to.", "unmask": "share."}[stage]
+    mine = [record.get(f"{prefix}{n}") for n in nodes]
+    if not all(isinstance(part, bytes) and len(part) < 10_000 for part in mine):
+        raise FedgftError("its reply lacks shares")
+
+
+def _total(masked: Answers, lost: list[int], opened: Answers, keys: Answers) -> np.ndarray:
+    """The sum of all that answered, without the masks."""
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+
+    vectors = {n: np.frombuffer(r["masked"], np.uint64) for n, r in masked.items()}
+    size = len(next(iter(vectors.values())))
+    total: Any = np.sum(list(vectors.values()), axis=0, dtype=np.uint64)
+    for node in [*vectors, *lost]:
+        try:
+            secret = combine_shares([reply[f"share.{node}"] for reply in opened.values()])
             if node in vectors:
                 total = total - mask_of(secret, size)
                 continue
             for other in vectors:  # undo what the others added for a client that is gone
-                mask = pair_mask(secret, bytes(keys[other]["mask"]), size)
+                mask = pair_mask(secret, keys[other]["mask"], size)
                 total = total - mask if other < node else total + mask
-        return tally_of(np.asarray(total.view(np.int64) / UNIT), names)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise FedgftError(
+                f"secure sums: the shares of node {node} do not fit ({error})"
+            ) from None
+    return np.asarray(total.view(np.int64) / UNIT)

@@ -1,21 +1,33 @@
 """What a site does to its sums before they leave it, as the server asked and its own rules allow.
 
-A site may set limits in its node configuration that no server can lift: `max-epsilon` and
-`max-delta` (without at least that much noise it sends nothing) and `min-count`. It counts its own
-releases: a server that asks more often than was agreed gets an error, and no sums.
+A site sets limits in its node configuration that no server's configuration can lift:
+
+| setting       | the site ...                                                                |
+|---------------|-----------------------------------------------------------------------------|
+| `max-epsilon` | takes part only where the statistics get at least that much noise,          |
+| `max-delta`   | at a delta of at most this [1e-5],                                          |
+| `ledger`      | a file: and only while all its runs together stay within `max-epsilon`      |
+| `secure`      | gives its sums to secure sums, and to nothing else                          |
+| `min-count`   | says nothing of a (label, group) with fewer rows                            |
+
+It counts its own releases: a server that asks more often than was agreed gets an error, no sums.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from fedgft.flower.private import Budget, noised, without_small
+from fedgft.files import whole
+from fedgft.flower.private import Budget, epsilon_of, noised, without_small
 from fedgft.flower.wire import Request
 from fedgft.metrics import Tally
 from fedgft.types import FedgftError
 
 STATE = "fedgft.private"
+MAX_DELTA = 1e-5
 
 
 def quiet(request: Request) -> bool:
@@ -23,47 +35,89 @@ def quiet(request: Request) -> bool:
     return "privacy.epsilon" in request or "privacy.secure" in request
 
 
+def agreed(request: Request, context: Context, site: str) -> Budget:
+    """The server's wishes within the site's limits; whatever a site sends, it asks here first."""
+    node, epsilon = context.node_config, _asked(request, "epsilon")
+    delta = _asked(request, "delta") or 1e-6
+    most, strictest = node.get("max-epsilon"), float(node.get("max-delta", MAX_DELTA))
+    if most is not None and (epsilon is None or epsilon > float(most)):
+        offered = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
+        raise FedgftError(
+            f"site '{site}' takes part with epsilon of at most {float(most):g} (its max-epsilon); "
+            f"the server offers {offered}"
+        )
+    if most is not None and delta > strictest:
+        raise FedgftError(f"site '{site}': delta {delta:g} is above its max-delta, {strictest:g}")
+    if node.get("secure") and "privacy.secure" not in request:
+        raise FedgftError(f"site '{site}' takes part in secure sums only (its setting 'secure')")
+    least = max(int(_asked(request, "min_count") or 0), int(node.get("min-count", 0)))
+    return Budget(epsilon, delta, int(_asked(request, "releases") or 1), least)
+
+
 def protected(tally: Tally, request: Request, context: Context, site: str) -> Tally:
+    """What may leave the site of these sums."""
     budget = agreed(request, context, site)
+    if context.node_config.get("secure") and "secure.stage" not in request:
+        raise FedgftError(f"site '{site}' gives its sums to secure sums only")
     noise = budget.noise("hard" if _asked(request, "hard") else "soft")
     if noise is not None:
-        held: Any = context.state.get(STATE)
-        released = 0 if held is None else int(held["released"])
-        if held is not None and list(held["terms"]) != _terms(budget):
-            raise FedgftError(f"site '{site}': the server changed the privacy budget during a run")
-        if released >= budget.releases:
-            raise FedgftError(
-                f"site '{site}': its privacy budget (epsilon {budget.epsilon:g}, {budget.releases} "
-                "releases) is spent; it sends no more statistics in this run"
-            )
+        held = _ledger_of_run(budget, context, site)
+        enter(context, site, budget.rho(1) if held is None else budget.rho(1, counts=0))
         counts = None if held is None else np.reshape(held["counts"], tally.count.shape)
         tally = noised(tally, noise, counts)
         context.state[STATE] = ConfigRecord({
-            "released": released + 1, "terms": _terms(budget),
-            "counts": [float(n) for n in tally.count.ravel()],
+            "released": 1 + (0 if held is None else int(held["released"])),
+            "terms": _terms(budget), "counts": [float(n) for n in tally.count.ravel()],
         })  # fmt: skip
     return without_small(tally, budget.min_count) if budget.min_count else tally
 
 
-def agreed(request: Request, context: Context, site: str) -> Budget:
-    """The server's wishes within the site's limits."""
-    epsilon, own = _asked(request, "epsilon"), context.node_config.get("max-epsilon")
-    if own is not None and (epsilon is None or epsilon > float(own)):
-        offered = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
+def examples(rows: int, request: Request, context: Context, sent: Tally | None) -> int:
+    """The number of rows that a reply admits to. Beside noise or withheld cells the true one would
+    give away what they hide, so then it is that of the counts that were sent."""
+    least = _asked(request, "min_count") or context.node_config.get("min-count")
+    if "privacy.epsilon" not in request and not least:
+        return rows
+    held: Any = context.state.get(STATE)
+    if held is not None:
+        return max(1, round(sum(float(n) for n in held["counts"])))
+    return 1 if sent is None else max(1, round(float(sent.rows())))
+
+
+def _ledger_of_run(budget: Budget, context: Context, site: str) -> Any:
+    """What this run has released so far; its terms are those of its first release."""
+    held: Any = context.state.get(STATE)
+    if held is None:
+        return None
+    if list(held["terms"]) != _terms(budget):
+        raise FedgftError(f"site '{site}': the server changed the privacy budget during a run")
+    if int(held["released"]) >= budget.releases:
         raise FedgftError(
-            f"site '{site}' sends statistics with epsilon of at most {float(own):g} (its "
-            f"max-epsilon); the server offers {offered}"
+            f"site '{site}': its privacy budget (epsilon {budget.epsilon:g}, {budget.releases} "
+            "releases) is spent; it sends no more statistics in this run"
         )
-    delta, strictest = (
-        _asked(request, "delta") or 1e-6,
-        float(context.node_config.get("max-delta", 1e-5)),
-    )
-    if own is not None and delta > strictest:
-        raise FedgftError(f"site '{site}': delta {delta:g} is above its max-delta, {strictest:g}")
-    least = max(
-        int(_asked(request, "min_count") or 0), int(context.node_config.get("min-count", 0))
-    )
-    return Budget(epsilon, delta, int(_asked(request, "releases") or 1), least)
+    return held
+
+
+def enter(context: Context, site: str, rho: float) -> None:
+    """Over all runs: into the site's own file, before anything is released."""
+    node = context.node_config
+    if "ledger" not in node:
+        return
+    path, most = Path(str(node["ledger"])).expanduser(), float(node.get("max-epsilon", 0.0))
+    delta = float(node.get("max-delta", MAX_DELTA))
+    try:
+        spent = float(json.loads(path.read_text("utf-8"))["rho"]) if path.exists() else 0.0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedgftError(f"site '{site}': {path}: not a ledger ({error})") from None
+    after = epsilon_of(spent + rho, delta)
+    if after > most * (1 + 1e-6):
+        raise FedgftError(
+            f"site '{site}': with this release all its runs would come to epsilon {after:.3g} at "
+            f"delta {delta:g}, above its max-epsilon, {most:g} (ledger {path.name})"
+        )
+    with whole(path) as part:
+        part.write_text(json.dumps({"rho": spent + rho, "epsilon": after, "delta": delta}), "utf-8")
 
 
 def _terms(budget: Budget) -> list[float]:

@@ -12,67 +12,46 @@ new stands in two slots, a penalty (FedGFT) and a weighting (FairFed); everythin
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgft.flower.checkpoint import Checkpoint
-from fedgft.flower.checks import Noise, capped, check_report
-from fedgft.flower.constants import Constants, kind_of
-from fedgft.flower.gather import Believer, Patient, Replies, log
-from fedgft.flower.secure import SecureSum
-from fedgft.flower.terms import Terms, innermost, line, query
+from fedgft.flower.gather import Patient, Replies, log
+from fedgft.flower.hearing import Hearing
+from fedgft.flower.terms import innermost
 from fedgft.flower.weights import Weights
-from fedgft.flower.wire import RECORD, Report, Request, prices, put_request
-from fedgft.metrics import Tally
+from fedgft.flower.wire import RECORD, TRAINED, put_request
 from fedgft.types import FedgftError
-
-TRAINED = f"{RECORD}.trained"
-
-
-class Best(NamedTuple):
-    """The best model of the last rounds, and what was measured of it."""
-
-    score: float
-    arrays: ArrayRecord
-    row: dict[str, Any]
 
 
 class FairStrategy(Strategy):
-    """See the top of this file; made by `FedGFT` and `FairFed`."""
+    """See the top of this file; made by `FedGFT`, `FairFed` and `Measured`."""
 
     def __init__(
-        self, strategy: Any, constants: Constants, *, terms: Terms,
-        weights: Weights | None = None, believer: Believer | None = None,
+        self, strategy: Any, hearing: Hearing, *, weights: Weights | None = None,
         checkpoint: str | Path | None = None,
-        on_round: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(strategy, Strategy):
             raise FedgftError(
                 f"{type(strategy).__module__}.{type(strategy).__name__} is no strategy of "
                 "flwr.serverapp.strategy (those of flwr.server.strategy are the old ones)"
             )
-        if weights is not None and (terms.secure or terms.budget.epsilon is not None):
-            raise FedgftError("FairFed needs every client's own sums: no secure sums, no noise")
-        self.strategy, self.constants, self.terms = strategy, constants, terms
-        self.weights, self.believer = weights, believer or Believer()
-        self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint))
-        self.on_round = on_round
-        self.noise: Noise | None = terms.budget.noise(kind_of(constants.pricing))
-        self.secure = SecureSum() if terms.secure else None
+        self.strategy, self.hearing, self.terms = strategy, hearing, hearing.terms
+        self.weights = weights
+        self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint).expanduser())
         self.sent, self.config, self.timeout = ArrayRecord(), ConfigRecord(), 3600.0
-        self.done = self.idle = self.released = self.rounds = 0
-        self.full = True  # everybody takes part
-        self.best: Best | None = None
+        self.done = self.idle = 0  # rounds; and those in a row without a new model
+        self.asked = 0  # nodes, this round
+        self.why = ""  # the last round gave no model
         self.measured: dict[str, Any] | None = None  # the row of the model that is handed over
-        self._received: dict[int, Report] = {}
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """One row for every model that was measured: round, accuracy, gaps, rows, clients."""
-        return self.constants.history
+        return self.hearing.history
 
     # The engine's verbs, in the order in which it calls them
 
@@ -86,15 +65,16 @@ class FairStrategy(Strategy):
         arrays = initial_arrays
         if self.checkpoint is not None and self.checkpoint.exists():
             arrays = self.checkpoint.load(self, initial_arrays)
-            log.info("fedgft: continuing after round %d", self.done)
-        self.rounds, self.timeout, offset = num_rounds, timeout, self.done
-        measured = evaluate_fn and (lambda r, a: evaluate_fn(r + offset, a))
+            log.warning("fedgft: going on after round %d of %d", self.done, num_rounds)
+        self.hearing.rounds, self.timeout, offset = num_rounds, timeout, self.done
         left = max(num_rounds - offset, 0)
+        self.hearing.check_budget(left)
+        measured = evaluate_fn and (lambda r, a: evaluate_fn(r + offset, a))
         result = Strategy.start(
             self, grid, arrays, left, timeout, train_config, evaluate_config, measured
         )
-        if left and self.idle >= left:
-            raise FedgftError(f"no round gave a new model: {self._why}")
+        if not result.arrays and not offset:
+            raise FedgftError(f"no round gave a new model: {self.why}")
         result.arrays = result.arrays or arrays
         self._finish(grid, result)
         return result
@@ -108,29 +88,28 @@ class FairStrategy(Strategy):
         if not messages and self.terms.channel != "evaluate":
             raise FedgftError(f"channel '{self.terms.channel}' carries no statistics: the strategy "
                               "sends no training messages (fraction_train)")  # fmt: skip
-        self.full = len(nodes) == len(list(grid.get_node_ids()))
+        self.asked = len(nodes)
         if self.terms.channel == "query":
-            self._ask(grid, arrays, nodes, number)
-        self._tell(messages, self.terms.channel == "train")
+            self._ask(grid, arrays, nodes)
+        self._tell(messages, asked=self.terms.channel == "train")
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        found, number = Replies.of(replies), self.done + 1
+        found, believer = Replies.of(replies), self.hearing.believer
         records, trained = found.take(), found.take(TRAINED)
-        found.keep_updates(self.sent, self._key, self.believer)
-        self.believer.remember(found.good, self._key)
+        found.keep_updates(self.sent, self._key, believer)
+        believer.remember(found.good)
         if self.terms.channel == "train":
             told = {node: record for node, record in records.items() if node in found.good}
-            self._learn(told, self.sent, number - 1, anybody=bool(found.good))
+            self.hearing.learn(told, found, arrays=self.sent, of_round=self.done, asked=self.asked)
         if self.weights is not None:
             self._weigh(found, trained)
-        ready = [*found.errors, *(found.good[node] for node in sorted(found.good))]
-        arrays, metrics = self.strategy.aggregate_train(number, ready)
+        arrays, metrics = self.strategy.aggregate_train(self.done + 1, found.ready())
         self._count(arrays, found.why())
-        if self.checkpoint is not None:
-            self.checkpoint.save(self, arrays if arrays is not None else self.sent)
+        if self.terms.channel != "evaluate":  # which has not spoken yet
+            self._save(arrays or self.sent)
         return arrays, self._with_gaps(metrics)
 
     def configure_evaluate(
@@ -144,133 +123,78 @@ class FairStrategy(Strategy):
         if asked and not messages:
             raise FedgftError("channel 'evaluate' carries no statistics: the strategy sends no "
                               "evaluate messages (fraction_evaluate)")  # fmt: skip
-        self._tell(messages, asked)
+        self._tell(messages, asked=asked)
         return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         found = Replies.of(replies)
+        asked = len(found.good) + len(found.errors)
         records = found.take()
+        found.keep_evaluations(self._key, self.hearing.believer)
         if self.terms.channel == "evaluate":
-            self._learn(records, self.sent, self.done, anybody=bool(found.good))
-        found.keep_alike(self.believer)
-        ready = [*found.errors, *(found.good[node] for node in sorted(found.good))]
-        return self.strategy.aggregate_evaluate(self.done, ready)
+            self.hearing.learn(records, found, arrays=self.sent, of_round=self.done, asked=asked)
+            self._save(self.sent)
+        return self.strategy.aggregate_evaluate(self.done, found.ready())
 
     def summary(self) -> None:
-        pricing, terms = self.constants.pricing, self.terms
-        log.info("\t├──> fedgft: %s, %s", self.constants.metric.title, pricing or self.weights)
+        constants, terms = self.hearing.constants, self.terms
+        log.info("\t├──> fedgft: %s, %s", constants.metric.title, constants.pricing or self.weights)
         log.info("\t│\t└── channel %s, budget %s", terms.channel, terms.budget)
         self.strategy.summary()
 
     # What is ours
 
-    def _ask(self, grid: Grid, arrays: ArrayRecord, nodes: list[int], number: int) -> None:
-        """A question of its own: the sums of this model, before the round begins."""
-        request = self._prices(True)
-        if self.secure is not None:
-            self._ask_secretly(grid, arrays, nodes, request, number)
-            return
-        found = Replies.of(grid.send_and_receive(
-            [query(arrays, self._settings(number), request, node) for node in nodes],
-            timeout=self.timeout,
-        ))  # fmt: skip
-        self._learn(found.take(), arrays, number - 1, anybody=bool(found.good), why=found.why())
+    def _ask(self, grid: Grid, arrays: ArrayRecord, nodes: list[int]) -> None:
+        config = ConfigRecord({**self.config, "server-round": self.done + 1})
+        self.hearing.ask(
+            grid, arrays, nodes, of_round=self.done, config=config, timeout=self.timeout
+        )
 
-    def _ask_secretly(
-        self, grid: Grid, arrays: ArrayRecord, nodes: list[int], request: Request, number: int
-    ) -> None:
-        """Only the total is known, so only the total can be checked."""
-        assert self.secure is not None
-        try:
-            total, clients, names = self.secure.ask(
-                grid, arrays, nodes, request=request, config=self._settings(number),
-                timeout=self.timeout,
-            )  # fmt: skip
-            self.believer.names = self.believer.names or names
-            self.believer.names.check(names, site="all sites")
-            check_report(Report("all sites", names, total), examples=None)
-        except FedgftError as error:
-            if not self.history:
-                raise
-            log.warning("fedgft: no statistics this round; the constants stay: %s", error)
-            return
-        self._use(total, clients, arrays, number - 1)
-
-    def _learn(
-        self, records: dict[int, Any], arrays: ArrayRecord, of_round: int, *, anybody: bool,
-        why: str = "",
-    ) -> None:  # fmt: skip
-        """New constants from what clients say of the model that `of_round` rounds made."""
-        reports = self.believer.reports(records, self.noise)
-        self._received = reports
-        if not reports:
-            if not self.history and (anybody or why):
-                raise FedgftError(
-                    f"no client sent statistics through channel '{self.terms.channel}': "
-                    + (why or "its handler must answer with fedgft.flower (docs/deployment.md)")
-                )
-            log.warning("fedgft: no statistics this round; the constants stay as they are")
-            return
-        tallies, cut = capped(reports, self.terms.max_share)
-        for text in cut:
-            log.warning("fedgft: %s", text)
-        total = sum(list(tallies.values())[1:], start=next(iter(tallies.values())))
-        self._use(total, len(tallies), arrays, of_round)
-
-    def _use(self, total: Tally, clients: int, arrays: ArrayRecord, of_round: int) -> None:
-        self.released += 1
-        self.constants.names = self.believer.names
-        self.constants.learn(total, round=of_round, clients=clients, noise=self.noise)
-        row = self.history[-1]
-        spent = self.terms.budget.spent(self.released)
-        if spent is not None:
-            row |= {"epsilon": spent, "delta": self.terms.budget.delta}
-        log.info("fedgft: %s", line(row, self.constants.metric.name))
-        if self.on_round is not None:
-            self.on_round(row)
-        pick = 0.0 if self.constants.pricing is None else self.constants.pricing.pick
-        if self.full and self.noise is None and of_round > self.rounds * (1 - pick):
-            score = self.constants.score(total)
-            if self.best is None or score >= self.best.score:
-                self.keep_best(score, arrays, row)
-
-    def keep_best(self, score: float, arrays: ArrayRecord, row: dict[str, Any]) -> None:
-        self.best = Best(score, arrays, row)
+    def _tell(self, messages: list[Message], *, asked: bool) -> None:
+        """Prices and wishes, into every message; strategies give many of them one content."""
+        weights = self.weights
+        request = self.hearing.request(asked=asked, both=weights is not None and weights.trained)
+        if weights is not None and weights.reweigh:
+            request["reweigh"] = True
+        for content in {id(message.content): message.content for message in messages}.values():
+            put_request(content, request)
 
     def _finish(self, grid: Grid, result: Result) -> None:
         if self.terms.final and self.terms.channel != "evaluate":
             try:
-                self._ask(grid, result.arrays, sorted(grid.get_node_ids()), self.done + 1)
+                self._ask(grid, result.arrays, sorted(grid.get_node_ids()))
             except FedgftError as error:
                 log.warning("fedgft: the last model was not measured: %s", error)
         last = self.history[-1] if self.history else {}
         self.measured = last if last.get("round") == self.done else None
-        if self.best is not None:
-            result.arrays, self.measured = self.best.arrays, self.best.row
+        best = self.hearing.best
+        if best is not None:
+            result.arrays, self.measured = best.arrays, best.row
 
     def _weigh(self, found: Replies, trained: dict[int, Any]) -> None:
         """The engine's strategies weigh by a metric of the reply, so that is where weights go."""
         assert self.weights is not None
-        own = self.believer.reports(trained, None) if trained else None
-        weights = self.weights.of(self._received, own)
+        believer = self.hearing.believer
+        own = believer.reports(trained, None) if self.weights.trained else None
+        weights = self.weights.of(self.hearing.reports, own)
         for node, reply in list(found.good.items()):
             if weights.get(node, 0.0) <= 0:
-                found.refuse(
-                    node,
-                    "FairFed gives it no weight",
-                    self.believer.sites.get(node, f"node {node}"),
-                )
+                found.refuse(node, "FairFed gives it no weight", believer.site(node))
             else:
                 next(iter(reply.content.metric_records.values()))[self._key] = weights[node]
 
     def _count(self, arrays: ArrayRecord | None, why: str) -> None:
         self.done += 1
         self.idle = 0 if arrays else self.idle + 1
-        self._why = why
+        self.why = why
         if self.idle >= self.terms.patience:
             raise FedgftError(f"no new model in {self.idle} rounds in a row: {why}")
+
+    def _save(self, arrays: ArrayRecord) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.save(self, arrays)
 
     def _with_gaps(self, metrics: MetricRecord | None) -> MetricRecord | None:
         if metrics is not None and self.history:
@@ -279,24 +203,6 @@ class FairStrategy(Strategy):
                 if row[key] is not None:
                     metrics[f"{RECORD}.{key.replace('_', '-')}"] = row[key]
         return metrics
-
-    def _tell(self, messages: list[Message], asked: bool) -> None:
-        """Prices and wishes, into every message; strategies give many of them one content."""
-        request = self._prices(asked)
-        for content in {id(message.content): message.content for message in messages}.values():
-            put_request(content, request)
-
-    def _prices(self, asked: bool) -> Request:
-        wanted = "both" if self.weights is not None and self.weights.trained else "received"
-        reweigh = {"reweigh": True} if self.weights is not None and self.weights.reweigh else {}
-        return reweigh | prices(
-            self.constants.price, self.believer.names, statistics=wanted if asked else "none",
-            privacy=self.terms.asked(kind_of(self.constants.pricing)),
-        )  # fmt: skip
-
-    def _settings(self, number: int) -> ConfigRecord:
-        """The strategy's configuration, for questions of our own."""
-        return ConfigRecord({**self.config, "server-round": number})
 
     def _patient(self, grid: Grid) -> Any:
         return Patient(grid, self.terms.node_timeout)

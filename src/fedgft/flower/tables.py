@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedgft.data.schema import Schema, agree, describe
 from fedgft.data.table import read_frame
 from fedgft.flower.client import Site
-from fedgft.flower.gather import Replies, log
+from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.sites import tensors
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, VERSION, check_version
@@ -32,6 +32,7 @@ def register_description(app: ClientApp) -> None:
     @app.query(DESCRIBE)
     def described(message: Message, context: Context) -> Message:
         config, name = context.run_config, site_name(context)
+        _check_limits(context, name)
         file = _file(context)
         said = describe(
             read_frame(file), label=str(config["label"]), group=str(config["group"]),
@@ -42,6 +43,19 @@ def register_description(app: ClientApp) -> None:
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
 
+def _check_limits(context: Context, name: str) -> None:
+    """A description is exact: a site that wants noise or secure sums does not give one. And a site
+    may name the columns that it lets be label and group."""
+    node, config = context.node_config, context.run_config
+    if node.get("max-epsilon") is not None or node.get("secure"):
+        raise FedgftError(f"site '{name}' does not describe its table (it has max-epsilon or "
+                          "secure): the server needs a schema file (schema=...)")  # fmt: skip
+    for what in ("label", "group"):
+        if node.get(what) is not None and node[what] != config[what]:
+            raise FedgftError(f"site '{name}' lets '{node[what]}' be the {what}, and the run asks "
+                              f"for '{config[what]}'")  # fmt: skip
+
+
 def agreement(
     grid: Grid, nodes: Sequence[int], *, timeout: float, **how: Any
 ) -> tuple[Schema, dict[str, int]]:
@@ -49,24 +63,34 @@ def agreement(
     asked = {"version": VERSION}
     messages = [query(None, ConfigRecord(), asked, node, f"query.{DESCRIBE}") for node in nodes]
     found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
-    said: dict[str, Any] = {}
-    for node, record in sorted(found.take().items()):
-        check_version(record, f"node {node}")
-        name = str(record["site"])
-        if name in said:
-            raise FedgftError(f"two sites are called '{name}': name them apart (site=... in each "
-                              "node's configuration)")  # fmt: skip
-        said[name] = json.loads(str(record["description"]))
+    said, twice = _descriptions(found.take())
     if not said:
         raise FedgftError(f"no site described its table: {found.why()}")
     schema, wrong = agree(said, **how)
-    for site, why in wrong.items():
+    for site, why in (wrong | twice).items():
         log.warning("fedgft: site '%s' cannot take part: %s", site, why)
     rows = {site: int(d["rows"]) for site, d in said.items() if site not in wrong}
     names = ", ".join(schema.classes), ", ".join(schema.groups)
     log.info("fedgft: %d of %d sites fit: %d features, classes %s, groups %s", len(rows), len(said),
              len(schema.encoder.columns), *names)  # fmt: skip
     return schema, rows
+
+
+def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """By site; of two with one name neither is taken for the other."""
+    said: dict[str, Any] = {}
+    twice: dict[str, str] = {}
+    for node, record in sorted(records.items()):
+        try:
+            check_version(record, f"node {node}")
+            name, found = plain(record["site"], 100), json.loads(str(record["description"]))
+        except (FedgftError, KeyError, ValueError, TypeError, RecursionError) as error:
+            log.warning("fedgft: node %d is left out: %s", node, plain(error))
+            continue
+        if name in said or name in twice:
+            twice[name] = "two sites have this name: set site=... in each node's configuration"
+        said[name] = found
+    return {name: one for name, one in said.items() if name not in twice}, twice
 
 
 def table_site(context: Context, schema: Schema, model: ModelOf) -> Site:

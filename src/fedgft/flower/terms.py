@@ -34,6 +34,9 @@ class Terms:
     def __post_init__(self) -> None:
         if self.channel not in CHANNELS:
             raise FedgftError(f"channel {self.channel!r} is not known: {', '.join(CHANNELS)}")
+        if self.patience < 1 or not self.node_timeout > 0:
+            raise FedgftError(f"patience {self.patience} and node_timeout {self.node_timeout:g} "
+                              "must be at least 1 and above 0")  # fmt: skip
         if not 0 < self.max_share <= 1:
             raise FedgftError(f"max_share must lie between 0 and 1, got {self.max_share:g}")
         if self.secure and self.channel != "query":

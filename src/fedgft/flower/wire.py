@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedgft.layout import printable
 from fedgft.metrics import Tally
 from fedgft.types import FedgftError, Price
 
 RECORD = "fedgft"
 PREFIX = "fedgft."
+TRAINED = "fedgft.trained"  # of the locally trained model, where a weighting looks at it
 QUERY = "query.fedgft"
 REPORT = "fedgft_report"
 VERSION = 1
@@ -82,7 +84,8 @@ def pack_report(report: Report) -> ConfigRecord:
 
 def unpack_report(record: Any, *, node: str) -> Report:
     """A client's sums, right in form; whether they can be true is for `checks`."""
-    site = f"{record.get('site', node)}"[:100] if isinstance(record, ConfigRecord) else node
+    named = record.get("site", node) if isinstance(record, ConfigRecord) else node
+    site = printable(" ".join(str(named).split()))[:100]
     if not isinstance(record, ConfigRecord):
         raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'")
     check_version(record, f"site '{site}'")

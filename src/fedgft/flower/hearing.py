@@ -1,0 +1,140 @@
+"""What the server hears of its clients: who is asked, who is believed, and what follows from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fedgft.flower.checks import Noise, capped, check_report
+from fedgft.flower.constants import Constants, kind_of
+from fedgft.flower.gather import Believer, Replies, log
+from fedgft.flower.secure import SecureSum
+from fedgft.flower.terms import Terms, line, query
+from fedgft.flower.wire import Report, Request, prices
+from fedgft.metrics import Tally
+from fedgft.types import FedgftError
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+class Best(NamedTuple):
+    """The best model of the last rounds, and what was measured of it."""
+
+    score: float
+    arrays: ArrayRecord
+    row: dict[str, Any]
+
+
+@dataclass
+class Hearing:
+    constants: Constants
+    terms: Terms
+    believer: Believer = field(default_factory=Believer)
+    on_round: OnRound | None = None
+    rounds: int = 0  # of the whole run
+    runs: int = 1  # one more every time the server was restarted: sites then begin anew
+    released: int = 0  # times that clients were asked
+    silent: int = 0  # rounds in a row without any statistics
+    best: Best | None = None
+    reports: dict[int, Report] = field(default_factory=dict)  # of the last round
+
+    @property
+    def noise(self) -> Noise | None:
+        return self.terms.budget.noise(kind_of(self.constants.pricing))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.constants.history
+
+    def check_budget(self, rounds: int) -> None:
+        """A budget that ends before the run does would end the run."""
+        final = self.terms.final and self.terms.channel != "evaluate"
+        needed, budget = rounds + final, self.terms.budget
+        if budget.epsilon is not None and budget.releases < needed:
+            raise FedgftError(
+                f"the privacy budget is for {budget.releases} release(s), and {rounds} rounds need "
+                f"{needed}: Budget(epsilon, releases={needed})"
+            )
+
+    def request(self, *, asked: bool, both: bool = False) -> Request:
+        """Prices, and whether sums are wanted: of the received model, or also of the trained."""
+        if asked:
+            self.released += 1
+        wanted = ("both" if both else "received") if asked else "none"
+        return prices(
+            self.constants.price, self.believer.names, statistics=wanted,
+            privacy=self.terms.asked(kind_of(self.constants.pricing)),
+        )  # fmt: skip
+
+    def ask(
+        self, grid: Grid, arrays: ArrayRecord, nodes: list[int], *, of_round: int,
+        config: ConfigRecord, timeout: float,
+    ) -> None:  # fmt: skip
+        """A question of its own: the sums of this model, which `of_round` rounds made."""
+        request = self.request(asked=True)
+        if self.terms.secure:
+            secret = SecureSum(grid, arrays, request, config, timeout)
+            self._ask_secretly(secret, nodes, of_round)
+            return
+        messages = [query(arrays, config, request, node) for node in nodes]
+        found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
+        self.learn(found.take(), found, arrays=arrays, of_round=of_round, asked=len(nodes))
+
+    def _ask_secretly(self, secret: SecureSum, nodes: list[int], of_round: int) -> None:
+        """Only the total is known, so only the total can be checked."""
+        try:
+            total, clients, names = secret.ask(nodes)
+            self.believer.names = self.believer.names or names
+            self.believer.names.check(names, site="all sites")
+            check_report(Report("all sites", names, total), examples=None)
+        except FedgftError as error:
+            self._nothing(str(error))
+            return
+        self._use(total, clients, secret.arrays, of_round, everybody=clients == len(nodes))
+
+    def learn(
+        self, records: dict[int, Any], found: Replies, *, arrays: ArrayRecord, of_round: int,
+        asked: int,
+    ) -> None:  # fmt: skip
+        """New constants from what clients say of a model."""
+        self.reports = self.believer.reports(records, self.noise)
+        if not self.reports:
+            if found.good and not records:  # they work, and know nothing of us
+                raise FedgftError(
+                    f"no client sent statistics through channel '{self.terms.channel}': its "
+                    "handlers must be those of fedgft.flower (docs/deployment.md)"
+                )
+            self._nothing("; ".join([*self.believer.dropped, found.why()]))
+            return
+        tallies, cut = capped(self.reports, self.terms.max_share)
+        for text in cut:
+            log.warning("fedgft: %s", text)
+        total = sum(list(tallies.values())[1:], start=next(iter(tallies.values())))
+        self._use(total, len(tallies), arrays, of_round, everybody=len(tallies) == asked)
+
+    def _nothing(self, why: str) -> None:
+        self.silent += 1
+        if not self.history and self.silent >= self.terms.patience:
+            raise FedgftError(
+                f"no client sent statistics through channel '{self.terms.channel}': {why}"
+            )
+        log.warning("fedgft: no statistics this round, the constants stay as they are: %s", why)
+
+    def _use(
+        self, total: Tally, clients: int, arrays: ArrayRecord, of_round: int, *, everybody: bool
+    ) -> None:
+        self.silent, self.constants.names = 0, self.believer.names
+        self.constants.learn(total, round=of_round, clients=clients, noise=self.noise)
+        row, spent = self.history[-1], self.terms.budget.spent(self.released, self.runs)
+        if spent is not None:
+            row |= {"epsilon": spent, "delta": self.terms.budget.delta}
+        log.info("fedgft: %s", line(row, self.constants.metric.name))
+        if self.on_round is not None:
+            self.on_round(row)
+        pick = 0.0 if self.constants.pricing is None else self.constants.pricing.pick
+        if everybody and self.noise is None and of_round > self.rounds * (1 - pick):
+            score = self.constants.score(total)
+            if self.best is None or score >= self.best.score:
+                self.best = Best(score, arrays, row)
