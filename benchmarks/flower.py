@@ -102,21 +102,20 @@ def same(deployed: bool) -> list[str]:
             strategy.start(grid_of(made), start(made, 0), 5, train_config=config(0, 5)).arrays
         )
         cells = [title, f"{np.abs(found - expected).max():.1e}"]
-        cells.append(
-            f"{np.abs(_deployed(name, lam, channel) - expected).max():.1e}" if deployed else "-"
-        )
+        far = np.abs(_deployed(name, lam, channel) - expected).max() if deployed else None
+        cells.append("-" if far is None else f"{far:.1e}")
         rows.append(cells)
     header = ["Adult, 3 sites, 5 rounds", "in-process engine", "real processes, TLS"]
-    return ["## The same parameters as the simulator", "", "Largest difference of any parameter.", "",
-            *table(header, rows)]  # fmt: skip
+    said = "Largest difference of any parameter."
+    return ["## The same parameters as the simulator", "", said, "", *table(header, rows)]
 
 
 def _deployed(name: str, lam: float | None, channel: str) -> np.ndarray:
     method = ["--method", "measured"] if lam is None else ["--lam", str(lam)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "fedgft", "deploy", "local", "--sites", "3", "--rounds", "5",
-                   *method, "--strategy", name, "--channel", channel, "--set", "schedule=constant",
+        command = [sys.executable, "-m", "fedgft", "deploy", "local", "--sites", "3",
+                   "--rounds", "5", *method, "--strategy", name, "--channel", channel, "--set", "schedule=constant",
                    f"lr={LR}", "--out", str(out), "--json"]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1200)
         print(done.stdout.strip(), file=sys.stderr, flush=True)
@@ -190,7 +189,8 @@ def private(seeds: int) -> list[str]:
                     "FedAvg": inner("FedAvg"),
                     "FedGFT": FedGFT(inner("FedAvg"), metric, lam=LAM, **how),
                     "private": FedGFT(inner("FedAvg"), metric, lam=LAM, budget=budget, **how),
-                    "target": FedGFT(inner("FedAvg"), metric, target=0.0, pace=0.13, budget=budget, **how),
+                    "target": FedGFT(inner("FedAvg"), metric, target=0.0, pace=0.13, budget=budget,
+                                     **how),
                 }  # fmt: skip
                 for name, strategy in runs.items():
                     told = config(seed, 20, "cosine")
@@ -209,10 +209,9 @@ def private(seeds: int) -> list[str]:
             rows.append([*cells, f"{100 * np.mean(errors):.1f}"])
     header = ["metric", "alpha", "FedAvg", f"FedGFT, lam {LAM:g}, no noise", "epsilon 1, lam 5",
               "epsilon 1, target 0", "error that the noise puts on one round's gap"]  # fmt: skip
-    return ["## What privacy costs", "",
-            f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all statistics of "
-            "a run; gaps of scores / of decisions on the clients' rows, in points.", "",
-            *table(header, rows)]  # fmt: skip
+    said = (f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all statistics "
+            "of a run; gaps of scores / of decisions on the clients' rows, in points.")  # fmt: skip
+    return ["## What privacy costs", "", said, "", *table(header, rows)]
 
 
 if __name__ == "__main__":

@@ -81,6 +81,11 @@ def test_the_certificate_names_every_address(tmp_path: Path) -> None:
         ({"sites": ("-rf",)}, "names files"),
         ({"host": "a b"}, "neither an address"),
         ({"host": "x; rm -rf"}, "neither an address"),
+        ({"host": "h:9093"}, "without a port"),
+        ({"host": "https://h"}, "without a port"),
+        ({"host": "1.2.3.999"}, "neither an address"),
+        ({"host": "a..b"}, "neither an address"),
+        ({"aliases": ("bücher.de",)}, "neither an address"),
         ({"port": 0}, "between 1 and 65535"),
     ],
 )
@@ -167,6 +172,33 @@ def test_a_process_that_ends_at_once_says_why(tmp_path: Path) -> None:
             processes.await_port("x", free_port())
 
 
+def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
+    """Linux ends them for us."""
+    code = (
+        "import sys, time; from pathlib import Path;"
+        "from fedgft.deploy.processes import Processes;"
+        "here = Path(sys.argv[1]); p = Processes(here, here / 'home', here / 'logs');"
+        "p.start('x', [sys.executable, '-c', 'import time; time.sleep(60)']);"
+        "print(p.running['x'].pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_run_a_folder(tmp_path: Path) -> None:
+    from fedgft.deploy.local import _alone
+
+    busy = pytest.raises(FedgftError, match="another run is at work there")
+    with _alone(tmp_path), busy, _alone(tmp_path):
+        pass
+    with _alone(tmp_path):
+        pass
+
+
 def test_a_port_in_use_is_named() -> None:
     import socket
 
@@ -202,6 +234,15 @@ def test_a_port_in_use_is_named() -> None:
         (["--set", "lr"], "--set lr"),
         (["--set", "learning=3"], "--set learning"),
         (["--set", "rounds=[1]"], "KEY=VALUE"),
+        (["--set", "out=elsewhere"], "--out"),
+        (["--set", "lr=nan"], "--set lr=nan"),
+        (["--set", "lr=fast"], "must be like 0.01"),
+        (["--set", "secure=true"], "channel='query'"),
+        (["--set", "secure=true", "--channel", "query", "--sites", "2"], "fewer than 3 sites"),
+        (["--alpha", "-1"], "--alpha"),
+        (["--port", "99999"], "--port 99999"),
+        (["--out", "taken/thesis.txt"], "is a file"),
+        (["--group", 'a "b"'], "quotes"),
         (["--app", "nowhere"], "--app"),
         (["--resume"], "--resume"),
         (["--out", "taken"], "not empty"),

@@ -237,6 +237,21 @@ def test_all_clients_failing_is_an_error_and_soon() -> None:
         run(grid, made, Measured(flower.FedAvg(**options())), 1)
 
 
+def test_training_that_fails_while_statistics_come() -> None:
+    made, grid = biased(), grid_of(biased())
+    for node, app in list(grid.apps.items()):
+
+        def lazy(message, context, app=app):
+            if message.metadata.message_type == "train":
+                raise RuntimeError("no GPU")
+            return app(message, context)
+
+        grid.apps[node] = lazy
+    with pytest.raises(FedgftError, match="no new model in 3 rounds in a row: no GPU"):
+        run(grid, made, FedGFT(flower.FedAvg(**options()), lam=1.0, channel="query"), 20)
+    assert grid.messages["train"] == 9
+
+
 def test_all_clients_failing_for_a_while_is_survived() -> None:
     made, grid = biased(), grid_of(biased())
     sick = {"rounds": {2, 3}}
@@ -469,8 +484,19 @@ def test_channel_evaluate_is_restarted_exactly(tmp_path) -> None:
         inner = flower.FedAvg(**options(fraction_evaluate=1.0))
         return FedGFT(inner, lam=5.0, channel="evaluate", **how)
 
+    class Killed(Exception): ...
+
     expected = run(grid_of(made), made, fresh(), 5)[0]
-    run(grid_of(made), made, fresh(checkpoint=file), 3)
+    first, grid = fresh(checkpoint=file), grid_of(made)
+
+    def kill(node, message):  # after the third round's training, before anybody was heard
+        if message.metadata.message_type == "evaluate" and first.done == 3:
+            raise Killed
+        return False
+
+    grid.lose = kill
+    with pytest.raises(Killed):
+        run(grid, made, first, 5)
     found, again = run(grid_of(made), made, fresh(checkpoint=file), 5)
     np.testing.assert_array_equal(flat(found.arrays), flat(expected.arrays))
     assert [row["round"] for row in again.history] == [1, 2, 3, 4, 5]
@@ -497,6 +523,20 @@ def test_numbers_without_an_axis_survive_a_checkpoint(tmp_path) -> None:
         ours = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file)
         result = ours.start(grid(), first, rounds, train_config=train_config())
     assert ours.done == 2 and result.arrays["0.num_batches_tracked"].numpy().shape == ()
+
+
+def test_a_run_that_lacks_only_its_end_is_finished(tmp_path) -> None:
+    """Stopped between the last round and the report: the model is measured as any other."""
+    made, file = biased(), tmp_path / "c.safetensors"
+    first = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file, final=False)
+    run(grid_of(made), made, first)
+    again = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file)
+    grid, seen = grid_of(made), []
+    grid.lose = lambda node, message: bool(seen.append(dict(message.content["config"])))
+    run(grid, made, again)
+    assert [row["round"] for row in again.history] == [0, 1, 2, 3]
+    assert grid.messages == {"query.fedgft": 3}
+    assert all(config["lr"] == 0.01 for config in seen)  # clients are told as always
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path) -> None:

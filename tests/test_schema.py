@@ -194,3 +194,34 @@ def test_of_few_rows_nothing_is_said() -> None:
     schema, _ = agree({"a": found}, label="ok", group="sex")
     _, _, groups, notes = schema.read(frame, source="a")
     assert (groups[:3] == -1).all() and any("count as not recorded" in text for text in notes)
+
+
+def test_labels_and_groups_are_those_of_sites_that_hang_together() -> None:
+    frames = parts(table())
+    frames["a"] = frames["a"].filter(pl.col("ok") == 0)
+    frames["b"] = frames["b"].filter(pl.col("ok") == 0)
+    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    assert schema.classes == ("0", "1") and wrong == {}
+
+
+def test_an_empty_column_fits_everywhere() -> None:
+    frames = parts(table())
+    frames["b"] = frames["b"].with_columns(pay=pl.lit(None), job=pl.lit(None))
+    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    assert wrong == {}
+    x, *_ = schema.read(frames["b"], source="b")
+    assert np.isfinite(x).all()
+    every = {s: said(f.with_columns(pay=pl.lit(None))) for s, f in frames.items()}
+    schema, wrong = agree(every, label="ok", group="sex")
+    assert wrong == {} and "pay" not in schema.encoder.columns
+
+
+def test_rows_without_a_label_are_not_read() -> None:
+    frame = table()
+    schema, _ = agree({"a": said(frame)}, label="ok", group="sex")
+    late = pl.int_range(pl.len()) >= 5
+    holes = frame.with_columns(ok=pl.when(late).then(pl.col("ok")))
+    with pytest.raises(FedgftError, match=r"lacks 5 value\(s\): take those rows out"):
+        schema.read(holes, source="a")
+    with pytest.raises(FedgftError, match="both the label and the group"):
+        describe(frame, label="ok", group="sex,ok", source="a")

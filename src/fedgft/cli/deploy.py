@@ -146,6 +146,8 @@ def local(
         raise FedgftError("--target or --lam: choose one of the two")
     files = _files(data, sites)
     names = _names(len(files) or (3 if sites is None else sites))
+    if not files and (label or positive):
+        note("--label and --positive are for files of your own: a public data set has its own")
     place = expanded(out_).resolve()
     config: dict[str, Any] = {
         "rounds": rounds, "sites": len(names), "out": str(place), "label": label, "group": group,
@@ -158,6 +160,7 @@ def local(
     own = None if app_ is None else expanded(app_).resolve()
     config["resume"] = resume
     config |= _settings(set_ or [], own, taken=config)
+    _check_terms(config, len(names))
     plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
     signal.signal(signal.SIGTERM, _ended)
     said: set[str] = set()
@@ -223,6 +226,8 @@ def _check(
             raise FedgftError(f"--{name} must name a column of the files")
     if not files and config["data"] not in SOURCES:
         raise FedgftError(f"--data {config['data']}: choose from {', '.join(SOURCES)}, or files")
+    if not 0 < config["alpha"] < float("inf"):
+        raise FedgftError(f"--alpha must be a positive number, got {config['alpha']:g}")
     if not 1 <= config["rounds"] <= 10_000:
         raise FedgftError(f"--rounds must lie between 1 and 10000, got {config['rounds']}")
     metric = get_metric(config["metric"])
@@ -237,6 +242,17 @@ def _check(
                         ("channel", ("train", "query", "evaluate"))):  # fmt: skip
         if config[name] not in known:
             raise FedgftError(f"--{name} {config[name]!r} is not known: {', '.join(known)}")
+
+
+def _check_terms(config: dict[str, Any], sites: int) -> None:
+    """What the settings together amount to."""
+    from fedgft.flower.private import Budget
+    from fedgft.flower.terms import Terms
+
+    if config.get("secure") and sites < 3:
+        raise FedgftError("--set secure=true: a sum hides nobody among fewer than 3 sites")
+    budget = Budget(config["epsilon"] or None, min_count=int(config.get("min-count", 0)))
+    Terms(channel=config["channel"], secure=bool(config.get("secure")), budget=budget)
 
 
 def _check_strategy(name: str) -> None:
@@ -254,6 +270,7 @@ def _check_strategy(name: str) -> None:
 def _settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> dict[str, Any]:
     """KEY=VALUE, the value as in TOML; the app must have such a setting."""
     import tomllib
+    from math import inf
 
     from fedgft.data.columns import suggestion
     from fedgft.deploy.folder import app_settings
@@ -265,7 +282,7 @@ def _settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> dict
             held = tomllib.loads(f"x = {value}")["x"] if equals and key.strip() else None
         except tomllib.TOMLDecodeError:
             held = value  # a word without quotes, as shells leave it
-        if not isinstance(held, (str, int, float, bool)):
+        if not isinstance(held, (str, int, float, bool)) or held in (inf, -inf) or held != held:
             raise FedgftError(f"--set {item}: write KEY=VALUE, such as lr=0.005")
         if key.strip() in taken:
             raise FedgftError(f"--set {item}: there is an option --{key.strip()}")
@@ -321,11 +338,14 @@ def _share(value: float | None, unit: str = "") -> str:
 
 def _closing(made: dict[str, Any], metric: str) -> str:
     said = _share(made["gap_hard"], " points")
-    text = f"{metric} gap of decisions on the {made['sites']} sites' training rows: {said}."
+    text = f"{metric} gap of decisions on the training rows of {made['sites']} site(s): {said}."
     held = made.get("held_out")
     if held is not None and held["gap_hard"] is not None:
         low, high = _share(held["gap_hard_low"]), _share(held["gap_hard_high"])
-        text += (f" On the rows that they held out: {_share(held['gap_hard'])} points (95% "
-                 f"interval {low} to {high}), accuracy "
-                 f"{_share(held['accuracy'], '%')}.")  # fmt: skip
-    return text + f" {made['rounds']} rounds, {made['seconds']:.0f} s."
+        right = f"{_share(held['accuracy_low'])} to {_share(held['accuracy_high'])}"
+        text += (f" On the rows that they held out: {_share(held['gap_hard'], ' points')} (95% "
+                 f"interval {low} to {high}), accuracy {_share(held['accuracy'], '%')} "
+                 f"({right}).")  # fmt: skip
+    elif held is not None:
+        text += " On the rows that they held out it is not estimable: too few rows, or noise."
+    return text + f" {made['rounds']} round(s), {made['seconds']:.0f} s."

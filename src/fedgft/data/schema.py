@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = "fedgft-schema-1"
+EMPTY = "empty"
 MOST = 200  # different values of a label or a group: more are names or numbers of people
 Description = dict[str, Any]
 
@@ -46,6 +47,7 @@ class Schema:
         for name in (self.label, *self.group):
             column_of(frame, name, source=source)
         features, notes = self.encoder.encode(frame, source=source)
+        _complete(frame, self.label, source)
         labels = codes_of(as_text(frame[self.label]), self.classes)
         _known(frame[self.label], labels, self.classes, source=source)
         cells = _cells(frame, self.group)
@@ -93,8 +95,9 @@ def describe(
     groups = group_columns(group, frame.columns)
     for name in (label, *groups):
         column_of(frame, name, source=source)
-    if frame[label].null_count():
-        raise FedgftError(f"{source}: label column '{label}' lacks {frame[label].null_count()}")
+    _complete(frame, label, source)
+    if label in groups:
+        raise FedgftError(f"{source}: column '{label}' is both the label and the group")
     if frame.height < rare:
         raise FedgftError(f"{source}: has {frame.height} row(s), too few to be described")
     taken = {label, *aside}
@@ -105,6 +108,12 @@ def describe(
     labels = _frequent(as_text(frame[label]), rare, source)
     cells = _frequent(_cells(frame, groups), rare, source)
     return {"rows": frame.height, "columns": columns, "labels": labels, "groups": cells}
+
+
+def _complete(frame: "pl.DataFrame", label: str, source: str) -> None:
+    if absent := frame[label].null_count():
+        raise FedgftError(f"{source}: label column '{label}' lacks {absent} value(s): take those "
+                          "rows out")  # fmt: skip
 
 
 def _frequent(series: "pl.Series", rare: int, source: str) -> list[str]:
@@ -121,6 +130,8 @@ def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict
 
     series = column_of(frame, name, source=source)
     check_text(series, source=source)
+    if series.null_count() == len(series):
+        return {"kind": EMPTY}  # may be anything
     if series.dtype.is_numeric() or series.dtype == pl.Boolean:
         known = numbers_of(series, source=source).drop_nulls().to_numpy()
         if len(known) < rare:  # the sum of a few numbers is somebody's
@@ -138,7 +149,7 @@ def agree(
 ) -> tuple[Schema, dict[str, str]]:  # fmt: skip
     """The schema that most sites fit, and of each other site what is wrong with it."""
     good, wrong = _believable(sites)
-    columns = _common([_kinds(d) for d in good.values()]) if good else {}
+    columns = _columns(list(good.values()))
     wrong |= {site: odd for site, d in good.items() if (odd := _odd_columns(columns, _kinds(d)))}
     named = {}
     for what, given in (("labels", classes), ("groups", groups)):
@@ -153,6 +164,7 @@ def agree(
         raise FedgftError(
             f"all fitting sites together have the classes {', '.join(ordered) or '(none)'} and the "
             f"groups {', '.join(named['groups']) or '(none)'}: two of each are needed"
+            " (the settings classes and groups name them)"
             + "".join(f"; {site}: {why}" for site, why in wrong.items())
         )
     encoder, mean, spread = _fitted(list(good.values()), columns)
@@ -177,6 +189,8 @@ def _check(said: Description) -> None:
     sane = isinstance(rows, int) and 0 < rows < 10**12
     sane &= all(isinstance(v, str) for what in ("labels", "groups") for v in said[what])
     for name, column in said["columns"].items():
+        if column["kind"] == EMPTY:
+            continue
         if column["kind"] == "numbers":
             count, total, square = (float(column[key]) for key in ("count", "sum", "square"))
             sane &= 0 <= count <= rows and bool(np.isfinite([total, square]).all())
@@ -194,15 +208,26 @@ def _kinds(description: Description) -> dict[str, str]:
     return {name: column["kind"] for name, column in description["columns"].items()}
 
 
-def _common(held: list[Any]) -> Any:
-    return max(held, key=held.count)
+def _columns(sites: list[Description]) -> dict[str, str]:
+    """The columns that most sites have, and of each the kind that it has at most of them."""
+    sets = [frozenset(_kinds(d)) for d in sites]
+    if not sets:
+        return {}
+    common = max(sets, key=sets.count)
+    first = next(d for d, own in zip(sites, sets, strict=True) if own == common)
+    out = {}
+    for name in first["columns"]:
+        kinds = [k[name] for k in map(_kinds, sites) if k.get(name, EMPTY) != EMPTY]
+        if kinds:  # empty everywhere, it teaches nothing
+            out[name] = max(kinds, key=kinds.count)
+    return out
 
 
 def _odd_columns(common: dict[str, str], own: dict[str, str]) -> str | None:
     for name, kind in common.items():
         if name not in own:
             return f"it has no column '{name}'{suggestion(name, list(own))}"
-        if own[name] != kind:
+        if own[name] not in (kind, EMPTY):
             return f"its column '{name}' holds {own[name]}, at other sites {kind}"
     return None  # what it has besides is not read
 
@@ -210,19 +235,27 @@ def _odd_columns(common: dict[str, str], own: dict[str, str]) -> str | None:
 def _names(
     sites: Mapping[str, Description], what: str, given: tuple[str, ...]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Names that were given bind everybody. Otherwise: what most sites have, and of sites that have
-    some of it, what they have besides (a group may live at one site only)."""
+    """Names that were given bind everybody. Otherwise: those of the sites that hang together, each
+    having a name in common with another; a class or group may live at one site only."""
     held = {site: set(map(str, description[what])) for site, description in sites.items()}
-    sets = list(held.values())
-    base = set(given) or max(sets, key=lambda own: (sets.count(own), len(own)))
+    base = set(given) or _together(list(held.values()))
     odd = {}
     for site, own in held.items():
-        strange = own - base if given or what == "labels" else (own if not own & base else set())
-        if strange:
+        if own - base:
             odd[site] = (f"its {what} are {', '.join(sorted(own))}; the federation's are "
                          f"{', '.join(sorted(base))}")  # fmt: skip
-    union = base.union(*(own for site, own in held.items() if site not in odd))
-    return given or tuple(sorted(union, key=_order)), odd
+    return given or tuple(sorted(base, key=_order)), odd
+
+
+def _together(sets: list[set[str]]) -> set[str]:
+    """The union of the largest number of sets that are linked by names they share."""
+    parts: list[tuple[int, set[str]]] = []
+    for own in sets:
+        linked = [part for part in parts if part[1] & own]
+        apart = [part for part in parts if not part[1] & own]
+        size = 1 + sum(number for number, _ in linked)
+        parts = [*apart, (size, own.union(*(names for _, names in linked)))]
+    return max(parts, key=lambda part: (part[0], len(part[1])))[1]
 
 
 def _order(name: str) -> tuple[int, float, str]:
@@ -249,7 +282,7 @@ def _fitted(
     fields: list[Numeric | Categorical] = []
     means, squares = [], []
     for name, kind in columns.items():
-        own = [d["columns"][name] for d in sites]
+        own = [d["columns"][name] for d in sites if d["columns"][name]["kind"] != EMPTY]
         if kind == "numbers":
             count, total, square = (sum(c[k] for c in own) for k in ("count", "sum", "square"))
             mean = total / count if count else 0.0
@@ -259,7 +292,8 @@ def _fitted(
         else:
             levels = sorted({level for c in own for level in c["levels"]})
             if not levels:
-                raise FedgftError(f"column '{name}' has no value that is frequent at any site")
+                raise FedgftError(f"column '{name}' has no value that is frequent at any site: "
+                                  "leave it out (the setting leave-out)")  # fmt: skip
             fields.append(Categorical(name, tuple(levels)))
             share = [sum(c["levels"].get(level, 0) for c in own) / rows for level in levels[1:]]
             means += share

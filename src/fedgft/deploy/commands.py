@@ -15,6 +15,7 @@ def instructions(folder: Folder) -> str:
         *SWITCHES, "",
         f"# 1. On the server ({folder.host}), in this folder; sites must reach port {folder.port}:",
         f"cd {shlex.quote(str(folder.path))}",
+        f"export FLWR_HOME={shlex.quote(str(folder.engine))}",
         shlex.join(folder.server_command()), "",
         "# 2. There too, in a second shell (with the lines above): let the sites in, each once.",
         f"cd {shlex.quote(str(folder.path))}",
@@ -26,13 +27,15 @@ def instructions(folder: Folder) -> str:
         node = f'site="{site}" data="/path/to/{site}.csv"'
         lines += [
             f"# {number}. At {site}, in a folder with ca.crt and nodes/{site}.* (chmod 600), and",
-            "#    nothing else of this; max-epsilon=1 or min-count=10 there refuse to tell more:",
+            "#    nothing else of this; max-epsilon=1 or min-count=10 there refuse to tell more",
+            "#    (two nodes on one host need two ports):",
             shlex.join(folder.node_command(site, node)), "",
         ]  # fmt: skip
     config = f'data="csv" label="..." group="..." sites={len(folder.sites)} rounds=20'
     lines += [
         f"# {len(folder.sites) + 3}. On the server, in the second shell: train. Success is what",
-        f"#    `flwr list {CONNECTION}` says; the model and the report are in app's `out`.",
+        f"#    `flwr list {CONNECTION}` says; model and report come into fedgft-run, in the",
+        "#    folder of the first shell (the setting out; one folder a run).",
         shlex.join(["flwr", "run", "app", CONNECTION, "--stream", "--run-config", config]), "",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from fedgft.types import FedgftError
 
 CONNECTION = "federation"
 MOST_SITES = 1000
+HOST = r"(?![0-9.]+$)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*"
 HERE = ("127.0.0.1", "localhost")
 
 
@@ -42,7 +43,8 @@ class Folder:
         """The engine's own home: its configuration and state."""
         return self.path / "engine"
 
-    def server_command(self, *, bind: str = "0.0.0.0", python: str = "") -> list[str]:
+    def server_command(self, *, bind: str = "", python: str = "") -> list[str]:
+        bind = bind or ("::" if ":" in self.host else "0.0.0.0")
         return [
             f"{python}flower-superlink",
             "--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt",
@@ -68,24 +70,32 @@ def make_folder(
 ) -> Folder:
     """Everything a federation needs, in a folder that did not exist or was empty."""
     _check(sites, (host, *aliases), port)
+    if re.search(r"[\x00-\x1f\"'\\]", str(path.resolve())):
+        raise FedgftError(f"{str(path)!r}: quotes, backslashes and line ends in a path confuse "
+                          "shells and the engine; name another folder")  # fmt: skip
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FedgftError(
             f"{path}: exists and is not empty; keys are not written over: name another"
         )
     with open_folder(path):
-        path.chmod(0o700)
-        made = Folder(path.resolve(), host, port, tuple(sites))
-        issuer = authority(path)
-        hosts = list(dict.fromkeys((host, *aliases, *HERE)))
-        certificate_for(path, "server", issuer, hosts)
-        (path / "nodes").mkdir(mode=0o700)
-        for site in sites:
-            node_key(path / "nodes", site)
-            certificate_for(path / "nodes", site, issuer, HERE)
-        (path / "engine").mkdir(mode=0o700)
-        with whole(path / "engine" / "config.toml") as part:
-            part.write_text(_connection(made), "utf-8")
-        copy_app(made.app)
+        try:
+            path.chmod(0o700)
+            made = Folder(path.resolve(), host, port, tuple(sites))
+            issuer = authority(path)
+            hosts = list(dict.fromkeys((host, *aliases, *HERE)))
+            certificate_for(path, "server", issuer, hosts)
+            (path / "nodes").mkdir(mode=0o700)
+            for site in sites:
+                node_key(path / "nodes", site)
+                certificate_for(path / "nodes", site, issuer, HERE)
+            (path / "engine").mkdir(mode=0o700)
+            with whole(path / "engine" / "config.toml") as part:
+                part.write_text(_connection(made), "utf-8")
+            copy_app(made.app)
+        except BaseException:  # half of it, with keys, is worse than nothing
+            for part in path.iterdir():
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+            raise
     return made
 
 
@@ -110,7 +120,7 @@ def _shipped() -> Path:
 
 def _connection(folder: Folder) -> str:
     address = f"127.0.0.1:{folder.port}" if folder.host in HERE else folder.address
-    certificate = str(folder.path / "ca.crt").replace("\\", "\\\\").replace('"', '\\"')
+    certificate = str(folder.path / "ca.crt")
     return (f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "{address}"\nroot-certificates = "{certificate}"\n')  # fmt: skip
 
@@ -126,19 +136,16 @@ def _check(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
     if len(set(map(str.casefold, sites))) < len(sites):
         raise FedgftError("--sites: two sites have the same name")
     for host in hosts:
-        if not re.fullmatch(r"[A-Za-z0-9:][A-Za-z0-9:.-]{0,63}", host) or _not_an_address(host):
-            raise FedgftError(f"--host {host!r}: neither an address nor a host name (of 64 "
-                              "characters at most)")  # fmt: skip
+        if not (re.fullmatch(HOST, host) or _address(host)) or len(host) > 253:
+            raise FedgftError(f"--host or --alias {host!r}: neither an address nor a host name "
+                              "(without a port or a scheme)")  # fmt: skip
     if not 1 <= port <= 65535:
         raise FedgftError(f"--port {port}: must lie between 1 and 65535")
 
 
-def _not_an_address(host: str) -> bool:
-    """Looks like one, and is none."""
-    if ":" not in host and not re.fullmatch(r"[0-9.]+", host):
-        return False
+def _address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return True
-    return False
+        return False
+    return True

@@ -40,7 +40,7 @@ def certificate_for(
     x509, ec, _ = _cryptography()
     certificate, signing = issued_by
     key = ec.generate_private_key(ec.SECP384R1())
-    builder = _builder(_name(hosts[0]), certificate.subject, key.public_key())
+    builder = _builder(_name(f"fedgft {name}"[:64]), certificate.subject, key.public_key())
     names = x509.SubjectAlternativeName([_general(host) for host in hosts])
     builder = builder.add_extension(names, critical=False)
     builder = builder.add_extension(
@@ -115,19 +115,13 @@ def _general(host: str) -> Any:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        try:
-            return x509.DNSName(host)
-        except ValueError as error:
-            raise FedgftError(f"--host {host}: neither an address nor a name ({error})") from None
+        return x509.DNSName(host)
 
 
 def _name(common: str) -> Any:
     from cryptography import x509
 
-    try:
-        return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common)])
-    except ValueError as error:
-        raise FedgftError(f"--host {common}: cannot be put into a certificate ({error})") from None
+    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common)])
 
 
 def _pem(key: Any) -> bytes:

@@ -18,6 +18,8 @@ from fedgft.flower.journal import FILE
 from fedgft.types import FedgftError
 
 ENGINE = "engine"  # of the engine's own files, while it runs
+GIVEN_UP = "given up"
+LEFTOVERS = {ENGINE, "logs", FILE, "schema.json", ".lock"}
 POLL = 1.0  # seconds between looks at the progress
 STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
 OnProgress = Callable[[dict[str, Any]], None]
@@ -66,6 +68,7 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
     """One run to its end. Success is what the engine says it is."""
     began = time.monotonic()
     _check_place(plan)
+    settings(plan)  # can be said at all
     with open_folder(plan.out), _alone(plan.out):
         try:
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # of a run that was killed
@@ -98,10 +101,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _check_place(plan: Plan) -> None:
     """A new folder, or one of ours to go on in."""
-    if not plan.out.exists() or (plan.out.is_dir() and not any(plan.out.iterdir())):
-        if plan.resume:
-            raise FedgftError(f"--resume: there is no run in {plan.out}")
+    if plan.out.exists() and not plan.out.is_dir():
+        raise FedgftError(f"--out {plan.out}: is a file; name a folder")
+    held = {path.name for path in plan.out.iterdir()} if plan.out.exists() else set()
+    if not plan.resume and held <= LEFTOVERS:  # of a run that came to nothing
+        (plan.out / FILE).unlink(missing_ok=True)
         return
+    if not held:
+        raise FedgftError(f"--resume: there is no run in {plan.out}")
     if not plan.resume:
         raise FedgftError(f"--out {plan.out}: is not empty; name another folder, or go on there "
                           "with --resume")  # fmt: skip
@@ -111,11 +118,15 @@ def _check_place(plan: Plan) -> None:
         raise FedgftError(f"--resume: the run in {plan.out} was finished; name another --out")
 
 
+def settings(plan: Plan) -> str:
+    """The run's configuration, as the engine takes it."""
+    return " ".join(f"{key}={_toml(value)}" for key, value in plan.config.items())
+
+
 def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
     """Hand in the app; the engine's number for the run."""
-    config = " ".join(f"{key}={_toml(value)}" for key, value in plan.config.items())
     app = str(plan.app or folder.app)
-    said = processes.run(f"{programs()}flwr", "run", app, CONNECTION, "--run-config", config,
+    said = processes.run(f"{programs()}flwr", "run", app, CONNECTION, "--run-config", settings(plan),
                          "--format", "json")  # fmt: skip
     found = _json(said)
     if not found.get("success") or "run-id" not in found:
@@ -135,6 +146,9 @@ def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -
         seen = len(rows)
         if not processes.alive("server"):
             raise FedgftError(f"the server ended: {processes.last_words('server')}")
+        if not any(processes.alive(site) for site in plan.sites):
+            words = processes.last_words(plan.sites[0])
+            raise FedgftError(f"all sites have ended; {plan.sites[0]} said last: {words}")
         if time.monotonic() - asked > STATUS_EVERY or (plan.out / "history.json").exists():
             status = status_of(processes, run)
             if status.startswith("finished"):
@@ -142,7 +156,7 @@ def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -
                 return status
             asked = time.monotonic()
         if time.monotonic() > deadline:
-            raise FedgftError(f"the run is not done after {plan.limit:g} s (--timeout)")
+            return GIVEN_UP
         time.sleep(POLL)
 
 
@@ -172,7 +186,9 @@ def summary(plan: Plan, status: str, seconds: float) -> dict[str, Any]:
     apart, on the rows that they held out."""
     out: dict[str, Any] = {"rounds": 0, "accuracy": None, "gap_soft": None, "gap_hard": None,
            "sites": len(plan.sites), "status": status, "seconds": round(seconds, 1)}  # fmt: skip
-    if status != "finished:completed":
+    if status == GIVEN_UP:
+        out["why"] = f"it was not done after {plan.limit:g} s (--timeout)"
+    elif status != "finished:completed":
         out["why"] = why_failed(plan.out)
     rows = [row for row in _progress(plan.out) if "round" in row]
     out["rounds"] = max((int(row["round"]) for row in rows), default=0)
@@ -187,11 +203,16 @@ def summary(plan: Plan, status: str, seconds: float) -> dict[str, Any]:
 
 
 def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
+    """Estimates with their intervals; one without an interval (too few rows, too much noise) is
+    none."""
     if metric not in found.get("metrics", {}):  # no report, or several metrics at once
         return {}
-    gap = found["metrics"][metric]
-    held = {"accuracy": found["accuracy"]["rate"], "gap_hard": gap["gap"]}
-    return {"held_out": held | {"gap_hard_low": gap["low"], "gap_hard_high": gap["high"]}}
+    gap, right = found["metrics"][metric], found["accuracy"]
+    sure = lambda of, name: of[name] if None not in (of["low"], of["high"]) else None  # noqa: E731
+    held = {"accuracy": sure(right, "rate"), "gap_hard": sure(gap, "gap")}
+    for name, of in (("accuracy", right), ("gap_hard", gap)):
+        held |= {f"{name}_low": of["low"], f"{name}_high": of["high"]}
+    return {"held_out": held}
 
 
 def why_failed(folder: Path) -> str:

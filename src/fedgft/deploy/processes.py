@@ -51,8 +51,8 @@ def free_port(wanted: int | None = None) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted or 0))
-        except OSError as error:
-            raise FedgftError(f"--port {wanted}: cannot be used ({error.strerror})") from None
+        except (OSError, OverflowError) as error:
+            raise FedgftError(f"--port {wanted}: cannot be used ({error})") from None
         return int(probe.getsockname()[1])
 
 

@@ -123,7 +123,9 @@ class Replies:
     def why(self) -> str:
         """Why there are so few, most frequent reason first."""
         said = Counter([*map(reason_of, self.errors), *self.refused.values()])
-        return "; ".join(text for text, _ in said.most_common(3)) or "no reply came in time"
+        return "; ".join(text for text, _ in said.most_common(3)) or (
+            "the strategy made no model of the replies" if self.good else "no reply came in time"
+        )
 
 
 @dataclass

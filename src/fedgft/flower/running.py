@@ -4,6 +4,7 @@ Sites hold a table each (`data = "csv"`, the file named in the node's own config
 of a public data set, cut as the simulator cuts it, to try things out.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,9 @@ def client(own: Own | None = None) -> ClientApp:
         config, model = context.run_config, model_of(context.run_config, own)
         if config["data"] != "csv":
             return _part(context, model)
-        return table_site(context, Schema.from_json(str(settings_of(message)["schema"])), model)
+        told: Config = dict(settings_of(message))
+        schema = Schema.from_json(str(told["schema"]))
+        return table_site(context, schema, model, json.loads(str(told["left-out"])))
 
     app = register(ClientApp(), site)
     register_description(app)

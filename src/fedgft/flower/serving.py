@@ -1,5 +1,6 @@
 """The server of a whole run, from the configuration of a Flower app: the other half."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedgft.flower.reporting import collect, write_results
 from fedgft.flower.running import Config, Own, federation, model_of
 from fedgft.flower.sites import first_arrays
 from fedgft.flower.strategy import FairStrategy
-from fedgft.flower.tables import agreement
+from fedgft.flower.tables import agreement, names_listed
 from fedgft.types import FedgftError
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -34,8 +35,9 @@ def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None =
     with journal:
         _check_place(journal.folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
-        schema, rows = _schema(grid, config, nodes)
-        how = ConfigRecord({key: config[key] for key in SETTINGS} | {"schema": schema.to_json()})
+        schema, rows, left_out = _schema(grid, config, nodes)
+        told = {"schema": schema.to_json(), "left-out": json.dumps(left_out)}
+        how = ConfigRecord({key: config[key] for key in SETTINGS} | told)
         with whole(journal.folder / "schema.json") as part:
             part.write_text(schema.to_json(), "utf-8")
         fair = _strategy(strategy, config, schema, rows, journal)
@@ -68,29 +70,28 @@ def _check_place(folder: Path, *, resume: bool) -> None:
                           "name another folder")  # fmt: skip
 
 
-def _schema(grid: Grid, config: Config, nodes: list[int]) -> tuple[Schema, np.ndarray]:
-    """How rows are read, and how many each site has."""
+def _schema(grid: Grid, config: Config, nodes: list[int]) -> tuple[Schema, np.ndarray, list[str]]:
+    """How rows are read, how many each site has, and who cannot take part."""
     if config["data"] == "csv" and config["schema"]:
         file = Path(str(config["schema"])).expanduser()
         try:
-            return Schema.from_json(file.read_text("utf-8"), source=str(file)), np.ones(1)
+            return Schema.from_json(file.read_text("utf-8"), source=str(file)), np.ones(1), []
         except OSError as error:
             raise FedgftError(f"schema {file}: cannot be read ({error.strerror})") from None
     if config["data"] == "csv":
-        listed = lambda key: tuple(filter(None, str(config[key]).split(",")))  # noqa: E731
-        found, rows = agreement(
+        found, rows, wrong = agreement(
             grid, nodes, timeout=float(config["timeout"]), label=str(config["label"]),
             group=str(config["group"]), positive=str(config["positive"]) or None,
-            classes=listed("classes"), groups=listed("groups"),
+            classes=names_listed(config["classes"]), groups=names_listed(config["groups"]),
         )  # fmt: skip
-        return found, np.array(list(rows.values())) * (1 - float(config["test-share"]))
+        return found, np.array(list(rows.values())) * (1 - float(config["test-share"])), wrong
     from fedgft.data.scaling import raw_scaling
 
     made = federation(config, int(config["sites"]))
     data = made.dataset
     assert data.encoder is not None
     names = (data.classes, data.group_names)
-    return Schema("label", ("group",), *names, data.encoder, *raw_scaling(made)), made.sizes
+    return Schema("label", ("group",), *names, data.encoder, *raw_scaling(made)), made.sizes, []
 
 
 def _strategy(

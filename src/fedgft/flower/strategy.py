@@ -67,6 +67,7 @@ class FairStrategy(Strategy):
             arrays = self.checkpoint.load(self, initial_arrays)
             log.warning("fedgft: going on after round %d of %d", self.done, num_rounds)
         self.hearing.rounds, self.timeout, offset = num_rounds, timeout, self.done
+        self.config = ConfigRecord() if train_config is None else train_config
         left = max(num_rounds - offset, 0)
         self.hearing.check_budget(left)
         measured = evaluate_fn and (lambda r, a: evaluate_fn(r + offset, a))

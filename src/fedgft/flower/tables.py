@@ -36,7 +36,7 @@ def register_description(app: ClientApp) -> None:
         file = _file(context)
         said = describe(
             read_frame(file), label=str(config["label"]), group=str(config["group"]),
-            aside=[str(config["split"])] if config.get("split") else [],
+            aside=[*filter(None, [str(config["split"]), *names_listed(config["leave-out"])])],
             rare=int(context.node_config.get("rare", RARE)), source=f"site '{name}': {file.name}",
         )  # fmt: skip
         record = ConfigRecord({"version": VERSION, "site": name, "description": json.dumps(said)})
@@ -56,10 +56,16 @@ def _check_limits(context: Context, name: str) -> None:
                               f"for '{config[what]}'")  # fmt: skip
 
 
+def names_listed(text: Any) -> tuple[str, ...]:
+    """Of a setting: names with commas between them."""
+    return tuple(name.strip() for name in str(text).split(",") if name.strip())
+
+
 def agreement(
     grid: Grid, nodes: Sequence[int], *, timeout: float, **how: Any
-) -> tuple[Schema, dict[str, int]]:
-    """Ask all sites for their columns: the schema, and how many rows each fitting site has."""
+) -> tuple[Schema, dict[str, int], list[str]]:
+    """Ask all sites for their columns: the schema, how many rows each fitting site has, and which
+    sites cannot take part."""
     asked = {"version": VERSION}
     messages = [query(None, ConfigRecord(), asked, node, f"query.{DESCRIBE}") for node in nodes]
     found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
@@ -67,13 +73,14 @@ def agreement(
     if not said:
         raise FedgftError(f"no site described its table: {found.why()}")
     schema, wrong = agree(said, **how)
-    for site, why in (wrong | twice).items():
+    wrong |= twice
+    for site, why in wrong.items():
         log.warning("fedgft: site '%s' cannot take part: %s", site, why)
     rows = {site: int(d["rows"]) for site, d in said.items() if site not in wrong}
     names = ", ".join(schema.classes), ", ".join(schema.groups)
     log.info("fedgft: %d of %d sites fit: %d features, classes %s, groups %s", len(rows), len(said),
              len(schema.encoder.columns), *names)  # fmt: skip
-    return schema, rows
+    return schema, rows, sorted(wrong)
 
 
 def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -93,9 +100,13 @@ def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, st
     return {name: one for name, one in said.items() if name not in twice}, twice
 
 
-def table_site(context: Context, schema: Schema, model: ModelOf) -> Site:
+def table_site(
+    context: Context, schema: Schema, model: ModelOf, left_out: Sequence[str] = ()
+) -> Site:
     """This node's file, read as everybody reads theirs."""
     config, name, file = context.run_config, site_name(context), _file(context)
+    if name in left_out:
+        raise FedgftError(f"site '{name}' was left out of this run: the server's log says why")
     frame = read_frame(file)
     x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
     for text in notes:
