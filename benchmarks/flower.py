@@ -114,9 +114,11 @@ def _deployed(name: str, lam: float | None, channel: str) -> np.ndarray:
     method = ["--method", "measured"] if lam is None else ["--lam", str(lam)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "fedgft", "deploy", "local", "--sites", "3",
-                   "--rounds", "5", *method, "--strategy", name, "--channel", channel, "--set", "schedule=constant",
-                   f"lr={LR}", "--out", str(out), "--json"]  # fmt: skip
+        command = [
+            sys.executable, "-m", "fedgft", "deploy", "local", "--sites", "3", "--rounds", "5",
+            *method, "--strategy", name, "--channel", channel, "--set", "schedule=constant",
+            f"lr={LR}", "--out", str(out), "--json",
+        ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1200)
         print(done.stdout.strip(), file=sys.stderr, flush=True)
         ((weight, bias),) = load_model(out / "model.safetensors").layers
@@ -209,8 +211,8 @@ def private(seeds: int) -> list[str]:
             rows.append([*cells, f"{100 * np.mean(errors):.1f}"])
     header = ["metric", "alpha", "FedAvg", f"FedGFT, lam {LAM:g}, no noise", "epsilon 1, lam 5",
               "epsilon 1, target 0", "error that the noise puts on one round's gap"]  # fmt: skip
-    said = (f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all statistics "
-            "of a run; gaps of scores / of decisions on the clients' rows, in points.")  # fmt: skip
+    said = (f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all "
+            "statistics of a run; gaps of scores / of decisions on the clients' rows, in points.")  # fmt: skip
     return ["## What privacy costs", "", said, "", *table(header, rows)]
 
 
