@@ -45,9 +45,10 @@ bench: $(TEST) ## measure the speed of all benchmark cases
 results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into results/ (an hour)
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 	$(BIN)/python benchmarks/decisions.py --out results
+	$(BIN)/python benchmarks/flower.py --deployed --out results
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf .venv build dist fedgft-demo fedgft-train fedgft-frontier adult-sites htmlcov .coverage results/cells
+	rm -rf .venv build dist fedgft-demo fedgft-train fedgft-frontier fedgft-deploy adult-sites htmlcov .coverage results/cells
 	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

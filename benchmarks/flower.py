@@ -211,8 +211,10 @@ def private(seeds: int) -> list[str]:
             rows.append([*cells, f"{100 * np.mean(errors):.1f}"])
     header = ["metric", "alpha", "FedAvg", f"FedGFT, lam {LAM:g}, no noise", "epsilon 1, lam 5",
               "epsilon 1, target 0", "error that the noise puts on one round's gap"]  # fmt: skip
-    said = (f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all "
-            "statistics of a run; gaps of scores / of decisions on the clients' rows, in points.")  # fmt: skip
+    said = (
+        f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all statistics of "
+        "a run; gaps of scores / of decisions on the clients' rows, in points."
+    )
     return ["## What privacy costs", "", said, "", *table(header, rows)]
 
 

@@ -17,7 +17,8 @@ import pytest
 from fedgft.deploy.commands import instructions
 from fedgft.deploy.folder import copy_app, make_folder
 from fedgft.deploy.keys import authority, node_key
-from fedgft.deploy.local import Plan, federation, nodes_of, submit, summary, watch
+from fedgft.deploy.local import Plan, federation, nodes_of, submit, watch
+from fedgft.deploy.outcome import summary
 from fedgft.deploy.processes import Processes, free_port, members, programs
 from fedgft.types import FedgftError
 
@@ -369,7 +370,7 @@ def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path
         log = (plan.out / "logs" / "server.log").read_text("utf-8", "replace")
         assert log.count("Activated node_id") == 3
         assert "No SuperNode found with the given public key" in log
-    made = summary(plan, status, 0.0)
+    made = summary(out, status, seconds=0.0, sites=3, limit=LIMIT)
     assert status == "finished:completed" and made["rounds"] == 2
     rows = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
     counted = [row["clients"] for row in rows if "round" in row]

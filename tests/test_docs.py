@@ -41,7 +41,17 @@ def test_commands_parse(line):
     assert callable(parsed[0])
 
 
-@pytest.mark.parametrize("name", ["", *(n for n in app if not n.startswith("-"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "deploy init",
+        "deploy local",
+        "data list",
+        "data get",
+        *(n for n in app if not n.startswith("-")),
+    ],
+)
 def test_every_command_has_help(name, capsys):
     with suppress(SystemExit):
         main([*name.split(), "--help"])

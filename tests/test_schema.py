@@ -6,8 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedgft.data.agreement import agree
 from fedgft.data.roles import Roles
-from fedgft.data.schema import Schema, agree, describe
+from fedgft.data.schema import Schema, describe
 from fedgft.data.table import from_frame
 from fedgft.types import FedgftError
 

@@ -9,6 +9,13 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from fedgft.cli.console import err, note, out, wrote
+from fedgft.cli.deploying import (
+    check_config,
+    check_terms,
+    more_settings,
+    site_files,
+    site_names,
+)
 from fedgft.cli.names import Flag, Many, MetricName, Some
 from fedgft.files import expanded
 from fedgft.types import FedgftError
@@ -16,9 +23,6 @@ from fedgft.types import FedgftError
 app = App(
     name="deploy", help="Train between organisations, on Flower: set up hosts, or try it here."
 )
-SITES = ("north", "south", "east", "west", "centre")
-STRATEGIES = ("FedAvg", "FedAvgM", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian",
-              "FedTrimmedAvg", "Krum", "MultiKrum", "QFedAvg")  # fmt: skip
 
 
 @app.command
@@ -144,8 +148,8 @@ def local(
         raise FedgftError(f"{'--data' if data == [] else '--set'} needs a value")
     if target is not None and lam is not None:
         raise FedgftError("--target or --lam: choose one of the two")
-    files = _files(data, sites)
-    names = _names(len(files) or (3 if sites is None else sites))
+    files = site_files(data, sites)
+    names = site_names(len(files) or (3 if sites is None else sites))
     if not files and (label or positive):
         note("--label and --positive are for files of your own: a public data set has its own")
     place = expanded(out_).resolve()
@@ -156,11 +160,11 @@ def local(
         "strategy": strategy, "channel": channel, "alpha": alpha, "seed": seed,
         "epsilon": epsilon or 0.0,
     }  # fmt: skip
-    _check(config, files=bool(files), lam=lam, epsilon=epsilon)
+    check_config(config, files=bool(files), lam=lam, epsilon=epsilon)
     own = None if app_ is None else expanded(app_).resolve()
     config["resume"] = resume
-    config |= _settings(set_ or [], own, taken=config)
-    _check_terms(config, len(names))
+    config |= more_settings(set_ or [], own, taken=config)
+    check_terms(config, len(names))
     plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
     signal.signal(signal.SIGTERM, _ended)
     said: set[str] = set()
@@ -180,127 +184,6 @@ def local(
 def _ended(*_: Any) -> None:
     """A polite request to end is answered like Ctrl-C: the processes are ended first."""
     raise KeyboardInterrupt
-
-
-def _files(data: list[str] | None, sites: int | None) -> list[Path]:
-    """The sites' files, if --data names files."""
-    named = [expanded(name) for name in data or []]
-    tables = [path for path in named if path.suffix.lower() in (".csv", ".parquet")]
-    if not tables:
-        if len(named) > 1:
-            raise FedgftError("--data: one public data set, or a file for every site")
-        return []
-    for path in named:
-        if path not in tables or not path.is_file():
-            raise FedgftError(f"--data {path}: no such file" if path in tables else
-                              f"--data {path}: the ending must be .csv or .parquet")  # fmt: skip
-    if sites is not None and sites != len(named):
-        raise FedgftError(f"--sites {sites}: there are {len(named)} files, one for every site")
-    return named
-
-
-def _names(count: int) -> tuple[str, ...]:
-    if not 1 <= count <= 100:
-        raise FedgftError(f"--sites must lie between 1 and 100 on one host, got {count}")
-    return (
-        tuple(SITES[:count])
-        if count <= len(SITES)
-        else tuple(f"site-{k + 1}" for k in range(count))
-    )
-
-
-def _check(
-    config: dict[str, Any], *, files: bool, lam: float | None, epsilon: float | None
-) -> None:
-    """What would otherwise be found out by processes, a minute later."""
-    from fedgft.data import SOURCES
-    from fedgft.federated.control import Controlled
-    from fedgft.federated.penalty import Linearised
-    from fedgft.metrics import get_metric
-
-    _check_strategy(config["strategy"])
-    from fedgft.flower.private import Budget
-
-    for name in ("label", "group") if files else ():
-        if not config[name]:
-            raise FedgftError(f"--{name} must name a column of the files")
-    if not files and config["data"] not in SOURCES:
-        raise FedgftError(f"--data {config['data']}: choose from {', '.join(SOURCES)}, or files")
-    if not 0 < config["alpha"] < float("inf"):
-        raise FedgftError(f"--alpha must be a positive number, got {config['alpha']:g}")
-    if not 1 <= config["rounds"] <= 10_000:
-        raise FedgftError(f"--rounds must lie between 1 and 10000, got {config['rounds']}")
-    metric = get_metric(config["metric"])
-    Controlled(metric, config["target"])
-    if lam is not None:
-        Linearised(metric, lam)
-    if epsilon is not None:
-        Budget(epsilon, releases=config["rounds"]).noise("soft")
-        if config["method"] == "fairfed":
-            raise FedgftError("--epsilon: FairFed needs every client's own sums, without noise")
-    for name, known in (("method", ("fedgft", "fairfed", "measured")),
-                        ("channel", ("train", "query", "evaluate"))):  # fmt: skip
-        if config[name] not in known:
-            raise FedgftError(f"--{name} {config[name]!r} is not known: {', '.join(known)}")
-
-
-def _check_terms(config: dict[str, Any], sites: int) -> None:
-    """What the settings together amount to."""
-    from fedgft.flower.private import Budget
-    from fedgft.flower.terms import Terms
-
-    if config.get("secure") and sites < 3:
-        raise FedgftError("--set secure=true: a sum hides nobody among fewer than 3 sites")
-    budget = Budget(config["epsilon"] or None, min_count=int(config.get("min-count", 0)))
-    Terms(channel=config["channel"], secure=bool(config.get("secure")), budget=budget)
-
-
-def _check_strategy(name: str) -> None:
-    try:
-        from flwr.serverapp import strategy
-    except ModuleNotFoundError as error:
-        raise FedgftError("fedgft deploy needs Flower: pip install 'fedgft[flower]'") from error
-    known = [
-        n for n in strategy.__all__ if n.startswith(("Fed", "Krum", "Multi", "QFed", "Bulyan"))
-    ]
-    if name not in known:
-        raise FedgftError(f"--strategy {name!r} is not known: {', '.join(known)}")
-
-
-def _settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> dict[str, Any]:
-    """KEY=VALUE, the value as in TOML; the app must have such a setting."""
-    import tomllib
-    from math import inf
-
-    from fedgft.data.columns import suggestion
-    from fedgft.deploy.folder import app_settings
-
-    known, found = app_settings(own), {}
-    for item in given:
-        key, equals, value = item.partition("=")
-        try:
-            held = tomllib.loads(f"x = {value}")["x"] if equals and key.strip() else None
-        except tomllib.TOMLDecodeError:
-            held = value  # a word without quotes, as shells leave it
-        if not isinstance(held, (str, int, float, bool)) or held in (inf, -inf) or held != held:
-            raise FedgftError(f"--set {item}: write KEY=VALUE, such as lr=0.005")
-        if key.strip() in taken:
-            raise FedgftError(f"--set {item}: there is an option --{key.strip()}")
-        if key.strip() not in known:
-            raise FedgftError(
-                f"--set {item}: no such setting{suggestion(key.strip(), list(known))}"
-            )
-        found[key.strip()] = _typed(item, held, known[key.strip()])
-    return found
-
-
-def _typed(item: str, value: Any, usual: Any) -> Any:
-    """Of the type that the app's own value has: the engine is strict about it."""
-    if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not type(usual):
-        raise FedgftError(f"--set {item}: must be like {usual!r}")
-    return value
 
 
 def _told(row: dict[str, Any], rounds: int, metric: str, said: set[str]) -> None:

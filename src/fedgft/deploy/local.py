@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.deploy.folder import CONNECTION, Folder, make_folder
+from fedgft.deploy.outcome import GIVEN_UP, progress, summary
 from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.files import open_folder
 from fedgft.flower.journal import FILE
 from fedgft.types import FedgftError
 
 ENGINE = "engine"  # of the engine's own files, while it runs
-GIVEN_UP = "given up"
 LEFTOVERS = {ENGINE, "logs", FILE, "schema.json", ".lock"}
 POLL = 1.0  # seconds between looks at the progress
 STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
@@ -79,7 +79,8 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
                 status = watch(processes, plan, run, on_progress)
         finally:
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # keys that nobody needs any more
-    return summary(plan, status, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return summary(plan.out, status, seconds=seconds, sites=len(plan.sites), limit=plan.limit)
 
 
 @contextmanager
@@ -126,8 +127,8 @@ def settings(plan: Plan) -> str:
 def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
     """Hand in the app; the engine's number for the run."""
     app = str(plan.app or folder.app)
-    said = processes.run(f"{programs()}flwr", "run", app, CONNECTION, "--run-config", settings(plan),
-                         "--format", "json")  # fmt: skip
+    command = ("run", app, CONNECTION, "--run-config", settings(plan), "--format", "json")
+    said = processes.run(f"{programs()}flwr", *command)
     found = _json(said)
     if not found.get("success") or "run-id" not in found:
         raise FedgftError(f"flwr run: {found.get('error-message') or said.strip()[-300:]}")
@@ -136,10 +137,10 @@ def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
 
 def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -> str:
     """Tell what happens until the engine says that the run has ended, and how."""
-    seen, asked = (len(_progress(plan.out)) if plan.resume else 0), time.monotonic()
+    seen, asked = (len(progress(plan.out)) if plan.resume else 0), time.monotonic()
     deadline = asked + plan.limit
     while True:
-        rows = _progress(plan.out)
+        rows = progress(plan.out)
         for row in rows[seen:]:
             alive = sum(processes.alive(site) for site in plan.sites)
             on_progress({**row, "alive": alive, "sites": len(plan.sites)})
@@ -179,61 +180,6 @@ def status_of(processes: Processes, run: int) -> str:
         if int(one.get("run-id", -1)) == run:
             return str(one.get("status", "unknown"))
     return "unknown"
-
-
-def summary(plan: Plan, status: str, seconds: float) -> dict[str, Any]:
-    """The result in numbers: of the model that was handed over, on the sites' training rows, and,
-    apart, on the rows that they held out."""
-    out: dict[str, Any] = {"rounds": 0, "accuracy": None, "gap_soft": None, "gap_hard": None,
-           "sites": len(plan.sites), "status": status, "seconds": round(seconds, 1)}  # fmt: skip
-    if status == GIVEN_UP:
-        out["why"] = f"it was not done after {plan.limit:g} s (--timeout)"
-    elif status != "finished:completed":
-        out["why"] = why_failed(plan.out)
-    rows = [row for row in _progress(plan.out) if "round" in row]
-    out["rounds"] = max((int(row["round"]) for row in rows), default=0)
-    path = plan.out / "history.json"
-    if not path.exists():
-        return out
-    held = json.loads(path.read_text("utf-8"))
-    row, metric = held["about"]["measured"] or {}, held["about"]["metric"]
-    out |= {key: row.get(key) for key in ("accuracy", "gap_soft", "gap_hard")}
-    out["sites"] = len(held["sites"]) or len(plan.sites)
-    return out | _held_out(held["held_out"], metric)
-
-
-def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Estimates with their intervals; one without an interval (too few rows, too much noise) is
-    none."""
-    if metric not in found.get("metrics", {}):  # no report, or several metrics at once
-        return {}
-    gap, right = found["metrics"][metric], found["accuracy"]
-    sure = lambda of, name: of[name] if None not in (of["low"], of["high"]) else None  # noqa: E731
-    held = {"accuracy": sure(right, "rate"), "gap_hard": sure(gap, "gap")}
-    for name, of in (("accuracy", right), ("gap_hard", gap)):
-        held |= {f"{name}_low": of["low"], f"{name}_high": of["high"]}
-    return {"held_out": held}
-
-
-def why_failed(folder: Path) -> str:
-    """In the app's own words, or the engine's where the app said nothing."""
-    said = [row["error"] for row in _progress(folder) if "error" in row]
-    if said:
-        return said[-1]
-    try:
-        text = (folder / "logs" / "run.log").read_text("utf-8", "replace")
-    except OSError:
-        return "there is no log"
-    found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception): .*)", text, re.MULTILINE)
-    return (found or ["see the log"])[-1].strip()
-
-
-def _progress(folder: Path) -> list[dict[str, Any]]:
-    try:
-        text = (folder / FILE).read_text("utf-8")
-    except OSError:
-        return []
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 def _json(text: str) -> dict[str, Any]:

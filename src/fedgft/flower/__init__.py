@@ -21,7 +21,7 @@ _HOMES = {
     "FedGFT": "methods",
     "Measured": "methods",
     "ServerPenalty": "client",
-    "Site": "client",
+    "Site": "site",
     "penalty_of": "client",
     "register": "client",
     "statistics": "client",

@@ -12,11 +12,13 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from fedgft.engine.schedule import Schedule, batches, keys, learning_rate
+from fedgft.flower.site import is_table
 from fedgft.optim import RULES, Optimizer
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
-    from fedgft.flower.client import Batch, ServerPenalty, Site
+    from fedgft.flower.client import ServerPenalty
+    from fedgft.flower.site import Batch, Site
 
 
 def fit(site: "Site") -> Callable[[Any, "ServerPenalty", ConfigRecord], dict[str, float]]:
@@ -43,8 +45,6 @@ def fit(site: "Site") -> Callable[[Any, "ServerPenalty", ConfigRecord], dict[str
 
 
 def _epoch(site: "Site", config: ConfigRecord, epoch: int) -> Iterable["Batch"]:
-    from fedgft.flower.client import is_table
-
     if not is_table(site.rows):
         yield from map(site.read, site.rows)
         return

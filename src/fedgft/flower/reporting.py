@@ -12,10 +12,10 @@ from fedgft.audit.sitefile import from_json, to_json
 from fedgft.data.schema import Schema
 from fedgft.experiments.store import write_model
 from fedgft.files import whole
-from fedgft.flower.client import Site
 from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.private import Budget, total_rho
 from fedgft.flower.shield import agreed, enter
+from fedgft.flower.site import Site
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, REPORT, VERSION, check_version, prices, request_of
 from fedgft.types import FedgftError

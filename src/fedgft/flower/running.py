@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 
 from fedgft.data.dataset import Federation
 from fedgft.data.schema import Schema
-from fedgft.flower.client import Site, register, settings_of
+from fedgft.flower.client import register, settings_of
+from fedgft.flower.site import Site
 from fedgft.flower.sites import client_site, tensors
 from fedgft.flower.tables import ModelOf, register_description, site_name, table_site
 from fedgft.models import Model, Module, get_model

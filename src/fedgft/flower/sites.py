@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from fedgft.data.dataset import Federation
-from fedgft.flower.client import Site
+from fedgft.flower.site import Site
 from fedgft.models import get_model
 
 DTYPE = np.float32

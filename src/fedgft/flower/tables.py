@@ -11,10 +11,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedgft.data.schema import Schema, agree, describe
+from fedgft.data.agreement import agree
+from fedgft.data.schema import Schema, describe
 from fedgft.data.table import read_frame
-from fedgft.flower.client import Site
 from fedgft.flower.gather import Replies, log, plain
+from fedgft.flower.site import Site
 from fedgft.flower.sites import tensors
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, VERSION, check_version
