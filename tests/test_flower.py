@@ -401,3 +401,59 @@ def test_optimizers_and_schedules_are_named() -> None:
     for key in ("optimizer", "schedule"):
         with pytest.raises(FedgftError, match=f"{key} 'x' is not known"):
             _optimizer(torch.nn.Linear(2, 2), ConfigRecord({key: "x"}))
+
+
+def test_a_whole_run_on_tables(tmp_path) -> None:
+    """The app's own two halves, in one process: three files, one with a column too few."""
+    import tomllib
+    from pathlib import Path
+
+    import polars as pl
+    from flwr.app import Context
+
+    from fedgft.experiments.store import load_model
+    from fedgft.flower.running import client
+    from fedgft.flower.serving import serve
+
+    rng = np.random.default_rng(0)
+    sites = []
+    for name in ("north", "south", "east", "odd"):
+        group, x = rng.choice(["f", "m"], 400), rng.normal(size=400).round(3)
+        ok = (x + (group == "m") + rng.normal(size=400) > 0.5).astype(int)
+        frame = pl.DataFrame({"x": x, "sex": group, "job": rng.choice(["a", "b"], 400), "ok": ok})
+        frame = frame.drop("job") if name == "odd" else frame
+        frame.write_csv(tmp_path / f"{name}.csv")
+        sites.append({"site": name, "data": str(tmp_path / f"{name}.csv")})
+    file = Path(__file__).parents[1] / "examples" / "flower" / "pyproject.toml"
+    config = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]["config"]
+    out = tmp_path / "run"
+    config |= {"data": "csv", "label": "ok", "group": "sex", "sites": 4, "out": str(out)}
+    app = client()
+    grid = InProcess([app] * 4, sites)
+    for context in grid.contexts.values():
+        context.run_config = config
+    server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    serve(grid, server, flower.FedAvg(**options()))
+    import json
+
+    told = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
+    assert any(
+        "'odd' cannot take part: it has no column 'job'" in row.get("note", "") for row in told
+    )
+    held = json.loads((out / "history.json").read_text())
+    assert held["sites"] == ["east", "north", "south"]
+    rows = [row for row in held["history"] if row["round"] == 5]
+    assert rows[0]["clients"] == 3 and rows[0]["rows"] == 3 * 280
+    assert held["held_out"]["rows"]["counted"] == 3 * 120
+    table, _ = load_model(out / "model.safetensors").predict(
+        pl.read_csv(tmp_path / "north.csv"), source="north"
+    )
+    assert table["score"].is_between(0, 1).all()
+    with pytest.raises(FedgftError, match="holds a finished run already"):
+        serve(grid, server, flower.FedAvg(**options()))
+    again = {**config, "out": str(tmp_path / "again"), "schema": str(out / "schema.json")}
+    for context in (*grid.contexts.values(), server):
+        context.run_config = again
+    grid.messages.clear()
+    serve(grid, server, flower.FedAvg(**options()))
+    assert "query.fedgft_describe" not in grid.messages

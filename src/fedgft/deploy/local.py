@@ -72,6 +72,8 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
     with open_folder(plan.out), _alone(plan.out):
         try:
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # of a run that was killed
+            if not plan.resume:
+                (plan.out / FILE).unlink(missing_ok=True)
             note(f"starting a server and {len(plan.sites)} sites; what they say is in "
                  f"{plan.out / 'logs'}")  # fmt: skip
             with federation(plan) as (folder, processes):
@@ -106,7 +108,6 @@ def _check_place(plan: Plan) -> None:
         raise FedgftError(f"--out {plan.out}: is a file; name a folder")
     held = {path.name for path in plan.out.iterdir()} if plan.out.exists() else set()
     if not plan.resume and held <= LEFTOVERS:  # of a run that came to nothing
-        (plan.out / FILE).unlink(missing_ok=True)
         return
     if not held:
         raise FedgftError(f"--resume: there is no run in {plan.out}")

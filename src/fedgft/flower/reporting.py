@@ -47,8 +47,8 @@ def report_reply(message: Message, context: Context, own: Site) -> Message:
     own.load(next(iter(message.content.array_records.values())))
     labels, scores, groups = _scored(own)
     sums = measure(
-        labels, scores, sensitive_features={"group": groups}, site=own.name,
-        classes=own.names.classes, values={"group": own.names.groups}, **noise,
+        labels, scores, sensitive_features={own.attribute: groups}, site=own.name,
+        classes=own.names.classes, values={own.attribute: own.names.groups}, **noise,
     )  # fmt: skip
     reply = ConfigRecord({"version": VERSION, "site": own.name, "sums": to_json(sums)})
     return Message(RecordDict({RECORD: reply}), reply_to=message)

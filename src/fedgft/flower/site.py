@@ -33,6 +33,7 @@ class Site:
     classes: int | Sequence[str] = 2
     groups: int | Sequence[str] = 2
     name: str = "unnamed"
+    attribute: str = "group"  # what the groups are groups of, in a report
     key: int = 0  # names the site in the random numbers
     names: Names = field(init=False)
 

@@ -121,7 +121,8 @@ def table_site(
     return Site(
         model(**shape).module(**shape).float(), rows=tensors(x[~held], y[~held], a[~held]),
         held_out=tensors(x[held], y[held], a[held]) if held.any() else None,
-        classes=schema.classes, groups=schema.groups, name=name, key=zlib.crc32(name.encode()),
+        classes=schema.classes, groups=schema.groups, attribute=" & ".join(schema.group),
+        name=name, key=zlib.crc32(name.encode()),
     )  # fmt: skip
 
 
