@@ -235,7 +235,7 @@ def test_servers_by_their_formulas() -> None:
     }
     for rule, v in second.items():
         server = Adaptive(rule, lr=0.1)
-        found, (m, kept) = server.step(server.init(params), params, update)
+        found, (m, kept, _) = server.step(server.init(params), params, update)
         np.testing.assert_allclose(kept, v)
         np.testing.assert_allclose(m, 0.1 * update)
         np.testing.assert_allclose(found, params + 0.1 * 0.1 * update / (np.sqrt(v) + 1e-3))

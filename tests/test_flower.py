@@ -43,6 +43,9 @@ def trained(made, strategy, rounds=ROUNDS, grid=None, **config):
 
 # The same federation, the same seeds, the same parameters
 
+MOMENTS = {"FedYogi": {"beta_1": 0.9, "beta_2": 0.99}}
+OURS = {"FedAdagrad": {"first": 0.0}}  # Flower's has no first moment
+
 SERVERS = {
     "FedAvg": (lambda: flower.FedAvg(**options()), lambda made: made),
     "FedAdam": (
@@ -50,6 +53,15 @@ SERVERS = {
         lambda algorithm: replace(algorithm, server=FLOWER_ADAM),
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["FedYogi", "FedAdagrad"])
+def test_the_other_adaptive_servers_equal_flowers(name: str) -> None:
+    made = biased()
+    ours = Adaptive(rule=name[3:].lower(), lr=0.1, convention="flower")
+    bare = getattr(flower, name)(eta=0.1, **options(), **MOMENTS.get(name, {}))
+    algorithm = replace(fedavg(), server=replace(ours, **OURS.get(name, {})))
+    np.testing.assert_allclose(trained(made, bare), simulated(made, algorithm, ROUNDS), **CLOSE)
 
 
 @pytest.mark.parametrize("server", SERVERS)
