@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -274,9 +276,23 @@ def compas_here(compas):
     """The processes find the data set in the cache."""
 
 
-def start(arguments: list[str], **how) -> subprocess.Popen:
-    return subprocess.Popen([*FEDGFT, "deploy", "local", *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, **how)  # fmt: skip
+@contextmanager
+def start(arguments: list[str]) -> Iterator[subprocess.Popen]:
+    """The command line in a process of its own, which does not outlive the test."""
+    listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - shells turn it off
+    command = [*FEDGFT, "deploy", "local", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=listen, start_new_session=True) as running:  # fmt: skip
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def finished(arguments: list[str]) -> tuple[int, str, str]:
+    with start(arguments) as running:
+        said, notes = running.communicate(timeout=LIMIT)
+    return running.returncode, said, notes
 
 
 def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> None:
@@ -290,11 +306,12 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     from fedgft.metrics import get_metric
 
     out = tmp_path / "run"
-    done = start(["--sites", "2", "--rounds", "2", "--data", "compas", "--lam", "5", "--channel",
-                  "query", "--strategy", "FedAdam", "--set", "schedule=constant", "lr=0.01",
-                  "--timeout", "280", "--json", "--out", str(out)])  # fmt: skip
-    said, notes = done.communicate(timeout=LIMIT)
-    assert done.returncode == 0, notes
+    code, said, notes = finished([
+        "--sites", "2", "--rounds", "2", "--data", "compas", "--lam", "5", "--channel", "query",
+        "--strategy", "FedAdam", "--set", "schedule=constant", "lr=0.01", "--timeout", "280",
+        "--json", "--out", str(out),
+    ])  # fmt: skip
+    assert code == 0, notes
     assert len(said.splitlines()) == 1
     row = json.loads(said)
     assert set(row) >= {"rounds", "accuracy", "gap_soft", "gap_hard", "sites", "status", "seconds"}
@@ -317,16 +334,14 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
 
 def test_ctrl_c_ends_every_process(compas_here, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    running = start(["--sites", "2", "--rounds", "50", "--data", "compas", "--out", str(out)],
-                    start_new_session=True)  # fmt: skip
-    deadline = time.monotonic() + 60
-    while (
-        len(left_behind(out)) < 4 and time.monotonic() < deadline
-    ):  # server, its helper, two sites
-        time.sleep(0.2)
-    assert len(left_behind(out)) >= 4
-    running.send_signal(signal.SIGINT)
-    _, notes = running.communicate(timeout=60)
+    arguments = ["--sites", "2", "--rounds", "50", "--data", "compas", "--out", str(out)]
+    with start(arguments) as running:
+        deadline = time.monotonic() + 60
+        while len(left_behind(out)) < 5 and time.monotonic() < deadline:
+            time.sleep(0.2)  # until the server, its helper and two sites are up, beside us
+        assert len(left_behind(out)) >= 5
+        running.send_signal(signal.SIGINT)
+        _, notes = running.communicate(timeout=60)
     assert running.returncode == 130 and "interrupted" in notes, notes
     assert left_behind(out) == []
     assert not (out / "engine").exists()
@@ -336,10 +351,12 @@ def test_all_sites_failing_is_an_error(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n")
     out = tmp_path / "run"
-    done = start(["--data", *(str(tmp_path / f"{n}.csv") for n in "ab"), "--label", "y", "--group",
-                  "sex", "--rounds", "1", "--json", "--out", str(out)])  # fmt: skip
-    said, notes = done.communicate(timeout=LIMIT)
-    assert done.returncode == 2
+    files = [str(tmp_path / f"{name}.csv") for name in "ab"]
+    code, said, notes = finished([
+        "--data", *files, "--label", "y", "--group", "sex", "--rounds", "1", "--json", "--out",
+        str(out),
+    ])  # fmt: skip
+    assert code == 2
     assert json.loads(said)["status"] == "finished:failed"
     assert "site 'north': a.csv: no column 'sex'" in notes
     assert left_behind(out) == []

@@ -166,7 +166,9 @@ def local(
     config |= more_settings(set_ or [], own, taken=config)
     check_terms(config, len(names))
     plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
-    signal.signal(signal.SIGTERM, _ended)
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sign) != signal.SIG_IGN:  # nohup means it
+            signal.signal(sign, _ended)
     said: set[str] = set()
     made = run_local(plan, lambda row: _told(row, rounds, metric, said), note)
     if json:
