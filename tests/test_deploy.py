@@ -307,9 +307,8 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
 
     out = tmp_path / "run"
     code, said, notes = finished([
-        "--sites", "2", "--rounds", "2", "--data", "compas", "--lam", "5", "--channel", "query",
-        "--strategy", "FedAdam", "--set", "schedule=constant", "lr=0.01", "--timeout", "280",
-        "--json", "--out", str(out),
+        "--sites", "2", "--rounds", "2", "--data", "compas", "--lam", "5", "--strategy", "FedAdam",
+        "--set", "schedule=constant", "lr=0.01", "--timeout", "280", "--json", "--out", str(out),
     ])  # fmt: skip
     assert code == 0, notes
     assert len(said.splitlines()) == 1
@@ -320,7 +319,9 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     assert not (out / "engine").exists()  # its keys
     made = cut({"data": "compas", "group": "", "alpha": 0.5, "seed": 0, "test-share": 0.3}, 2)
     algorithm = replace(fedgft(get_metric("sp"), 5.0), server=Adaptive(lr=0.1, convention="flower"))
-    history = simulate([made], "logistic", algorithm, Settings(rounds=2), seeds=[0], lr=0.01)
+    history = simulate(
+        [made], "logistic", algorithm, Settings(rounds=2, lag=True), seeds=[0], lr=0.01
+    )
     ((weight, bias),) = load_model(out / "model.safetensors").layers
     found = np.concatenate([weight.ravel(), bias])
     np.testing.assert_allclose(found, history.params[0], rtol=0, atol=1e-5)
