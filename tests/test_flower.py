@@ -426,6 +426,7 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     from fedgft.experiments.store import load_model
     from fedgft.flower.running import client
     from fedgft.flower.serving import serve
+    from fedgft.flower.tables import _held_out
 
     rng = np.random.default_rng(0)
     sites = []
@@ -457,6 +458,12 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     rows = [row for row in held["history"] if row["round"] == 5]
     assert rows[0]["clients"] == 3 and rows[0]["rows"] == 3 * 280
     assert held["held_out"]["rows"]["counted"] == 3 * 120
+    kept = []  # the scaling is that of training rows alone
+    for name in ("north", "south", "east"):
+        frame = pl.read_csv(tmp_path / f"{name}.csv")
+        kept.append(frame.filter(~_held_out(frame, config, name))["x"].to_numpy())
+    schema = json.loads((out / "schema.json").read_text())
+    assert schema["mean"][0] == pytest.approx(np.concatenate(kept).mean())
     table, _ = load_model(out / "model.safetensors").predict(
         pl.read_csv(tmp_path / "north.csv"), source="north"
     )

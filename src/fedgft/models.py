@@ -127,6 +127,16 @@ def tensors(module: Any) -> dict[str, Any]:
     return dict([*parameters, *buffers])
 
 
+def named(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """The tensors that lie one behind the other in a flat vector."""
+    out, at = {}, 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        out[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
+        at += size
+    return out
+
+
 MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP()}
 
 

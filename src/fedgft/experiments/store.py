@@ -13,7 +13,7 @@ from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
 from fedgft.experiments.study import Result, Study
 from fedgft.files import open_folder, whole
-from fedgft.models import get_model
+from fedgft.models import get_model, named
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -116,16 +116,12 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
     data = study.dataset
     width, classes = data.features.shape[1], len(data.classes)
     shapes = get_model(study.model).shapes(features=width, classes=classes)
-    flat, at, tensors = result.history.params[replicate], 0, {}
+    flat = result.history.params[replicate]
     if not np.isfinite(flat).all():
         raise FedgftError(
             f"{result.method}: the model of seed {study.seeds[replicate]} has diverged, so it is "
             "not saved; try a smaller --lr"
         )
-    for name, shape in shapes.items():
-        size = int(np.prod(shape))
-        tensors[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
-        at += size
     about = {
         "data": data.name, "method": result.method, "metric": result.metric.name,
         "protocol": study.protocol.name, "seed": int(study.seeds[replicate]),
@@ -133,7 +129,7 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
         "classes": data.classes, "groups": data.group_names, "model": get_model(study.model).name,
         "encoder": None if data.encoder is None else data.encoder.to_json(),
     }  # fmt: skip
-    return write_model(tensors, raw_scaling(result.federations[replicate]), about, path)
+    return write_model(named(flat, shapes), raw_scaling(result.federations[replicate]), about, path)
 
 
 def write_model(

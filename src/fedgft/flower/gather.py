@@ -4,14 +4,14 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedgft.flower.checks import Noise, alike, check_metrics, check_report, check_update
+from fedgft.flower.checks import Noise, alike, check_report
 from fedgft.flower.wire import RECORD, Names, Report, node_of, unpack_report
 from fedgft.layout import printable
 from fedgft.types import FedgftError
@@ -95,24 +95,13 @@ class Replies:
         del self.good[node]
         log.warning("fedgft: %s is left out of this round: %s", site, why)
 
-    def keep_updates(self, sent: ArrayRecord, weighted_by: str, believer: "Believer") -> None:
-        """Only models that can be averaged with the others."""
+    def keep(self, check: Callable[[Message], None], believer: "Believer") -> None:
+        """Only those that can be averaged with the others: each by itself, then side by side."""
         for node, reply in list(self.good.items()):
             try:
-                check_update(reply, sent, weighted_by=weighted_by)
+                check(reply)
             except FedgftError as error:
                 self.refuse(node, str(error), believer.site(node))
-        self.keep_alike(believer)
-
-    def keep_evaluations(self, weighted_by: str, believer: "Believer") -> None:
-        for node, reply in list(self.good.items()):
-            try:
-                check_metrics(reply, weighted_by=weighted_by)
-            except FedgftError as error:
-                self.refuse(node, str(error), believer.site(node))
-        self.keep_alike(believer)
-
-    def keep_alike(self, believer: "Believer") -> None:
         for node, why in alike(self.good).items():
             self.refuse(node, why, believer.site(node))
 

@@ -84,7 +84,7 @@ def _schema(grid: Grid, config: Config, nodes: list[int]) -> tuple[Schema, np.nd
             group=str(config["group"]), positive=str(config["positive"]) or None,
             classes=names_listed(config["classes"]), groups=names_listed(config["groups"]),
         )  # fmt: skip
-        return found, np.array(list(rows.values())) * (1 - float(config["test-share"])), wrong
+        return found, np.array(list(rows.values())), wrong
     from fedgft.data.scaling import raw_scaling
 
     made = federation(config, int(config["sites"]))

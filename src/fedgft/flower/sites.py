@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord
 
 from fedgft.data.dataset import Federation
 from fedgft.flower.site import Site
-from fedgft.models import get_model
+from fedgft.models import get_model, named
 
 DTYPE = np.float32
 
@@ -15,17 +15,9 @@ DTYPE = np.float32
 def first_arrays(model: Any, *, features: int, classes: int, seed: int) -> ArrayRecord:
     """The start of a simulated run with this seed, under the names of the model's state."""
     made = get_model(model)
-    flat = made.init(_start(seed), features=features, classes=classes).astype(DTYPE)
-    out, at = {}, 0
-    for name, shape in made.shapes(features=features, classes=classes).items():
-        size = int(np.prod(shape))
-        out[name] = Array(np.ascontiguousarray(flat[at : at + size].reshape(shape)))
-        at += size
-    return ArrayRecord(out)
-
-
-def _start(seed: int) -> int:
-    return int(np.uint64(seed))
+    flat = made.init(seed, features=features, classes=classes).astype(DTYPE)
+    shapes = made.shapes(features=features, classes=classes)
+    return ArrayRecord({name: Array(tensor) for name, tensor in named(flat, shapes).items()})
 
 
 def flat(arrays: ArrayRecord) -> np.ndarray:

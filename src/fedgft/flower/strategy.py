@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgft.flower.checkpoint import Checkpoint
+from fedgft.flower.checks import check_metrics, check_update
 from fedgft.flower.gather import Patient, Replies, log
 from fedgft.flower.hearing import Hearing
 from fedgft.flower.terms import innermost
@@ -100,7 +101,7 @@ class FairStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found, believer = Replies.of(replies), self.hearing.believer
         records, trained = found.take(), found.take(TRAINED)
-        found.keep_updates(self.sent, self._key, believer)
+        found.keep(lambda r: check_update(r, self.sent, weighted_by=self._key), believer)
         believer.remember(found.good)
         if self.terms.channel == "train":
             told = {node: record for node, record in records.items() if node in found.good}
@@ -133,7 +134,7 @@ class FairStrategy(Strategy):
         found = Replies.of(replies)
         asked = len(found.good) + len(found.errors)
         records = found.take()
-        found.keep_evaluations(self._key, self.hearing.believer)
+        found.keep(lambda r: check_metrics(r, weighted_by=self._key), self.hearing.believer)
         if self.terms.channel == "evaluate":
             self.hearing.learn(records, found, arrays=self.sent, of_round=self.done, asked=asked)
             self._save(self.sent)

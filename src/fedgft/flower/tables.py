@@ -12,6 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedgft.data.agreement import agree
+from fedgft.data.columns import column_of
+from fedgft.data.roles import Roles, test_of
 from fedgft.data.schema import Schema, describe
 from fedgft.data.table import read_frame
 from fedgft.flower.gather import Replies, log, plain
@@ -35,8 +37,10 @@ def register_description(app: ClientApp) -> None:
         config, name = context.run_config, site_name(context)
         _check_limits(context, name)
         file = _file(context)
+        frame = read_frame(file)
         said = describe(
-            read_frame(file), label=str(config["label"]), group=str(config["group"]),
+            frame.filter(~_held_out(frame, config, name)), label=str(config["label"]),
+            group=str(config["group"]),
             aside=[*filter(None, [str(config["split"]), *names_listed(config["leave-out"])])],
             rare=int(context.node_config.get("rare", RARE)), source=f"site '{name}': {file.name}",
         )  # fmt: skip
@@ -145,9 +149,11 @@ def _held_out(frame: Any, config: Any, name: str) -> np.ndarray:
     """The rows of the user's own test split, or a share of them drawn by the site's name."""
     split, share = config.get("split"), float(config.get("test-share", 0.3))
     if split:
-        if split not in frame.columns:
-            raise FedgftError(f"site '{name}': no column '{split}' (split)")
-        return (frame[str(split)].cast(str).str.to_lowercase() == "test").to_numpy()
+        roles = Roles(str(config["label"]), str(config["group"]), split=str(split))
+        column_of(frame, str(split), source=f"site '{name}'", option="split")
+        test = test_of(frame, roles, source=f"site '{name}'")
+        assert test is not None
+        return test
     rng = np.random.default_rng([zlib.crc32(name.encode()), int(config.get("seed", 0))])
     held = np.zeros(frame.height, bool)
     held[rng.permutation(frame.height)[: int(share * frame.height)]] = True
