@@ -91,7 +91,7 @@ SGD = Optimizer("sgd")
 def run(made: Federation, algorithm: Algorithm, *, executor: str = "auto", model="logistic",
         seed: int = 0, lr: float = 0.05, init=None, **options) -> History:  # fmt: skip
     """One run in float64: three rounds of small batches unless told otherwise."""
-    chosen = {"rounds": 3, "batch_size": 8, "dtype": "float64", "executor": executor} | options
+    chosen = {"rounds": 3, "batch_size": 8, "precision": "fp64", "executor": executor} | options
     return simulate([made], model, algorithm, Settings(**chosen), seeds=[seed], lr=lr, init=init)
 
 

@@ -138,7 +138,7 @@ def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
         [3, 3, 4, 5],
     )
     made = [TWO[0], standardise(TWO[1]), standardise(TWO[0]), TWO[1]]
-    settings = Settings(rounds=3, batch_size=8, dtype="float64", executor=executor, cohort=5,
+    settings = Settings(rounds=3, batch_size=8, precision="fp64", executor=executor, cohort=5,
                         state="keep")  # fmt: skip
     found = simulate(made, "logistic", fedgft(SP, lam), settings, seeds=seeds, lr=lr)
     for i, one in enumerate(made):
@@ -151,7 +151,7 @@ def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
 
 @pytest.mark.parametrize("rule", ["subtract", "authors", "exp"])
 def test_beta_may_differ_from_run_to_run(rule) -> None:
-    beta, settings = np.array([0.1, 2.0]), Settings(rounds=3, batch_size=8, dtype="float64")
+    beta, settings = np.array([0.1, 2.0]), Settings(rounds=3, batch_size=8, precision="fp64")
     found = simulate(TWO, "logistic", fairfed(SP, beta, rule=rule), settings, seeds=[0, 0])
     for i, made in enumerate(TWO):
         method = fairfed(SP, float(beta[i]), rule=rule)
@@ -208,27 +208,27 @@ def test_standardised_federations(optimizer: Optimizer, executor: str) -> None:
 @every_executor
 def test_float32_is_close_to_float64(executor: str) -> None:
     made, method = federation(), fedgft(SP, 5.0)
-    found = run(made, method, executor=executor, dtype="float32", optimizer=Optimizer("momentum"))
+    found = run(made, method, executor=executor, precision="fp32", optimizer=Optimizer("momentum"))
     expected = run(made, method, executor=executor, optimizer=Optimizer("momentum"))
     assert found.params.dtype == np.float32
     np.testing.assert_allclose(found.params, expected.params, atol=2e-5)  # 50 steps of float32
 
 
 @every_executor
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_large_scores_saturate(executor: str, dtype: str) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_large_scores_saturate(executor: str, precision: str) -> None:
     """Logits of 1e4: probabilities are 0 or 1, and nothing overflows."""
     init = np.array([1e4, 0, 0, 0, -1e4, 0, 0, 0, 0, 0])
-    found = run(federation(), fedgft(SP, 5.0), executor=executor, dtype=dtype, init=init)
+    found = run(federation(), fedgft(SP, 5.0), executor=executor, precision=precision, init=init)
     score = found.federation.score[0, 0]
     np.testing.assert_allclose(score, found.federation.decision[0, 0], atol=0.01)
     assert np.isfinite(found.params).all()
 
 
 @every_executor
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_run_that_diverged_says_so(executor: str, dtype: str) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_a_run_that_diverged_says_so(executor: str, precision: str) -> None:
     init = np.array([np.nan, *[0.0] * 9])
-    found = run(federation(), fedgft(SP, 5.0), executor=executor, dtype=dtype, init=init)
+    found = run(federation(), fedgft(SP, 5.0), executor=executor, precision=precision, init=init)
     assert np.isnan(found.params).any()
     assert np.isnan(found.test.accuracy()).all() and np.isnan(found.test.gap(SP, "soft")).all()

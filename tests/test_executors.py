@@ -54,11 +54,11 @@ def test_optimisers_are_those_of_torch(name: str, executor: str) -> None:
     np.testing.assert_allclose(found.params[0], expected, **PLAIN)
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("float64", 1e-12), ("float32", 1e-6)])
-def test_one_epoch_of_the_kernel_is_torch_adam(dtype: str, error: float) -> None:
+@pytest.mark.parametrize(("precision", "error"), [("fp64", 1e-12), ("fp32", 1e-6)])
+def test_one_epoch_of_the_kernel_is_torch_adam(precision: str, error: float) -> None:
     made = federation([(400, (0, 1), (0, 1))], features=30)
     expected = federate(clients(made), module(made), Method(), Plan(rates=(0.002,), batch_size=16))
-    options = {"rounds": 1, "lr": 0.002, "batch_size": 16, "dtype": dtype}
+    options = {"rounds": 1, "lr": 0.002, "batch_size": 16, "precision": precision}
     found = run(made, fedavg(), executor="fused", **options)
     np.testing.assert_allclose(found.params[0], expected, rtol=0, atol=error)
 

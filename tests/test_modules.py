@@ -158,7 +158,7 @@ from fedgft.federated import fedgft
 from fedgft.metrics import CATALOG
 made = partition(synthetic(rows=900, features=3), clients=4)
 def train():
-    settings = Settings(rounds=2, batch_size=32, dtype="float64")
+    settings = Settings(rounds=2, batch_size=32, precision="fp64")
     return simulate([made], "logistic", fedgft(CATALOG["sp"]), settings, seeds=[0])
 result = train()
 if sys.argv[1] == "fork":

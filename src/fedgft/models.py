@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -89,6 +89,41 @@ class MLP:
 
 
 @dataclass(frozen=True)
+class ResNet18:
+    """For images: torchvision's, name by name. `weights`: a file to start from.
+
+    BatchNorm's running means are averaged like everything else, by the clients' weights, unless
+    clients keep their own normalising layers (`Settings.norms`).
+    """
+
+    norm: Literal["batch", "group"] = "batch"
+    stem: Literal["imagenet", "small"] = "imagenet"
+    weights: str | None = None
+    name: str = "resnet18"
+    linear: bool = False
+
+    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
+        from fedgft.resnet import load_weights
+
+        def make() -> Any:
+            module = self.module(features=features, classes=classes)
+            if self.weights is not None:
+                load_weights(module, self.weights)
+            return module
+
+        return _drawn(make, seed)
+
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        module = self.module(features=features, classes=classes)
+        return {name: tuple(t.shape) for name, t in tensors(module).items()}
+
+    def module(self, *, features: int, classes: int) -> Any:
+        from fedgft.resnet import Net
+
+        return Net(channels=features, classes=classes, norm=self.norm, stem=self.stem)
+
+
+@dataclass(frozen=True)
 class Module:
     """A model of your own: a function that makes an `nn.Module` with one output a class.
 
@@ -101,13 +136,7 @@ class Module:
     linear: bool = False
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
-        import torch
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = self.make()
-        parts = tensors(module).values()
-        return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
+        return _drawn(self.make, seed)
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
         module = self.module(features=features, classes=classes)
@@ -118,6 +147,17 @@ class Module:
 
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             return copy.deepcopy(self.make())  # it is cast and trained in place
+
+
+def _drawn(make: Callable[[], Any], seed: int) -> np.ndarray:
+    """The flat vector of a module that is made under this seed."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = make()
+    parts = tensors(module).values()
+    return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
 
 
 def tensors(module: Any) -> dict[str, Any]:
@@ -137,7 +177,7 @@ def named(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.
     return out
 
 
-MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP()}
+MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP(), "resnet18": ResNet18()}
 
 
 def get_model(model: Any) -> Model:

@@ -86,6 +86,40 @@ def step(optimizer: Optimizer, params: Block, grad: Block, *, moments: Moments, 
     params -= rate * m / (v**0.5 * root + optimizer.epsilon)
 
 
+def rates(optimizer: Optimizer, lr: float, ages: np.ndarray, steps: int) -> np.ndarray:
+    """The rate of each of the next steps for `replayable_step`, which knows the age of v alone:
+    where m is younger (`ages`: steps behind m and v), its bias is corrected here."""
+    ahead = np.arange(1, steps + 1)
+    if not optimizer.adaptive:
+        return np.full(steps, lr)
+    young, old = (1 - optimizer.first ** (age + ahead) for age in ages)
+    return lr * old / young
+
+
+def replayable_step(
+    optimizer: Optimizer, params: Any, grad: Any, *, moments: tuple[Any, Any], count: Any,
+    rate: Any, lr: Any,
+) -> None:  # fmt: skip
+    """One step of one model in torch, in place, one pass over memory; all that changes from step to
+    step is in tensors, so that a graph can replay it. `count`: steps behind v, this one included.
+    """
+    import torch
+
+    m, v = moments
+    if optimizer.weight_decay and not optimizer.decoupled:
+        grad.add_(params, alpha=optimizer.weight_decay)
+    if optimizer.decoupled:
+        params.mul_(1 - lr * optimizer.decoupled)
+    if not optimizer.adaptive:
+        m.mul_(optimizer.momentum).add_(grad)
+        params.sub_(rate * m)
+        return
+    torch._fused_adam_(
+        [params], [grad], [m], [v], [], [count], amsgrad=False, lr=rate, beta1=optimizer.first,
+        beta2=optimizer.second, weight_decay=0.0, eps=optimizer.epsilon, maximize=False,
+    )  # fmt: skip
+
+
 def reach(optimizer: Optimizer, steps: np.ndarray, pull: np.ndarray | float = 0.0) -> np.ndarray:
     """How far `steps` steps go along a gradient that stays the same, in units of lr (FedNova's
     norm of a), from rest: with momentum later steps go further, with a pull back (lr mu) less far.

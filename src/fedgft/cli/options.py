@@ -115,8 +115,8 @@ class Options:
     "Which part of the simulator computes it [default: auto]."
     device: str | None = None
     "cpu or cuda [default: cpu]."
-    dtype: Literal["float32", "float64"] | None = None
-    "Precision [default: float32]."
+    precision: Literal["fp32", "fp64", "bf16"] | None = None
+    "Of numbers; bf16 is for products on a GPU, what is kept stays float32 [default: fp32]."
     threads: int | None = None
     "CPU threads; results do not depend on them [default: 2]."
 

@@ -24,6 +24,9 @@ class Units:
     def __len__(self) -> int:
         return len(self.run)
 
+    def __getitem__(self, at: slice) -> "Units":
+        return Units(*(part[at] for part in self._all()))
+
     @property
     def sizes(self) -> np.ndarray:
         return self.high - self.low

@@ -118,6 +118,25 @@ class Fused:
     def trained(self) -> int:
         return 2 * (self.features + 1)
 
+    @property
+    def wave(self) -> None:
+        return None
+
+    def local(self) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+    def stored(self, units: int, width: int) -> np.ndarray:
+        return np.zeros((units, width), self.dtype)
+
+    def out(self, stored: np.ndarray, at: np.ndarray) -> np.ndarray:
+        return stored[at]
+
+    def back(self, stored: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
+        stored[at] = values
+
+    def park(self, block: np.ndarray) -> np.ndarray:
+        return block
+
     def zeros(self, units: int) -> np.ndarray:
         return np.zeros((units, self.table.x.shape[1]), self.dtype)
 

@@ -30,6 +30,14 @@ class Variates:
 
 
 @dataclass(frozen=True)
+class Norms:
+    """Every client's own normalising layers (FedBN), once it has trained; changed in place."""
+
+    own: Any  # (run x client, l)
+    known: np.ndarray  # (run x client,)
+
+
+@dataclass(frozen=True)
 class State:
     """Everything that is carried from round to round."""
 
@@ -39,6 +47,7 @@ class State:
     server: Any
     kept: Moments | None  # all clients' optimisers, where they remember; changed in place
     variates: Variates | None = None
+    norms: Norms | None = None
     best: Best | None = None
     tally: Tally | None = None  # of params on every client, if that has been measured
 
@@ -55,55 +64,104 @@ class Memory:
         if self.settings.state == "reset":
             return None
         clients = 1 if self.settings.state == "shared" else self.book.num_clients
-        return self.executor.moments(self.book.runs * clients)
+        units, width = self.book.runs * clients, self.executor.zeros(0).shape[1]
+        m, v = (self.executor.stored(units, width) for _ in range(2))
+        return Moments(m, v, np.zeros((units, 2), np.int64))
 
     def variates(self) -> Variates:
-        runs, clients = self.book.runs, self.book.num_clients
-        return Variates(self.executor.zeros(runs), self.executor.zeros(runs * clients))
+        runs, server = self.book.runs, self.executor.zeros(self.book.runs)
+        return Variates(server, self.executor.stored(runs * self.book.num_clients, server.shape[1]))
 
-    def recall(self, kept: Moments | None, cohort: Cohort) -> Moments:
-        """The optimiser states that these units start the round with."""
-        if kept is None:
-            return self.executor.moments(len(cohort))
-        moments = self.executor.recall(kept, self._places(cohort))
-        moments.forget(self.settings.state)
-        return moments
+    def norms(self) -> Norms | None:
+        if self.settings.norms == "shared":
+            return None
+        clients = self.book.runs * self.book.num_clients
+        own = self.executor.stored(clients, len(self.executor.local()))
+        return Norms(own, np.zeros(clients, bool))
 
-    def remember(self, kept: Moments | None, moments: Moments, cohort: Cohort) -> None:
-        """The states as they are after the round; `shared`: the server's mean of v and its age."""
-        if kept is None:
-            return
-        at = self._places(cohort)
-        if self.settings.state == "shared":
-            moved = self.executor.mix(cohort.weight, moments.v, kept.v, cohort)
-            kept.v[:] = (kept.v + moved).clip(0)  # rounding must not make a mean square negative
-            older = cohort.mean(moments.steps[:, 1] - kept.steps[at, 1])
-            kept.steps[:, 1] = np.rint(kept.steps[:, 1] + older)
-        else:
-            kept.m[at], kept.v[at], kept.steps[at] = moments.m, moments.v, moments.steps
+    def personal(self, norms: Norms | None, cohort: Cohort, block: Any) -> Any:
+        """Each unit's model with the layers that are its own; `block` is changed in place."""
+        if norms is None:
+            return block
+        at, local = self.own(cohort), self.executor.local()
+        known = np.flatnonzero(norms.known[at])
+        block[known[:, None], local] = self.executor.out(norms.own, at[known])
+        return block
 
-    def corrected(self, variates: Variates | None, task: Task, cohort: Cohort) -> Task:
-        """The task with c - c_k, and room for its gradients."""
-        if variates is None:
-            return task
-        drift = variates.server[cohort.run] - variates.own[self._own(cohort)]
-        return replace(task, drift=drift, gradients=self.executor.zeros(len(cohort)))
-
-    def learn(self, variates: Variates | None, task: Task, cohort: Cohort) -> None:
-        """c_k becomes the round's mean gradient, and c moves by what that changes in the mean
-        over all clients, so it stays their mean whoever took part."""
-        if variates is None:
-            return
-        at, sizes = self._own(cohort), self.book.sizes
-        fresh = task.gradients * self.executor.column(1.0 / np.maximum(task.steps, 1))
-        weight = sizes[cohort.run, cohort.client] / sizes.sum(1)[cohort.run]
-        change = self.executor.mix(weight, fresh - variates.own[at], 0 * variates.server, cohort)
-        variates.server[:] = variates.server + change
-        variates.own[at] = fresh
-
-    def _own(self, cohort: Cohort) -> np.ndarray:
+    def own(self, cohort: Cohort) -> np.ndarray:
         return cohort.run * self.book.num_clients + cohort.client
 
-    def _places(self, cohort: Cohort) -> np.ndarray:
+    def places(self, cohort: Cohort) -> np.ndarray:
         """Where the units' optimiser states are kept: each its own, or one a run."""
-        return cohort.run if self.settings.state == "shared" else self._own(cohort)
+        return cohort.run if self.settings.state == "shared" else self.own(cohort)
+
+
+@dataclass(eq=False)
+class Ledger:
+    """One round's changes to what clients remember: units come and go in waves, and whatever is a
+    mean over all of them is settled at the end."""
+
+    memory: Memory
+    state: State
+    cohort: Cohort
+    change: Any = 0.0  # of SCAFFOLD's c
+    moved: Any = 0.0  # of the shared v
+    older: Any = 0.0  # and of its age
+
+    def open(self, task: Task, cohort: Cohort) -> tuple[Task, Moments]:
+        """The wave's task with c - c_k and room for its gradients, and its optimisers' states."""
+        executor, state = self.memory.executor, self.state
+        if state.variates is not None:
+            own = executor.out(state.variates.own, self.memory.own(cohort))
+            drift = state.variates.server[cohort.run] - own
+            task = replace(task, drift=drift, gradients=executor.zeros(len(cohort)))
+        if state.kept is None:
+            return task, executor.moments(len(cohort))
+        moments = executor.recall(state.kept, self.memory.places(cohort))
+        moments.forget(self.memory.settings.state)
+        return task, moments
+
+    def close(self, task: Task, cohort: Cohort, moments: Moments, block: Any) -> None:
+        """The wave has trained."""
+        executor, state, memory = self.memory.executor, self.state, self.memory
+        if state.norms is not None:
+            at = memory.own(cohort)
+            executor.back(state.norms.own, at, block[:, executor.local()])
+            state.norms.known[at] = True
+        if state.variates is not None:
+            self._learn(state.variates, task, cohort)
+        if (kept := state.kept) is None:
+            return
+        at = memory.places(cohort)
+        if memory.settings.state == "shared":  # the server's mean of v, and its age
+            v = executor.out(kept.v, np.arange(memory.book.runs))
+            self.moved = self.moved + executor.mix(cohort.weight, moments.v, v, cohort)
+            self.older = self.older + np.bincount(
+                cohort.run, cohort.weight * (moments.steps[:, 1] - kept.steps[at, 1]), len(v)
+            )
+        else:
+            executor.back(kept.m, at, moments.m)
+            executor.back(kept.v, at, moments.v)
+            kept.steps[at] = moments.steps
+
+    def _learn(self, variates: Variates, task: Task, cohort: Cohort) -> None:
+        """c_k becomes the round's mean gradient, and c moves by what that changes in the mean
+        over all clients, so it stays their mean whoever took part."""
+        executor, at, sizes = self.memory.executor, self.memory.own(cohort), self.memory.book.sizes
+        fresh = task.gradients * executor.column(1.0 / np.maximum(task.steps, 1))
+        weight = sizes[cohort.run, cohort.client] / sizes.sum(1)[cohort.run]
+        moved = fresh - executor.out(variates.own, at)
+        self.change = self.change + executor.mix(weight, moved, 0 * variates.server, cohort)
+        executor.back(variates.own, at, fresh)
+
+    def settle(self) -> None:
+        """After the last wave."""
+        if self.state.variates is not None:
+            server = self.state.variates.server
+            server[:] = server + self.change
+        kept, executor = self.state.kept, self.memory.executor
+        if kept is not None and self.memory.settings.state == "shared":
+            every = np.arange(len(kept.steps))
+            v = executor.out(kept.v, every) + self.moved
+            executor.back(kept.v, every, v.clip(0))  # rounding must not make a mean square negative
+            kept.steps[:, 1] = np.rint(kept.steps[:, 1] + self.older)

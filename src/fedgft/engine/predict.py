@@ -29,10 +29,11 @@ def _logits(model: Any, x: np.ndarray, params: np.ndarray, classes: int) -> np.n
     import torch
     from torch.func import functional_call
 
-    from fedgft.engine.torch_executor import layout
+    from fedgft.engine.flat import layout
 
     module = model.module(features=x.shape[1], classes=classes).double().eval()
-    views = layout(module).views(torch.as_tensor(np.array(params, dtype=np.float64)))
+    where = layout(module)
+    views = where.views(torch.as_tensor(where.inward(np.asarray(params, dtype=np.float64))))
     with torch.no_grad():
         return functional_call(module, views, (torch.as_tensor(x),)).numpy()
 

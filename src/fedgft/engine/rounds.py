@@ -7,6 +7,7 @@ in the executor, and what differs between runs (seed, data, lam, beta, learning 
 arrays with one entry a run.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,17 +15,18 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.book import Book, Units
-from fedgft.engine.memory import Best, Memory, State
+from fedgft.engine.memory import Best, Ledger, Memory, State
 from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, noise, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
 from fedgft.federated import Algorithm, Cohort, Local
 from fedgft.federated.control import gains
-from fedgft.metrics import Tally
+from fedgft.metrics import Tally, concatenate
 from fedgft.models import Model
-from fedgft.optim import reach
+from fedgft.optim import Moments, reach
 from fedgft.types import FedgftError
 
+Waves = Iterable[tuple[slice, Any]]  # some units, and their trained models
 SLACK = 0.002  # a gap that is this close to its target has reached it
 WORTH = 2.0  # points of accuracy that a point of gap above the target is worth, in a pick
 
@@ -59,6 +61,7 @@ class Rounds:
             server=algorithm.server.init(block[:, :trained]),
             kept=self.memory.moments(),
             variates=self.memory.variates() if algorithm.correction.variates else None,
+            norms=self.memory.norms(),
         )
 
     def step(self, state: State, t: int) -> State:
@@ -66,25 +69,39 @@ class Rounds:
         algorithm, own_start = self.algorithm, self.settings.start == "own" and t == 0
         cohort = self._cohort(t)
         units = self.book.clients(cohort)
-        received = None if own_start else self._received(state, cohort, units, t)
+        received = None if own_start else self._received(state, cohort, t)
         late = self._task(state, cohort, units, t) if self.settings.lag else None
         if received is not None:
             state = self._judged(state, cohort, received, t)
             fresh = algorithm.objective.update(state.objective, cohort, received)
             state = replace(state, objective=fresh)
-        begin = self._own_starts(cohort) if own_start else state.params[cohort.run]
         task = late or self._task(state, cohort, units, t)
-        trained = self._train(state, task, cohort, begin)
-        seen = None
-        if algorithm.weighting.sees == "trained":
-            seen = self.executor.measure(units, trained, np.arange(len(units)))
-        far = reach(self.settings.optimizer, task.steps, task.lr * task.mu)
+        waves = self._waves(state, task, cohort, own=own_start)
+        far, seen = reach(self.settings.optimizer, task.steps, task.lr * task.mu), None
+        if algorithm.weighting.sees == "trained":  # the models have to wait for their weights
+            waves = [(at, self.executor.park(block)) for at, block in waves]
+            seen = concatenate([self._seen(units[at], block) for at, block in waves])
         coefficients, kept = algorithm.weighting.coefficients(
             state.weighting, cohort, Local(received, seen, far)
         )
-        update = self.executor.mix(coefficients, trained, state.params, cohort)
-        params, server = self._server_step(state, update, trained, cohort)
+        params, server = self._server_step(state, waves, coefficients, cohort)
         return replace(state, params=params, server=server, weighting=kept, tally=None)
+
+    def measure(self, state: State, cohort: Cohort) -> Tally:
+        """Sums of the global model over each unit's rows; of its own model, where clients keep
+        layers to themselves."""
+        units = self.book.clients(cohort)
+        if state.norms is None:
+            return self.executor.measure(units, state.params, units.run)
+        parts = []
+        for at in self._parts(len(cohort)):
+            part = cohort.part(at)
+            block = self.memory.personal(state.norms, part, state.params[part.run])
+            parts.append(self._seen(units[at], block))
+        return concatenate(parts)
+
+    def _seen(self, units: Units, block: Any) -> Tally:
+        return self.executor.measure(units, block, np.arange(len(units)))
 
     def finish(self, state: State) -> State:
         """After the last round: the model that is handed over."""
@@ -92,8 +109,7 @@ class Rounds:
             return state
         tally = state.tally
         if tally is None:
-            units = self.book.clients(self.all_clients)
-            tally = self.executor.measure(units, state.params, units.run)
+            tally = self.measure(state, self.all_clients)
         judged = self._judged(state, self.all_clients, tally, self.settings.rounds)
         assert judged.best is not None
         return replace(judged, params=judged.best.params, tally=None)
@@ -122,18 +138,33 @@ class Rounds:
         return replace(state, best=Best(np.where(better, score, state.best.score), params))
 
     def _server_step(
-        self, state: State, update: Any, trained: Any, cohort: Cohort
+        self, state: State, waves: Waves, coefficients: np.ndarray, cohort: Cohort
     ) -> tuple[Any, Any]:
         """What is trained takes the server's step; buffers (running means) take the mean, by the
-        cohort's weights: other coefficients need not sum to one."""
-        at, moved = self.executor.trained, state.params + update
+        cohort's weights: other coefficients need not sum to one. Finished models are folded in
+        wave by wave, so that there are never more of them than a wave."""
+        at = self.executor.trained
+        update: Any = 0.0
+        mean: Any = 0.0
+        buffers = at < state.params.shape[1]
+        for wave, block in waves:
+            part = cohort.part(wave)
+            update = update + self.executor.mix(coefficients[wave], block, state.params, part)
+            if buffers:
+                mean = mean + self.executor.mix(
+                    part.weight, block[:, at:], state.params[:, at:], part
+                )
+        moved = state.params + update
         moved[:, :at], server = self.algorithm.server.step(
             state.server, state.params[:, :at], update[:, :at]
         )
-        if at < moved.shape[1]:
-            mean = self.executor.mix(cohort.weight, trained, state.params, cohort)
-            moved[:, at:] = state.params[:, at:] + mean[:, at:]
+        if buffers:
+            moved[:, at:] = state.params[:, at:] + mean
         return moved, server
+
+    def _parts(self, units: int) -> list[slice]:
+        size = self.executor.wave or max(units, 1)
+        return [slice(i, min(i + size, units)) for i in range(0, units, size)]
 
     def _share(self) -> tuple[float, float]:
         """Of a controller's gains; what it measures may be noisy, or its effect a round late."""
@@ -165,14 +196,14 @@ class Rounds:
         return sample(self.book.federations, self.settings.cohort, self.settings.sampling,
                       seeds=self.seeds, round=t)  # fmt: skip
 
-    def _received(self, state: State, cohort: Cohort, units: Units, t: int) -> Tally | None:
+    def _received(self, state: State, cohort: Cohort, t: int) -> Tally | None:
         """The received model's sums on the cohort, if any slot wants to see them."""
         if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
             return None
         if cohort.full and state.tally is not None:
             tally = state.tally
         else:
-            tally = self.executor.measure(units, state.params, units.run)
+            tally = self.measure(state, cohort)
         if not self.settings.noise:
             return tally
         return noise(tally, cohort, self.settings.noise, seeds=self.seeds, round=t)
@@ -189,7 +220,7 @@ class Rounds:
         fresh = keys(client, 1 + t, np.arange(settings.epochs)[None, :])
         fixed = np.broadcast_to(client, fresh.shape)
         lr = learning_rate(self.lr, settings.schedule, round=t, rounds=settings.rounds)
-        task = Task(
+        return Task(
             units=units,
             seeds=fixed if settings.batches == "fixed" else fresh,
             noise=fresh,
@@ -200,24 +231,33 @@ class Rounds:
             price=price[cohort.run],
             mu=self.algorithm.correction.mu,
         )
-        return self.memory.corrected(state.variates, task, cohort)
 
-    def _train(self, state: State, task: Task, cohort: Cohort, block: Any) -> Any:
+    def _waves(self, state: State, task: Task, cohort: Cohort, *, own: bool) -> Waves:
+        """Trained models, as many at a time as the executor holds, and which units they are of."""
+        ledger = Ledger(self.memory, state, cohort)
+        for at in self._parts(len(cohort)):
+            part = cohort.part(at)
+            begin = self._own_starts(part) if own else state.params[part.run]
+            block = self.memory.personal(state.norms, part, begin)
+            one, moments = ledger.open(task.part(at), part)
+            block = self._train(one, part, block, moments)
+            ledger.close(one, part, moments, block)
+            yield at, block
+        ledger.settle()
+
+    def _train(self, task: Task, cohort: Cohort, block: Any, moments: Moments) -> Any:
         objective = self.algorithm.objective
-        moments = self.memory.recall(state.kept, cohort)
         if not objective.local_penalties:
-            block = self.executor.train(task, block, moments)
-        else:  # a client prices its own sums anew each epoch; a pull back is to the round's start
-            own, origin = np.arange(len(cohort)), 1 * block
-            for epoch in range(self.settings.epochs):
-                tally = self.executor.measure(task.units, block, own)
-                local = objective.local_price(tally, run=cohort.run, classes=task.price.shape[-1])
-                now = slice(epoch, epoch + 1)
-                one = replace(task, seeds=task.seeds[:, now], noise=task.noise[:, now],
-                              price=task.price + local, origin=origin)  # fmt: skip
-                block = self.executor.train(one, block, moments)
-        self.memory.remember(state.kept, moments, cohort)
-        self.memory.learn(state.variates, task, cohort)
+            return self.executor.train(task, block, moments)
+        # a client prices its own sums anew each epoch; a pull back is to the round's start
+        origin = 1 * block
+        for epoch in range(self.settings.epochs):
+            tally = self._seen(task.units, block)
+            local = objective.local_price(tally, run=cohort.run, classes=task.price.shape[-1])
+            now = slice(epoch, epoch + 1)
+            one = replace(task, seeds=task.seeds[:, now], noise=task.noise[:, now],
+                          price=task.price + local, origin=origin)  # fmt: skip
+            block = self.executor.train(one, block, moments)
         return block
 
     def _own_starts(self, cohort: Cohort) -> Any:

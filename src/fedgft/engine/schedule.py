@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedgft.data.dataset import Federation
-from fedgft.engine.compiled import jit
+from fedgft.engine.compiled import AVAILABLE, jit
 from fedgft.federated import Cohort
 from fedgft.metrics import Tally
 
@@ -40,6 +40,17 @@ def shuffle(rows, seed):
         rows[j] = kept
 
 
+def _shuffled(rows: list[int], seed: int) -> list[int]:
+    """`shuffle` without a compiler: all draws at once, and then the swaps."""
+    last = np.arange(len(rows) - 1, 0, -1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        state = np.uint64(seed) + _GOLDEN * np.arange(1, len(last) + 1, dtype=np.uint64)
+        other = ((mix(state) >> np.uint64(32)) * (last + np.uint64(1))) >> np.uint64(32)
+    for i, j in zip(last.tolist(), other.tolist(), strict=True):
+        rows[i], rows[j] = rows[j], rows[i]
+    return rows
+
+
 def keys(*parts: np.ndarray | int) -> np.ndarray:
     """One 64-bit key from several numbers, vectorised: the seed of whatever they name."""
     key = np.uint64(0)
@@ -54,8 +65,10 @@ def batches(
 ) -> list[np.ndarray]:
     """One epoch: at most `most` rows in the order that this seed gives, cut into batches."""
     order = rows.copy()
-    with np.errstate(over="ignore"):
+    if AVAILABLE:
         shuffle(order, np.uint64(seed))
+    else:
+        order[:] = _shuffled(order.tolist(), seed)
     stop = min(len(order), most)
     return [order[i : min(i + batch_size, stop)] for i in range(0, stop, batch_size)]
 

@@ -1,86 +1,133 @@
 """The sequential executor: one client after another, for every module there is.
 
-Convolutions, BatchNorm (its running statistics travel with the parameters; a batch of one row
-that torch refuses, for it has no variance, is passed over), dropout (seeded by client, round and
-epoch), data-dependent control flow. Threads take whole clients, each with a module of its own; a
-module with randomness inside has one thread, for torch's generator is one.
+Convolutions, BatchNorm (its running statistics travel with the parameters), dropout (seeded by
+client, round and epoch), data-dependent control flow. Each lane has one client at a time: on a CPU
+a thread serves it, on a GPU a stream, and a few streams fill the chip where one client's batch is
+too small to. A module with randomness inside has one lane, for torch's generator is one.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from fedgft.engine.schedule import batches
+from fedgft.engine.lane import Lane, Plan, Work, work_of
+from fedgft.engine.rows import Rows
 from fedgft.engine.task import Task
-from fedgft.engine.torch_executor import TorchExecutor, residual
-from fedgft.optim import Moments, step
+from fedgft.optim import Moments
+
+if TYPE_CHECKING:
+    from fedgft.engine.torch_executor import TorchExecutor
+
+LANES = 8  # clients in flight on one GPU: more gain little
+ROOM = 0.6  # of the GPU's free memory that lanes may take
+
+Action = Callable[[], object]
 
 
-def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
-    threads = 1 if executor.random else executor.settings.threads
-
-    def client(i: int) -> None:
-        module = executor.modules.get()
-        try:
-            _client(executor, task, block, moments, i, module.train())
-        finally:
-            executor.modules.put(module)
-
-    with torch.random.fork_rng(devices=[]):
-        if threads == 1:
-            for i in range(len(task.units)):
-                client(i)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(client, range(len(task.units))))
+def train(executor: "TorchExecutor", task: Task, block: Tensor, moments: Moments) -> Tensor:
+    work = work_of(executor.book, executor.rows, task, moments, executor.settings.optimizer)
+    cuda = executor.rows.device.type == "cuda"
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if cuda else []):
+        (_in_flight if cuda else _threaded)(executor, work, block, moments)
     return block
 
 
-def _client(
-    executor: TorchExecutor, task: Task, block: Tensor, moments: Moments, i: int, module: Any
-) -> None:
-    """All epochs of unit i, written back to its row of the block and of the moments."""
-    rows, trained, units = executor.rows, executor.layout.trained, task.units
-    # Copies, each with a storage of its own: autograd watches storages for changes, and would
-    # take another client's step, or BatchNorm's new running mean, for a change of these.
-    params, buffers = block[i, :trained].clone(), block[i, trained:].clone()
-    start = (block if task.origin is None else task.origin)[i, :trained].clone()
-    mine = Moments(moments.m[i : i + 1], moments.v[i : i + 1], moments.steps[i : i + 1])
-    tables = rows.put(task.weights[i]).flatten(), rows.put(task.price[i]).flatten(0, 1)
-    own = executor.book.rows[units.low[i] : units.high[i]]
-    for seed, noise in zip(task.seeds[i], task.noise[i], strict=True):
-        torch.manual_seed(int(noise))
-        for batch in batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most):
-            index = torch.as_tensor(batch, dtype=torch.long, device=rows.device)
-            x = rows.seen(index, int(units.run[i]))
-            try:
-                grad = _gradient(executor, module, params, buffers, x, rows.cell[index], tables)
-            except ValueError:
-                if len(batch) > 1:
-                    raise
+def _program(
+    lane: Lane, work: Work, unit: int, block: Tensor, moments: Moments
+) -> Iterator[Action]:
+    """All that one unit's round takes, piece by piece."""
+    yield lambda: lane.load(work, unit, block, moments)
+    for noise, sizes in zip(work.task.noise[unit], work.batches[unit], strict=True):
+        if lane.plan.random:
+            torch.manual_seed(int(noise))
+        for size in sizes:
+            yield lambda size=size: lane.step(size, work.task)
+    yield lambda: lane.store(work, unit, block, moments)
+
+
+def _threaded(executor: "TorchExecutor", work: Work, block: Tensor, moments: Moments) -> None:
+    free: SimpleQueue[Lane] = SimpleQueue()
+    for lane in executor.lanes:
+        free.put(lane)
+
+    def client(unit: int) -> None:
+        lane = free.get()
+        try:
+            for action in _program(lane, work, unit, block, moments):
+                action()
+        finally:
+            free.put(lane)
+
+    units = range(len(work.task.units))
+    if len(executor.lanes) == 1:
+        for unit in units:
+            client(unit)
+    else:
+        with ThreadPoolExecutor(len(executor.lanes)) as pool:
+            list(pool.map(client, units))
+
+
+def _in_flight(executor: "TorchExecutor", work: Work, block: Tensor, moments: Moments) -> None:
+    """A step of every lane in turn, so that none waits for work; nobody waits for the GPU."""
+    lanes, home = executor.lanes, torch.cuda.current_stream(executor.rows.device)
+    for lane in lanes:
+        lane.stream.wait_stream(home)
+
+    def queue_of(lane: Lane, units: Sequence[int]) -> Iterator[Action]:
+        for unit in units:
+            yield from _program(lane, work, unit, block, moments)
+
+    shares = zip(lanes, _shares(work.task.steps, len(lanes)), strict=True)
+    active = [(lane, queue_of(lane, units)) for lane, units in shares]
+    while active:
+        for lane, queue in list(active):
+            action = next(queue, None)
+            if action is None:
+                active.remove((lane, queue))
                 continue
-            if task.drift is not None:
-                task.gradients[i] += grad
-                grad = grad + task.drift[i]
-            if task.mu:
-                grad = grad + task.mu * (params - start)
-            lr = float(task.lr[i])
-            step(executor.settings.optimizer, params[None], grad[None], moments=mine, lr=lr)
-    block[i, :trained], block[i, trained:] = params, buffers
+            with torch.cuda.stream(lane.stream):
+                action()
+    for lane in lanes:
+        home.wait_stream(lane.stream)
 
 
-def _gradient(
-    executor: TorchExecutor, module: Any, params: Tensor, buffers: Tensor, x: Tensor, cell: Tensor,
-    tables: tuple[Tensor, Tensor],
-) -> Tensor:  # fmt: skip
-    """Of the batch's mean objective; BatchNorm moves its `buffers` on in place."""
-    leaf, (weights, price) = params.detach().requires_grad_(), tables
-    views = executor.layout.views(leaf)
-    views |= executor.layout.views(buffers, first=len(views))
-    logits = functional_call(module, views, (x,))
-    label, probs = executor.rows.label[cell], logits.detach().softmax(-1)
-    pull = residual(probs, label, weights[cell], price[cell]) / len(x)
-    return torch.autograd.grad(logits, leaf, pull)[0]
+def _shares(steps: np.ndarray, lanes: int) -> list[list[int]]:
+    """Units for each lane, the longest first to whoever has least."""
+    shares: list[list[int]] = [[] for _ in range(lanes)]
+    load = np.zeros(lanes)
+    for unit in np.argsort(-steps, kind="stable").tolist():
+        least = int(np.argmin(load))
+        shares[least].append(unit)
+        load[least] += steps[unit]
+    return shares
+
+
+def make_lanes(plan: Plan, places: Sequence[Rows], *, most: int) -> list[Lane]:
+    """One a thread, or as many as a GPU is quick with; `most`: units that there are in a round."""
+    settings, first = plan.settings, Lane(plan, places[0])
+    if plan.random:
+        return [first]
+    if not first.cuda:
+        return [first, *(Lane(plan, places[0]) for _ in range(settings.threads - 1))]
+    wanted = settings.lanes or min(LANES, _fitting(first))
+    count = min(wanted * len(places), most)
+    return [first, *(Lane(plan, places[i % len(places)]) for i in range(1, count))]
+
+
+def _fitting(lane: Lane) -> int:
+    """How many lanes the memory has room for; also the first look at whether one fits."""
+    device, plan = lane.rows.device, lane.plan
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with suppress(ValueError):  # one row, and BatchNorm
+        lane.gradient(min(plan.settings.batch_size, len(lane.order)))
+    took = torch.cuda.max_memory_allocated(device) - before
+    held = 8 * plan.layout.size * lane.rows.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, int(ROOM * free / (1.5 * took + held)))

@@ -11,7 +11,9 @@ State = Literal["keep", "reset", "reset-first", "shared"]
 Start = Literal["common", "own"]
 Batches = Literal["reshuffled", "fixed"]
 ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
-Precision = Literal["float32", "float64"]
+Precision = Literal["fp32", "fp64", "bf16"]
+Norms = Literal["shared", "local"]
+DTYPES: dict[str, Literal["float32", "float64"]] = {"fp64": "float64"}  # of what is kept
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,17 @@ class Settings:
     noise: float = 0.0  # sd of what a client adds to its counts by label, group and decision
     eval_every: int = 1  # 0: after the last round only
     eval_on: Literal["both", "test"] = "both"  # the federation's rows and the test rows
-    dtype: Precision = "float32"
+    norms: Norms = "shared"  # or every client its own normalising layers (FedBN)
+    precision: Precision = "fp32"  # bf16: of products; parameters and sums stay float32
     threads: int = 2
     executor: ExecutorName = "auto"
-    device: str = "cpu"
+    device: str = "cpu"  # cuda, cuda:1, or several: cuda:0,cuda:1
+    lanes: int | None = None  # clients in flight on a GPU; None: as many as help and fit
+    deterministic: bool = False  # on a GPU, at some cost; a CPU always is
+    graphs: bool = True  # replay captured steps on a GPU
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "epochs", "batch_size", "threads", "steps"):
+        for name in ("rounds", "epochs", "batch_size", "threads", "steps", "lanes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 option = "--" + name.replace("_", "-")
@@ -47,13 +53,24 @@ class Settings:
         if not 0 <= self.noise < float("inf"):
             raise FedgftError(f"--noise must be a number >= 0, got {self.noise:g}")
         choices = {"state": State, "schedule": Schedule, "sampling": Sampling, "start": Start,
-                   "batches": Batches, "executor": ExecutorName, "dtype": Precision}  # fmt: skip
+                   "batches": Batches, "executor": ExecutorName, "precision": Precision,
+                   "norms": Norms}  # fmt: skip
         for name, kind in choices.items():
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))
                 raise FedgftError(
                     f"--{name} {getattr(self, name)!r} is not known; choose from {known}"
                 )
+
+    @property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """Of parameters and sums."""
+        return DTYPES.get(self.precision, "float32")
+
+    @property
+    def devices(self) -> list[str]:
+        """The first is where models are kept and measured."""
+        return [name.strip() for name in self.device.split(",")]
 
     def check_cohort(self, clients: int) -> None:
         if self.cohort is not None and not 1 <= self.cohort <= clients:

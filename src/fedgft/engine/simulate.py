@@ -76,13 +76,27 @@ def simulate(
         raise FedgftError(f"--seed must not be negative, got {min(seeds)}")
     settings.check_cohort(federations[0].num_clients)
     book, model = open_book(list(federations)), get_model(model)
-    executor = choose_executor(book, model, algorithm, settings)
     rates = np.broadcast_to(np.asarray(lr, np.float64), (len(seeds),))
-    rounds = Rounds(
-        book, model, algorithm, settings, executor,
-        seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
-    )  # fmt: skip
-    return _run(rounds, init, on_round, on_model, started)
+    try:
+        executor = choose_executor(book, model, algorithm, settings)
+        rounds = Rounds(
+            book, model, algorithm, settings, executor,
+            seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
+        )  # fmt: skip
+        return _run(rounds, init, on_round, on_model, started)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be imported
+            raise
+        raise _out_of_memory(settings) from error
+
+
+def _out_of_memory(settings: Settings) -> FedgftError:
+    fewer = max(1, settings.batch_size // 2)
+    lanes = "" if settings.lanes == 1 else ", or --lanes 1 (one client at a time)"
+    return FedgftError(
+        f"--device {settings.device}: out of memory; try --batch-size {fewer} "
+        f"(it is {settings.batch_size}) or a smaller --size{lanes}"
+    )
 
 
 def _run(
@@ -123,6 +137,10 @@ def _evaluate(rounds: Rounds, state: State) -> tuple[State, Tally]:
     test = rounds.book.test
     if rounds.settings.eval_on == "test":
         return state, rounds.executor.measure(test, state.params, test.run)
+    if state.norms is not None:
+        own = rounds.measure(state, rounds.all_clients)
+        found = rounds.executor.measure(test, state.params, test.run)
+        return replace(state, tally=own), found
     units = rounds.book.clients(rounds.all_clients) + test
     tally = rounds.executor.measure(units, state.params, units.run)
     return replace(state, tally=tally[: -len(test)]), tally[-len(test) :]

@@ -18,9 +18,10 @@ from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedgft.engine.book import Units
+from fedgft.engine.flat import layout, residual
 from fedgft.engine.schedule import batches
 from fedgft.engine.task import Task
-from fedgft.engine.torch_executor import TorchExecutor, layout, residual
+from fedgft.engine.torch_executor import TorchExecutor
 from fedgft.models import Model
 from fedgft.optim import Moments, step
 
@@ -137,14 +138,13 @@ def _inputs(
 ) -> Iterator[tuple[Tensor, ...]]:
     """What a program takes after the parameters, for each step's number of models."""
     rows, run = executor.rows, torch.as_tensor(task.units.run[group], device=executor.rows.device)
-    weights = rows.put(task.weights[group]).flatten(1)
-    price = rows.put(task.price[group]).flatten(1, 2)
+    weights, price = rows.tables(task.weights[group], task.price[group])
     index, share = _schedule(executor, task, group, len(sizes))
     for s, size in enumerate(sizes):
         at = index[s, :size]
         cell = rows.cell[at]
         yield (
-            rows.seen(at, run[:size]),
+            rows.seen(at, rows.mean[run[:size]], rows.inverse[run[:size]]),
             rows.label[cell],
             weights[:size].gather(1, cell),
             price[:size].gather(1, cell.unsqueeze(-1).expand(-1, -1, rows.classes)),
@@ -154,7 +154,7 @@ def _inputs(
 
 def shape_of(executor: TorchExecutor, models: int, width: int) -> Shape:
     rows = executor.rows
-    batch = (width, *rows.features.shape[1:])
+    batch = (width, *rows.shape)
     return Shape(models, batch, len(rows.label), rows.classes, rows.dtype, str(rows.device))
 
 

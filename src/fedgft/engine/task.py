@@ -1,6 +1,6 @@
 """What an executor is asked to do in a round, and what every executor can do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,6 +29,13 @@ class Task:
     drift: Any = None  # (u, w): what is added to every gradient; an executor's array, or nothing
     gradients: Any = None  # (u, w): raw gradients are added up here, where there is a drift
 
+    def part(self, at: slice) -> "Task":
+        """Some of the units. What is an executor's array is given to each part by itself."""
+        return replace(
+            self, units=self.units[at], seeds=self.seeds[at], noise=self.noise[at], lr=self.lr[at],
+            weights=self.weights[at], price=self.price[at],
+        )  # fmt: skip
+
     @property
     def steps(self) -> np.ndarray:
         """(u,): local steps of each unit."""
@@ -46,11 +53,24 @@ class Executor(Protocol):
     @property
     def trained(self) -> int: ...  # parameters that are trained; the rest are buffers, behind them
 
+    @property
+    def wave(self) -> int | None: ...  # units that are trained at a time; None: all of them
+
+    def local(self) -> np.ndarray: ...  # places of what a client may keep to itself
+
     def place(self, params: np.ndarray) -> Any: ...
 
     def fetch(self, block: Any) -> np.ndarray: ...
 
     def zeros(self, units: int) -> Any: ...  # (units, w): as long as a gradient
+
+    def stored(self, units: int, width: int) -> Any: ...  # zeros, where clients' memories are kept
+
+    def out(self, stored: Any, at: np.ndarray) -> Any: ...  # a copy of some rows, to work with
+
+    def back(self, stored: Any, at: np.ndarray, values: Any) -> None: ...
+
+    def park(self, block: Any) -> Any: ...  # models that wait for their weights
 
     def column(self, values: np.ndarray) -> Any: ...  # (n,) -> (n, 1)
 

@@ -1,12 +1,14 @@
 """Stacked where the module vectorises, sequential where it does not."""
 
 import copy
+import os
 
 import torch
 from torch import Tensor
 
 from fedgft.engine import sequential, stacked
 from fedgft.engine.book import Book
+from fedgft.engine.flat import layout
 from fedgft.engine.settings import Settings
 from fedgft.engine.torch_executor import TorchExecutor, build
 from fedgft.models import Model
@@ -14,15 +16,20 @@ from fedgft.types import FedgftError
 
 
 def choose_torch_executor(book: Book, model: Model, settings: Settings) -> TorchExecutor:
-    if settings.device != "cpu" and not torch.cuda.is_available():
-        raise FedgftError(f"--device {settings.device}: this machine has no CUDA device")
+    for device in settings.devices:
+        _check_device(device)
+    if settings.deterministic:  # cuBLAS reads it when it is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     module = build(model, book, settings).cpu()
     random = _try(module, book, settings)
+    if settings.norms == "local" and not layout(module).norms:
+        raise FedgftError("--norms local: the model has no BatchNorm that clients could keep")
     if settings.executor != "sequential":
         executor = TorchExecutor(
             book, model, settings, name="stacked", trainer=stacked.train, random=random
         )
-        reason = why_not_stacked(module, random=random) or _why_not_captured(executor)
+        reason = _why_one_by_one(settings) or why_not_stacked(module, random=random)
+        reason = reason or _why_not_captured(executor)
         if reason is None:
             return executor
         if settings.executor == "stacked":
@@ -30,6 +37,25 @@ def choose_torch_executor(book: Book, model: Model, settings: Settings) -> Torch
     return TorchExecutor(
         book, model, settings, name="sequential", trainer=sequential.train, random=random
     )
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    try:
+        number = torch.device(device).index or 0
+    except RuntimeError:
+        raise FedgftError(f"--device {device!r} is not known; choose cpu or cuda") from None
+    if not torch.cuda.is_available():
+        raise FedgftError(f"--device {device}: this machine has no CUDA device; use --device cpu")
+    if number >= (count := torch.cuda.device_count()):
+        raise FedgftError(f"--device {device}: this machine has {count} CUDA device(s), from 0 on")
+
+
+def _why_one_by_one(settings: Settings) -> str | None:
+    if settings.precision == "bf16":
+        return "in bf16 clients train one by one"
+    return "on several devices clients train one by one" if len(settings.devices) > 1 else None
 
 
 def why_not_stacked(module: torch.nn.Module, *, random: bool) -> str | None:

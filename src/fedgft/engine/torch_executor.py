@@ -4,13 +4,13 @@ They differ in how a client's epochs are computed and in nothing else; that is `
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,45 +18,20 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedgft.engine.book import Book, Units
+from fedgft.engine.flat import layout
+from fedgft.engine.lane import Lane, Plan, autocast
+from fedgft.engine.rows import Rows
+from fedgft.engine.sequential import make_lanes
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Task
 from fedgft.federated import Cohort
 from fedgft.metrics import Tally
-from fedgft.models import Model, tensors
+from fedgft.models import Model
 from fedgft.optim import Moments
 
 PIECE = {"cpu": 2**19, "cuda": 2**28}  # bytes of features in one forward pass of a measurement
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each tensor of a module lies in its flat vector, in the order of `models.tensors`."""
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    trained: int  # the length of the part that is trained
-
-    def views(self, flat: Tensor, *, first: int = 0) -> dict[str, Tensor]:
-        """Named views of a flat vector that begins with tensor number `first`."""
-        out, at = {}, 0
-        for name, shape in zip(self.names[first:], self.shapes[first:], strict=True):
-            if at == len(flat):
-                break
-            out[name] = flat[at : at + shape.numel()].view(shape)
-            at += shape.numel()
-        return out
-
-
-def layout(module: torch.nn.Module) -> Layout:
-    named = tensors(module)
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return Layout(tuple(named), tuple(t.shape for t in named.values()), trained)
-
-
-def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> Tensor:
-    """d/dlogits of weights * cross-entropy + <price, probs>: the whole objective in one line."""
-    dear = price - (price * probs).sum(-1, keepdim=True)
-    return weights.unsqueeze(-1) * (probs - labels) + probs * dear
+WAVE = {"cpu": 2**30, "cuda": 2**32}  # bytes of models that are in training at a time
+COPIES = 4  # of a model, while it is in training
 
 
 @contextmanager
@@ -70,39 +45,6 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Rows:
-    """The data set on the device, and what a batch of row numbers stands for."""
-
-    def __init__(self, book: Book, settings: Settings) -> None:
-        data, self.device = book.dataset, torch.device(settings.device)
-        self.dtype = getattr(torch, settings.dtype)
-        self.groups, self.classes = len(data.group_names) + 1, len(data.classes)
-        features = np.require(data.features, requirements="W")  # torch warns of read-only memory
-        self.features = torch.as_tensor(features, dtype=self.dtype, device=self.device)
-        if self.features.ndim == 4:
-            self.features = self.features.contiguous(memory_format=torch.channels_last)
-        cell = data.labels * self.groups + data.groups % self.groups
-        self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
-        self.label = torch.eye(self.classes, dtype=self.dtype, device=self.device)
-        self.label = self.label.repeat_interleave(self.groups, 0)  # cell -> one-hot label
-        self.scaled = any(f.mean is not None for f in book.federations)
-        mean, inverse = book.scaling(data.features.shape[1], np.dtype(settings.dtype))
-        self.mean, self.inverse = self.put(mean), self.put(inverse)
-
-    def put(self, array: np.ndarray) -> Tensor:
-        return torch.as_tensor(array, dtype=self.dtype, device=self.device)
-
-    def seen(self, rows: Tensor, run: Any) -> Tensor:
-        """Features as that run sees them; `rows` and `run` share leading axes."""
-        x = self.features.index_select(0, rows.reshape(-1)).reshape(
-            *rows.shape, *self.features.shape[1:]
-        )
-        if not self.scaled:
-            return x
-        mean, inverse = self.mean[run], self.inverse[run]
-        return (x - mean.unsqueeze(-2)) * inverse.unsqueeze(-2)
-
-
 Trainer = Callable[["TorchExecutor", Task, Tensor, Moments], Tensor]
 
 
@@ -113,25 +55,72 @@ class TorchExecutor:
     ) -> None:  # fmt: skip
         self.book, self.model, self.settings, self.name = book, model, settings, name
         self.random = random  # training draws random numbers
-        self.rows, self.trainer = Rows(book, settings), trainer
+        self.places = [Rows(book, settings, device) for device in settings.devices]
+        self.rows, self.trainer = self.places[0], trainer
         self.module = build(model, book, settings)
         self.layout = layout(self.module)
         self.modules: SimpleQueue[torch.nn.Module] = SimpleQueue()  # one a thread
-        for _ in range(settings.threads):
-            self.modules.put(copy.deepcopy(self.module))
+        for _ in range(self.threads):
+            self.modules.put(copy.deepcopy(self.module).eval())
+
+    @property
+    def threads(self) -> int:
+        """A GPU has enough to do with what one thread tells it."""
+        return self.settings.threads if self.rows.device.type == "cpu" else 1
+
+    @cached_property
+    def lanes(self) -> list[Lane]:
+        plan = Plan(self.settings, self.layout, self.module, self.longest, self.random)
+        most = self.settings.cohort or self.book.num_clients
+        return make_lanes(plan, self.places, most=most * self.book.runs)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Rows that a client reads in a round, and steps it makes, at most."""
+        settings, most = self.settings, int(self.book.sizes.max(initial=1))
+        if settings.steps is not None:
+            most = min(most, settings.steps * settings.batch_size)
+        steps = -(-most // settings.batch_size)
+        return settings.epochs * most, settings.epochs * steps
+
+    @property
+    def wave(self) -> int | None:
+        """Units that are trained before their models are folded into the mean."""
+        if self.name == "stacked":
+            return None
+        each = COPIES * self.layout.size * self.rows.dtype.itemsize
+        return max(len(self.lanes), WAVE[self.rows.device.type] // each)
 
     def place(self, params: np.ndarray) -> Tensor:
-        return self.rows.put(np.array(params))
+        return self.rows.put(self.layout.inward(np.asarray(params)))
 
     def fetch(self, block: Tensor) -> np.ndarray:
-        return block.cpu().numpy()
+        return self.layout.outward(block.cpu().numpy())
 
     @property
     def trained(self) -> int:
         return self.layout.trained
 
+    def local(self) -> np.ndarray:
+        return self.layout.local()
+
     def zeros(self, units: int) -> Tensor:
         return torch.zeros(units, self.trained, dtype=self.rows.dtype, device=self.rows.device)
+
+    def stored(self, units: int, width: int) -> Tensor:
+        """Where single clients train, what they remember waits in the host's memory."""
+        device = self.rows.device if self.name == "stacked" else "cpu"
+        return torch.zeros(units, width, dtype=self.rows.dtype, device=device)
+
+    def out(self, stored: Tensor, at: np.ndarray) -> Tensor:
+        return stored[at].to(self.rows.device)
+
+    def back(self, stored: Tensor, at: np.ndarray, values: Tensor) -> None:
+        stored[at] = values.to(stored.device)
+
+    def park(self, block: Tensor) -> Tensor:
+        """Models that wait for their weights."""
+        return block if self.name == "stacked" else block.cpu()
 
     def column(self, values: np.ndarray) -> Tensor:
         return self.rows.put(values)[:, None]
@@ -145,36 +134,30 @@ class TorchExecutor:
 
     def recall(self, kept: Moments, at: np.ndarray) -> Moments:
         """A copy of some units' moments."""
-        return Moments(kept.m[at], kept.v[at], kept.steps[at])
+        return Moments(self.out(kept.m, at), self.out(kept.v, at), kept.steps[at])
 
     def train(self, task: Task, block: Tensor, moments: Moments) -> Tensor:
-        with one_thread_each():
+        with one_thread_each(), self._careful():
             return self.trainer(self, task, block, moments)
 
     def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Tally:
         """Sums over each unit's rows under model `block[which[i]]`; units of one model together."""
         shape = (*units.count.shape, self.rows.classes)
         tally = Tally(units.count, np.empty(shape), np.empty(shape))
-
-        def work(model: int) -> None:
-            self._sum(tally, units, np.flatnonzero(which == model), block[model])
-
-        with one_thread_each(), torch.no_grad():
-            models = np.unique(which).tolist()
-            if self.settings.threads == 1 or len(models) == 1:
-                for model in models:
-                    work(model)
-            else:
-                with ThreadPoolExecutor(self.settings.threads) as pool:
-                    list(pool.map(work, models))
+        with one_thread_each(), self._careful(), ThreadPoolExecutor(self.threads) as pool:
+            for model in np.unique(which).tolist():
+                mine, params = np.flatnonzero(which == model), block[model].to(self.rows.device)
+                self._sum(pool, tally, units, mine, params)
         return tally
 
-    def _sum(self, tally: Tally, units: Units, mine: np.ndarray, params: Tensor) -> None:
+    def _sum(
+        self, pool: ThreadPoolExecutor, tally: Tally, units: Units, mine: np.ndarray, params: Tensor
+    ) -> None:
         """The entries of units `mine`, which all look at one model."""
         sizes, cells = units.sizes[mine], self.rows.groups * self.rows.classes
         parts = [self.book.rows[units.low[i] : units.high[i]] for i in mine]
-        rows = torch.as_tensor(np.concatenate(parts), dtype=torch.long, device=self.rows.device)
-        scores = self._scores(rows, int(units.run[mine[0]]), params)
+        rows = self.rows.numbers(np.concatenate(parts))
+        scores = self._scores(pool, rows, int(units.run[mine[0]]), params)
         index = np.repeat(np.arange(len(mine)), sizes) * cells + self.rows.cell[rows].cpu().numpy()
         chosen = scores.argmax(1)
         for c in range(self.rows.classes):
@@ -183,20 +166,26 @@ class TorchExecutor:
                 flat = np.bincount(index, weights=each, minlength=len(mine) * cells)
                 sums[mine, ..., c] = flat.reshape(len(mine), *tally.count.shape[1:])
 
-    def _scores(self, rows: Tensor, run: int, params: Tensor) -> np.ndarray:
+    def _scores(
+        self, pool: ThreadPoolExecutor, rows: Tensor, run: int, params: Tensor
+    ) -> np.ndarray:
         """(rows, classes), in pieces that stay in the cache (or fit the GPU)."""
-        views, module = self.layout.views(params), self.modules.get()
-        piece = max(1, PIECE[self.rows.device.type] // self.rows.features[0].nbytes)
-        try:
-            logits = [
-                functional_call(module.eval(), views, (self.rows.seen(part, run),))
-                for part in rows.split(piece)
-            ]
-        finally:
-            self.modules.put(module)
-        if not logits:
+        views = self.layout.views(params)
+        mean, inverse = self.rows.mean[run], self.rows.inverse[run]
+
+        def logits(part: Tensor) -> Tensor:
+            module = self.modules.get()
+            try:
+                with torch.no_grad(), autocast(self.settings, self.rows.device):
+                    x = self.rows.seen(part, mean, inverse)
+                    return functional_call(module, views, (x,)).double()
+            finally:
+                self.modules.put(module)
+
+        piece = max(1, PIECE[self.rows.device.type] // self.rows.row_bytes)
+        if len(rows) == 0:
             return np.zeros((0, self.rows.classes))
-        odds = torch.cat(logits).double()
+        odds = torch.cat(list(pool.map(logits, rows.split(piece))))
         odds = (odds - odds.amax(-1, keepdim=True)).exp()
         return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
 
@@ -204,14 +193,31 @@ class TorchExecutor:
         self, coefficients: np.ndarray, block: Tensor, params: Tensor, cohort: Cohort
     ) -> Tensor:
         """sum_k c_k (model_k - params) of each run."""
-        weight, moved = self.rows.put(coefficients), block - params[cohort.run]
+        weight, moved = self.rows.put(coefficients), block.to(params.device) - params[cohort.run]
         pairs = pairwise(cohort.bounds.tolist())
         with one_thread_each():
             return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
+
+    @contextmanager
+    def _careful(self) -> Iterator[None]:
+        """What torch is told about speed, digits and sameness."""
+        if self.rows.device.type == "cpu":
+            yield
+            return
+        same, before = self.settings.deterministic, torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(same)
+        try:
+            with torch.backends.cudnn.flags(
+                enabled=True, benchmark=False, allow_tf32=False, deterministic=same
+            ), warnings.catch_warnings():  # fmt: skip
+                warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # once, and it does
+                yield
+        finally:
+            torch.use_deterministic_algorithms(before)
 
 
 def build(model: Model, book: Book, settings: Settings) -> torch.nn.Module:
     data = book.dataset
     with torch.random.fork_rng(devices=[]):
         module = model.module(features=data.features.shape[1], classes=len(data.classes))
-    return module.to(dtype=getattr(torch, settings.dtype), device=settings.device)
+    return module.to(dtype=getattr(torch, settings.dtype), device=settings.devices[0])

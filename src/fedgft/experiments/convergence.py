@@ -152,7 +152,7 @@ def descend(
         for s in seeds
     ]
     settings = Settings(
-        rounds=spec.rounds, optimizer=Optimizer("sgd"), schedule=rule, dtype="float64",
+        rounds=spec.rounds, optimizer=Optimizer("sgd"), schedule=rule, precision="fp64",
         batch_size=spec.batch_size if mode == "stochastic" else len(dataset),
         steps=1, eval_on="test",
     )  # fmt: skip

@@ -24,6 +24,12 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.run)
 
+    def part(self, at: slice) -> "Cohort":
+        """Some of the units, in their order; runs may be left without any."""
+        start, stop, _ = at.indices(len(self))
+        bounds = np.clip(self.bounds, start, stop) - start
+        return Cohort(self.run[at], self.client[at], self.weight[at], bounds, full=False)
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Add up over the units of each run, in their fixed order."""
         return np.add.reduceat(values, self.bounds[:-1], axis=0)

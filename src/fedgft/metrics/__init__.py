@@ -3,7 +3,7 @@
 from fedgft.metrics.catalog import CATALOG, get_metric
 from fedgft.metrics.functions import NotEstimableWarning
 from fedgft.metrics.metric import Metric, Pair
-from fedgft.metrics.tally import Kind, Tally, price, stack
+from fedgft.metrics.tally import Kind, Tally, concatenate, price, stack
 
 __all__ = [
     "CATALOG",
@@ -12,6 +12,7 @@ __all__ = [
     "NotEstimableWarning",
     "Pair",
     "Tally",
+    "concatenate",
     "get_metric",
     "price",
     "stack",

@@ -82,6 +82,14 @@ def stack(tallies: list[Tally]) -> Tally:
     )
 
 
+def concatenate(tallies: list[Tally]) -> Tally:
+    return Tally(
+        np.concatenate([t.count for t in tallies]),
+        np.concatenate([t.score for t in tallies]),
+        np.concatenate([t.decision for t in tallies]),
+    )
+
+
 def price(metric: Metric, cotangent: Statistics, classes: int) -> Price:
     """d<cotangent, statistics>/dp for a row of each label and group: (..., c, g + 1, c).
 

@@ -1,0 +1,116 @@
+"""ResNet-18 (He et al., 2016), with the names and the start that torchvision gives its tensors, so
+that published weights load."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedgft.types import FedgftError
+
+GROUPS = 32  # of channels, in GroupNorm
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions beside a way around them."""
+
+    def __init__(self, inputs: int, outputs: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = norm(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = norm(outputs)
+        self.downsample = None
+        if inputs != outputs:
+            around = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(around, norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        around = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(x)) + around)
+
+
+class Net(nn.Module):
+    def __init__(self, *, channels: int, classes: int, norm: str, stem: str) -> None:
+        super().__init__()
+        make = nn.BatchNorm2d if norm == "batch" else lambda width: nn.GroupNorm(GROUPS, width)
+        if stem == "imagenet":
+            self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+            self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
+        else:  # a quarter of the pixels is too few to begin with where there are only 32 x 32
+            self.conv1 = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+            self.maxpool = nn.Identity()
+        self.bn1 = make(64)
+        self.relu = nn.ReLU(inplace=True)
+        widths = (64, 64, 128, 256, 512)
+        for i in range(4):
+            first = Block(widths[i], widths[i + 1], make)
+            second = Block(widths[i + 1], widths[i + 1], make)
+            setattr(self, f"layer{i + 1}", nn.Sequential(first, second))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(512, classes)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for i in range(4):
+            x = self.get_submodule(f"layer{i + 1}")(x)
+        x = torch.flatten(self.avgpool(x), 1)
+        # Scores are summed over thousands of rows: they are worth more digits than bfloat16 has.
+        with torch.autocast(x.device.type, enabled=False):
+            return self.fc(x.to(self.fc.weight.dtype))
+
+
+def load_weights(module: nn.Module, path: str | Path) -> list[str]:
+    """Put a file's tensors into the module; a head (fc) for other classes stays as it is.
+
+    Returns what was left out, one sentence each.
+    """
+    given, own = read_weights(path), module.state_dict()
+    needed = {name for name, t in own.items() if t.is_floating_point()}
+    head = {n for n in ("fc.weight", "fc.bias") if n in given and given[n].shape != own[n].shape}
+    if missing := sorted(needed - set(given)):
+        raise FedgftError(
+            f"--weights {path}: has no tensor {missing[0]!r} ({len(missing)} are missing): "
+            "not a ResNet-18 of this kind"
+        )
+    for name in sorted(needed - head):
+        if given[name].shape != own[name].shape:
+            raise FedgftError(
+                f"--weights {path}: {name} has the shape {tuple(given[name].shape)}, and here it "
+                f"is {tuple(own[name].shape)}; --stem and --norm must be those of the file"
+            )
+        if not torch.isfinite(given[name]).all():
+            raise FedgftError(f"--weights {path}: {name} holds numbers that are none")
+    module.load_state_dict({n: given[n] for n in needed - head}, strict=False)
+    return [f"{path}: its head is for other classes, so fc starts at random"] if head else []
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """A safetensors file, or a state dict that torch saved; nothing else is ever unpickled."""
+    place = Path(path)
+    if not place.is_file():
+        raise FedgftError(f"--weights {path}: no such file")
+    try:
+        if place.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found = load_file(place)
+        else:
+            found = torch.load(place, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever the damage leads to
+        first = str(error).strip().partition("\n")[0][:120]
+        raise FedgftError(
+            f"--weights {path}: neither safetensors nor a plain state dict ({first})"
+        ) from None
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise FedgftError(f"--weights {path}: not a plain state dict, of names and tensors alone")
+    return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}

@@ -1,0 +1,97 @@
+"""What only a GPU can show: captured steps are the steps they were captured from."""
+
+import numpy as np
+import pytest
+import torch
+
+from drawn import pictures
+from fedgft.data.partition import partition
+from fedgft.engine import History, Settings, simulate
+from fedgft.federated import Algorithm, fedavg, fedgft, get_method, with_base
+from fedgft.metrics import CATALOG
+from fedgft.models import ResNet18
+from fedgft.optim import Optimizer
+from fedgft.types import FedgftError
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+SP = CATALOG["sp"]
+METHODS = ("fedavg", "lrw", "fairfed", "fedgft", "lft", "fedprox", "scaffold", "kept Adam")
+
+
+def method_of(name: str) -> Algorithm:
+    if name in ("fedprox", "scaffold"):
+        return with_base(fedgft(SP, 5.0), name, mu=None, server_lr=None)
+    if name == "kept Adam":
+        return fedavg()
+    return get_method(name, SP, 2.0, rule="exp" if name == "fairfed" else "subtract")
+
+
+def trained(method: Algorithm, *, clients: int = 4, rows: int = 240, **options) -> History:
+    made = partition(pictures(rows), clients=clients, alpha=5.0, test_share=0.2)
+    chosen = {"rounds": 3, "batch_size": 16, "device": "cuda", "deterministic": True,
+              "optimizer": Optimizer("momentum"), "eval_every": 0} | options  # fmt: skip
+    return simulate([made], ResNet18(), method, Settings(**chosen), seeds=[0], lr=0.01)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_replayed_step_is_the_step(name: str) -> None:
+    options = {"optimizer": Optimizer("adam"), "state": "keep"} if name == "kept Adam" else {}
+    graph, eager = (trained(method_of(name), graphs=g, **options) for g in (True, False))
+    np.testing.assert_allclose(graph.params, eager.params, rtol=0, atol=1e-5)
+    assert not np.allclose(graph.params, trained(fedavg(), rounds=1).params, atol=1e-4)
+
+
+def test_the_gpu_computes_what_the_cpu_does() -> None:
+    one, two = (
+        trained(fedgft(SP, 5.0), rounds=2, device=d, precision="fp64") for d in ("cuda", "cpu")
+    )
+    np.testing.assert_allclose(one.params, two.params, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(one.test.score, two.test.score, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"lanes": 1}, {"lanes": 3}, {"device": "cuda:0,cuda:0"}])
+def test_how_many_are_in_flight_changes_nothing(options: dict) -> None:
+    expected = trained(fedgft(SP, 5.0))
+    np.testing.assert_allclose(
+        trained(fedgft(SP, 5.0), **options).params, expected.params, rtol=0, atol=1e-6
+    )
+
+
+def test_deterministic_is_bit_by_bit() -> None:
+    one, two = (trained(fedgft(SP, 5.0), optimizer=Optimizer("adam")) for _ in range(2))
+    np.testing.assert_array_equal(one.params, two.params)
+
+
+def test_bf16_is_close_and_keeps_parameters_in_full() -> None:
+    start = ResNet18().init(0, features=3, classes=2)
+    ways = []
+    for precision in ("fp32", "bf16"):
+        made = trained(fedgft(SP, 5.0), rounds=1, precision=precision, batch_size=64)
+        assert made.params.dtype == np.float32
+        ways.append(made.params[0, :11_000_000] - start[:11_000_000])
+    cosine = ways[0] @ ways[1] / np.linalg.norm(ways[0]) / np.linalg.norm(ways[1])
+    assert cosine > 0.9
+    assert not np.array_equal(*ways)
+
+
+def test_memory_does_not_grow_with_the_clients() -> None:
+    peaks = []
+    for clients in (20, 200):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        trained(fedavg(), clients=clients, rows=1200, rounds=2, batch_size=4)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[1] < 1.1 * peaks[0], peaks
+
+
+def test_out_of_memory_says_what_to_try() -> None:
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated() / torch.cuda.get_device_properties(0).total_memory
+    assert held < 0.01, held  # what earlier runs took is free again
+    torch.cuda.set_per_process_memory_fraction(held + 0.003)
+    try:
+        with pytest.raises(FedgftError, match="--batch-size 8"):
+            trained(fedavg(), lanes=4)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
