@@ -21,3 +21,25 @@ def pictures(rows: int = 240, size: int = 32, seed: int = 0, classes: int = 2) -
         labels=label, groups=group, columns=("red", "green", "blue"),
         classes=tuple(map(str, range(classes))),
     )  # fmt: skip
+
+
+def celeba_folder(folder, rows: int = 240, size: int = 32, seed: int = 0):
+    """The same pictures as files, with lists as CelebA has them: Smiling, Male and a third."""
+    from PIL import Image
+
+    data = pictures(rows, size, seed)
+    (folder / "img_align_celeba").mkdir(parents=True)
+    names = [f"{i + 1:06d}.jpg" for i in range(rows)]
+    for name, pixels in zip(names, data.features.transpose(0, 2, 3, 1), strict=True):
+        Image.fromarray(pixels).save(folder / "img_align_celeba" / name, quality=95)
+    signs = 2 * np.stack((data.labels, data.groups, data.labels ^ data.groups), 1) - 1
+    lines = [f"{n} {' '.join(f'{s:2d}' for s in row)}" for n, row in zip(names, signs, strict=True)]
+    head = [str(rows), "Smiling Male Young"]
+    (folder / "list_attr_celeba.txt").write_text("\n".join([*head, *lines]) + "\n")
+    part = np.minimum(np.arange(rows) * 10 // rows, 9)  # seven tenths, one, two
+    number = np.where(part < 7, 0, np.where(part < 8, 1, 2))
+    both = [f"{n} {p}" for n, p in zip(names, number, strict=True)]
+    (folder / "list_eval_partition.txt").write_text("\n".join(both) + "\n")
+    people = [f"{n} {i % 8 + 1}" for i, n in enumerate(names)]
+    (folder / "identity_CelebA.txt").write_text("\n".join(people) + "\n")
+    return folder

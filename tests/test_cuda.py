@@ -26,8 +26,10 @@ def method_of(name: str) -> Algorithm:
     return get_method(name, SP, 2.0, rule="exp" if name == "fairfed" else "subtract")
 
 
-def trained(method: Algorithm, *, clients: int = 4, rows: int = 240, **options) -> History:
-    made = partition(pictures(rows), clients=clients, alpha=5.0, test_share=0.2)
+def trained(
+    method: Algorithm, *, clients: int = 4, rows: int = 240, kind: str = "dirichlet", **options
+) -> History:
+    made = partition(pictures(rows), kind, clients=clients, alpha=5.0, test_share=0.2)
     chosen = {"rounds": 3, "batch_size": 16, "device": "cuda", "deterministic": True,
               "optimizer": Optimizer("momentum"), "eval_every": 0} | options  # fmt: skip
     return simulate([made], ResNet18(), method, Settings(**chosen), seeds=[0], lr=0.01)
@@ -42,8 +44,10 @@ def test_a_replayed_step_is_the_step(name: str) -> None:
 
 
 def test_the_gpu_computes_what_the_cpu_does() -> None:
+    # whole batches: BatchNorm over a few rows blows the last digit up to the first in a round
     one, two = (
-        trained(fedgft(SP, 5.0), rounds=2, device=d, precision="fp64") for d in ("cuda", "cpu")
+        trained(fedgft(SP, 5.0), kind="iid", rounds=2, device=d, precision="fp64")
+        for d in ("cuda", "cpu")
     )
     np.testing.assert_allclose(one.params, two.params, rtol=0, atol=1e-5)
     np.testing.assert_allclose(one.test.score, two.test.score, rtol=0, atol=1e-4)

@@ -42,6 +42,7 @@ def compare(
     options = options or Options()
     study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
     paths = [] if out_ is None else save(study, results, rows, out_)
+    finished(study)
     if json:
         print_json(rows)
     else:
@@ -76,19 +77,36 @@ def run(
             raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
     unheard = check_methods(options, methods)
     wanted = [get_metric(name) for name in metrics]
-    with nullcontext() if folder is None else open_folder(folder), bar() as progress:
-        study = options.open(wanted, alphas, progress, start=start)
+    kept = options.checkpoints(folder)
+    with (
+        nullcontext() if folder is None else open_folder(folder),
+        nullcontext() if kept is None else kept.guarded(),
+        bar() as progress,
+    ):
+        study = options.open(wanted, alphas, progress, start=start, checkpoints=kept)
         if len(alphas) > 1 and study.kind not in ("dirichlet", "pure"):
             raise FedgftError(f"--alpha: a partition by {study.kind} has no concentration to vary")
-        progress.expect(study.work(alphas, methods, metrics))
-        results = [
-            study.run(alpha, method, metric)
-            for alpha in alphas for metric in wanted for method in methods
-        ]  # fmt: skip
+        images = study.rows(alphas[0]) if study.dataset.images else None
+        progress.expect(study.work(alphas, methods, metrics), images=images)
+        try:
+            results = [
+                study.run(alpha, method, metric)
+                for alpha in alphas for metric in wanted for method in methods
+            ]  # fmt: skip
+        except KeyboardInterrupt:
+            if kept is not None and kept.found():
+                note(f"checkpoints are kept in {kept.folder}: --resume goes on from there")
+            raise
     said = [text for m in wanted if (text := contradiction(study.dataset, m))]
     for text in (*study.dataset.notes, *unheard, *said):
         note(text)
     return study, results, [row(study, result) for result in results]
+
+
+def finished(study: "Study") -> None:
+    """Its results are written: checkpoints have done their work."""
+    if study.checkpoints is not None:
+        study.checkpoints.clear()
 
 
 def report(study: "Study", results: list["Result"], rows: list[dict[str, Any]]) -> None:

@@ -56,8 +56,9 @@ class Bar:
     task: Any = None
     fetches: dict[str, Any] = field(default_factory=dict)
 
-    def expect(self, total: int) -> None:
-        self.task = self.progress.add_task("training", total=total)
+    def expect(self, total: int, *, images: int | None = None) -> None:
+        """`images`: those that one piece of the work reads, if it is images."""
+        self.task = self.progress.add_task("training", total=total, images=images)
 
     def advance(self, what: str, amount: int) -> None:
         self.progress.update(self.task, description=escape(what), advance=amount)
@@ -79,6 +80,8 @@ def bar() -> Iterator[Bar]:
     from rich.progress import (
         BarColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
@@ -88,6 +91,17 @@ def bar() -> Iterator[Bar]:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
+
+    class Speed(ProgressColumn):
+        """Images a second, where images are what is read."""
+
+        def render(self, task: Task) -> Text:
+            each = task.fields.get("images")
+            if not each or not task.speed:
+                return Text("")
+            return Text(f"{each * task.speed:,.0f} images/s")
+
+    columns += (Speed(),)
     quiet = not err.is_terminal  # a bar in a log file is noise
     with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
         yield Bar(progress)

@@ -1,11 +1,12 @@
 """The options that `train` and `compare` share, and the study they ask for."""
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from fedgft.cli.names import SERVERS, Flag
+from fedgft.cli.pictures import PictureOptions
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -14,17 +15,19 @@ if TYPE_CHECKING:
     from fedgft.cli.console import Bar
     from fedgft.data import Dataset, Progress
     from fedgft.experiments import Protocol, Study
+    from fedgft.experiments.checkpoints import Checkpoints
     from fedgft.experiments.store import SavedModel
     from fedgft.experiments.study import OnProgress
     from fedgft.metrics import Metric
 
 
+SIMPLE = ("spread", "pick", "base", "mu", "server_lr", "train_rows", "test_rows")
 MOST = 1e6  # of any number here: what is larger is a slip of the pen
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(PictureOptions):
     data: str = "adult"
     "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file."
     label: str | None = None
@@ -41,16 +44,16 @@ class Options:
     "Which of two label values is the positive one."
     protocol: Literal["heldout", "paper"] = "heldout"
     "heldout: disjoint test rows, what to trust. paper: as the published numbers were made."
-    seeds: int = 20
-    "Replicates; they run side by side."
+    seeds: int | None = None
+    "Replicates; they run side by side [default: 20; 3 for images]."
     seed: int = 0
     "The first replicate's seed; the others follow."
     clients: int = 10
     "Number of clients."
     partition: Literal["dirichlet", "iid", "pure", "column"] | None = None
     "How rows are dealt to clients [default: dirichlet; column where --client is given]."
-    model: Literal["logistic", "mlp"] = "logistic"
-    "The model."
+    model: Literal["logistic", "mlp", "resnet18"] | None = None
+    "The model [default: logistic; resnet18 for images]."
     lam: float | None = None
     "Strength of fedgft and lft [default: the protocol's]."
     beta: float | None = None
@@ -114,20 +117,30 @@ class Options:
     executor: Literal["auto", "fused", "stacked", "sequential"] | None = None
     "Which part of the simulator computes it [default: auto]."
     device: str | None = None
-    "cpu or cuda [default: cpu]."
+    "cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu]."
     precision: Literal["fp32", "fp64", "bf16"] | None = None
     "Of numbers; bf16 is for products on a GPU, what is kept stays float32 [default: fp32]."
     threads: int | None = None
     "CPU threads; results do not depend on them [default: 2]."
 
+    @property
+    def replicates(self) -> int:
+        return (20 if self.images is None else 3) if self.seeds is None else self.seeds
+
+    @property
+    def network_name(self) -> str:
+        return self.model or ("logistic" if self.images is None else "resnet18")
+
     def settled(self) -> "Protocol":
         """The protocol with what the user set himself."""
         from fedgft.experiments import get_protocol
 
-        protocol = get_protocol(self.protocol)
+        pictures = self.images is not None
+        protocol = get_protocol(self.protocol, images=pictures, data=self.data)
         names = {f.name for f in fields(protocol.settings)}
         given = {n: getattr(self, n) for n in names & {f.name for f in fields(self)}}
         given = {n: v for n, v in given.items() if v is not None and n != "optimizer"}
+        given = {n: v for n, v in given.items() if v is not False}
         optimizer = protocol.settings.optimizer
         if self.optimizer is not None:
             optimizer = replace(optimizer, rule=self.optimizer)
@@ -144,18 +157,19 @@ class Options:
             beta=protocol.beta if self.beta is None else (self.beta,),
             target=protocol.target if self.target is None else (self.target,),
             control="soft" if self.control == "scores" else "hard",
-            **{n: v for n in ("spread", "pick", "base", "mu", "server_lr")
-               if (v := getattr(self, n)) is not None},
+            **{n: v for n in SIMPLE if (v := getattr(self, n)) is not None},
         )  # fmt: skip
 
     def check(self) -> None:
         """What can be seen to be wrong before any data is read."""
-        if self.seeds < 1:
+        if self.replicates < 1:
             raise FedgftError(f"--seeds must be at least 1, got {self.seeds}")
-        if not 0 <= self.seed < 2**63 - self.seeds:
+        if not 0 <= self.seed < 2**63 - self.replicates:
             raise FedgftError(f"--seed must lie between 0 and 2^63, got {self.seed}")
-        if self.device is not None and self.device.split(":")[0] not in ("cpu", "cuda"):
-            raise FedgftError(f"--device {self.device!r} is not known; choose cpu or cuda")
+        self.check_pictures(self.data, self.network_name)
+        for device in (self.device or "cpu").split(","):
+            if device.strip().split(":")[0] not in ("cpu", "cuda"):
+                raise FedgftError(f"--device {self.device!r} is not known; choose cpu or cuda")
         for name in ("lam", "beta", "mu", "noise", "lr", "server_lr"):
             value, option = getattr(self, name), "--" + name.replace("_", "-")
             if value is not None and not 0 <= value <= MOST:
@@ -187,6 +201,9 @@ class Options:
                 if getattr(self, name) is not None:
                     raise FedgftError(f"--{name}: the synthetic set has its own columns")
             return synthetic(seed=self.seed)
+        if self.images is not None:
+            roles = {n: getattr(self, n) for n in ("label", "group", "client", "split", "positive")}
+            return self.load_pictures(self.data, roles, on_fetch)
         return load(self.data, label=self.label, group=self.group, client=self.client,
                     split=self.split, positive=self.positive, on_progress=on_fetch)  # fmt: skip
 
@@ -195,14 +212,13 @@ class Options:
         metrics: "Sequence[Metric]",
         alphas: "Sequence[float]",
         progress: "Bar",
-        *,
-        start: "SavedModel | None" = None,
+        **more: Any,
     ) -> "Study":
         """The data and the study; without its empty groups, if that was asked for."""
         from fedgft.experiments.checks import empty_groups, without_groups
 
         dataset = self.load(progress.fetch)
-        study = self.study(dataset, progress.advance, start=start)
+        study = self.study(dataset, progress.advance, **more)
         if not self.exclude_empty:
             return study
         empty = {
@@ -216,23 +232,25 @@ class Options:
         if len(kept.group_names) < 2:
             names = ", ".join(repr(dataset.group_names[g]) for g in sorted(empty))
             raise FedgftError(f"--exclude-empty leaves out {names}: nothing is left to compare")
-        return self.study(kept, progress.advance, start=start)
+        return self.study(kept, progress.advance, **more)
 
     def study(
-        self, dataset: "Dataset", on_progress: "OnProgress", *, start: "SavedModel | None" = None
-    ) -> "Study":
+        self, dataset: "Dataset", on_progress: "OnProgress", *, start: "SavedModel | None" = None,
+        checkpoints: "Checkpoints | None" = None,
+    ) -> "Study":  # fmt: skip
         from fedgft.experiments import Study
 
-        if start is not None and start.about["model"] != self.model:
+        if start is not None and start.about["model"] != self.network_name:
             raise FedgftError(
                 f"--init {start.path}: holds a {start.about['model']} model, "
-                f"and --model is {self.model}"
+                f"and --model is {self.network_name}"
             )
         kind = self.partition or ("dirichlet" if self.client is None else "column")
         clients = len(dataset.client_names) if kind == "column" else self.clients
         protocol = self.settled()
         protocol.settings.check_cohort(clients)
         return Study(
-            dataset, protocol, range(self.seed, self.seed + self.seeds), clients=clients, kind=kind,
-            model=self.model, init=None if start is None else start.start, on_progress=on_progress,
+            dataset, protocol, range(self.seed, self.seed + self.replicates), clients=clients,
+            kind=kind, model=self.network(self.network_name), on_progress=on_progress,
+            init=None if start is None else start.start, checkpoints=checkpoints,
         )  # fmt: skip

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, note, print_json, print_section, wrote
+from fedgft.cli.console import Bar, bar, note, print_json, print_section, wrote
 from fedgft.cli.names import Flag, Many
+from fedgft.cli.options import Options
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.experiments.run import Runner
+    from fedgft.experiments.shelf import Shelf
     from fedgft.report.section import Made
 
 Name = Literal["table1", "penalty", "pure", "simpson", "trajectory", "epochs", "lambda", "lr",
@@ -25,6 +27,17 @@ def reproduce(
     data: Annotated[tuple[Data, ...], Many] = ("adult", "compas"),
     protocol: Annotated[tuple[ProtocolName, ...], Many] = ("paper", "heldout"),
     seeds: int = 20,
+    images: Path | None = None,
+    model: Literal["resnet18"] = "resnet18",
+    weights: Path | None = None,
+    size: int = 64,
+    skip_bad: Annotated[bool, Flag] = False,
+    train_rows: int = 10_000,
+    test_rows: int = 6_000,
+    device: str = "cpu",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    lanes: int | None = None,
+    deterministic: Annotated[bool, Flag] = False,
     out_: Annotated[Path, Parameter(name="--out")] = Path("results"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
@@ -39,19 +52,50 @@ def reproduce(
         Tables, figures and theorems of the paper, or all of them. simpson needs no data, and
         convergence is run on compas.
     data
-        adult, compas; celeba's images cannot be read yet.
+        adult, compas, or celeba, whose images you must have (--images).
     protocol
         paper: as the published numbers were made. heldout: on people nobody trained on.
     seeds
         Replicates.
+    images
+        Folder with CelebA in its official layout. Its validation part counts as test.
+    model
+        What images are trained with.
+    weights
+        Start from a .safetensors file or a state dict that torch saved [default: from scratch].
+    size
+        Images are resized to so many pixels a side: 64, 128, 224.
+    skip_bad
+        Leave out images that are missing or cannot be read, and count them.
+    train_rows
+        Images that each replicate draws to train on.
+    test_rows
+        Images that each replicate draws to test on.
+    device
+        Where images are trained on: cpu, cuda, or several GPUs: cuda:0,cuda:1.
+    precision
+        Of products; what is kept stays float32.
+    lanes
+        Clients in flight on a GPU [default: as many as help and fit].
+    deterministic
+        The same bits each time on a GPU, at some cost.
     out_
         Folder for tables, figures, rows and the page.
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
     wanted = _check(names, data, protocol, seeds=seeds)
+    pictures = Options(
+        data="celeba", images=images, model=model, weights=weights, size=size, skip_bad=skip_bad,
+        device=device, precision=precision, lanes=lanes, deterministic=deterministic, valid="test",
+        train_rows=train_rows, test_rows=test_rows,
+    )  # fmt: skip
+    if "celeba" in data:
+        pictures.check()
+    elif images is not None:
+        raise FedgftError("--images is for --data celeba")
     made, paths = run(wanted, list(dict.fromkeys(data)), list(dict.fromkeys(protocol)),
-                      seeds=seeds, folder=out_.expanduser())  # fmt: skip
+                      seeds=seeds, folder=out_.expanduser(), pictures=pictures)  # fmt: skip
     for text in made[0].section.notes if len(made) == 1 else ():
         note(text)
     if json:
@@ -63,11 +107,10 @@ def reproduce(
 
 
 def run(
-    names: Sequence[str], data: Sequence[str], protocols: Sequence[str], *, seeds: int, folder: Path
-) -> tuple[list["Made"], list[Path]]:
+    names: Sequence[str], data: Sequence[str], protocols: Sequence[str], *, seeds: int,
+    folder: Path, pictures: Options | None = None,
+) -> tuple[list["Made"], list[Path]]:  # fmt: skip
     """Train what is missing, write each experiment as soon as it is there, then the page."""
-    from fedgft.data import load
-    from fedgft.experiments.run import Runner
     from fedgft.experiments.shelf import Shelf, alone
     from fedgft.files import open_folder
     from fedgft.report.page import check_place, write_page
@@ -77,13 +120,10 @@ def run(
     made, paths = [], []
     check_place(folder)
     with open_folder(folder), bar() as progress:
-        runner = Runner(
-            lambda name: load(name, on_progress=progress.fetch), Shelf(folder / "cells"),
-            on_progress=progress.advance,
-        )  # fmt: skip
+        runner = _runner(pictures or Options(), Shelf(folder / "cells"), progress)
         total = _work(runner, names, data, protocols, seeds)
         with alone(folder / "cells"):
-            progress.expect(total)
+            progress.expect(total, images=1 if tuple(data) == ("celeba",) else None)
             try:
                 for name in names:
                     each = make(name, runner, data=data, protocols=protocols, seeds=seeds)
@@ -94,6 +134,20 @@ def run(
                 raise
             pages = write_page(folder)
     return made, [*pages, *(p for p in paths if p.suffix in (".md", ".parquet"))]
+
+
+def _runner(pictures: Options, shelf: "Shelf", progress: Bar) -> "Runner":
+    from fedgft.data import load
+    from fedgft.experiments.run import Runner
+
+    names = ("device", "precision", "lanes", "deterministic")
+    return Runner(
+        lambda name: pictures.load(progress.fetch) if name == "celeba"
+        else load(name, on_progress=progress.fetch),
+        shelf, on_progress=progress.advance, network=pictures.network("resnet18"),
+        engine={n: v for n in names if (v := getattr(pictures, n)) is not None},
+        drawn=(pictures.train_rows, pictures.test_rows),
+    )  # fmt: skip
 
 
 def _work(
@@ -126,9 +180,4 @@ def _check(
             raise FedgftError(f"{option} needs at least one value")
     if seeds < 1:
         raise FedgftError(f"--seeds must be at least 1, got {seeds}")
-    if "celeba" in data:
-        raise FedgftError(
-            "--data celeba: its images have to be supplied, and this version cannot read them; "
-            "adult and compas can be had"
-        )
     return [name for name in NAMES if name in names or "all" in names]

@@ -64,6 +64,7 @@ def train(
         name = "model.safetensors" if i == 0 else f"model-{study.seeds[i]}.safetensors"
         paths.append(save_model(study, result, i, out_ / name))
     paths += comparing.save(study, results, rows, out_)
+    comparing.finished(study)
     table = client_rows(study, result)
     if json:
         price = {"accuracy_fedavg": rows[0]["accuracy"]} if asked else {}

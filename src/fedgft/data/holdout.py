@@ -5,6 +5,8 @@ draws with one seed agree whatever else differs. Where a client column fixes the
 client's last row in the shuffle is passed over: a test row more is not worth a client less.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from fedgft.data.dataset import Dataset
@@ -32,6 +34,19 @@ def held_out_of_clients(dataset: Dataset, *, share: float | int, seed: int) -> n
     order, count = _shuffled(dataset, share=share, seed=seed)
     _, last = np.unique(dataset.clients[order][::-1], return_index=True)
     return np.sort(np.delete(order, len(order) - 1 - last)[:count])
+
+
+def drawn(
+    rows: np.ndarray, count: int | None, *, seed: int, what: Literal["train", "test"]
+) -> np.ndarray:
+    """So many of the rows, in their order; all of them where no number is given."""
+    if count is None:
+        return rows
+    if not 1 <= count <= len(rows):
+        raise FedgftError(
+            f"--{what}-rows must lie between 1 and the {len(rows):,} there are, not {count:,}"
+        )
+    return np.sort(stream(seed, {"train": 3, "test": 4}[what]).permutation(rows)[:count])
 
 
 def stream(seed: int, number: int) -> np.random.Generator:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.holdout import held_out, held_out_of_clients, stream
+from fedgft.data.holdout import drawn, held_out, held_out_of_clients, stream
 from fedgft.types import FedgftError
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
@@ -34,11 +34,14 @@ def partition(
     seed: int = 0,
     test_share: float | int = 0.3,
     protocol_test: TestRows = "disjoint",
+    train_rows: int | None = None,
+    test_rows: int | None = None,
 ) -> Federation:
     """Test rows first, then the clients: from the other rows, or (the paper) from all of them.
 
     Test rows that the data set brings itself are taken as they are. Random ones are the same for
     one seed whatever else differs, but of a column's clients none gives its last training row.
+    `train_rows` and `test_rows`: of either, so many at random and no more.
     """
     if kind not in KINDS:
         raise FedgftError(f"--partition: '{kind}' is none of {', '.join(KINDS)}")
@@ -48,6 +51,8 @@ def partition(
     draw = held_out_of_clients if kind == "column" and disjoint else held_out
     test = draw(dataset, share=test_share, seed=seed)
     rows = np.delete(np.arange(len(dataset)), test if disjoint else [])
+    rows = drawn(rows, train_rows, seed=seed, what="train")
+    test = drawn(test, test_rows, seed=seed, what="test")
     if kind == "column":
         return by_column(dataset, rows=rows, test=test)
     if kind == "iid":

@@ -134,6 +134,9 @@ class Fused:
     def back(self, stored: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
         stored[at] = values
 
+    def tensor(self, array: np.ndarray, host: bool) -> np.ndarray:
+        return array
+
     def park(self, block: np.ndarray) -> np.ndarray:
         return block
 
@@ -146,7 +149,7 @@ class Fused:
     def where(self, chosen: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         return np.where(chosen, first, second)
 
-    def moments(self, units: int) -> Moments:
+    def moments(self, units: int, *, brief: bool = False) -> Moments:
         """Zeros, in memory that is used again from round to round: new pages are dear."""
         shape = (units, self.table.x.shape[1])
         if self._moments is None or self._moments.m.shape != shape:

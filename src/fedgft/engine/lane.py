@@ -73,7 +73,9 @@ class Lane:
         self.weights, self.price = new(len(rows.label)), new(len(rows.label), rows.classes)
         self.mean, self.inverse = (torch.zeros_like(t[0]) for t in (rows.mean, rows.inverse))
         self.lr = new()
-        self.rates = new(steps, dtype=torch.float32 if self.cuda else torch.float64)
+        # torch's Adam on a GPU asks for float32 here
+        exact = not (self.cuda and plan.settings.optimizer.adaptive)
+        self.rates = new(steps, dtype=torch.float64 if exact else torch.float32)
         self.count = new(dtype=torch.float32)
         self.order, self.ramp = new(most, dtype=torch.long), torch.arange(most, device=rows.device)
         self.at, self.done = new(dtype=torch.long), new(dtype=torch.long)
@@ -98,8 +100,8 @@ class Lane:
         run, origin = int(task.units.run[i]), block if task.origin is None else task.origin
         self.params.copy_(block[i, :trained], non_blocking=True)
         self.others.copy_(block[i, trained:], non_blocking=True)
-        self.m.copy_(moments.m[i], non_blocking=True)
-        self.v.copy_(moments.v[i], non_blocking=True)
+        for own, kept in ((self.m, moments.m), (self.v, moments.v)):
+            own.zero_() if kept is None else own.copy_(kept[i], non_blocking=True)
         if task.mu:
             self.start = _put(self.start, origin[i, :trained])
         if task.drift is not None:
@@ -124,8 +126,9 @@ class Lane:
         trained = self.plan.layout.trained
         block[i, :trained].copy_(self.params, non_blocking=True)
         block[i, trained:].copy_(self.others, non_blocking=True)
-        moments.m[i].copy_(self.m, non_blocking=True)
-        moments.v[i].copy_(self.v, non_blocking=True)
+        for own, kept in ((self.m, moments.m), (self.v, moments.v)):
+            if kept is not None:
+                kept[i].copy_(own, non_blocking=True)
         moments.steps[i] += work.starts[i + 1] - work.starts[i] - self.passed
         if work.task.gradients is not None:
             work.task.gradients[i].copy_(self.total, non_blocking=True)

@@ -108,15 +108,16 @@ class Ledger:
     moved: Any = 0.0  # of the shared v
     older: Any = 0.0  # and of its age
 
-    def open(self, task: Task, cohort: Cohort) -> tuple[Task, Moments]:
-        """The wave's task with c - c_k and room for its gradients, and its optimisers' states."""
+    def open(self, task: Task, cohort: Cohort, *, brief: bool) -> tuple[Task, Moments]:
+        """The wave's task with c - c_k and room for its gradients, and its optimisers' states;
+        `brief`: it is trained in one go."""
         executor, state = self.memory.executor, self.state
         if state.variates is not None:
             own = executor.out(state.variates.own, self.memory.own(cohort))
             drift = state.variates.server[cohort.run] - own
             task = replace(task, drift=drift, gradients=executor.zeros(len(cohort)))
         if state.kept is None:
-            return task, executor.moments(len(cohort))
+            return task, executor.moments(len(cohort), brief=brief)
         moments = executor.recall(state.kept, self.memory.places(cohort))
         moments.forget(self.memory.settings.state)
         return task, moments

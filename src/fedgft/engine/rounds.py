@@ -239,7 +239,8 @@ class Rounds:
             part = cohort.part(at)
             begin = self._own_starts(part) if own else state.params[part.run]
             block = self.memory.personal(state.norms, part, begin)
-            one, moments = ledger.open(task.part(at), part)
+            brief = not self.algorithm.objective.local_penalties
+            one, moments = ledger.open(task.part(at), part, brief=brief)
             block = self._train(one, part, block, moments)
             ledger.close(one, part, moments, block)
             yield at, block

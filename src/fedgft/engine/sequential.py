@@ -24,7 +24,7 @@ from fedgft.optim import Moments
 if TYPE_CHECKING:
     from fedgft.engine.torch_executor import TorchExecutor
 
-LANES = 8  # clients in flight on one GPU: more gain little
+LANES = 10  # clients in flight on one GPU: more gain little
 ROOM = 0.6  # of the GPU's free memory that lanes may take
 
 Action = Callable[[], object]

@@ -15,6 +15,7 @@ from fedgft.engine.memory import State
 from fedgft.engine.rounds import Rounds
 from fedgft.engine.schedule import everybody
 from fedgft.engine.settings import Settings
+from fedgft.engine.snapshot import Snapshot, pack, unpack
 from fedgft.federated import Algorithm
 from fedgft.metrics import Tally, stack
 from fedgft.models import get_model
@@ -22,6 +23,16 @@ from fedgft.types import FedgftError
 
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
+OnState = Callable[[Snapshot], None]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Who is told how far a simulation is."""
+
+    round: OnRound | None
+    model: OnModel | None
+    state: OnState | None
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,15 @@ def simulate(
     init: np.ndarray | None = None,
     on_round: OnRound | None = None,
     on_model: OnModel | None = None,
+    on_state: OnState | None = None,
+    resume: Snapshot | None = None,
 ) -> History:
     """Train `len(seeds)` runs side by side; run i on `federations[i]`.
 
     `lr` is one number, or one a run. `init`, (p,) or (run, p), replaces the random start.
-    `on_model` is shown every measured global model.
+    `on_model` is shown every measured global model, `on_state` gets a snapshot after every round
+    but the last; with one of those as `resume` the same call goes on from there, and ends with the
+    same bits.
     """
     started = time.perf_counter()
     if len(federations) != len(seeds):
@@ -83,7 +98,7 @@ def simulate(
             book, model, algorithm, settings, executor,
             seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
         )  # fmt: skip
-        return _run(rounds, init, on_round, on_model, started)
+        return _run(rounds, init, Told(on_round, on_model, on_state), resume, started)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be imported
             raise
@@ -100,25 +115,26 @@ def _out_of_memory(settings: Settings) -> FedgftError:
 
 
 def _run(
-    rounds: Rounds, init: np.ndarray | None, on_round: OnRound | None, on_model: OnModel | None,
-    started: float,
-) -> History:  # fmt: skip
+    rounds: Rounds, init: np.ndarray | None, told: Told, resume: Snapshot | None, started: float
+) -> History:
     total, every = rounds.settings.rounds, rounds.settings.eval_every
-    state, reports, before = rounds.init(init), [], None
-    for done in range(total + 1):
+    state, reports, before = _begun(rounds, init, resume)
+    for done in range(0 if resume is None else resume.round + 1, total + 1):
         if done:
             state = rounds.step(state, done - 1)
         if done == total:
             state = rounds.finish(state)
         if done in (0, total) or (every and done % every == 0):
             state, test = _evaluate(rounds, state)
-            reports.append((done, _together(rounds, state), test))
-            if on_model:
-                on_model(done, rounds.executor.fetch(state.params))
+            reports = (*reports, (done, _together(rounds, state), test))
+            if told.model:
+                told.model(done, rounds.executor.fetch(state.params))
         if done == 0:
             before = state.tally
-        elif on_round:
-            on_round(done, total)
+        elif told.round:
+            told.round(done, total)
+        if told.state and 0 < done < total:
+            told.state(pack(done, (state, reports, before)))
     at, federation, test = zip(*reports, strict=True)
     return History(
         rounds=np.array(at),
@@ -130,6 +146,13 @@ def _run(
         seconds=time.perf_counter() - started,
         executor=rounds.executor.name,
     )
+
+
+def _begun(rounds: Rounds, init: np.ndarray | None, resume: Snapshot | None) -> Any:
+    """State, reports and the start's sums by client: from the beginning, or of a snapshot."""
+    if resume is None:
+        return rounds.init(init), (), None
+    return unpack(resume, rounds.executor.tensor)
 
 
 def _evaluate(rounds: Rounds, state: State) -> tuple[State, Tally]:

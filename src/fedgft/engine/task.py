@@ -70,13 +70,15 @@ class Executor(Protocol):
 
     def back(self, stored: Any, at: np.ndarray, values: Any) -> None: ...
 
+    def tensor(self, array: np.ndarray, host: bool) -> Any: ...  # from a snapshot
+
     def park(self, block: Any) -> Any: ...  # models that wait for their weights
 
     def column(self, values: np.ndarray) -> Any: ...  # (n,) -> (n, 1)
 
     def where(self, chosen: Any, first: Any, second: Any) -> Any: ...
 
-    def moments(self, units: int) -> Moments: ...
+    def moments(self, units: int, *, brief: bool = False) -> Moments: ...  # brief: for one `train`
 
     def recall(self, kept: Moments, at: np.ndarray) -> Moments: ...
 

@@ -5,9 +5,9 @@ They differ in how a client's epochs are computed and in nothing else; that is `
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import pairwise
 from queue import SimpleQueue
@@ -30,7 +30,7 @@ from fedgft.models import Model
 from fedgft.optim import Moments
 
 PIECE = {"cpu": 2**19, "cuda": 2**28}  # bytes of features in one forward pass of a measurement
-WAVE = {"cpu": 2**30, "cuda": 2**32}  # bytes of models that are in training at a time
+WAVE = 2**29  # bytes of models that are in training at a time, or more where lanes hold more
 COPIES = 4  # of a model, while it is in training
 
 
@@ -45,6 +45,7 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+Spread = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
 Trainer = Callable[["TorchExecutor", Task, Tensor, Moments], Tensor]
 
 
@@ -72,7 +73,8 @@ class TorchExecutor:
     def lanes(self) -> list[Lane]:
         plan = Plan(self.settings, self.layout, self.module, self.longest, self.random)
         most = self.settings.cohort or self.book.num_clients
-        return make_lanes(plan, self.places, most=most * self.book.runs)
+        with self._careful():
+            return make_lanes(plan, self.places, most=most * self.book.runs)
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -89,7 +91,7 @@ class TorchExecutor:
         if self.name == "stacked":
             return None
         each = COPIES * self.layout.size * self.rows.dtype.itemsize
-        return max(len(self.lanes), WAVE[self.rows.device.type] // each)
+        return max(len(self.lanes), WAVE // each)
 
     def place(self, params: np.ndarray) -> Tensor:
         return self.rows.put(self.layout.inward(np.asarray(params)))
@@ -109,14 +111,29 @@ class TorchExecutor:
 
     def stored(self, units: int, width: int) -> Tensor:
         """Where single clients train, what they remember waits in the host's memory."""
-        device = self.rows.device if self.name == "stacked" else "cpu"
-        return torch.zeros(units, width, dtype=self.rows.dtype, device=device)
+        host = self.name != "stacked"
+        return self.tensor(np.zeros((units, width), self.settings.dtype), host=host)
+
+    def tensor(self, array: np.ndarray, host: bool) -> Tensor:
+        """On the device, or in the host's memory where a GPU can reach it by itself."""
+        held = torch.from_numpy(array)
+        if not host:
+            return held.to(self.rows.device)
+        return held if self.rows.device.type == "cpu" else held.pin_memory()
 
     def out(self, stored: Tensor, at: np.ndarray) -> Tensor:
-        return stored[at].to(self.rows.device)
+        if not stored.is_pinned():
+            return stored[at].to(self.rows.device)
+        out = torch.empty(len(at), stored.shape[1], dtype=stored.dtype, device=self.rows.device)
+        for i, place in enumerate(at.tolist()):
+            out[i].copy_(stored[place], non_blocking=True)
+        return out
 
     def back(self, stored: Tensor, at: np.ndarray, values: Tensor) -> None:
-        stored[at] = values.to(stored.device)
+        if not stored.is_pinned():
+            stored[at] = values.to(stored.device)
+        for i, place in enumerate(at.tolist() if stored.is_pinned() else ()):
+            stored[place].copy_(values[i], non_blocking=True)
 
     def park(self, block: Tensor) -> Tensor:
         """Models that wait for their weights."""
@@ -128,9 +145,11 @@ class TorchExecutor:
     def where(self, chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:
         return torch.where(chosen, first, second)
 
-    def moments(self, units: int) -> Moments:
-        m = self.zeros(units)
-        return Moments(m, m.clone(), np.zeros((units, 2), np.int64))
+    def moments(self, units: int, *, brief: bool = False) -> Moments:
+        steps = np.zeros((units, 2), np.int64)
+        if brief and self.name != "stacked":  # a lane has its own, and they are large
+            return Moments(None, None, steps)
+        return Moments(self.zeros(units), self.zeros(units), steps)
 
     def recall(self, kept: Moments, at: np.ndarray) -> Moments:
         """A copy of some units' moments."""
@@ -144,20 +163,23 @@ class TorchExecutor:
         """Sums over each unit's rows under model `block[which[i]]`; units of one model together."""
         shape = (*units.count.shape, self.rows.classes)
         tally = Tally(units.count, np.empty(shape), np.empty(shape))
-        with one_thread_each(), self._careful(), ThreadPoolExecutor(self.threads) as pool:
+        with one_thread_each(), self._careful(), ExitStack() as stack:
+            spread: Spread = map  # a GPU's libraries remember what they chose thread by thread
+            if self.threads > 1:
+                spread = stack.enter_context(ThreadPoolExecutor(self.threads)).map
             for model in np.unique(which).tolist():
                 mine, params = np.flatnonzero(which == model), block[model].to(self.rows.device)
-                self._sum(pool, tally, units, mine, params)
+                self._sum(spread, tally, units, mine, params)
         return tally
 
     def _sum(
-        self, pool: ThreadPoolExecutor, tally: Tally, units: Units, mine: np.ndarray, params: Tensor
+        self, spread: Spread, tally: Tally, units: Units, mine: np.ndarray, params: Tensor
     ) -> None:
         """The entries of units `mine`, which all look at one model."""
         sizes, cells = units.sizes[mine], self.rows.groups * self.rows.classes
         parts = [self.book.rows[units.low[i] : units.high[i]] for i in mine]
         rows = self.rows.numbers(np.concatenate(parts))
-        scores = self._scores(pool, rows, int(units.run[mine[0]]), params)
+        scores = self._scores(spread, rows, int(units.run[mine[0]]), params)
         index = np.repeat(np.arange(len(mine)), sizes) * cells + self.rows.cell[rows].cpu().numpy()
         chosen = scores.argmax(1)
         for c in range(self.rows.classes):
@@ -166,9 +188,7 @@ class TorchExecutor:
                 flat = np.bincount(index, weights=each, minlength=len(mine) * cells)
                 sums[mine, ..., c] = flat.reshape(len(mine), *tally.count.shape[1:])
 
-    def _scores(
-        self, pool: ThreadPoolExecutor, rows: Tensor, run: int, params: Tensor
-    ) -> np.ndarray:
+    def _scores(self, spread: Spread, rows: Tensor, run: int, params: Tensor) -> np.ndarray:
         """(rows, classes), in pieces that stay in the cache (or fit the GPU)."""
         views = self.layout.views(params)
         mean, inverse = self.rows.mean[run], self.rows.inverse[run]
@@ -185,7 +205,7 @@ class TorchExecutor:
         piece = max(1, PIECE[self.rows.device.type] // self.rows.row_bytes)
         if len(rows) == 0:
             return np.zeros((0, self.rows.classes))
-        odds = torch.cat(list(pool.map(logits, rows.split(piece))))
+        odds = torch.cat(list(spread(logits, rows.split(piece))))
         odds = (odds - odds.amax(-1, keepdim=True)).exp()
         return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
 
@@ -193,10 +213,16 @@ class TorchExecutor:
         self, coefficients: np.ndarray, block: Tensor, params: Tensor, cohort: Cohort
     ) -> Tensor:
         """sum_k c_k (model_k - params) of each run."""
-        weight, moved = self.rows.put(coefficients), block.to(params.device) - params[cohort.run]
-        pairs = pairwise(cohort.bounds.tolist())
-        with one_thread_each():
-            return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
+        if self.name == "stacked":
+            weight, moved = self.rows.put(coefficients), block - params[cohort.run]
+            pairs = pairwise(cohort.bounds.tolist())
+            with one_thread_each():
+                return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
+        total = torch.zeros_like(params)
+        for k, run in enumerate(cohort.run.tolist()):  # without a copy of large models
+            weight, model = float(coefficients[k]), block[k].to(params.device, non_blocking=True)
+            total[run].add_(model, alpha=weight).sub_(params[run], alpha=weight)
+        return total
 
     @contextmanager
     def _careful(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.engine.schedule import Schedule
+from fedgft.experiments.checkpoints import Checkpoints
 from fedgft.experiments.convergence import MODES, Descent, Mode, Path, descend
 from fedgft.experiments.protocol import Protocol, get_protocol
 from fedgft.experiments.rows import choices, row
@@ -25,7 +26,8 @@ from fedgft.experiments.spec import Cell
 from fedgft.experiments.study import OnProgress, Point, Result, Study, silent
 from fedgft.metrics import get_metric
 
-MOST_RUNS = 100  # in a batch: more would not be faster, and a kill loses the batch at hand
+MOST = 100  # runs in a batch: more would not be faster, and a kill loses the batch at hand
+MOST_RUNS = {"celeba": 10}
 Cost = Callable[[Cell, Protocol], int]
 CURVES = ("accuracy", "gap_soft", "gap_hard", "gap_soft_test", "gap_hard_test")
 
@@ -45,11 +47,14 @@ class Record:
 @dataclass(frozen=True, eq=False)
 class Runner:
     """`load` gives a data set by name. Studies are kept, since cells share partitions and what
-    was chosen on them."""
+    was chosen on them. Images take long enough for checkpoints within a cell."""
 
     load: Callable[[str], Dataset]
     shelf: Shelf
     on_progress: OnProgress = silent
+    network: Any = None  # what images are trained with, and how
+    engine: dict[str, Any] = field(default_factory=dict)
+    drawn: tuple[int | None, int | None] = (None, None)  # of images, to train and to test
     _studies: dict[Any, Study] = field(default_factory=dict)
     _data: dict[str, Dataset] = field(default_factory=dict)
     _records: dict[Cell, Record] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Runner:
             if self._known(cell):
                 continue
             protocol = self._protocol(cell)
-            rows = len(self.data(cell.data)) * cell.epochs * protocol.settings.rounds
+            rows = self._rows(cell, protocol) * protocol.settings.rounds
             size = cell.seeds * (rows if cost is None else cost(cell, protocol))
             free = cell.method in ("fedavg", "lrw")
             runs[replace(cell, metric="") if free else cell, "run"] = size
@@ -119,12 +124,24 @@ class Runner:
         return self._data[name]
 
     def _protocol(self, cell: Cell) -> Protocol:
-        base = get_protocol(cell.protocol)
-        settings = replace(base.settings, epochs=cell.epochs)
-        return replace(base, settings=settings, fairfed=cell.rule or base.fairfed)
+        images = self.data(cell.data).images
+        base = get_protocol(cell.protocol, images=images, data=cell.data)
+        engine = self.engine if images else {}
+        settings = replace(base.settings, epochs=cell.epochs, **engine)
+        train, test = self.drawn if images else (None, None)
+        return replace(
+            base, settings=settings, fairfed=cell.rule or base.fairfed,
+            train_rows=train or base.train_rows, test_rows=test or base.test_rows,
+        )  # fmt: skip
+
+    def _rows(self, cell: Cell, protocol: Protocol) -> int:
+        """That a run-round reads, or nearly."""
+        return (protocol.train_rows or len(self.data(cell.data))) * cell.epochs
 
     def _key(self, cell: Cell) -> str:
-        return key_of(cell, self._protocol(cell), self.data(cell.data))
+        dataset = self.data(cell.data)
+        more = {"model": repr(self.network)} if dataset.images else {}
+        return key_of(cell, self._protocol(cell), dataset, **more)
 
     def _known(self, cell: Cell) -> bool:
         if cell not in self._records and (kept := self.shelf.get(self._key(cell))) is not None:
@@ -135,11 +152,13 @@ class Runner:
     def _study(self, cell: Cell) -> Study:
         key = study_of(cell)
         if key not in self._studies:
-            size = len(self.data(cell.data)) * cell.epochs  # a run-round, in row-rounds
-            said = f"{cell.data}, {cell.protocol}: "
+            dataset, protocol = self.data(cell.data), self._protocol(cell)
+            size = self._rows(cell, protocol)  # a run-round, in row-rounds
+            said, rounds = f"{cell.data}, {cell.protocol}: ", self.shelf.folder / "rounds"
             self._studies[key] = Study(
-                self.data(cell.data), self._protocol(cell), range(cell.seeds),
-                clients=cell.clients, kind=cell.partition,
+                dataset, protocol, range(cell.seeds), clients=cell.clients, kind=cell.partition,
+                model=self.network if dataset.images else "logistic",
+                checkpoints=Checkpoints(rounds) if dataset.images else None,
                 on_progress=lambda what, runs: self.on_progress(said + what, runs * size),
             )  # fmt: skip
         return self._studies[key]
@@ -159,6 +178,8 @@ class Runner:
             made["notes"] += [text for text in said if f"alpha {cell.alpha:g}:" in text]
             self.shelf.put(self._key(cell), made)
             self._records[cell] = _read(cell, made)
+        if study.checkpoints is not None:
+            study.checkpoints.clear()
 
 
 def study_of(cell: Cell) -> tuple[Any, ...]:
@@ -169,12 +190,12 @@ def study_of(cell: Cell) -> tuple[Any, ...]:
 
 
 def batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Cells that can be trained side by side, at most MOST_RUNS runs of them."""
+    """Cells that can be trained side by side, of few runs where a model is large."""
     kind = lambda c: (*study_of(c), c.method, c.metric, c.penalty)  # noqa: E731
     order = {key: i for i, key in reversed(list(enumerate(map(kind, cells))))}
     for _, group in groupby(sorted(cells, key=lambda c: order[kind(c)]), key=kind):
         same = list(group)
-        step = max(1, MOST_RUNS // same[0].seeds)
+        step = max(1, MOST_RUNS.get(same[0].data, MOST) // same[0].seeds)
         for at in range(0, len(same), step):
             yield same[at : at + step]
 

@@ -26,7 +26,7 @@ from fedgft.files import whole
 from fedgft.types import FedgftError
 
 HASHED = 4096  # rows at a time
-ENDINGS = ("json", "md", "html", "parquet", "svg", "png")  # of the files we write
+ENDINGS = ("safetensors", "json", "md", "html", "parquet", "svg", "png")  # of the files we write
 # What a number depends on. Reports are drawn anew each time, so their code is not among it.
 NUMBERS = ("types.py", "optim.py", "models.py", "metrics", "theory", "data", "federated", "engine",
            "experiments/protocol.py", "experiments/study.py", "experiments/rows.py",

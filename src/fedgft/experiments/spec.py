@@ -49,6 +49,7 @@ class Experiment:
     metrics: tuple[str, ...] = ("sp", "eop")
     accuracy_of: tuple[str, ...] = ("sp", "eop")  # runs whose accuracy the paper's layout shows
     note: str = ""  # what the paper leaves open, and what was done about it
+    left_out: tuple[tuple[str, str], ...] = ()  # methods that a data set goes without
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -61,6 +62,7 @@ class Experiment:
         return [
             Cell(data=data, protocol=protocol, metric=metric, seeds=seeds, **dict(variant))
             for variant in self.variants for metric in self.metrics
+            if (data, dict(variant).get("method", "")) not in self.left_out
         ]  # fmt: skip
 
 

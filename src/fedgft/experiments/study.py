@@ -10,6 +10,7 @@ the smallest decision-level gap within one point of the best accuracy there.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from fedgft.data.partition import Kind as PartitionKind
 from fedgft.data.partition import inner_split, partition
 from fedgft.data.scaling import standardise
 from fedgft.engine import History, Settings, simulate
+from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.experiments.checks import check_groups
 from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm
 from fedgft.metrics import Metric, NotEstimableWarning, get_metric
+from fedgft.models import get_model
 from fedgft.types import FedgftError
 
 ONE_POINT = 0.01
@@ -66,6 +69,7 @@ class Study:
     model: Any = "logistic"
     init: Callable[[Federation], np.ndarray] | None = None  # parameters to start from
     on_progress: OnProgress = silent
+    checkpoints: Checkpoints | None = None
     _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,13 +152,18 @@ class Study:
         runs += rates if rates > 1 else 0
         return runs * len(alphas) * len(self.seeds) * self.protocol.settings.rounds
 
+    def rows(self, alpha: float) -> int:
+        """That a run reads in a round."""
+        return len(self.federations(alpha)[0].rows) * self.protocol.settings.epochs
+
     def federations(self, alpha: float) -> list[Federation]:
         """One a replicate."""
         key = ("federations", alpha)
         if key not in self._known:
             cut = [
                 partition(self.dataset, self.kind, clients=self.clients, alpha=alpha, seed=seed,
-                          protocol_test=self.protocol.test)
+                          protocol_test=self.protocol.test, train_rows=self.protocol.train_rows,
+                          test_rows=self.protocol.test_rows)
                 for seed in self.seeds
             ]  # fmt: skip
             self._known[key] = [self._scaled(f) for f in cut]
@@ -216,12 +225,17 @@ class Study:
         settings: Settings, *, lr: np.ndarray,
     ) -> History:  # fmt: skip
         """Replicates follow one another in the order of the seeds, copy after copy."""
-        runs = len(federations)
+        runs, kept = len(federations), self.checkpoints
         init = None if self.init is None else np.stack([self.init(f) for f in federations])
+        seeds, key = list(self.seeds) * (runs // len(self.seeds)), ""
+        if kept is not None:
+            key = run_key(federations, init, get_model(self.model), algorithm, settings, seeds, lr)
+        resume = None if kept is None else kept.get(key)
+        self.on_progress(what, 0 if resume is None else runs * resume.round)
         return simulate(
-            federations, self.model, algorithm, settings,
-            seeds=list(self.seeds) * (runs // len(self.seeds)), lr=lr, init=init,
+            federations, self.model, algorithm, settings, seeds=seeds, lr=lr, init=init,
             on_round=lambda done, total: self.on_progress(what, runs),
+            on_state=None if kept is None else partial(kept.put, key), resume=resume,
         )  # fmt: skip
 
     def _scaled(self, federation: Federation) -> Federation:

@@ -11,7 +11,7 @@ from fedgft.report.figures import NAMES
 
 MARK = "✗"  # more than two published brackets away
 DASH = "–"
-DATA = {"adult": "Adult", "compas": "COMPAS"}
+DATA = {"adult": "Adult", "compas": "COMPAS", "celeba": "CelebA"}
 LABELS = {"alpha": "α", "method": "method", "penalty": "J(x)", "lam": "λ", "partition": "clients",
           "epochs": "E", "lr": "η", "clients": "K", "rule": "rule", "beta": "β"}  # fmt: skip
 VALUES = {"penalty": {"l1": "x", "l2": "x²", "half": "x²/2"}, "method": NAMES,

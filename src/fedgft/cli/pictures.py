@@ -1,0 +1,135 @@
+"""The options about images, networks and accelerators, which `Options` has beside its own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fedgft.cli.names import Flag
+from fedgft.types import FedgftError
+
+if TYPE_CHECKING:
+    from fedgft.data import Dataset, Progress
+    from fedgft.experiments.checkpoints import Checkpoints
+
+CELEBA = {"label": "Smiling", "group": "Male"}  # the paper's
+FOR_IMAGES = ("size", "crop", "image", "skip_bad", "valid", "cache")
+FOR_RESNET = ("norm", "stem", "weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions:
+    images: Path | None = None
+    "Folder of images: CelebA's with --data celeba, or those that a table names in a column."
+    size: int | None = None
+    "Images are resized to so many pixels a side: 64, 128, 224 [default: 64]."
+    crop: int | None = None
+    "Side of the central square that is cut out first [default: the largest]."
+    image: str | None = None
+    "The table's column of file names [default: image, filename, file, path or image_id]."
+    skip_bad: Annotated[bool, Flag] = False
+    "Leave out images that are missing or cannot be read, and count them."
+    valid: Literal["drop", "train", "test"] | None = None
+    "Where CelebA's validation part goes [default: drop]."
+    cache: Path | None = None
+    "Folder that keeps decoded images [default: the user's cache folder]."
+    norm: Literal["batch", "group"] | None = None
+    "Normalising layers of resnet18 [default: batch]."
+    stem: Literal["imagenet", "small"] | None = None
+    "First layer of resnet18; small: for images of about 32 pixels [default: imagenet]."
+    weights: Path | None = None
+    "Start resnet18 from a .safetensors file or a state dict that torch saved."
+    norms: Literal["shared", "local"] | None = None
+    "local: every client keeps its own BatchNorm, as in FedBN [default: shared, the weighted mean]."
+    train_rows: int | None = None
+    "Draw so many training rows in each replicate [default: all; celeba: 10,000]."
+    test_rows: int | None = None
+    "Draw so many test rows in each replicate [default: all; celeba: 6,000]."
+    lanes: int | None = None
+    "Clients in flight on a GPU [default: as many as help and fit]."
+    deterministic: Annotated[bool, Flag] = False
+    "The same bits each time on a GPU, at some cost; on a CPU they are."
+    checkpoint_every: int | None = None
+    "Rounds between checkpoints in --out; 0: none [default: 1 for images, else 0]."
+    resume: Annotated[bool, Flag] = False
+    "Go on from the checkpoints that an interrupted run left in --out."
+
+    def check_pictures(self, data: str, model: str) -> None:
+        """What does not go together."""
+        option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
+        if data == "celeba" and self.images is None:
+            raise FedgftError(
+                "--data celeba: --images must name the folder that holds img_align_celeba and its "
+                "lists; its makers give CelebA out for research, we cannot"
+            )
+        if self.images is not None and data in ("adult", "compas", "synthetic"):
+            raise FedgftError(f"--images: the data set '{data}' has none; --data must be celeba, "
+                              "or a table that names images in a column")  # fmt: skip
+        for name in FOR_IMAGES if self.images is None else ():
+            if getattr(self, name):
+                raise FedgftError(f"{option(name)} is for images; --images names their folder")
+        for name in FOR_RESNET if model != "resnet18" else ():
+            if getattr(self, name) is not None:
+                raise FedgftError(f"{option(name)} is for --model resnet18, and it is {model}")
+        if model == "resnet18" and self.images is None:
+            raise FedgftError("--model resnet18 is for images; --images names their folder")
+        if model in ("logistic", "mlp") and self.images is not None:
+            raise FedgftError(f"--model {model} is for tables; images take resnet18")
+        for name in ("train_rows", "test_rows", "lanes"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise FedgftError(f"{option(name)} must be at least 1, got {value}")
+        if self.checkpoint_every is not None and self.checkpoint_every < 0:
+            raise FedgftError(
+                f"--checkpoint-every must not be negative, got {self.checkpoint_every}"
+            )
+
+    def checkpoints(self, folder: Path | None) -> "Checkpoints | None":
+        """Where an interrupted run is kept; an error where it was forgotten, or is not there."""
+        from fedgft.experiments.checkpoints import Checkpoints
+
+        usual = 1 if self.resume or self.images is not None else 0
+        every = usual if self.checkpoint_every is None else self.checkpoint_every
+        if folder is None or not every:
+            if self.resume or self.checkpoint_every:
+                raise FedgftError("--resume and --checkpoint-every need --out, and checkpoints")
+            return None
+        kept = Checkpoints(folder / "checkpoints", every, self.resume)
+        if self.resume and not kept.found():
+            raise FedgftError(f"--resume: there are no checkpoints in {kept.folder}")
+        if kept.found() and not self.resume:
+            raise FedgftError(
+                f"--out {folder}: holds the checkpoints of an interrupted run; --resume goes on "
+                "from there, or delete its folder checkpoints"
+            )
+        return kept
+
+    def load_pictures(self, data: str, roles: dict[str, Any], on_fetch: "Progress") -> "Dataset":
+        """`roles`: label, group, client, split, positive."""
+        from fedgft.data import load_celeba, load_images
+
+        assert self.images is not None
+        how = {"size": self.size or 64, "crop": self.crop, "skip_bad": self.skip_bad,
+               "cache": self.cache, "on_progress": on_fetch}  # fmt: skip
+        if data != "celeba":
+            for name in ("label", "group"):
+                if roles[name] is None:
+                    raise FedgftError(f"{data}: --{name} must name a column of the table")
+            if self.valid is not None:
+                raise FedgftError("--valid is for CelebA; a table says train or test (--split)")
+            return load_images(self.images, data, image=self.image, **roles, **how)
+        for name in ("split", "positive"):
+            if roles[name] is not None:
+                raise FedgftError(f"--{name}: the data set 'celeba' has its own")
+        if self.image is not None:
+            raise FedgftError("--image: the data set 'celeba' has its own")
+        named = {n: roles[n] or usual for n, usual in CELEBA.items()}
+        valid = self.valid or "drop"
+        return load_celeba(self.images, **named, client=roles["client"], valid=valid, **how)
+
+    def network(self, model: str) -> Any:
+        """The model, as `Study` takes it."""
+        from fedgft.models import ResNet18
+
+        if model != "resnet18":
+            return model
+        weights = None if self.weights is None else str(self.weights)
+        return ResNet18(self.norm or "batch", self.stem or "imagenet", weights)

@@ -1,0 +1,115 @@
+"""Simulations that were interrupted: one file each, replaced whole after a round.
+
+The file is named by everything that the numbers depend on, so a run finds its own and no other's.
+Its tensors are in safetensors, the rest is JSON in the header.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgft.data.dataset import Federation
+from fedgft.engine.snapshot import Snapshot
+from fedgft.experiments.shelf import alone, code_hash, data_hash, libraries
+from fedgft.files import whole
+from fedgft.types import FedgftError
+
+FORMAT = "fedgft-rounds-1"
+ENDING = ".safetensors"
+
+
+@dataclass
+class Checkpoints:
+    """A folder of them; `every` so many rounds. With `resume` the first one asked for must be
+    there: every run begins with the same simulation, so else these are of another run."""
+
+    folder: Path
+    every: int = 1
+    resume: bool = False
+
+    def found(self) -> list[Path]:
+        return sorted(self.folder.glob(f"*{ENDING}"))
+
+    def get(self, key: str) -> Snapshot | None:
+        """None where there is none; an error where it is damaged: it may be hours of work."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._path(key)
+        if not path.exists():
+            if self.resume:
+                raise FedgftError(
+                    f"--resume: the checkpoints in {self.folder} are of other options, other data "
+                    "or another version; give those of the interrupted run, or another --out"
+                )
+            return None
+        self.resume = False
+        try:
+            with safe_open(path, framework="numpy") as file:
+                about = json.loads((file.metadata() or {})["fedgft"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if (about["format"], about["key"]) != (FORMAT, key):
+                raise ValueError("of another run")
+            return Snapshot(int(about["round"]), about["tree"], arrays)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise FedgftError(
+                f"{path}: not a whole checkpoint ({error}); delete it to begin anew"
+            ) from error
+
+    def put(self, key: str, snapshot: Snapshot) -> None:
+        if snapshot.round % self.every:
+            return
+        from safetensors.numpy import save
+
+        about = {"format": FORMAT, "key": key, "round": snapshot.round, "tree": snapshot.tree}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with whole(self._path(key)) as part:
+            part.touch()  # with the permissions that files of this user have
+            part.write_bytes(save(snapshot.arrays, metadata={"fedgft": json.dumps(about)}))
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Nobody else writes here meanwhile."""
+        return alone(self.folder)
+
+    def clear(self) -> None:
+        """After the results are written."""
+        for path in (*self.found(), self.folder / ".lock"):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has put something there
+            self.folder.rmdir()
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{ENDING}"
+
+
+def run_key(federations: Sequence[Federation], init: np.ndarray | None, *rest: Any) -> str:
+    """Of a simulation; `rest` is whatever else decides, in dataclasses, arrays and numbers."""
+    digest = hashlib.sha256()
+    for federation in {id(f): f for f in federations}.values():
+        digest.update(data_hash(federation.dataset).encode())
+        for array in (federation.rows, federation.offsets, federation.test, federation.keys):
+            digest.update(array.tobytes())
+    digest.update(b"" if init is None else np.ascontiguousarray(init).tobytes())
+    digest.update(_described(rest).encode())
+    made_by = (code_hash(), libraries(), version("torch"))
+    return hashlib.sha256(digest.digest() + repr(made_by).encode()).hexdigest()[:32]
+
+
+def _described(value: Any) -> str:
+    """The same text in every process: a function's `repr` has its address in it."""
+    if isinstance(value, (tuple, list)):
+        return f"({','.join(map(_described, value))})"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tobytes().hex()}"
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = (f"{f.name}={_described(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({','.join(parts)})"
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value)
