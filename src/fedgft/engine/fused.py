@@ -208,13 +208,14 @@ class Fused:
         )
 
     def mix(
-        self, coefficients: np.ndarray, block: np.ndarray, params: np.ndarray, cohort: Cohort
-    ) -> np.ndarray:
+        self, coefficients: np.ndarray, block: np.ndarray, params: np.ndarray, cohort: Cohort,
+        total: None = None,
+    ) -> np.ndarray:  # fmt: skip
         """sum_k c_k (model_k - params) of each run, in a fixed order and in double precision."""
-        total = np.empty(params.shape)
-        kernels.combine(coefficients, block, cohort.bounds, total)
-        total -= cohort.sum(coefficients)[:, None] * params
-        return total.astype(self.dtype)
+        mixed = np.empty(params.shape)
+        kernels.combine(coefficients, block, cohort.bounds, mixed)
+        mixed -= cohort.sum(coefficients)[:, None] * params
+        return mixed.astype(self.dtype)
 
     def _cells(self, table: np.ndarray) -> np.ndarray:
         """(u, 2, k) -> (u, cells), and zero for the row of zeros."""

@@ -63,10 +63,12 @@ class Memory:
     def moments(self) -> Moments | None:
         if self.settings.state == "reset":
             return None
-        clients = 1 if self.settings.state == "shared" else self.book.num_clients
-        units, width = self.book.runs * clients, self.executor.zeros(0).shape[1]
-        m, v = (self.executor.stored(units, width) for _ in range(2))
-        return Moments(m, v, np.zeros((units, 2), np.int64))
+        if self.settings.state == "shared":  # one a run, like the model itself
+            m, v = (self.executor.zeros(self.book.runs) for _ in range(2))
+        else:
+            units, width = self.book.runs * self.book.num_clients, self.executor.zeros(0).shape[1]
+            m, v = (self.executor.stored(units, width) for _ in range(2))
+        return Moments(m, v, np.zeros((len(m), 2), np.int64))
 
     def variates(self) -> Variates:
         runs, server = self.book.runs, self.executor.zeros(self.book.runs)
@@ -104,8 +106,8 @@ class Ledger:
     memory: Memory
     state: State
     cohort: Cohort
-    change: Any = 0.0  # of SCAFFOLD's c
-    moved: Any = 0.0  # of the shared v
+    change: Any = None  # of SCAFFOLD's c
+    moved: Any = None  # of the shared v
     older: Any = 0.0  # and of its age
 
     def open(self, task: Task, cohort: Cohort, *, brief: bool) -> tuple[Task, Moments]:
@@ -135,10 +137,11 @@ class Ledger:
             return
         at = memory.places(cohort)
         if memory.settings.state == "shared":  # the server's mean of v, and its age
-            v = executor.out(kept.v, np.arange(memory.book.runs))
-            self.moved = self.moved + executor.mix(cohort.weight, moments.v, v, cohort)
+            self.moved = executor.mix(cohort.weight, moments.v, kept.v, cohort, self.moved)
             self.older = self.older + np.bincount(
-                cohort.run, cohort.weight * (moments.steps[:, 1] - kept.steps[at, 1]), len(v)
+                cohort.run,
+                cohort.weight * (moments.steps[:, 1] - kept.steps[at, 1]),
+                len(kept.steps),
             )
         else:
             executor.back(kept.m, at, moments.m)
@@ -152,7 +155,8 @@ class Ledger:
         fresh = task.gradients * executor.column(1.0 / np.maximum(task.steps, 1))
         weight = sizes[cohort.run, cohort.client] / sizes.sum(1)[cohort.run]
         moved = fresh - executor.out(variates.own, at)
-        self.change = self.change + executor.mix(weight, moved, 0 * variates.server, cohort)
+        nothing = 0 * variates.server
+        self.change = executor.mix(weight, moved, nothing, cohort, self.change)
         executor.back(variates.own, at, fresh)
 
     def settle(self) -> None:
@@ -160,9 +164,7 @@ class Ledger:
         if self.state.variates is not None:
             server = self.state.variates.server
             server[:] = server + self.change
-        kept, executor = self.state.kept, self.memory.executor
+        kept = self.state.kept
         if kept is not None and self.memory.settings.state == "shared":
-            every = np.arange(len(kept.steps))
-            v = executor.out(kept.v, every) + self.moved
-            executor.back(kept.v, every, v.clip(0))  # rounding must not make a mean square negative
+            kept.v[:] = (kept.v + self.moved).clip(0)  # rounding must not make a mean negative
             kept.steps[:, 1] = np.rint(kept.steps[:, 1] + self.older)

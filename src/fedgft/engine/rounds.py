@@ -144,16 +144,16 @@ class Rounds:
         cohort's weights: other coefficients need not sum to one. Finished models are folded in
         wave by wave, so that there are never more of them than a wave."""
         at = self.executor.trained
-        update: Any = 0.0
-        mean: Any = 0.0
+        update = mean = None
         buffers = at < state.params.shape[1]
         for wave, block in waves:
             part = cohort.part(wave)
-            update = update + self.executor.mix(coefficients[wave], block, state.params, part)
+            update = self.executor.mix(coefficients[wave], block, state.params, part, update)
             if buffers:
-                mean = mean + self.executor.mix(
-                    part.weight, block[:, at:], state.params[:, at:], part
+                mean = self.executor.mix(
+                    part.weight, block[:, at:], state.params[:, at:], part, mean
                 )
+        assert update is not None
         moved = state.params + update
         moved[:, :at], server = self.algorithm.server.step(
             state.server, state.params[:, :at], update[:, :at]

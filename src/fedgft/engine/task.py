@@ -86,4 +86,6 @@ class Executor(Protocol):
 
     def measure(self, units: Units, block: Any, which: np.ndarray) -> Tally: ...
 
-    def mix(self, coefficients: np.ndarray, block: Any, params: Any, cohort: Cohort) -> Any: ...
+    def mix(
+        self, coefficients: np.ndarray, block: Any, params: Any, cohort: Cohort, total: Any = None
+    ) -> Any: ...  # added to `total`, of the waves before

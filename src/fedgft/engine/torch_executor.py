@@ -210,15 +210,16 @@ class TorchExecutor:
         return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
 
     def mix(
-        self, coefficients: np.ndarray, block: Tensor, params: Tensor, cohort: Cohort
-    ) -> Tensor:
-        """sum_k c_k (model_k - params) of each run."""
+        self, coefficients: np.ndarray, block: Tensor, params: Tensor, cohort: Cohort,
+        total: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """sum_k c_k (model_k - params) of each run, added to `total`."""
         if self.name == "stacked":
             weight, moved = self.rows.put(coefficients), block - params[cohort.run]
             pairs = pairwise(cohort.bounds.tolist())
             with one_thread_each():
                 return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
-        total = torch.zeros_like(params)
+        total = torch.zeros_like(params) if total is None else total
         for k, run in enumerate(cohort.run.tolist()):  # without a copy of large models
             weight, model = float(coefficients[k]), block[k].to(params.device, non_blocking=True)
             total[run].add_(model, alpha=weight).sub_(params[run], alpha=weight)
