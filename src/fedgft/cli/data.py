@@ -35,6 +35,10 @@ def list_(*, json: Annotated[bool, Flag] = False) -> None:
         table.add_column(name, justify="right" if name == "rows" else "left")
     for source in SOURCES.values():
         table.add_row(source.name, f"{source.rows:,}", source.description, source.licence)
+    table.add_row(
+        "celeba", "202,599", "faces with 40 attributes, from a folder that you have: --images",
+        "for research, not redistributed",
+    )  # fmt: skip
     table.add_row("synthetic", "any", "made on the spot, with gaps that are known", "")
     out.print(table)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedgft.experiments.checkpoints import Checkpoints
 
 CELEBA = {"label": "Smiling", "group": "Male"}  # the paper's
-FOR_IMAGES = ("size", "crop", "image", "skip_bad", "valid", "cache")
+FOR_IMAGES = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
 FOR_RESNET = ("norm", "stem", "weights")
 
 
@@ -32,6 +32,8 @@ class PictureOptions:
     "Where CelebA's validation part goes [default: drop]."
     cache: Path | None = None
     "Folder that keeps decoded images [default: the user's cache folder]."
+    augment: Literal["none", "flip"] | None = None
+    "flip: mirror every other image at random while training [default: the protocol's]."
     norm: Literal["batch", "group"] | None = None
     "Normalising layers of resnet18 [default: batch]."
     stem: Literal["imagenet", "small"] | None = None

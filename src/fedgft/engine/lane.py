@@ -22,7 +22,7 @@ from fedgft.engine.rows import Rows
 from fedgft.engine.schedule import batches
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Task
-from fedgft.optim import Moments, Optimizer, rates, replayable_step
+from fedgft.optim import Moments, rates, replayable_step
 
 MOST_GRAPHS = 32  # of different batch sizes in a lane; further sizes are run step by step
 
@@ -44,7 +44,7 @@ class Work:
     """The units of a task, uploaded in one go."""
 
     task: Task
-    order: Tensor  # row numbers, all batches of all units one behind the other
+    order: Tensor  # all batches of all units one behind the other: 2 row + whether it is mirrored
     begins: np.ndarray  # (u,): where each unit's begin
     batches: Sequence[Sequence[Sequence[int]]]  # unit, epoch: the sizes of its batches
     weights: Tensor
@@ -190,9 +190,12 @@ class Lane:
     def gradient(self, size: int) -> None:
         """Of the mean objective over the next rows; BatchNorm moves its means on in place."""
         rows = self.rows
-        index = self.order.index_select(0, self.at + self.ramp[:size])
+        drawn = self.order.index_select(0, self.at + self.ramp[:size])
         self.at += size
+        index = drawn >> 1
         x, cell = rows.seen(index, self.mean, self.inverse), rows.cell[index]
+        if self.plan.settings.augment == "flip":
+            x = torch.where((drawn & 1).bool().reshape(-1, 1, 1, 1), x.flip(-1), x)
         if self.half is not None:
             self.half.copy_(self.params)
         with autocast(self.plan.settings, rows.device):
@@ -229,14 +232,26 @@ def autocast(settings: Settings, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
 
 
-def work_of(book: Book, rows: Rows, task: Task, moments: Moments, optimizer: Optimizer) -> Work:
+def _marked(rows: np.ndarray, seed: int, mirror: bool) -> np.ndarray:
+    """2 row + whether it is mirrored, which is drawn anew each epoch."""
+    double = 2 * rows.astype(np.int64)
+    if mirror:
+        double += np.random.default_rng([seed, 0xF11B]).integers(0, 2, len(rows))
+    return double
+
+
+def work_of(book: Book, rows: Rows, task: Task, moments: Moments, settings: Settings) -> Work:
     """What the units read, in which order and at which rate."""
+    optimizer, mirror = settings.optimizer, settings.augment == "flip"
     units, every, sizes, pace = task.units, [], [], []
     for i in range(len(units)):
         own = book.rows[units.low[i] : units.high[i]]
         epochs = [batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most)
                   for seed in task.seeds[i]]  # fmt: skip
-        every += [np.concatenate(parts) for parts in epochs if parts]
+        pairs = zip(task.noise[i], epochs, strict=True)
+        every += [
+            _marked(np.concatenate(parts), int(seed), mirror) for seed, parts in pairs if parts
+        ]
         sizes.append([[len(batch) for batch in parts] for parts in epochs])
         steps = sum(map(len, sizes[-1]))
         pace.append(rates(optimizer, float(task.lr[i]), moments.steps[i], steps))

@@ -7,7 +7,7 @@ import numpy as np
 from fedgft.data.dataset import Federation
 from fedgft.models import get_model
 
-PIECE = 65_536  # rows in one go
+PIECE = 2**26  # numbers in one go
 
 
 def probabilities(
@@ -16,8 +16,9 @@ def probabilities(
     """(rows, classes), under the scaling of this federation."""
     data, found = federation.dataset, get_model(model)
     parts = []
-    for start in range(0, len(rows), PIECE):
-        x = federation.seen(rows[start : start + PIECE])
+    step = max(1, PIECE // max(1, data.features[:1].size))
+    for start in range(0, len(rows), step):
+        x = federation.seen(rows[start : start + step])
         parts.append(_softmax(_logits(found, x, params, len(data.classes))))
     return np.concatenate(parts) if parts else np.zeros((0, len(data.classes)))
 

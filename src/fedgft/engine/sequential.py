@@ -31,7 +31,7 @@ Action = Callable[[], object]
 
 
 def train(executor: "TorchExecutor", task: Task, block: Tensor, moments: Moments) -> Tensor:
-    work = work_of(executor.book, executor.rows, task, moments, executor.settings.optimizer)
+    work = work_of(executor.book, executor.rows, task, moments, executor.settings)
     cuda = executor.rows.device.type == "cuda"
     with torch.random.fork_rng(range(torch.cuda.device_count()) if cuda else []):
         (_in_flight if cuda else _threaded)(executor, work, block, moments)

@@ -4,6 +4,7 @@ without changing shapes, side by side. Leading axes are (run, client)."""
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from fedgft.types import FedgftError
 
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
-OnState = Callable[[Snapshot], None]
+OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how to take a snapshot
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ def simulate(
     """Train `len(seeds)` runs side by side; run i on `federations[i]`.
 
     `lr` is one number, or one a run. `init`, (p,) or (run, p), replaces the random start.
-    `on_model` is shown every measured global model, `on_state` gets a snapshot after every round
-    but the last; with one of those as `resume` the same call goes on from there, and ends with the
-    same bits.
+    `on_model` is shown every measured global model; `on_state` may take a snapshot after every
+    round but the last, and with one of those as `resume` the same call goes on from there, and ends
+    with the same bits.
     """
     started = time.perf_counter()
     if len(federations) != len(seeds):
@@ -134,7 +135,7 @@ def _run(
         elif told.round:
             told.round(done, total)
         if told.state and 0 < done < total:
-            told.state(pack(done, (state, reports, before)))
+            told.state(done, partial(pack, done, (state, reports, before)))
     at, federation, test = zip(*reports, strict=True)
     return History(
         rounds=np.array(at),

@@ -21,7 +21,8 @@ KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tree` says how the arrays make up what was packed."""
+    """`tree` says how the arrays make up what was packed. They are the simulation's own and change
+    with its next round."""
 
     round: int  # rounds done
     tree: Any
@@ -43,9 +44,9 @@ def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {"is": type(value).__name__, "of": parts}
     name = f"{len(arrays):04d}"
     if isinstance(value, (np.ndarray, np.generic)):
-        arrays[name] = np.asarray(value).copy(order="C")
+        arrays[name] = np.asarray(value, order="C")
         return {"is": "array", "of": name}
-    arrays[name] = value.detach().cpu().numpy().copy(order="C")  # a tensor
+    arrays[name] = value.detach().contiguous().cpu().numpy()  # a tensor
     return {"is": "tensor", "of": name, "host": value.device.type == "cpu"}
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedgft.engine import sequential, stacked
 from fedgft.engine.book import Book
 from fedgft.engine.flat import layout
+from fedgft.engine.rows import IMAGES
 from fedgft.engine.settings import Settings
 from fedgft.engine.torch_executor import TorchExecutor, build
 from fedgft.models import Model
@@ -22,6 +23,8 @@ def choose_torch_executor(book: Book, model: Model, settings: Settings) -> Torch
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     module = build(model, book, settings).cpu()
     random = _try(module, book, settings)
+    if settings.augment != "none" and book.dataset.features.ndim != IMAGES:
+        raise FedgftError(f"--augment {settings.augment} is for images")
     if settings.norms == "local" and not layout(module).norms:
         raise FedgftError("--norms local: the model has no BatchNorm that clients could keep")
     if settings.executor != "sequential":
@@ -55,6 +58,8 @@ def _check_device(device: str) -> None:
 def _why_one_by_one(settings: Settings) -> str | None:
     if settings.precision == "bf16":
         return "in bf16 clients train one by one"
+    if settings.augment != "none":
+        return "clients whose pictures are mirrored train one by one"
     return "on several devices clients train one by one" if len(settings.devices) > 1 else None
 
 

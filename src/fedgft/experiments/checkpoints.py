@@ -6,7 +6,8 @@ Its tensors are in safetensors, the rest is JSON in the header.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
@@ -27,12 +28,15 @@ ENDING = ".safetensors"
 
 @dataclass
 class Checkpoints:
-    """A folder of them; `every` so many rounds. With `resume` the first one asked for must be
-    there: every run begins with the same simulation, so else these are of another run."""
+    """A folder of them; `every` so many rounds, and never for more than `share` of the time. With
+    `resume` the first one asked for must be there: every run begins with the same simulation, so
+    else these are of another run."""
 
     folder: Path
     every: int = 1
     resume: bool = False
+    share: float = 1.0
+    _took: tuple[float, float] = (0.0, 0.0)  # when the last one was done, and how long it took
 
     def found(self) -> list[Path]:
         return sorted(self.folder.glob(f"*{ENDING}"))
@@ -62,16 +66,20 @@ class Checkpoints:
                 f"{path}: not a whole checkpoint ({error}); delete it to begin anew"
             ) from error
 
-    def put(self, key: str, snapshot: Snapshot) -> None:
-        if snapshot.round % self.every:
+    def put(self, key: str, done: int, take: Callable[[], Snapshot]) -> None:
+        began, (last, took) = time.monotonic(), self._took
+        if done % self.every or took > self.share * (began - last):
             return
-        from safetensors.numpy import save
+        from safetensors.numpy import save_file
 
-        about = {"format": FORMAT, "key": key, "round": snapshot.round, "tree": snapshot.tree}
+        snapshot = take()
+        about = {"format": FORMAT, "key": key, "round": done, "tree": snapshot.tree}
         self.folder.mkdir(parents=True, exist_ok=True)
         with whole(self._path(key)) as part:
             part.touch()  # with the permissions that files of this user have
-            part.write_bytes(save(snapshot.arrays, metadata={"fedgft": json.dumps(about)}))
+            save_file(snapshot.arrays, part, metadata={"fedgft": json.dumps(about)})
+        now = time.monotonic()
+        self._took = now, now - began
 
     def guarded(self) -> AbstractContextManager[None]:
         """Nobody else writes here meanwhile."""

@@ -118,8 +118,12 @@ def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol
 def _for_images(protocol: Protocol) -> Protocol:
     """20 rounds of batches of 64 from one start: the mean of networks that began apart is noise.
     Test rows are apart. Strengths are given and not chosen, for that takes eight times as long."""
-    settings = replace(protocol.settings, rounds=20, batch_size=64, start="common")
-    rate, lam = (0.0005, 20.0) if protocol.name == "paper" else (0.001, 10.0)
+    paper = protocol.name == "paper"
+    settings = replace(
+        protocol.settings, rounds=20, batch_size=64, start="common",
+        augment="none" if paper else "flip",
+    )  # fmt: skip
+    rate, lam = (0.0005, 20.0) if paper else (0.001, 10.0)
     return replace(
         protocol, settings=settings, test="disjoint", lr=(rate,), lam=(lam,), beta=(1.0,)
     )

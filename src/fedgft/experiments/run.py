@@ -158,7 +158,7 @@ class Runner:
             self._studies[key] = Study(
                 dataset, protocol, range(cell.seeds), clients=cell.clients, kind=cell.partition,
                 model=self.network if dataset.images else "logistic",
-                checkpoints=Checkpoints(rounds) if dataset.images else None,
+                checkpoints=Checkpoints(rounds, share=0.1) if dataset.images else None,
                 on_progress=lambda what, runs: self.on_progress(said + what, runs * size),
             )  # fmt: skip
         return self._studies[key]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
 from fedgft.experiments.study import Result, Study
 from fedgft.files import open_folder, whole
-from fedgft.models import get_model, named
+from fedgft.models import ResNet18, get_model, named
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class SavedModel:
     spread: np.ndarray
     about: dict[str, Any]
     path: str = ""
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)  # of a network, by name
 
     def start(self, federation: Federation) -> np.ndarray:
         """Flat parameters that give the same scores under this federation's own scaling."""
@@ -74,6 +75,8 @@ class SavedModel:
                 raise FedgftError(
                     f"--init {self.path}: the model's {what} are not those of {data.name}"
                 )
+        if self.tensors:
+            return self._network()
         mean, spread = raw_scaling(federation)
         (weight, bias), *rest = self.layers
         first = (
@@ -81,6 +84,15 @@ class SavedModel:
             bias + weight @ ((mean - self.mean) / self.spread),
         )
         return np.concatenate([part.ravel() for layer in (first, *rest) for part in layer])
+
+    def _network(self) -> np.ndarray:
+        """Flat, in the order that the engine has; images are seen alike in every federation."""
+        network = ResNet18(**self.about["network"])
+        width, classes = len(self.mean), len(self.about["classes"])
+        shapes = network.shapes(features=width, classes=classes)
+        if {name: t.shape for name, t in self.tensors.items()} != shapes:
+            raise FedgftError(f"--init {self.path}: its tensors are not those of a {network.name}")
+        return np.concatenate([self.tensors[name].ravel() for name in shapes])
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """(n, classes): softmax of linear layers with ReLU between them."""
@@ -96,6 +108,11 @@ class SavedModel:
         """The table with `score` and `decision` behind its own columns, and what was noticed."""
         import polars as pl
 
+        if self.tensors:
+            raise FedgftError(
+                f"{self.path}: a model for images, and predict reads tables; docs/images.md shows "
+                "how torchvision's resnet18 loads it"
+            )
         for name in ("score", "decision"):
             if name in frame.columns:
                 raise FedgftError(
@@ -128,8 +145,15 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
         "columns": data.columns,
         "classes": data.classes, "groups": data.group_names, "model": get_model(study.model).name,
         "encoder": None if data.encoder is None else data.encoder.to_json(),
+        **_network(study.model),
     }  # fmt: skip
     return write_model(named(flat, shapes), raw_scaling(result.federations[replicate]), about, path)
+
+
+def _network(model: Any) -> dict[str, Any]:
+    if not isinstance(model, ResNet18):
+        return {}
+    return {"network": {"norm": model.norm, "stem": model.stem}}
 
 
 def write_model(
@@ -171,6 +195,8 @@ def load_model(path: str | Path) -> SavedModel:
 
 def _assemble(tensors: dict[str, np.ndarray], about: dict[str, Any], path: str) -> SavedModel:
     mean, spread = tensors.pop("scaler.mean"), tensors.pop("scaler.spread")
+    if "network" in about:
+        return SavedModel([], mean, spread, about, path, tensors)
     names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
     order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
     layers = [(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in order]
