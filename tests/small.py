@@ -89,10 +89,12 @@ SGD = Optimizer("sgd")
 
 
 def run(made: Federation, algorithm: Algorithm, *, executor: str = "auto", model="logistic",
-        seed: int = 0, lr: float = 0.05, init=None, **options) -> History:  # fmt: skip
+        seed: int = 0, lr: float = 0.05, init=None, on_state=None, resume=None,
+        **options) -> History:  # fmt: skip
     """One run in float64: three rounds of small batches unless told otherwise."""
     chosen = {"rounds": 3, "batch_size": 8, "precision": "fp64", "executor": executor} | options
-    return simulate([made], model, algorithm, Settings(**chosen), seeds=[seed], lr=lr, init=init)
+    return simulate([made], model, algorithm, Settings(**chosen), seeds=[seed], lr=lr, init=init,
+                    on_state=on_state, resume=resume)  # fmt: skip
 
 
 SYNTHETIC = synthetic(rows=1500, seed=0)

@@ -4,7 +4,7 @@ Nothing but numbers, names and the few classes listed here: there is nothing to 
 are in the engine's own order, so a snapshot is for the code that took it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,12 @@ def pack(round: int, value: Any) -> Snapshot:
 def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if type(value) in KINDS.values():
+        names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+        parts = {name: _packed(getattr(value, name), arrays) for name in names}
+        return {"is": type(value).__name__, "of": parts}
     if isinstance(value, (tuple, list)):
         return {"is": "tuple", "of": [_packed(item, arrays) for item in value]}
-    if type(value) in KINDS.values():
-        parts = {f.name: _packed(getattr(value, f.name), arrays) for f in fields(value)}
-        return {"is": type(value).__name__, "of": parts}
     name = f"{len(arrays):04d}"
     if isinstance(value, (np.ndarray, np.generic)):
         arrays[name] = np.asarray(value, order="C")

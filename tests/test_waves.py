@@ -1,0 +1,232 @@
+"""Large models train a few at a time, and an interrupted run goes on as if it had not been."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from drawn import pictures
+from fedgft.data.partition import partition
+from fedgft.engine import History, Settings, simulate, torch_executor
+from fedgft.engine.snapshot import Snapshot, pack, unpack
+from fedgft.experiments.checkpoints import Checkpoints, run_key
+from fedgft.federated import Algorithm, controlled, fedavg, fedgft, get_method, with_base
+from fedgft.metrics import CATALOG, Tally
+from fedgft.optim import Optimizer
+from fedgft.types import FedgftError
+
+SP = CATALOG["sp"]
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.0), nn.Conv2d(4, 4, 3, 2),
+        nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    )  # fmt: skip
+
+
+METHODS: dict[str, tuple[Algorithm, dict]] = {
+    "fedavg": (fedavg(), {}),
+    "fedgft": (fedgft(SP, 5.0), {"state": "shared", "schedule": "cosine"}),
+    "a target": (controlled(SP, 0.02), {"state": "keep"}),
+    "fairfed": (get_method("fairfed", SP, 2.0, rule="authors"), {"state": "reset-first"}),
+    "fairfed, exp": (get_method("fairfed", SP, 2.0, rule="exp"), {"sampling": "size", "cohort": 3}),
+    "lft": (get_method("lft", SP, 2.0), {"epochs": 2, "state": "keep"}),
+    "scaffold": (with_base(fedgft(SP, 5.0), "scaffold"), {"cohort": 3}),
+    "fedadam": (with_base(fedgft(SP, 5.0), "fedadam"), {"eval_every": 2}),
+    "fedbn": (fedgft(SP, 5.0), {"norms": "local"}),
+    "mirrored": (fedgft(SP, 5.0), {"augment": "flip", "lag": True}),
+    "noisy": (fedgft(SP, 5.0), {"noise": 2.0, "eval_on": "test"}),
+}
+
+
+def run(method: Algorithm, *, runs: int = 2, clients: int = 5, **options) -> History:
+    extra = {n: options.pop(n) for n in ("on_state", "resume") if n in options}
+    data = pictures(90, 16)
+    made = [partition(data, clients=clients, alpha=5.0, seed=seed) for seed in range(runs)]
+    chosen = {"rounds": 4, "batch_size": 8, "precision": "fp64"} | options
+    return simulate(made, small, method, Settings(**chosen), seeds=range(runs), lr=0.01, **extra)
+
+
+def same(one: History, two: History) -> None:
+    np.testing.assert_array_equal(one.params, two.params)
+    np.testing.assert_array_equal(one.rounds, two.rounds)
+    np.testing.assert_array_equal(one.test.score, two.test.score)
+    if one.federation is not None:
+        np.testing.assert_array_equal(one.federation.score, two.federation.score)
+        np.testing.assert_array_equal(one.before.score, two.before.score)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_in_waves_or_all_at_once(name: str, monkeypatch) -> None:
+    method, options = METHODS[name]
+    together = run(method, **options)
+    monkeypatch.setattr(torch_executor, "WAVE", 0)
+    monkeypatch.setattr(torch_executor.TorchExecutor, "threads", 1)
+    apart = run(method, threads=1, **options)
+    np.testing.assert_allclose(apart.params, together.params, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_resumed_run_ends_with_the_same_bits(name: str, after: int) -> None:
+    method, options = METHODS[name]
+    kept: dict[int, Snapshot] = {}
+
+    def keep(done: int, take) -> None:
+        made = take()  # its arrays are the run's own, and go on changing
+        kept[done] = replace(made, arrays={n: a.copy() for n, a in made.arrays.items()})
+
+    whole = run(method, **options, on_state=keep)
+    assert sorted(kept) == [1, 2, 3]
+    same(whole, run(method, **options, resume=kept[after]))
+
+
+@pytest.mark.parametrize("executor", ["fused", "stacked", "sequential"])
+def test_every_executor_can_be_resumed(executor: str) -> None:
+    from small import federation
+    from small import run as run_small
+
+    made, kept = federation(), []
+    options = {"executor": executor, "state": "keep", "rounds": 3}
+    method = with_base(fedgft(SP, 5.0), "fedavgm")
+
+    def keep(done: int, take) -> None:
+        snapshot = take()
+        kept.append(replace(snapshot, arrays={n: a.copy() for n, a in snapshot.arrays.items()}))
+
+    whole = run_small(made, method, **options, on_state=keep)
+    again = run_small(made, method, **options, resume=kept[0])
+    np.testing.assert_array_equal(whole.params, again.params)
+
+
+def test_what_is_no_snapshot_is_refused() -> None:
+    value = (Tally(np.ones((1, 2, 3)), np.ones((1, 2, 3, 2)), np.zeros((1, 2, 3, 2))), None, "x", 3)
+    made = pack(2, value)
+    back = unpack(made, lambda array, host: array)
+    np.testing.assert_array_equal(back[0].score, value[0].score)
+    assert back[1:] == (None, "x", 3)
+    for tree in ({"is": "os.system", "of": {}}, {"is": "array", "of": "none"}, {"of": 1}, [1, 2],
+                 {"is": "Tally", "of": {"cell": 1}}):  # fmt: skip
+        with pytest.raises(ValueError):
+            unpack(replace(made, tree=tree), lambda array, host: array)
+
+
+def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
+    made = [partition(pictures(40, 16), clients=3, seed=0)]
+    method, settings = fedgft(SP, 5.0), Settings(rounds=3)
+    key = run_key(made, None, method, settings, np.array([0.1]))
+    assert key == run_key(made, None, fedgft(SP, 5.0), Settings(rounds=3), np.array([0.1]))
+    others = [
+        run_key(made, None, fedgft(SP, 6.0), settings, np.array([0.1])),
+        run_key(made, None, method, Settings(rounds=4), np.array([0.1])),
+        run_key(made, None, method, settings, np.array([0.2])),
+        run_key(made, np.zeros(3), method, settings, np.array([0.1])),
+        run_key([partition(pictures(40, 16), clients=3, seed=1)], None, method, settings,
+                np.array([0.1])),
+    ]  # fmt: skip
+    assert len({key, *others}) == 6
+    kept = Checkpoints(tmp_path / "c", every=2)
+    for done in (1, 2, 3):
+        kept.put(key, done, lambda done=done: pack(done, (np.arange(3), np.float64(done))))
+    found = Checkpoints(tmp_path / "c", resume=True).get(key)
+    assert found.round == 2 and float(unpack(found, None)[1]) == 2.0
+    with pytest.raises(FedgftError, match="of other options"):
+        Checkpoints(tmp_path / "c", resume=True).get(others[0])
+    (file,) = kept.found()
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(FedgftError, match="not a whole checkpoint"):
+        kept.get(key)
+    kept.clear()
+    assert not kept.folder.exists()
+
+
+def test_a_key_is_the_same_in_every_process() -> None:
+    program = """
+import numpy as np
+from fedgft.data.partition import partition
+from fedgft.data.synthetic import synthetic
+from fedgft.experiments.checkpoints import run_key
+from fedgft.federated import get_method
+from fedgft.metrics import CATALOG
+made = [partition(synthetic(rows=50), clients=2)]
+print(run_key(made, None, get_method("lrw", CATALOG["sp"], 0.0), np.ones(2)))
+"""
+    keys = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+        for _ in range(2)
+    }
+    assert len(keys) == 1 and len(keys.pop()) == 33
+
+
+def test_fedbn_keeps_the_clients_norms_apart() -> None:
+    """Local layers differ between clients: their gaps are measured with their own, and the global
+    model has the mean of them."""
+    shared, local = (run(fedavg(), runs=1, norms=n, rounds=3) for n in ("shared", "local"))
+    assert not np.allclose(shared.params, local.params)
+    assert not np.allclose(shared.after.score, local.after.score)
+    with pytest.raises(FedgftError, match="no BatchNorm"):
+        made = partition(pictures(40, 16), clients=2)
+        flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 2))  # noqa: E731
+        simulate([made], flat, fedavg(), Settings(rounds=1, norms="local"), seeds=[0])
+
+
+def test_fedbn_of_one_client_is_plain_training() -> None:
+    one, two = (run(fedavg(), runs=1, clients=1, norms=n) for n in ("shared", "local"))
+    np.testing.assert_allclose(one.params, two.params, rtol=0, atol=1e-12)
+
+
+def test_mirroring_mirrors_half_of_the_pictures() -> None:
+    """On pictures that are their own mirror image it changes nothing, on others it does."""
+    data = pictures(60, 16)
+    even = data.features | data.features[..., ::-1]
+    for features, alike in ((even, True), (data.features, False)):
+        made = [partition(replace(data, features=features), clients=2)]
+        plain, mirrored = (
+            simulate(made, small, fedavg(), Settings(rounds=2, batch_size=8, augment=a,
+                     optimizer=Optimizer("sgd"), precision="fp64"), seeds=[0], lr=0.01).params
+            for a in ("none", "flip")
+        )  # fmt: skip
+        assert np.allclose(plain, mirrored, atol=1e-12) == alike
+
+
+def test_two_hundred_clients_take_no_more_memory_than_twenty() -> None:
+    """Of a model of 5 million parameters; all clients' at once would be 4 GB."""
+    program = """
+import resource, sys
+import numpy as np
+import torch
+from fedgft.data.dataset import Dataset
+from fedgft.data.partition import partition
+from fedgft.engine import Settings, simulate
+from fedgft.federated import fedavg
+clients = int(sys.argv[1])
+rng = np.random.default_rng(0)
+data = Dataset(name="rows", features=rng.standard_normal((800, 50)).astype(np.float32),
+               labels=rng.integers(0, 2, 800), groups=rng.integers(0, 2, 800), columns=("x",) * 50)
+make = lambda: torch.nn.Sequential(torch.nn.Linear(50, 100_000), torch.nn.Linear(100_000, 2))
+made, settings = partition(data, "iid", clients=clients), Settings(
+    rounds=1, batch_size=64, executor="sequential")
+simulate([made], make, fedavg(), settings, seeds=[0])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    few, many = (
+        int(subprocess.run([sys.executable, "-c", program, str(clients)], capture_output=True,
+                           text=True, check=True).stdout)
+        for clients in (20, 200)
+    )  # fmt: skip
+    assert many < 1.1 * few, (few, many)
+
+
+def test_where_there_is_no_gpu_it_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    for device in ("cuda", "cuda:1", "cuda:0,cuda:1"):
+        with pytest.raises(FedgftError, match=r"no CUDA device; use --device cpu"):
+            run(fedavg(), device=device)
+    with pytest.raises(FedgftError, match="is not known"):
+        run(fedavg(), device="abacus")
