@@ -21,7 +21,7 @@ import numpy as np
 
 from fedgft.data import load
 from fedgft.data.dataset import Dataset
-from fedgft.engine.rounds import SLACK
+from fedgft.engine.picking import SLACK
 from fedgft.experiments import Point, Result, Study, get_protocol
 from fedgft.experiments.frontier import BOUNDS
 from fedgft.experiments.references import fairlearn_fit, thresholds

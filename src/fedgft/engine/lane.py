@@ -7,22 +7,19 @@ still move BatchNorm's means; a size that comes once only is not worth one.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedgft.engine.book import Book
 from fedgft.engine.flat import CONVOLUTION, Layout, residual
 from fedgft.engine.rows import Rows
-from fedgft.engine.schedule import batches
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Task
-from fedgft.optim import Moments, rates, replayable_step
+from fedgft.engine.work import Work
+from fedgft.optim import Moments, replayable_step
 
 MOST_GRAPHS = 32  # of different batch sizes in a lane; further sizes are run step by step
 
@@ -37,20 +34,6 @@ class Plan:
     module: torch.nn.Module
     longest: tuple[int, int]  # rows that a client reads in a round, and steps it makes, at most
     random: bool  # training draws random numbers
-
-
-@dataclass(frozen=True)
-class Work:
-    """The units of a task, uploaded in one go."""
-
-    task: Task
-    order: Tensor  # all batches of all units one behind the other: 2 row + whether it is mirrored
-    begins: np.ndarray  # (u,): where each unit's begin
-    batches: Sequence[Sequence[Sequence[int]]]  # unit, epoch: the sizes of its batches
-    weights: Tensor
-    price: Tensor
-    rates: Tensor  # one a step, as `begins` has rows
-    starts: np.ndarray
 
 
 class Lane:
@@ -230,37 +213,3 @@ def _uncounted(module: torch.nn.Module) -> torch.nn.Module:
 def autocast(settings: Settings, device: torch.device) -> torch.autocast:
     half = settings.precision == "bf16"
     return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
-
-
-def _marked(rows: np.ndarray, seed: int, mirror: bool) -> np.ndarray:
-    """2 row + whether it is mirrored, which is drawn anew each epoch."""
-    double = 2 * rows.astype(np.int64)
-    if mirror:
-        double += np.random.default_rng([seed, 0xF11B]).integers(0, 2, len(rows))
-    return double
-
-
-def work_of(book: Book, rows: Rows, task: Task, moments: Moments, settings: Settings) -> Work:
-    """What the units read, in which order and at which rate."""
-    optimizer, mirror = settings.optimizer, settings.augment == "flip"
-    units, every, sizes, pace = task.units, [], [], []
-    for i in range(len(units)):
-        own = book.rows[units.low[i] : units.high[i]]
-        epochs = [batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most)
-                  for seed in task.seeds[i]]  # fmt: skip
-        pairs = zip(task.noise[i], epochs, strict=True)
-        every += [
-            _marked(np.concatenate(parts), int(seed), mirror) for seed, parts in pairs if parts
-        ]
-        sizes.append([[len(batch) for batch in parts] for parts in epochs])
-        steps = sum(map(len, sizes[-1]))
-        pace.append(rates(optimizer, float(task.lr[i]), moments.steps[i], steps))
-    order = np.concatenate(every) if every else np.empty(0, np.int64)
-    lengths = [sum(map(sum, epochs)) for epochs in sizes]
-    weights, price = rows.tables(task.weights, task.price)
-    return Work(
-        task=task, order=rows.numbers(order), begins=np.concatenate(([0], np.cumsum(lengths))),
-        batches=sizes, weights=weights, price=price,
-        rates=torch.as_tensor(np.concatenate(pace), device=rows.device),
-        starts=np.concatenate(([0], np.cumsum([len(p) for p in pace]))),
-    )  # fmt: skip

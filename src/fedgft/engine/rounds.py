@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.book import Book, Units
-from fedgft.engine.memory import Best, Ledger, Memory, State
+from fedgft.engine.memory import Ledger, Memory, State
+from fedgft.engine.picking import Picking
 from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, noise, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
@@ -27,8 +28,6 @@ from fedgft.optim import Moments, reach
 from fedgft.types import FedgftError
 
 Waves = Iterable[tuple[slice, Any]]  # some units, and their trained models
-SLACK = 0.002  # a gap that is this close to its target has reached it
-WORTH = 2.0  # points of accuracy that a point of gap above the target is worth, in a pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +44,11 @@ class Rounds:
     @cached_property
     def memory(self) -> Memory:
         return Memory(self.book, self.settings, self.executor)
+
+    @cached_property
+    def picking(self) -> Picking:
+        exact = not self._sampled and not self.settings.noise
+        return Picking(self.algorithm.objective, self.executor, self.settings.rounds, exact)
 
     def init(self, params: np.ndarray | None) -> State:
         if params is None:
@@ -72,7 +76,7 @@ class Rounds:
         received = None if own_start else self._received(state, cohort, t)
         late = self._task(state, cohort, units, t) if self.settings.lag else None
         if received is not None:
-            state = self._judged(state, cohort, received, t)
+            state = self.picking.judged(state, cohort, received, t)
             fresh = algorithm.objective.update(state.objective, cohort, received)
             state = replace(state, objective=fresh)
         task = late or self._task(state, cohort, units, t)
@@ -105,37 +109,14 @@ class Rounds:
 
     def finish(self, state: State) -> State:
         """After the last round: the model that is handed over."""
-        if not self._picking(self.settings.rounds):
+        if not self.picking.at(self.settings.rounds):
             return state
         tally = state.tally
         if tally is None:
             tally = self.measure(state, self.all_clients)
-        judged = self._judged(state, self.all_clients, tally, self.settings.rounds)
+        judged = self.picking.judged(state, self.all_clients, tally, self.settings.rounds)
         assert judged.best is not None
         return replace(judged, params=judged.best.params, tally=None)
-
-    def _picking(self, t: int) -> bool:
-        """Sums of a cohort, or noisy ones, are no ground to prefer one model to another."""
-        if self._sampled or self.settings.noise:
-            return False
-        return self.algorithm.objective.pick > 0 and t > self.settings.rounds * (
-            1 - self.algorithm.objective.pick
-        )
-
-    def _judged(self, state: State, cohort: Cohort, received: Tally, t: int) -> State:
-        """The state that remembers the received model, if it is the best of the last rounds."""
-        if not self._picking(t):
-            return state
-        excess = self.algorithm.objective.excess(cohort, received)
-        accuracy = received.map(cohort.sum).accuracy()
-        score = accuracy - WORTH * np.maximum(excess - SLACK, 0.0)
-        score = np.where(np.isfinite(score), score, -np.inf)
-        if state.best is None:
-            return replace(state, best=Best(score, state.params))
-        better = score >= state.best.score  # the later of two that are equally good, or unknown
-        at = self.executor.column(better) > 0
-        params = self.executor.where(at, state.params, state.best.params)
-        return replace(state, best=Best(np.where(better, score, state.best.score), params))
 
     def _server_step(
         self, state: State, waves: Waves, coefficients: np.ndarray, cohort: Cohort

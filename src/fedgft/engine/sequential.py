@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgft.engine.lane import Lane, Plan, Work, work_of
+from fedgft.engine.lane import Lane, Plan
 from fedgft.engine.rows import Rows
 from fedgft.engine.task import Task
+from fedgft.engine.work import Work, work_of
 from fedgft.optim import Moments
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ Its tensors are in safetensors, the rest is JSON in the header.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -81,9 +81,15 @@ class Checkpoints:
         now = time.monotonic()
         self._took = now, now - began
 
-    def guarded(self) -> AbstractContextManager[None]:
-        """Nobody else writes here meanwhile."""
-        return alone(self.folder)
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Nobody else writes here meanwhile; a folder that stays empty goes."""
+        with alone(self.folder):
+            try:
+                yield
+            finally:
+                if not self.found():
+                    self.clear()
 
     def clear(self) -> None:
         """After the results are written."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.engine.rounds import SLACK
+from fedgft.engine.picking import SLACK
 from fedgft.experiments.references import fairlearn_fit, thresholds
 from fedgft.experiments.rows import mean_of, mean_sd
 from fedgft.experiments.shelf import Shelf

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.engine.rounds import SLACK, WORTH
+from fedgft.engine.picking import SLACK, WORTH
 from fedgft.federated import Cohort
 from fedgft.federated.algorithm import Pricing
 from fedgft.federated.control import Steering
