@@ -1,7 +1,7 @@
 """The data set on one device, and what a batch of row numbers stands for.
 
 Images stay as they are stored, a byte a channel and channels last; they become numbers on the
-device, a batch at a time.
+device, a batch at a time. On a GPU there are only those that a run reads; a CPU has them mapped.
 """
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedgft.engine.book import Book
 from fedgft.engine.settings import Settings
 
 IMAGES = 4  # axes of a block of images
+CHUNK = 4096  # rows that are copied to a GPU in one go
 
 
 class Rows:
@@ -20,8 +21,10 @@ class Rows:
         self.dtype = getattr(torch, settings.dtype)
         self.groups, self.classes = len(data.group_names) + 1, len(data.classes)
         self.shape = data.features.shape[1:]
+        self.used = np.unique(book.rows) if self.device.type == "cuda" else None
         self.stored = self._stored(data.features)
         cell = data.labels * self.groups + data.groups % self.groups
+        cell = cell if self.used is None else cell[self.used]
         self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
         self.label = torch.eye(self.classes, dtype=self.dtype, device=self.device)
         self.label = self.label.repeat_interleave(self.groups, 0)  # cell -> one-hot label
@@ -32,9 +35,20 @@ class Rows:
     def _stored(self, features: np.ndarray) -> Tensor:
         if features.ndim == IMAGES:
             features = np.moveaxis(features, 1, -1)
-        held = np.require(features, requirements=["C", "W"])  # torch warns of read-only memory
-        dtype = torch.uint8 if held.dtype == np.uint8 else self.dtype
-        return torch.as_tensor(held, dtype=dtype, device=self.device)
+        dtype = torch.uint8 if features.dtype == np.uint8 else self.dtype
+        if self.used is None:
+            held = np.require(features, requirements=["C", "W"])  # torch warns of read-only memory
+            return torch.as_tensor(held, dtype=dtype)
+        size = (len(self.used), *features.shape[1:])
+        stored = torch.empty(size, dtype=dtype, device=self.device)
+        for at in range(0, len(self.used), CHUNK):
+            part = features[self.used[at : at + CHUNK]]
+            stored[at : at + CHUNK] = torch.as_tensor(part, dtype=dtype)
+        return stored
+
+    def at(self, rows: np.ndarray) -> np.ndarray:
+        """Where rows of the data set are here."""
+        return rows if self.used is None else np.searchsorted(self.used, rows)
 
     @property
     def row_bytes(self) -> int:
@@ -44,9 +58,9 @@ class Rows:
     def put(self, array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, dtype=self.dtype, device=self.device)
 
-    def numbers(self, rows: np.ndarray) -> Tensor:
-        """Row numbers on the device; from there on nobody waits for the copy."""
-        held = torch.as_tensor(rows, dtype=torch.long)
+    def numbers(self, places: np.ndarray) -> Tensor:
+        """On the device; nobody waits for the copy."""
+        held = torch.as_tensor(places, dtype=torch.long)
         if self.device.type == "cuda":
             held = held.pin_memory()
         return held.to(self.device, non_blocking=True)

@@ -42,7 +42,9 @@ def train(executor: "TorchExecutor", task: Task, block: Tensor, moments: Moments
 def _program(
     lane: Lane, work: Work, unit: int, block: Tensor, moments: Moments
 ) -> Iterator[Action]:
-    """All that one unit's round takes, piece by piece."""
+    """All that one unit's round takes, piece by piece; nothing, where it has no row."""
+    if work.starts[unit] == work.starts[unit + 1]:
+        return
     yield lambda: lane.load(work, unit, block, moments)
     for noise, sizes in zip(work.task.noise[unit], work.batches[unit], strict=True):
         if lane.plan.random:

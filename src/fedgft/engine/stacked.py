@@ -170,7 +170,7 @@ def _schedule(
         s, own = 0, executor.book.rows[units.low[i] : units.high[i]]
         for seed in task.seeds[i]:
             for batch in batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most):
-                index[s, j, : len(batch)] = batch
+                index[s, j, : len(batch)] = executor.rows.at(batch)
                 share[s, j, : len(batch)] = 1.0 / len(batch)
                 s += 1
     return torch.as_tensor(index, device=executor.rows.device), executor.rows.put(share)

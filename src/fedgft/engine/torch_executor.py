@@ -178,7 +178,7 @@ class TorchExecutor:
         """The entries of units `mine`, which all look at one model."""
         sizes, cells = units.sizes[mine], self.rows.groups * self.rows.classes
         parts = [self.book.rows[units.low[i] : units.high[i]] for i in mine]
-        rows = self.rows.numbers(np.concatenate(parts))
+        rows = self.rows.numbers(self.rows.at(np.concatenate(parts)))
         scores = self._scores(spread, rows, int(units.run[mine[0]]), params)
         index = np.repeat(np.arange(len(mine)), sizes) * cells + self.rows.cell[rows].cpu().numpy()
         chosen = scores.argmax(1)

@@ -18,7 +18,7 @@ from fedgft.optim import Moments, rates
 @dataclass(frozen=True)
 class Work:
     task: Task
-    order: Tensor  # all batches of all units one behind the other: 2 row + whether it is mirrored
+    order: Tensor  # all batches of all units one behind the other: 2 place + whether it is mirrored
     begins: np.ndarray  # (u,): where each unit's begin
     batches: Sequence[Sequence[Sequence[int]]]  # unit, epoch: the sizes of its batches
     weights: Tensor
@@ -27,11 +27,11 @@ class Work:
     starts: np.ndarray
 
 
-def _marked(rows: np.ndarray, seed: int, mirror: bool) -> np.ndarray:
-    """2 row + whether it is mirrored, which is drawn anew each epoch."""
-    double = 2 * rows.astype(np.int64)
+def _marked(places: np.ndarray, seed: int, mirror: bool) -> np.ndarray:
+    """2 place + whether it is mirrored, which is drawn anew each epoch."""
+    double = 2 * places.astype(np.int64)
     if mirror:
-        double += np.random.default_rng([seed, 0xF11B]).integers(0, 2, len(rows))
+        double += np.random.default_rng([seed, 0xF11B]).integers(0, 2, len(places))
     return double
 
 
@@ -45,7 +45,9 @@ def work_of(book: Book, rows: Rows, task: Task, moments: Moments, settings: Sett
                   for seed in task.seeds[i]]  # fmt: skip
         pairs = zip(task.noise[i], epochs, strict=True)
         every += [
-            _marked(np.concatenate(parts), int(seed), mirror) for seed, parts in pairs if parts
+            _marked(rows.at(np.concatenate(parts)), int(seed), mirror)
+            for seed, parts in pairs
+            if parts
         ]
         sizes.append([[len(batch) for batch in parts] for parts in epochs])
         steps = sum(map(len, sizes[-1]))
