@@ -43,12 +43,9 @@ def work_of(book: Book, rows: Rows, task: Task, moments: Moments, settings: Sett
         own = book.rows[units.low[i] : units.high[i]]
         epochs = [batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most)
                   for seed in task.seeds[i]]  # fmt: skip
-        pairs = zip(task.noise[i], epochs, strict=True)
-        every += [
-            _marked(rows.at(np.concatenate(parts)), int(seed), mirror)
-            for seed, parts in pairs
-            if parts
-        ]
+        for seed, parts in zip(task.noise[i], epochs, strict=True):
+            if parts:
+                every.append(_marked(rows.at(np.concatenate(parts)), int(seed), mirror))
         sizes.append([[len(batch) for batch in parts] for parts in epochs])
         steps = sum(map(len, sizes[-1]))
         pace.append(rates(optimizer, float(task.lr[i]), moments.steps[i], steps))
