@@ -16,6 +16,7 @@ from fedgft.engine.snapshot import Snapshot, pack, unpack
 from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.federated import Algorithm, controlled, fedavg, fedgft, get_method, with_base
 from fedgft.metrics import CATALOG, Tally
+from fedgft.models import Module
 from fedgft.optim import Optimizer
 from fedgft.types import FedgftError
 
@@ -29,6 +30,7 @@ def small() -> nn.Module:
     )  # fmt: skip
 
 
+MODEL = Module(small)
 METHODS: dict[str, tuple[Algorithm, dict]] = {
     "fedavg": (fedavg(), {}),
     "fedgft": (fedgft(SP, 5.0), {"state": "shared", "schedule": "cosine"}),
@@ -119,17 +121,19 @@ def test_what_is_no_snapshot_is_refused() -> None:
 def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
     made = [partition(pictures(40, 16), clients=3, seed=0)]
     method, settings = fedgft(SP, 5.0), Settings(rounds=3)
-    key = run_key(made, None, method, settings, np.array([0.1]))
-    assert key == run_key(made, None, fedgft(SP, 5.0), Settings(rounds=3), np.array([0.1]))
+    key = run_key(made, MODEL, None, method, settings, np.array([0.1]))
+    assert key == run_key(made, MODEL, None, fedgft(SP, 5.0), Settings(rounds=3), np.array([0.1]))
+    other = Module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 2)))
     others = [
-        run_key(made, None, fedgft(SP, 6.0), settings, np.array([0.1])),
-        run_key(made, None, method, Settings(rounds=4), np.array([0.1])),
-        run_key(made, None, method, settings, np.array([0.2])),
-        run_key(made, np.zeros(3), method, settings, np.array([0.1])),
-        run_key([partition(pictures(40, 16), clients=3, seed=1)], None, method, settings,
+        run_key(made, other, None, method, settings, np.array([0.1])),
+        run_key(made, MODEL, None, fedgft(SP, 6.0), settings, np.array([0.1])),
+        run_key(made, MODEL, None, method, Settings(rounds=4), np.array([0.1])),
+        run_key(made, MODEL, None, method, settings, np.array([0.2])),
+        run_key(made, MODEL, np.zeros(3), method, settings, np.array([0.1])),
+        run_key([partition(pictures(40, 16), clients=3, seed=1)], MODEL, None, method, settings,
                 np.array([0.1])),
     ]  # fmt: skip
-    assert len({key, *others}) == 6
+    assert len({key, *others}) == 7
     kept = Checkpoints(tmp_path / "c", every=2)
     for done in (1, 2, 3):
         kept.put(key, done, lambda done=done: pack(done, (np.arange(3), np.float64(done))))
@@ -153,8 +157,9 @@ from fedgft.data.synthetic import synthetic
 from fedgft.experiments.checkpoints import run_key
 from fedgft.federated import get_method
 from fedgft.metrics import CATALOG
+from fedgft.models import Logistic
 made = [partition(synthetic(rows=50), clients=2)]
-print(run_key(made, None, get_method("lrw", CATALOG["sp"], 0.0), np.ones(2)))
+print(run_key(made, Logistic(), None, get_method("lrw", CATALOG["sp"], 0.0), np.ones(2)))
 """
     keys = {
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
@@ -230,3 +235,30 @@ def test_where_there_is_no_gpu_it_says_so() -> None:
             run(fedavg(), device=device)
     with pytest.raises(FedgftError, match="is not known"):
         run(fedavg(), device="abacus")
+
+
+def test_a_batch_that_is_left_out_is_no_step() -> None:
+    """BatchNorm refuses one row where nothing else gives it a variance: then such a rest is not
+    read, moves nothing, and SCAFFOLD's mean gradient is over the batches there were."""
+    made = [partition(pictures(17, 16), "iid", clients=1, test_share=0.0)]
+    method = with_base(fedavg(), "scaffold")
+    kept = []
+    for steps in (None, 1):
+        settings = Settings(rounds=1, batch_size=16, steps=steps, precision="fp64", batches="fixed")
+        simulate(made, refusing, method, replace(settings, rounds=2), seeds=[0], lr=0.01,
+                 on_state=lambda done, take: kept.append(take()))  # fmt: skip
+    for one, two in zip(kept[0].arrays.values(), kept[1].arrays.values(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def refusing() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1),
+                         nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2))  # fmt: skip
+
+
+def test_counts_of_batches_have_no_mean() -> None:
+    counting = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(768, momentum=None),  # noqa: E731
+                                     nn.Linear(768, 2))  # fmt: skip
+    with pytest.raises(FedgftError, match="momentum=None"):
+        made = partition(pictures(20, 16), clients=2)
+        simulate([made], counting, fedavg(), Settings(rounds=1), seeds=[0])

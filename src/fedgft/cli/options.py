@@ -1,7 +1,7 @@
 """The options that `train` and `compare` share, and the study they ask for."""
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -212,13 +212,15 @@ class Options(PictureOptions):
         metrics: "Sequence[Metric]",
         alphas: "Sequence[float]",
         progress: "Bar",
-        **more: Any,
+        *,
+        start: "SavedModel | None" = None,
+        checkpoints: "Checkpoints | None" = None,
     ) -> "Study":
         """The data and the study; without its empty groups, if that was asked for."""
         from fedgft.experiments.checks import empty_groups, without_groups
 
-        dataset = self.load(progress.fetch)
-        study = self.study(dataset, progress.advance, **more)
+        dataset = self.weighed(self.load(progress.fetch))
+        study = self.study(dataset, progress.advance, start=start, checkpoints=checkpoints)
         if not self.exclude_empty:
             return study
         empty = {
@@ -232,7 +234,7 @@ class Options(PictureOptions):
         if len(kept.group_names) < 2:
             names = ", ".join(repr(dataset.group_names[g]) for g in sorted(empty))
             raise FedgftError(f"--exclude-empty leaves out {names}: nothing is left to compare")
-        return self.study(kept, progress.advance, **more)
+        return self.study(kept, progress.advance, start=start, checkpoints=checkpoints)
 
     def study(
         self, dataset: "Dataset", on_progress: "OnProgress", *, start: "SavedModel | None" = None,

@@ -1,6 +1,6 @@
 """The options about images, networks and accelerators, which `Options` has beside its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -126,6 +126,16 @@ class PictureOptions:
         named = {n: roles[n] or usual for n, usual in CELEBA.items()}
         valid = self.valid or "drop"
         return load_celeba(self.images, **named, client=roles["client"], valid=valid, **how)
+
+    def weighed(self, dataset: "Dataset") -> "Dataset":
+        """A file of weights that does not fit is seen here; what it does not give, is noted."""
+        if self.weights is None:
+            return dataset
+        from fedgft.resnet import load_weights
+
+        size = {"features": dataset.features.shape[1], "classes": len(dataset.classes)}
+        said = load_weights(self.network("resnet18").module(**size), self.weights)
+        return replace(dataset, notes=(*dataset.notes, *said))
 
     def network(self, model: str) -> Any:
         """The model, as `Study` takes it."""

@@ -35,7 +35,7 @@ class Dataset:
 
     @property
     def images(self) -> bool:
-        return self.features.dtype == np.uint8
+        return self.features.ndim == 4
 
     def standardised(self) -> "Dataset":
         """The same rows in units of their own spread.
@@ -72,7 +72,9 @@ class Federation:
     def __post_init__(self) -> None:
         if len(self.keys) == 0:
             object.__setattr__(self, "keys", np.arange(self.num_clients, dtype=np.uint64))
-        if self.mean is None and self.dataset.images and self.dataset.features.shape[1] == 3:
+        features = self.dataset.features
+        coloured = features.dtype == np.uint8 and features.shape[1:2] == (3,)
+        if self.mean is None and self.dataset.images and coloured:
             object.__setattr__(self, "mean", 255 * PIXEL_MEAN)
             object.__setattr__(self, "spread", 255 * PIXEL_SPREAD)
 

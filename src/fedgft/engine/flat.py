@@ -5,6 +5,7 @@ Inside, the weights of convolutions lie as channels-last programs read them; eve
 does to a vector is done number by number, so only those who come and go notice.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -53,20 +54,20 @@ class Layout:
 
     def inward(self, flat: np.ndarray) -> np.ndarray:
         """(..., p) as the outside has it -> as the engine has it."""
-        return self._turned(flat, (0, 2, 3, 1))
+        return self._turned(flat, lambda shape: shape, (0, 2, 3, 1))
 
     def outward(self, flat: np.ndarray) -> np.ndarray:
-        return self._turned(flat, (0, 3, 1, 2))
+        return self._turned(flat, lambda s: (s[0], s[2], s[3], s[1]), (0, 3, 1, 2))
 
-    def _turned(self, flat: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    def _turned(
+        self, flat: np.ndarray, held: Callable[[torch.Size], Sequence[int]], axes: tuple[int, ...]
+    ) -> np.ndarray:
         out = flat.copy()
         for shape, at in zip(self.shapes, self.edges, strict=False):
             if len(shape) == CONVOLUTION:
-                inside = (0, 1, 2, 3) if axes == (0, 2, 3, 1) else (0, 2, 3, 1)
-                held = tuple(shape[i] for i in inside)
-                for row_in, row_out in zip(_rows(flat), _rows(out), strict=True):
-                    part = row_in[at : at + shape.numel()].reshape(held).transpose(axes)
-                    row_out[at : at + shape.numel()] = part.ravel()
+                part = slice(at, at + shape.numel())
+                for old, new in zip(_rows(flat), _rows(out), strict=True):
+                    new[part] = old[part].reshape(held(shape)).transpose(axes).ravel()
         return out
 
     def local(self) -> np.ndarray:

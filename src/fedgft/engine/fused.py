@@ -119,6 +119,10 @@ class Fused:
         return 2 * (self.features + 1)
 
     @property
+    def least(self) -> int:
+        return 1
+
+    @property
     def wave(self) -> None:
         return None
 
@@ -212,6 +216,7 @@ class Fused:
         total: None = None,
     ) -> np.ndarray:  # fmt: skip
         """sum_k c_k (model_k - params) of each run, in a fixed order and in double precision."""
+        assert total is None  # there is one wave
         mixed = np.empty(params.shape)
         kernels.combine(coefficients, block, cohort.bounds, mixed)
         mixed -= cohort.sum(coefficients)[:, None] * params

@@ -40,7 +40,6 @@ class Lane:
     def __init__(self, plan: Plan, rows: Rows) -> None:
         self.plan, self.rows, layout = plan, rows, plan.layout
         self.graphs: dict[int, Any] = {}  # by batch size; None: seen once, False: not to be had
-        self.passed = 0  # batches of this unit that the module would not take
         self.module = _uncounted(copy.deepcopy(plan.module)).to(rows.device).train()
         self.cuda = rows.device.type == "cuda"
         self.stream: Any = torch.cuda.Stream(rows.device) if self.cuda else None
@@ -102,7 +101,6 @@ class Lane:
         self.rates[: len(pace)].copy_(pace, non_blocking=True)
         self.at.zero_()
         self.done.zero_()
-        self.passed = 0
 
     def store(self, work: Work, i: int, block: Tensor, moments: Moments) -> None:
         """Hand unit i back."""
@@ -112,25 +110,19 @@ class Lane:
         for own, kept in ((self.m, moments.m), (self.v, moments.v)):
             if kept is not None:
                 kept[i].copy_(own, non_blocking=True)
-        moments.steps[i] += work.starts[i + 1] - work.starts[i] - self.passed
+        moments.steps[i] += work.starts[i + 1] - work.starts[i]
         if work.task.gradients is not None:
             work.task.gradients[i].copy_(self.total, non_blocking=True)
 
     def step(self, size: int, task: Task) -> None:
-        """The next batch, of this many rows. A batch of one row that torch refuses, for it has no
-        variance, is passed over."""
+        """The next batch, of this many rows."""
+        if self.cuda:  # torch tries convolutions out where that pays: for whole batches
+            settings = self.plan.settings
+            torch.backends.cudnn.benchmark = size == task.batch_size and not settings.deterministic
         if found := self._graph(size, task):
-            return found.replay()
-        # torch tries out its convolutions where that pays: not for a size of one batch a round
-        settings = self.plan.settings
-        torch.backends.cudnn.benchmark = size == task.batch_size and not settings.deterministic
-        try:
+            found.replay()
+        else:
             self._step(size, task)
-        except ValueError:
-            if size > 1:
-                raise
-            self.graphs[size] = False
-            self.passed += 1
 
     def _graph(self, size: int, task: Task) -> Any:
         """Captured the second time a size comes: the first is the warming-up that this asks for."""
@@ -198,7 +190,7 @@ class Lane:
 def _put(room: Tensor, value: Tensor) -> Tensor:
     """The value at the place it has had before, so that a graph finds it there."""
     if len(room) != len(value):
-        return value.clone()
+        room = torch.empty_like(value, device=room.device)
     return room.copy_(value, non_blocking=True)
 
 

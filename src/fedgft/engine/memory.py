@@ -1,6 +1,7 @@
 """What is carried from round to round, and what clients remember of their last one."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ class Memory:
     book: Book
     settings: Settings
     executor: Executor
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """(run,): rows of all clients."""
+        return self.book.sizes.sum(1)
 
     def moments(self) -> Moments | None:
         if self.settings.state == "reset":
@@ -151,9 +157,9 @@ class Ledger:
     def _learn(self, variates: Variates, task: Task, cohort: Cohort) -> None:
         """c_k becomes the round's mean gradient, and c moves by what that changes in the mean
         over all clients, so it stays their mean whoever took part."""
-        executor, at, sizes = self.memory.executor, self.memory.own(cohort), self.memory.book.sizes
+        executor, at = self.memory.executor, self.memory.own(cohort)
         fresh = task.gradients * executor.column(1.0 / np.maximum(task.steps, 1))
-        weight = sizes[cohort.run, cohort.client] / sizes.sum(1)[cohort.run]
+        weight = task.units.sizes / self.memory.totals[cohort.run]
         moved = fresh - executor.out(variates.own, at)
         nothing = 0 * variates.server
         self.change = executor.mix(weight, moved, nothing, cohort, self.change)

@@ -15,7 +15,8 @@ WORTH = 2.0  # points of accuracy that a point of gap above the target is worth,
 
 @dataclass(frozen=True, eq=False)
 class Picking:
-    """`exact`: sums of a cohort, or noisy ones, are no ground to prefer one model to another."""
+    """`exact`: of everybody, of this very model. Sums of a cohort, or noisy ones, are no ground to
+    prefer one model to another."""
 
     objective: Objective
     executor: Executor

@@ -7,7 +7,7 @@ import numpy as np
 from fedgft.data.dataset import Federation
 from fedgft.models import get_model
 
-PIECE = 2**26  # numbers in one go
+PIECE = 2**22  # numbers in one go
 
 
 def probabilities(

@@ -47,7 +47,8 @@ class Rounds:
 
     @cached_property
     def picking(self) -> Picking:
-        exact = not self._sampled and not self.settings.noise
+        settings = self.settings  # with norms of their own, clients have other models than this one
+        exact = not self._sampled and not settings.noise and settings.norms == "shared"
         return Picking(self.algorithm.objective, self.executor, self.settings.rounds, exact)
 
     def init(self, params: np.ndarray | None) -> State:
@@ -83,8 +84,8 @@ class Rounds:
         waves = self._waves(state, task, cohort, own=own_start)
         far, seen = reach(self.settings.optimizer, task.steps, task.lr * task.mu), None
         if algorithm.weighting.sees == "trained":  # the models have to wait for their weights
-            waves = [(at, self.executor.park(block)) for at, block in waves]
-            seen = concatenate([self._seen(units[at], block) for at, block in waves])
+            held = [(at, self._seen(units[at], b), self.executor.park(b)) for at, b in waves]
+            waves, seen = [(at, b) for at, _, b in held], concatenate([t for _, t, _ in held])
         coefficients, kept = algorithm.weighting.coefficients(
             state.weighting, cohort, Local(received, seen, far)
         )
@@ -134,6 +135,7 @@ class Rounds:
                 mean = self.executor.mix(
                     part.weight, block[:, at:], state.params[:, at:], part, mean
                 )
+            del block
         assert update is not None
         moved = state.params + update
         moved[:, :at], server = self.algorithm.server.step(
@@ -211,6 +213,7 @@ class Rounds:
             weights=np.ones((len(units), *cells)) if weigh is None else weigh(units.count),
             price=price[cohort.run],
             mu=self.algorithm.correction.mu,
+            least=self.executor.least,
         )
 
     def _waves(self, state: State, task: Task, cohort: Cohort, *, own: bool) -> Waves:
@@ -225,6 +228,7 @@ class Rounds:
             block = self._train(one, part, block, moments)
             ledger.close(one, part, moments, block)
             yield at, block
+            del begin, block, one, moments  # before there is another wave of them
         ledger.settle()
 
     def _train(self, task: Task, cohort: Cohort, block: Any, moments: Moments) -> Any:

@@ -61,16 +61,18 @@ def keys(*parts: np.ndarray | int) -> np.ndarray:
 
 
 def batches(
-    rows: np.ndarray, *, seed: int, batch_size: int, most: int = EVERY_ROW
+    rows: np.ndarray, *, seed: int, batch_size: int, most: int = EVERY_ROW, least: int = 1
 ) -> list[np.ndarray]:
-    """One epoch: at most `most` rows in the order that this seed gives, cut into batches."""
+    """One epoch: at most `most` rows in the order that this seed gives, cut into batches; a last
+    one of fewer than `least` rows is left out."""
     order = rows.copy()
     if AVAILABLE:
         shuffle(order, np.uint64(seed))
     else:
         order[:] = _shuffled(order.tolist(), seed)
     stop = min(len(order), most)
-    return [order[i : min(i + batch_size, stop)] for i in range(0, stop, batch_size)]
+    starts = range(0, stop - least + 1, batch_size)
+    return [order[i : min(i + batch_size, stop)] for i in starts]
 
 
 def learning_rate(lr: np.ndarray, schedule: Schedule, *, round: int, rounds: int) -> np.ndarray:

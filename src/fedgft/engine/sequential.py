@@ -8,7 +8,6 @@ too small to. A module with randomness inside has one lane, for torch's generato
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -88,16 +87,18 @@ def _in_flight(executor: "TorchExecutor", work: Work, block: Tensor, moments: Mo
 
     shares = zip(lanes, _shares(work.task.steps, len(lanes)), strict=True)
     active = [(lane, queue_of(lane, units)) for lane, units in shares]
-    while active:
-        for lane, queue in list(active):
-            action = next(queue, None)
-            if action is None:
-                active.remove((lane, queue))
-                continue
-            with torch.cuda.stream(lane.stream):
-                action()
-    for lane in lanes:
-        home.wait_stream(lane.stream)
+    try:
+        while active:
+            for lane, queue in list(active):
+                action = next(queue, None)
+                if action is None:
+                    active.remove((lane, queue))
+                    continue
+                with torch.cuda.stream(lane.stream):
+                    action()
+    finally:  # also after Ctrl-C: nobody else gets this memory while a lane still writes to it
+        for lane in lanes:
+            home.wait_stream(lane.stream)
 
 
 def _shares(steps: np.ndarray, lanes: int) -> list[list[int]]:
@@ -128,7 +129,7 @@ def _fitting(lane: Lane) -> int:
     device, plan = lane.rows.device, lane.plan
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with suppress(ValueError):  # one row, and BatchNorm
+    if len(lane.order) > 1:
         lane.gradient(min(plan.settings.batch_size, len(lane.order)))
     took = torch.cuda.max_memory_allocated(device) - before
     held = 8 * plan.layout.size * lane.rows.dtype.itemsize

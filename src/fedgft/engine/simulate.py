@@ -153,7 +153,10 @@ def _begun(rounds: Rounds, init: np.ndarray | None, resume: Snapshot | None) -> 
     """State, reports and the start's sums by client: from the beginning, or of a snapshot."""
     if resume is None:
         return rounds.init(init), (), None
-    return unpack(resume, rounds.executor.tensor)
+    try:
+        return unpack(resume, rounds.executor.tensor)
+    except ValueError as error:
+        raise FedgftError(f"resume: {error}") from error
 
 
 def _evaluate(rounds: Rounds, state: State) -> tuple[State, Tally]:

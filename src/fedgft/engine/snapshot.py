@@ -47,6 +47,10 @@ def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         arrays[name] = np.asarray(value, order="C")
         return {"is": "array", "of": name}
+    if value.is_pinned():  # a GPU may still be writing to it
+        import torch
+
+        torch.cuda.synchronize()
     arrays[name] = value.detach().contiguous().cpu().numpy()  # a tensor
     return {"is": "tensor", "of": name, "host": value.device.type == "cpu"}
 

@@ -24,6 +24,7 @@ class Task:
     lr: np.ndarray  # (u,)
     weights: Weights  # (u, c, k): what a row of this label and group counts
     price: Price  # (u, c, k, c): what each of its scores costs
+    least: int = 1  # rows that a batch must have
     mu: float = 0.0  # the pull back to where the round began,
     origin: Any = None  # (u, p): if that is not where this training begins
     drift: Any = None  # (u, w): what is added to every gradient; an executor's array, or nothing
@@ -39,8 +40,8 @@ class Task:
     @property
     def steps(self) -> np.ndarray:
         """(u,): local steps of each unit."""
-        each = -(-np.minimum(self.units.sizes, self.most) // self.batch_size)
-        return each * self.seeds.shape[1]
+        whole, rest = np.divmod(np.minimum(self.units.sizes, self.most), self.batch_size)
+        return (whole + (rest >= self.least) * (rest > 0)) * self.seeds.shape[1]
 
 
 @runtime_checkable
@@ -52,6 +53,9 @@ class Executor(Protocol):
 
     @property
     def trained(self) -> int: ...  # parameters that are trained; the rest are buffers, behind them
+
+    @property
+    def least(self) -> int: ...  # rows that its model asks for in a batch
 
     @property
     def wave(self) -> int | None: ...  # units that are trained at a time; None: all of them

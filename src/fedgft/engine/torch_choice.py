@@ -17,38 +17,55 @@ from fedgft.types import FedgftError
 
 
 def choose_torch_executor(book: Book, model: Model, settings: Settings) -> TorchExecutor:
-    for device in settings.devices:
-        _check_device(device)
+    _check_devices(settings)
     if settings.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     module = build(model, book, settings).cpu()
-    random = _try(module, book, settings)
+    random, least = _try(module, book, settings)
+    _check_wishes(module, book, settings)
+    if settings.executor != "sequential":
+        reason = _why_one_by_one(settings) or why_not_stacked(module, random=random)
+        if reason is None:
+            executor = TorchExecutor(
+                book, model, settings, name="stacked", trainer=stacked.train, random=random
+            )
+            reason = _why_not_captured(executor)
+            if reason is None:
+                return executor
+        if settings.executor == "stacked":
+            raise FedgftError(f"--executor stacked cannot take this model: {reason}")
+    return TorchExecutor(
+        book, model, settings, name="sequential", trainer=sequential.train, random=random,
+        least=least,
+    )  # fmt: skip
+
+
+def _check_wishes(module: torch.nn.Module, book: Book, settings: Settings) -> None:
+    """What the model, or the data, cannot give."""
     if settings.augment != "none" and book.dataset.features.ndim != IMAGES:
         raise FedgftError(f"--augment {settings.augment} is for images")
     if settings.norms == "local" and not layout(module).norms:
         raise FedgftError("--norms local: the model has no BatchNorm that clients could keep")
-    if settings.executor != "sequential":
-        executor = TorchExecutor(
-            book, model, settings, name="stacked", trainer=stacked.train, random=random
-        )
-        reason = _why_one_by_one(settings) or why_not_stacked(module, random=random)
-        reason = reason or _why_not_captured(executor)
-        if reason is None:
-            return executor
-        if settings.executor == "stacked":
-            raise FedgftError(f"--executor stacked cannot take this model: {reason}")
-    return TorchExecutor(
-        book, model, settings, name="sequential", trainer=sequential.train, random=random
-    )
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.momentum is None:
+            raise FedgftError(
+                f"{type(part).__name__} with momentum=None counts batches, and counts of different "
+                "clients have no mean; give it a momentum (torch's usual one is 0.1)"
+            )
+
+
+def _check_devices(settings: Settings) -> None:
+    if settings.device == "cpu":
+        return
+    for device in settings.devices:
+        _check_device(device)
 
 
 def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
-    try:
-        number = torch.device(device).index or 0
-    except RuntimeError:
-        raise FedgftError(f"--device {device!r} is not known; choose cpu or cuda") from None
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or (index and not index.isdecimal()) or device.endswith(":"):
+        raise FedgftError(f"--device {device!r} is not known; choose cpu, cuda or cuda:0,cuda:1")
+    number = int(index or 0)
     if not torch.cuda.is_available():
         raise FedgftError(f"--device {device}: this machine has no CUDA device; use --device cpu")
     if number >= (count := torch.cuda.device_count()):
@@ -94,10 +111,11 @@ def _why_not_captured(executor: TorchExecutor) -> str | None:
     return None
 
 
-def _try(module: torch.nn.Module, book: Book, settings: Settings) -> bool:
+def _try(module: torch.nn.Module, book: Book, settings: Settings) -> tuple[bool, int]:
     """Two rows through the model, so that a wrong one is an error before round one.
 
-    Returns whether training draws random numbers, in a layer or in `forward` itself.
+    Returns whether training draws random numbers, in a layer or in `forward` itself, and how many
+    rows a batch must have: one alone has no variance, and BatchNorm may refuse it.
     """
     data, classes = book.dataset, len(book.dataset.classes)
     x = torch.tensor(data.features[:2], dtype=getattr(torch, settings.dtype))
@@ -106,12 +124,17 @@ def _try(module: torch.nn.Module, book: Book, settings: Settings) -> bool:
         before = torch.get_rng_state()
         _forward(copy.deepcopy(module).train(), x)
         random = not torch.equal(before, torch.get_rng_state())
+        try:
+            copy.deepcopy(module).train()(x[:1])
+            least = 1
+        except ValueError:
+            least = 2
     if tuple(out.shape) != (len(x), classes):
         raise FedgftError(
             f"the model must give one score a class, shape ({len(x)}, {classes}) "
             f"for {len(x)} rows; it gave {tuple(out.shape)}"
         )
-    return random
+    return random, least
 
 
 def _forward(module: torch.nn.Module, x: Tensor) -> Tensor:

@@ -52,10 +52,10 @@ Trainer = Callable[["TorchExecutor", Task, Tensor, Moments], Tensor]
 class TorchExecutor:
     def __init__(
         self, book: Book, model: Model, settings: Settings, *, name: str, trainer: Trainer,
-        random: bool,
+        random: bool, least: int = 1,
     ) -> None:  # fmt: skip
         self.book, self.model, self.settings, self.name = book, model, settings, name
-        self.random = random  # training draws random numbers
+        self.random, self.least = random, least  # training draws numbers; rows a batch must have
         self.places = [Rows(book, settings, device) for device in settings.devices]
         self.rows, self.trainer = self.places[0], trainer
         self.module = build(model, book, settings)
@@ -215,6 +215,7 @@ class TorchExecutor:
     ) -> Tensor:  # fmt: skip
         """sum_k c_k (model_k - params) of each run, added to `total`."""
         if self.name == "stacked":
+            assert total is None  # there is one wave
             weight, moved = self.rows.put(coefficients), block - params[cohort.run]
             pairs = pairwise(cohort.bounds.tolist())
             with one_thread_each():

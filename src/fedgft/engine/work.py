@@ -41,8 +41,8 @@ def work_of(book: Book, rows: Rows, task: Task, moments: Moments, settings: Sett
     units, every, sizes, pace = task.units, [], [], []
     for i in range(len(units)):
         own = book.rows[units.low[i] : units.high[i]]
-        epochs = [batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most)
-                  for seed in task.seeds[i]]  # fmt: skip
+        epochs = [batches(own, seed=int(seed), batch_size=task.batch_size, most=task.most,
+                          least=task.least) for seed in task.seeds[i]]  # fmt: skip
         for seed, parts in zip(task.noise[i], epochs, strict=True):
             if parts:
                 every.append(_marked(rows.at(np.concatenate(parts)), int(seed), mirror))

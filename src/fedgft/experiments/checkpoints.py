@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.data.dataset import Federation
+from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.snapshot import Snapshot
 from fedgft.experiments.shelf import alone, code_hash, data_hash, libraries
 from fedgft.files import whole
+from fedgft.models import Model
 from fedgft.types import FedgftError
 
 FORMAT = "fedgft-rounds-1"
@@ -93,7 +94,7 @@ class Checkpoints:
 
     def clear(self) -> None:
         """After the results are written."""
-        for path in (*self.found(), self.folder / ".lock"):
+        for path in (*self.found(), *self.folder.glob(".*.part"), self.folder / ".lock"):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # somebody has put something there
             self.folder.rmdir()
@@ -102,13 +103,24 @@ class Checkpoints:
         return self.folder / f"{key}{ENDING}"
 
 
-def run_key(federations: Sequence[Federation], init: np.ndarray | None, *rest: Any) -> str:
+def model_key(model: Model, dataset: Dataset) -> str:
+    """What a network is: its layers, and where it starts (a file of weights may have changed)."""
+    size = {"features": dataset.features.shape[1], "classes": len(dataset.classes)}
+    layers = model.name if model.linear else str(model.module(**size))
+    start = hashlib.sha256(model.init(0, **size).tobytes()).hexdigest()
+    return f"{layers} {model.shapes(**size)} {start}"
+
+
+def run_key(
+    federations: Sequence[Federation], model: Model, init: np.ndarray | None, *rest: Any
+) -> str:
     """Of a simulation; `rest` is whatever else decides, in dataclasses, arrays and numbers."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(model_key(model, federations[0].dataset).encode())
     for federation in {id(f): f for f in federations}.values():
         digest.update(data_hash(federation.dataset).encode())
-        for array in (federation.rows, federation.offsets, federation.test, federation.keys):
-            digest.update(array.tobytes())
+        for array in (federation.rows, federation.offsets, federation.test, federation.keys,
+                      federation.mean, federation.spread):  # fmt: skip
+            digest.update(b"-" if array is None else array.tobytes())
     digest.update(b"" if init is None else np.ascontiguousarray(init).tobytes())
     digest.update(_described(rest).encode())
     made_by = (code_hash(), libraries(), version("torch"))
@@ -125,5 +137,5 @@ def _described(value: Any) -> str:
         parts = (f"{f.name}={_described(getattr(value, f.name))}" for f in fields(value))
         return f"{type(value).__name__}({','.join(parts)})"
     if callable(value):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{value.__module__}.{getattr(value, '__qualname__', value)}"
     return repr(value)

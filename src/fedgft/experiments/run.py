@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import groupby, product
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.engine.schedule import Schedule
-from fedgft.experiments.checkpoints import Checkpoints
+from fedgft.experiments.checkpoints import Checkpoints, model_key
 from fedgft.experiments.convergence import MODES, Descent, Mode, Path, descend
 from fedgft.experiments.protocol import Protocol, get_protocol
 from fedgft.experiments.rows import choices, row
@@ -55,6 +56,7 @@ class Runner:
     network: Any = None  # what images are trained with, and how
     engine: dict[str, Any] = field(default_factory=dict)
     drawn: tuple[int | None, int | None] = (None, None)  # of images, to train and to test
+    _keys: dict[str, str] = field(default_factory=dict)
     _studies: dict[Any, Study] = field(default_factory=dict)
     _data: dict[str, Dataset] = field(default_factory=dict)
     _records: dict[Cell, Record] = field(default_factory=dict)
@@ -140,7 +142,11 @@ class Runner:
 
     def _key(self, cell: Cell) -> str:
         dataset = self.data(cell.data)
-        more = {"model": repr(self.network)} if dataset.images else {}
+        more = {}
+        if dataset.images:  # torch computes them
+            if cell.data not in self._keys:
+                self._keys[cell.data] = model_key(self.network, dataset)
+            more = {"network": self._keys[cell.data], "torch": version("torch")}
         return key_of(cell, self._protocol(cell), dataset, **more)
 
     def _known(self, cell: Cell) -> bool:

@@ -28,9 +28,9 @@ from fedgft.types import FedgftError
 HASHED = 4096  # rows at a time
 ENDINGS = ("safetensors", "json", "md", "html", "parquet", "svg", "png")  # of the files we write
 # What a number depends on. Reports are drawn anew each time, so their code is not among it.
-NUMBERS = ("types.py", "optim.py", "models.py", "metrics", "theory", "data", "federated", "engine",
-           "experiments/protocol.py", "experiments/study.py", "experiments/rows.py",
-           "experiments/run.py", "experiments/convergence.py")  # fmt: skip
+NUMBERS = ("types.py", "optim.py", "models.py", "resnet.py", "metrics", "theory", "data",
+           "federated", "engine", "experiments/protocol.py", "experiments/study.py",
+           "experiments/rows.py", "experiments/run.py", "experiments/convergence.py")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:
 @cache
 def data_hash(dataset: Dataset) -> str:
     digest = hashlib.sha256()
-    for array in (dataset.features, dataset.labels, dataset.groups):
+    held = (dataset.features, dataset.labels, dataset.groups, dataset.test, dataset.clients)
+    for array in (a for a in held if a is not None):
         for at in range(0, len(array), HASHED):  # images are on disk, and may be many
             digest.update(np.ascontiguousarray(array[at : at + HASHED]).data)
     names = (dataset.name, dataset.columns, dataset.classes, dataset.group_names)

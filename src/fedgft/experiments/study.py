@@ -229,7 +229,8 @@ class Study:
         init = None if self.init is None else np.stack([self.init(f) for f in federations])
         seeds, key = list(self.seeds) * (runs // len(self.seeds)), ""
         if kept is not None:
-            key = run_key(federations, init, get_model(self.model), algorithm, settings, seeds, lr)
+            model = get_model(self.model)
+            key = run_key(federations, model, init, algorithm, settings, seeds, lr)
         resume = None if kept is None else kept.get(key)
         self.on_progress(what, 0 if resume is None else runs * resume.round)
         return simulate(
