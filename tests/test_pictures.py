@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from drawn import celeba_folder
 from fedgft.cli import main
+from fedgft.data.dataset import PIXEL_MEAN
 from fedgft.experiments.store import load_model
 
 SMALL = ("--size", "16", "--train-rows", "60", "--test-rows", "24", "--clients", "3", "--alpha",
@@ -126,13 +129,13 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(capsys, tmp_path, faces) -> N
         (("--split", "part"), "--split: the data set 'celeba' has its own"),
         (("--model", "mlp"), "--model mlp is for tables"),
         (("--weights", "none.pth"), "none.pth"),
-        (("--norm", "group", "--norms", "local"), "--norms local"),
+        (("--norm", "group", "--fedbn"), "no BatchNorm"),
         (("--device", "cuda"), "--device cuda"),
-        (("--device", "tpu"), "choose cpu or cuda"),
+        (("--device", "tpu"), "choose cpu, cuda"),
         (("--executor", "stacked"), "--executor stacked cannot take this"),
         (("--lanes", "0"), "--lanes must be at least 1"),
         (("--checkpoint-every", "-1"), "--checkpoint-every must not be negative"),
-        (("--resume",), "there are no checkpoints"),
+        (("--resume",), "no checkpoints"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_and_leave_nothing(capsys, tmp_path, faces, more, said: str) -> None:
@@ -162,3 +165,22 @@ def test_options_that_do_not_go_together(capsys, tmp_path, given, said: str) -> 
     code, out, err = run(capsys, "train", *given, "--out", tmp_path / "new")
     assert code == 2 and out == "" and said in err, err
     assert not (tmp_path / "new").exists()
+
+
+def test_the_paper_draws_from_everybody(faces) -> None:
+    """Held out, people are apart by the official partition; in the paper pictures are drawn from
+    all, and so are the same in neither replicate."""
+    from fedgft.data import load_celeba
+    from fedgft.experiments import Study, get_protocol
+
+    data = load_celeba(faces, size=16, cache=faces / "cache", valid="test")
+    for name in ("heldout", "paper"):
+        base = get_protocol(name, images=True, data="celeba")
+        drawn = replace(base, train_rows=50, test_rows=20)
+        one, two = Study(data, drawn, range(2), model="resnet18", clients=3).federations(5.0)
+        assert (len(one.rows), len(one.test)) == (50, 20)
+        assert not set(one.rows) & set(one.test)
+        assert set(one.rows) != set(two.rows) and set(one.test) != set(two.test)
+        apart = data.test[one.test].all() and not data.test[one.rows].any()
+        assert apart == (name == "heldout")
+        np.testing.assert_allclose(one.mean, 255 * PIXEL_MEAN)

@@ -1,6 +1,7 @@
 """ResNet-18 (He et al., 2016), with the names and the start that torchvision gives its tensors, so
 that published weights load."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,16 +81,30 @@ def load_weights(module: nn.Module, path: str | Path) -> list[str]:
             f"--weights {path}: has no tensor {missing[0]!r} ({len(missing)} are missing): "
             "not a ResNet-18 of this kind"
         )
+    if foreign := sorted(set(given) - set(own)):
+        raise FedgftError(
+            f"--weights {path}: has a tensor {foreign[0]!r} that this network lacks; --norm must "
+            "be that of the file"
+        )
     for name in sorted(needed - head):
         if given[name].shape != own[name].shape:
             raise FedgftError(
                 f"--weights {path}: {name} has the shape {tuple(given[name].shape)}, and here it "
                 f"is {tuple(own[name].shape)}; --stem and --norm must be those of the file"
             )
-        if not torch.isfinite(given[name]).all():
-            raise FedgftError(f"--weights {path}: {name} holds numbers that are none")
+        given[name] = _sound(given[name], f"--weights {path}: {name}")
     module.load_state_dict({n: given[n] for n in needed - head}, strict=False)
     return [f"{path}: its head is for other classes, so fc starts at random"] if head else []
+
+
+def _sound(tensor: Tensor, what: str) -> Tensor:
+    """In float32, as the network has it."""
+    if tensor.layout != torch.strided or not tensor.is_floating_point():
+        raise FedgftError(f"{what} is no plain tensor of floating-point numbers")
+    tensor = tensor.float()
+    if not torch.isfinite(tensor).all() or (what.endswith("running_var") and (tensor < 0).any()):
+        raise FedgftError(f"{what} holds numbers that cannot be")
+    return tensor
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -103,11 +118,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
             found = load_file(place)
         else:
-            found = torch.load(place, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever the damage leads to
-        first = str(error).strip().partition("\n")[0][:120]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of how the file could be read after all
+                found = torch.load(place, map_location="cpu", weights_only=True)
+    except Exception:  # whatever the damage leads to; torch's words invite to run the file
         raise FedgftError(
-            f"--weights {path}: neither safetensors nor a plain state dict ({first})"
+            f"--weights {path}: neither a whole .safetensors file nor a plain state dict; anything "
+            "else is not read, for it could run code"
         ) from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]

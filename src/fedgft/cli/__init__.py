@@ -20,6 +20,7 @@ from fedgft.cli import (
     train,
 )
 from fedgft.cli.console import note
+from fedgft.layout import printable
 from fedgft.types import FedgftError
 
 app = App(
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, *, code: int = 2) -> None:
-    sys.stderr.write(f"fedgft: {message}\n")
+    sys.stderr.write(f"fedgft: {printable(message)}\n")
     sys.exit(code)
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from fedgft.cli.console import bar, comparison, note, out, print_json, wrote
 from fedgft.cli.names import Alphas, Flag, Methods, Metrics, check_methods
 from fedgft.cli.options import Options
+from fedgft.files import expanded
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -39,7 +40,7 @@ def compare(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
-    options = options or Options()
+    options, out_ = options or Options(), None if out_ is None else expanded(out_)
     study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
     paths = [] if out_ is None else save(study, results, rows, out_)
     finished(study)
@@ -98,6 +99,10 @@ def run(
                 note(f"checkpoints are kept in {kept.folder}: --resume goes on from there")
             raise
     said = [text for m in wanted if (text := contradiction(study.dataset, m))]
+    if options.fedbn:
+        said.append(
+            "--fedbn: test rows, and a saved model, have the mean of the clients' BatchNorm"
+        )
     for text in (*study.dataset.notes, *unheard, *said):
         note(text)
     return study, results, [row(study, result) for result in results]

@@ -97,9 +97,8 @@ def bar() -> Iterator[Bar]:
 
         def render(self, task: Task) -> Text:
             each = task.fields.get("images")
-            if not each or not task.speed:
-                return Text("")
-            return Text(f"{each * task.speed:,.0f} images/s")
+            speed = task.speed or (task.elapsed and task.completed / task.elapsed)
+            return Text(f"{each * speed:,.0f} images/s" if each and speed else "")
 
     columns += (Speed(),)
     quiet = not err.is_terminal  # a bar in a log file is noise

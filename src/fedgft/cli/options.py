@@ -31,13 +31,13 @@ class Options(PictureOptions):
     data: str = "adult"
     "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file."
     label: str | None = None
-    "The label's column (for a file)."
+    "The label's column; of celeba an attribute [default: Smiling]."
     group: str | None = None
-    "The group's column; several with commas give their intersections."
+    "The group's column, of celeba an attribute [default: Male]; several give intersections: a,b."
     exclude_empty: Annotated[bool, Flag] = False
     "Leave out groups that lack, in any replicate, a row the metric asks for; they still train."
     client: str | None = None
-    "The client's column; it becomes the partition."
+    "The client's column; it becomes the partition. Of celeba: identity."
     split: str | None = None
     "A column that says train or test."
     positive: str | None = None
@@ -95,7 +95,7 @@ class Options(PictureOptions):
     epochs: int | None = None
     "Local epochs a round [default: 1]."
     batch_size: int | None = None
-    "Rows in a local batch [default: 256]."
+    "Rows in a local batch [default: 256; 64 for images]."
     steps: int | None = None
     "Local steps an epoch at most [default: all rows are read]."
     optimizer: Literal["adam", "adamw", "sgd", "momentum"] | None = None
@@ -141,6 +141,7 @@ class Options(PictureOptions):
         given = {n: getattr(self, n) for n in names & {f.name for f in fields(self)}}
         given = {n: v for n, v in given.items() if v is not None and n != "optimizer"}
         given = {n: v for n, v in given.items() if v is not False}
+        given |= {"norms": "local"} if self.fedbn else {}
         optimizer = protocol.settings.optimizer
         if self.optimizer is not None:
             optimizer = replace(optimizer, rule=self.optimizer)
@@ -167,9 +168,12 @@ class Options(PictureOptions):
         if not 0 <= self.seed < 2**63 - self.replicates:
             raise FedgftError(f"--seed must lie between 0 and 2^63, got {self.seed}")
         self.check_pictures(self.data, self.network_name)
-        for device in (self.device or "cpu").split(","):
-            if device.strip().split(":")[0] not in ("cpu", "cuda"):
-                raise FedgftError(f"--device {self.device!r} is not known; choose cpu or cuda")
+        if self.cohort is not None and self.client is None:
+            self.settled().settings.check_cohort(self.clients)
+        if self.device not in (None, "cpu"):
+            from fedgft.engine.torch_choice import check_devices
+
+            check_devices(self.settled().settings)
         for name in ("lam", "beta", "mu", "noise", "lr", "server_lr"):
             value, option = getattr(self, name), "--" + name.replace("_", "-")
             if value is not None and not 0 <= value <= MOST:
@@ -247,9 +251,13 @@ class Options(PictureOptions):
                 f"--init {start.path}: holds a {start.about['model']} model, "
                 f"and --model is {self.network_name}"
             )
+        if start is not None and start.about.get("network", {}) != self.shape(self.network_name):
+            raise FedgftError(
+                f"--init {start.path}: its network has other layers; --norm and --stem must be its"
+            )
         kind = self.partition or ("dirichlet" if self.client is None else "column")
         clients = len(dataset.client_names) if kind == "column" else self.clients
-        protocol = self.settled()
+        dataset, protocol = self.fitted(dataset, self.settled())
         protocol.settings.check_cohort(clients)
         return Study(
             dataset, protocol, range(self.seed, self.seed + self.replicates), clients=clients,

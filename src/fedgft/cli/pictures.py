@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedgft.cli.names import Flag
+from fedgft.files import expanded
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.data import Dataset, Progress
+    from fedgft.experiments import Protocol
     from fedgft.experiments.checkpoints import Checkpoints
 
 CELEBA = {"label": "Smiling", "group": "Male"}  # the paper's
@@ -21,7 +23,7 @@ class PictureOptions:
     images: Path | None = None
     "Folder of images: CelebA's with --data celeba, or those that a table names in a column."
     size: int | None = None
-    "Images are resized to so many pixels a side: 64, 128, 224 [default: 64]."
+    "Images are resized to so many pixels a side, e.g. 64, 128 or 224 [default: 64]."
     crop: int | None = None
     "Side of the central square that is cut out first [default: the largest]."
     image: str | None = None
@@ -40,8 +42,8 @@ class PictureOptions:
     "First layer of resnet18; small: for images of about 32 pixels [default: imagenet]."
     weights: Path | None = None
     "Start resnet18 from a .safetensors file or a state dict that torch saved."
-    norms: Literal["shared", "local"] | None = None
-    "local: every client keeps its own BatchNorm, as in FedBN [default: shared, the weighted mean]."
+    fedbn: Annotated[bool, Flag] = False
+    "Every client keeps its own BatchNorm [default: the weighted mean of all, like the rest]."
     train_rows: int | None = None
     "Draw so many training rows in each replicate [default: all; celeba: 10,000]."
     test_rows: int | None = None
@@ -67,11 +69,13 @@ class PictureOptions:
             raise FedgftError(f"--images: the data set '{data}' has none; --data must be celeba, "
                               "or a table that names images in a column")  # fmt: skip
         for name in FOR_IMAGES if self.images is None else ():
-            if getattr(self, name):
+            if getattr(self, name) not in (None, False):
                 raise FedgftError(f"{option(name)} is for images; --images names their folder")
         for name in FOR_RESNET if model != "resnet18" else ():
             if getattr(self, name) is not None:
                 raise FedgftError(f"{option(name)} is for --model resnet18, and it is {model}")
+        if self.weights is not None and not expanded(self.weights).is_file():
+            raise FedgftError(f"--weights {self.weights}: no such file")
         if model == "resnet18" and self.images is None:
             raise FedgftError("--model resnet18 is for images; --images names their folder")
         if model in ("logistic", "mlp") and self.images is not None:
@@ -85,32 +89,27 @@ class PictureOptions:
             )
 
     def checkpoints(self, folder: Path | None) -> "Checkpoints | None":
-        """Where an interrupted run is kept; an error where it was forgotten, or is not there."""
+        """Where an interrupted run is kept."""
         from fedgft.experiments.checkpoints import Checkpoints
 
         usual = 1 if self.resume or self.images is not None else 0
         every = usual if self.checkpoint_every is None else self.checkpoint_every
+        if self.resume and not every:
+            raise FedgftError("--resume goes with checkpoints, and --checkpoint-every is 0")
+        if folder is None and (self.resume or self.checkpoint_every):
+            raise FedgftError("--resume and --checkpoint-every need --out, a folder for them")
         if folder is None or not every:
-            if self.resume or self.checkpoint_every:
-                raise FedgftError("--resume and --checkpoint-every need --out, and checkpoints")
             return None
-        kept = Checkpoints(folder / "checkpoints", every, self.resume)
-        if self.resume and not kept.found():
-            raise FedgftError(f"--resume: there are no checkpoints in {kept.folder}")
-        if kept.found() and not self.resume:
-            raise FedgftError(
-                f"--out {folder}: holds the checkpoints of an interrupted run; --resume goes on "
-                "from there, or delete its folder checkpoints"
-            )
-        return kept
+        return Checkpoints(folder / "checkpoints", every, self.resume)
 
     def load_pictures(self, data: str, roles: dict[str, Any], on_fetch: "Progress") -> "Dataset":
         """`roles`: label, group, client, split, positive."""
         from fedgft.data import load_celeba, load_images
 
         assert self.images is not None
-        how = {"size": self.size or 64, "crop": self.crop, "skip_bad": self.skip_bad,
-               "cache": self.cache, "on_progress": on_fetch}  # fmt: skip
+        size = 64 if self.size is None else self.size
+        how = {"size": size, "crop": self.crop, "skip_bad": self.skip_bad, "cache": self.cache,
+               "on_progress": on_fetch}  # fmt: skip
         if data != "celeba":
             for name in ("label", "group"):
                 if roles[name] is None:
@@ -123,7 +122,7 @@ class PictureOptions:
                 raise FedgftError(f"--{name}: the data set 'celeba' has its own")
         if self.image is not None:
             raise FedgftError("--image: the data set 'celeba' has its own")
-        named = {n: roles[n] or usual for n, usual in CELEBA.items()}
+        named = {n: usual if roles[n] is None else roles[n] for n, usual in CELEBA.items()}
         valid = self.valid or "drop"
         return load_celeba(self.images, **named, client=roles["client"], valid=valid, **how)
 
@@ -137,11 +136,32 @@ class PictureOptions:
         said = load_weights(self.network("resnet18").module(**size), self.weights)
         return replace(dataset, notes=(*dataset.notes, *said))
 
+    def fitted(self, dataset: "Dataset", protocol: "Protocol") -> tuple["Dataset", "Protocol"]:
+        """Fewer images than the protocol draws are all taken, if nobody asked for a number."""
+        if dataset.test is None or not protocol.own_test:
+            return dataset, protocol
+        train, test, notes = protocol.train_rows, protocol.test_rows, list(dataset.notes)
+        there = int((~dataset.test).sum()), int(dataset.test.sum())
+        if self.train_rows is None and (train or 0) > there[0]:
+            notes.append(f"{dataset.name}: all {there[0]:,} training images are used")
+            train = None
+        if self.test_rows is None and (test or 0) > there[1]:
+            notes.append(f"{dataset.name}: all {there[1]:,} test images are used")
+            test = None
+        fitting = replace(protocol, train_rows=train, test_rows=test)
+        return replace(dataset, notes=tuple(notes)), fitting
+
+    def shape(self, model: str) -> dict[str, str]:
+        """What a saved network must have in common with this one."""
+        if model != "resnet18":
+            return {}
+        return {"norm": self.norm or "batch", "stem": self.stem or "imagenet"}
+
     def network(self, model: str) -> Any:
         """The model, as `Study` takes it."""
         from fedgft.models import ResNet18
 
         if model != "resnet18":
             return model
-        weights = None if self.weights is None else str(self.weights)
+        weights = None if self.weights is None else str(expanded(self.weights))
         return ResNet18(self.norm or "batch", self.stem or "imagenet", weights)

@@ -28,14 +28,14 @@ def reproduce(
     protocol: Annotated[tuple[ProtocolName, ...], Many] = ("paper", "heldout"),
     seeds: int = 20,
     images: Path | None = None,
-    model: Literal["resnet18"] = "resnet18",
+    model: Literal["resnet18"] | None = None,
     weights: Path | None = None,
-    size: int = 64,
+    size: int | None = None,
     skip_bad: Annotated[bool, Flag] = False,
-    train_rows: int = 10_000,
-    test_rows: int = 6_000,
-    device: str = "cpu",
-    precision: Literal["fp32", "bf16"] = "fp32",
+    train_rows: int | None = None,
+    test_rows: int | None = None,
+    device: str | None = None,
+    precision: Literal["fp32", "bf16"] | None = None,
     lanes: int | None = None,
     deterministic: Annotated[bool, Flag] = False,
     out_: Annotated[Path, Parameter(name="--out")] = Path("results"),
@@ -60,21 +60,21 @@ def reproduce(
     images
         Folder with CelebA in its official layout. Its validation part counts as test.
     model
-        What images are trained with.
+        What images are trained with [default: resnet18].
     weights
         Start from a .safetensors file or a state dict that torch saved [default: from scratch].
     size
-        Images are resized to so many pixels a side: 64, 128, 224.
+        Images are resized to so many pixels a side, e.g. 64, 128 or 224 [default: 64].
     skip_bad
         Leave out images that are missing or cannot be read, and count them.
     train_rows
-        Images that each replicate draws to train on.
+        Images that each replicate draws to train on [default: 10,000].
     test_rows
-        Images that each replicate draws to test on.
+        Images that each replicate draws to test on [default: 6,000].
     device
-        Where images are trained on: cpu, cuda, or several GPUs: cuda:0,cuda:1.
+        Where images are trained on: cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu].
     precision
-        Of products; what is kept stays float32.
+        Of products; what is kept stays float32 [default: fp32].
     lanes
         Clients in flight on a GPU [default: as many as help and fit].
     deterministic
@@ -85,15 +85,17 @@ def reproduce(
         Print the rows as JSON, and nothing else, to stdout.
     """
     wanted = _check(names, data, protocol, seeds=seeds)
-    pictures = Options(
-        data="celeba", images=images, model=model, weights=weights, size=size, skip_bad=skip_bad,
-        device=device, precision=precision, lanes=lanes, deterministic=deterministic, valid="test",
-        train_rows=train_rows, test_rows=test_rows,
-    )  # fmt: skip
+    given = {
+        "images": images, "model": model, "weights": weights, "size": size, "skip_bad": skip_bad,
+        "train_rows": train_rows, "test_rows": test_rows, "device": device, "precision": precision,
+        "lanes": lanes, "deterministic": deterministic,
+    }  # fmt: skip
+    for name, value in given.items() if "celeba" not in data else ():
+        if value not in (None, False):
+            raise FedgftError(f"--{name.replace('_', '-')} is for --data celeba")
+    pictures = Options(data="celeba", valid="test", **given)
     if "celeba" in data:
         pictures.check()
-    elif images is not None:
-        raise FedgftError("--images is for --data celeba")
     made, paths = run(wanted, list(dict.fromkeys(data)), list(dict.fromkeys(protocol)),
                       seeds=seeds, folder=out_.expanduser(), pictures=pictures)  # fmt: skip
     for text in made[0].section.notes if len(made) == 1 else ():

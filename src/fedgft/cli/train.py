@@ -9,6 +9,8 @@ from fedgft.cli import compare as comparing
 from fedgft.cli.console import clients, out, print_json, wrote
 from fedgft.cli.names import Flag, MethodName, MetricName
 from fedgft.cli.options import Options
+from fedgft.files import expanded
+from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -50,7 +52,9 @@ def train(
     from fedgft.experiments.store import load_model, save_model
     from fedgft.report.words import reached
 
-    options = options or Options()
+    options, out_ = options or Options(), expanded(out_)
+    if init is not None and options.weights is not None:
+        raise FedgftError("--init and --weights are two starts; give one")
     start = None if init is None else load_model(init)
     method = method or usual(options)
     asked = method == "fedgft-control"  # what it costs is told beside plain FedAvg

@@ -124,7 +124,7 @@ def _official(home: Path, name: str) -> Path:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text("utf-8", errors="replace").rstrip().splitlines()
+        return file.read_text("utf-8-sig", errors="replace").rstrip().splitlines()
     except OSError as error:
         raise FedgftError(f"{file}: cannot be read ({error.strerror})") from None
 

@@ -55,8 +55,10 @@ def load_images(
     names = names_of(frame, _image_column(frame, roles, image, source=source), source=source)
     album = album_of(folder, names, size=size, crop=crop, cache=cache)
     data = assembled(frame, album, roles, source=source, skip_bad=skip_bad, on_progress=on_progress)
-    note = f"{source}: {_class_note(data.classes, positive)}"
-    return replace(data, name=Path(table).stem, notes=(note, *data.notes))
+    notes = [f"{source}: {_class_note(data.classes, positive)}", *data.notes]
+    if twice := len(names) - len(set(names)):
+        notes.append(f"{source}: {twice} row(s) name an image that another row names too")
+    return replace(data, name=Path(table).stem, notes=tuple(notes))
 
 
 def checked_folder(folder: str | Path) -> Path:
@@ -94,7 +96,7 @@ def _image_column(frame: "pl.DataFrame", roles: Roles, image: str | None, *, sou
             f"{source}: no column is called {', '.join(IMAGE[:-1])} or {IMAGE[-1]}: --image must "
             "name the one that holds the images' file names"
         )
-    return image or usual[0]
+    return usual[0] if image is None else image
 
 
 def names_of(frame: "pl.DataFrame", column: str, *, source: str) -> tuple[str, ...]:

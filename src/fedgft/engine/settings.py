@@ -14,6 +14,7 @@ ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
 Precision = Literal["fp32", "fp64", "bf16"]
 Norms = Literal["shared", "local"]
 Augment = Literal["none", "flip"]
+MOST = 2**31 - 1  # of any number of things
 DTYPES: dict[str, Literal["float32", "float64"]] = {"fp64": "float64"}  # of what is kept
 
 
@@ -50,6 +51,9 @@ class Settings:
             if value is not None and value < 1:
                 option = "--" + name.replace("_", "-")
                 raise FedgftError(f"{option} must be at least 1, got {value}")
+            if value is not None and value > MOST:
+                option = "--" + name.replace("_", "-")
+                raise FedgftError(f"{option} must be at most {MOST:,}, got {value:,}")
         if self.eval_every < 0:
             raise FedgftError(f"--eval-every must not be negative, got {self.eval_every}")
         if not 0 <= self.noise < float("inf"):

@@ -100,10 +100,17 @@ def simulate(
             seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
         )  # fmt: skip
         return _run(rounds, init, Told(on_round, on_model, on_state), resume, started)
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which may not be imported
+    except (RuntimeError, MemoryError) as error:
+        if not _memory_ran_out(error):
             raise
         raise _out_of_memory(settings) from error
+
+
+def _memory_ran_out(error: Exception) -> bool:
+    """Torch may not be imported, and on a CPU it has no class for it."""
+    names = (type(error).__name__, str(error))
+    return "OutOfMemoryError" in names[0] or "allocate memory" in names[1] or (
+        isinstance(error, MemoryError))  # fmt: skip
 
 
 def _out_of_memory(settings: Settings) -> FedgftError:

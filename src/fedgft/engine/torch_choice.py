@@ -17,7 +17,7 @@ from fedgft.types import FedgftError
 
 
 def choose_torch_executor(book: Book, model: Model, settings: Settings) -> TorchExecutor:
-    _check_devices(settings)
+    check_devices(settings)
     if settings.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     module = build(model, book, settings).cpu()
@@ -45,7 +45,7 @@ def _check_wishes(module: torch.nn.Module, book: Book, settings: Settings) -> No
     if settings.augment != "none" and book.dataset.features.ndim != IMAGES:
         raise FedgftError(f"--augment {settings.augment} is for images")
     if settings.norms == "local" and not layout(module).norms:
-        raise FedgftError("--norms local: the model has no BatchNorm that clients could keep")
+        raise FedgftError("--fedbn: the model has no BatchNorm that clients could keep")
     for part in module.modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.momentum is None:
             raise FedgftError(
@@ -54,7 +54,7 @@ def _check_wishes(module: torch.nn.Module, book: Book, settings: Settings) -> No
             )
 
 
-def _check_devices(settings: Settings) -> None:
+def check_devices(settings: Settings) -> None:
     if settings.device == "cpu":
         return
     for device in settings.devices:

@@ -7,6 +7,7 @@ Its tensors are in safetensors, the rest is JSON in the header.
 import hashlib
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass
@@ -61,10 +62,12 @@ class Checkpoints:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if (about["format"], about["key"]) != (FORMAT, key):
                 raise ValueError("of another run")
+            if about["check"] != _checksum(arrays):
+                raise ValueError("its numbers are damaged")
             return Snapshot(int(about["round"]), about["tree"], arrays)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise FedgftError(
-                f"{path}: not a whole checkpoint ({error}); delete it to begin anew"
+                f"{path}: not a whole checkpoint ({error}); delete the folder to begin anew"
             ) from error
 
     def put(self, key: str, done: int, take: Callable[[], Snapshot]) -> None:
@@ -74,7 +77,8 @@ class Checkpoints:
         from safetensors.numpy import save_file
 
         snapshot = take()
-        about = {"format": FORMAT, "key": key, "round": done, "tree": snapshot.tree}
+        about = {"format": FORMAT, "key": key, "round": done, "tree": snapshot.tree,
+                 "check": _checksum(snapshot.arrays)}  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         with whole(self._path(key)) as part:
             part.touch()  # with the permissions that files of this user have
@@ -87,10 +91,20 @@ class Checkpoints:
         """Nobody else writes here meanwhile; a folder that stays empty goes."""
         with alone(self.folder):
             try:
+                self._check()
                 yield
             finally:
                 if not self.found():
                     self.clear()
+
+    def _check(self) -> None:
+        if self.resume and not self.found():
+            raise FedgftError(f"--resume: there are no checkpoints in {self.folder}")
+        if self.found() and not self.resume:
+            raise FedgftError(
+                f"--out {self.folder.parent}: holds the checkpoints of an interrupted run; "
+                f"--resume goes on from there, or delete its folder {self.folder.name}"
+            )
 
     def clear(self) -> None:
         """After the results are written."""
@@ -101,6 +115,13 @@ class Checkpoints:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{ENDING}"
+
+
+def _checksum(arrays: dict[str, np.ndarray]) -> int:
+    check = 0
+    for name in sorted(arrays):
+        check = zlib.crc32(np.ascontiguousarray(arrays[name]).data, check)
+    return check
 
 
 def model_key(model: Model, dataset: Dataset) -> str:

@@ -134,7 +134,9 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
     width, classes = data.features.shape[1], len(data.classes)
     shapes = get_model(study.model).shapes(features=width, classes=classes)
     flat = result.history.params[replicate]
-    if not np.isfinite(flat).all():
+    seen = result.history.federation
+    lost = seen is not None and not np.isfinite(seen[-1].score[replicate]).all()
+    if lost or not np.isfinite(flat).all():
         raise FedgftError(
             f"{result.method}: the model of seed {study.seeds[replicate]} has diverged, so it is "
             "not saved; try a smaller --lr"

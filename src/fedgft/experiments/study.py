@@ -77,6 +77,8 @@ class Study:
             raise FedgftError("--seeds must be at least 1")
         if self.protocol.features == "standardised" and self.dataset.centre is None:
             object.__setattr__(self, "dataset", self.dataset.standardised())
+        if not self.protocol.own_test:
+            object.__setattr__(self, "dataset", replace(self.dataset, test=None))
         if self.init is not None:  # it is one start for all, whatever the protocol has
             settings = replace(self.protocol.settings, start="common")
             object.__setattr__(self, "protocol", replace(self.protocol, settings=settings))
