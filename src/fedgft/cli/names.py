@@ -18,6 +18,8 @@ Many = Parameter(
 
 SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
 MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
+BaseName = Literal["fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi",
+                   "fedadagrad"]  # fmt: skip
 MetricName = str  # of the catalogue, or several: get_metric reads it
 Methods = Annotated[tuple[MethodName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]

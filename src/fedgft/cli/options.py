@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.names import SERVERS, Flag
+from fedgft.cli.names import SERVERS, BaseName, Flag
 from fedgft.cli.pictures import PictureOptions
 from fedgft.types import FedgftError
 
@@ -70,19 +70,7 @@ class Options(PictureOptions):
     "Which gap fedgft-control measures against the target [default: decisions]."
     pick: float | None = None
     "fedgft-control picks its model from this share of the rounds, the last [default: 0.6]."
-    base: (
-        Literal[
-            "fedavg",
-            "fedprox",
-            "scaffold",
-            "fednova",
-            "fedavgm",
-            "fedadam",
-            "fedyogi",
-            "fedadagrad",
-        ]
-        | None
-    ) = None
+    base: BaseName | None = None
     "The federated algorithm that the methods stand on [default: fedavg]."
     mu: float | None = None
     "Strength of the proximal term [default: 0.1 with --base fedprox, else 0]."
