@@ -184,3 +184,14 @@ def test_the_paper_draws_from_everybody(faces) -> None:
         apart = data.test[one.test].all() and not data.test[one.rows].any()
         assert apart == (name == "heldout")
         np.testing.assert_allclose(one.mean, 255 * PIXEL_MEAN)
+
+
+def test_what_a_file_says_does_not_reach_the_terminal(capsys, tmp_path, faces) -> None:
+    rows = "\n".join(f"\x1b[31mevil{i}.png,{i % 2},{i // 2 % 2}" for i in range(8))
+    (tmp_path / "bad.csv").write_text("image,y,g\n" + rows + "\n")
+    code, _, err = run(
+        capsys, "train", "--data", tmp_path / "bad.csv", "--images", faces, "--label", "y",
+        "--group", "g", "--out", tmp_path / "new",
+    )  # fmt: skip
+    assert code == 2 and "evil" in err and "\x1b" not in err
+    assert not (tmp_path / "new").exists()

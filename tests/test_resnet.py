@@ -82,6 +82,34 @@ def test_weights_are_the_start(tmp_path, ending: str) -> None:
     np.testing.assert_array_equal(start, flat)
 
 
+def test_batch_norm_is_no_start_for_group_norm(tmp_path) -> None:
+    save_file(net().state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(FedgftError, match=r"--norm must be that of the file"):
+        load_weights(net(norm="group"), tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda t: t.to_sparse(), "no plain tensor"),
+        (lambda t: t.to(torch.int32), "no plain tensor"),
+        (lambda t: t.to(torch.complex64), "no plain tensor"),
+        (lambda t: t.double() + 1e300, "cannot be"),
+    ],
+)
+def test_odd_tensors_are_refused(tmp_path, spoil, said: str) -> None:
+    held = net().state_dict()
+    held["layer1.0.conv1.weight"] = spoil(held["layer1.0.conv1.weight"])
+    torch.save(held, tmp_path / "w.pth")
+    with pytest.raises(FedgftError, match=said):
+        load_weights(net(), tmp_path / "w.pth")
+    held = net().state_dict()
+    held["bn1.running_var"] -= 5.0
+    torch.save(held, tmp_path / "w.pth")
+    with pytest.raises(FedgftError, match="running_var"):
+        load_weights(net(), tmp_path / "w.pth")
+
+
 def test_a_head_for_other_classes_starts_at_random(tmp_path) -> None:
     save_file(net(1000).state_dict(), tmp_path / "w.safetensors")
     module = net(2)

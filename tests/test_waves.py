@@ -142,6 +142,11 @@ def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
     with pytest.raises(FedgftError, match="of other options"):
         Checkpoints(tmp_path / "c", resume=True).get(others[0])
     (file,) = kept.found()
+    held = bytearray(file.read_bytes())
+    held[-3] ^= 1
+    file.write_bytes(held)
+    with pytest.raises(FedgftError, match="damaged"):
+        kept.get(key)
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(FedgftError, match="not a whole checkpoint"):
         kept.get(key)
@@ -262,3 +267,23 @@ def test_counts_of_batches_have_no_mean() -> None:
     with pytest.raises(FedgftError, match="momentum=None"):
         made = partition(pictures(20, 16), clients=2)
         simulate([made], counting, fedavg(), Settings(rounds=1), seeds=[0])
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()]
+)
+def test_when_memory_ends_it_says_what_to_try(error, monkeypatch) -> None:
+    def train(*_) -> None:
+        raise error
+
+    monkeypatch.setattr("fedgft.engine.torch_executor.TorchExecutor.train", train)
+    with pytest.raises(FedgftError, match=r"out of memory; try --batch-size 4 \(it is 8\)"):
+        run(fedavg())
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="something else"):
+        monkeypatch.setattr("fedgft.engine.torch_executor.TorchExecutor.train", other)
+        run(fedavg())
+
+
+def other(*_) -> None:
+    raise RuntimeError("something else")
