@@ -12,6 +12,7 @@ from torch import nn
 from drawn import pictures
 from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate, torch_executor
+from fedgft.engine.schedule import everybody
 from fedgft.engine.snapshot import Snapshot, pack, unpack
 from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.federated import Algorithm, controlled, fedavg, fedgft, get_method, with_base
@@ -287,3 +288,13 @@ def test_when_memory_ends_it_says_what_to_try(error, monkeypatch) -> None:
 
 def other(*_) -> None:
     raise RuntimeError("something else")
+
+
+def test_a_part_of_a_cohort_knows_whose_units_it_has() -> None:
+    made = [partition(pictures(40, 16), clients=3, seed=s) for s in range(3)]
+    whole = everybody(made)
+    part = whole.part(slice(2, 7))
+    np.testing.assert_array_equal(part.run, [0, 1, 1, 1, 2])
+    np.testing.assert_array_equal(part.bounds, [0, 1, 4, 5])
+    np.testing.assert_array_equal(whole.part(slice(0, 3)).bounds, [0, 3, 3, 3])
+    assert not part.full and part.weight.tolist() == whole.weight[2:7].tolist()
