@@ -1,5 +1,7 @@
 """What only a GPU can show: captured steps are the steps they were captured from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,13 +17,16 @@ from fedgft.types import FedgftError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 SP = CATALOG["sp"]
-METHODS = ("fedavg", "lrw", "fairfed", "fedgft", "lft", "fedprox", "scaffold", "kept Adam")
+METHODS = ("fedavg", "lrw", "fairfed", "fedgft", "lft", "fedprox", "scaffold", "kept Adam", "fedbn",
+           "mirrored")  # fmt: skip
+OPTIONS = {"kept Adam": {"optimizer": Optimizer("adam"), "state": "keep"},
+           "fedbn": {"norms": "local"}, "mirrored": {"augment": "flip"}}  # fmt: skip
 
 
 def method_of(name: str) -> Algorithm:
     if name in ("fedprox", "scaffold"):
         return with_base(fedgft(SP, 5.0), name, mu=None, server_lr=None)
-    if name == "kept Adam":
+    if name in OPTIONS:
         return fedavg()
     return get_method(name, SP, 2.0, rule="exp" if name == "fairfed" else "subtract")
 
@@ -29,15 +34,16 @@ def method_of(name: str) -> Algorithm:
 def trained(
     method: Algorithm, *, clients: int = 4, rows: int = 240, kind: str = "dirichlet", **options
 ) -> History:
+    extra = {n: options.pop(n) for n in ("on_state", "resume") if n in options}
     made = partition(pictures(rows), kind, clients=clients, alpha=5.0, test_share=0.2)
     chosen = {"rounds": 3, "batch_size": 16, "device": "cuda", "deterministic": True,
               "optimizer": Optimizer("momentum"), "eval_every": 0} | options  # fmt: skip
-    return simulate([made], ResNet18(), method, Settings(**chosen), seeds=[0], lr=0.01)
+    return simulate([made], ResNet18(), method, Settings(**chosen), seeds=[0], lr=0.01, **extra)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_replayed_step_is_the_step(name: str) -> None:
-    options = {"optimizer": Optimizer("adam"), "state": "keep"} if name == "kept Adam" else {}
+    options = OPTIONS.get(name, {})
     graph, eager = (trained(method_of(name), graphs=g, **options) for g in (True, False))
     np.testing.assert_allclose(graph.params, eager.params, rtol=0, atol=1e-5)
     assert not np.allclose(graph.params, trained(fedavg(), rounds=1).params, atol=1e-4)
@@ -59,6 +65,21 @@ def test_how_many_are_in_flight_changes_nothing(options: dict) -> None:
     np.testing.assert_allclose(
         trained(fedgft(SP, 5.0), **options).params, expected.params, rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["scaffold", "kept Adam", "fedbn"])
+def test_a_resumed_run_ends_with_the_same_bits(name: str) -> None:
+    """What waits in the host's memory is all there when a snapshot is taken."""
+    kept = []
+
+    def keep(done: int, take) -> None:
+        made = take()
+        kept.append(replace(made, arrays={n: a.copy() for n, a in made.arrays.items()}))
+
+    options = OPTIONS.get(name, {})
+    whole = trained(method_of(name), on_state=keep, **options)
+    again = trained(method_of(name), resume=kept[0], **options)
+    np.testing.assert_array_equal(whole.params, again.params)
 
 
 def test_deterministic_is_bit_by_bit() -> None:

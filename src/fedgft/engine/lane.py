@@ -7,6 +7,7 @@ still move BatchNorm's means; a size that comes once only is not worth one.
 """
 
 import copy
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,15 +136,24 @@ class Lane:
         return self.graphs[size]
 
     def _captured(self, size: int, task: Task) -> Any:
-        graph = torch.cuda.CUDAGraph()
+        """A graph of the step, or False where the module does what no graph can hold."""
+        graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
+        torch.cuda.synchronize(self.rows.device)
+        gc.disable()  # what it frees in the middle of a capture would spoil that
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            graph.capture_begin(*(() if self.pool is None else (self.pool,)))
+            try:
                 self._step(size, task)
+            finally:
+                graph.capture_end()
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError:  # the module looks at its numbers, or does what no graph can hold
+        except RuntimeError:
             torch.cuda.synchronize(self.rows.device)
             return False
+        finally:
+            if collecting:
+                gc.enable()
         self.pool = self.pool or graph.pool()
         return graph
 
