@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from drawn import celeba_folder
-from fedgft.cli import main
 from fedgft.data.dataset import PIXEL_MEAN
 from fedgft.experiments.store import load_model
+from test_cli import run
 
 SMALL = ("--size", "16", "--train-rows", "60", "--test-rows", "24", "--clients", "3", "--alpha",
          "5", "--batch-size", "16", "--seeds", "1")  # fmt: skip
@@ -30,16 +30,6 @@ def arguments(folder: Path, out: Path, *more: object) -> list[str]:
     usual = zip(SMALL[::2], SMALL[1::2], strict=True)
     kept = [text for pair in usual if pair[0] not in more for text in pair]
     return [str(a) for a in (*held, *kept, *more)]
-
-
-def run(capsys, *given: object) -> tuple[int, str, str]:
-    code = 0
-    try:
-        main([str(a) for a in given])
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 @pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")

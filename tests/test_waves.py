@@ -138,6 +138,11 @@ def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
     kept = Checkpoints(tmp_path / "c", every=2)
     for done in (1, 2, 3):
         kept.put(key, done, lambda done=done: pack(done, (np.arange(3), np.float64(done))))
+    slow = Checkpoints(tmp_path / "s", share=0.0)  # the first one has taken all the time there is
+    for folder, last in ((slow, 1), (Checkpoints(tmp_path / "e"), 3)):
+        for done in (1, 2, 3):
+            folder.put(key, done, lambda done=done: pack(done, (np.arange(3),)))
+        assert folder.get(key).round == last
     found = Checkpoints(tmp_path / "c", resume=True).get(key)
     assert found.round == 2 and float(unpack(found, None)[1]) == 2.0
     with pytest.raises(FedgftError, match="of other options"):

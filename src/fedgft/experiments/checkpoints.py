@@ -6,6 +6,7 @@ Its tensors are in safetensors, the rest is JSON in the header.
 
 import hashlib
 import json
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ class Checkpoints:
     folder: Path
     every: int = 1
     resume: bool = False
-    share: float = 1.0
+    share: float = math.inf  # every round is every round, however long a checkpoint takes
     _took: tuple[float, float] = (0.0, 0.0)  # when the last one was done, and how long it took
 
     def found(self) -> list[Path]:
