@@ -82,6 +82,26 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str) -> None:
     np.testing.assert_array_equal(whole.params, again.params)
 
 
+def test_scores_in_one_pass_are_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BatchNorm inside the convolution, as when a model is measured."""
+    taken, one = [], torch.cudnn_convolution_relu
+    monkeypatch.setattr(torch, "cudnn_convolution_relu", lambda *a: taken.append(1) or one(*a))
+    torch.manual_seed(1)
+    module = ResNet18().module(features=3, classes=2).to("cuda", memory_format=torch.channels_last)
+    x = torch.randn(96, 3, 64, 64, device="cuda").to(memory_format=torch.channels_last)
+    for _ in range(5):
+        module.train()(x)
+    exact = module.eval()(x).detach()
+    with torch.autocast("cuda", torch.bfloat16):
+        apart = module(x).detach()
+        assert not taken
+        with torch.no_grad():
+            joined = module(x)
+    assert len(taken) == 9
+    assert (joined - exact).norm() < 0.1 * exact.norm()
+    assert (joined - exact).norm() < 2 * (apart - exact).norm()  # no worse than bfloat16 itself
+
+
 def test_deterministic_is_bit_by_bit() -> None:
     one, two = (trained(fedgft(SP, 5.0), optimizer=Optimizer("adam")) for _ in range(2))
     np.testing.assert_array_equal(one.params, two.params)

@@ -4,6 +4,7 @@ that published weights load."""
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,32 @@ from torch import Tensor, nn
 from fedgft.types import FedgftError
 
 GROUPS = 32  # of channels, in GroupNorm
+
+
+def _joined(conv: nn.Conv2d, norm: nn.Module, x: Tensor, around: Tensor | None = None) -> Tensor:
+    """relu(norm(conv(x)) + around)."""
+    if _still(norm, x):
+        return _in_one(conv, norm, x, around)
+    x = norm(conv(x))
+    return nn.functional.relu(x if around is None else x + around, inplace=True)
+
+
+def _still(norm: nn.Module, x: Tensor) -> bool:
+    """Whether cuDNN may do it in one pass over memory: BatchNorm only scales and shifts."""
+    nvidia = x.is_cuda and torch.version.cuda is not None and torch.is_autocast_enabled("cuda")
+    fixed = isinstance(norm, nn.BatchNorm2d) and not norm.training
+    return nvidia and fixed and not torch.is_grad_enabled()
+
+
+def _in_one(conv: Any, norm: Any, x: Tensor, around: Tensor | None) -> Tensor:
+    half = torch.get_autocast_dtype("cuda")
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    weight = (conv.weight * scale.reshape(-1, 1, 1, 1)).to(half)
+    shift = (norm.bias - norm.running_mean * scale).to(half)
+    how = (shift, conv.stride, conv.padding, conv.dilation, conv.groups)
+    if around is None:
+        return torch.cudnn_convolution_relu(x.to(half), weight, *how)
+    return torch.cudnn_convolution_add_relu(x.to(half), weight, around, 1.0, *how)
 
 
 class Block(nn.Module):
@@ -21,7 +48,6 @@ class Block(nn.Module):
         stride = 1 if inputs == outputs else 2
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = norm(outputs)
-        self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = norm(outputs)
         self.downsample = None
@@ -31,8 +57,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         around = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        return self.relu(self.bn2(self.conv2(x)) + around)
+        return _joined(self.conv2, self.bn2, _joined(self.conv1, self.bn1, x), around)
 
 
 class Net(nn.Module):
@@ -46,7 +71,6 @@ class Net(nn.Module):
             self.conv1 = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
             self.maxpool = nn.Identity()
         self.bn1 = make(64)
-        self.relu = nn.ReLU(inplace=True)
         widths = (64, 64, 128, 256, 512)
         for i in range(4):
             first = Block(widths[i], widths[i + 1], make)
@@ -59,7 +83,7 @@ class Net(nn.Module):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(_joined(self.conv1, self.bn1, x))
         for i in range(4):
             x = self.get_submodule(f"layer{i + 1}")(x)
         x = torch.flatten(self.avgpool(x), 1)

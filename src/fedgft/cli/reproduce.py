@@ -31,6 +31,7 @@ def reproduce(
     model: Literal["resnet18"] | None = None,
     weights: Path | None = None,
     size: int | None = None,
+    crop: int | None = None,
     skip_bad: Annotated[bool, Flag] = False,
     train_rows: int | None = None,
     test_rows: int | None = None,
@@ -65,6 +66,8 @@ def reproduce(
         Start from a .safetensors file or a state dict that torch saved [default: from scratch].
     size
         Images are resized to so many pixels a side, e.g. 64, 128 or 224 [default: 64].
+    crop
+        Side of the square in the middle that is kept, before resizing [default: the largest].
     skip_bad
         Leave out images that are missing or cannot be read, and count them.
     train_rows
@@ -86,9 +89,9 @@ def reproduce(
     """
     wanted = _check(names, data, protocol, seeds=seeds)
     given = {
-        "images": images, "model": model, "weights": weights, "size": size, "skip_bad": skip_bad,
-        "train_rows": train_rows, "test_rows": test_rows, "device": device, "precision": precision,
-        "lanes": lanes, "deterministic": deterministic,
+        "images": images, "model": model, "weights": weights, "size": size, "crop": crop,
+        "skip_bad": skip_bad, "train_rows": train_rows, "test_rows": test_rows, "device": device,
+        "precision": precision, "lanes": lanes, "deterministic": deterministic,
     }  # fmt: skip
     for name, value in given.items() if "celeba" not in data else ():
         if value not in (None, False):
