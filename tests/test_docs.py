@@ -1,5 +1,6 @@
 """Docs cannot drift: every Python block runs, every command in a shell block is one we have."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -70,7 +71,7 @@ def quotes() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "line"), quotes())
 def test_quoted_findings_are_in_the_results(page, line):
-    found = "\n".join(path.read_text() for path in sorted((ROOT / "results").glob("*.md")))
+    found = "\n".join(path.read_text() for path in sorted((ROOT / "results").rglob("*.md")))
     assert f"- {line}\n" in found, f"{page} quotes what `make results` does not say"
 
 
@@ -108,3 +109,31 @@ def test_results_are_complete_and_hold_what_was_asked_for():
         assert len(shares) == 2 and min(shares) >= least  # the SP runs and the EOP runs
     assert not re.search("- ✗ .*pure clients: the gap", (results / "pure.md").read_text())
     assert len(quotes()) >= 20
+
+
+def scores_of(text: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """(alpha, method) -> accuracy, SP gap of scores on the federation's rows; held out."""
+    part = text.split("protocol heldout, 3 replicates: gaps of scores on the federation's")[1]
+    rows = re.findall(r"^\| (\S+) \| (\w+) \| (\S+) ± \S+ \| (\S+) ±", part.split("\n\n")[1], re.M)
+    return {(alpha, name): (float(right), float(gap)) for alpha, name, right, gap in rows}
+
+
+def test_the_table_of_celeba_holds_what_was_asked_for():
+    """Half the gap of FedAvg or less, for two points of accuracy or less, at every alpha."""
+    found = scores_of((ROOT / "results" / "celeba" / "table1.md").read_text())
+    assert len(found) == 12
+    for alpha, least in (("100", 89.5), ("5", 88.0), ("0.5", 88.0)):
+        (plain, gap), (fair, less) = found[alpha, "FedAvg"], found[alpha, "FedGFT"]
+        assert plain >= least and less <= gap / 2 and fair >= plain - 2
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/images.md"])
+def test_speeds_on_a_gpu_are_those_that_were_printed(page):
+    lines = (ROOT / "results" / "celeba" / "speed.jsonl").read_text().splitlines()
+    rows, text = [json.loads(line) for line in lines], (ROOT / page).read_text()
+    for size in (64, 224):
+        *plain, fedavg, fair = [row for row in rows if row["size"] == size]
+        told = [f"{row['images_per_second']:,}" for row in (*plain, fedavg, fair)]
+        assert (
+            f"| {size} | {' | '.join(told)} | {fair['seconds'] / fedavg['seconds']:.2f} |" in text
+        )

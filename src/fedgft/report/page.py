@@ -61,8 +61,7 @@ def contents(folder: Path) -> str:
     """A list of the Markdown pages that are there, read from the pages themselves."""
     lines = [
         TITLE, "",
-        f"{PAPER}. Every number here comes out of `fedgft reproduce`; `make results` makes all of "
-        "it anew.", "",
+        f"{PAPER}. Every number here comes out of `fedgft reproduce`.", "",
         "| experiment | claims checked | hold | do not |", "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
     for name in NAMES:

@@ -56,10 +56,10 @@ def _grid(
 def _tables(experiment: Experiment, records: Sequence[Record]) -> list[Table]:
     if experiment.name == "trajectory":  # its cells are those of Table 1
         return []
-    if records[0].cell.protocol == "heldout":
-        return [decisions(experiment, records)]
-    scores = against_published(experiment, records)
-    return [scores, decisions(experiment, records)] if experiment.name == "table1" else [scores]
+    scores, decided = against_published(experiment, records), decisions(experiment, records)
+    if experiment.name == "table1":
+        return [decided, scores] if records[0].cell.protocol == "heldout" else [scores, decided]
+    return [decided] if records[0].cell.protocol == "heldout" else [scores]
 
 
 def _figures(

@@ -11,6 +11,8 @@ from fedgft.report.figures import NAMES
 
 MARK = "✗"  # more than two published brackets away
 DASH = "–"
+ROWS = "In this protocol the test rows are also among the clients' rows."
+IMAGES = "In this protocol no test image is a client's, but people of whom a client has others are."
 DATA = {"adult": "Adult", "compas": "COMPAS", "celeba": "CelebA"}
 LABELS = {"alpha": "α", "method": "method", "penalty": "J(x)", "lam": "λ", "partition": "clients",
           "epochs": "E", "lr": "η", "clients": "K", "rule": "rule", "beta": "β"}  # fmt: skip
@@ -88,7 +90,7 @@ def decisions(experiment: Experiment, records: Sequence[Record]) -> Table:
     rows_of = "held-out rows" if records[0].cell.protocol == "heldout" else "the test rows"
     notes = ["The interval is that of one replicate's test rows, averaged over the replicates."]
     if records[0].cell.protocol == "paper":
-        notes.append("In this protocol the test rows are also among the clients' rows.")
+        notes.append(IMAGES if records[0].cell.data == "celeba" else ROWS)
     return Table(
         f"{_where(records)}: gaps of decisions on {rows_of}",
         tuple(header), tuple(rows), len(experiment.varied), tuple(notes),
