@@ -259,7 +259,7 @@ def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
 
 
 def test_help_is_quick_and_imports_nothing_heavy():
-    code = "import sys; from fedgft.cli import app; print([m for m in ('torch', 'numba', 'polars', 'matplotlib') if m in sys.modules])"  # noqa: E501
+    code = "import sys; from fedgft.cli.commands import app; print([m for m in ('torch', 'numba', 'polars', 'matplotlib') if m in sys.modules])"  # noqa: E501
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

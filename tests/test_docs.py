@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedgft.cli import app, main
+from fedgft.cli import main
+from fedgft.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

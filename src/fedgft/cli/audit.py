@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, note, out, print_table, wrote
+from fedgft.cli.console import note, out, print_table, say, wrote
 from fedgft.cli.names import Flag, Some
+from fedgft.cli.progress import bar
 from fedgft.files import expanded
 from fedgft.types import FedgftError
 
@@ -79,7 +80,7 @@ def audit(
         _put(made, place, "audit", json=json)
     finally:  # whoever stopped reading our output still gets the gate's answer
         for text in failed:
-            note(f"--fail-above: {text}")
+            say(f"--fail-above: {text}")
         if failed:
             raise SystemExit(EXCEEDED)
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, comparison, note, out, print_json, wrote
+from fedgft.cli.console import comparison, note, out, print_json, wrote
 from fedgft.cli.names import Alphas, Flag, Methods, Metrics, check_methods
 from fedgft.cli.options import Options
+from fedgft.cli.progress import bar
 from fedgft.files import expanded
 
 if TYPE_CHECKING:

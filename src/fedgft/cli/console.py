@@ -2,9 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +32,29 @@ out = Terminal()
 err = Terminal(stderr=True, highlight=False)
 
 
+@dataclass
+class Voice:
+    """How much is said on stderr: --quiet leaves errors and verdicts, --verbose adds."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+voice = Voice()
+
+
 def note(text: str) -> None:
+    if not voice.quiet:
+        say(text)
+
+
+def say(text: str) -> None:
+    """A note that nobody has asked to be spared."""
     err.print(f"[dim]note:[/dim] {escape(printable(text))}", soft_wrap=True, emoji=False)
 
 
 def wrote(paths: Sequence[Path]) -> None:
-    for path in paths:
+    for path in () if voice.quiet else paths:
         err.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
@@ -46,64 +62,6 @@ def print_json(value: Any) -> None:
     """Nothing else ever goes to stdout beside it."""
     json.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
     sys.stdout.write("\n")
-
-
-@dataclass
-class Bar:
-    """One bar over all the work, with the time that is left."""
-
-    progress: Any
-    task: Any = None
-    fetches: dict[str, Any] = field(default_factory=dict)
-
-    def expect(self, total: int, *, images: int | None = None) -> None:
-        """`images`: those that one piece of the work reads, if it is images."""
-        self.task = self.progress.add_task("training", total=total, images=images)
-
-    def advance(self, what: str, amount: int) -> None:
-        self.progress.update(self.task, description=escape(what), advance=amount)
-
-    def rows(self, done: int) -> None:
-        """How far a table has been read; how long it is, nobody knows yet."""
-        if self.task is None:
-            self.task = self.progress.add_task("", total=None)
-        self.progress.update(self.task, description=f"{done:,} rows read")
-
-    def fetch(self, what: str, done: int, total: int | None) -> None:
-        if what not in self.fetches:
-            self.fetches[what] = self.progress.add_task(escape(what), total=total)
-        self.progress.update(self.fetches[what], completed=done, total=total)
-
-
-@contextmanager
-def bar() -> Iterator[Bar]:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
-
-    class Speed(ProgressColumn):
-        """Images a second, where images are what is read."""
-
-        def render(self, task: Task) -> Text:
-            each = task.fields.get("images")
-            speed = task.speed or (task.elapsed and task.completed / task.elapsed)
-            return Text(f"{each * speed:,.0f} images/s" if each and speed else "")
-
-    columns += (Speed(),)
-    quiet = not err.is_terminal  # a bar in a log file is noise
-    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
-        yield Bar(progress)
 
 
 def points(value: float | None, spread: float | None = None) -> str:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from fedgft.cli.console import bar, note, out, print_json, wrote
+from fedgft.cli.console import note, out, print_json, wrote
 from fedgft.cli.names import Flag
+from fedgft.cli.progress import bar
 
 app = App(name="data", help="List and fetch the public data sets.")
 

@@ -6,9 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
-from fedgft.cli.console import bar, note, out, print_json, wrote
+from fedgft.cli.console import note, out, print_json, wrote
 from fedgft.cli.names import Flag
 from fedgft.cli.options import Options
+from fedgft.cli.progress import bar
 from fedgft.types import FedgftError
 
 METHODS = ["fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"]

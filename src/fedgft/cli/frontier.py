@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, note, out, print_json, print_table, wrote
+from fedgft.cli.console import note, out, print_json, print_table, say, wrote
 from fedgft.cli.names import Flag, Many, MetricName, check_methods
 from fedgft.cli.options import Options
+from fedgft.cli.progress import bar
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
-    from fedgft.cli.console import Bar
+    from fedgft.cli.progress import Bar
     from fedgft.experiments import Study
     from fedgft.experiments.frontier import Spot
     from fedgft.experiments.shelf import Shelf
@@ -198,7 +199,7 @@ def _say(
     from fedgft.report.figures import NAMES
 
     if chosen is None or saved is None:
-        note("nothing was chosen: no method's gap is estimable in every replicate")
+        say("nothing was chosen: no method's gap is estimable in every replicate")
         return
     if target is not None and not chosen.meets(metric, target):
         out.print(f"Nothing reached {100 * target:g} points; this comes nearest.", highlight=False)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import bar, note, wrote
+from fedgft.cli.console import note, wrote
 from fedgft.cli.names import Flag, Some
+from fedgft.cli.progress import bar
 from fedgft.files import expanded
 from fedgft.layout import printable
 from fedgft.types import FedgftError
@@ -39,8 +40,6 @@ def measure(
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Count a site's predictions. The file that comes out holds sums; no row leaves the site.
-
-    For example: fedgft measure predictions.csv --label y --group race --group sex --score p
 
     Parameters
     ----------

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.cli.options import Options
 
-Flag = Parameter(negative="")
+Flag = Parameter(negative="", show_default=False)
 Some = Parameter(consume_multiple=True, negative="")  # or none
 Many = Parameter(
     consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
@@ -24,12 +24,38 @@ MetricName = str  # of the catalogue, or several: get_metric reads it
 Methods = Annotated[tuple[MethodName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]
 Alphas = Annotated[tuple[float, ...], Many]
+HEADINGS = {  # in --help, over the options that several commands share
+    "Data": ("data", "label", "group", "exclude_empty", "client", "split", "positive",
+             "train_rows", "test_rows"),
+    "Images": ("images", "size", "crop", "image", "skip_bad", "valid", "cache", "augment"),
+    "Federation and replicates": ("clients", "partition", "cohort", "sampling", "noise",
+                                  "protocol", "seeds", "seed"),
+    "Method": ("target", "control", "pick", "lam", "penalty", "spread", "beta", "fairfed", "base",
+               "mu", "server_lr"),
+    "Model and local training": ("model", "norm", "stem", "weights", "fedbn", "lr",
+                                 "rounds", "epochs", "batch_size", "steps", "optimizer", "state",
+                                 "schedule", "weight_decay", "eval_every"),
+    "Machine": ("device", "precision", "threads", "executor", "lanes", "deterministic",
+                "checkpoint_every", "resume"),
+}  # fmt: skip
 LISTENERS = {  # options that some of the methods alone listen to
     "lam": ("fedgft", "lft"), "penalty": ("fedgft", "lft"), "spread": ("fedgft", "lft"),
     "beta": ("fairfed",), "fairfed": ("fairfed",), "target": ("fedgft-control",),
     "control": ("fedgft-control",), "pick": ("fedgft-control",),
     "noise": ("fairfed", "fedgft", "fedgft-control"),
 }  # fmt: skip
+
+
+def headed(cls: type) -> type:
+    """A dataclass of options, each below its heading in --help."""
+    groups = {
+        name: Group(heading, sort_key=i)
+        for i, (heading, names) in enumerate(HEADINGS.items())
+        for name in names
+    }
+    for name, kind in cls.__annotations__.items():
+        cls.__annotations__[name] = Annotated[kind, Parameter(group=groups[name])]
+    return cls
 
 
 def check_methods(options: "Options", methods: Sequence[str]) -> list[str]:

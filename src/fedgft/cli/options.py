@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.names import SERVERS, BaseName, Flag
+from fedgft.cli.names import SERVERS, BaseName, Flag, headed
 from fedgft.cli.pictures import PictureOptions
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedgft.cli.console import Bar
+    from fedgft.cli.progress import Bar
     from fedgft.data import Dataset, Progress
     from fedgft.experiments import Protocol, Study
     from fedgft.experiments.checkpoints import Checkpoints
@@ -27,6 +27,7 @@ MOST = 1e6  # of any number here: what is larger is a slip of the pen
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
+@headed
 class Options(PictureOptions):
     data: str = "adult"
     "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file."

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedgft.cli.names import Flag
+from fedgft.cli.names import Flag, headed
 from fedgft.files import expanded
 from fedgft.types import FedgftError
 
@@ -19,6 +19,7 @@ FOR_RESNET = ("norm", "stem", "weights")
 
 
 @dataclass(frozen=True, kw_only=True)
+@headed
 class PictureOptions:
     images: Path | None = None
     "Folder of images: CelebA's with --data celeba, or those that a table names in a column."

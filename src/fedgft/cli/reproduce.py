@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import Bar, bar, note, print_json, print_section, wrote
+from fedgft.cli.console import note, print_json, print_section, wrote
 from fedgft.cli.names import Flag, Many
 from fedgft.cli.options import Options
+from fedgft.cli.progress import Bar, bar
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:

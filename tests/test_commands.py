@@ -1,0 +1,143 @@
+"""The command line as one piece: help, examples, completion, quiet and verbose, colour, codes."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from importlib.metadata import version
+
+import pytest
+
+from fedgft.cli.commands import app
+from fedgft.cli.examples import CODES, EXAMPLES
+from fedgft.cli.names import HEADINGS
+from fedgft.cli.options import Options
+from test_cli import QUICK, run, table
+
+pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+TABLE = ("--label", "ok", "--group", "sex")
+LINES = [line for lines in EXAMPLES.values() for line in lines if line.startswith("fedgft")]
+
+
+def commands() -> list[str]:
+    """Every command that does something, with its parent's name before it."""
+    found = []
+    for name in (n for n in app if not n.startswith("-")):
+        inner = [n for n in app[name] if not n.startswith("-")]
+        found += [f"{name} {n}" for n in inner] or [name]
+    return found
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_has_help_with_an_example(capsys, command):
+    code, out, err = run(capsys, *command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert all(f"  {line}" in out for line in EXAMPLES.get(command, ()))
+    assert command in EXAMPLES or command.split()[0] in EXAMPLES
+    assert "--quiet" in out and "--verbose" in out
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_example_is_one(line):
+    """It is read without complaint; docs run what can be run."""
+    words = shlex.split(line.partition(" > ")[0])
+    app.parse_args(words[1:], exit_on_error=False, print_error=False)
+
+
+def test_help_says_what_exit_codes_mean(capsys):
+    _, out, _ = run(capsys, "--help")
+    assert " ".join(CODES.split()) in " ".join(out.split())
+    for code in ("0", "2", "3", "130"):
+        assert re.search(rf"\b{code}\b", CODES)
+
+
+def test_every_shared_option_has_its_heading(capsys):
+    assert sorted(n for names in HEADINGS.values() for n in names) == sorted(
+        field.name for field in fields(Options)
+    )
+    _, out, _ = run(capsys, "compare", "--help")
+    places = [out.index(f"─ {heading} ─") for heading in HEADINGS]
+    assert places == sorted(places)
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"{version('fedgft')}\n", "")
+
+
+def test_quiet_leaves_results_and_verbose_adds(capsys, tmp_path):
+    command = ("train", "--data", table(tmp_path / "t.csv"), *TABLE, *QUICK, "--out")
+    _, plain, said = run(capsys, *command, tmp_path / "a")
+    _, quiet, nothing = run(capsys, *command, tmp_path / "a", "--quiet")
+    _, verbose, more = run(capsys, "-v", *command, tmp_path / "a")
+    assert plain == quiet == verbose and "FedGFT" in plain
+    assert "note:" in said and "wrote" in said and nothing == ""
+    assert f"fedgft {version('fedgft')}" in more and "100% " in more and " MB of memory" in more
+    assert re.search(r"note: \d+\.\d s", more)
+    assert len(re.findall(r"^note:\s+\d+% ", more, re.M)) <= 10  # of many rounds and replicates
+
+
+def test_quiet_and_verbose_do_not_go_together(capsys):
+    code, out, err = run(capsys, "data", "list", "--quiet", "-v")
+    assert (code, out) == (2, "") and "--quiet and --verbose" in err
+
+
+def test_a_verdict_is_said_even_quietly(capsys, tmp_path):
+    rows = "y,sex,p\n" + "1,f,0.9\n0,f,0.8\n1,m,0.2\n0,m,0.1\n" * 30
+    (tmp_path / "p.csv").write_text(rows)
+    site = tmp_path / "site.json"
+    run(capsys, "measure", tmp_path / "p.csv", "--label", "y", "--group", "sex", "--score", "p",
+        "--out", site)  # fmt: skip
+    code, _, err = run(capsys, "audit", site, "--fail-above", "sp=0.1", "-q")
+    assert code == 3 and "--fail-above" in err
+
+
+def styled(**environment: str) -> bool:
+    """Whether a table comes with escape sequences."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    said = subprocess.run(
+        [sys.executable, "-m", "fedgft", "data", "list"], capture_output=True, check=True,
+        env={**clean, "TERM": "xterm-256color", **environment},
+    ).stdout  # fmt: skip
+    return b"\x1b[" in said
+
+
+def test_colour_is_for_terminals_and_no_color_is_heard():
+    assert not styled()
+    assert styled(FORCE_COLOR="1")
+    help_ = subprocess.run(
+        [sys.executable, "-m", "fedgft", "train", "--help"], capture_output=True, check=True,
+        env={**os.environ, "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color"},
+    ).stdout  # fmt: skip
+    assert not re.search(rb"\x1b\[(\d+;)*(3[0-7]|9[0-7]|38)", help_)  # bold is no colour
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(capsys, tmp_path, shell):
+    code, out, _ = run(capsys, "completion", shell)
+    assert code == 0
+    assert all(word in out for word in ("frontier", "fail-above", "fedgft-control"))
+    (tmp_path / "script").write_text(out)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", tmp_path / "script"], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("fro", "frontier"), ("train --prec", "--precision"), ("deploy lo", "local")],
+)
+def test_bash_completes(capsys, tmp_path, typed, offered):
+    """What bash would do at the press of Tab."""
+    _, out, _ = run(capsys, "completion", "bash")
+    (tmp_path / "script").write_text(out)
+    words = ["fedgft", *typed.split()]
+    quoted = " ".join(map(shlex.quote, words))
+    ask = (
+        f"source {tmp_path}/script; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
+        f'_fedgft fedgft {words[-1]} {words[-2]}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    said = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout
+    assert offered in said.split()
