@@ -129,6 +129,8 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     assert "synthetic" in err
     assert "points (95% interval" in " ".join(out.split())
     assert (tmp_path / "rounds.svg").exists()
+    drawn = (tmp_path / "sites.svg").read_text()  # text as text
+    assert all(word in drawn for word in ("gap 48", "both together", "LFT", "10 sites"))
 
 
 def test_text_from_data_is_escaped(capsys, tmp_path):

@@ -12,7 +12,7 @@ from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
 from fedgft.types import FedgftError
 
-METHODS = ["fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"]
+METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 
 
 def demo(
@@ -21,23 +21,26 @@ def demo(
     out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-demo"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Adult, ten very different clients, five methods: who is fair to people nobody trained on?
+    """Adult, ten very different clients, six methods: who is fair to people nobody trained on?
 
     Parameters
     ----------
     seeds
         Replicates.
     out_
-        Folder for the rows and the figure.
+        Folder for the rows and the figures.
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
     from fedgft.metrics import get_metric
+    from fedgft.report.figures import save as save_figure
+    from fedgft.report.sites import point
     from fedgft.report.words import findings
 
     options = Options(data=_reachable(), seeds=seeds)
     study, results, rows = comparing.run(options, METHODS, ["sp"], [0.5], folder=out_)
     paths = comparing.save(study, results, rows, out_)
+    paths += save_figure(point(study, results), out_, "sites")
     if json:
         print_json(rows)
         return
