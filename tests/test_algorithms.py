@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedgft.federated import Algorithm, Proximal, fairfed, fedavg, fedgft, get_method, lft, lrw
+from fedgft.federated import (
+    Algorithm,
+    Proximal,
+    controlled,
+    fairfed,
+    fedavg,
+    fedgft,
+    get_method,
+    lft,
+    lrw,
+)
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.types import FedgftError
 from formulas import Method
@@ -165,6 +175,13 @@ def test_a_client_without_rows_does_not_matter(method: Method, executor: str) ->
     found = run(more, algorithm(method), executor=executor)
     expected = run(made, algorithm(method), executor=executor)
     np.testing.assert_allclose(found.params, expected.params, **EXACT)
+
+
+@pytest.mark.parametrize("make", [lft, fairfed, fedgft, controlled])
+def test_a_metric_may_be_named(make) -> None:
+    assert make("sp", 0.5) == make(CATALOG["sp"], 0.5)
+    with pytest.raises(FedgftError, match="'fairness' is not known"):
+        make("fairness", 0.5)
 
 
 def test_methods_by_name() -> None:

@@ -238,11 +238,17 @@ def test_only_predictive_parity_is_not_proper(classes):
 
 
 def test_a_metric_that_is_not_affine_says_so():
-    squared = Metric(
-        "sq", "squares", lambda p, y: p[:, 1:] ** 2, lambda p, y: y[:, 1:], lambda c: ()
-    )
+    squared = Metric("sq", "squares", lambda p, y: p[:, 1:] ** 2, lambda p, y: y[:, 1:])
     with pytest.raises(FedgftError, match="'sq' is not affine"):
         squared.affine(2)
+
+
+def test_a_metric_names_as_many_rates_as_it_compares():
+    """Two of three classes: what is left out by default is a name for the third."""
+    few = Metric("few", "all but the first", lambda p, y: p[:, 1:])
+    few.affine(2)
+    with pytest.raises(FedgftError, match=r"'few' compares 2 rates .* 3 classes, .* name 3"):
+        few.affine(3)
 
 
 def test_unknown_metric_names_the_known_ones():

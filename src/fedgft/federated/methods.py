@@ -14,7 +14,7 @@ from fedgft.federated.penalty import Linearised
 from fedgft.federated.reweighing import reweigh
 from fedgft.federated.server import Adaptive, ServerMomentum
 from fedgft.federated.weighting import FedNova
-from fedgft.metrics import Kind, Metric
+from fedgft.metrics import Kind, Metric, get_metric
 from fedgft.metrics.spread import Spread
 from fedgft.types import FedgftError
 
@@ -31,32 +31,36 @@ def lrw() -> Algorithm:
 
 
 def lft(
-    metric: Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
+    metric: str | Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
 ) -> Algorithm:
     """Locally fair training: every client penalises the gap on its own rows."""
-    own = Linearised(metric, lam, penalty, spread)
+    own = Linearised(get_metric(metric), lam, penalty, spread)
     return Algorithm(objective=Objective(local_penalties=(own,)))
 
 
-def fairfed(metric: Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
+def fairfed(metric: str | Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
     """FairFed on top of local reweighing, its local debiasing."""
     return Algorithm(
-        objective=Objective(row_weights=reweigh), weighting=FairFed(metric, beta, rule)
+        objective=Objective(row_weights=reweigh), weighting=FairFed(get_metric(metric), beta, rule)
     )
 
 
 def fedgft(
-    metric: Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
+    metric: str | Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
 ) -> Algorithm:
     """Globally fair training: the gap of scores over everybody's rows is penalised."""
-    return Algorithm(objective=Objective(penalties=(Linearised(metric, lam, penalty, spread),)))
+    return Algorithm(
+        objective=Objective(penalties=(Linearised(get_metric(metric), lam, penalty, spread),))
+    )
 
 
 def controlled(
-    metric: Metric, target: PerRun = 0.0, *, kind: Kind = "hard", pick: float = 0.6
+    metric: str | Metric, target: PerRun = 0.0, *, kind: Kind = "hard", pick: float = 0.6
 ) -> Algorithm:
     """FedGFT whose strength follows the measured gap of decisions: a target and no knob."""
-    return Algorithm(objective=Objective(penalties=(Controlled(metric, target, kind, pick=pick),)))
+    return Algorithm(
+        objective=Objective(penalties=(Controlled(get_metric(metric), target, kind, pick=pick),))
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ against the rest.
 from collections.abc import Sequence
 from typing import Any
 
-from fedgft.metrics.metric import Metric
+from fedgft.metrics.metric import Metric, compared
 from fedgft.types import FedgftError
 
 
@@ -16,51 +16,33 @@ def _compared(columns: Any) -> Any:
     return columns[..., 1:] if columns.shape[-1] == 2 else columns
 
 
-def _numbers(classes: int) -> range:
-    return range(1, 2) if classes == 2 else range(classes)
-
-
-def _each_class(classes: int) -> tuple[str, ...]:
-    return tuple(f"class {c}" for c in _numbers(classes))
-
-
 def _each_pair(classes: int) -> tuple[str, ...]:
-    pairs = [(y, c) for y in range(classes) for c in _numbers(classes)]
+    pairs = [(y, c) for y in range(classes) for c in compared(classes)]
     return tuple(f"class {c} given label {y}" for y, c in pairs)
 
 
-statistical_parity = Metric(
-    "sp",
-    "statistical parity",
-    lambda p, y: _compared(p),
-    lambda p, y: 1.0 + 0.0 * y[:, :1],
-    _each_class,
-)
+statistical_parity = Metric("sp", "statistical parity", lambda p, y: _compared(p))
 equal_opportunity = Metric(
-    "eop", "equal opportunity",
-    lambda p, y: _compared(p), lambda p, y: _compared(y), _each_class,
-)  # fmt: skip
+    "eop", "equal opportunity", lambda p, y: _compared(p), lambda p, y: _compared(y)
+)
 equalized_odds = Metric(
     "eo", "equalized odds",
     lambda p, y: _compared(p)[:, None, :], lambda p, y: y[:, :, None], _each_pair,
 )  # fmt: skip
 predictive_parity = Metric(  # the paper's well-calibration
-    "cal", "predictive parity",
-    lambda p, y: _compared(y), lambda p, y: _compared(p), _each_class,
-)  # fmt: skip
+    "cal", "predictive parity", lambda p, y: _compared(y), lambda p, y: _compared(p)
+)
 accuracy_parity = Metric(
     "acc",
     "accuracy parity",
     lambda p, y: (p * y).sum(1)[:, None],
-    lambda p, y: 1.0 + 0.0 * y[:, :1],
-    lambda classes: ("all rows",),
+    conditions=lambda classes: ("all rows",),
 )
 false_positive_rate_parity = Metric(
     "fpr",
     "false-positive-rate parity",
     lambda p, y: _compared(p),
     lambda p, y: 1.0 - _compared(y),
-    _each_class,
 )
 
 CATALOG: dict[str, Metric] = {

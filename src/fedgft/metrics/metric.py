@@ -37,6 +37,20 @@ class Pair(NamedTuple):
     low: np.ndarray
 
 
+def everyone(probs: Probs, labels: Labels) -> Any:
+    """The event that holds for every row."""
+    return 1.0 + 0.0 * labels[:, :1]
+
+
+def compared(classes: int) -> range:
+    """The classes whose rates are compared: the positive one of two, or each of more."""
+    return range(1, 2) if classes == 2 else range(classes)
+
+
+def each_class(classes: int) -> tuple[str, ...]:
+    return tuple(f"class {c}" for c in compared(classes))
+
+
 @dataclass(frozen=True)
 class Metric:
     """The gap between groups in the rate of `outcome` given `event`.
@@ -48,8 +62,8 @@ class Metric:
     name: str
     title: str
     outcome: Callable[[Probs, Labels], Any]
-    event: Callable[[Probs, Labels], Any]
-    conditions: Callable[[int], tuple[str, ...]]  # classes -> what each condition is called
+    event: Callable[[Probs, Labels], Any] = everyone
+    conditions: Callable[[int], tuple[str, ...]] = each_class  # classes -> what each is called
     parts: tuple[tuple["Metric", float], ...] = ()  # several metrics at once, and their weights
 
     def statistics(self, probs: Probs, labels: Labels, groups: Groups) -> PerSample:
@@ -145,6 +159,11 @@ def _probe(metric: Metric, classes: int) -> tuple[np.ndarray, np.ndarray]:
         return metric.statistics(np.broadcast_to(probs, labels.shape), labels, group)[..., 0]
 
     offset = at(np.zeros(classes))
+    if offset.shape[-1] != len(metric.conditions(classes)):
+        raise FedgftError(
+            f"metric {metric.name!r} compares {offset.shape[-1]} rates between groups for "
+            f"{classes} classes, and its `conditions` name {len(metric.conditions(classes))}"
+        )
     slope = np.stack([at(unit) - offset for unit in np.eye(classes)], axis=-1)
     probe = np.random.default_rng(0).dirichlet(np.ones(classes))
     if not np.allclose(at(probe), slope @ probe + offset, atol=1e-12):
