@@ -4,6 +4,7 @@
 
 Any model would do: only its predictions are needed. A site keeps its rows (FOLDER/OCCUPATION.csv)
 and hands over a few kilobytes of sums (FOLDER/sums/OCCUPATION.json); the audit sees nothing else.
+You see its verdict, a sentence a metric, and its warnings; FOLDER/report.html is the whole report.
 """
 
 import sys

@@ -1,4 +1,8 @@
-"""FedGFT in a training loop of your own: three clients, plain PyTorch, three lines more."""
+"""FedGFT in a training loop of your own: three clients, plain PyTorch, three lines more.
+
+You see accuracy and gap (statistical parity of decisions, on rows nobody trained on) of federated
+averaging, which is lam = 0, and of FedGFT: a third of the gap or less, for some accuracy.
+"""
 
 import copy
 
@@ -7,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import fedgft
 
-data = fedgft.synthetic(rows=6000, features=4, gap=0.4)
+data = fedgft.synthetic(rows=3000, features=4, gap=0.4)
 federation = fedgft.partition(data, clients=3, alpha=1.0, seed=1)
 torch.set_num_threads(1)  # small tensors
 
@@ -21,12 +25,12 @@ def train(lam):
     model = torch.nn.Linear(data.features.shape[1], 2)
     clients = [tensors(federation.client(k)) for k in range(3)]
     penalty = fedgft.Penalty("sp", lam)  # 1: once
-    for _ in range(40):
+    for _ in range(20):
         penalty.update(sum(penalty.statistics(model(x), y, a) for x, y, a in clients))  # 2: a round
         mean = {name: 0.0 for name in model.state_dict()}
         for x, y, a in clients:
             local = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(local.parameters(), lr=0.02)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.03)
             for batch in torch.randperm(len(y)).split(64):
                 logits = local(x[batch])
                 loss = cross_entropy(logits, y[batch])
