@@ -19,7 +19,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test bench results clean check-python rebuild
+.PHONY: help demo test bench results dist clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -46,6 +46,10 @@ results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into re
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 	$(BIN)/python benchmarks/decisions.py --out results
 	$(BIN)/python benchmarks/flower.py --deployed --out results
+
+dist: $(TEST) ## build the wheel and the source archive into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
 
 clean: ## remove .venv, caches and build outputs
 	rm -rf .venv build dist fedgft-demo fedgft-train fedgft-frontier fedgft-deploy adult-sites htmlcov .coverage results/cells
