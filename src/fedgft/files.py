@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def expanded(path: str | Path) -> Path:

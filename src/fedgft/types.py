@@ -1,4 +1,4 @@
-"""The shapes of this library, each named once, and the one error users see.
+"""The shapes of this library, each named once.
 
 Letters: n rows, d features, c classes, g groups, v conditions of a metric, r runs,
 u units (one client of one run), p parameters. An array may be numpy's or torch's:
@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
+
+from fedgft.errors import FedgftError as FedgftError
 
 Probs = Float[Any, "n c"]  # f(x): one column a class
 Labels = Float[Any, "n c"]  # Y, one-hot
@@ -23,10 +25,6 @@ Weights = Float[Any, "*batch c k"]  # label, group
 Block = Float[Any, "u p"]  # one flat parameter vector a unit
 Column = Shaped[np.ndarray, "n"]
 Index = Int[np.ndarray, "n"]
-
-
-class FedgftError(Exception):
-    """Something the user can mend: one line that names the file, column or option."""
 
 
 def namespace(array: Any) -> ModuleType:

@@ -30,7 +30,7 @@ def _run(arguments: list[str]) -> None:
 
     from fedgft.cli.commands import app
     from fedgft.cli.console import note
-    from fedgft.types import FedgftError
+    from fedgft.errors import FedgftError
 
     warnings.showwarning = lambda *about, **rest: note(str(about[0]))
     try:

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from fedgft.cli.console import note, out, print_table, say, wrote
 from fedgft.cli.names import Flag, Some
 from fedgft.cli.progress import bar
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.audit import Audit

@@ -21,7 +21,7 @@ from fedgft.cli import (
 from fedgft.cli.console import note, voice
 from fedgft.cli.examples import CODES, EXAMPLES, shown
 from fedgft.cli.names import Flag
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def _version() -> str:

@@ -62,11 +62,11 @@ def run(
     start: "SavedModel | None" = None,
 ) -> tuple["Study", list["Result"], list[dict[str, Any]]]:
     """Check everything that can be checked first, then train all cells under one progress bar."""
+    from fedgft.errors import FedgftError
     from fedgft.experiments import row
     from fedgft.experiments.checks import contradiction
     from fedgft.files import open_folder
     from fedgft.metrics import get_metric
-    from fedgft.types import FedgftError
 
     options.check()
     for name, values in (("--methods", methods), ("--metrics", metrics), ("--alpha", alphas)):

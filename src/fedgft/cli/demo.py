@@ -10,7 +10,7 @@ from fedgft.cli.console import note, out, print_json, wrote
 from fedgft.cli.names import Flag
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 

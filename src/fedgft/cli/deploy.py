@@ -17,8 +17,8 @@ from fedgft.cli.deploying import (
     site_names,
 )
 from fedgft.cli.names import Flag, Many, MetricName, Some
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 app = App(
     name="deploy", help="Train between organisations, on Flower: set up hosts, or try it here."

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 SITES = ("north", "south", "east", "west", "centre")
 STRATEGIES = ("FedAvg", "FedAvgM", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian",

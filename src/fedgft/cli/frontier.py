@@ -10,7 +10,7 @@ from fedgft.cli.console import note, out, print_json, print_table, say, wrote
 from fedgft.cli.names import Flag, Many, MetricName, check_methods
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.cli.progress import Bar

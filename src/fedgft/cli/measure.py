@@ -9,9 +9,9 @@ from cyclopts import Parameter
 from fedgft.cli.console import note, wrote
 from fedgft.cli.names import Flag, Some
 from fedgft.cli.progress import bar
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
 from fedgft.layout import printable
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.audit import Sums

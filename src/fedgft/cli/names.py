@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.cli.options import Options

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from fedgft.cli.names import SERVERS, BaseName, Flag, headed
 from fedgft.cli.pictures import PictureOptions
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

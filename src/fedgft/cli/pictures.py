@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedgft.cli.names import Flag, headed
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.data import Dataset, Progress

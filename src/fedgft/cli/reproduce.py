@@ -10,7 +10,7 @@ from fedgft.cli.console import note, print_json, print_section, wrote
 from fedgft.cli.names import Flag, Many
 from fedgft.cli.options import Options
 from fedgft.cli.progress import Bar, bar
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.experiments.run import Runner

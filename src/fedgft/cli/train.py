@@ -9,8 +9,8 @@ from fedgft.cli import compare as comparing
 from fedgft.cli.console import clients, out, print_json, wrote
 from fedgft.cli.names import Flag, MethodName, MetricName
 from fedgft.cli.options import Options
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
