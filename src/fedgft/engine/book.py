@@ -73,9 +73,11 @@ class Book:
 
     def keys(self, cohort: Cohort) -> np.ndarray:
         """What names each unit's client in the random numbers."""
-        if all(f is self.federations[0] for f in self.federations):
-            return self.federations[0].keys[cohort.client]
-        return np.stack([f.keys for f in self.federations])[cohort.run, cohort.client]
+        edges = cohort.bounds
+        own = [
+            f.keys[cohort.client[edges[r] : edges[r + 1]]] for r, f in enumerate(self.federations)
+        ]
+        return np.concatenate(own)
 
     def scaling(self, width: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """Each run's mean and 1 / spread, padded to `width` with 0 and 1."""

@@ -101,16 +101,20 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
     analysis = analyse(metric, after, "hard")
     # They add up to the gap: positive where a client widens it, whichever group is ahead.
     contribution = np.sign(analysis.signed_gap) * analysis.weights * analysis.contributions
-    local_before, local_after = before.gap(metric, "hard"), after.gap(metric, "hard")
+    measured = {
+        "accuracy_before": before.accuracy(),
+        "accuracy_after": after.accuracy(),
+        "gap_hard_before": before.gap(metric, "hard"),
+        "gap_hard_after": after.gap(metric, "hard"),
+        "contribution": contribution,
+    }
+    # Each column is taken once, not once a client: there may be a million of them.
+    columns = [map(_number, values.tolist()) for values in measured.values()]
+    rows = map(int, after.rows().tolist())
     return [
-        {"client": names[int(keys[k])] if names else str(keys[k]),
-         "rows": int(after.rows()[k]),
-         "accuracy_before": _number(before.accuracy()[k]),
-         "accuracy_after": _number(after.accuracy()[k]),
-         "gap_hard_before": _number(local_before[k]),
-         "gap_hard_after": _number(local_after[k]),
-         "contribution": _number(contribution[k])}
-        for k in range(len(after.count))
+        {"client": names[key] if names else str(key), "rows": count,
+         **dict(zip(measured, values, strict=True))}
+        for key, count, values in zip(keys.tolist(), rows, zip(*columns, strict=True), strict=True)
     ]  # fmt: skip
 
 
