@@ -6,7 +6,7 @@ from typing import Any
 from fedgft.audit.grammar import ACCENT, CALM, GREY, INK, STRONG, Spec, chart, number, word
 from fedgft.audit.score_charts import MOST_GROUPS, calibration, roc, thresholds
 from fedgft.audit.summary import Audit
-from fedgft.audit.tabulated import largest_sites
+from fedgft.audit.tabulated import FEW_SITES_SHOWN, largest_sites
 from fedgft.audit.verdict import leading
 from fedgft.metrics import CATALOG
 
@@ -81,11 +81,22 @@ def _figure(key: str, spec: Spec, audit: Audit) -> Figure:
     title, caption = FIGURES[key]
     step = 1 / audit.pooled.question.bins
     caption = caption.format(step=step, half=step / 2)
-    if key in ("roc", "calibration") and len(audit.view.names) > MOST_GROUPS:
-        caption += f" The {MOST_GROUPS} largest of {len(audit.view.names)} groups."
+    caption += _left_out(key, audit)
     if key in ("thresholds", "roc", "calibration") and audit.view.noise.any():
         caption = caption.replace("exact", "as exact as the noise on the counts lets them be")
     return Figure(key, title, caption, spec)
+
+
+def _left_out(key: str, audit: Audit) -> str:
+    """A figure that shows some of many says so."""
+    sites, seen, said = len(audit.pooled.sites), audit.view, ""
+    if key == "forest" and sites > FEW_SITES_SHOWN:
+        said += f" Shown: the {FEW_SITES_SHOWN} that move the gap most, of {sites:,} sites."
+    if key in ("roc", "calibration") and len(seen.names) > MOST_GROUPS:
+        said += f" The {MOST_GROUPS} largest of {len(seen.names)} groups."
+    if key in ("roc", "calibration") and len(seen.classes) > MOST_CLASSES:
+        said += f" There is a figure for the first {MOST_CLASSES} of {len(seen.classes)} classes."
+    return said
 
 
 def _menu(summary: Plain) -> tuple[list[Spec], list[Spec]]:

@@ -1,7 +1,7 @@
 """The files of many sites, put together: each site once, all of them asked the same."""
 
 import glob
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedgft.audit.sitefile import read_sums
@@ -41,8 +41,14 @@ def is_report(path: Path) -> bool:
 
 
 def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) -> Sums:
-    """Read and merge. Two files of one site, or sites that were asked differently, are errors."""
-    parts: list[Sums] = []
+    """Read and merge. Two files of one site, or sites that were asked differently, are errors.
+
+    One file at a time: histograms of ten thousand sites would not fit, and their sum does.
+    """
+    return merge(_read(files, on_file))
+
+
+def _read(files: Iterable[Path], on_file: Callable[[int], None] | None) -> Iterator[Sums]:
     owner: dict[str, Path] = {}
     first: Path | None = None
     question: Question | None = None
@@ -61,7 +67,6 @@ def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) 
             except FedgftError as error:
                 raise FedgftError(f"{first} and {file}: {error}") from None
         first, question = first or file, question or sums.asked
-        parts.append(sums)
+        yield sums
         if on_file:
-            on_file(len(parts))
-    return merge(parts)
+            on_file(len(owner))

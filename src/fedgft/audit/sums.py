@@ -146,22 +146,26 @@ class Sums:
 
 
 def merge(parts: Iterable[Sums]) -> Sums:
-    """The sum of all parts, in one pass."""
-    parts = [part for part in parts if part.question is not None]
-    if not parts:
-        return Sums()
-    question = parts[0].asked
-    for part in parts[1:]:
-        question = question.meet(part.asked)
+    """The sum of all parts, in one pass; of a part, no more is kept than goes into the sum."""
+    question: Question | None = None
     sites: dict[str, Site] = {}
     histogram: dict[Group, np.ndarray] = {}
     for part in parts:
+        if part.question is None:
+            continue
+        before, question = question, _both(question, part.asked)
+        if before is not None and before.bins != question.bins:
+            histogram = {g: coarsened(counts, question.bins) for g, counts in histogram.items()}
         for name, site in part.sites.items():
             sites[name] = sites[name] + site if name in sites else site
         for group, counts in part.histogram.items():
             counts = coarsened(counts, question.bins)
             histogram[group] = histogram[group] + counts if group in histogram else counts
-    return Sums(question, dict(sorted(sites.items())), histogram)
+    return Sums() if question is None else Sums(question, dict(sorted(sites.items())), histogram)
+
+
+def _both(first: Question | None, second: Question) -> Question:
+    return second if first is None else first.meet(second)
 
 
 def coarsened(histogram: np.ndarray, bins: int) -> np.ndarray:
