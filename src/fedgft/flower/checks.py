@@ -5,7 +5,8 @@ A client can still lie within its own rows, as it can with its labels. How far t
 bounded by the share of all rows that it may claim.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +81,13 @@ def capped(reports: Mapping[int, Report], most: float) -> tuple[dict[int, Tally]
     clients for that, they all count alike.
     """
     rows = {node: max(float(report.tally.rows()), 0.0) for node, report in reports.items()}
+    every = sum(rows.values())
     kept = {node: report.tally for node, report in reports.items()}
     limit, cut = _limit(sorted(rows.values(), reverse=True), most), []
     for node, own in rows.items():
         if own > limit:
             kept[node] = kept[node].map(lambda table, part=limit / own: table * part)
-            cut.append(f"site '{reports[node].site}' claims {own / sum(rows.values()):.0%} of all "
+            cut.append(f"site '{reports[node].site}' claims {own / every:.0%} of all "
                        f"rows; no site is counted as more than {most:.0%} (max_share)")  # fmt: skip
     return kept, cut
 
@@ -144,14 +146,19 @@ def alike(replies: Mapping[int, Message]) -> dict[int, str]:
     for node, reply in replies.items():
         (metrics,) = reply.content.metric_records.values()
         forms[node] = tuple(sorted((name, _length(value)) for name, value in metrics.items()))
-    held = list(forms.values())
-    common = max(held, key=held.count, default=())
+    common = most_common(forms.values())
     shown = lambda form: ", ".join(name for name, _ in form)  # noqa: E731
     return {
         node: f"it sends the metrics {shown(own)}, the others {shown(common)}, or in another form"
         for node, own in forms.items()
         if own != common
     }
+
+
+def most_common(values: Iterable[Any]) -> Any:
+    """What most of them are, of several the one that came first; counted in one pass, because
+    thousands of sites may answer. Of nothing: an empty form."""
+    return next((value for value, _ in Counter(values).most_common(1)), ())
 
 
 def _length(value: Any) -> int:

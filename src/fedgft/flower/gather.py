@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedgft.flower.checks import Noise, alike, check_report
+from fedgft.flower.checks import Noise, alike, check_report, most_common
 from fedgft.flower.wire import RECORD, Names, Report, node_of, unpack_report
 from fedgft.layout import printable
 from fedgft.types import FedgftError
@@ -157,8 +157,7 @@ class Believer:
     def _agree(self, found: dict[int, Report]) -> None:
         """Where the user named no classes and groups, most sites decide, once."""
         if self.names is None and found:
-            held = [report.names for report in found.values()]
-            self.names = max(held, key=held.count)
+            self.names = most_common(report.names for report in found.values())
             log.info("fedgft: classes %s, groups %s", ", ".join(self.names.classes),
                      ", ".join(self.names.groups))  # fmt: skip
 
