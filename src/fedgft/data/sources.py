@@ -177,6 +177,7 @@ SOURCES = {
         ),
     )
 }  # fmt: skip
+"The public data sets by name."
 
 
 def prepared_frame(

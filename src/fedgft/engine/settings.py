@@ -20,6 +20,8 @@ DTYPES: dict[str, Literal["float32", "float64"]] = {"fp64": "float64"}  # of wha
 
 @dataclass(frozen=True)
 class Settings:
+    """How a simulation runs: everything that is the same for all its runs."""
+
     rounds: int = 20
     epochs: int = 1
     batch_size: int = 256

@@ -106,6 +106,7 @@ PROTOCOLS: dict[str, Protocol] = {
         headline=("test", "hard"),
     ),
 }
+"heldout, what to trust, and paper, how the published numbers were made."
 
 
 def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol:

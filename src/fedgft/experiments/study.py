@@ -61,6 +61,8 @@ class Result:
 
 @dataclass(frozen=True, eq=False)
 class Study:
+    """One data set, one protocol, some replicates; its cells are trained on demand."""
+
     dataset: Dataset
     protocol: Protocol
     seeds: Sequence[int]

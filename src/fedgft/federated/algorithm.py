@@ -94,6 +94,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class Algorithm:
+    """A filling of the four slots; each has FedAvg's as its default."""
+
     objective: Objective = field(default_factory=Objective)
     correction: Correction = field(default_factory=Proximal)
     weighting: Weighting = field(default_factory=BySize)

@@ -13,6 +13,8 @@ from fedgft.types import FedgftError
 
 @runtime_checkable
 class Correction(Protocol):
+    """What is added to a client's gradient: mu (params - start), and c - c_k with variates."""
+
     @property
     def mu(self) -> float: ...  # the pull back to where the round began
 

@@ -22,6 +22,7 @@ PerRun = float | np.ndarray
 
 
 def fedavg() -> Algorithm:
+    """The four defaults (McMahan et al., 2017): no group is looked at."""
     return Algorithm()
 
 
@@ -85,6 +86,7 @@ METHODS: dict[str, Make] = {
         metric, target, kind=d.kind, pick=d.pick
     ),
 }
+"The methods by the names that `--method` takes; `get_method` makes one."
 
 
 def get_method(name: str, metric: Metric, strength: PerRun, **details: Any) -> Algorithm:
@@ -105,6 +107,7 @@ BASES: dict[str, dict[str, Callable[[float | None, float | None], Any]]] = {
     "fedyogi": {"server": lambda mu, lr: Adaptive("yogi", 0.03 if lr is None else lr)},
     "fedadagrad": {"server": lambda mu, lr: Adaptive("adagrad", 0.1 if lr is None else lr)},
 }
+"What each base puts into the slots, given mu and the server's learning rate; see `with_base`."
 
 
 def with_base(

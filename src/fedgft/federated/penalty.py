@@ -29,6 +29,7 @@ SLOPES: dict[str, Callable[[Any], Any]] = {
     "l2": lambda gap: 2.0 * gap,
     "half": lambda gap: gap,
 }
+"The derivative of J by its name: l1, l2 or half."
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from fedgft.types import FedgftError
 
 @runtime_checkable
 class Server(Protocol):
+    """The step on the mean update: `init` makes a state, `step` gives new parameters and state."""
+
     @property
     def inertia(self) -> bool: ...  # whether it goes on moving where clients no longer pull
 

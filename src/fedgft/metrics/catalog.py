@@ -56,6 +56,7 @@ CATALOG: dict[str, Metric] = {
         false_positive_rate_parity,
     )
 }
+"The metrics by their short names: sp, eop, eo, cal, acc, fpr."
 
 
 def get_metric(metric: str | Metric) -> Metric:

@@ -10,6 +10,7 @@ from fedgft.metrics.metric import Metric
 from fedgft.types import Index, Price, Probs, Statistics, Value
 
 Kind = Literal["soft", "hard"]
+"soft: of scores. hard: of decisions."
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Tally:
 
 
 def stack(tallies: list[Tally]) -> Tally:
+    """Tallies of one shape, along a new first axis."""
     return Tally(
         np.stack([t.count for t in tallies]),
         np.stack([t.score for t in tallies]),
@@ -83,6 +85,7 @@ def stack(tallies: list[Tally]) -> Tally:
 
 
 def concatenate(tallies: list[Tally]) -> Tally:
+    """One after the other, along the first axis they have."""
     return Tally(
         np.concatenate([t.count for t in tallies]),
         np.concatenate([t.score for t in tallies]),
