@@ -19,7 +19,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test bench results dist clean check-python rebuild
+.PHONY: help demo test docs bench results dist clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -37,6 +37,9 @@ test: $(TEST) ## install for development, then lint, types, layers and tests
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n $(WORKERS)
 
+docs: $(TEST) ## build the documentation into site/, without a network
+	$(BIN)/python docs/build.py
+
 bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/reproduce.py
@@ -52,7 +55,7 @@ dist: $(TEST) ## build the wheel and the source archive into dist/
 	$(BIN)/python -m hatchling build
 
 clean: ## remove .venv, caches and build outputs
-	rm -rf .venv build dist fedgft-demo fedgft-train fedgft-frontier fedgft-deploy adult-sites htmlcov .coverage results/cells
+	rm -rf .venv build dist site fedgft-demo fedgft-train fedgft-frontier fedgft-deploy adult-sites htmlcov .coverage results/cells
 	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
