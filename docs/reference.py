@@ -95,8 +95,10 @@ def _option(argument: Any) -> Item:
         default = argument.show_default(value) if callable(argument.show_default) else str(value)
     rest = help_.rpartition("]")[2].strip(" .") if "[default:" in help_ else ""
     about = " ".join(part for part in (said.strip(), rest) if part)
-    choices = argument.get_choices() or ()
-    return Item(", ".join(argument.names), about, default, ", ".join(map(str, choices)))
+    about += "." if about[-1:].isalnum() or about.endswith(")") else ""
+    choices = [str(choice) for choice in argument.get_choices() or ()]
+    told = all(re.search(rf"(?<![\w-]){re.escape(choice)}(?![\w-])", about) for choice in choices)
+    return Item(", ".join(argument.names), about, default, "" if told else ", ".join(choices))
 
 
 # --- Python
@@ -119,9 +121,9 @@ def sections() -> list[Section]:
 
 def _entry(module: Any, name: str, told: dict[int, str]) -> Entry:
     value, anchor = getattr(module, name), f"{module.__name__}.{name}"
-    home = value.__name__ if inspect.ismodule(value) else told.setdefault(id(value), anchor)
+    home = told.setdefault(id(value), anchor)
     paragraphs = _paragraphs(doc(module, name, value))
-    if home != anchor:
+    if home != anchor or inspect.ismodule(value):
         return Entry(name, anchor, paragraphs[:1], [], also=home)
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return Entry(name, anchor, paragraphs, [])
@@ -192,7 +194,7 @@ def _parameters(value: Any) -> list[Item]:
 
 
 def _type(parameter: inspect.Parameter) -> str:
-    if parameter.annotation is parameter.empty:
+    if parameter.annotation in (parameter.empty, Any):
         return ""
     text = inspect.formatannotation(parameter.annotation).replace("'", '"')
     return ": " + re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", text)

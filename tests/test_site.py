@@ -179,6 +179,6 @@ def test_defaults_and_choices_are_told(site):
         "--size default: 64",  # from its help
         "--data default: adult compas",
         "--sites required",
-        "One of: heldout, paper.",
+        "One of: dirichlet, iid, pure, column.",
     ):
         assert line in text
