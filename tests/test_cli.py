@@ -262,7 +262,8 @@ def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
 
 def test_help_is_quick_and_imports_nothing_heavy():
     heavy = ("torch", "numba", "polars", "matplotlib", "numpy", "jaxtyping")
-    code = f"import sys; from fedgft.cli.commands import app; print([m for m in {heavy} if m in sys.modules])"
+    loads = "import sys; from fedgft.cli.commands import app; "
+    code = loads + f"print([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
