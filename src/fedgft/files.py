@@ -1,11 +1,18 @@
-"""Files are written whole or not at all, into folders that can be written."""
+"""Files are written whole or not at all, into folders that can be written, by one run at a time."""
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedgft.errors import FedgftError
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None
 
 
 def expanded(path: str | Path) -> Path:
@@ -16,27 +23,85 @@ def expanded(path: str | Path) -> Path:
         raise FedgftError(f"{path}: {error}") from None
 
 
-@contextmanager
-def open_folder(path: str | Path) -> Iterator[Path]:
-    """Make the folder and see that it can be written, before any work is done for it.
-
-    If that work fails, a folder that was made for it and holds nothing is taken away again.
-    """
+def make_folder(path: str | Path) -> Path:
+    """Make the folder and see that it can be written, before any work is done for it."""
     folder = Path(path)
-    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".fedgft-probe"
+        probe = folder / ".fedgft-probe.part"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another run may have probed meanwhile
     except OSError as error:
         raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
+    return folder
+
+
+@contextmanager
+def open_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that can be written, and that no other run writes to meanwhile.
+
+    If the work fails, folders that were made for it and hold nothing are taken away again.
+    """
+    new = [place for place in (Path(path), *Path(path).parents) if not place.exists()]
+    folder = make_folder(path)
+    with _held(folder):
+        try:
+            yield folder
+        except BaseException:
+            for place in new:
+                with suppress(OSError):  # it holds something
+                    place.rmdir()
+            raise
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The lock is on the folder itself, so that it needs no file and nothing is left of it."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        yield folder
-    except BaseException:
-        if new and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
+        lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int, folder: Path) -> None:
+    """Of the operating system: it ends with the process, however that ends."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):  # else: no locks on this disk
+            raise FedgftError(
+                f"--out {folder}: another run is writing there; wait for it, or name another folder"
+            ) from error
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A place for files that belong together: they move into the folder when all are written.
+
+    If anything goes wrong before, what the folder held is as it was. Whoever stages holds the
+    folder (`open_folder`).
+    """
+    stage = folder / ".fedgft.part"
+    try:
+        shutil.rmtree(stage, ignore_errors=True)  # of a run that was killed
+        stage.mkdir()
+        yield stage
+        for path in sorted(stage.iterdir()):
+            os.replace(path, folder / path.name)
+    except OSError as error:
+        reason = error.strerror or error
+        raise FedgftError(f"--out {folder}: cannot be written ({reason})") from error
+    except FedgftError as error:  # of a file, whose place is nobody's business
+        raise FedgftError(str(error).replace(str(stage), str(folder))) from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextmanager
@@ -44,9 +109,43 @@ def whole(path: Path) -> Iterator[Path]:
     """A place to write to that becomes `path` at the end, or vanishes if anything goes wrong."""
     part = path.with_name(f".{path.name}.part")
     try:
-        yield part
-        os.replace(part, path)
+        with _own(part):
+            try:
+                yield part
+                os.replace(part, path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise FedgftError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _own(part: Path) -> Iterator[None]:
+    """Of two that write the same file, the second waits until the first one's is in its place.
+
+    The name is always the same, so what a killed run left is written over by the next.
+    """
+    if fcntl is None:
+        yield
+        return
+    while True:
+        handle = os.open(part, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError:  # no locks on this disk
+                yield
+                return
+            if _is(part, handle):  # else: what we waited for has become the file itself
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _is(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False

@@ -147,15 +147,14 @@ def _names(kind: str) -> tuple[str, str, str]:
 
 
 def _write(folder: Path, made: Any, kind: str) -> list[Path]:
-    from fedgft.files import whole
+    from fedgft.files import staged, whole
 
     texts = (made.to_html(), made.to_markdown(), made.to_json())
-    written = []
-    for name, text in zip(_names(kind), texts, strict=True):
-        with whole(folder / name) as part:
-            part.write_text(text, "utf-8")
-        written.append(folder / name)
-    return written
+    with staged(folder) as place:
+        for name, text in zip(_names(kind), texts, strict=True):
+            with whole(place / name) as part:
+                part.write_text(text, "utf-8")
+    return [folder / name for name in _names(kind)]
 
 
 def _show(made: Any) -> None:

@@ -1,7 +1,9 @@
 """`fedgft compare`: one row per combination of method, metric and heterogeneity."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -10,7 +12,7 @@ from fedgft.cli.console import comparison, note, out, print_json, wrote
 from fedgft.cli.names import Alphas, Flag, Methods, Metrics, check_methods
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
-from fedgft.files import expanded
+from fedgft.files import expanded, open_folder, staged
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -42,9 +44,10 @@ def compare(
         Print the rows as JSON, and nothing else, to stdout.
     """
     options, out_ = options or Options(), None if out_ is None else expanded(out_)
-    study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
-    paths = [] if out_ is None else save(study, results, rows, out_)
-    finished(study)
+    with nullcontext() if out_ is None else open_folder(out_):
+        study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
+        paths = [] if out_ is None else save(study, results, rows, out_)
+        finished(study)
     if json:
         print_json(rows)
     else:
@@ -61,11 +64,13 @@ def run(
     folder: Path | None,
     start: "SavedModel | None" = None,
 ) -> tuple["Study", list["Result"], list[dict[str, Any]]]:
-    """Check everything that can be checked first, then train all cells under one progress bar."""
+    """Check everything that can be checked first, then train all cells under one progress bar.
+
+    Whoever names a folder has it open, until the results are written too.
+    """
     from fedgft.errors import FedgftError
     from fedgft.experiments import row
     from fedgft.experiments.checks import contradiction
-    from fedgft.files import open_folder
     from fedgft.metrics import get_metric
 
     options.check()
@@ -80,11 +85,7 @@ def run(
     unheard = check_methods(options, methods)
     wanted = [get_metric(name) for name in metrics]
     kept = options.checkpoints(folder)
-    with (
-        nullcontext() if folder is None else open_folder(folder),
-        nullcontext() if kept is None else kept.guarded(),
-        bar() as progress,
-    ):
+    with nullcontext() if kept is None else kept.guarded(), bar() as progress:
         study = options.open(wanted, alphas, progress, start=start, checkpoints=kept)
         if len(alphas) > 1 and study.kind not in ("dirichlet", "pure"):
             raise FedgftError(f"--alpha: a partition by {study.kind} has no concentration to vary")
@@ -124,16 +125,21 @@ def report(study: "Study", results: list["Result"], rows: list[dict[str, Any]]) 
 
 
 def save(
-    study: "Study", results: list["Result"], rows: list[dict[str, Any]], folder: Path
-) -> list[Path]:
+    study: "Study", results: list["Result"], rows: list[dict[str, Any]], folder: Path, *,
+    models: Mapping[int, str] = MappingProxyType({}),
+) -> list[Path]:  # fmt: skip
+    """`models`: of the last method, replicates and names for their files."""
     from fedgft.experiments import round_rows
-    from fedgft.experiments.store import write_rows
+    from fedgft.experiments.store import save_model, write_rows
     from fedgft.report.figures import save as save_figure
     from fedgft.report.figures import trajectories
 
     each = [line for result in results for line in round_rows(study, result)]
-    return [
-        write_rows(rows, folder / "rows.parquet"),
-        write_rows(each, folder / "rounds.parquet"),
-        *save_figure(trajectories(study, results), folder, "rounds"),
-    ]
+    with staged(folder) as place:
+        for i, name in models.items():
+            save_model(study, results[-1], i, place / name)
+        write_rows(rows, place / "rows.parquet")
+        write_rows(each, place / "rounds.parquet")
+        save_figure(trajectories(study, results), place, "rounds")
+    names = (*models.values(), "rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg")
+    return [folder / name for name in names]

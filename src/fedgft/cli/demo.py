@@ -11,6 +11,7 @@ from fedgft.cli.names import Flag
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
+from fedgft.files import open_folder
 
 METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 
@@ -38,9 +39,10 @@ def demo(
     from fedgft.report.words import findings
 
     options = Options(data=_reachable(), seeds=seeds)
-    study, results, rows = comparing.run(options, METHODS, ["sp"], [0.5], folder=out_)
-    paths = comparing.save(study, results, rows, out_)
-    paths += save_figure(point(study, results), out_, "sites")
+    with open_folder(out_):
+        study, results, rows = comparing.run(options, METHODS, ["sp"], [0.5], folder=out_)
+        paths = comparing.save(study, results, rows, out_)
+        paths += save_figure(point(study, results), out_, "sites")
     if json:
         print_json(rows)
         return

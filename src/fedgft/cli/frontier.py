@@ -63,27 +63,27 @@ def frontier(
     from fedgft.files import open_folder
     from fedgft.metrics import get_metric
     from fedgft.report.figures import replicates
-    from fedgft.report.figures import save as save_figure
     from fedgft.report.frontier import draw, table
 
     _check(options or Options(), list(methods), points)
     options = replace(options or Options(), eval_every=0)
     wanted = get_metric(metric)
-    with open_folder(out_), bar() as progress:
-        study, spots = _spots(
-            options, wanted, list(methods), alpha, progress, points=points,
-            shelf=Shelf(out_ / "cells") if references else None,
-        )  # fmt: skip
-    chosen = choose(spots, wanted, options.target)
-    saved = None if chosen is None else chosen.nearest(wanted, options.target)
-    shown = study.concentration(alpha)
-    rows = [spot_row(study, wanted, shown, spot) for spot in spots]
-    where = "" if shown is None else f", alpha {shown:g}"
-    title = f"{study.dataset.name}{where}: {replicates(len(study.seeds))}"
-    tested = TESTED[study.protocol.test]
-    paths = _save(study, rows, chosen, saved, out_)
-    figure = draw(spots, wanted, title=title, target=options.target, chosen=chosen, tested=tested)
-    paths += save_figure(figure, out_, "frontier")
+    with open_folder(out_):
+        with bar() as progress:
+            study, spots = _spots(
+                options, wanted, list(methods), alpha, progress, points=points,
+                shelf=Shelf(out_ / "cells") if references else None,
+            )  # fmt: skip
+        chosen = choose(spots, wanted, options.target)
+        saved = None if chosen is None else chosen.nearest(wanted, options.target)
+        shown = study.concentration(alpha)
+        rows = [spot_row(study, wanted, shown, spot) for spot in spots]
+        where = "" if shown is None else f", alpha {shown:g}"
+        title = f"{study.dataset.name}{where}: {replicates(len(study.seeds))}"
+        tested = TESTED[study.protocol.test]
+        figure = draw(spots, wanted, title=title, target=options.target, chosen=chosen,
+                      tested=tested)  # fmt: skip
+        paths = _save(study, rows, chosen, saved, figure, out_)
     clash = contradiction(study.dataset, wanted)
     for text in (*study.dataset.notes, *([clash] if clash else [])):
         note(text)
@@ -163,14 +163,18 @@ TESTED = {"disjoint": "held-out rows", "overlap": "test rows (clients train on t
 
 def _save(
     study: "Study", rows: list[dict[str, Any]], chosen: "Spot | None", replicate: int | None,
-    folder: Path,
+    figure: Any, folder: Path,
 ) -> list[Path]:  # fmt: skip
     from fedgft.experiments.store import save_model, write_rows
+    from fedgft.files import staged
+    from fedgft.report.figures import save as save_figure
 
-    paths = [write_rows(rows, folder / "frontier.parquet")]
-    if chosen is not None and chosen.result is not None and replicate is not None:
-        paths.append(save_model(study, chosen.result, replicate, folder / "model.safetensors"))
-    return paths
+    with staged(folder) as place:
+        paths = [write_rows(rows, place / "frontier.parquet")]
+        if chosen is not None and chosen.result is not None and replicate is not None:
+            paths.append(save_model(study, chosen.result, replicate, place / "model.safetensors"))
+        paths += save_figure(figure, place, "frontier")
+    return [folder / path.name for path in paths]
 
 
 def _pointed(

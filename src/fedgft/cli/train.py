@@ -10,7 +10,7 @@ from fedgft.cli.console import clients, out, print_json, wrote
 from fedgft.cli.names import Flag, MethodName, MetricName
 from fedgft.cli.options import Options
 from fedgft.errors import FedgftError
-from fedgft.files import expanded
+from fedgft.files import expanded, open_folder
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
@@ -49,7 +49,7 @@ def train(
         Print the result as JSON, and nothing else, to stdout.
     """
     from fedgft.experiments import client_rows
-    from fedgft.experiments.store import load_model, save_model
+    from fedgft.experiments.store import load_model
     from fedgft.report.words import reached
 
     options, out_ = options or Options(), expanded(out_)
@@ -58,17 +58,16 @@ def train(
     start = None if init is None else load_model(init)
     method = method or usual(options)
     asked = method == "fedgft-control"  # what it costs is told beside plain FedAvg
-    study, results, rows = comparing.run(
-        options, ["fedavg", method] if asked else [method], [metric], [alpha], folder=out_,
-        start=start,
-    )  # fmt: skip
+    with open_folder(out_):
+        study, results, rows = comparing.run(
+            options, ["fedavg", method] if asked else [method], [metric], [alpha], folder=out_,
+            start=start,
+        )  # fmt: skip
+        models = {i: f"model-{seed}.safetensors" for i, seed in enumerate(study.seeds)}
+        kept = {**(models if all_models else {}), 0: "model.safetensors"}
+        paths = comparing.save(study, results, rows, out_, models=kept)
+        comparing.finished(study)
     result, row = results[-1], rows[-1]
-    paths = []
-    for i in range(len(study.seeds) if all_models else 1):
-        name = "model.safetensors" if i == 0 else f"model-{study.seeds[i]}.safetensors"
-        paths.append(save_model(study, result, i, out_ / name))
-    paths += comparing.save(study, results, rows, out_)
-    comparing.finished(study)
     table = client_rows(study, result)
     if json:
         price = {"accuracy_fedavg": rows[0]["accuracy"]} if asked else {}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from fedgft.files import whole
 from fedgft.types import FedgftError
 
 Progress = Callable[[str, int, int | None], None]
@@ -160,18 +161,13 @@ def _download(files: Sequence[RemoteFile], *, wrong: list[str], on_progress: Pro
 
 
 def _store(content: bytes, path: Path) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one."""
-    temporary = None
+    """A reader sees the old file or the new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
-            temporary = stream.name
-            stream.write(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        reason = error.strerror or type(error).__name__
+        with whole(path) as part:
+            part.write_bytes(content)
+    except (OSError, FedgftError) as error:
+        reason = getattr(error.__cause__ or error, "strerror", None) or type(error).__name__
         raise FedgftError(
             f"{path.parent}: the cache folder cannot be written ({reason}); "
             f"put {path.name} into a folder named by {VARIABLE}"

@@ -154,7 +154,7 @@ def _alone(album: Album, on_progress: Progress) -> Iterator[BinaryIO]:
     with _writing(album):
         album.cache.mkdir(parents=True, exist_ok=True)
         journal = album.path("journal").open("a+b")
-    with journal:
+    with _writing(album), journal:  # closing writes too, what a full disk did not take before
         with suppress(ImportError):  # no such locks on this system
             import fcntl
 
@@ -184,7 +184,7 @@ def _decode_all(album: Album, journal: BinaryIO, on_progress: Progress) -> list[
     with _writing(album):
         album.path("pixels").unlink(missing_ok=True)  # it is damaged
         part = album.path("part").open("a+b")
-    with part, decoders() as pool:
+    with _writing(album), part, decoders() as pool:
         blocks = _resumed(album, journal, part)
         done, total = sum(block.names for block in blocks), len(album.names)
         step = max(1, min(BLOCK, MOST // album.row))

@@ -40,6 +40,7 @@ class Checkpoints:
     resume: bool = False
     share: float = math.inf  # every round is every round, however long a checkpoint takes
     _took: tuple[float, float] = (0.0, 0.0)  # when the last one was done, and how long it took
+    _first: Path | None = None  # the one asked for first
 
     def found(self) -> list[Path]:
         return sorted(self.folder.glob(f"*{ENDING}"))
@@ -49,6 +50,7 @@ class Checkpoints:
         from safetensors import SafetensorError, safe_open
 
         path = self._path(key)
+        self._first = self._first or path
         if not path.exists():
             if self.resume:
                 raise FedgftError(
@@ -75,6 +77,7 @@ class Checkpoints:
         began, (last, took) = time.monotonic(), self._took
         if done % self.every or took > self.share * (began - last):
             return
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         snapshot = take()
@@ -83,7 +86,10 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         with whole(self._path(key)) as part:
             part.touch()  # with the permissions that files of this user have
-            save_file(snapshot.arrays, part, metadata={"fedgft": json.dumps(about)})
+            try:
+                save_file(snapshot.arrays, part, metadata={"fedgft": json.dumps(about)})
+            except SafetensorError as error:  # what a full disk is to it
+                raise OSError(str(error)) from error
         now = time.monotonic()
         self._took = now, now - began
 
@@ -100,7 +106,9 @@ class Checkpoints:
 
     def _check(self) -> None:
         if self.resume and not self.found():
-            raise FedgftError(f"--resume: there are no checkpoints in {self.folder}")
+            raise FedgftError(
+                f"--resume: there are no checkpoints in {self.folder}; leave it out to begin anew"
+            )
         if self.found() and not self.resume:
             raise FedgftError(
                 f"--out {self.folder.parent}: holds the checkpoints of an interrupted run; "
@@ -108,8 +116,10 @@ class Checkpoints:
             )
 
     def clear(self) -> None:
-        """After the results are written."""
-        for path in (*self.found(), *self.folder.glob(".*.part"), self.folder / ".lock"):
+        """After the results are written. The first one goes last: if we are killed on the way,
+        --resume finds it, and makes the others again."""
+        order = sorted(self.found(), key=lambda path: path == self._first)
+        for path in (*order, *self.folder.glob(".*.part"), self.folder / ".lock"):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # somebody has put something there
             self.folder.rmdir()

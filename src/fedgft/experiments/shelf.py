@@ -6,7 +6,6 @@ changes its own cells' keys and no others; a changed engine changes all. What ca
 computed again, never trusted.
 """
 
-import errno
 import hashlib
 import json
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ import numpy as np
 import fedgft
 from fedgft.data.dataset import Dataset
 from fedgft.engine import compiled
-from fedgft.files import whole
-from fedgft.types import FedgftError
+from fedgft.files import lock, whole
 
 HASHED = 4096  # rows at a time
 ENDINGS = ("safetensors", "json", "md", "html", "parquet", "svg", "png")  # of the files we write
@@ -81,20 +79,8 @@ def alone(folder: Path) -> Iterator[None]:
     The lock is the operating system's, so it ends with the process however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):  # else: no locks on this disk
-                raise FedgftError(
-                    f"--out {folder.parent}: another run is writing there; wait for it, or name "
-                    "another folder"
-                ) from error
+    with (folder / ".lock").open("w") as file:
+        lock(file.fileno(), folder.parent)
         for place in (folder, folder.parent, folder.parent / "figures"):
             for ending in ENDINGS:
                 for part in place.glob(f".*.{ending}.part"):

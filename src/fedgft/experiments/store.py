@@ -12,7 +12,7 @@ import numpy as np
 from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
 from fedgft.experiments.study import Result, Study
-from fedgft.files import open_folder, whole
+from fedgft.files import make_folder, whole
 from fedgft.models import ResNet18, get_model, named
 from fedgft.types import FedgftError
 
@@ -44,15 +44,20 @@ def check_table(path: Path) -> Path:
         raise FedgftError(f"--out {path}: the ending must be .csv or .parquet")
     if path.is_dir():
         raise FedgftError(f"--out {path}: is a folder")
-    with open_folder(path.parent):
-        return path
+    make_folder(path.parent)
+    return path
 
 
 def write_frame(frame: "pl.DataFrame", path: Path) -> Path:
     """A table for people: CSV or Parquet by the ending."""
+    from polars.exceptions import PolarsError
+
     write = frame.write_csv if path.suffix.lower() == ".csv" else frame.write_parquet
     with whole(path) as part:
-        write(part)
+        try:
+            write(part)
+        except PolarsError as error:  # what a full disk is to its Parquet writer
+            raise OSError(str(error)) from error
     return path
 
 
