@@ -24,7 +24,7 @@ from markdown_it.token import Token
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 NAV = {
-    "": ("index",),
+    "": ("index", "install"),
     "How to": (
         "audit", "train", "target", "deployment", "private", "images", "metric", "algorithm",
     ),

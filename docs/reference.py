@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -70,9 +70,11 @@ def walk(app: App, path: tuple[str, ...] = ("fedgft",)) -> Iterator[tuple[str, A
 
 
 def commands() -> list[Entry]:
-    from fedgft.cli import app
+    from fedgft.cli.commands import app
 
-    return [_command(name, each) for name, each in walk(app)]
+    everywhere = _command("fedgft", app.meta)
+    about = ["Options that go with any command, before or behind its name."]
+    return [replace(everywhere, paragraphs=about), *(_command(n, each) for n, each in walk(app))]
 
 
 def _command(name: str, app: App) -> Entry:

@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # Blocks of text are what a command prints, or formulas; every other page must do without them.
 TEXT = {
-    "README.md": "the demo's table",
+    "README.md": "the demo's table; compared below with what `make results` kept of it",
     "audit.md": "of what examples/audit_sites.py prints; compared with it below",
     "idea.md": "formulas",
 }
@@ -37,9 +37,10 @@ PARSED = {
     "--images": "pictures that are the reader's own (tests/test_pictures.py)",
 }
 NEEDS = {"torchvision": "is no dependency of ours"}  # blocks that import it are only compiled
+PIP = r"install (-c constraints\.txt )?(\.|'\.\[flower\]'|fedgft-[\d.]+-py3-none-any\.whl)"
 OTHERS = {  # lines of shell blocks that are none of our commands, and whether they can be true
     "make": lambda rest: re.search(rf"^{rest.split()[0]}:", (ROOT / "Makefile").read_text(), re.M),
-    "pip": lambda rest: rest == "install .",
+    "pip": lambda rest: re.fullmatch(PIP, rest),
     "python": lambda rest: (ROOT / rest.split()[0]).is_file(),
 }
 FENCE = re.compile(r"^( *)(```+|~~~+)([^\n]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
@@ -102,7 +103,7 @@ def tables(tmp_path_factory):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_runs_from_top_to_bottom(page, tables, tmp_path):
     """Every block, in a folder with the tables; commands that train with fewer replicates and
-    rounds. README's tables are its readers' own: its commands are parsed, its Python is run."""
+    rounds."""
     folder = shutil.copytree(tables, tmp_path / "pages")
     with chdir(folder):
         for kind, text in fences(page):
@@ -110,7 +111,7 @@ def test_a_page_runs_from_top_to_bottom(page, tables, tmp_path):
                 code = compile(text, page.name, "exec")
                 if not any(f"import {name}" in text for name in NEEDS):
                     exec(code, {})
-            elif kind == "sh" and page.name != "README.md":
+            elif kind == "sh":
                 run_shell(text)
 
 
@@ -197,6 +198,20 @@ def test_results_are_complete_and_hold_what_was_asked_for():
         assert len(shares) == 2 and min(shares) >= least  # the SP runs and the EOP runs
     assert not re.search("- ✗ .*pure clients: the gap", (results / "pure.md").read_text())
     assert len(quotes()) >= 20
+
+
+def test_the_demo_in_the_readme_is_the_demo():
+    """Its table, its sentences and the gaps in its figure are those of one run."""
+    kept = (ROOT / "results" / "demo.txt").read_text()
+    ((_, table),) = [block for block in blocks("text") if block[0] == "README.md"]
+    assert table.strip() in kept
+    readme = (ROOT / "README.md").read_text()
+    (sentences,) = re.findall(r"^On people nobody trained on.*$", readme, re.M)
+    assert sentences in " ".join(kept.split())
+    figure = (ROOT / "docs" / "sites.svg").read_text()
+    for method in ("FedAvg", "LFT", "FedGFT"):
+        (clients,) = re.findall(rf"^ {method}  .*?(\S+)±\S+ +\S+ +\S+$", table, re.M)
+        assert f">{clients}<" in figure, method
 
 
 def scores_of(text: str) -> dict[tuple[str, str], tuple[float, float]]:

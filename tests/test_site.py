@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedgft
-from fedgft.cli import app
+from fedgft.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = ("metrics", "federated", "engine", "audit", "flower", "theory", "data", "experiments")
@@ -148,7 +148,8 @@ def test_a_name_without_a_docstring_is_seen(builder):
 @cache
 def arguments():
     """Of every command, those of `data` and `deploy` too: (command, argument)."""
-    waiting, found = [("fedgft", app)], []
+    shared = app.meta.assemble_argument_collection(parse_docstring=True)
+    waiting, found = [("fedgft", app)], [("fedgft", each) for each in shared if each.show]
     while waiting:
         path, each = waiting.pop()
         waiting += [(f"{path} {name}", each[name]) for name in each if not name.startswith("-")]

@@ -74,6 +74,6 @@ def _methods(axis: Any, study: Study, results: Sequence[Result]) -> None:
     axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=3, fontsize=9,
                 columnspacing=0.8, handletextpad=0.2)  # fmt: skip
     tidy(axis)
-    axis.set_xlim(left=-1)  # not cut through a diamond
+    axis.set_xlim(left=-2.5)  # not cut through a diamond or its number
     axis.grid(axis="x", color="#e6e6e6", lw=0.8)
     axis.grid(axis="y", visible=False)
