@@ -6,6 +6,7 @@ other, no connection, and no code made from text: even a name that escaped would
 
 import base64
 import hashlib
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def page(
     )  # fmt: skip
 
 
+@cache  # a second and more, and always the same
 def _script() -> str:
     """Vega, Vega-Lite, Vega-Embed and the lines above, as the package that brings them makes it."""
     from vl_convert import javascript_bundle
