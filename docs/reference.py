@@ -177,15 +177,12 @@ def _shown(value: Any) -> list[inspect.Parameter]:
 
 
 def _signature(value: Any) -> str:
-    parts, star = [], False
+    parts, bare = [], True  # a bare star goes before the first keyword, unless *args was there
     for each in _shown(value):
-        if each.kind is each.KEYWORD_ONLY and not star:
+        if each.kind is each.KEYWORD_ONLY and bare:
             parts.append("*")
-            star = True
-        star = star or each.kind is each.VAR_POSITIONAL
-        parts.append(
-            {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "") + each.name
-        )
+        bare = bare and each.kind not in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        parts.append(str(each.replace(annotation=each.empty, default=each.empty)))
     return f"({', '.join(parts)})"
 
 
