@@ -3,7 +3,6 @@ exit code 2, and what was there before is still there."""
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,6 @@ from drawn import celeba_folder
 from fedgft.cli import main
 from fedgft.data import fetching
 from fedgft.data.pixels import Album, load_pixels
-from fedgft.experiments.store import load_model
-from fedgft.files import open_folder, staged, whole
 from fedgft.types import FedgftError
 from test_cli import QUICK, run, table
 
@@ -228,67 +225,3 @@ def test_files_of_another_time(year, inputs, tmp_path):
         os.utime(folder / name, (at, at))
     anew, _ = load_pixels(album(), fetching.silent)
     np.testing.assert_array_equal(anew, calm)
-
-
-# --- two at once
-
-
-@pytest.mark.parametrize("name", ["train", "compare", "reproduce"])
-def test_a_folder_that_another_run_writes_to(name, tmp_path, inputs, capsys):
-    with open_folder(tmp_path / "out") as out:
-        (out / "theirs").write_text("theirs")
-        code, _, err = run(capsys, *command(name, inputs, out))
-        assert code == 2 and "another run is writing there" in one_line(err)
-        assert held(out) == {"theirs": b"theirs"}
-    assert run(capsys, *command(name, inputs, tmp_path / "out"))[0] == 0
-
-
-def test_two_runs_on_one_folder(tmp_path, inputs):
-    """One wins, and what is there is all its own."""
-    given = [sys.executable, "-m", "fedgft", *command("train", inputs, tmp_path / "out")]
-    both = [
-        subprocess.Popen([*given, "--seed", str(seed)], stdout=subprocess.DEVNULL,
-                         stderr=subprocess.PIPE, text=True) for seed in (1, 2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=120)[1] for process in both]
-    codes = [process.returncode for process in both]
-    if sorted(codes) == [0, 2]:
-        assert "another run is writing there" in one_line(said[codes.index(2)])
-    else:  # the second began when the first was done
-        assert codes == [0, 0], said
-    seed = load_model(tmp_path / "out/model.safetensors").about["seed"]
-    assert codes[seed - 1] == 0
-    assert not list((tmp_path / "out").glob(".*"))
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from fedgft.files import whole
-for i in range(100):
-    with whole(Path(sys.argv[1])) as part, part.open("w") as file:
-        for _ in range(20):
-            file.write(sys.argv[2] * 1000)
-            file.flush()
-"""
-
-
-def test_two_that_write_the_same_file(tmp_path):
-    """Whoever reads it sees all of one or all of the other."""
-    file = tmp_path / "file"
-    both = [subprocess.Popen([sys.executable, "-c", WRITER, str(file), letter]) for letter in "ab"]
-    seen = set()
-    while any(process.poll() is None for process in both):
-        if file.exists():
-            seen.add(file.read_text())
-    assert [process.returncode for process in both] == [0, 0]
-    assert seen <= {"a" * 20_000, "b" * 20_000} and os.listdir(tmp_path) == ["file"]
-
-
-def test_files_that_belong_together_come_together(tmp_path):
-    (tmp_path / "one").write_text("old")
-    with pytest.raises(FedgftError, match=f"^{tmp_path}/two: bad luck$"), staged(tmp_path) as place:
-        with whole(place / "one") as part:
-            part.write_text("new")
-        raise FedgftError(f"{place / 'two'}: bad luck")
-    assert held(tmp_path) == {"one": b"old"}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fedgft.errors import FedgftError
 
+STAGE = ".fedgft.part"
+
 try:
     import fcntl
 except ImportError:  # no such locks on this system
@@ -88,7 +90,7 @@ def staged(folder: Path) -> Iterator[Path]:
     If anything goes wrong before, what the folder held is as it was. Whoever stages holds the
     folder (`open_folder`).
     """
-    stage = folder / ".fedgft.part"
+    stage = folder / STAGE
     try:
         shutil.rmtree(stage, ignore_errors=True)  # of a run that was killed
         stage.mkdir()

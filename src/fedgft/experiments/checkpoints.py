@@ -7,6 +7,7 @@ Its tensors are in safetensors, the rest is JSON in the header.
 import hashlib
 import json
 import math
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.snapshot import Snapshot
 from fedgft.experiments.shelf import alone, code_hash, data_hash, libraries
-from fedgft.files import whole
+from fedgft.files import STAGE, staged
 from fedgft.models import Model
 from fedgft.types import FedgftError
 
@@ -84,7 +85,9 @@ class Checkpoints:
         about = {"format": FORMAT, "key": key, "round": done, "tree": snapshot.tree,
                  "check": _checksum(snapshot.arrays)}  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
-        with whole(self._path(key)) as part:
+        # A folder of its own, since safetensors leaves files with names of its own if it is killed.
+        with staged(self.folder) as place:
+            part = place / self._path(key).name
             part.touch()  # with the permissions that files of this user have
             try:
                 save_file(snapshot.arrays, part, metadata={"fedgft": json.dumps(about)})
@@ -119,7 +122,8 @@ class Checkpoints:
         """After the results are written. The first one goes last: if we are killed on the way,
         --resume finds it, and makes the others again."""
         order = sorted(self.found(), key=lambda path: path == self._first)
-        for path in (*order, *self.folder.glob(".*.part"), self.folder / ".lock"):
+        shutil.rmtree(self.folder / STAGE, ignore_errors=True)
+        for path in (*order, self.folder / ".lock"):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # somebody has put something there
             self.folder.rmdir()
