@@ -7,11 +7,7 @@ Each command runs in a process of its own, as a user has it, start-up included.
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -20,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from timing import Neighbours
+from timing import Neighbours, command
 
 from fedgft.audit import measure, write_sums
 
@@ -42,7 +38,7 @@ def main() -> None:
                 "measure", str(file), "--label", "y", "--group", "race", "--group", "sex",
                 "--score", "p", "--out", str(place / f"{file.suffix[1:]}.json"), "--name", "big",
             ], file.stat().st_size), args.json)  # fmt: skip
-        size = _elsewhere(_sites, place / "sites", args.sites)
+        size = _elsewhere(site_files, place / "sites", args.sites)
         for name, more in (("audit --json", ["--json"]), ("audit --out", ["--out", folder])):
             command = ["audit", str(place / "sites"), *more]
             _show(_case(f"{name}, {args.sites:,}", command, size), args.json)
@@ -66,7 +62,7 @@ def _tables(place: Path, rows: int) -> list[Path]:
     return [place / "big.csv", place / "big.parquet"]
 
 
-def _sites(place: Path, sites: int) -> int:
+def site_files(place: Path, sites: int) -> int:
     """Sites of 50 to 400 people with two attributes; the bytes of their files."""
     place.mkdir()
     generator = np.random.default_rng(0)
@@ -87,16 +83,8 @@ def _sites(place: Path, sites: int) -> int:
 def _case(name: str, arguments: list[str], size: int) -> dict[str, object]:
     """One command; the peak memory is that of its process alone."""
     with Neighbours() as others:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedgft", *arguments],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        _, status, used = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-    if status:
-        raise SystemExit(f"{name} failed")
-    return {"case": name, "seconds": round(seconds, 2), "peak_mb": round(used.ru_maxrss / 1024),
+        done = command("-m", "fedgft", *arguments)
+    return {"case": name, "seconds": round(done.seconds, 2), "peak_mb": round(done.peak_mb),
             "megabytes": round(size / 1e6, 1), "others": others.cores}  # fmt: skip
 
 

@@ -5,11 +5,12 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -55,6 +56,32 @@ def peak_mb() -> float:
     """The most memory that this process has held."""
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
+
+
+class Done(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    processor: float  # seconds of all cores together: they hardly depend on what others do
+    peak_mb: float  # of the largest of its processes
+    said: str
+
+
+def command(*arguments: str, cwd: Path | None = None) -> Done:
+    """Python with these arguments; for the same reason as in `alone`, the caller must be small."""
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as wrong:
+        started = time.perf_counter()
+        process = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=wrong, cwd=cwd)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
+        said.seek(0)
+        wrong.seek(0)
+        if status:
+            raise SystemExit(f"{' '.join(arguments)} failed: {wrong.read()[-2000:].decode()}")
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        processor = used.ru_utime + used.ru_stime
+        return Done(seconds, processor, used.ru_maxrss / unit, said.read().decode())
 
 
 def alone(case: str, side: str, *options: str, env: Mapping[str, str] | None = None) -> dict:
