@@ -36,12 +36,9 @@ def moments(federation: Federation) -> Moments:
     for start in range(0, len(rows), step):
         values = features[rows[start : start + step]].astype(np.float64)
         stop = start + len(values)
-        # of the clients only those whose rows are among these: there may be a million of others
-        first = np.searchsorted(offsets, start, side="right") - 1
-        last = np.searchsorted(offsets, stop, side="left")
-        begins = np.clip(offsets[first:last], start, stop)
-        held = np.clip(offsets[first + 1 : last + 1], start, stop) > begins
-        present, cuts = first + np.flatnonzero(held), begins[held] - start
+        begins = np.clip(offsets[:-1], start, stop)
+        present = np.flatnonzero(np.clip(offsets[1:], start, stop) > begins)
+        cuts = begins[present] - start
         total[present] += np.add.reduceat(values, cuts, axis=0)
         np.square(values, out=values)
         square[present] += np.add.reduceat(values, cuts, axis=0)
