@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 import fedgft
-from fedgft.cli import app
+from fedgft.cli import main
 
 rng = np.random.default_rng(0)
 
@@ -39,7 +39,7 @@ def run(command):
     print("$", command)
     aside = io.StringIO()
     with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
-        app(command.split()[1:], result_action="return_value")
+        main(command.split()[1:])
 
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
