@@ -275,12 +275,6 @@ def test_help_is_quick_and_imports_nothing_heavy():
     assert worked < 1.0  # a third of that on a quiet machine: benchmarks/speed.py --case startup
 
 
-def test_every_command_is_in_the_readme():
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    for command in ("demo", "train", "compare", "predict", "data list", "data get"):
-        assert f"fedgft {command}" in readme
-
-
 def test_data_list(capsys):
     code, out, _ = run(capsys, "data", "list", "--json")
     assert code == 0

@@ -34,7 +34,9 @@ def _run(arguments: list[str]) -> None:
 
     warnings.showwarning = lambda *about, **rest: note(str(about[0]))
     try:
-        app.meta(arguments, exit_on_error=False, print_error=False)
+        app.meta(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )  # fmt: skip
     except (FedgftError, CycloptsError) as error:
         _fail(" ".join(str(error).split()))
 
