@@ -45,7 +45,7 @@ def test_own_loop(tmp_path):
     text = printed("own_loop.py", tmp_path)
     gap, right = figures(text, "gap"), figures(text, "accuracy")
     assert gap["lam 0"] > 0.3 and gap["lam 20"] < gap["lam 0"] / 3
-    assert right["lam 20"] > 0.75
+    assert right["lam 20"] > right["lam 0"] - 0.1
 
 
 def test_own_module(tmp_path):
