@@ -110,7 +110,7 @@ def _page(lines: list[str], others: float) -> str:
 WORDS = """\
 Made by `python benchmarks/load.py` on two virtual cores; every size is a fresh process. Other
 processes kept {others:.1f} of the cores busy meanwhile: look at the processor's seconds, which
-hardly depend on them.
+depend on them far less.
 
 A command is counted from its start to its end, its libraries (about two seconds, 150 to 300 MB)
 included, and making its files is not. The simulator, a partition and a server are timed inside

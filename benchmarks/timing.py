@@ -62,7 +62,7 @@ class Done(NamedTuple):
     """What a process took."""
 
     seconds: float
-    processor: float  # seconds of all cores together: they hardly depend on what others do
+    processor: float  # seconds of all cores together: they depend far less on what others do
     peak_mb: float  # of the largest of its processes
     said: str
 
