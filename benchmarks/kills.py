@@ -192,9 +192,9 @@ def page(grounds: list[Range], single: list[Kill], rows: list[Kill]) -> str:
         "of an undisturbed run.",
         f"- {chains} of {len(rows)} runs that were killed several times in a row did so too "
         f"({', '.join(str(k.times) for k in rows)} kills).", "",
-        "Results are compared byte for byte. Left out is what is meant to differ: the seconds that "
-        "a run took (a column of the Parquet files, a field of the cells), and the digests of the "
-        "files that hold them (`digest`, `stamp` and `files` in JSON).", "",
+        "Models, figures and pages are compared byte for byte; Parquet and JSON value by value, "
+        "without what is meant to differ: the seconds that a run took (a column of the rows, a "
+        "field of the cells) and digests of files that hold them (`digest`, `stamp`, `files`).", "",
         summary.markdown(), each.markdown(),
     ])  # fmt: skip
 
