@@ -56,6 +56,16 @@ def test_with_two_groups_they_are_one_thing(S) -> None:
 
 
 @pytest.mark.parametrize("spread", SPREADS)
+def test_runs_side_by_side_are_as_one_by_one(spread: str) -> None:
+    runs = np.random.default_rng(0).uniform(0.1, 1.0, (4, 2, 2, 3))
+    values, gradients = spread_gradient(CATALOG["eo"], runs, spread)
+    for at, run in enumerate(runs):
+        value, gradient = spread_gradient(CATALOG["eo"], run, spread)
+        assert values[at] == value
+        np.testing.assert_array_equal(gradients[at], gradient)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
 def test_equal_rates_have_no_gradient(spread: str) -> None:
     S = np.stack((np.full((1, 3), 0.1), np.full((1, 3), 0.2)))
     value, gradient = spread_gradient(CATALOG["sp"], S, spread)
@@ -117,16 +127,25 @@ def test_classes_can_be_told_from_conditions(metric: str, classes: int) -> None:
     ("text", "says"),
     [("dp", "'dp' is not known"), ("sp+sp", "twice"), ("x*sp", "'x' is no positive weight"),
      ("-1*sp", "no positive weight"), ("0*sp", "no positive weight"), ("sp+", "'' is not known"),
-     ("inf*sp", "no positive weight"), ("nan*sp+eop", "no positive weight")],
+     ("inf*sp", "no positive weight"), ("nan*sp+eop", "no positive weight"),
+     ("9.9e-7*sp", "no positive weight"), ("1000000.5*sp", "no positive weight")],
 )  # fmt: skip
 def test_names_that_are_no_metrics(text: str, says: str) -> None:
     with pytest.raises(FedgftError, match=says):
         get_metric(text)
 
 
+@pytest.mark.parametrize("weight", [1e-6, 1e6])
+def test_weights_may_be_as_small_and_as_large_as_the_message_says(weight: float) -> None:
+    assert get_metric(f"{weight!r}*sp").parts == ((CATALOG["sp"], weight),)
+
+
 def test_names() -> None:
     assert get_metric("sp") is CATALOG["sp"]
     assert get_metric("sp + 0.5*eop").name == "sp+0.5*eop"
     assert get_metric("2*sp").parts == ((CATALOG["sp"], 2.0),)
+    both = get_metric("sp+2*cal")
+    assert both.title == "statistical parity and predictive parity"
+    assert both.conditions(2) == ("sp: class 1", "cal: class 1")
     with pytest.raises(FedgftError, match="--spread"):
         Linearised(CATALOG["sp"], 1.0, spread="median")

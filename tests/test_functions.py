@@ -3,6 +3,7 @@
 import doctest
 
 import numpy as np
+import pandas as pd
 import pytest
 from fairlearn import metrics as fairlearn
 from sklearn.metrics import accuracy_score, precision_score
@@ -92,11 +93,45 @@ def test_labels_may_be_words_and_more_than_two():
     assert gap == pytest.approx(1 / 3)
 
 
+def test_columns_of_words_are_in_the_order_of_the_sorted_words():
+    y_true, group = ["yes", "no", "no", "yes"], list("aabb")
+    scores = np.array([0.9, 0.5, 0.2, 0.4])
+    columns = np.stack((1 - scores, scores), 1)  # no, yes
+    words = functions.equalized_odds_difference(y_true, columns, sensitive_features=group)
+    numbers = functions.equalized_odds_difference([1, 0, 0, 1], scores, sensitive_features=group)
+    assert words == pytest.approx(numbers)
+
+
+def test_columns_of_numbers_need_not_all_occur():
+    """Labels 0 and 2 of three classes are columns 0 and 2, not the first and the second."""
+    columns = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.6, 0.2, 0.2], [0.3, 0.4, 0.3]])
+    gap = functions.accuracy_parity_difference(
+        [0, 2, 0, 2], columns, sensitive_features=list("aabb")
+    )
+    assert gap == pytest.approx((0.5 + 0.8) / 2 - (0.6 + 0.3) / 2)
+
+
+def test_groups_may_be_numbers_and_holes_may_lie_in_a_list():
+    y_true, y_pred = [1, 0, 1, 0, 1], [1, 1, 1, 0, 0]
+    for groups in ([1.0, 1.0, 2.5, 2.5, float("nan")], ["a", "a", "b", "b", float("nan")]):
+        gap = functions.statistical_parity_difference(y_true, y_pred, sensitive_features=groups)
+        assert gap == 0.5
+
+
+def test_the_warning_names_the_crossed_groups_that_are_empty():
+    both = np.array([["a", "x"], ["a", "y"], ["b", "x"], ["b", "y"]], dtype=object)
+    with pytest.warns(NotEstimableWarning) as caught:
+        functions.equal_opportunity_difference([1, 0, 1, 0], [1, 1, 1, 1], sensitive_features=both)
+    assert str(caught[0].message) == (
+        "equal opportunity is not estimable: no row of the event in 'a & y', 'b & y'"
+    )
+
+
 @every_function
 def test_rows_without_a_group_count_for_none(function):
     y_true, y_pred, names = random_decisions(0, "abc")
     missing = np.random.default_rng(0).random(len(names)) < 0.2
-    for unknown in (None, float("nan")):
+    for unknown in (None, float("nan"), pd.NA, pd.NaT):
         holes = names.astype(object)
         holes[missing] = unknown
         expected = function(y_true[~missing], y_pred[~missing], sensitive_features=names[~missing])

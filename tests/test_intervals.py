@@ -6,7 +6,9 @@ from scipy.stats import studentized_range
 
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import (
+    Z95,
     floor,
+    folded,
     gap_interval,
     newcombe,
     ratio,
@@ -79,9 +81,56 @@ def test_more_groups_or_conditions_to_choose_from_make_it_wider():
 
 
 @pytest.mark.parametrize("groups", [2, 3, 5, 20])
-def test_simultaneous_is_tukeys_range(groups):
-    reference = studentized_range.ppf(0.95, groups, 1e6) / np.sqrt(2)
-    assert simultaneous(groups) == pytest.approx(reference, abs=1e-5)  # scipy integrates too
+@pytest.mark.parametrize("conditions", [1, 2, 6])
+def test_simultaneous_is_tukeys_range(groups, conditions):
+    level = 0.95 ** (1 / conditions)  # Sidak
+    reference = studentized_range.ppf(level, groups, np.inf) / np.sqrt(2)
+    # scipy integrates too
+    assert simultaneous(groups, conditions) == pytest.approx(reference, abs=1e-6)
+
+
+def test_one_group_or_no_condition_has_the_usual_z():
+    assert simultaneous(1) == simultaneous(2) == simultaneous(2, 0)
+    assert simultaneous(2) == pytest.approx(Z95, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.1, 0.3, (0.1, 0.3)), (-0.3, -0.1, (0.1, 0.3)), (-0.1, 0.3, (0.0, 0.3)),
+     (-0.3, 0.1, (0.0, 0.3))],
+)  # fmt: skip
+def test_folded_limits_hold_every_absolute_value(low, high, expected):
+    assert folded(one(low), one(high)) == expected
+
+
+@pytest.mark.parametrize("z", [1.0, 1.96, 3.2])
+@pytest.mark.parametrize(("p", "n"), [(0.0, 5), (0.2, 17), (0.5, 400), (1.0, 9)])
+def test_wilson_solves_the_score_equation(p, n, z):
+    for limit in wilson(one(p), one(n), z):
+        assert (p - limit) ** 2 == pytest.approx(z**2 * limit * (1 - limit) / n, abs=1e-14)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.4, 0.9])
+@pytest.mark.parametrize("q", [0.3, 0.6, 0.95])
+def test_ratio_is_the_formula_of_donner_and_zou(p, q):
+    """As they print it, which needs u_q < 2q."""
+    (l_p, u_p), (l_q, u_q) = wilson(one(p), one(60)), wilson(one(q), one(90))
+    under = (p * q) ** 2 - l_p * u_q * (2 * p - l_p) * (2 * q - u_q)
+    over = (p * q) ** 2 - u_p * l_q * (2 * p - u_p) * (2 * q - l_q)
+    expected = ((p * q - np.sqrt(under)) / (u_q * (2 * q - u_q)),
+                (p * q + np.sqrt(over)) / (l_q * (2 * q - l_q)))  # fmt: skip
+    assert ratio(one(p), (l_p, u_p), one(q), (l_q, u_q)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_ratio_of_rates_at_zero():
+    some, none = (one(0.3), (one(0.2), one(0.4))), (one(0.0), (one(0.0), one(0.1)))
+    assert ratio(*none, *some)[0] == 0 and 0 < ratio(*none, *some)[1] < np.inf
+    low, high = ratio(*some, *none)
+    assert high == np.inf and 0 < low < np.inf
+    assert ratio(*none, *none) == (0, np.inf)
+    # u_q = 2q: the printed formula divides by zero, its limit is l (2p - l) / (2pq).
+    edge = ratio(*some, one(0.1), (one(0.05), one(0.2)))
+    assert edge[0] == pytest.approx(0.2 * 0.4 / (2 * 0.3 * 0.1))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +202,13 @@ def test_floor_is_the_mean_gap_of_a_fair_model(metric, rate, rows):
     fair = simulated(*[rate] * len(rows), rows=rows, conditions=len(metric.conditions(2)))
     # Noise of 0.5% there and 1% here; a gap on a lattice of counts is not quite normal.
     assert floor(metric, fair[:200]).mean() == pytest.approx(metric.readout(fair).mean(), rel=0.03)
+
+
+def test_floor_of_two_groups_is_the_mean_of_a_folded_normal():
+    """E|X| = s sqrt(2/pi) of a normal X, here the difference of two rates that are equal."""
+    error = np.sqrt(0.25 * 0.75 * (1 / 80 + 1 / 120))
+    expected = error * np.sqrt(2 / np.pi)
+    assert floor(SP, counts((30, 80), (20, 120))) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.45, 0.2), (0.9, 0.5), (0.3, 0.05)])

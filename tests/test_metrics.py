@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedgft.metrics import CATALOG, Metric, Tally, get_metric, price, stack
+from fedgft.metrics import CATALOG, Metric, Tally, concatenate, get_metric, price, stack
 from fedgft.types import FedgftError
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # rounding of a few hundred float64 additions
@@ -232,9 +232,63 @@ def test_no_rows_add_nothing(metric):
     np.testing.assert_array_equal(none.tally().statistics(metric, "soft"), 0.0)
 
 
+def test_a_rate_without_rows_makes_no_noise_even_where_noise_made_a_numerator():
+    """Private statistics may have a numerator and no denominator."""
+    noisy = np.array([[[0.3, 0.2]], [[0.0, 0.4]]])
+    assert CATALOG["sp"].rates(noisy).tolist() == [[np.inf, 0.5]]
+    slope = CATALOG["sp"].through_rates(np.array([[1.0, 0.0]]), noisy)
+    assert np.isinf(slope[:, 0, 0]).all() and (slope[:, 0, 1] == 0).all()
+
+
+def test_what_metrics_and_their_conditions_are_called():
+    assert {name: metric.title for name, metric in CATALOG.items()} == {
+        "sp": "statistical parity",
+        "eop": "equal opportunity",
+        "eo": "equalized odds",
+        "cal": "predictive parity",
+        "acc": "accuracy parity",
+        "fpr": "false-positive-rate parity",
+    }
+    assert CATALOG["acc"].conditions(3) == ("all rows",)
+    assert CATALOG["sp"].conditions(2) == ("class 1",)
+    assert CATALOG["fpr"].conditions(3) == ("class 0", "class 1", "class 2")
+    assert CATALOG["eo"].conditions(2) == ("class 1 given label 0", "class 1 given label 1")
+
+
+def test_tallies_of_several_runs():
+    """The first axis is summed unless another is named; joined ones follow each other."""
+    each = [random_rows(3, 2, rows=50, seed=seed).tally() for seed in range(4)]
+    runs = stack([stack(each[:2]), stack(each[2:])])
+    np.testing.assert_array_equal(runs.sum().count[1], (each[1] + each[3]).count)
+    np.testing.assert_array_equal(runs.sum(1).score[1], (each[2] + each[3]).score)
+    np.testing.assert_array_equal(runs.rows(), np.full((2, 2), 50.0))
+    assert runs.accuracy()[1, 0] == each[2].accuracy()
+    joined = concatenate([stack(each[:2]), stack(each[2:])])
+    for at, tally in enumerate(each):
+        for name in ("count", "score", "decision"):
+            np.testing.assert_array_equal(getattr(joined, name)[at], getattr(tally, name))
+    empty = each[0].map(np.zeros_like)
+    assert np.isnan(empty.accuracy())
+
+
+def test_runs_side_by_side_have_the_gaps_they_have_alone():
+    each = [random_rows(3, 3, seed=seed).tally() for seed in range(6)]
+    runs = stack([stack(each[:3]), stack(each[3:])])
+    for metric in CATALOG.values():
+        statistics = runs.statistics(metric, "hard")
+        gaps, worst = metric.readout(statistics), metric.worst(statistics)
+        gradient = metric.gradient(statistics)
+        for at, tally in zip(np.ndindex(2, 3), each, strict=True):
+            own = tally.statistics(metric, "hard")
+            assert gaps[at] == metric.readout(own)
+            assert [int(x[at]) for x in worst] == [int(x) for x in metric.worst(own)]
+            np.testing.assert_array_equal(gradient[at], metric.gradient(own))
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_only_predictive_parity_is_not_proper(classes):
     assert [name for name, m in CATALOG.items() if not m.proper(classes)] == ["cal"]
+    assert [m.proper() for m in CATALOG.values()] == [m.proper(2) for m in CATALOG.values()]
 
 
 def test_a_metric_that_is_not_affine_says_so():

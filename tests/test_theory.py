@@ -1,6 +1,7 @@
 """Theorems 4.1, 4.3, 4.6 and 5.1 as tests, and the bounds on random federations."""
 
 import math
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -66,14 +67,53 @@ def test_a_local_gap_of_one_is_possible_and_a_global_one_is_not():
     for gap in (1.0, 0.0, -0.5, math.nan):
         with pytest.raises(FedgftError, match="gap must lie"):
             theory.locally_fair_globally_unfair(3, gap)
+    for gap in (0.0, 1.01, math.nan):
+        with pytest.raises(FedgftError, match="gap must lie"):
+            theory.locally_unfair_globally_fair(3, gap)
     for build in (theory.locally_fair_globally_unfair, theory.locally_unfair_globally_fair):
         for unfit, message in (((1, 0.5), "clients must be 2 or more"), ((3, 1.1), "gap must lie")):
             with pytest.raises(FedgftError, match=message):
                 build(*unfit)
 
 
+def cells(example: theory.Example, label: int) -> dict[tuple[int, int, int], int]:
+    """The rows of each client, group and decision."""
+    mine = example.labels == label
+    columns = (example.clients, example.groups, example.decisions)
+    keys = np.stack([column[mine] for column in columns], axis=1)
+    found, rows = np.unique(keys, axis=0, return_counts=True)
+    return {tuple(map(int, cell)): int(n) for cell, n in zip(found, rows, strict=True)}
+
+
+def test_locally_fair_examples_have_the_rows_that_the_docstring_says():
+    """K = 3, C = 0.5: each loss is below 1/4 with m = 8 and h = 2, and F = 1 - 2/10 - 1/5."""
+    example = theory.locally_fair_globally_unfair(3, 0.5)
+    expected = {(0, 0, 1): 8, (0, 1, 1): 1}
+    expected |= {(k, group, 0): rows for k in (1, 2) for group, rows in ((0, 1), (1, 2))}
+    assert cells(example, 0) == cells(example, 1) == expected
+    assert analysed(example, "sp").signed_gap == pytest.approx(1 - 2 / 10 - 1 / 5)
+
+
+@pytest.mark.parametrize(("clients", "kinds"), [(2, (1, 1)), (5, (2, 3)), (6, (3, 3))])
+def test_locally_unfair_examples_have_the_rows_that_the_docstring_says(clients, kinds):
+    """C = 0.62: R = 13/20, and a client is as large as the other kind has clients."""
+    example = theory.locally_unfair_globally_fair(clients, 0.62)
+    expected = {}
+    for k in range(clients):
+        scale, favoured = kinds[k % 2], k % 2
+        expected |= {(k, favoured, 1): 13 * scale, (k, favoured, 0): 7 * scale}
+        expected |= {(k, 1 - favoured, 0): 20 * scale}
+    assert cells(example, 0) == cells(example, 1) == expected
+    np.testing.assert_allclose(analysed(example, "sp").local_gaps, 13 / 20)
+
+
 def test_simpson_has_the_numbers_of_the_paper():
     example = theory.simpson()
+    assert cells(example, 1) == {
+        (0, 0, 1): 18, (0, 0, 0): 72, (0, 1, 1): 2, (0, 1, 0): 8,
+        (1, 0, 1): 8, (1, 0, 0): 2, (1, 1, 1): 72, (1, 1, 0): 18,
+    }  # fmt: skip
+    assert (example.labels == 1).all()
     assert np.bincount(example.groups).tolist() == [100, 100]
     assert [example.decisions[example.groups == g].mean() for g in (0, 1)] == [0.26, 0.74]
     for name in ("sp", "eop"):
@@ -126,6 +166,29 @@ def test_otherwise_some_weights_are_unfair(seed, locally_fair):
     assert max(gaps) >= found.violation / 3
 
 
+def test_how_far_from_fair_for_all_weights_is_counted_one_by_one():
+    """max |M + M^T| / 2 and max |M|, over clients, conditions and pairs of groups."""
+    S = random_statistics(np.random.default_rng(3), np.random.default_rng(4).random((3, 2, 3)))
+    violation = one_rate = 0.0
+    for v, (i, j) in product(range(2), combinations(range(3), 2)):
+        a, b, c, d = S[:, 0, v, i], S[:, 1, v, i], S[:, 0, v, j], S[:, 1, v, j]
+        for k, m in np.ndindex(3, 3):
+            one_rate = max(one_rate, abs(a[k] * d[m] - b[k] * c[m]))
+            both = a[k] * d[m] - b[k] * c[m] + a[m] * d[k] - b[m] * c[k]
+            violation = max(violation, abs(both) / 2)
+    found = theory.fair_for_all_weights(S)
+    assert found[1:] == pytest.approx((violation, one_rate)) and not found.fair
+    assert theory.fair_for_all_weights(S, tolerance=found.violation).fair  # at most, not below
+
+
+def test_equal_rates_are_compared_between_two_different_groups():
+    for groups in (2, 3):
+        labels, group = np.ones(12 * groups, int), np.repeat(np.arange(groups), 12)
+        tally = Tally.of(np.eye(2)[np.arange(12 * groups) % 2], labels, group, num_groups=groups)
+        found = theory.analyse(CATALOG["sp"], stack([tally]), "hard")
+        assert 0 <= found.pair.i < found.pair.j < groups and found.gap == 0
+
+
 @every_metric
 @pytest.mark.parametrize(("num_groups", "kind"), [(2, "soft"), (2, "hard"), (3, "hard")])
 @settings(max_examples=60)
@@ -168,9 +231,7 @@ def test_pure_clients_have_no_local_gap_and_bound_nothing():
     assert np.isnan(found.local_gaps).all() and math.isnan(found.largest_local_gap)
     assert found.heterogeneity == math.inf and found.bound_dh == math.inf
     assert found.total_variation == found.bound_tv == found.bound_tight == 1
-    assert (
-        found.gap == pytest.approx(0.3 - 7 / 20, abs=1) and np.isfinite(found.contributions).all()
-    )
+    assert found.gap == pytest.approx(7 / 20 - 0.3) and np.isfinite(found.contributions).all()
 
 
 def test_the_letters_are_those_of_the_widest_gap_which_is_named():

@@ -31,7 +31,7 @@ class Slopes(NamedTuple):
 
 
 def spread_gradient(
-    metric: Metric, statistics: Statistics, spread: str = "range"
+    metric: Metric, statistics: Statistics, spread: str
 ) -> tuple[Value, Statistics]:
     """F and dF/dS."""
     if spread == "range":

@@ -63,7 +63,7 @@ class Tally:
         with np.errstate(invalid="ignore"):
             return right / self.rows()
 
-    def statistics(self, metric: Metric, kind: Kind = "soft") -> Statistics:
+    def statistics(self, metric: Metric, kind: Kind) -> Statistics:
         """The metric's sums: (..., 2, v, g), over the rows whose group is recorded."""
         slope, offset = metric.affine(self.count.shape[-2])
         mass = {"soft": self.score, "hard": self.decision}[kind][..., :-1, :]
