@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, out, print_table, say, wrote
-from fedgft.cli.names import Flag, Some
+from fedgft.cli.names import Flag, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
@@ -27,7 +27,7 @@ def audit(
     reference_groups: Annotated[list[str] | None, Some] = None,
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
-    bootstrap: int = 0,
+    bootstrap: Whole = 0,
     compare: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
 ) -> None:
     """Put sites' sums together: global and local gaps with intervals, who drives them, a report.

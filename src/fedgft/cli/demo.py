@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
 from fedgft.cli.console import note, out, print_json, wrote
-from fedgft.cli.names import Flag
+from fedgft.cli.names import Flag, Whole
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
@@ -18,7 +18,7 @@ METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 
 def demo(
     *,
-    seeds: int = 20,
+    seeds: Whole = 20,
     out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-demo"),
     json: Annotated[bool, Flag] = False,
 ) -> None:

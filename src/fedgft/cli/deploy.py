@@ -16,7 +16,7 @@ from fedgft.cli.deploying import (
     site_files,
     site_names,
 )
-from fedgft.cli.names import Flag, Many, MetricName, Some
+from fedgft.cli.names import Flag, Many, MetricName, Some, Whole
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
 
@@ -32,7 +32,7 @@ def init(
     *,
     sites: Annotated[tuple[str, ...], Many],
     host: str,
-    port: int = 9093,
+    port: Whole = 9093,
     alias: Annotated[tuple[str, ...], Many] = (),
 ) -> None:
     """Make a certificate authority, the server's certificate, a key for every site and the app.
@@ -64,8 +64,8 @@ def init(
 @app.command
 def local(
     *,
-    sites: int | None = None,
-    rounds: int = 5,
+    sites: Whole | None = None,
+    rounds: Whole = 5,
     data: Annotated[list[str] | None, Some] = None,
     label: str = "",
     group: str = "",
@@ -77,13 +77,13 @@ def local(
     strategy: str = "FedAvg",
     channel: str = "train",
     alpha: float = 0.5,
-    seed: int = 0,
+    seed: Whole = 0,
     epsilon: float | None = None,
     set_: Annotated[
         list[str] | None, Parameter(name="--set", consume_multiple=True, negative="")
     ] = None,
     app_: Annotated[Path | None, Parameter(name="--app")] = None,
-    port: int | None = None,
+    port: Whole | None = None,
     timeout: float = 3600.0,
     out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-deploy"),
     resume: Annotated[bool, Flag] = False,

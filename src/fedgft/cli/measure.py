@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, wrote
-from fedgft.cli.names import Flag, Some
+from fedgft.cli.names import Flag, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
@@ -33,8 +33,8 @@ def measure(
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     positive: str | None = None,
     classes: Annotated[list[str] | None, Some] = None,
-    bins: int | None = None,
-    min_cell: int = 0,
+    bins: Whole | None = None,
+    min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
     json: Annotated[bool, Flag] = False,

@@ -8,6 +8,8 @@ from cyclopts import Group, Parameter
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
+    from cyclopts import Token
+
     from fedgft.cli.options import Options
 
 Flag = Parameter(negative="", show_default=False)
@@ -15,6 +17,17 @@ Some = Parameter(consume_multiple=True, negative="")  # or none
 Many = Parameter(
     consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
 )
+
+
+def _whole(_: object, tokens: "Sequence[Token]") -> int:
+    """As Python reads it: a fraction would otherwise be cut without a word."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not '{tokens[0].value[:40]}'") from None
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]  # every option that counts something
 
 SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
 MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]

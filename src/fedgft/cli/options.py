@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.names import SERVERS, BaseName, Flag, headed
+from fedgft.cli.names import SERVERS, BaseName, Flag, Whole, headed
 from fedgft.cli.pictures import PictureOptions
 from fedgft.errors import FedgftError
 
@@ -45,11 +45,11 @@ class Options(PictureOptions):
     "Which of two label values is the positive one."
     protocol: Literal["heldout", "paper"] = "heldout"
     "heldout: disjoint test rows, what to trust. paper: as the published numbers were made."
-    seeds: int | None = None
+    seeds: Whole | None = None
     "Replicates; they run side by side [default: 20; 3 for images]."
-    seed: int = 0
+    seed: Whole = 0
     "The first replicate's seed; the others follow."
-    clients: int = 10
+    clients: Whole = 10
     "Number of clients."
     partition: Literal["dirichlet", "iid", "pure", "column"] | None = None
     "How rows are dealt to clients [default: dirichlet; column where --client is given]."
@@ -79,13 +79,13 @@ class Options(PictureOptions):
     "Learning rate of the server, for --base fedavgm, fedadam, fedyogi and fedadagrad."
     lr: float | None = None
     "Local learning rate [default: the protocol's]."
-    rounds: int | None = None
+    rounds: Whole | None = None
     "Communication rounds [default: the protocol's]."
-    epochs: int | None = None
+    epochs: Whole | None = None
     "Local epochs a round [default: 1]."
-    batch_size: int | None = None
+    batch_size: Whole | None = None
     "Rows in a local batch [default: 256; 64 for images]."
-    steps: int | None = None
+    steps: Whole | None = None
     "Local steps an epoch at most [default: all rows are read]."
     optimizer: Literal["adam", "adamw", "sgd", "momentum"] | None = None
     "Local optimiser [default: adam]."
@@ -95,13 +95,13 @@ class Options(PictureOptions):
     "How the learning rate falls over the rounds [default: the protocol's]."
     weight_decay: float | None = None
     "Weight decay of the local optimiser [default: 0]."
-    cohort: int | None = None
+    cohort: Whole | None = None
     "Clients that take part in a round [default: all]."
     sampling: Literal["size", "uniform"] | None = None
     "size: drawn with probability n_k/n, with replacement. uniform: without [default: uniform]."
     noise: float | None = None
     "Noise (sd) on the counts by label, group and decision that clients send [default: 0]."
-    eval_every: int | None = None
+    eval_every: Whole | None = None
     "Measure every so many rounds; 0: at the start and the end [default: 1]."
     executor: Literal["auto", "fused", "stacked", "sequential"] | None = None
     "Which part of the simulator computes it [default: auto]."
@@ -109,7 +109,7 @@ class Options(PictureOptions):
     "cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu]."
     precision: Literal["fp32", "fp64", "bf16"] | None = None
     "Of numbers; bf16 is for products on a GPU, what is kept stays float32 [default: fp32]."
-    threads: int | None = None
+    threads: Whole | None = None
     "CPU threads; results do not depend on them [default: 2]."
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedgft.cli.names import Flag, headed
+from fedgft.cli.names import Flag, Whole, headed
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
 
@@ -23,9 +23,9 @@ FOR_RESNET = ("norm", "stem", "weights")
 class PictureOptions:
     images: Path | None = None
     "Folder of images: CelebA's with --data celeba, or those that a table names in a column."
-    size: int | None = None
+    size: Whole | None = None
     "Images are resized to so many pixels a side, e.g. 64, 128 or 224 [default: 64]."
-    crop: int | None = None
+    crop: Whole | None = None
     "Side of the central square that is cut out first [default: the largest]."
     image: str | None = None
     "The table's column of file names [default: image, filename, file, path or image_id]."
@@ -45,15 +45,15 @@ class PictureOptions:
     "Start resnet18 from a .safetensors file or a state dict that torch saved."
     fedbn: Annotated[bool, Flag] = False
     "Every client keeps its own BatchNorm [default: the weighted mean of all, like the rest]."
-    train_rows: int | None = None
+    train_rows: Whole | None = None
     "Draw so many training rows in each replicate [default: all; celeba: 10,000]."
-    test_rows: int | None = None
+    test_rows: Whole | None = None
     "Draw so many test rows in each replicate [default: all; celeba: 6,000]."
-    lanes: int | None = None
+    lanes: Whole | None = None
     "Clients in flight on a GPU [default: as many as help and fit]."
     deterministic: Annotated[bool, Flag] = False
     "The same bits each time on a GPU, at some cost; on a CPU they are."
-    checkpoint_every: int | None = None
+    checkpoint_every: Whole | None = None
     "Rounds between checkpoints in --out; 0: none [default: 1 for images, else 0]."
     resume: Annotated[bool, Flag] = False
     "Go on from the checkpoints that an interrupted run left in --out."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, print_json, print_section, wrote
-from fedgft.cli.names import Flag, Many
+from fedgft.cli.names import Flag, Many, Whole
 from fedgft.cli.options import Options
 from fedgft.cli.progress import Bar, bar
 from fedgft.errors import FedgftError
@@ -27,18 +27,18 @@ def reproduce(
     *names: Name,
     data: Annotated[tuple[Data, ...], Many] = ("adult", "compas"),
     protocol: Annotated[tuple[ProtocolName, ...], Many] = ("paper", "heldout"),
-    seeds: int = 20,
+    seeds: Whole = 20,
     images: Path | None = None,
     model: Literal["resnet18"] | None = None,
     weights: Path | None = None,
-    size: int | None = None,
-    crop: int | None = None,
+    size: Whole | None = None,
+    crop: Whole | None = None,
     skip_bad: Annotated[bool, Flag] = False,
-    train_rows: int | None = None,
-    test_rows: int | None = None,
+    train_rows: Whole | None = None,
+    test_rows: Whole | None = None,
     device: str | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
-    lanes: int | None = None,
+    lanes: Whole | None = None,
     deterministic: Annotated[bool, Flag] = False,
     out_: Annotated[Path, Parameter(name="--out")] = Path("results"),
     json: Annotated[bool, Flag] = False,
