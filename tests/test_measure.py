@@ -244,7 +244,7 @@ def test_old_and_new(sites, capsys):
     assert "White" in out and "\x1b[31mWhite" not in out + err
     (sites / "old-report/audit.json").write_text('{\n  "format": "fedgft-audit-1"}')
     code, _, err = run(capsys, "audit", "--compare", "old-report", "new")
-    assert code == 2 and "an audit lacks a part" in err
+    assert code == 2 and "old-report/audit.json: an audit that lacks a part" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--epsilon", "1"), ("--min-cell", "10")])

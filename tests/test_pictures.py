@@ -124,7 +124,7 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(capsys, tmp_path, faces) -> N
         (("--device", "tpu"), "choose cpu, cuda"),
         (("--executor", "stacked"), "--executor stacked cannot take this"),
         (("--lanes", "0"), "--lanes must be at least 1"),
-        (("--checkpoint-every", "-1"), "--checkpoint-every must not be negative"),
+        (("--checkpoint-every", "-1"), "--checkpoint-every must lie between 0"),
         (("--resume",), "no checkpoints"),
     ],
 )  # fmt: skip

@@ -212,7 +212,7 @@ def test_one_experiment_is_shown_with_its_tables(capsys, tmp_path):
         ((), "name an experiment: table1"),
         (("table2",), "table2"),
         (("table1", "--data", "celeba"), "--images must name the folder"),
-        (("table1", "--seeds", "0"), "--seeds must be at least 1"),
+        (("table1", "--seeds", "0"), "--seeds must lie between 1"),
         (("table1", "--protocol", "mine"), "mine"),
         (("table1", "--protocol"), "--protocol needs at least one value"),
         (("table1", "--data"), "--data needs at least one value"),

@@ -44,7 +44,10 @@ def open_folder(path: str | Path) -> Iterator[Path]:
 
     If the work fails, folders that were made for it and hold nothing are taken away again.
     """
-    new = [place for place in (Path(path), *Path(path).parents) if not place.exists()]
+    try:
+        new = [place for place in (Path(path), *Path(path).parents) if not place.exists()]
+    except OSError as error:  # its name is too long
+        raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
     folder = make_folder(path)
     with _held(folder):
         try:

@@ -40,7 +40,7 @@ def classes_of(
         odd = [value for value in seen if value not in classes]
         if odd:
             raise FedgftError(
-                f"{source}: {what} '{odd[0]}' is none of the classes {', '.join(classes)}"
+                f"{source}: {what} '{odd[0]}' is none of the classes {shown(classes)}"
                 " (--classes names them all)"
             )
     if names.positive is not None:
@@ -65,7 +65,7 @@ def _found(
     odd = [value for value in decisions if value not in known]
     if odd:
         raise FedgftError(
-            f"{source}: decision '{odd[0]}' is no label; the labels are {', '.join(labels)} "
+            f"{source}: decision '{odd[0]}' is no label; the labels are {shown(labels)} "
             "(--classes names all classes)"
         )
     if len(known) == 1 and positive is not None and positive not in known:
@@ -144,6 +144,11 @@ def _check_listed(group: Group, names: Names, *, source: str) -> None:
                 f"{source}: group column '{attribute}' holds '{value}', which --group does not "
                 f"list ({', '.join(listed)})"
             )
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first of them, for a message of one line."""
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def _texts(series: "pl.Series") -> list[str]:

@@ -27,6 +27,7 @@ from fedgft.types import FedgftError
 
 FORMAT = "fedgft-audit-1"
 COUNTED = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"
+COMPARED = ("classes", "groups", "accuracy", "metrics", "attributes")  # parts of an audit
 DRAWN = "rates, gaps and ratios: bootstrap over sites, {} draws; all else over rows"
 Plain = dict[str, Any]
 
@@ -194,6 +195,8 @@ def read_summary(path: Path) -> Plain:
         raise FedgftError(f"{path}: not a whole audit ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise FedgftError(f"{path}: not an audit that this version of fedgft wrote")
+    if lost := [name for name in COMPARED if name not in found]:
+        raise FedgftError(f"{path}: an audit that lacks a part ({lost[0]!r}); make it again")
     return _cleaned(found)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, out, print_table, say, wrote
-from fedgft.cli.names import Flag, Some, Whole
+from fedgft.cli.names import Flag, Place, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
@@ -21,14 +21,14 @@ EXCEEDED = 3
 
 
 def audit(
-    *files: Path,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    *files: Place,
+    out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
     reference_groups: Annotated[list[str] | None, Some] = None,
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
     bootstrap: Whole = 0,
-    compare: Annotated[tuple[Path, Path] | None, Parameter(negative="")] = None,
+    compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
 ) -> None:
     """Put sites' sums together: global and local gaps with intervals, who drives them, a report.
 

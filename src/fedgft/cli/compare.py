@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import comparison, note, out, print_json, wrote
-from fedgft.cli.names import Alphas, Flag, Methods, Metrics, check_methods
+from fedgft.cli.names import Alphas, Flag, Methods, Metrics, Place, check_methods
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
 from fedgft.files import expanded, open_folder, staged
@@ -24,7 +24,7 @@ def compare(
     methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"),
     metrics: Metrics = ("sp",),
     alpha: Alphas = (0.5,),
-    out_: Annotated[Path | None, Parameter(name="--out")] = None,
+    out_: Annotated[Place | None, Parameter(name="--out")] = None,
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,
 ) -> None:

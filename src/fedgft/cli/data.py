@@ -1,12 +1,11 @@
 """`fedgft data`: the public data sets."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from fedgft.cli.console import note, out, print_json, wrote
-from fedgft.cli.names import Flag
+from fedgft.cli.names import Flag, Place
 from fedgft.cli.progress import bar
 
 app = App(name="data", help="List and fetch the public data sets.")
@@ -49,7 +48,7 @@ def get(
     name: str,
     /,
     *,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Fetch a data set into the cache; with --out, also write it as a table for `predict`.

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
 from fedgft.cli.console import note, out, print_json, wrote
-from fedgft.cli.names import Flag, Whole
+from fedgft.cli.names import Flag, Place, Whole, check_seeds
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
@@ -19,7 +19,7 @@ METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 def demo(
     *,
     seeds: Whole = 20,
-    out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-demo"),
+    out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-demo"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Adult, ten very different clients, six methods: who is fair to people nobody trained on?
@@ -38,8 +38,9 @@ def demo(
     from fedgft.report.sites import point
     from fedgft.report.words import findings
 
-    options = Options(data=_reachable(), seeds=seeds)
+    check_seeds(seeds)  # before anything is fetched
     with open_folder(out_):
+        options = Options(data=_reachable(), seeds=seeds)
         study, results, rows = comparing.run(options, METHODS, ["sp"], [0.5], folder=out_)
         paths = comparing.save(study, results, rows, out_)
         paths += save_figure(point(study, results), out_, "sites")

@@ -11,12 +11,14 @@ from cyclopts import App, Parameter
 from fedgft.cli.console import err, note, out, wrote
 from fedgft.cli.deploying import (
     check_config,
+    check_files,
+    check_numbers,
     check_terms,
     more_settings,
     site_files,
     site_names,
 )
-from fedgft.cli.names import Flag, Many, MetricName, Some, Whole
+from fedgft.cli.names import Flag, Many, MetricName, Place, Some, Whole
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
 
@@ -27,13 +29,13 @@ app = App(
 
 @app.command
 def init(
-    folder: Path,
+    folder: Place,
     /,
     *,
     sites: Annotated[tuple[str, ...], Many],
     host: str,
     port: Whole = 9093,
-    alias: Annotated[tuple[str, ...], Many] = (),
+    alias: Annotated[tuple[str, ...] | None, Some] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate, a key for every site and the app.
 
@@ -56,7 +58,9 @@ def init(
     from fedgft.deploy.commands import instructions
     from fedgft.deploy.folder import make_folder
 
-    made = make_folder(expanded(folder), sites=sites, host=host, port=port, aliases=alias)
+    if alias == ():
+        raise FedgftError("--alias needs a value")
+    made = make_folder(folder, sites=sites, host=host, port=port, aliases=alias or ())
     wrote([made.path])
     sys.stdout.write(instructions(made))
 
@@ -82,10 +86,10 @@ def local(
     set_: Annotated[
         list[str] | None, Parameter(name="--set", consume_multiple=True, negative="")
     ] = None,
-    app_: Annotated[Path | None, Parameter(name="--app")] = None,
+    app_: Annotated[Place | None, Parameter(name="--app")] = None,
     port: Whole | None = None,
     timeout: float = 3600.0,
-    out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-deploy"),
+    out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-deploy"),
     resume: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
 ) -> None:
@@ -160,7 +164,9 @@ def local(
         "strategy": strategy, "channel": channel, "alpha": alpha, "seed": seed,
         "epsilon": epsilon or 0.0,
     }  # fmt: skip
+    check_numbers(config, port=port, timeout=timeout)
     check_config(config, files=bool(files), lam=lam, epsilon=epsilon)
+    check_files(files, label, group)
     own = None if app_ is None else expanded(app_).resolve()
     config["resume"] = resume
     config |= more_settings(set_ or [], own, taken=config)

@@ -1,5 +1,6 @@
 """What `fedgft deploy local` was asked for, checked before any process is started."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,6 @@ def check_config(
             raise FedgftError(f"--{name} must name a column of the files")
     if not files and config["data"] not in SOURCES:
         raise FedgftError(f"--data {config['data']}: choose from {', '.join(SOURCES)}, or files")
-    if not 0 < config["alpha"] < float("inf"):
-        raise FedgftError(f"--alpha must be a positive number, got {config['alpha']:g}")
-    if not 1 <= config["rounds"] <= 10_000:
-        raise FedgftError(f"--rounds must lie between 1 and 10000, got {config['rounds']}")
     metric = get_metric(config["metric"])
     Controlled(metric, config["target"])
     if lam is not None:
@@ -71,6 +68,34 @@ def check_config(
                         ("channel", ("train", "query", "evaluate"))):  # fmt: skip
         if config[name] not in known:
             raise FedgftError(f"--{name} {config[name]!r} is not known: {', '.join(known)}")
+
+
+def check_numbers(config: dict[str, Any], *, port: int | None, timeout: float) -> None:
+    """Those that the engine would take, and stumble over later."""
+    if not 0 < config["alpha"] < float("inf"):
+        raise FedgftError(f"--alpha must be a positive number, got {config['alpha']:g}")
+    if not 1 <= config["rounds"] <= 10_000:
+        raise FedgftError(f"--rounds must lie between 1 and 10000, got {config['rounds']}")
+    if not 0 <= config["seed"] < 2**63:
+        raise FedgftError(f"--seed must lie between 0 and 2^63, got {config['seed']}")
+    if port is not None and not 1 <= port <= 65535:
+        raise FedgftError(f"--port {port}: must lie between 1 and 65535")
+    if not 0 < timeout < float("inf"):
+        raise FedgftError(f"--timeout must be a positive number of seconds, got {timeout:g}")
+
+
+def check_files(files: Sequence[Path], label: str, group: str) -> None:
+    """Every site's file can be read and has the columns."""
+    from fedgft.audit.counting import header
+    from fedgft.data.columns import suggestion
+    from fedgft.data.roles import group_columns
+
+    for path in files:
+        known = header(path)
+        asked = [("--label", label), *(("--group", name) for name in group_columns(group, known))]
+        for option, name in asked:
+            if name not in known:
+                raise FedgftError(f"{path}: no column '{name}' ({option}){suggestion(name, known)}")
 
 
 def check_terms(config: dict[str, Any], sites: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, out, print_json, print_table, say, wrote
-from fedgft.cli.names import Flag, Many, MetricName, Whole, check_methods
+from fedgft.cli.names import Flag, Many, MetricName, Place, Whole, check_methods
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
@@ -30,7 +30,7 @@ def frontier(
     alpha: float = 0.5,
     points: Whole = 12,
     references: Annotated[bool, Flag] = False,
-    out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-frontier"),
+    out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-frontier"),
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, wrote
-from fedgft.cli.names import Flag, Some, Whole
+from fedgft.cli.names import Flag, Place, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
@@ -21,7 +21,7 @@ SMALL = 10  # cells with fewer rows are worth a word
 
 
 def measure(
-    predictions: Path,
+    predictions: Place,
     /,
     *,
     label: str,
@@ -30,7 +30,7 @@ def measure(
     decision: str | None = None,
     threshold: float = 0.5,
     name: str | None = None,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     positive: str | None = None,
     classes: Annotated[list[str] | None, Some] = None,
     bins: Whole | None = None,

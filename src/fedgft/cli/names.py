@@ -1,11 +1,13 @@
 """Names that options take, how they are given, and which method listens to which option."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
 from fedgft.errors import FedgftError
+from fedgft.files import expanded
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -27,7 +29,19 @@ def _whole(_: object, tokens: "Sequence[Token]") -> int:
         raise ValueError(f"must be a whole number, not '{tokens[0].value[:40]}'") from None
 
 
+def _place(_: object, tokens: "Sequence[Token]") -> Path:
+    """With ~ written out. A variable that was empty is not the folder that we happen to be in."""
+    if not tokens[0].value.strip():
+        raise ValueError("the name of a file or folder must not be empty")
+    try:
+        return expanded(tokens[0].value)
+    except FedgftError as error:
+        raise ValueError(str(error)) from None
+
+
 Whole = Annotated[int, Parameter(converter=_whole)]  # every option that counts something
+Place = Annotated[Path, Parameter(converter=_place)]  # every file and folder
+MOST_SEEDS = 100_000
 
 SERVERS = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
 MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
@@ -69,6 +83,11 @@ def headed(cls: type) -> type:
     for name, kind in cls.__annotations__.items():
         cls.__annotations__[name] = Annotated[kind, Parameter(group=groups[name])]
     return cls
+
+
+def check_seeds(seeds: int) -> None:
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise FedgftError(f"--seeds must lie between 1 and {MOST_SEEDS:,}, got {seeds}")
 
 
 def check_methods(options: "Options", methods: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.names import SERVERS, BaseName, Flag, Whole, headed
+from fedgft.cli.names import SERVERS, BaseName, Flag, Whole, check_seeds, headed
 from fedgft.cli.pictures import PictureOptions
 from fedgft.errors import FedgftError
 
@@ -152,8 +152,7 @@ class Options(PictureOptions):
 
     def check(self) -> None:
         """What can be seen to be wrong before any data is read."""
-        if self.replicates < 1:
-            raise FedgftError(f"--seeds must be at least 1, got {self.seeds}")
+        check_seeds(self.replicates)
         if not 0 <= self.seed < 2**63 - self.replicates:
             raise FedgftError(f"--seed must lie between 0 and 2^63, got {self.seed}")
         self.check_pictures(self.data, self.network_name)
@@ -163,7 +162,7 @@ class Options(PictureOptions):
             from fedgft.engine.torch_choice import check_devices
 
             check_devices(self.settled().settings)
-        for name in ("lam", "beta", "mu", "noise", "lr", "server_lr"):
+        for name in ("lam", "beta", "mu", "noise", "lr", "server_lr", "weight_decay"):
             value, option = getattr(self, name), "--" + name.replace("_", "-")
             if value is not None and not 0 <= value <= MOST:
                 raise FedgftError(f"{option} must lie between 0 and {MOST:,.0f}, got {value:g}")

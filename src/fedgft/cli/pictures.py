@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedgft.cli.names import Flag, Whole, headed
+from fedgft.cli.names import Flag, Place, Whole, headed
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 CELEBA = {"label": "Smiling", "group": "Male"}  # the paper's
 FOR_IMAGES = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
-FOR_RESNET = ("norm", "stem", "weights")
+MOST_ROUNDS = 2**31 - 1  # between checkpoints: of rounds the engine takes no more
+FOR_RESNET = ("norm", "stem", "weights", "fedbn")
 
 
 @dataclass(frozen=True, kw_only=True)
 @headed
 class PictureOptions:
-    images: Path | None = None
+    images: Place | None = None
     "Folder of images: CelebA's with --data celeba, or those that a table names in a column."
     size: Whole | None = None
     "Images are resized to so many pixels a side, e.g. 64, 128 or 224 [default: 64]."
@@ -33,7 +34,7 @@ class PictureOptions:
     "Leave out images that are missing or cannot be read, and count them."
     valid: Literal["drop", "train", "test"] | None = None
     "Where CelebA's validation part goes [default: drop]."
-    cache: Path | None = None
+    cache: Place | None = None
     "Folder that keeps decoded images [default: the user's cache folder]."
     augment: Literal["none", "flip"] | None = None
     "flip: mirror every other image at random while training [default: the protocol's]."
@@ -41,7 +42,7 @@ class PictureOptions:
     "Normalising layers of resnet18 [default: batch]."
     stem: Literal["imagenet", "small"] | None = None
     "First layer of resnet18; small: for images of about 32 pixels [default: imagenet]."
-    weights: Path | None = None
+    weights: Place | None = None
     "Start resnet18 from a .safetensors file or a state dict that torch saved."
     fedbn: Annotated[bool, Flag] = False
     "Every client keeps its own BatchNorm [default: the weighted mean of all, like the rest]."
@@ -70,10 +71,10 @@ class PictureOptions:
             raise FedgftError(f"--images: the data set '{data}' has none; --data must be celeba, "
                               "or a table that names images in a column")  # fmt: skip
         for name in FOR_IMAGES if self.images is None else ():
-            if getattr(self, name) not in (None, False):
+            if (value := getattr(self, name)) is not None and value is not False:
                 raise FedgftError(f"{option(name)} is for images; --images names their folder")
         for name in FOR_RESNET if model != "resnet18" else ():
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False):
                 raise FedgftError(f"{option(name)} is for --model resnet18, and it is {model}")
         if self.weights is not None and not expanded(self.weights).is_file():
             raise FedgftError(f"--weights {self.weights}: no such file")
@@ -84,9 +85,10 @@ class PictureOptions:
         for name in ("train_rows", "test_rows", "lanes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise FedgftError(f"{option(name)} must be at least 1, got {value}")
-        if self.checkpoint_every is not None and self.checkpoint_every < 0:
+        if self.checkpoint_every is not None and not 0 <= self.checkpoint_every <= MOST_ROUNDS:
             raise FedgftError(
-                f"--checkpoint-every must not be negative, got {self.checkpoint_every}"
+                f"--checkpoint-every must lie between 0 and {MOST_ROUNDS:,}, got "
+                f"{self.checkpoint_every}"
             )
 
     def checkpoints(self, folder: Path | None) -> "Checkpoints | None":

@@ -1,21 +1,20 @@
 """`fedgft predict`: a saved model on a raw table."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, print_json, wrote
-from fedgft.cli.names import Flag
+from fedgft.cli.names import Flag, Place
 
 
 def predict(
-    model: Path,
-    file: Path,
+    model: Place,
+    file: Place,
     /,
     *,
-    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Apply a saved model: the table again, with the columns score and decision behind its own.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, print_json, print_section, wrote
-from fedgft.cli.names import Flag, Many, Whole
+from fedgft.cli.names import Flag, Many, Place, Whole, check_seeds
 from fedgft.cli.options import Options
 from fedgft.cli.progress import Bar, bar
 from fedgft.errors import FedgftError
@@ -28,9 +28,9 @@ def reproduce(
     data: Annotated[tuple[Data, ...], Many] = ("adult", "compas"),
     protocol: Annotated[tuple[ProtocolName, ...], Many] = ("paper", "heldout"),
     seeds: Whole = 20,
-    images: Path | None = None,
+    images: Place | None = None,
     model: Literal["resnet18"] | None = None,
-    weights: Path | None = None,
+    weights: Place | None = None,
     size: Whole | None = None,
     crop: Whole | None = None,
     skip_bad: Annotated[bool, Flag] = False,
@@ -40,7 +40,7 @@ def reproduce(
     precision: Literal["fp32", "bf16"] | None = None,
     lanes: Whole | None = None,
     deterministic: Annotated[bool, Flag] = False,
-    out_: Annotated[Path, Parameter(name="--out")] = Path("results"),
+    out_: Annotated[Place, Parameter(name="--out")] = Path("results"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Regenerate the paper's tables and figures, beside the published numbers.
@@ -95,13 +95,13 @@ def reproduce(
         "precision": precision, "lanes": lanes, "deterministic": deterministic,
     }  # fmt: skip
     for name, value in given.items() if "celeba" not in data else ():
-        if value not in (None, False):
+        if value is not None and value is not False:  # a nought is a number
             raise FedgftError(f"--{name.replace('_', '-')} is for --data celeba")
     pictures = Options(data="celeba", valid="test", **given)
     if "celeba" in data:
         pictures.check()
     made, paths = run(wanted, list(dict.fromkeys(data)), list(dict.fromkeys(protocol)),
-                      seeds=seeds, folder=out_.expanduser(), pictures=pictures)  # fmt: skip
+                      seeds=seeds, folder=out_, pictures=pictures)  # fmt: skip
     for text in made[0].section.notes if len(made) == 1 else ():
         note(text)
     if json:
@@ -184,6 +184,5 @@ def _check(
     for option, values in (("--data", data), ("--protocol", protocols)):
         if not values:
             raise FedgftError(f"{option} needs at least one value")
-    if seeds < 1:
-        raise FedgftError(f"--seeds must be at least 1, got {seeds}")
+    check_seeds(seeds)
     return [name for name in NAMES if name in names or "all" in names]

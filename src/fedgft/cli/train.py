@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
 from fedgft.cli.console import clients, out, print_json, wrote
-from fedgft.cli.names import Flag, MethodName, MetricName
+from fedgft.cli.names import Flag, MethodName, MetricName, Place
 from fedgft.cli.options import Options
 from fedgft.errors import FedgftError
 from fedgft.files import expanded, open_folder
@@ -21,8 +21,8 @@ def train(
     method: MethodName | None = None,
     metric: MetricName = "sp",
     alpha: float = 0.5,
-    init: Path | None = None,
-    out_: Annotated[Path, Parameter(name="--out")] = Path("fedgft-train"),
+    init: Place | None = None,
+    out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-train"),
     all_models: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,

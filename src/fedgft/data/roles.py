@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+MOST_CLASSES = 200  # beyond it a label is a number or a name; `fedgft measure` has the same limit
+
+
 @dataclass(frozen=True)
 class Roles:
     """Which column plays which part; `positive` is the label value that is class 1 of the two."""
@@ -86,6 +89,11 @@ def labels_of(
         raise FedgftError(
             f"{source}: label column '{label}' has one class only, '{names[0]}': "
             "there is nothing to learn"
+        )
+    if len(names) > MOST_CLASSES:
+        raise FedgftError(
+            f"{source}: label column '{label}' has {len(names):,} different values, more than the "
+            f"{MOST_CLASSES} that a label may have: put ranges of its values together first"
         )
     if positive is None:
         return codes, names

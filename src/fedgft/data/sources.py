@@ -248,6 +248,8 @@ def load(
 ) -> Dataset:
     """A public data set by name, or a user's own table by path."""
     name = str(name_or_path)
+    if not name.strip():
+        raise FedgftError("--data must name a data set or a .csv or .parquet file")
     if name in SOURCES:
         given = {"--label": label, "--split": split, "--positive": positive}
         for option, value in given.items():

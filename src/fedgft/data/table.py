@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
+PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
 MISSING = ["NA", "N/A"]  # in a CSV, beside nothing at all
 
 
@@ -66,7 +67,10 @@ def checked_file(path: str | Path) -> Path:
     if file.stat().st_size == 0:
         raise FedgftError(f"{path}: the file is empty")
     with readable(file):
+        packed = ending == ".csv" and _packed(file)
         twice = _repeated(file) if ending == ".csv" else []
+    if packed:
+        raise FedgftError(f"{file}: is compressed; unpack it first")
     if twice:
         raise FedgftError(f"{file}: column '{twice[0]}' is in the header more than once")
     return file
@@ -144,6 +148,12 @@ def _fit(
     if not columns:
         raise FedgftError(f"{source}: no column is left to learn from")
     return Encoder.fit(frame, columns, rows=training, source=source)
+
+
+def _packed(file: Path) -> bool:
+    """Polars would unpack it unasked, and its header would be read by nobody else."""
+    with file.open("rb") as bytes_:
+        return bytes_.read(4).startswith(PACKED)
 
 
 def _repeated(file: Path) -> list[str]:

@@ -56,8 +56,10 @@ class Settings:
             if value is not None and value > MOST:
                 option = "--" + name.replace("_", "-")
                 raise FedgftError(f"{option} must be at most {MOST:,}, got {value:,}")
-        if self.eval_every < 0:
-            raise FedgftError(f"--eval-every must not be negative, got {self.eval_every}")
+        if not 0 <= self.eval_every <= MOST:
+            raise FedgftError(
+                f"--eval-every must lie between 0 and {MOST:,}, got {self.eval_every}"
+            )
         if not 0 <= self.noise < float("inf"):
             raise FedgftError(f"--noise must be a number >= 0, got {self.noise:g}")
         choices = {"state": State, "schedule": Schedule, "sampling": Sampling, "start": Start,

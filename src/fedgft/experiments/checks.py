@@ -19,7 +19,7 @@ def check_groups(federation: Federation, metric: Metric) -> None:
     if len(data.group_names) < 2:
         found = f"only {data.group_names[0]!r}" if data.group_names else "none"
         raise FedgftError(
-            f"{data.name}: fairness compares groups, and the group column has {found}"
+            f"{data.name}: fairness compares groups, and the column of --group has {found}"
         )
     empty = empty_groups(federation, metric)
     if empty:

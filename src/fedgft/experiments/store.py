@@ -182,6 +182,8 @@ def write_model(
 def load_model(path: str | Path) -> SavedModel:
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).exists() and not Path(path).is_file():
+        raise FedgftError(f"{path}: not a model file (a folder, or a pipe)")
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {}).get("fedgft", "{}"))
