@@ -2,16 +2,25 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from fedgft.cli import main
 
 INTERRUPTED = """
 import signal, sys
 
 class Finder:
     def find_spec(name, path=None, target=None):
-        if name == sys.argv[1]:
+        if name != sys.argv[1]:
+            return
+        try:
             signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if len(sys.argv) > 2:  # as code in C does it
+                raise ValueError("Invalid bounding box") from None
+            raise
 
 sys.meta_path.insert(0, Finder)
 from fedgft.cli import main
@@ -25,6 +34,19 @@ def test_an_interrupt_while_modules_are_imported(module):
                           text=True, timeout=60)  # fmt: skip
     assert done.returncode == 130
     assert done.stdout == "" and "interrupted" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_that_a_library_made_another_error_of():
+    command = [sys.executable, "-c", INTERRUPTED, "numba", "swallowed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_thread_may_call_it(capsys):
+    with ThreadPoolExecutor(1) as pool, pytest.raises(SystemExit, match="0"):
+        pool.submit(main, ["data", "list", "--json"]).result()
+    assert "adult" in capsys.readouterr().out
 
 
 def test_nothing_is_imported_before_an_interrupt_is_expected():

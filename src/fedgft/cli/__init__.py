@@ -1,48 +1,41 @@
 """The command line: a thin skin over the library. Heavy imports wait until they are needed."""
 
-import os
+import signal
 import sys
-import warnings
-from io import TextIOWrapper
+from threading import current_thread, main_thread
+from types import FrameType
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit codes: 0 done, 2 something the user can mend (said in one line), 3 a gap above the
     limit that --fail-above sets, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal without our signs shows others
-            stream.reconfigure(errors="replace")
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT)
+    # else: in the background, where it is ignored, or in a thread, which gets none
+    ours = usual is signal.default_int_handler and current_thread() is main_thread()
     try:
-        _run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-    except KeyboardInterrupt:  # also while modules are being imported
-        _fail("interrupted; nothing was left half-written", code=130)
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except MemoryError:
-        _fail("not enough memory for this; try fewer groups, classes, bins or runs")
-    except OSError as error:
-        _fail(f"{error.filename or 'stdout'}: {error.strerror}")
+        if ours:
+            signal.signal(signal.SIGINT, interrupt)
+        # In here, because it takes a moment and an interrupt may come in that moment too.
+        from fedgft.cli.commands import run
+
+        run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        _interrupted()
+    except Exception:
+        if not came:
+            raise
+        _interrupted()  # libraries in C make other errors of it: 'Invalid bounding box'
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, usual)
 
 
-def _run(arguments: list[str]) -> None:
-    from cyclopts import CycloptsError
-
-    from fedgft.cli.commands import app
-    from fedgft.cli.console import note
-    from fedgft.errors import FedgftError
-
-    warnings.showwarning = lambda *about, **rest: note(str(about[0]))
-    try:
-        app.meta(
-            arguments, exit_on_error=False, print_error=False, result_action="return_value"
-        )  # fmt: skip
-    except (FedgftError, CycloptsError) as error:
-        _fail(" ".join(str(error).split()))
-
-
-def _fail(message: str, *, code: int = 2) -> None:
-    from fedgft.layout import printable
-
-    sys.stderr.write(f"fedgft: {printable(message)}\n")
-    sys.exit(code)
+def _interrupted() -> None:
+    sys.stderr.write("fedgft: interrupted; nothing was left half-written\n")
+    sys.exit(130)

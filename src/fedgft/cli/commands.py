@@ -1,9 +1,13 @@
-"""The commands, put together; each is a thin skin over the library."""
+"""Every command, under one name, and what becomes of its errors."""
 
+import os
+import sys
 import time
+import warnings
+from io import TextIOWrapper
 from typing import Annotated
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from fedgft.cli import (
     audit,
@@ -22,6 +26,7 @@ from fedgft.cli.console import note, voice
 from fedgft.cli.examples import CODES, EXAMPLES, shown
 from fedgft.cli.names import Flag
 from fedgft.errors import FedgftError
+from fedgft.layout import printable
 
 
 def _version() -> str:
@@ -85,6 +90,31 @@ def launch(
         note(f"{time.monotonic() - began:.1f} s{_memory()}")
 
 
+def run(arguments: list[str]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal without our signs shows others
+            stream.reconfigure(errors="replace")
+    warnings.showwarning = lambda *about, **rest: note(str(about[0]))
+    try:
+        app.meta(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )  # fmt: skip
+        sys.stdout.flush()
+    except (FedgftError, CycloptsError) as error:
+        _fail(" ".join(str(error).split()))
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError:
+        _fail("not enough memory for this; try fewer groups, classes, bins or runs")
+    except OSError as error:
+        _fail(f"{error.filename or 'stdout'}: {error.strerror}")
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"fedgft: {printable(message)}\n")
+    sys.exit(2)
+
+
 def _about() -> str:
     from importlib.metadata import PackageNotFoundError, version
     from platform import python_version
@@ -103,8 +133,6 @@ def _memory() -> str:
         import resource
     except ImportError:  # not on every system
         return ""
-    import sys
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024
     return f", {peak * unit / 1e6:,.0f} MB of memory at most"
