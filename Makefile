@@ -19,7 +19,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test docs bench results dist clean check-python rebuild
+.PHONY: help demo test docs coverage mutants bench results dist clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -39,6 +39,15 @@ test: $(TEST) ## install for development, then lint, types, layers and tests
 
 docs: $(TEST) ## build the documentation into site/, without a network
 	$(BIN)/python docs/build.py
+
+coverage: $(TEST) ## which lines of src/ no test runs; fails below 95%
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+mutants: $(TEST) ## whether the tests notice faults in metrics and theory, into results/ (half an hour)
+	$(BIN)/python benchmarks/mutants.py --jobs $(WORKERS)
 
 bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py

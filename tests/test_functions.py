@@ -128,6 +128,19 @@ def test_the_warning_names_the_crossed_groups_that_are_empty():
 
 
 @every_function
+def test_a_rate_of_zero_is_a_rate(function):
+    """Nobody of group a has the outcome: no reason to warn, and the gap is the rate of b."""
+    y_true, y_pred = {
+        "accuracy_parity_difference": ([1, 0, 1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 1, 0, 1, 0]),
+        "predictive_parity_difference": ([0, 0, 0, 0, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1, 0]),
+    }.get(function.__name__, ([1, 0, 1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 1, 1, 1, 0]))
+    expected = REFERENCE[function](y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    assert expected >= 0.5
+    actual = function(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+@every_function
 def test_rows_without_a_group_count_for_none(function):
     y_true, y_pred, names = random_decisions(0, "abc")
     missing = np.random.default_rng(0).random(len(names)) < 0.2
@@ -168,7 +181,7 @@ def test_a_group_of_weight_zero_is_named_and_gives_nan(function):
 @pytest.mark.parametrize("groups", [[None, None], []])
 def test_no_group_at_all_gives_nan(function, groups):
     y = [0, 1][: len(groups)]
-    with pytest.warns(NotEstimableWarning, match="no group at all"):
+    with pytest.warns(NotEstimableWarning, match="in no group at all"):
         assert np.isnan(function(y, y, sensitive_features=groups))
 
 

@@ -137,7 +137,7 @@ EVENTS = {  # name -> for each condition: outcome, event; y the label, z the dec
 @every_metric
 @every_shape
 def test_hard_gap_equals_counting_rows_one_by_one(metric, classes, num_groups):
-    rows, gaps = random_rows(classes, num_groups), []
+    rows, gaps, counts = random_rows(classes, num_groups), [], []
     decisions = rows.probs.argmax(1)
     for outcome, event in EVENTS[metric.name](classes):
         rates = []
@@ -147,10 +147,14 @@ def test_hard_gap_equals_counting_rows_one_by_one(metric, classes, num_groups):
                 for y, z, group in zip(rows.labels, decisions, rows.groups, strict=True)
                 if group == g and event(y, z)
             ]
-            rates.append(sum(outcome(y, z) for y, z in mine) / len(mine))
+            counts.append((sum(outcome(y, z) for y, z in mine), len(mine)))
+            rates.append(counts[-1][0] / counts[-1][1])
         gaps.append(max(rates) - min(rates))
     assert len(metric.conditions(classes)) == len(gaps)
     assert rows.tally().gap(metric, "hard") == pytest.approx(max(gaps), abs=1e-13)
+    counted = np.reshape(counts, (len(gaps), num_groups, 2))
+    found = rows.tally().statistics(metric, "hard")
+    np.testing.assert_array_equal(np.moveaxis(found, 0, -1), counted)  # intervals need the rows
     worst = metric.worst(rows.tally().statistics(metric, "hard"))
     assert worst.condition == np.argmax(gaps)
 
