@@ -350,7 +350,7 @@ def test_ctrl_c_ends_every_process(compas_here, tmp_path: Path) -> None:
 
 def test_all_sites_failing_is_an_error(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text("x,y\n1,0\n2,1\n")
+        (tmp_path / f"{name}.csv").write_text("x,y,sex\n")  # which only reading them shows
     out = tmp_path / "run"
     files = [str(tmp_path / f"{name}.csv") for name in "ab"]
     code, said, notes = finished([
@@ -359,8 +359,19 @@ def test_all_sites_failing_is_an_error(tmp_path: Path) -> None:
     ])  # fmt: skip
     assert code == 2
     assert json.loads(said)["status"] == "finished:failed"
-    assert "site 'north': a.csv: no column 'sex'" in notes
+    assert "a.csv: the file has no rows" in notes
     assert left_behind(out) == []
+
+
+def test_a_column_that_a_site_lacks_is_seen_before_anything_starts(tmp_path: Path) -> None:
+    for name, head in (("a", "x,y,sex\n1,0,f\n"), ("b", "x,y\n1,0\n")):
+        (tmp_path / f"{name}.csv").write_text(head)
+    files = [str(tmp_path / f"{name}.csv") for name in "ab"]
+    code, said, notes = finished([
+        "--data", *files, "--label", "y", "--group", "sex", "--out", str(tmp_path / "run"),
+    ])  # fmt: skip
+    assert (code, said) == (2, "") and "b.csv: no column 'sex' (--group)" in notes
+    assert not (tmp_path / "run").exists()
 
 
 def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path: Path) -> None:
