@@ -1,6 +1,7 @@
 """The public metric functions: equal to Fairlearn, and loud about what they cannot say."""
 
 import doctest
+from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
 import pandas as pd
@@ -111,6 +112,23 @@ def test_columns_of_numbers_need_not_all_occur():
     assert gap == pytest.approx((0.5 + 0.8) / 2 - (0.6 + 0.3) / 2)
 
 
+def test_a_hole_in_one_of_two_attributes_is_a_hole():
+    y_true, y_pred = [1, 0, 1, 0, 1], [1, 1, 1, 0, 0]
+    both = np.array([["a", "x"], ["a", "x"], ["b", "x"], ["b", "x"], ["b", None]], dtype=object)
+    gap = functions.statistical_parity_difference(y_true, y_pred, sensitive_features=both)
+    assert gap == 0.5
+
+
+def test_the_warning_points_at_the_line_of_the_caller():
+    """Seen in a copy of the module without the shape checks of the tests: they are calls too."""
+    spec = spec_from_file_location("plain_functions", functions.__file__)
+    plain = module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    with pytest.warns(plain.NotEstimableWarning) as caught:
+        plain.statistical_parity_difference([0, 1], [0, 1], sensitive_features=[None, None])
+    assert caught[0].filename == __file__
+
+
 def test_groups_may_be_numbers_and_holes_may_lie_in_a_list():
     y_true, y_pred = [1, 0, 1, 0, 1], [1, 1, 1, 0, 0]
     for groups in ([1.0, 1.0, 2.5, 2.5, float("nan")], ["a", "a", "b", "b", float("nan")]):
@@ -193,6 +211,8 @@ def test_no_group_at_all_gives_nan(function, groups):
         ({"sensitive_features": list("aabbaabb")}, "sensitive_features has 8 rows"),
         ({"sample_weight": [1, 1]}, "sample_weight has 2 rows"),
         ({"y_pred": [1, 0, 2, 0]}, "decisions 0 or 1, or scores"),
+        ({"y_pred": [1, 0, -0.5, 0]}, "decisions 0 or 1, or scores"),
+        ({"y_true": [0, 1, 2, 0], "y_pred": np.full((4, 2), 0.5)}, "2 columns for 3 classes"),
         ({"y_true": list("xyxy"), "y_pred": np.full((4, 3), 1 / 3)}, "3 columns for 2 classes"),
     ],
 )
