@@ -10,6 +10,7 @@ are counted apart. Writes OUT/interrupts.md; exits with 1 if anything else was s
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,8 +45,12 @@ def outcome(code: int, said: str, folder: Path) -> str:
     ended = code in (130, -signal.SIGINT)
     if ended and len(lines) == 1 and "interrupted" in said and not leftovers(folder / "out"):
         return OUTCOMES[0]
-    ours = str(Path("fedgft") / "cli" / "__init__.py")
-    if "interrupted" not in said and ours not in said:
+    # Nothing said: not even Python's own handler was there. Else its traceback, of its own modules
+    # or of the lines that load `main`.
+    files = set(re.findall(r'File "([^"<]+)"', said))
+    others = {f for f in files if "site-packages" in f or f"{os.sep}fedgft{os.sep}cli" in f}
+    silent = code == -signal.SIGINT and not said
+    if silent or ("KeyboardInterrupt" in said and code in (1, -signal.SIGINT) and not others):
         return OUTCOMES[2]
     print(f"{code}: {said}", file=sys.stderr)
     return OUTCOMES[3]
@@ -64,7 +69,8 @@ def attack(case: Case, place: Path, rng: np.random.Generator, each: int) -> Coun
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
         said = process.communicate()[1]
-        seen[outcome(process.returncode, said, folder)] += 1
+        seen[found := outcome(process.returncode, said, folder)] += 1
+        print(f"{case.name}, after {after:.2f} s: {found}", flush=True)
     return seen
 
 

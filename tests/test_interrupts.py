@@ -1,4 +1,5 @@
-"""Ctrl-C while a command starts: exit code 130 and one line, as later (test_cli_mishaps.py)."""
+"""Ctrl-C while a command starts: exit code 130 and one line, as later (test_cli_mishaps.py); when all
+is done, nothing."""
 
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def test_an_interrupt_that_a_library_made_another_error_of():
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
     assert "interrupted" in done.stderr and done.stderr.count("\n") == 1
+
+
+LATE = """
+import atexit, signal
+from fedgft.cli import main
+atexit.register(signal.raise_signal, signal.SIGINT)
+main(["data", "list", "--json"])
+"""
+
+
+def test_an_interrupt_when_all_is_done():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "") and "adult" in done.stdout
 
 
 def test_a_thread_may_call_it(capsys):

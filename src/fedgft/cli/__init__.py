@@ -1,5 +1,6 @@
 """The command line: a thin skin over the library. Heavy imports wait until they are needed."""
 
+import atexit
 import signal
 import sys
 from threading import current_thread, main_thread
@@ -34,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         if ours:
             signal.signal(signal.SIGINT, usual)
+            # When Python ends all is written, and an interrupt would only make a failure of it.
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _interrupted() -> None:
