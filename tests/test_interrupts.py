@@ -1,5 +1,5 @@
-"""Ctrl-C while a command starts: exit code 130 and one line, as later (test_cli_mishaps.py); when all
-is done, nothing."""
+"""Ctrl-C while a command starts: exit code 130 and one line, as later (test_cli_mishaps.py). Ctrl-C
+when all is done: nothing."""
 
 import subprocess
 import sys
