@@ -21,6 +21,7 @@ NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 PLAIN = rf"^-?{NUMBER}$"  # what a CSV reader takes for a number
 MEANT = rf"^\s*[+-]?{NUMBER}\s*$"  # what a person does
 NOT_FINITE = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
+LONGEST = 80  # letters of a name in a message
 LARGEST = 2.0**127  # whole numbers below it have an integer type
 
 
@@ -44,7 +45,8 @@ def suggestion(name: str, known: Sequence[str]) -> str:
     if near:
         return f"; did you mean '{folded[near[0]]}'?"
     more = ", ..." if len(known) > 8 else ""
-    return f"; there are: {', '.join(known[:8])}{more}"
+    names = (other if len(other) <= LONGEST else f"{other[:LONGEST]}..." for other in known[:8])
+    return f"; there are: {', '.join(names)}{more}"
 
 
 def as_text(series: "pl.Series") -> "pl.Series":

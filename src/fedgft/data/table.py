@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
 MISSING = ["NA", "N/A"]  # in a CSV, beside nothing at all
 
 
@@ -67,10 +68,10 @@ def checked_file(path: str | Path) -> Path:
     if file.stat().st_size == 0:
         raise FedgftError(f"{path}: the file is empty")
     with readable(file):
-        packed = ending == ".csv" and _packed(file)
+        foreign = _foreign(file) if ending == ".csv" else None
         twice = _repeated(file) if ending == ".csv" else []
-    if packed:
-        raise FedgftError(f"{file}: is compressed; unpack it first")
+    if foreign:
+        raise FedgftError(f"{path}: {foreign}")
     if twice:
         raise FedgftError(f"{file}: column '{twice[0]}' is in the header more than once")
     return file
@@ -150,10 +151,13 @@ def _fit(
     return Encoder.fit(frame, columns, rows=training, source=source)
 
 
-def _packed(file: Path) -> bool:
-    """Polars would unpack it unasked, and its header would be read by nobody else."""
-    with file.open("rb") as bytes_:
-        return bytes_.read(4).startswith(PACKED)
+def _foreign(file: Path) -> str | None:
+    """Polars would unpack a file unasked, past our look at its header, and take UTF-16 as it is."""
+    with file.open("rb") as stream:
+        start = stream.read(4)
+    if start.startswith(PACKED):
+        return "is compressed; unpack it first"
+    return "is UTF-16 text; save it as UTF-8" if start.startswith(UTF16) else None
 
 
 def _repeated(file: Path) -> list[str]:

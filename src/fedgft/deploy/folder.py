@@ -19,7 +19,8 @@ from fedgft.types import FedgftError
 
 CONNECTION = "federation"
 MOST_SITES = 1000
-HOST = r"(?![0-9.]+$)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*"
+LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # a hyphen at its start would be an option
+HOST = rf"(?![0-9.]+$){LABEL}(\.{LABEL})*"
 HERE = ("127.0.0.1", "localhost")
 
 
