@@ -1,13 +1,19 @@
-"""Files are written whole or not at all, into folders that can be written, by one run at a time."""
+"""Files are written whole or not at all, into folders that can be written, by one run at a time;
+and what anybody may have written is read with one error alone, ValueError."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedgft.errors import FedgftError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 STAGE = ".fedgft.part"
 
@@ -15,6 +21,8 @@ try:
     import fcntl
 except ImportError:  # no such locks on this system
     fcntl = None
+
+DEEPEST = 64  # lists in lists in lists: several times what any file of ours has
 
 
 def expanded(path: str | Path) -> Path:
@@ -154,3 +162,45 @@ def _is(path: Path, handle: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except FileNotFoundError:
         return False
+
+
+def parsed(text: str | bytes) -> Any:
+    """JSON, no deeper than whoever walks it can follow."""
+    try:
+        level = [found := json.loads(text)]
+    except RecursionError:
+        level = found = None
+    for _ in range(DEEPEST):
+        if not level:
+            break
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level is None or level:
+        raise ValueError("nested too deeply")
+    return found
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, "np.ndarray"]]:
+    """The header's text and the tensors of a safetensors file, which can hold nothing else."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return file.metadata() or {}, tensors
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(str(error) or type(error).__name__) from None  # a type numpy lacks, too
+
+
+def proper(value: Any) -> str:
+    """A text that can be written: JSON also knows halves of characters."""
+    if not isinstance(value, str):
+        raise ValueError(f"{str(value)[:40]} is no text")
+    value.encode("utf-8")  # UnicodeEncodeError is a ValueError
+    return value
