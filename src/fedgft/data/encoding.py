@@ -7,19 +7,21 @@ file met years later is read exactly as the training rows were.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
+from fedgft.files import parsed, proper
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl
 
 MISSING = "(missing)"
+MOST_INDICATORS = 10_000  # of all text columns: a row of a few words would become as many numbers
 MOST_LEVELS = 1000  # beyond it a column is a name or a number plate, not a category
 
 
@@ -112,6 +114,7 @@ class Encoder:
             else:
                 levels = _levels(series, source=source)
                 fields.append(Categorical(name, levels, drop_first))
+        _check_width(fields, source=source)
         return cls(tuple(fields))
 
     @property
@@ -137,14 +140,39 @@ class Encoder:
 
     @classmethod
     def from_json(cls, text: str) -> "Encoder":
-        return cls(
-            tuple(
-                Numeric(field["name"], field["fill"])
-                if "fill" in field
-                else Categorical(field["name"], tuple(field["levels"]), field["drop_first"])
-                for field in json.loads(text)
-            )
+        """What `to_json` made; ValueError where it is anything else."""
+        try:
+            made = cls(tuple(map(_field, parsed(text))))
+            _check_width(made.fields, source="encoder")
+        except (KeyError, TypeError, OverflowError, FedgftError) as error:
+            raise ValueError(f"no encoder of ours ({error})") from None
+        if len({field.name for field in made.fields}) < len(made.fields):
+            raise ValueError("a column is there twice")
+        return made
+
+
+def _check_width(fields: Sequence[Numeric | Categorical], *, source: str) -> None:
+    texts = [field for field in fields if isinstance(field, Categorical)]
+    total = sum(len(field.levels) for field in texts)
+    if total > MOST_INDICATORS:
+        most = max(texts, key=lambda field: len(field.levels))
+        raise FedgftError(
+            f"{source}: its {len(texts)} text columns have {total:,} different values together, a "
+            f"feature each, more than the {MOST_INDICATORS:,} there may be: take some out, such as "
+            f"'{most.name}', with {len(most.levels):,} of them"
         )
+
+
+def _field(held: dict[str, Any]) -> Numeric | Categorical:
+    name = proper(held["name"])
+    if "fill" in held:
+        if not np.isfinite(held["fill"]):
+            raise ValueError(f"'{name}' is filled in with no number")
+        return Numeric(name, float(held["fill"]))
+    levels = tuple(map(proper, held["levels"]))
+    if len(set(levels)) < len(levels) or not isinstance(held["drop_first"], bool):
+        raise ValueError(f"'{name}' has levels twice")
+    return Categorical(name, levels, held["drop_first"])
 
 
 def _mean(numbers: "pl.Series") -> float:

@@ -79,12 +79,13 @@ def checked_file(path: str | Path) -> Path:
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """What a reader has to say about a file, in one line."""
-    import polars as pl
+    """What a reader has to say about a file, in one line. Some damaged files make polars panic,
+    which is no `Exception`."""
+    from polars.exceptions import PanicException, PolarsError
 
     try:
         yield
-    except (pl.exceptions.PolarsError, OSError, ValueError, csv.Error) as error:
+    except (PolarsError, PanicException, OSError, ValueError, csv.Error) as error:
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         kind = file.suffix[1:].upper()
         raise FedgftError(f"{file}: cannot be read as {kind}: {reason}") from None
