@@ -4,9 +4,10 @@ import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from fedgft.types import FedgftError
 if TYPE_CHECKING:
     from PIL import Image
 
+LARGE, MOST, ONE_AT_A_TIME = 1 << 24, 1 << 26, Lock()  # pixels
+BOMB = "more pixels than are safe to decode"
 GAP = 3  # quick reductions stop at this many times the wanted size; a good filter does the rest
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # others may start programs
 ORIENTATION = 0x0112  # the EXIF tag; what undoes its values 2 to 8, in Pillow's words:
@@ -46,18 +49,26 @@ def decode(path: Path, *, size: int, crop: int | None) -> np.ndarray | str:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path, formats=FORMATS) as image, _turn(image):
+            if image.width * image.height > MOST and image.format != "JPEG":  # it is drafted
+                return BOMB
             return _square(image, path, size=size, crop=crop)
     except (FedgftError, MemoryError):
         raise
     except UnidentifiedImageError:
         return "not an image"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        return "more pixels than Pillow takes for safe"
+        return BOMB
     except Exception as error:  # a damaged file can lead a decoder to any of them
         if isinstance(error, OSError) and error.errno is not None:
             raise FedgftError(f"{path}: cannot be read ({error.strerror})") from None
         return f"damaged: {error}"
+
+
+def _turn(image: "Image.Image") -> AbstractContextManager[Any]:
+    """Large ones wait for each other: ten kilobytes may unfold to hundreds of megabytes, and there
+    is a thread for every core."""
+    return ONE_AT_A_TIME if image.width * image.height > LARGE else nullcontext()
 
 
 def _square(image: "Image.Image", path: Path, *, size: int, crop: int | None) -> np.ndarray:
@@ -93,6 +104,6 @@ def _rgb(image: "Image.Image") -> "Image.Image":
         image = Image.fromarray((levels >> 8).astype(np.uint8))
     if image.mode == "F":
         raise ValueError("pixels are fractions")
-    if image.has_transparency_data:  # palettes have it in ways that only this step knows
-        image = image.convert("RGBA")
-    return image.convert("RGB")
+    if image.has_transparency_data and image.mode != "RGBA":
+        image = image.convert("RGBA")  # palettes have it in ways that only this step knows
+    return image if image.mode == "RGB" else image.convert("RGB")  # it would copy, else

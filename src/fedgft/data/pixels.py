@@ -23,12 +23,14 @@ import numpy as np
 
 from fedgft.data.decoding import decode, decoders
 from fedgft.data.fetching import Progress
+from fedgft.files import parsed
 from fedgft.types import FedgftError
 
 VERSION = 1  # of the pixels and of the files: another number, another key
 BLOCK = 512  # images a line of the journal,
 MOST = 1 << 25  # or fewer, where they would be more bytes than this
 ABSENT = "no such file"
+TORN = (ValueError, LookupError, TypeError, AttributeError)  # what a line that is none leads to
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class Block:
     rows: int
     crc: int
     bad: dict[str, str]  # place among all names, and reason
+
+    @classmethod
+    def of(cls, line: bytes, start: int) -> "Block":
+        """From a line; ValueError where it is none, or not that of the names from `start` on."""
+        found = parsed(line)
+        numbers = [found[name] for name in ("names", "rows", "crc")]
+        names, rows, crc = numbers
+        bad = {str(place): str(why) for place, why in found["bad"].items()}
+        places = range(start, start + names)
+        known = [int(place) for place in bad]
+        if not all(type(n) is int and n >= 0 for n in numbers) or names > BLOCK:
+            raise ValueError("no numbers of images")
+        if rows + len(bad) != names or len(set(known)) < len(known) or set(known) - set(places):
+            raise ValueError("other images")
+        return cls(names, rows, crc, bad)
 
     def fits(self, pixels: bytes, row: int) -> bool:
         return len(pixels) == self.rows * row and checksum(pixels, self.bad) == self.crc
@@ -112,7 +129,7 @@ def _finished(album: Album) -> list[Block] | None:
     otherwise the first."""
     try:
         lines = album.path("journal").read_bytes().splitlines()
-        blocks, written = _lines(album, lines), json.loads(lines[-1])["finished"]
+        blocks, written = _lines(album, lines), parsed(lines[-1])["finished"]
         with album.path("pixels").open("rb") as stream:
             found = os.fstat(stream.fileno())
             looked = blocks[:1] if found.st_mtime_ns == written else blocks
@@ -120,20 +137,17 @@ def _finished(album: Album) -> list[Block] | None:
             whole = sum(block.names for block in blocks) == len(album.names)
             sound = whole and found.st_size == size and _sound(album, looked, stream) == looked
             return blocks if sound else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, *TORN):
         return None
 
 
 def _lines(album: Album, lines: list[bytes]) -> list[Block]:
     """The blocks of a journal, up to the first line that is torn or something else."""
-    blocks = []
-    with suppress(ValueError, LookupError, TypeError):
-        if json.loads(lines[0])["key"] == album.key:
+    blocks: list[Block] = []
+    with suppress(*TORN):
+        if parsed(lines[0])["key"] == album.key:
             for line in lines[1:]:
-                block = Block(**json.loads(line))
-                if block.names != block.rows + len(block.bad):
-                    break
-                blocks.append(block)
+                blocks.append(Block.of(line, sum(block.names for block in blocks)))
     return blocks
 
 
