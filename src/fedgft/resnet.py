@@ -3,8 +3,10 @@ that published weights load."""
 
 import warnings
 from collections.abc import Callable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from torch import Tensor, nn
@@ -142,6 +144,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
             found = load_file(place)
         else:
+            _check_size(place)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of how the file could be read after all
                 found = torch.load(place, map_location="cpu", weights_only=True)
@@ -155,3 +158,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
         raise FedgftError(f"--weights {path}: not a plain state dict, of names and tensors alone")
     return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
+
+
+def _check_size(place: Path) -> None:
+    """What unfolds to more than the file is nothing that torch saved: it compresses nothing, and
+    needs none of the few other classes that its reader would make, one of them of any length."""
+    with place.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        if content.find(b"bytearray") >= 0:
+            raise ValueError("other things than tensors")
+    if is_zipfile(place):
+        with ZipFile(place) as archive:
+            if sum(member.file_size for member in archive.infolist()) > place.stat().st_size:
+                raise ValueError("compressed")
