@@ -9,6 +9,7 @@ seen them.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
 from fedgft.data.encoding import MISSING, Encoder
 from fedgft.data.roles import group_columns
+from fedgft.files import parsed, proper
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
@@ -67,23 +69,37 @@ class Schema:
         })  # fmt: skip
 
     @classmethod
+    def from_file(cls, path: Path) -> "Schema":
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise FedgftError(f"schema {path}: cannot be read ({reason})") from None
+        return cls.from_json(text, source=str(path))
+
+    @classmethod
     def from_json(cls, text: str, *, source: str = "schema") -> "Schema":
         try:
-            held = json.loads(text)
+            held = parsed(text)
             if held["format"] != FORMAT:
                 raise FedgftError(f"{source}: format is {held['format']!r}, not {FORMAT!r}")
-            group, classes, groups = (
-                tuple(map(str, held[what])) for what in ("group", "classes", "groups")
-            )
+            group, classes, groups = (_texts(held, w) for w in ("group", "classes", "groups"))
             encoder = Encoder.from_json(json.dumps(held["encoder"]))
             mean, spread = (np.array(held[what], np.float64) for what in ("mean", "spread"))
-            made = cls(str(held["label"]), group, classes, groups, encoder, mean, spread)
-        except (ValueError, KeyError, TypeError) as error:
+            made = cls(proper(held["label"]), group, classes, groups, encoder, mean, spread)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise FedgftError(f"{source}: not a schema that fedgft wrote ({error})") from None
         width = (len(encoder.columns),)
-        if mean.shape != width or spread.shape != width or not (spread > 0).all():
+        fits = mean.shape == spread.shape == width and np.isfinite([mean, spread]).all()
+        if not fits or not (spread > 0).all():
             raise FedgftError(f"{source}: the scaling does not fit the columns")
         return made
+
+
+def _texts(held: dict[str, Any], what: str) -> tuple[str, ...]:
+    if not isinstance(held[what], list) or not held[what]:
+        raise ValueError(f"'{what}' lists nothing")
+    return tuple(map(proper, held[what]))
 
 
 def describe(

@@ -161,9 +161,12 @@ def _begun(rounds: Rounds, init: np.ndarray | None, resume: Snapshot | None) -> 
     if resume is None:
         return rounds.init(init), (), None
     try:
-        return unpack(resume, rounds.executor.tensor)
+        state, reports, before = unpack(resume, rounds.executor.tensor)
+        if not isinstance(state, State) or not isinstance(reports, tuple):
+            raise ValueError("not a snapshot of a simulation")
     except ValueError as error:
         raise FedgftError(f"resume: {error}") from error
+    return state, reports, before
 
 
 def _evaluate(rounds: Rounds, state: State) -> tuple[State, Tally]:

@@ -60,7 +60,7 @@ def unpack(snapshot: Snapshot, tensor: Any) -> Any:
     nothing that `pack` made."""
     try:
         return _unpacked(snapshot.tree, snapshot.arrays, tensor)
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a snapshot of ours ({error})") from error
 
 

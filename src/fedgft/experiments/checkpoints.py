@@ -22,11 +22,11 @@ import numpy as np
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.snapshot import Snapshot
 from fedgft.experiments.shelf import alone, code_hash, data_hash, libraries
-from fedgft.files import STAGE, staged
+from fedgft.files import STAGE, parsed, read_tensors, staged
 from fedgft.models import Model
 from fedgft.types import FedgftError
 
-FORMAT = "fedgft-rounds-1"
+FORMAT = "fedgft-rounds-2"
 ENDING = ".safetensors"
 
 
@@ -48,8 +48,6 @@ class Checkpoints:
 
     def get(self, key: str) -> Snapshot | None:
         """None where there is none; an error where it is damaged: it may be hours of work."""
-        from safetensors import SafetensorError, safe_open
-
         path = self._path(key)
         self._first = self._first or path
         if not path.exists():
@@ -61,15 +59,15 @@ class Checkpoints:
             return None
         self.resume = False
         try:
-            with safe_open(path, framework="numpy") as file:
-                about = json.loads((file.metadata() or {})["fedgft"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header, arrays = read_tensors(path)
+            about = parsed(header["fedgft"])
             if (about["format"], about["key"]) != (FORMAT, key):
                 raise ValueError("of another run")
-            if about["check"] != _checksum(arrays):
+            snapshot = Snapshot(about["round"], about["tree"], arrays)
+            if about["check"] != _checksum(snapshot):
                 raise ValueError("its numbers are damaged")
-            return Snapshot(int(about["round"]), about["tree"], arrays)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            return snapshot
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise FedgftError(
                 f"{path}: not a whole checkpoint ({error}); delete the folder to begin anew"
             ) from error
@@ -83,7 +81,7 @@ class Checkpoints:
 
         snapshot = take()
         about = {"format": FORMAT, "key": key, "round": done, "tree": snapshot.tree,
-                 "check": _checksum(snapshot.arrays)}  # fmt: skip
+                 "check": _checksum(snapshot)}  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         # A folder of its own, since safetensors leaves files with names of its own if it is killed.
         with staged(self.folder) as place:
@@ -132,8 +130,11 @@ class Checkpoints:
         return self.folder / f"{key}{ENDING}"
 
 
-def _checksum(arrays: dict[str, np.ndarray]) -> int:
-    check = 0
+def _checksum(snapshot: Snapshot) -> int:
+    """Of all of it: numbers are in the tree, too."""
+    arrays = snapshot.arrays
+    shapes = [(name, arrays[name].dtype.str, arrays[name].shape) for name in sorted(arrays)]
+    check = zlib.crc32(json.dumps([snapshot.round, snapshot.tree, shapes]).encode())
     for name in sorted(arrays):
         check = zlib.crc32(np.ascontiguousarray(arrays[name]).data, check)
     return check

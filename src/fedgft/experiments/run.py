@@ -29,6 +29,7 @@ from fedgft.metrics import get_metric
 
 MOST = 100  # runs in a batch: more would not be faster, and a kill loses the batch at hand
 MOST_RUNS = {"celeba": 10}
+OTHERS = (KeyError, TypeError, ValueError, OverflowError, AttributeError)  # cells of others
 Cost = Callable[[Cell, Protocol], int]
 CURVES = ("accuracy", "gap_soft", "gap_hard", "gap_soft_test", "gap_hard_test")
 
@@ -97,7 +98,7 @@ class Runner:
         dataset, out = self.data(spec.data), []
         for key, mode, rule in self._paths(spec, seeds):
             path = None
-            with suppress(KeyError, TypeError, ValueError):  # not there, or not as we write it
+            with suppress(*OTHERS):  # not there, or not as we write it
                 path = Path.from_json(self.shelf.get(key) or {})
             if path is None:
                 said, size = f"convergence, {mode}, {rule}", len(dataset) * seeds
@@ -151,7 +152,7 @@ class Runner:
 
     def _known(self, cell: Cell) -> bool:
         if cell not in self._records and (kept := self.shelf.get(self._key(cell))) is not None:
-            with suppress(KeyError, TypeError, ValueError):  # not as we write it
+            with suppress(*OTHERS):  # not as we write it
                 self._records[cell] = _read(cell, kept)
         return cell in self._records
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
 from fedgft.experiments.study import Result, Study
-from fedgft.files import make_folder, whole
+from fedgft.files import make_folder, parsed, proper, read_tensors, whole
 from fedgft.models import ResNet18, get_model, named
 from fedgft.types import FedgftError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = "fedgft-model-1"
+NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
 TEXT = ("rule", "target_of")  # columns of text that may hold nothing but nulls
 
 
@@ -123,6 +125,8 @@ class SavedModel:
                 raise FedgftError(
                     f"{source}: has a column {name!r} already, which predict would write; rename it"
                 )
+        if self.about["encoder"] is None:
+            raise FedgftError(f"{self.path}: it was not trained on a table, and knows none")
         features, notes = Encoder.from_json(self.about["encoder"]).encode(frame, source=source)
         scores, classes = self.scores(features), self.about["classes"]
         decision = pl.Series("decision", [classes[i] for i in scores.argmax(1)])
@@ -180,33 +184,45 @@ def write_model(
 
 
 def load_model(path: str | Path) -> SavedModel:
-    from safetensors import SafetensorError, safe_open
-
     if Path(path).exists() and not Path(path).is_file():
         raise FedgftError(f"{path}: not a model file (a folder, or a pipe)")
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = json.loads((file.metadata() or {}).get("fedgft", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        header, tensors = read_tensors(Path(path))
+        about = parsed(header.get("fedgft", "{}"))
+        if any(t.dtype.kind != "f" or not np.isfinite(t).all() for t in tensors.values()):
             raise ValueError("it holds numbers that are none")
     except FileNotFoundError as error:
         raise FedgftError(f"{path}: no such file") from error
-    except (SafetensorError, OSError, ValueError) as error:
+    except ValueError as error:
         raise FedgftError(f"{path}: not a model file ({error})") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise FedgftError(f"{path}: not a model that fedgft saved (no {FORMAT!r} in its header)")
     try:
         return _assemble(tensors, about, str(path))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise FedgftError(f"{path}: a model file with a part missing ({error})") from error
 
 
 def _assemble(tensors: dict[str, np.ndarray], about: dict[str, Any], path: str) -> SavedModel:
     mean, spread = tensors.pop("scaler.mean"), tensors.pop("scaler.spread")
+    columns, classes = (tuple(map(proper, about[what])) for what in ("columns", "classes"))
+    if not mean.shape == spread.shape == (len(columns),) or not (spread > 0).all():
+        raise ValueError("the scaling does not fit the columns")
+    if len(set(classes)) < 2:
+        raise ValueError("fewer than two classes")
     if "network" in about:
+        if about["network"] not in NETWORKS:
+            raise ValueError("another network than ours")
         return SavedModel([], mean, spread, about, path, tensors)
+    if about["encoder"] is not None and Encoder.from_json(about["encoder"]).columns != columns:
+        raise ValueError("the encoder makes other columns")
     names = [name.removesuffix("weight") for name in tensors if name.endswith("weight")]
     order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
     layers = [(tensors[f"{n}weight"], tensors[f"{n}bias"]) for n in order]
+    widths = [len(columns), *(len(bias) for _, bias in layers)]
+    for (weight, bias), (inward, outward) in zip(layers, pairwise(widths), strict=True):
+        if weight.shape != (outward, inward) or bias.shape != (outward,):
+            raise ValueError("the layers do not fit each other")
+    if not layers or widths[-1] != len(classes):
+        raise ValueError("the layers do not end in the classes")
     return SavedModel(layers, mean, spread, about, path)

@@ -73,11 +73,7 @@ def _check_place(folder: Path, *, resume: bool) -> None:
 def _schema(grid: Grid, config: Config, nodes: list[int]) -> tuple[Schema, np.ndarray, list[str]]:
     """How rows are read, how many each site has, and who cannot take part."""
     if config["data"] == "csv" and config["schema"]:
-        file = Path(str(config["schema"])).expanduser()
-        try:
-            return Schema.from_json(file.read_text("utf-8"), source=str(file)), np.ones(1), []
-        except OSError as error:
-            raise FedgftError(f"schema {file}: cannot be read ({error.strerror})") from None
+        return Schema.from_file(Path(str(config["schema"])).expanduser()), np.ones(1), []
     if config["data"] == "csv":
         found, rows, wrong = agreement(
             grid, nodes, timeout=float(config["timeout"]), label=str(config["label"]),
