@@ -1,6 +1,5 @@
 """`audit`: from the sums of all sites to everything that is said of them, as plain values."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from fedgft.audit.text import about, markdown
 from fedgft.audit.thresholds import WARNING, adjust
 from fedgft.audit.verdict import verdict
 from fedgft.audit.views import Pool, View, pool, views
+from fedgft.files import parsed
 from fedgft.layout import Table, printable
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.types import FedgftError
@@ -190,8 +190,8 @@ def _check_references(references: Sequence[str], seen: Sequence[View]) -> None:
 def read_summary(path: Path) -> Plain:
     """An audit.json that `fedgft audit --out` wrote."""
     try:
-        found = json.loads(path.read_text("utf-8"), parse_constant=lambda name: None)
-    except (OSError, ValueError, RecursionError) as error:
+        found = parsed(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise FedgftError(f"{path}: not a whole audit ({error})") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise FedgftError(f"{path}: not an audit that this version of fedgft wrote")
@@ -204,6 +204,8 @@ def _cleaned(value: Any) -> Any:
     """Names are shown; whoever wrote the file may have put anything into them."""
     if isinstance(value, str):
         return printable(value)
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
     if isinstance(value, list):
         return [_cleaned(item) for item in value]
     if isinstance(value, dict):

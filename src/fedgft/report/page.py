@@ -67,7 +67,7 @@ def contents(folder: Path) -> str:
     for name in NAMES:
         page = folder / f"{name}.md"
         if page.is_file():
-            title, *text = page.read_text("utf-8").splitlines()
+            title, *text = page.read_text("utf-8", "replace").splitlines() or [name]
             good, bad = (sum(line.startswith(f"- {SIGNS[is_so]} ") for line in text)
                          for is_so in (True, False))  # fmt: skip
             link = f"[{title.removeprefix('# ')}]({name}.md)"

@@ -3,6 +3,7 @@ and figures. It is plain data; here it is written to a folder and read from it a
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from fedgft.experiments.shelf import sealed, unsealed
 from fedgft.experiments.store import write_rows
-from fedgft.files import whole
+from fedgft.files import proper, whole
 from fedgft.layout import Table
 from fedgft.report.claims import Finding
 from fedgft.report.figures import save
@@ -91,22 +92,40 @@ def read(path: Path) -> Section | None:
     try:
         kept = unsealed(path.read_text("utf-8"), FORMAT)
         return Section(
-            **{n: kept[n] for n in ("name", "title", "claim", "note", "how")},
-            findings=tuple(Finding(*finding) for finding in kept["findings"]),
+            **{n: proper(kept[n]) for n in ("name", "title", "claim", "note", "how")},
+            findings=tuple(_finding(*finding) for finding in kept["findings"]),
             tables=tuple(map(_table, kept["tables"])),
-            figures=tuple((name, caption) for name, caption in kept["figures"]),
-            chosen=tuple(kept["chosen"]),
-            notes=tuple(kept["notes"]),
+            figures=tuple((_file(name), proper(caption)) for name, caption in kept["figures"]),
+            chosen=_texts(kept["chosen"]),
+            notes=_texts(kept["notes"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 
 def _table(kept: dict[str, Any]) -> Table:
     return Table(
-        title=kept["title"], header=tuple(kept["header"]), rows=tuple(map(tuple, kept["rows"])),
-        stubs=kept["stubs"], notes=tuple(kept["notes"]),
+        title=proper(kept["title"]), header=_texts(kept["header"]),
+        rows=tuple(map(_texts, kept["rows"])), stubs=int(kept["stubs"]),
+        notes=_texts(kept["notes"]),
     )  # fmt: skip
+
+
+def _texts(kept: Any) -> tuple[str, ...]:
+    return tuple(map(proper, kept))
+
+
+def _finding(text: Any, holds: Any) -> Finding:
+    if holds not in SIGNS or isinstance(holds, float):
+        raise ValueError(f"{holds!r} is no verdict")
+    return Finding(proper(text), holds)
+
+
+def _file(name: Any) -> str:
+    """Of a figure, in the folder of the figures and nowhere else."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", proper(name)) or ".." in name:
+        raise ValueError(f"{name!r} is no name of a figure")
+    return name
 
 
 def markdown(section: Section) -> str:
