@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from fedgft.data.columns import suggestion
-from fedgft.data.encoding import Categorical, Encoder, Numeric
+from fedgft.data.encoding import MOST_INDICATORS, Categorical, Encoder, Numeric
 from fedgft.data.roles import group_columns
 from fedgft.data.scaling import CONSTANT
 from fedgft.data.schema import EMPTY, Description, Schema
+from fedgft.files import proper
 from fedgft.types import FedgftError
+
+LARGEST = 1e100  # sum of squares: more than any number of rows of float32 have
 
 
 def agree(
@@ -23,6 +26,8 @@ def agree(
     """The schema that most sites fit, and of each other site what is wrong with it."""
     good, wrong = _believable(sites)
     columns = _columns(list(good.values()))
+    if good and not columns:
+        raise FedgftError("the sites' tables have no column in common to learn from")
     wrong |= {site: odd for site, d in good.items() if (odd := _odd_columns(columns, _kinds(d)))}
     named = {}
     for what, given in (("labels", classes), ("groups", groups)):
@@ -60,19 +65,24 @@ def _believable(sites: Mapping[str, Any]) -> tuple[dict[str, Description], dict[
 def _check(said: Description) -> None:
     rows = said["rows"]
     sane = isinstance(rows, int) and 0 < rows < 10**12
-    sane &= all(isinstance(v, str) for what in ("labels", "groups") for v in said[what])
-    for name, column in said["columns"].items():
+    sane &= all(isinstance(said[what], list) for what in ("labels", "groups"))
+    names = [*said["labels"], *said["groups"], *said["columns"]]
+    for column in said["columns"].values():
         if column["kind"] == EMPTY:
             continue
         if column["kind"] == "numbers":
-            count, total, square = (float(column[key]) for key in ("count", "sum", "square"))
-            sane &= 0 <= count <= rows and bool(np.isfinite([total, square]).all())
+            numbers = [column[key] for key in ("count", "sum", "square")]
+            sane &= all(type(number) in (int, float) for number in numbers)
+            count, total, square = map(float, numbers)
+            sane &= 0 <= count <= rows and np.isfinite(total) and 0 <= square <= LARGEST
             sane &= total**2 <= count * square * (1 + 1e-9) + 1e-9  # Cauchy and Schwarz
         else:
             levels = column["levels"]
             sane &= column["kind"] == "text" and sum(levels.values()) <= rows
             sane &= all(isinstance(n, int) and n > 0 for n in levels.values())
-        sane &= isinstance(name, str)
+            names += levels
+    list(map(proper, names))
+    sane &= len(names) <= MOST_INDICATORS
     if not sane:
         raise FedgftError("damaged")
 

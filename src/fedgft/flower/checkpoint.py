@@ -5,6 +5,7 @@ and as its header the constants and the history. It is replaced whole, so there 
 """
 
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fedgft.files import whole
+from fedgft.files import parsed, read_tensors, whole
+from fedgft.flower.gather import plain
 from fedgft.flower.hearing import Best
 from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.flower.strategy import FairStrategy
 
-FORMAT = "fedgft-checkpoint-1"
+FORMAT = "fedgft-checkpoint-2"
+Tensors = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -45,46 +48,62 @@ class Checkpoint:
         }
         tensors = _named("model", arrays) | _inner(strategy.strategy)
         tensors |= {} if best is None else _named("best", best.arrays)
+        header["check"] = _checksum(header, tensors)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole(self.path) as part:
             part.write_bytes(save(tensors, metadata=header))
 
     def load(self, strategy: "FairStrategy", like: ArrayRecord) -> ArrayRecord:
         """The model to go on with; everything else is put back where it was."""
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(self.path, "np") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+            header, tensors = read_tensors(self.path)
+        except (OSError, ValueError) as error:
             raise FedgftError(f"{self.path}: not a whole checkpoint ({error})") from None
         if header.get("format") != FORMAT:
             raise FedgftError(f"{self.path}: not a checkpoint of this version; name another file")
         if header.get("about") != _about(strategy):
             raise FedgftError(f"{self.path}: the checkpoint is of another run "
                               f"({header.get('about')}); name another file")  # fmt: skip
-        arrays = self._like(tensors, "model", like)
+        if header.get("check") != _checksum(header, tensors):
+            raise FedgftError(f"{self.path}: not a whole checkpoint (its numbers are damaged)")
+        try:
+            self._restored(strategy, header, tensors, like)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise FedgftError(f"{self.path}: no checkpoint of ours ({plain(error)})") from None
+        return self._like(tensors, "model", like)
+
+    def _restored(
+        self, strategy: "FairStrategy", header: dict[str, str], tensors: Tensors, like: ArrayRecord
+    ) -> None:
         hearing = strategy.hearing
         hearing.constants.restore(header["constants"])
         hearing.believer.names = hearing.constants.names
-        hearing.believer.examples = dict(json.loads(header["examples"]))
-        strategy.done, strategy.idle, hearing.released, runs = json.loads(header["counts"])
+        hearing.believer.examples = dict(parsed(header["examples"]))
+        strategy.done, strategy.idle, hearing.released, runs = map(int, parsed(header["counts"]))
         hearing.runs = runs + 1
-        best = json.loads(header["best"])
+        best = parsed(header["best"])
         if best is not None:
             hearing.best = Best(best[0], self._like(tensors, "best", like), best[1])
         if strategy.weights is not None:
-            strategy.weights.kept = json.loads(header["weights"]) or {}
+            strategy.weights.kept = parsed(header["weights"]) or {}
         _restore(strategy.strategy, tensors)
-        return arrays
 
-    def _like(self, tensors: dict[str, np.ndarray], prefix: str, like: ArrayRecord) -> ArrayRecord:
+    def _like(self, tensors: Tensors, prefix: str, like: ArrayRecord) -> ArrayRecord:
         """A model of the same shapes in the same order: the file has an order of its own."""
         mine = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == prefix}
         if {n: t.shape for n, t in mine.items()} != {n: tuple(a.shape) for n, a in like.items()}:
             raise FedgftError(f"{self.path}: the checkpoint is of another model")
         return ArrayRecord({name: Array(mine[name]) for name in like})
+
+
+def _checksum(header: dict[str, str], tensors: Tensors) -> str:
+    """Of all of it, so that damage is known for what it is, hours later."""
+    told = sorted((key, text) for key, text in header.items() if key != "check")
+    shapes = [(name, t.dtype.str, t.shape) for name, t in sorted(tensors.items())]
+    check = zlib.crc32(json.dumps([told, shapes]).encode())
+    for name in sorted(tensors):
+        check = zlib.crc32(np.ascontiguousarray(tensors[name]).data, check)
+    return str(check)
 
 
 def _about(strategy: "FairStrategy") -> str:

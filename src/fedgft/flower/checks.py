@@ -140,16 +140,17 @@ def check_metrics(reply: Message, *, weighted_by: str) -> None:
 
 
 def alike(replies: Mapping[int, Message]) -> dict[int, str]:
-    """Whose metrics have other names, or lists of another length, than most replies': a strategy
-    would stumble over them."""
+    """Whose records or metrics have other names, or lists of another length, than most replies':
+    a strategy would stumble over them, and take the server along."""
     forms = {}
     for node, reply in replies.items():
-        (metrics,) = reply.content.metric_records.values()
-        forms[node] = tuple(sorted((name, _length(value)) for name, value in metrics.items()))
+        content = reply.content
+        (metrics,) = content.metric_records.values()
+        values = sorted((name, _length(value)) for name, value in metrics.items())
+        forms[node] = tuple(content.array_records), tuple(content.metric_records), tuple(values)
     common = most_common(forms.values())
-    shown = lambda form: ", ".join(name for name, _ in form)  # noqa: E731
     return {
-        node: f"it sends the metrics {shown(own)}, the others {shown(common)}, or in another form"
+        node: f"it sends {_shown(own)}, the others {_shown(common)}, or in another form"
         for node, own in forms.items()
         if own != common
     }
@@ -159,6 +160,12 @@ def most_common(values: Iterable[Any]) -> Any:
     """What most of them are, of several the one that came first; counted in one pass, because
     thousands of sites may answer. Of nothing: an empty form."""
     return next((value for value, _ in Counter(values).most_common(1)), ())
+
+
+def _shown(form: Any) -> str:
+    arrays, metrics, values = form
+    records = ", ".join((*arrays, *metrics))
+    return f"the metrics {', '.join(name for name, _ in values)} in the records {records}"
 
 
 def _length(value: Any) -> int:

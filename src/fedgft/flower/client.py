@@ -13,6 +13,7 @@ Who has handlers already adds two lines: `penalty = penalty_of(message, model)`,
 put into the reply's content under "fedgft".
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedgft.federated.reweighing import reweigh
+from fedgft.flower.gather import plain
 from fedgft.flower.masks import answer
 from fedgft.flower.shield import agreed, examples, protected, quiet
 from fedgft.flower.site import Site
@@ -71,8 +73,10 @@ def penalty_of(
     also holds FedProx's term, if the server sent "proximal-mu"."""
     names = Names.of(classes, groups)
     price = price_in(request_of(message), names, site=site)
-    mu = float(settings_of(message).get("proximal-mu", 0.0))  # pyrefly: ignore
-    return ServerPenalty(price, mu, model)
+    mu = settings_of(message).get("proximal-mu", 0.0)
+    if not isinstance(mu, int | float) or not 0 <= mu < math.inf:
+        raise FedgftError(f"the server's proximal-mu is {plain(mu, 40)}: not a number")
+    return ServerPenalty(price, float(mu), model)
 
 
 def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
@@ -120,7 +124,7 @@ def train_reply(message: Message, context: Context, own: Site) -> Message:
 
     request, content, sent = request_of(message), RecordDict(), None
     agreed(request, context, own.name)
-    own.load(_arrays(message))
+    own.load(arrays_of(message))
     wanted = request.get("statistics", "none")
     if wanted in ("received", "both"):
         sent = _sums(message, context, own)
@@ -142,7 +146,7 @@ def evaluate_reply(message: Message, context: Context, own: Site) -> Message:
     """On held-out rows, where the site has some; but the statistics are of its training rows."""
     request, content, sent = request_of(message), RecordDict(), None
     agreed(request, context, own.name)
-    own.load(_arrays(message))
+    own.load(arrays_of(message))
     if request.get("statistics", "none") != "none":
         sent = _sums(message, context, own)
         content[RECORD] = _packed(own, sent)
@@ -165,7 +169,7 @@ def query_reply(message: Message, context: Context, own: Site) -> Message:
     check_version(request, f"the server (seen from site '{own.name}')")
 
     def tally() -> Tally:
-        own.load(_arrays(message))
+        own.load(arrays_of(message))
         return _sums(message, context, own)
 
     if "secure.stage" in request:
@@ -176,7 +180,7 @@ def query_reply(message: Message, context: Context, own: Site) -> Message:
     return Message(RecordDict({RECORD: reply}), reply_to=message)
 
 
-def _arrays(message: Message) -> ArrayRecord:
+def arrays_of(message: Message) -> ArrayRecord:
     found = list(message.content.array_records.values())
     if len(found) != 1:
         raise FedgftError(f"the server's message holds {len(found)} models, not one")

@@ -14,6 +14,7 @@ from fedgft.engine.picking import SLACK, WORTH
 from fedgft.federated import Cohort
 from fedgft.federated.algorithm import Pricing
 from fedgft.federated.control import Steering
+from fedgft.files import parsed
 from fedgft.flower.checks import Noise
 from fedgft.flower.private import gap_error
 from fedgft.flower.wire import Names
@@ -81,7 +82,7 @@ class Constants:
         return json.dumps({"state": held, "names": names, "history": self.history})
 
     def restore(self, text: str) -> None:
-        found = json.loads(text)
+        found = parsed(text)
         held = {k: np.array(v) if isinstance(v, list) else v for k, v in found["state"].items()}
         if isinstance(self.state, Steering):
             self.state = self.state._replace(mu=held.get("mu"), v=held["v"])

@@ -91,7 +91,7 @@ class Replies:
         return {node: content.pop(record) for node, content in held.items()}
 
     def refuse(self, node: int, why: str, site: str) -> None:
-        self.refused[node] = why
+        self.refused[node] = why = plain(why)
         del self.good[node]
         log.warning("fedgft: %s is left out of this round: %s", site, why)
 
@@ -146,8 +146,8 @@ class Believer:
         return found
 
     def _drop(self, error: FedgftError) -> None:
-        self.dropped.append(str(error))
-        log.warning("fedgft: statistics left out: %s", error)
+        self.dropped.append(plain(error))
+        log.warning("fedgft: statistics left out: %s", self.dropped[-1])
 
     def _check(self, node: int, report: Report, noise: Noise | None) -> None:
         assert self.names is not None

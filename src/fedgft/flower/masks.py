@@ -3,13 +3,15 @@
 import base64
 import hashlib
 import json
+import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from fedgft.files import parsed
 from fedgft.flower.wire import VERSION, Names, Request
 from fedgft.metrics import Tally
 from fedgft.types import FedgftError
@@ -37,6 +39,7 @@ def pair_mask(secret: bytes, public: bytes, size: int) -> np.ndarray:
 
 def public_key(data: Any) -> Any:
     """A key that masks can be made with, or an error."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_der_public_key
 
@@ -44,7 +47,7 @@ def public_key(data: Any) -> Any:
         raise FedgftError("a public key is missing")
     try:
         key = load_der_public_key(data)
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise FedgftError("a public key is damaged") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp384r1":
         raise FedgftError("a public key is of another kind")
@@ -101,8 +104,9 @@ def _shares(state: Any, request: Request) -> tuple[State, State]:
     from flwr.common.secure_aggregation.crypto.shamir import create_shares
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt
 
-    nodes, me = _nodes(request, "nodes"), int(request["me"])
-    threshold = int(request["threshold"])
+    nodes, me, threshold = _nodes(request, "nodes"), request.get("me"), request.get("threshold")
+    if type(me) is not int or type(threshold) is not int:
+        raise FedgftError("the server does not say who is who")
     if len(nodes) < LEAST or not len(nodes) // 2 < threshold <= len(nodes) or me not in nodes:
         raise FedgftError(f"{LEAST} clients are needed, and a majority to unmask")
     keys: dict[str, Any] = {
@@ -154,11 +158,13 @@ def _opened(state: Any, sender: int, text: Any) -> str:
 
     key = _shared(state["talk"], state[f"talk.{sender}"])
     try:
-        session, source, target, *shares = json.loads(decrypt(key, text))
+        session, source, target, *shares = parsed(decrypt(key, text))
     except (InvalidToken, TypeError, ValueError):
         raise FedgftError("a share cannot be opened") from None
     if (session, source, target) != (state["session"], sender, state["me"]) or len(shares) != 2:
         raise FedgftError("a share was meant for somebody else")
+    if not all(isinstance(s, str) and re.fullmatch("([0-9a-f]{2})+", s) for s in shares):
+        raise FedgftError("a share is damaged")
     return json.dumps(shares)
 
 
@@ -177,8 +183,9 @@ def _unmask(state: Any, request: Request) -> tuple[State, State]:
 
 
 def _nodes(request: Request, name: str) -> list[int]:
-    found: Sequence[Any] = request.get(name, [])
-    nodes = [int(n) for n in found]
+    nodes: Any = request.get(name, [])
+    if not isinstance(nodes, list) or not all(type(n) is int for n in nodes):
+        raise FedgftError("the server lists something else than clients")
     if len(set(nodes)) < len(nodes) or len(nodes) > MOST:
         raise FedgftError("a client is listed twice")
     return nodes

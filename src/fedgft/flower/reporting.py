@@ -12,6 +12,7 @@ from fedgft.audit.sitefile import from_json, to_json
 from fedgft.data.schema import Schema
 from fedgft.experiments.store import write_model
 from fedgft.files import whole
+from fedgft.flower.client import arrays_of
 from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.private import Budget, total_rho
 from fedgft.flower.shield import agreed, enter
@@ -44,7 +45,7 @@ def report_reply(message: Message, context: Context, own: Site) -> Message:
         enter(context, own.name, total_rho(budget.epsilon, budget.delta))
         noise = {"epsilon": budget.epsilon, "delta": budget.delta}
     context.state[STATE] = ConfigRecord({"done": True})
-    own.load(next(iter(message.content.array_records.values())))
+    own.load(arrays_of(message))
     labels, scores, groups = _scored(own)
     sums = measure(
         labels, scores, sensitive_features={own.attribute: groups}, site=own.name,

@@ -14,13 +14,15 @@ It counts its own releases: a server that asks more often than was agreed gets a
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from fedgft.files import whole
+from fedgft.files import parsed, whole
+from fedgft.flower.gather import plain
 from fedgft.flower.private import Budget, epsilon_of, noised, without_small
 from fedgft.flower.wire import Request
 from fedgft.metrics import Tally
@@ -28,6 +30,7 @@ from fedgft.types import FedgftError
 
 STATE = "fedgft.private"
 MAX_DELTA = 1e-5
+MOST_RHO = 1e4  # far beyond what any limit allows
 
 
 def quiet(request: Request) -> bool:
@@ -107,7 +110,9 @@ def enter(context: Context, site: str, rho: float) -> None:
     path, most = Path(str(node["ledger"])).expanduser(), float(node.get("max-epsilon", 0.0))
     delta = float(node.get("max-delta", MAX_DELTA))
     try:
-        spent = float(json.loads(path.read_text("utf-8"))["rho"]) if path.exists() else 0.0
+        spent = parsed(path.read_text("utf-8"))["rho"] if path.exists() else 0.0
+        if type(spent) not in (int, float) or not 0 <= spent < MOST_RHO:  # NaN would allow all
+            raise ValueError(f"rho is {str(spent)[:40]}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedgftError(f"site '{site}': {path}: not a ledger ({error})") from None
     after = epsilon_of(spent + rho, delta)
@@ -125,5 +130,10 @@ def _terms(budget: Budget) -> list[float]:
 
 
 def _asked(request: Request, name: str) -> float | None:
+    """NaN is neither above nor below a limit, so it would pass every one."""
     found = request.get(f"privacy.{name}")
-    return None if found is None else float(found)
+    if found is None:
+        return None
+    if not isinstance(found, int | float) or not 0 <= found < math.inf:
+        raise FedgftError(f"the server's privacy.{name} is {plain(found, 40)}: not a number")
+    return float(found)

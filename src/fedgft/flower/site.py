@@ -54,7 +54,11 @@ class Site:
                 f"site '{self.name}': the model it received has '{odd[0]}' {sent.get(odd[0])}, its "
                 f"own {own.get(odd[0])}: other columns, classes or another model than the server's"
             )
-        self.model.load_state_dict(arrays.to_torch_state_dict())
+        try:
+            self.model.load_state_dict(arrays.to_torch_state_dict())
+        except Exception as error:  # whatever a stranger's bytes may do to a decoder
+            raise FedgftError(f"site '{self.name}': the model it received cannot be read "
+                              f"({type(error).__name__})") from None  # fmt: skip
 
     def tally(self, rows: Any) -> Tally:
         """The model's sums over these rows."""

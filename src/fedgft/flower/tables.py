@@ -16,6 +16,7 @@ from fedgft.data.columns import column_of
 from fedgft.data.roles import Roles, test_of
 from fedgft.data.schema import Schema, describe
 from fedgft.data.table import read_frame
+from fedgft.files import parsed
 from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.site import Site
 from fedgft.flower.sites import tensors
@@ -95,8 +96,8 @@ def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, st
     for node, record in sorted(records.items()):
         try:
             check_version(record, f"node {node}")
-            name, found = plain(record["site"], 100), json.loads(str(record["description"]))
-        except (FedgftError, KeyError, ValueError, TypeError, RecursionError) as error:
+            name, found = plain(record["site"], 100), parsed(str(record["description"]))
+        except (FedgftError, KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning("fedgft: node %d is left out: %s", node, plain(error))
             continue
         if name in said or name in twice:

@@ -25,6 +25,7 @@ QUERY = "query.fedgft"
 REPORT = "fedgft_report"
 VERSION = 1
 Request = dict[str, Any]
+MOST_NAMES = 1000  # of classes, and of groups
 MOST_CELLS = 10_000  # numbers in one table of a tally
 
 
@@ -89,9 +90,6 @@ def unpack_report(record: Any, *, node: str) -> Report:
     if not isinstance(record, ConfigRecord):
         raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'")
     check_version(record, f"site '{site}'")
-    lists = [record.get(what) for what in ("classes", "groups")]
-    if not all(isinstance(names, list) and len(names) <= 1000 for names in lists):
-        raise FedgftError(f"site '{site}' sent no names of classes and groups")
     try:
         names = names_in(record)
     except FedgftError as error:
@@ -140,11 +138,17 @@ def price_in(request: Request, names: Names, *, site: str) -> np.ndarray:
         names_in(request).check(names, site=site)
     if "price" not in request:
         return np.zeros(names.shape)
-    return _table(request, "price", names.shape, f"{site}, from the server")
+    found = _table(request, "price", names.shape, f"{site}, from the server")
+    if not np.isfinite(found).all():
+        raise FedgftError(f"the server (seen from site '{site}') sent prices that are not finite")
+    return found
 
 
 def names_in(record: Any) -> Names:
-    return Names.of(*(tuple(map(str, record[what])) for what in ("classes", "groups")))
+    lists = [record.get(what) for what in ("classes", "groups")]
+    if not all(isinstance(names, list) and len(names) <= MOST_NAMES for names in lists):
+        raise FedgftError("no names of classes and groups")
+    return Names.of(*(tuple(map(str, names)) for names in lists))
 
 
 def check_version(record: Any, who: str) -> None:
