@@ -134,7 +134,7 @@ def more_settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> 
         key, equals, value = item.partition("=")
         try:
             held = tomllib.loads(f"x = {value}")["x"] if equals and key.strip() else None
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             held = value  # a word without quotes, as shells leave it
         if not isinstance(held, (str, int, float, bool)) or held in (inf, -inf) or held != held:
             raise FedgftError(f"--set {item}: write KEY=VALUE, such as lr=0.005")

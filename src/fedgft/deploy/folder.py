@@ -111,7 +111,7 @@ def app_settings(own: Path | None) -> dict[str, Any]:
     try:
         held = tomllib.loads(path.read_text("utf-8"))
         return dict(held["tool"]["flwr"]["app"]["config"])
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FedgftError(f"--app {own}: no Flower app there ({path.name}: {error})") from None
 
 

@@ -1,13 +1,16 @@
 """What came of a run, from the files that it left."""
 
-import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedgft.files import parsed
 from fedgft.flower.journal import FILE
+from fedgft.types import FedgftError
 
 GIVEN_UP = "given up"
+OTHER = (ValueError, KeyError, TypeError, AttributeError)  # what another's file leads to
 
 
 def summary(
@@ -21,16 +24,19 @@ def summary(
         out["why"] = f"it was not done after {limit:g} s (--timeout)"
     elif status != "finished:completed":
         out["why"] = why_failed(folder)
-    rows = [row for row in progress(folder) if "round" in row]
-    out["rounds"] = max((int(row["round"]) for row in rows), default=0)
+    rounds = [row.get("round") for row in progress(folder)]
+    out["rounds"] = max((n for n in rounds if type(n) is int), default=0)
     path = folder / "history.json"
     if not path.exists():
         return out
-    held = json.loads(path.read_text("utf-8"))
-    row, metric = held["about"]["measured"] or {}, held["about"]["metric"]
-    out |= {key: row.get(key) for key in ("accuracy", "gap_soft", "gap_hard")}
-    out["sites"] = len(held["sites"]) or sites
-    return out | _held_out(held["held_out"], metric)
+    try:
+        held = parsed(path.read_text("utf-8"))
+        row, metric = held["about"]["measured"] or {}, held["about"]["metric"]
+        out |= {key: row.get(key) for key in ("accuracy", "gap_soft", "gap_hard")}
+        out["sites"] = len(held["sites"]) or sites
+        return out | _held_out(held["held_out"], metric)
+    except (OSError, *OTHER) as error:
+        raise FedgftError(f"{path}: not the history of a run ({error})") from None
 
 
 def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
@@ -48,7 +54,7 @@ def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
 
 def why_failed(folder: Path) -> str:
     """In the app's own words, or the engine's where the app said nothing."""
-    said = [row["error"] for row in progress(folder) if "error" in row]
+    said = [str(row["error"]) for row in progress(folder) if "error" in row]
     if said:
         return said[-1]
     try:
@@ -61,7 +67,11 @@ def why_failed(folder: Path) -> str:
 
 def progress(folder: Path) -> list[dict[str, Any]]:
     try:
-        text = (folder / FILE).read_text("utf-8")
+        text = (folder / FILE).read_text("utf-8", "replace")
     except OSError:
         return []
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    rows = []
+    for line in text.splitlines():
+        with suppress(ValueError):  # a line that is still being written
+            rows.append(parsed(line))
+    return [row for row in rows if isinstance(row, dict)]
