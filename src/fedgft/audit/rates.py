@@ -87,13 +87,19 @@ def rates_of(metric: Metric, seen: View, kind: Kind, *, by_site: bool = False) -
 
 
 def _noise_on(rate: np.ndarray, unit: np.ndarray, noise: np.ndarray, kind: Kind) -> np.ndarray:
-    """Variance of noise on A - r B."""
+    """Variance of noise on A - r B: the sum of e^2 times that of each count, e = u0 - r u1."""
     if not noise.any():
         return np.zeros_like(rate)
-    e = unit[0][..., None, :, :] - rate[..., None, None] * unit[1][..., None, :, :]  # v g y c
-    if kind == "soft":  # a score lies anywhere in [0, 1]: noise weighs as at its worst
-        e = np.abs(e).max(-1, keepdims=True) + 0 * e
-    return np.einsum("...vgyc,...ygc->...vg", e**2, noise)
+    if kind == "hard":  # the square, multiplied out: e itself is a table for every group
+        parts = (unit[0] ** 2, unit[0] * unit[1], unit[1] ** 2)
+        one, both, other = (np.einsum("vyc,...ygc->...vg", part, noise) for part in parts)
+        return np.maximum(one - 2 * rate * both + rate**2 * other, 0.0)
+    out = np.zeros_like(rate)
+    for g, own in enumerate(np.moveaxis(noise, 1, 0).sum(-1)):
+        # a score lies anywhere in [0, 1]: noise weighs as at its worst
+        worst = np.abs(unit[0] - rate[:, g, None, None] * unit[1]).max(-1)  # (v, y)
+        out[:, g] = worst**2 @ own
+    return out
 
 
 def _extremes_of(
@@ -114,20 +120,26 @@ def _scores(metric: Metric, seen: View, rate: np.ndarray) -> tuple[np.ndarray, n
     """Of mean scores: the sum of e^2 over rows, e = a p + b, with every score p in the middle of
     its bin; and how far off A - r B may be where sums of scores are themselves such middles."""
     slope, offset = metric.affine(len(seen.classes))
-    a = slope[0][:, None] - rate[..., None, None] * slope[1][:, None]  # (v, g, y, c)
-    b = offset[0][:, None] - rate[..., None] * offset[1][:, None]  # (v, g, y)
-    if len(seen.classes) == 2:  # p0 = 1 - p1
-        a, b = a[..., 1:] - a[..., :1], b + a[..., 0]
     width = 1 / seen.histogram.shape[-1]
     middles = (np.arange(seen.histogram.shape[-1]) + 0.5) * width
     counts = np.moveaxis(seen.histogram[:, :-1], 1, 0)  # (g, y, s, bin)
     rows = counts[:, :, 0].sum(-1)
-    squares = (a[..., None] * middles + b[..., None, None]) ** 2 + (a[..., None] * width) ** 2 / 12
-    each = np.einsum("vgysb,gysb->vgys", squares, np.maximum(counts, 0.0))
-    # a row's e depends on one score at most; where on none, it is b
-    total = np.where(a != 0, each, 0.0).sum(-1) + np.where((a == 0).all(-1), b**2 * rows, 0.0)
-    off = np.abs(a).max(-1) * width / 2 * np.abs(rows) * seen.noise.any()
-    return total.sum(-1), off.sum(-1)
+    none, one, two = (np.maximum(counts, 0.0) @ middles**power for power in range(3))  # (g, y, s)
+    two = two + none * width**2 / 12  # of a score that lies anywhere in its bin
+    total, off = np.zeros_like(rate), np.zeros_like(rate)
+    for g in range(len(rows)):  # one at a time: with many classes each is a large table
+        a = slope[0] - rate[:, g, None, None] * slope[1]  # (v, y, c)
+        b = offset[0] - rate[:, g, None] * offset[1]  # (v, y)
+        if len(seen.classes) == 2:  # p0 = 1 - p1
+            a, b = a[..., 1:] - a[..., :1], b + a[..., 0]
+        each = np.maximum(
+            a**2 * two[g] + 2 * a * b[..., None] * one[g] + b[..., None] ** 2 * none[g], 0
+        )
+        # a row's e depends on one score at most; where on none, it is b
+        found = np.where(a != 0, np.maximum(each, 0.0), 0.0).sum(-1)
+        total[:, g] = (found + np.where((a == 0).all(-1), b**2 * rows[g], 0.0)).sum(-1)
+        off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * seen.noise.any()).sum(-1)
+    return total, off
 
 
 @dataclass(frozen=True)
