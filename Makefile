@@ -19,7 +19,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test docs coverage mutants bench results dist clean check-python rebuild
+.PHONY: help demo test docs coverage hardening bench results dist clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -46,8 +46,14 @@ coverage: $(TEST) ## which lines of src/ no test runs; fails below 95%
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-mutants: $(TEST) ## whether the tests notice faults in metrics and theory, into results/ (half an hour)
-	$(BIN)/python benchmarks/mutants.py --jobs $(WORKERS)
+hardening: $(TEST) ## bad inputs, fuzzing, kills, Ctrl-C, planted faults, load, into results/hardening (hours)
+	$(BIN)/pip install -q -e '.[hardening]'
+	$(BIN)/python hardening/bad_inputs.py
+	$(BIN)/python hardening/fuzz.py all
+	$(BIN)/python hardening/kills.py
+	$(BIN)/python hardening/interrupts.py
+	$(BIN)/python hardening/mutants.py --jobs $(WORKERS)
+	$(BIN)/python benchmarks/load.py
 
 bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py
@@ -58,7 +64,6 @@ results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into re
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 	$(BIN)/python benchmarks/decisions.py --out results
 	$(BIN)/python benchmarks/flower.py --deployed --out results
-	$(BIN)/python benchmarks/bad_inputs.py
 	$(BIN)/fedgft demo | sed 's/ *$$//' > results/demo.txt && cp fedgft-demo/sites.svg docs/
 
 dist: $(TEST) ## build the wheel and the source archive into dist/

@@ -1,6 +1,6 @@
 """What happens when there is a lot of everything: seconds and memory, and how they grow.
 
-python benchmarks/load.py [CASE ...] [--quick] [--out results/load.md]
+python benchmarks/load.py [CASE ...] [--quick] [--out results/hardening/load.md]
 
 Each case runs at two sizes, each run in a fresh process with its start-up; making the files is not
 counted. `--quick` takes small sizes, about a minute in all, and writes nothing unless told where.
@@ -16,7 +16,7 @@ from typing import Any
 from timing import Neighbours, command
 
 HERE = Path(__file__).parent
-RESULT = HERE.parent / "results" / "load.md"
+RESULT = HERE.parent / "results" / "hardening" / "load.md"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--quick", action="store_true", help="small sizes, about a minute")
-    parser.add_argument("--out", type=Path, help="where to write it [results/load.md, all cases]")
+    parser.add_argument(
+        "--out", type=Path, help="where to write it [results/hardening, if all cases]"
+    )
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in CASES]:
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(CASES)}")

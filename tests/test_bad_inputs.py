@@ -1,6 +1,6 @@
 """Wrong input of every kind: one line that names it, exit code 2, and nothing left behind.
 
-A sample; `benchmarks/bad_inputs.py` tries all cases, under limits of time and memory.
+A sample; `hardening/bad_inputs.py` tries all cases, under limits of time and memory.
 """
 
 import sys
@@ -12,7 +12,7 @@ import pytest
 from fedgft.cli.commands import app
 from fedgft.cli.names import _place, _whole
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "hardening"))
 
 from bad_cases import Case, cases, stock_sums, stock_tables
 from bad_inputs import Outcome, called, contents, prepare

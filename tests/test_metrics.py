@@ -75,6 +75,9 @@ def test_statistics_and_tallies_add_up_over_any_split(metric, rows, data):
     summed = sum(metric.statistics(*part.encoded()).sum(0) for part in parts)
     np.testing.assert_allclose(summed, whole, **EXACT)
     tally = stack([part.tally() for part in parts]).sum()
+    added = parts[0].tally() + parts[1].tally() + parts[2].tally() + parts[3].tally()
+    for name in ("count", "score", "decision"):
+        np.testing.assert_allclose(getattr(added, name), getattr(rows.tally(), name), **EXACT)
     np.testing.assert_allclose(tally.statistics(metric, "soft"), whole, **EXACT)
     np.testing.assert_allclose(tally.gap(metric, "soft"), gap(metric, rows), rtol=1e-9, atol=1e-9)
 

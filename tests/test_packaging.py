@@ -86,7 +86,7 @@ def test_the_source_archive_holds_what_its_tests_read(unpacked):
     """All that is not private to this checkout, as it is here, and no cache."""
     held = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert not [name for name in held if any(part in name for part in SPOILT)]
-    for folder in ("src", "tests", "docs", "examples", "benchmarks"):
+    for folder in ("src", "tests", "docs", "examples", "benchmarks", "hardening"):
         assert {f"{folder}/{name}" for name in files(ROOT / folder)} <= held
     tables = [p for p in (ROOT / "results").rglob("*") if p.suffix in (".md", ".svg", ".jsonl")]
     assert tables and {str(path.relative_to(ROOT)) for path in tables} <= held

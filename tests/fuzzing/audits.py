@@ -1,0 +1,77 @@
+"""Targets: the file that a site hands over, and an audit that is compared with another."""
+
+import json
+import warnings
+from functools import cache
+
+import numpy as np
+
+from fedgft.audit import audit, measure, read_sums
+from fedgft.audit.change import compare
+from fedgft.audit.charts import charts
+from fedgft.audit.gathering import gather
+from fedgft.audit.summary import Audit, read_summary
+from fedgft.audit.sums import Sums
+from fedgft.audit.tabulated import tables
+from fuzzing import Target
+from fuzzing.places import each, file
+
+UTF8 = "utf-8"
+
+
+@cache
+def other() -> bytes:
+    """Another site, asked the same as that of the seeds."""
+    from fedgft.audit.sitefile import to_json
+
+    return to_json(site("other")).encode()
+
+
+def site(name: str, **how):
+    rng = np.random.default_rng(0)
+    y, g = rng.integers(0, 2, 60), rng.choice(["f", "m"], 60)
+    p = np.clip(0.5 * y + 0.4 * rng.random(60), 0, 1).round(3)
+    return measure(y, p, sensitive_features={"sex": g}, site=name, **{"bins": 4} | how)
+
+
+def sums(data: bytes) -> None:
+    """Alone and beside another site, to the end: all that a report shows."""
+    path, second = file("site.json", data), file("other.json", other())
+    each(
+        lambda: shown(audit(read_sums(path))),
+        lambda: adjusted(read_sums(path)),
+        lambda: shown(audit(gather([path, second]))),
+    )
+
+
+def adjusted(sums: Sums) -> None:
+    if sums.histogram:
+        audit(sums, adjust_to={"sp": 0.05}).to_json()
+
+
+def shown(made: Audit) -> None:
+    made.to_json().encode(UTF8)
+    made.to_markdown().encode(UTF8)
+    made.lead()
+    list(tables(made.to_dict()))
+    for figure in charts(made):
+        json.dumps(figure.spec, ensure_ascii=False).encode(UTF8)
+
+
+@cache
+def summary() -> dict:
+    return json.loads(audit(site("north")).to_json())
+
+
+def report(data: bytes) -> None:
+    """An audit.json, as the old and as the new one of two."""
+    found = read_summary(file("audit.json", data))
+    for old, new in ((found, summary()), (summary(), found), (found, found)):
+        made = compare(old, new)
+        for text in (made.to_json(), made.to_markdown(), made.to_html()):
+            text.encode(UTF8)
+        made.verdict()
+
+
+TARGETS = [Target("site-file", sums, "json"), Target("audit-json", report, "json")]
+warnings.filterwarnings("ignore", category=RuntimeWarning)

@@ -1,0 +1,61 @@
+"""Whatever is in a file or a message, a reader says so in our own words, or reads it.
+
+The targets and their seeds are in tests/fuzzing; `hardening/fuzz.py` runs them for longer.
+"""
+
+import random
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fuzzing import SEEDS, targets
+from fuzzing.mutation import mutated
+
+TARGETS = targets()
+# Those that take long a time; hardening/fuzz.py has more patience.
+EXAMPLES = {
+    "audit-json": 6, "client-reply": 15, "secure-reply": 4, "section": 8, "server-request": 8,
+    "site-file": 15, "table-csv": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Damaged numbers may overflow: what counts is what comes out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_every_target_has_seeds_and_they_are_small() -> None:
+    assert sorted(TARGETS) == sorted(path.name for path in SEEDS.iterdir())
+    assert all(target.seeds() for target in TARGETS.values())
+    assert sum(path.stat().st_size for path in SEEDS.rglob("*") if path.is_file()) < 100_000
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_our_writers_made_is_read(name: str) -> None:
+    """Otherwise mutations of it would all be refused at the door."""
+    for path in TARGETS[name].seeds("good"):
+        TARGETS[name].read(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_was_found_before_stays_mended(name: str) -> None:
+    for path in TARGETS[name].seeds("found"):
+        TARGETS[name].accepts(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_but_our_own_error_comes_out(name: str) -> None:
+    target = TARGETS[name]
+    seeds = [path.read_bytes() for path in target.seeds()]
+
+    @settings(max_examples=EXAMPLES.get(name, 25), database=None)
+    @given(st.sampled_from(seeds), st.integers(0, 2**32))
+    def check(seed: bytes, number: int) -> None:
+        target.accepts(mutated(seed, target.form, random.Random(number)))
+
+    check()
