@@ -112,11 +112,13 @@ def _kept(name: str, path: Path) -> str:
 
 def child(name: str, corpus: str, options: list[str]) -> None:
     """Instruments the library, and hands over to libFuzzer, which does not return."""
+    import logging
     import warnings
 
     atheris = _atheris()
     os.environ["RUST_BACKTRACE"] = "0"
     warnings.simplefilter("ignore")
+    logging.disable()
     with atheris.instrument_imports(include=["fedgft"], exclude=list(COMPILED)):
         from fuzzing import targets
 

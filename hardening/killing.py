@@ -13,8 +13,8 @@ import polars as pl
 
 from fedgft.audit import measure, write_sums
 from fedgft.data.synthetic import synthetic
+from fedgft.errors import FedgftError
 from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.types import FedgftError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedgft.errors import FedgftError
 from fedgft.federated import (
     Algorithm,
     Proximal,
@@ -18,7 +19,6 @@ from fedgft.federated import (
     lrw,
 )
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.types import FedgftError
 from formulas import Method
 from plain import federate
 from small import CLIENTS, EXECUTORS, SGD, clients, federation, module, reordered, run, several

@@ -11,6 +11,7 @@ from fedgft.engine.book import open_book
 from fedgft.engine.choose import choose_executor
 from fedgft.engine.rounds import Rounds
 from fedgft.engine.schedule import batches, everybody, keys
+from fedgft.errors import FedgftError
 from fedgft.federated import (
     BASES,
     Adaptive,
@@ -34,7 +35,6 @@ from fedgft.federated import (
 from fedgft.metrics import CATALOG
 from fedgft.models import get_model
 from fedgft.optim import Optimizer, reach
-from fedgft.types import FedgftError
 from small import EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 SP = CATALOG["sp"]

@@ -118,7 +118,7 @@ def test_all_models_and_init(capsys, tmp_path):
 
 def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch):
     from fedgft import data
-    from fedgft.types import FedgftError
+    from fedgft.errors import FedgftError
 
     def unreachable(name, **options):
         raise FedgftError("no source")

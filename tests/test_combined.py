@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedgft.errors import FedgftError
 from fedgft.federated import Linearised
 from fedgft.metrics import CATALOG, Tally, get_metric
 from fedgft.metrics.spread import SPREADS, spread_gradient
-from fedgft.types import FedgftError
 
 NAMES = ("sp", "eop", "eo", "cal", "acc", "fpr")
 

@@ -14,10 +14,10 @@ from fedgft.data.partition import partition
 from fedgft.data.scaling import standardise
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, Controlled, Objective, Penalty, controlled, fedavg
 from fedgft.federated.control import FIRM, GENTLE, Steering
 from fedgft.metrics import CATALOG, Metric, get_metric
-from fedgft.types import FedgftError
 
 SP = CATALOG["sp"]
 

@@ -9,11 +9,11 @@ import torch
 from drawn import pictures
 from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, fedavg, fedgft, get_method, with_base
 from fedgft.metrics import CATALOG
 from fedgft.models import ResNet18
 from fedgft.optim import Optimizer
-from fedgft.types import FedgftError
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 SP = CATALOG["sp"]

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fedgft.data import Encoder, load_table
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 TABLE = """age,job,sex,site,part,hired
 30,clerk,F,a,train,no

@@ -22,7 +22,7 @@ from fedgft.deploy.keys import authority, node_key
 from fedgft.deploy.local import Plan, federation, nodes_of, submit, watch
 from fedgft.deploy.outcome import summary
 from fedgft.deploy.processes import Processes, free_port, members, programs
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 LIMIT = 300.0  # seconds for any run here; the usual one takes a sixth of that
 FEDGFT = [sys.executable, "-m", "fedgft"]

@@ -8,11 +8,11 @@ from torch import nn
 from fedgft.data.dataset import Federation
 from fedgft.data.scaling import standardise
 from fedgft.engine import Settings, fused, kernels, plain_kernels, simulate
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, Proximal, fairfed, fedavg, fedgft, lft, lrw
 from fedgft.metrics import CATALOG
 from fedgft.models import MLP
 from fedgft.optim import Optimizer
-from fedgft.types import FedgftError
 from formulas import Method
 from plain import Plan, federate
 from small import EXECUTORS, clients, federation, module, run, several

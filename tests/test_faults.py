@@ -15,7 +15,7 @@ from drawn import celeba_folder
 from fedgft.cli import main
 from fedgft.data import fetching
 from fedgft.data.pixels import Album, load_pixels
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 from test_cli import QUICK, run, table
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")

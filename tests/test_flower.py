@@ -10,11 +10,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from torch.nn.functional import cross_entropy
 
+from fedgft.errors import FedgftError
 from fedgft.federated import Adaptive, controlled, fairfed, fedavg, fedgft, with_base
 from fedgft.flower import FairFed, FedGFT, Measured, Site, penalty_of, register, statistics
 from fedgft.flower.sites import flat
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.types import FedgftError
 from grid import (
     LR,
     InProcess,

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 
+from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FairFed, FedGFT
 from fedgft.flower.checks import Noise, check_report
 from fedgft.flower.masks import mask_of
@@ -15,7 +16,6 @@ from fedgft.flower.private import epsilon_of, gap_error, noised, total_rho, with
 from fedgft.flower.sites import client_site, flat
 from fedgft.flower.wire import Names, Report
 from fedgft.metrics import CATALOG, Tally, get_metric
-from fedgft.types import FedgftError
 from grid import biased, gap_of, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]

@@ -12,6 +12,7 @@ from fedgft.data.partition import partition
 from fedgft.data.scaling import standardise
 from fedgft.engine import Settings, simulate
 from fedgft.engine.predict import probabilities
+from fedgft.errors import FedgftError
 from fedgft.experiments.frontier import (
     Spot,
     choose,
@@ -26,7 +27,6 @@ from fedgft.experiments.references import check_fairlearn, fairlearn_fit, thresh
 from fedgft.experiments.shelf import Shelf
 from fedgft.federated import fedavg
 from fedgft.metrics import CATALOG, Tally
-from fedgft.types import FedgftError
 from small import SYNTHETIC, study
 
 SP = CATALOG["sp"]

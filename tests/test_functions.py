@@ -9,8 +9,8 @@ import pytest
 from fairlearn import metrics as fairlearn
 from sklearn.metrics import accuracy_score, precision_score
 
+from fedgft.errors import FedgftError
 from fedgft.metrics import NotEstimableWarning, functions
-from fedgft.types import FedgftError
 
 
 def between_groups(score):

@@ -21,8 +21,8 @@ from PIL import Image
 
 from fedgft.data import fetching, load_table
 from fedgft.data.decoding import ONE_AT_A_TIME, decode, decoders
+from fedgft.errors import FedgftError
 from fedgft.resnet import read_weights
-from fedgft.types import FedgftError
 from fuzzing import SEEDS, messages, targets
 from test_resnet import Trap
 

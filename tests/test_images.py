@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageOps
 from fedgft.data import pixels
 from fedgft.data.celeba import load_celeba
 from fedgft.data.images import load_images
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 ATTRIBUTES = ("5_o_Clock_Shadow", "Male", "Smiling", "Young")
 COUNT = 12

@@ -11,7 +11,7 @@ import pytest
 
 from fedgft.audit import audit, measure_file, read_sums
 from fedgft.cli import main
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, Tally, concatenate, get_metric, price, stack
-from fedgft.types import FedgftError
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # rounding of a few hundred float64 additions
 

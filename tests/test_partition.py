@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedgft.data import Dataset
 from fedgft.data.partition import KINDS, by_column, dirichlet, inner_split, partition, pure
 from fedgft.data.scaling import standardise
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def people(n, *, groups=2, seed=0, unrecorded=False, test=None):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedgft.errors import FedgftError
 from fedgft.federated import SLOPES, Linearised, Penalty, fedgft
 from fedgft.metrics import CATALOG, Metric, price
-from fedgft.types import FedgftError
 from small import clients, federation, run, several
 
 every_metric = pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)

@@ -10,7 +10,7 @@ from fedgft.audit import audit, measure
 from fedgft.audit.private import feasible, mechanism
 from fedgft.audit.sitefile import from_json, to_json
 from fedgft.audit.sums import COUNT, NOISE, Question
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def people(n: int = 500, seed: int = 0):

@@ -12,12 +12,12 @@ import pytest
 import fedgft.experiments.shelf as shelf_module
 from fedgft.cli.reproduce import Name
 from fedgft.data.synthetic import synthetic
+from fedgft.errors import FedgftError
 from fedgft.experiments.paper import EXPERIMENTS, NAMES
 from fedgft.experiments.run import CURVES, Runner, batches
 from fedgft.experiments.shelf import Shelf, alone, code_hash, key_of
 from fedgft.experiments.spec import Cell
 from fedgft.report.section import read
-from fedgft.types import FedgftError
 from test_cli import FIELDS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")

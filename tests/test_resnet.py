@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedgft.errors import FedgftError
 from fedgft.models import ResNet18, get_model, tensors
 from fedgft.resnet import Net, load_weights
-from fedgft.types import FedgftError
 
 
 def net(classes: int = 2, norm: str = "batch", stem: str = "imagenet") -> Net:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedgft.engine.snapshot import Snapshot
+from fedgft.errors import FedgftError
 from fedgft.experiments.checkpoints import Checkpoints
 from fedgft.experiments.store import load_model
 from fedgft.files import open_folder, staged, whole
-from fedgft.types import FedgftError
 from test_cli import run
 from test_faults import command, held, one_line
 

@@ -11,7 +11,7 @@ from fedgft.data.columns import as_text
 from fedgft.data.partition import iid, partition
 from fedgft.data.scaling import Moments, moments, pooled, standardise
 from fedgft.data.synthetic import known_gaps, synthetic
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def numbers(n, d, *, seed):

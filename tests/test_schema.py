@@ -10,7 +10,7 @@ from fedgft.data.agreement import agree
 from fedgft.data.roles import Roles
 from fedgft.data.schema import Schema, describe
 from fedgft.data.table import from_frame
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def table(rows=300, seed=0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedgft.audit import measure, read_sums, write_sums
 from fedgft.audit.gathering import gather, site_files
 from fedgft.audit.sitefile import from_json, to_json
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 from test_sums import measured
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedgft.data import SOURCES, fetching, load, load_adult, load_compas, load_table, prepared_frame
 from fedgft.data.fetching import RemoteFile, SourceFailed, cache_folder, obtain
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def available(name):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedgft.audit import Sums, measure, merge, read_sums, write_sums
 from fedgft.audit.sitefile import from_json, to_json
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 ROW = st.tuples(
     st.integers(0, 1),  # label

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedgft import theory
+from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Tally, stack
-from fedgft.types import FedgftError
 
 ROUNDING = 1e-12  # of sums of at most a few hundred float64 terms below 1
 

@@ -14,12 +14,12 @@ from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate, torch_executor
 from fedgft.engine.schedule import everybody
 from fedgft.engine.snapshot import Snapshot, pack, unpack
+from fedgft.errors import FedgftError
 from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.federated import Algorithm, controlled, fedavg, fedgft, get_method, with_base
 from fedgft.metrics import CATALOG, Tally
 from fedgft.models import Module
 from fedgft.optim import Optimizer
-from fedgft.types import FedgftError
 
 SP = CATALOG["sp"]
 

@@ -22,7 +22,7 @@ _WHERE = {
     "Metric": "metrics",
     "Tally": "metrics",
     "get_metric": "metrics",
-    "FedgftError": "types",
+    "FedgftError": "errors",
     "Dataset": "data",
     "Federation": "data",
     "load": "data",

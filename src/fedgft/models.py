@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 @runtime_checkable

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedgft.types import Block, FedgftError
+from fedgft.errors import FedgftError
+from fedgft.types import Block
 
 Rule = Literal["sgd", "momentum", "adam", "adamw"]
 RULES: tuple[Rule, ...] = ("sgd", "momentum", "adam", "adamw")

@@ -11,7 +11,7 @@ from zipfile import ZipFile, is_zipfile
 import torch
 from torch import Tensor, nn
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 GROUPS = 32  # of channels, in GroupNorm
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from fedgft.errors import FedgftError as FedgftError
-
 Probs = Float[Any, "n c"]  # f(x): one column a class
 Labels = Float[Any, "n c"]  # Y, one-hot
 Groups = Float[Any, "n g"]  # A, one-hot; a row of zeros where it is not recorded

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 SEEDS = Path(__file__).parent / "seeds"
 

@@ -5,7 +5,6 @@ encoding; what the engine's records do not hold never reaches us, and is passed 
 """
 
 import json
-import logging
 import math
 from contextlib import suppress
 from functools import cache, partial
@@ -37,7 +36,6 @@ from fuzzing.places import each, file, folder
 from grid import InProcess, app_of
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-logging.getLogger("flwr").setLevel(logging.CRITICAL + 1)
 REQUESTS = {
     "train": {"statistics": "received", "classes": ["no", "yes"], "groups": ["f", "m"],
                    "price": [0.5] * 12},

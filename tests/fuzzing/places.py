@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 @cache

@@ -1,6 +1,5 @@
 """Targets: users' tables, images with their lists and their cache, the archive of public data."""
 
-import logging
 import os
 import warnings
 from functools import cache, partial
@@ -20,7 +19,6 @@ from fuzzing.places import each, file, folder
 SQUARE = b"P6 8 8 255\n" + bytes(range(192))  # the smallest image there is
 NAMES = ("a.ppm", "b.ppm", "c.ppm")
 SIZE = 8
-logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def table(ending: str, data: bytes) -> None:

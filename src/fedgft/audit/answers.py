@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgft.audit.sums import COUNT, SCORES, Group, Question, order
 from fedgft.data.columns import as_text
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

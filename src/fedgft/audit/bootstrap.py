@@ -16,9 +16,9 @@ import numpy as np
 from fedgft.audit.rates import Gap, largest, smallest
 from fedgft.audit.sums import SLACK
 from fedgft.audit.views import Pool, View
+from fedgft.errors import FedgftError
 from fedgft.metrics import Metric
 from fedgft.metrics.intervals import Limits, folded
-from fedgft.types import FedgftError
 
 FEWEST = 5
 FEW_SITES = 20  # with fewer, so few different sites give a rough guess

@@ -14,10 +14,10 @@ from fedgft.audit.alerts import points
 from fedgft.audit.plain import views_of
 from fedgft.audit.tabulated import between
 from fedgft.audit.text import document
+from fedgft.errors import FedgftError
 from fedgft.layout import Table
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import difference
-from fedgft.types import FedgftError
 
 Plain = dict[str, Any]
 FORMAT = "fedgft-comparison-1"

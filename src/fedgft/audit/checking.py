@@ -7,7 +7,7 @@ import numpy as np
 
 from fedgft.audit.private import feasible, middles, withheld
 from fedgft.audit.sums import COUNT, NOISE, SCORES, Group, Privacy, Question, Site, Sums
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 LARGEST = 2**53  # beyond it a float no longer counts exactly
 MECHANISMS = ("none", "discrete laplace", "discrete gaussian")

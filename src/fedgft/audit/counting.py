@@ -11,7 +11,7 @@ from fedgft.audit.answers import Names, classes_of, groups_of, tables_of
 from fedgft.audit.sums import Question, Site, Sums
 from fedgft.data.columns import column_of, numbers_of
 from fedgft.data.table import MISSING, checked_file, readable
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

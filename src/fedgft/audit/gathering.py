@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedgft.audit.sitefile import read_sums
 from fedgft.audit.sums import Question, Sums, merge
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 REPORTS = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
 

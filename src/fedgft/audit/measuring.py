@@ -11,7 +11,7 @@ from fedgft.audit.answers import Names
 from fedgft.audit.counting import Columns, OnRows, batches_of, count, sums_of
 from fedgft.audit.private import suppress, with_noise
 from fedgft.audit.sums import Sums
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

@@ -26,7 +26,7 @@ from fedgft.audit.sums import (
     Sums,
     order,
 )
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 Noise = Callable[[list[int]], list[int]]
 

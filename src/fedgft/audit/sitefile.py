@@ -16,8 +16,8 @@ import numpy as np
 from fedgft.audit.checking import Reader
 from fedgft.audit.private import feasible
 from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Privacy, Site, Sums
+from fedgft.errors import FedgftError
 from fedgft.files import expanded, whole
-from fedgft.types import FedgftError
 
 FORMAT = "fedgft-sums-1"
 SUMMED = 10  # rows: of fewer, no sum of scores is written

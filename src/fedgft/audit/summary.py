@@ -20,10 +20,10 @@ from fedgft.audit.text import about, markdown
 from fedgft.audit.thresholds import WARNING, adjust
 from fedgft.audit.verdict import verdict
 from fedgft.audit.views import Pool, View, pool, views
+from fedgft.errors import FedgftError
 from fedgft.files import parsed
 from fedgft.layout import Table, printable
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.types import FedgftError
 
 FORMAT = "fedgft-audit-1"
 COUNTED = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 Group = tuple[str | None, ...]
 COUNT, NOISE, SLACK, SCORES = 0, 1, 2, 3  # columns of a table; scores are the last ones

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedgft.audit.curves import at_thresholds
 from fedgft.audit.views import View
+from fedgft.errors import FedgftError
 from fedgft.metrics import Metric, Tally
-from fedgft.types import FedgftError
 
 WARNING = (
     "Thresholds by group need the group of every person at decision time, which the law may "

@@ -7,9 +7,9 @@ from itertools import combinations
 import numpy as np
 
 from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Question, Sums
+from fedgft.errors import FedgftError
 from fedgft.layout import printable
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 MOST_GROUPS = 1000  # of one view: all pairs of them are compared
 

@@ -13,8 +13,8 @@ from fedgft.data.encoding import MOST_INDICATORS, Categorical, Encoder, Numeric
 from fedgft.data.roles import group_columns
 from fedgft.data.scaling import CONSTANT
 from fedgft.data.schema import EMPTY, Description, Schema
+from fedgft.errors import FedgftError
 from fedgft.files import proper
-from fedgft.types import FedgftError
 
 LARGEST = 1e100  # sum of squares: more than any number of rows of float32 have
 

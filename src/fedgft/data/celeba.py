@@ -18,7 +18,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.data.fetching import Progress, silent
 from fedgft.data.images import album_of, assembled, checked_folder, names_of
 from fedgft.data.roles import Roles, group_columns
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
+from fedgft.errors import FedgftError
 from fedgft.files import parsed, proper
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

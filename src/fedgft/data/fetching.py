@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from fedgft.errors import FedgftError
 from fedgft.files import whole
-from fedgft.types import FedgftError
 
 Progress = Callable[[str, int, int | None], None]
 "Called with a description, how much is done, and of how much (None: not known)."

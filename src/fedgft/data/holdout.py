@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedgft.data.dataset import Dataset
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 TEST = 0  # the stream of the test rows
 

@@ -18,8 +18,8 @@ from fedgft.data.fetching import Progress, cache_folder, silent
 from fedgft.data.pixels import ABSENT, Album, load_pixels
 from fedgft.data.roles import Roles, check_roles, group_columns
 from fedgft.data.table import read_frame
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

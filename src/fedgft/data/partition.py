@@ -15,7 +15,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.holdout import drawn, held_out, held_out_of_clients, stream
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]

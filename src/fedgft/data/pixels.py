@@ -23,8 +23,8 @@ import numpy as np
 
 from fedgft.data.decoding import decode, decoders
 from fedgft.data.fetching import Progress
+from fedgft.errors import FedgftError
 from fedgft.files import parsed
-from fedgft.types import FedgftError
 
 VERSION = 1  # of the pixels and of the files: another number, another key
 BLOCK = 512  # images a line of the journal,

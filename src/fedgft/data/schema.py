@@ -17,8 +17,8 @@ import numpy as np
 from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
 from fedgft.data.encoding import MISSING, Encoder
 from fedgft.data.roles import group_columns
+from fedgft.errors import FedgftError
 from fedgft.files import parsed, proper
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

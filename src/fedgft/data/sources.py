@@ -22,7 +22,7 @@ from fedgft.data.fetching import (
 )
 from fedgft.data.roles import Roles
 from fedgft.data.table import dataset_of, load_table
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

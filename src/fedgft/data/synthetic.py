@@ -18,7 +18,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encoding import Categorical, Encoder, Numeric
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 def synthetic(

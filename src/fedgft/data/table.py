@@ -16,8 +16,8 @@ from fedgft.data.columns import numbers_as_text
 from fedgft.data.dataset import Dataset
 from fedgft.data.encoding import Categorical, Encoder
 from fedgft.data.roles import Roles, check_roles, clients_of, groups_of, labels_of, test_of
+from fedgft.errors import FedgftError
 from fedgft.files import expanded
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     import numpy as np

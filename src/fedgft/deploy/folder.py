@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.deploy.keys import authority, certificate_for, node_key
+from fedgft.errors import FedgftError
 from fedgft.files import open_folder, whole
-from fedgft.types import FedgftError
 
 CONNECTION = "federation"
 MOST_SITES = 1000

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 VALID = timedelta(days=365)
 SKEW = timedelta(days=1)  # clocks differ

@@ -14,9 +14,9 @@ from typing import Any
 from fedgft.deploy.folder import CONNECTION, Folder, make_folder
 from fedgft.deploy.outcome import GIVEN_UP, progress, summary
 from fedgft.deploy.processes import Processes, free_port, programs
+from fedgft.errors import FedgftError
 from fedgft.files import open_folder
 from fedgft.flower.journal import FILE
-from fedgft.types import FedgftError
 
 ENGINE = "engine"  # of the engine's own files, while it runs
 LEFTOVERS = {ENGINE, "logs", FILE, "schema.json", ".lock"}

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedgft.errors import FedgftError
 from fedgft.files import parsed
 from fedgft.flower.journal import FILE
-from fedgft.types import FedgftError
 
 GIVEN_UP = "given up"
 OTHER = (ValueError, KeyError, TypeError, AttributeError)  # what another's file leads to

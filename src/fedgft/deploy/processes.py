@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 # For a closed network: no telemetry, no check for updates, no packages fetched for every run.
 QUIET = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
+from fedgft.errors import FedgftError
 from fedgft.federated import Cohort
-from fedgft.types import FedgftError
 
 
 @dataclass(frozen=True)

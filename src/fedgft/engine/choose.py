@@ -6,9 +6,9 @@ from fedgft.engine.book import Book
 from fedgft.engine.fused import Fused
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm
 from fedgft.models import Model
-from fedgft.types import FedgftError
 
 
 def choose_executor(book: Book, model: Model, algorithm: Algorithm, settings: Settings) -> Executor:

@@ -20,12 +20,12 @@ from fedgft.engine.picking import Picking
 from fedgft.engine.schedule import EVERY_ROW, keys, learning_rate, noise, sample
 from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, Cohort, Local
 from fedgft.federated.control import gains
 from fedgft.metrics import Tally, concatenate
 from fedgft.models import Model
 from fedgft.optim import Moments, reach
-from fedgft.types import FedgftError
 
 Waves = Iterable[tuple[slice, Any]]  # some units, and their trained models
 

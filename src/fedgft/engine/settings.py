@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fedgft.engine.schedule import Sampling, Schedule
+from fedgft.errors import FedgftError
 from fedgft.optim import Optimizer
-from fedgft.types import FedgftError
 
 State = Literal["keep", "reset", "reset-first", "shared"]
 Start = Literal["common", "own"]

@@ -17,10 +17,10 @@ from fedgft.engine.rounds import Rounds
 from fedgft.engine.schedule import everybody
 from fedgft.engine.settings import Settings
 from fedgft.engine.snapshot import Snapshot, pack, unpack
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm
 from fedgft.metrics import Tally, stack
 from fedgft.models import get_model
-from fedgft.types import FedgftError
 
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)

@@ -12,8 +12,8 @@ from fedgft.engine.flat import layout
 from fedgft.engine.rows import IMAGES
 from fedgft.engine.settings import Settings
 from fedgft.engine.torch_executor import TorchExecutor, build
+from fedgft.errors import FedgftError
 from fedgft.models import Model
-from fedgft.types import FedgftError
 
 
 def choose_torch_executor(book: Book, model: Model, settings: Settings) -> TorchExecutor:

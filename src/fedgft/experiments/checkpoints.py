@@ -21,10 +21,10 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.snapshot import Snapshot
+from fedgft.errors import FedgftError
 from fedgft.experiments.shelf import alone, code_hash, data_hash, libraries
 from fedgft.files import STAGE, parsed, read_tensors, staged
 from fedgft.models import Model
-from fedgft.types import FedgftError
 
 FORMAT = "fedgft-rounds-2"
 ENDING = ".safetensors"

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
+from fedgft.errors import FedgftError
 from fedgft.metrics import Metric
-from fedgft.types import FedgftError
 
 SHOWN = 8  # names in a message
 ALIKE = 0.01  # shares of a label that differ by less may be taken as equal

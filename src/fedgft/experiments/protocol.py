@@ -20,11 +20,11 @@ import numpy as np
 
 from fedgft.data.partition import TestRows
 from fedgft.engine import Settings
+from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, get_method, with_base
 from fedgft.federated.fairfed import Rule
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.spread import Spread
-from fedgft.types import FedgftError
 
 LAMS = (1.0, 10.0, 20.0, 50.0)
 BETAS = (0.1, 1.0, 10.0)

@@ -19,10 +19,10 @@ import numpy as np
 from fedgft.audit.thresholds import by_group, edges
 from fedgft.data.dataset import Federation
 from fedgft.engine.predict import probabilities
+from fedgft.errors import FedgftError
 from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.study import Result, Study
 from fedgft.metrics import Metric, Tally, stack
-from fedgft.types import FedgftError
 
 BINS = 400  # of the scores' histograms
 WINDOWS = 4_000  # that are tried, for a metric of two conditions: enough for a line in a figure

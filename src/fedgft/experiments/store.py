@@ -12,10 +12,10 @@ import numpy as np
 
 from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
+from fedgft.errors import FedgftError
 from fedgft.experiments.study import Result, Study
 from fedgft.files import make_folder, parsed, proper, read_tensors, whole
 from fedgft.models import ResNet18, get_model, named
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     import polars as pl

@@ -20,13 +20,13 @@ from fedgft.data.partition import Kind as PartitionKind
 from fedgft.data.partition import inner_split, partition
 from fedgft.data.scaling import standardise
 from fedgft.engine import History, Settings, simulate
+from fedgft.errors import FedgftError
 from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.experiments.checks import check_groups
 from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm
 from fedgft.metrics import Metric, NotEstimableWarning, get_metric
 from fedgft.models import get_model
-from fedgft.types import FedgftError
 
 ONE_POINT = 0.01
 OnProgress = Callable[[str, int], None]  # what is being done, and how many more run-rounds it took

@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.federated.cohort import Cohort, client_means
 from fedgft.metrics import Kind, Metric, Tally, price
-from fedgft.types import FedgftError, Price, Rates, Statistics
+from fedgft.types import Price, Rates, Statistics
 
 FIRM = (8.0, 2.0)  # ki / pace and kp
 # Where the event is a decision (predictive parity) a price moves the denominator as well, and the

@@ -8,7 +8,7 @@ The engine adds it whatever the local optimiser, and keeps what a correction rem
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 @runtime_checkable

@@ -17,10 +17,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.federated.cohort import Cohort, client_means
 from fedgft.federated.weighting import Local
 from fedgft.metrics import Metric, Tally
-from fedgft.types import FedgftError, Statistics
+from fedgft.types import Statistics
 
 Rule = Literal["subtract", "authors", "exp"]
 RULES: tuple[Rule, ...] = ("subtract", "authors", "exp")

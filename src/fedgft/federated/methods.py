@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.federated.algorithm import Algorithm, Objective
 from fedgft.federated.control import Controlled
 from fedgft.federated.correction import Proximal, Scaffold
@@ -16,7 +17,6 @@ from fedgft.federated.server import Adaptive, ServerMomentum
 from fedgft.federated.weighting import FedNova
 from fedgft.metrics import Kind, Metric, get_metric
 from fedgft.metrics.spread import Spread
-from fedgft.types import FedgftError
 
 PerRun = float | np.ndarray
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.federated.cohort import Cohort, client_means
 from fedgft.federated.control import FASTEST, Controlled, Steering
 from fedgft.metrics import Metric, Tally, get_metric, price
 from fedgft.metrics.spread import SPREADS, spread_gradient
-from fedgft.types import FedgftError, Price, Statistics
+from fedgft.types import Price, Statistics
 
 # J by name, as its derivative: x, x^2 (the paper's l2), x^2 / 2 (what its Table 1 used: C = F~).
 SLOPES: dict[str, Callable[[Any], Any]] = {

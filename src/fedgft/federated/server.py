@@ -6,7 +6,7 @@ Arrays are (run, parameters), numpy's or torch's, as the executor has them.
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ Needs the extra: pip install 'fedgft[flower]'.
 from importlib import import_module
 from typing import Any
 
-from fedgft.types import FedgftError
+from fedgft.errors import FedgftError
 
 # One of two sides is imported at a time: a client's process starts with every message.
 _HOMES = {

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from fedgft.errors import FedgftError
 from fedgft.files import parsed, read_tensors, whole
 from fedgft.flower.gather import plain
 from fedgft.flower.hearing import Best
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.flower.strategy import FairStrategy

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
+from fedgft.errors import FedgftError
 from fedgft.flower.wire import Report
 from fedgft.metrics import Kind, Tally
-from fedgft.types import FedgftError
 
 LARGEST = 1e12  # rows
 SIGMAS = 6.0  # of declared noise: one honest number in a billion is beyond

@@ -21,6 +21,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedgft.errors import FedgftError
 from fedgft.federated.reweighing import reweigh
 from fedgft.flower.gather import plain
 from fedgft.flower.masks import answer
@@ -39,7 +40,6 @@ from fedgft.flower.wire import (
     request_of,
 )
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 
 class ServerPenalty:

@@ -11,10 +11,10 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedgft.errors import FedgftError
 from fedgft.flower.checks import Noise, alike, check_report, most_common
 from fedgft.flower.wire import RECORD, Names, Report, node_of, unpack_report
 from fedgft.layout import printable
-from fedgft.types import FedgftError
 
 log = logging.getLogger("flwr")  # the engine's own: one place to look
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from fedgft.errors import FedgftError
 from fedgft.flower.checks import Noise, capped, check_report
 from fedgft.flower.constants import Constants, kind_of
 from fedgft.flower.gather import Believer, Replies, log
@@ -14,7 +15,6 @@ from fedgft.flower.secure import SecureSum
 from fedgft.flower.terms import Terms, line, query
 from fedgft.flower.wire import Report, Request, prices
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 OnRound = Callable[[dict[str, Any]], None]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgft.errors import FedgftError
 from fedgft.flower.gather import log
-from fedgft.types import FedgftError
 
 FILE = "progress.jsonl"
 

@@ -12,9 +12,9 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from fedgft.engine.schedule import Schedule, batches, keys, learning_rate
+from fedgft.errors import FedgftError
 from fedgft.flower.site import is_table
 from fedgft.optim import RULES, Optimizer
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.flower.client import ServerPenalty

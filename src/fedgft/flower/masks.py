@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from fedgft.errors import FedgftError
 from fedgft.files import parsed
 from fedgft.flower.wire import VERSION, Names, Request
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 UNIT = 2.0**20
 LARGEST = 2.0**40  # in one number of one client: 2^60 of 2^64

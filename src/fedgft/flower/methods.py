@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import (
     QFedAvg,
 )
 
+from fedgft.errors import FedgftError
 from fedgft.federated.control import Controlled, gains
 from fedgft.federated.fairfed import FairFed as FairFedRule
 from fedgft.federated.fairfed import Rule
@@ -30,7 +31,6 @@ from fedgft.flower.terms import Terms, innermost
 from fedgft.flower.weights import Weights
 from fedgft.flower.wire import Names
 from fedgft.metrics import Metric, get_metric
-from fedgft.types import FedgftError
 
 INERT = (FedAvgM, FedAdam, FedYogi, FedAdagrad)  # they move on where clients no longer pull
 WEIGHTLESS = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum, QFedAvg)

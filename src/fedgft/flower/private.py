@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.flower.checks import Noise
 from fedgft.metrics import Kind, Metric, Tally, price
-from fedgft.types import FedgftError
 
 COUNTS = 0.2  # share of the budget for the counts, which are released once
 

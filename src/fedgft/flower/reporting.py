@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from fedgft.audit.sitefile import from_json, to_json
 from fedgft.data.schema import Schema
+from fedgft.errors import FedgftError
 from fedgft.experiments.store import write_model
 from fedgft.files import whole
 from fedgft.flower.client import arrays_of
@@ -19,7 +20,6 @@ from fedgft.flower.shield import agreed, enter
 from fedgft.flower.site import Site
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, REPORT, VERSION, check_version, prices, request_of
-from fedgft.types import FedgftError
 
 STATE = "fedgft.reported"
 

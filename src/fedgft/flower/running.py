@@ -13,12 +13,12 @@ from flwr.clientapp import ClientApp
 
 from fedgft.data.dataset import Federation
 from fedgft.data.schema import Schema
+from fedgft.errors import FedgftError
 from fedgft.flower.client import register, settings_of
 from fedgft.flower.site import Site
 from fedgft.flower.sites import client_site, tensors
 from fedgft.flower.tables import ModelOf, register_description, site_name, table_site
 from fedgft.models import Model, Module, get_model
-from fedgft.types import FedgftError
 
 Config = dict[str, Any]
 Own = Callable[[int, int], Any]

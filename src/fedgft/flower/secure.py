@@ -25,12 +25,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from fedgft.errors import FedgftError
 from fedgft.flower.gather import Replies, log
 from fedgft.flower.masks import LEAST, UNIT, mask_of, pair_mask, public_key, tally_of
 from fedgft.flower.terms import query
 from fedgft.flower.wire import VERSION, Names, Request, names_in
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 MAJORITY = 2 / 3  # of the clients must be left at the end
 Answers = dict[int, Any]

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedgft.data.schema import Schema
+from fedgft.errors import FedgftError
 from fedgft.files import whole
 from fedgft.flower.gather import wait_for_nodes
 from fedgft.flower.journal import Journal
@@ -20,7 +21,6 @@ from fedgft.flower.running import Config, Own, federation, model_of
 from fedgft.flower.sites import first_arrays
 from fedgft.flower.strategy import FairStrategy
 from fedgft.flower.tables import agreement, names_listed
-from fedgft.types import FedgftError
 
 CHECKPOINT = "checkpoint.safetensors"
 SETTINGS = (  # what clients are told about their training

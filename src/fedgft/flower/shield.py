@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from fedgft.errors import FedgftError
 from fedgft.files import parsed, whole
 from fedgft.flower.gather import plain
 from fedgft.flower.private import Budget, epsilon_of, noised, without_small
 from fedgft.flower.wire import Request
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 STATE = "fedgft.private"
 MAX_DELTA = 1e-5

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 
+from fedgft.errors import FedgftError
 from fedgft.flower.wire import Names
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError
 
 if TYPE_CHECKING:
     from fedgft.flower.client import ServerPenalty

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedgft.errors import FedgftError
 from fedgft.flower.checkpoint import Checkpoint
 from fedgft.flower.checks import check_metrics, check_update
 from fedgft.flower.gather import Patient, Replies, log
@@ -25,7 +26,6 @@ from fedgft.flower.hearing import Hearing
 from fedgft.flower.terms import innermost
 from fedgft.flower.weights import Weights
 from fedgft.flower.wire import RECORD, TRAINED, put_request
-from fedgft.types import FedgftError
 
 
 class FairStrategy(Strategy):

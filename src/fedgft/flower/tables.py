@@ -16,6 +16,7 @@ from fedgft.data.columns import column_of
 from fedgft.data.roles import Roles, test_of
 from fedgft.data.schema import Schema, describe
 from fedgft.data.table import read_frame
+from fedgft.errors import FedgftError
 from fedgft.files import parsed
 from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.site import Site
@@ -23,7 +24,6 @@ from fedgft.flower.sites import tensors
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, VERSION, check_version
 from fedgft.models import Model
-from fedgft.types import FedgftError
 
 ModelOf = Callable[..., Model]  # features, classes -> model
 DESCRIBE = "fedgft_describe"

@@ -5,10 +5,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedgft.errors import FedgftError
 from fedgft.flower.private import Budget
 from fedgft.flower.wire import QUERY, Request, put_request
 from fedgft.metrics import Kind
-from fedgft.types import FedgftError
 
 CHANNELS = ("train", "query", "evaluate")
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedgft.errors import FedgftError
 from fedgft.layout import printable
 from fedgft.metrics import Tally
-from fedgft.types import FedgftError, Price
+from fedgft.types import Price
 
 RECORD = "fedgft"
 PREFIX = "fedgft."

@@ -7,8 +7,8 @@ against the rest.
 from collections.abc import Sequence
 from typing import Any
 
+from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Metric, compared
-from fedgft.types import FedgftError
 
 
 def _compared(columns: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.metrics import catalog
 from fedgft.metrics.metric import Metric
-from fedgft.types import FedgftError
 
 
 class NotEstimableWarning(UserWarning):

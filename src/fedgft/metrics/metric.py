@@ -16,17 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgft.types import (
-    FedgftError,
-    Groups,
-    Labels,
-    PerSample,
-    Probs,
-    Rates,
-    Statistics,
-    Value,
-    namespace,
-)
+from fedgft.errors import FedgftError
+from fedgft.types import Groups, Labels, PerSample, Probs, Rates, Statistics, Value, namespace
 
 
 class Pair(NamedTuple):

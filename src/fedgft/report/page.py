@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from fedgft.errors import FedgftError
 from fedgft.experiments.paper import NAMES
 from fedgft.files import whole
 from fedgft.layout import render
 from fedgft.report.section import SIGNS, Section, read
 from fedgft.report.tables import MARK
-from fedgft.types import FedgftError
 
 TITLE = "# The paper, reproduced"
 HTML = "<!doctype html>\n<!-- fedgft reproduce -->"

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, Tally
-from fedgft.types import FedgftError, Statistics
+from fedgft.types import Statistics
 
 
 class Compared(NamedTuple):

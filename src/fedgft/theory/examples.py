@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgft.errors import FedgftError
 from fedgft.metrics import Tally, stack
-from fedgft.types import FedgftError, Index
+from fedgft.types import Index
 
 
 @dataclass(frozen=True, eq=False)
