@@ -240,3 +240,12 @@ def test_speeds_on_a_gpu_are_those_that_were_printed(page):
         assert (
             f"| {size} | {' | '.join(told)} | {fair['seconds'] / fedavg['seconds']:.2f} |" in text
         )
+
+
+def test_the_readme_counts_the_claims_that_do_not_hold():
+    (row,) = re.findall(r"^\| all \| (\d+) \| \d+ \| (\d+) \|$",
+                        (ROOT / "results/README.md").read_text(), re.M)  # fmt: skip
+    assert (
+        f"{row[1]} of {row[0]} claims that were checked do not\nhold"
+        in (ROOT / "README.md").read_text()
+    )

@@ -61,9 +61,10 @@ def contents(folder: Path) -> str:
     """A list of the Markdown pages that are there, read from the pages themselves."""
     lines = [
         TITLE, "",
-        f"{PAPER}. Every number here comes out of `fedgft reproduce`.", "",
+        f"{PAPER}. Every number in these pages comes out of `fedgft reproduce`.", "",
         "| experiment | claims checked | hold | do not |", "| --- | ---: | ---: | ---: |",
     ]  # fmt: skip
+    total = [0, 0]
     for name in NAMES:
         page = folder / f"{name}.md"
         if page.is_file():
@@ -72,6 +73,8 @@ def contents(folder: Path) -> str:
                          for is_so in (True, False))  # fmt: skip
             link = f"[{title.removeprefix('# ')}]({name}.md)"
             lines.append(f"| {link} | {good + bad} | {good} | {bad} |")
+            total = [total[0] + good, total[1] + bad]
+    lines.append(f"| all | {sum(total)} | {total[0]} | {total[1]} |")
     return "\n".join(lines) + "\n"
 
 
