@@ -73,6 +73,21 @@ def test_from_files_to_a_report(sites, capsys):
     assert code == 0 and "Statistical parity" in out and "north" in out
 
 
+def test_a_report_on_one_table(sites, capsys):
+    """One command; the same as `audit` of the file that it writes."""
+    asked = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p")
+    code, out, err = run(capsys, *asked, "--report", "alone")
+    assert code == 0 and "Statistical parity" in out and "wrote alone/report.html" in err
+    assert run(capsys, "audit", "north.json", "--out", "audited", "-q")[1] == out
+    for name in ("audit.json", "report.html", "report.md"):
+        assert Path("alone", name).read_bytes() == Path("audited", name).read_bytes()
+    code, out, err = run(capsys, *asked, "--report", "alone", "--json")
+    assert (code, out) == (2, "") and "--report and --json: one of the two" in err
+    Path("alone/report.md").write_text("my own notes")
+    code, _, err = run(capsys, *asked, "--report", "alone")
+    assert code == 2 and "--report alone: holds a report.md that is not ours" in err
+
+
 def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
     frame = pl.read_csv("north.csv")
     frame.with_columns(pl.col("y").cast(pl.Float64)).write_csv("floats.csv")  # "1.0" is "1"

@@ -69,7 +69,7 @@ def audit(
     from fedgft.audit import audit as audited
 
     if place is not None:
-        _check_place(place, "audit")
+        check_place(place, "audit")
     with bar() as progress:
         sums = _read(files, progress)
     made = audited(
@@ -77,7 +77,7 @@ def audit(
     )
     failed = _failed(made, limits)
     try:
-        _put(made, place, "audit", json=json)
+        put(made, place, "audit", json=json)
     finally:  # whoever stopped reading our output still gets the gate's answer
         for text in failed:
             say(f"--fail-above: {text}")
@@ -85,7 +85,8 @@ def audit(
             raise SystemExit(EXCEEDED)
 
 
-def _put(made: Any, place: Path | None, kind: str, *, json: bool) -> None:
+def put(made: Any, place: Path | None, kind: str, *, json: bool) -> None:
+    """An audit or a comparison into a folder, if one is named, and onto stdout."""
     if place is not None:
         from fedgft.files import open_folder
 
@@ -130,7 +131,7 @@ def _limits(asked: list[str] | None, option: str) -> dict[str, float]:
     return out
 
 
-def _check_place(folder: Path, kind: str) -> None:
+def check_place(folder: Path, kind: str, option: str = "--out") -> None:
     """Nobody's own files are overwritten, nor an audit by a comparison."""
     starts = (f"<!doctype html>\n<!-- fedgft {kind} -->", f"<!-- fedgft {kind} -->",
               f'{{\n  "format": "fedgft-{kind}')  # fmt: skip
@@ -138,7 +139,7 @@ def _check_place(folder: Path, kind: str) -> None:
         path = folder / name
         if path.exists() and not (path.is_file() and path.read_bytes().startswith(start.encode())):
             raise FedgftError(
-                f"--out {folder}: holds a {name} that is not ours; name another folder"
+                f"{option} {folder}: holds a {name} that is not ours; name another folder"
             )
 
 
@@ -205,10 +206,10 @@ def _compare(folders: tuple[Path, Path], place: Path | None, *, json: bool) -> N
     from fedgft.audit.change import compare
 
     if place is not None:
-        _check_place(place, "comparison")
+        check_place(place, "comparison")
     with bar() as progress:
         old, new = (_summary(expanded(folder), progress) for folder in folders)
-    _put(compare(old, new), place, "comparison", json=json)
+    put(compare(old, new), place, "comparison", json=json)
 
 
 def _summary(folder: Path, progress: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "predict": ("fedgft predict fedgft-train/model.safetensors people.csv --out scored.csv",),
     "measure": (
         "fedgft measure predictions.csv --label y --group race --group sex --score p",
+        "fedgft measure predictions.csv --label y --group sex --score p --report report",
         "fedgft measure predictions.parquet --label y --group sex --score p --epsilon 1",
     ),
     "audit": (

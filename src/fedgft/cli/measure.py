@@ -37,6 +37,7 @@ def measure(
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
+    report: Place | None = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Count a site's predictions. The file that comes out holds sums; no row leaves the site.
@@ -71,13 +72,16 @@ def measure(
         Add noise for differential privacy with this budget.
     delta
         With --epsilon: discrete Gaussian noise at this delta instead of discrete Laplace.
+    report
+        A folder for a report on this site alone: what `fedgft audit` says of it.
     json
         Print the sums to stdout, and write no file unless --out names one.
     """
     import sys
 
-    from fedgft.audit import measure_file, write_sums
-    from fedgft.audit.sitefile import to_json
+    from fedgft.audit import audit, measure_file, write_sums
+    from fedgft.audit.sitefile import from_json, to_json
+    from fedgft.cli.audit import check_place, put
 
     if classes == []:
         raise FedgftError("--classes needs values")
@@ -89,6 +93,11 @@ def measure(
     place = expanded(out) if out else None if json else Path(f"{_as_file(site)}.json")
     if place is not None:
         _check_place(place, site)
+    folder = None if report is None else expanded(report)
+    if folder is not None:
+        if json:
+            raise FedgftError("--report and --json: one of the two")
+        check_place(folder, "audit", "--report")
     with bar() as progress:
         sums = measure_file(
             source, label=label, group=columns, score=score or (), decision=decision,
@@ -96,12 +105,16 @@ def measure(
             values=values, min_cell=min_cell, epsilon=epsilon, delta=delta,
             on_rows=progress.rows,
         )  # fmt: skip
-    for text in _notes(sums, site):
-        note(text)
+    text = to_json(sums)
+    made = None if folder is None else audit(from_json(text, source=site))  # as others will read it
+    for said in _notes(sums, site):
+        note(said)
     if place is not None:
         wrote([write_sums(sums, place)])
+    if made is not None:
+        put(made, folder, "audit", json=False)
     if json:
-        sys.stdout.write(to_json(sums))
+        sys.stdout.write(text)
 
 
 def _groups(path: Path, asked: list[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
