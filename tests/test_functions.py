@@ -112,6 +112,21 @@ def test_columns_of_numbers_need_not_all_occur():
     assert gap == pytest.approx((0.5 + 0.8) / 2 - (0.6 + 0.3) / 2)
 
 
+def test_columns_may_be_rounded():
+    """Three decimals, as a file may hold them: three thirds have the sum 0.999."""
+    columns = np.full((4, 3), 0.333)
+    gap = functions.accuracy_parity_difference(
+        [0, 1, 2, 0], columns, sensitive_features=list("aabb")
+    )
+    assert gap == 0
+
+
+def test_attributes_whose_names_join_alike_are_crossed_apart():
+    both = [("a & b", "c"), ("a", "b & c")]
+    gap = functions.statistical_parity_difference([1, 0], [1, 0], sensitive_features=both)
+    assert gap == 1
+
+
 def test_a_hole_in_one_of_two_attributes_is_a_hole():
     y_true, y_pred = [1, 0, 1, 0, 1], [1, 1, 1, 0, 0]
     both = np.array([["a", "x"], ["a", "x"], ["b", "x"], ["b", "x"], ["b", None]], dtype=object)
@@ -214,6 +229,16 @@ def test_no_group_at_all_gives_nan(function, groups):
         ({"y_pred": [1, 0, -0.5, 0]}, "decisions 0 or 1, or scores"),
         ({"y_true": [0, 1, 2, 0], "y_pred": np.full((4, 2), 0.5)}, "2 columns for 3 classes"),
         ({"y_true": list("xyxy"), "y_pred": np.full((4, 3), 1 / 3)}, "3 columns for 2 classes"),
+        ({"y_pred": np.array([[0.4, 0.6]] * 3 + [[-3.0, 4.0]])}, r"each in \[0, 1\]"),  # logits
+        ({"y_pred": np.array([[0.4, 0.6]] * 3 + [[np.nan, 0.5]])}, r"each in \[0, 1\]"),
+        ({"y_pred": np.array([[0.4, 0.6]] * 3 + [[0.4, 0.7]])}, "every row with the sum 1"),
+        ({"y_true": [1, 2, 1, 2], "y_pred": [1, 0.5, 2, 1]}, "holds '0.5', .* predicted labels"),
+        ({"y_true": list("xyxy"), "y_pred": list("xyxz")}, "holds 'z', .* one column a class"),
+        ({"y_true": list("xyxy"), "y_pred": ["x", "y", None, "x"]}, "holds 'None', .* no label"),
+        ({"sample_weight": [1, 1, np.nan, 1]}, "sample_weight must hold one finite number"),
+        ({"sample_weight": [1, 1, np.inf, 1]}, "sample_weight must hold one finite number"),
+        ({"sample_weight": [1, 1, -0.5, 1]}, "of at least 0"),
+        ({"sample_weight": np.ones((4, 2))}, "one finite number of at least 0 a row"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(changed, message):

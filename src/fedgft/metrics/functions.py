@@ -2,8 +2,8 @@
 
 `y_pred` holds decisions or scores. For labels 0 and 1 a score is P(Y=1) and a decision is a
 score of 0 or 1, so one rule reads both: decisions give the hard gap, scores the soft one.
-Labels of any other kind take predicted labels, and an (n, classes) array is read as
-probabilities in the order of the sorted classes.
+Labels of any other kind take predicted labels, each of which `y_true` must hold, and an
+(n, classes) array is read as probabilities in the order of the sorted classes.
 """
 
 import warnings
@@ -14,6 +14,8 @@ import numpy as np
 from fedgft.errors import FedgftError
 from fedgft.metrics import catalog
 from fedgft.metrics.metric import Metric
+
+ROUNDED = 0.01  # how far from 1 a row may sum up: half precision, or decimals cut off in a file
 
 
 class NotEstimableWarning(UserWarning):
@@ -28,6 +30,8 @@ def gap(
     groups, names = _groups(sensitive_features)
     weight = np.ones(len(labels)) if sample_weight is None else np.asarray(sample_weight, float)
     _check_lengths(len(labels), y_pred=probs, sensitive_features=groups, sample_weight=weight)
+    if weight.ndim != 1 or not (np.isfinite(weight) & (weight >= 0)).all():
+        raise FedgftError("sample_weight must hold one finite number of at least 0 a row")
     statistics = (metric.statistics(probs, labels, groups) * weight[:, None, None, None]).sum(0)
     empty = (statistics[1] == 0).any(axis=0)
     if not names or empty.any():
@@ -46,20 +50,38 @@ def gap(
 def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Labels one-hot, predictions as one probability a class."""
     if y_pred.ndim == 2:
-        known, index = np.unique(y_true, return_inverse=True)
-        if set(known.tolist()) <= set(range(y_pred.shape[1])):
-            index = y_true.astype(int)
-        elif len(known) != y_pred.shape[1]:
-            raise FedgftError(f"y_pred has {y_pred.shape[1]} columns for {len(known)} classes")
-        return np.eye(y_pred.shape[1])[index], y_pred.astype(float)
+        return _columns(y_true, y_pred.astype(float))
     if set(np.unique(y_true).tolist()) <= {0, 1}:
         score = y_pred.astype(float)
         if not ((score >= 0) & (score <= 1)).all():
             raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
         return np.eye(2)[y_true.astype(int)], np.stack((1 - score, score), 1)
-    known = np.unique(np.concatenate((y_true, y_pred)))
+    known, index = np.unique(y_true, return_inverse=True)
+    position = {label: i for i, label in enumerate(known.tolist())}
+    strange = [p for p in y_pred.tolist() if p not in position]
+    if strange:
+        raise FedgftError(
+            f"y_pred holds {str(strange[0])[:40]!r}, which is no label of y_true: pass predicted "
+            "labels, or probabilities with one column a class"
+        )
     one_hot = np.eye(len(known))
-    return one_hot[np.searchsorted(known, y_true)], one_hot[np.searchsorted(known, y_pred)]
+    return one_hot[index], one_hot[[position[p] for p in y_pred.tolist()]]
+
+
+def _columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same, of one column of probabilities a class."""
+    known, index = np.unique(y_true, return_inverse=True)
+    if set(known.tolist()) <= set(range(probs.shape[1])):
+        index = y_true.astype(int)
+    elif len(known) != probs.shape[1]:
+        raise FedgftError(f"y_pred has {probs.shape[1]} columns for {len(known)} classes")
+    inside = ((probs >= 0) & (probs <= 1)).all()
+    if not inside or (np.abs(probs.sum(1) - 1) > ROUNDED).any():
+        raise FedgftError(
+            "y_pred with one column a class must hold probabilities: "
+            "each in [0, 1], and every row with the sum 1"
+        )
+    return np.eye(probs.shape[1])[index], probs
 
 
 def _groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
@@ -67,13 +89,13 @@ def _groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
     values = np.asarray(sensitive_features, dtype=object)
     values = values[:, None] if values.ndim == 1 else values
     missing = np.array([any(map(_unknown, row)) for row in values], dtype=bool)
-    keys = [" & ".join(str(v) for v in row) for row in values]
-    names = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
-    position = {name: i for i, name in enumerate(names)}
-    one_hot = np.zeros((len(values), len(names)))
+    keys = [tuple(str(v) for v in row) for row in values]  # names joined could be those of another
+    found = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
+    position = {key: i for i, key in enumerate(found)}
+    one_hot = np.zeros((len(values), len(found)))
     known = np.flatnonzero(~missing)
     one_hot[known, [position[keys[i]] for i in known]] = 1.0
-    return one_hot, names
+    return one_hot, [" & ".join(key) for key in found]
 
 
 def _unknown(value: Any) -> bool:
