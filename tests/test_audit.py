@@ -15,7 +15,8 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 from fedgft.audit import audit, measure
 from fedgft.audit.change import compare
 from fedgft.audit.verdict import verdict
-from fedgft.metrics import CATALOG
+from fedgft.errors import FedgftError
+from fedgft.metrics import CATALOG, Metric
 from fedgft.theory import locally_fair_globally_unfair, locally_unfair_globally_fair, simpson
 from pooled import by_group, estimable, fairlearn
 
@@ -239,6 +240,32 @@ def test_a_comparison_of_different_groups_is_none():
     few = audit(measure(y, [1, 0, 1, 0] * 50, sensitive_features=list("aabb") * 50, site="n"))
     good, said = compare(many.to_dict(), few.to_dict()).verdict()[0]
     assert good is None and "not of the same groups" in said
+
+
+def test_a_comparison_says_which_audit_lacks_a_part():
+    made = audit(measure([1] * 40, [1, 0] * 20, sensitive_features=list("aabb") * 10, site="n"))
+    other = made.to_dict()
+    few = {name: found for name, found in other["metrics"].items() if name != "eo"}
+    hollow = other | {"metrics": few}
+    with pytest.raises(FedgftError, match=r"the old audit lacks a part \('eo'\)"):
+        compare(hollow, other)
+    with pytest.raises(FedgftError, match=r"the new audit lacks a part \('eo'\)"):
+        compare(other, hollow)
+    odd = other | {"attributes": {"elsewhere": other}}
+    with pytest.raises(FedgftError, match="one of the audits lacks a part"):
+        compare(odd, other)
+
+
+def test_heterogeneity_is_infinite_for_proper_metrics_alone(monkeypatch):
+    """Each site has one group only; of an improper metric DH is not infinite, there is none."""
+    negative = Metric("npv", "negatives", lambda p, y: y[:, :1], lambda p, y: p[:, :1])
+    monkeypatch.setitem(CATALOG, "npv", negative)
+    parts = [measure([1, 0] * 20, [1, 0, 0, 1] * 10, sensitive_features=[g] * 40, site=g)
+             for g in "ab"]  # fmt: skip
+    gaps = next(table for table in audit(parts).tables() if table.title.startswith("Gaps"))
+    shown = {row[0]: row[-1] for row in gaps.rows}
+    assert shown["predictive parity"] == shown["negatives"] == "–"
+    assert {shown[m.title] for n, m in CATALOG.items() if n not in ("cal", "npv")} == {"∞"}
 
 
 def test_fractions_are_scores_whatever_the_labels():

@@ -1,12 +1,13 @@
 """Do the intervals hold? 2,000 federations whose true rates are known, and files with noise."""
 
+import tracemalloc
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from fedgft.audit import audit, measure
+from fedgft.audit import audit, bootstrap, measure
 from fedgft.audit.locality import locality, within_sites
 from fedgft.audit.private import mechanism
 from fedgft.audit.rates import FEW, apart, rates_of, widest
@@ -230,6 +231,16 @@ def test_draws_that_are_all_alike_prove_nothing():
     ]
     found = audit(parts, bootstrap=200).to_dict()["metrics"]["sp"]
     assert found["gap"] == 0 and found["low"] is None and found["groups"]["a"]["low"] is None
+
+
+def test_drawing_sites_holds_no_table_of_all_pairs():
+    """Of sixty groups there are 1,770 pairs: a number for each in every draw would be large."""
+    drawn = np.random.default_rng(0).random((500, 1, 60))
+    tracemalloc.start()
+    low, high = bootstrap._differences(drawn, drawn.mean(0))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert low.shape == high.shape == (1, 1770) and most < 8 * 500 * 1770
 
 
 def test_a_ratio_with_a_group_of_few_events_has_no_lower_limit():

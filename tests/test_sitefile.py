@@ -98,6 +98,30 @@ def test_a_wrong_field_is_named(good, place, value, said):
     assert str(caught.value).startswith(str(good))
 
 
+@pytest.mark.parametrize("place", [
+    ("format",), ("threshold",), ("bins",), ("privacy", "mechanism"), ("privacy", "epsilon"),
+    ("rows", "counted"), ("cells", 0, "label"), ("cells", 0, "count"),
+    ("cells", 0, "scores", "1", "sum"),
+])  # fmt: skip
+def test_a_long_value_makes_no_long_line(good, place):
+    found = json.loads(good.read_text())
+    found["privacy"]["mechanism"] = "discrete laplace" if "epsilon" in place else "none"
+    change(place, ("fedgft-sums-" if place == ("format",) else "") + "x" * 1_000_000)(found)
+    good.write_text(json.dumps(found))
+    with pytest.raises(FedgftError, match="xxx") as caught:
+        read_sums(good)
+    assert len(str(caught.value)) < len(str(good)) + 200
+
+
+def test_a_name_in_a_place_is_cut_too(good):
+    found = json.loads(good.read_text().replace('"1"', f'"{"x" * 100_000}"'))
+    found["cells"][0]["scores"] = {}
+    good.write_text(json.dumps(found))
+    with pytest.raises(FedgftError, match="xxx") as caught:
+        read_sums(good)
+    assert len(str(caught.value)) < len(str(good)) + 200
+
+
 def test_a_cell_twice(good):
     found = json.loads(good.read_text())
     found["cells"].append(found["cells"][0])

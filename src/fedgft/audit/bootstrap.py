@@ -22,7 +22,7 @@ from fedgft.metrics.intervals import Limits, folded
 
 FEWEST = 5
 FEW_SITES = 20  # with fewer, so few different sites give a rough guess
-BLOCK = 200  # draws at a time: memory does not grow with their number
+BLOCK = 200  # draws at a time: of each all sites are held, and there may be thousands
 RARE = 0.05  # of the draws may lack a rate
 
 
@@ -82,16 +82,22 @@ def _compared(rates: np.ndarray) -> np.ndarray:
 
 def _differences(drawn: np.ndarray, found: np.ndarray) -> Limits:
     """Limits of all pairs, (v, pairs), that hold at once; NaN where a pair cannot be compared."""
-    i, j = np.triu_indices(found.shape[-1], 1)
-    with np.errstate(invalid="ignore"):
-        away = (drawn[..., i] - drawn[..., j]) - (found[..., i] - found[..., j])
-    away = np.where(np.isfinite(away), away, np.nan)
-    known = np.isnan(away).mean(0) < RARE
-    spread = np.nanstd(np.where(known, away, 0.0), axis=0)
-    known &= spread > 0  # all draws alike: nothing is known of what others would be
-    away = np.where(known, away, 0.0)
-    usual = np.nan_to_num(np.abs(away)) / np.where(spread > 0, spread, np.inf)
-    half = np.quantile(usual.max((-2, -1), initial=0.0), 0.95) * spread
-    with np.errstate(invalid="ignore"):
-        middle = np.where(known, found[..., i] - found[..., j], np.nan)
+    middles, spreads, farthest = [], [], np.zeros(len(drawn))
+    for i in range(found.shape[-1] - 1):  # one group and those behind it: all pairs may be many
+        with np.errstate(invalid="ignore"):
+            middle = found[..., i, None] - found[..., i + 1 :]
+            away = (drawn[..., i, None] - drawn[..., i + 1 :]) - middle
+        away = np.where(np.isfinite(away), away, np.nan)
+        known = np.isnan(away).mean(0) < RARE
+        spread = np.nanstd(np.where(known, away, 0.0), axis=0)
+        known &= spread > 0  # all draws alike: nothing is known of what others would be
+        away = np.where(known, away, 0.0)
+        usual = np.nan_to_num(np.abs(away)) / np.where(spread > 0, spread, np.inf)
+        farthest = np.maximum(farthest, usual.max((-2, -1), initial=0.0))
+        middles.append(np.where(known, middle, np.nan))
+        spreads.append(spread)
+    if not middles:
+        return found[..., :0], found[..., :0]
+    middle = np.concatenate(middles, -1)
+    half = np.quantile(farthest, 0.95) * np.concatenate(spreads, -1)
     return middle - half, middle + half

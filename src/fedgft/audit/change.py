@@ -66,10 +66,14 @@ class Comparison:
 
 def compare(old: Plain, new: Plain) -> Comparison:
     """The change from one summary to another: negative where a gap has become smaller."""
-    try:
-        return Comparison(_compared(old, new))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise FedgftError(f"--compare: an audit lacks a part ({error}); make it again") from None
+    pairs = (("the old audit lacks", old, old), ("the new audit lacks", new, new),
+             ("one of the audits lacks", old, new))  # fmt: skip
+    for which, one, other in pairs:  # beside itself an audit shows whether it is all there
+        try:
+            found = _compared(one, other)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FedgftError(f"--compare: {which} a part ({error}); make it again") from None
+    return Comparison(found)
 
 
 def _compared(old: Plain, new: Plain) -> Plain:

@@ -63,10 +63,10 @@ class Reader:
         attributes = self._names("groups")
         threshold, bins = self.found.get("threshold"), self.found.get("bins")
         if threshold is not None and not (_number(threshold) and 0 <= threshold <= 1):
-            self._fail("threshold", f"is {threshold!r}: must be a number in [0, 1], or null")
+            self._fail("threshold", f"is {_brief(threshold)}: must be a number in [0, 1], or null")
         if bins is not None and not (type(bins) is int and 2 <= bins <= MOST_BINS):
             self._fail(
-                "bins", f"is {bins!r}: must be a whole number from 2 to {MOST_BINS}, or null"
+                "bins", f"is {_brief(bins)}: must be a whole number from 2 to {MOST_BINS}, or null"
             )
         threshold = None if threshold is None else float(threshold)
         try:
@@ -78,7 +78,9 @@ class Reader:
         found = self._get(self.found, "privacy", "privacy", dict)
         mechanism = found.get("mechanism")
         if mechanism not in MECHANISMS:
-            self._fail("privacy.mechanism", f"is {mechanism!r}: must be {', '.join(MECHANISMS)}")
+            self._fail(
+                "privacy.mechanism", f"is {_brief(mechanism)}: must be {', '.join(MECHANISMS)}"
+            )
         if mechanism == "none":
             least = self._whole(found.get("min_cell", 0), "privacy.min_cell")
             dropped = self._whole(found.get("suppressed_cells", 0), "privacy.suppressed_cells")
@@ -87,7 +89,7 @@ class Reader:
         for name in ("epsilon", "delta", "scale", "variance"):
             value: Any = found.get(name)
             if not _number(value) or value < 0 or (name != "delta" and value == 0):
-                self._fail(f"privacy.{name}", f"is {value!r}: must be a positive number")
+                self._fail(f"privacy.{name}", f"is {_brief(value)}: must be a positive number")
             numbers.append(float(value))
         return Privacy(mechanism, *numbers, names=str(found.get("names", "")))
 
@@ -102,7 +104,7 @@ class Reader:
         for name in ("label", "decision"):
             value = cell.get(name)
             if not isinstance(value, str) or value not in index:
-                self._fail(f"{where}.{name}", f"is {value!r}: none of the classes")
+                self._fail(f"{where}.{name}", f"is {_brief(value)}: none of the classes")
             found.append(index[value])
         return tuple(group), found[0], found[1]
 
@@ -129,7 +131,7 @@ class Reader:
         if question.scored:
             scores = self._get(cell, "scores", f"{where}.scores", dict)
             for s, c in enumerate(question.score_classes):
-                place = f"{where}.scores[{question.classes[c]!r}]"
+                place = f"{where}.scores[{_brief(question.classes[c])}]"
                 entry = self._get(scores, question.classes[c], place, dict)
                 if histogram is not None:
                     table[SCORES + s] = self._histogram(
@@ -166,7 +168,9 @@ class Reader:
     def _between(self, entry: dict[str, Any], where: str, low: float, high: float) -> float:
         total: Any = entry.get("sum")
         if not _number(total) or not low - 1e-5 <= total <= high + 1e-5:
-            self._fail(f"{where}.sum", f"is {total!r}: the rows add up to {low:.6g} to {high:.6g}")
+            self._fail(
+                f"{where}.sum", f"is {_brief(total)}: the rows add up to {low:.6g} to {high:.6g}"
+            )
         return float(total)
 
     def _rows(self, counted: int, privacy: Privacy) -> tuple[float, float]:
@@ -206,11 +210,16 @@ class Reader:
     def _whole(self, value: Any, where: str, *, least: int = 0) -> int:
         if type(value) is not int or not least <= value <= LARGEST:
             more = ", 0 or more" if least == 0 else ""
-            self._fail(where, f"is {str(value)[:40]}: must be a whole number{more}")
+            self._fail(where, f"is {_brief(value)}: must be a whole number{more}")
         return value
 
     def _fail(self, where: str, what: str) -> NoReturn:
         raise FedgftError(f"{self.source}: {where} {what}")
+
+
+def _brief(value: Any) -> str:
+    """Whoever wrote the file decides how long it is, not how long our line is."""
+    return repr(value)[:40]
 
 
 def _number(value: Any) -> bool:

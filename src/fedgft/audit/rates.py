@@ -136,7 +136,7 @@ def _scores(metric: Metric, seen: View, rate: np.ndarray) -> tuple[np.ndarray, n
             a**2 * two[g] + 2 * a * b[..., None] * one[g] + b[..., None] ** 2 * none[g], 0
         )
         # a row's e depends on one score at most; where on none, it is b
-        found = np.where(a != 0, np.maximum(each, 0.0), 0.0).sum(-1)
+        found = np.where(a != 0, each, 0.0).sum(-1)
         total[:, g] = (found + np.where((a == 0).all(-1), b**2 * rows[g], 0.0)).sum(-1)
         off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * seen.noise.any()).sum(-1)
     return total, off

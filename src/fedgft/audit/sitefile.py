@@ -156,8 +156,8 @@ def from_json(text: str, *, source: str) -> Sums:
         raise FedgftError(f"{source}: not a file of sums that `fedgft measure` wrote")
     if form != FORMAT:
         raise FedgftError(
-            f"{source}: format is {form!r}, this version of fedgft reads {FORMAT!r}; measure the "
-            "site again, or use the version that wrote it"
+            f"{source}: format is {form[:40]!r}, this version of fedgft reads {FORMAT!r}; "
+            "measure the site again, or use the version that wrote it"
         )
     return Reader(found, source).sums()
 

@@ -177,9 +177,9 @@ def _with_interval(found: Plain) -> str:
 
 
 def _heterogeneity(view: Plain, name: str) -> str:
-    """Infinite where a site has one of the two groups alone; predictive parity has none."""
+    """Infinite where a site has one of the two groups alone; an improper metric has none."""
     value = view["heterogeneity"][name]
-    if value is None and view["tv"][name] is not None and name != "cal":
+    if value is None and view["tv"][name] is not None and CATALOG[name].proper():
         return "∞"
     return _plain(value)
 
