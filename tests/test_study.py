@@ -110,6 +110,17 @@ def test_contributions_add_up_to_the_signed_gap():
     assert sum(r["contribution"] for r in rows) == pytest.approx(rates[0] - rates[1], abs=1e-12)
 
 
+def test_a_metric_without_dh_has_its_tv():
+    """Of predictive parity: how differently the clients' positive scores are spread, by group."""
+    study, cal = small("paper"), get_metric("cal")
+    result = study.run(0.5, "fedavg", cal)
+    scores = result.history.after.statistics(cal, "soft")[:, :, 1, 0]  # (replicate, client, group)
+    first, second = np.moveaxis(scores / scores.sum(1, keepdims=True), -1, 0)
+    found = row(study, result)
+    assert found["heterogeneity"] is None
+    assert found["total_variation"] == pytest.approx(np.abs(first - second).sum(1).mean() / 2)
+
+
 def test_nothing_is_chosen_where_the_protocol_fixes_it():
     study = small("paper")
     assert choices(study, [study.run(0.5, "fedgft", SP)]) == []

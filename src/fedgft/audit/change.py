@@ -66,14 +66,16 @@ class Comparison:
 
 def compare(old: Plain, new: Plain) -> Comparison:
     """The change from one summary to another: negative where a gap has become smaller."""
-    pairs = (("the old audit lacks", old, old), ("the new audit lacks", new, new),
-             ("one of the audits lacks", old, new))  # fmt: skip
-    for which, one, other in pairs:  # beside itself an audit shows whether it is all there
-        try:
-            found = _compared(one, other)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FedgftError(f"--compare: {which} a part ({error}); make it again") from None
-    return Comparison(found)
+    _tried(old, old, "the old audit")  # beside itself it shows whether it is all there
+    _tried(new, new, "the new audit")
+    return Comparison(_tried(old, new, "one of the audits"))
+
+
+def _tried(old: Plain, new: Plain, which: str) -> Plain:
+    try:
+        return _compared(old, new)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FedgftError(f"--compare: {which} lacks a part ({error}); make it again") from None
 
 
 def _compared(old: Plain, new: Plain) -> Plain:

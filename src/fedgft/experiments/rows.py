@@ -121,13 +121,16 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
 def _apart(cell: str, result: Result) -> dict[str, float | None]:
     """DH and TV between the groups, averaged over replicates: how unlike the clients are.
 
-    None where DH is infinite (a client lacks a group; TV is finite there) and where the metric is
-    not proper, so that neither is defined.
+    DH is None where it is infinite (a client lacks a group; TV is finite there) and where the
+    metric is not proper; TV is defined for any.
     """
     after, metric = result.history.after, result.metric
-    if after is None or not metric.proper(after.count.shape[-2]):
+    if after is None:
         return {"heterogeneity": None, "total_variation": None}
     each = [analyse(metric, after[i], "soft") for i in range(len(after.count))]
+    variation = _number(float(np.mean([found.total_variation for found in each])))
+    if not metric.proper(after.count.shape[-2]):
+        return {"heterogeneity": None, "total_variation": variation}
     infinite = sum(math.isinf(found.heterogeneity) for found in each)
     if infinite:
         warnings.warn(
@@ -137,7 +140,7 @@ def _apart(cell: str, result: Result) -> dict[str, float | None]:
         )  # fmt: skip
     return {
         "heterogeneity": _number(float(np.mean([found.heterogeneity for found in each]))),
-        "total_variation": _number(float(np.mean([found.total_variation for found in each]))),
+        "total_variation": variation,
     }
 
 
