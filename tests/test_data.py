@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from fedgft.data import Encoder, load_table
+from fedgft.data.columns import positive_last
 from fedgft.errors import FedgftError
 
 TABLE = """age,job,sex,site,part,hired
@@ -106,6 +107,14 @@ def test_positive(write):
     data = load_table(path, label="y", group="g", positive="bad")
     assert data.classes == ("good", "bad")
     assert data.labels.tolist() == [1, 0]
+
+
+def test_positive_in_another_case():
+    """Where classes differ in case alone it decides."""
+    assert positive_last(("No", "Yes"), "NO", where="y") == ("Yes", "No")
+    assert positive_last(("Yes", "yes"), "Yes", where="y") == ("yes", "Yes")
+    with pytest.raises(FedgftError, match=r"y holds 'YES' and 'yes', no 'Yes' \(--positive\)"):
+        positive_last(("YES", "yes"), "Yes", where="y")
 
 
 def rows(*lines, header="x,g,y"):

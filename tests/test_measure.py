@@ -136,6 +136,11 @@ def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
     assert run(capsys, *asked, "--classes", "no", "yes")[0] == 0
     assert run(capsys, *asked, "--positive", "no")[0] == 0
     assert read_sums("p.json").question.classes == ("yes", "no")
+    code, _, err = run(capsys, *asked, "--positive", "YES")
+    assert code == 2 and "'yes' is the only label here" in err
+    Path("p.csv").write_text("y,g,d\nYes,a,No\nNo,b,Yes\n")
+    assert run(capsys, *asked, "--positive", "no")[0] == 0  # as `train` takes it
+    assert read_sums("p.json").question.classes == ("Yes", "No")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,10 @@ def test_named_classes_and_groups_bind() -> None:
     schema, wrong = agree(said_all, **how, classes=("1", "0"), groups=("m", "f"))
     assert (schema.classes, schema.groups, wrong) == (("1", "0"), ("m", "f"), {})
     assert agree(said_all, **how, positive="0")[0].classes == ("1", "0")
-    with pytest.raises(FedgftError, match="positive '7'"):
+    words = {s: said(f.with_columns(ok=pl.col("ok").replace_strict({0: "No", 1: "Yes"})))
+             for s, f in frames.items()}  # fmt: skip
+    assert agree(words, **how, positive="no")[0].classes == ("Yes", "No")
+    with pytest.raises(FedgftError, match="'ok' holds '0' and '1', no '7'"):
         agree(said_all, **how, positive="7")
     with pytest.raises(FedgftError, match="two of each"):
         agree({"a": said(frames["a"].with_columns(sex=pl.lit("f")))}, **how)

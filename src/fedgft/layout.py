@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+SIGNS = {True: "✓", False: "✗", None: "·"}  # it is so, it is not, it cannot be said
 # Control characters, and those that turn the direction of the text around them.
 UNSEEN = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F),
                         *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C], "\ufffd")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgft.audit.sums import COUNT, SCORES, Group, Question, order
-from fedgft.data.columns import as_text
+from fedgft.data.columns import as_text, positive_last
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def classes_of(
                 " (--classes names them all)"
             )
     if names.positive is not None:
-        classes = _positive_last(classes, names.positive, source=source)
+        classes = positive_last(classes, names.positive, where=f"{source}: the label")
     if len(scores) == 1 and len(classes) != 2:
         raise FedgftError(
             f"{source}: {len(classes)} classes need one --score column each, in the order "
@@ -68,7 +68,7 @@ def _found(
             f"{source}: decision '{odd[0]}' is no label; the labels are {shown(labels)} "
             "(--classes names all classes)"
         )
-    if len(known) == 1 and positive is not None and positive not in known:
+    if len(known) == 1 and positive is not None and positive.casefold() != known[0].casefold():
         known = [*known, positive]
     if len(known) == 1:
         raise FedgftError(
@@ -76,14 +76,6 @@ def _found(
             f"first: --classes OTHER {known[0]}"
         )
     return tuple(known)
-
-
-def _positive_last(classes: tuple[str, ...], positive: str, *, source: str) -> tuple[str, ...]:
-    if len(classes) != 2:
-        raise FedgftError(f"{source}: --positive needs two classes; there are {len(classes)}")
-    if positive not in classes:
-        raise FedgftError(f"{source}: --positive '{positive}' is none of {', '.join(classes)}")
-    return classes if classes[1] == positive else classes[::-1]
 
 
 def tables_of(

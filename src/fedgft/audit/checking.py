@@ -6,12 +6,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedgft.audit.private import feasible, middles, withheld
-from fedgft.audit.sums import COUNT, NOISE, SCORES, Group, Privacy, Question, Site, Sums
+from fedgft.audit.sums import COUNT, MOST_BINS, NOISE, SCORES, Group, Privacy, Question, Site, Sums
 from fedgft.errors import FedgftError
 
 LARGEST = 2**53  # beyond it a float no longer counts exactly
 MECHANISMS = ("none", "discrete laplace", "discrete gaussian")
-MOST_BINS, MOST_IN_ALL = 10_000, 50_000_000  # of a histogram; numbers a file may unfold to
+MOST_IN_ALL = 50_000_000  # numbers a file may unfold to
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgft.audit.answers import Names, classes_of, groups_of, tables_of
-from fedgft.audit.sums import Question, Site, Sums
+from fedgft.audit.sums import MOST_BINS, Question, Site, Sums
 from fedgft.data.columns import column_of, numbers_of
 from fedgft.data.table import MISSING, checked_file, readable
 from fedgft.errors import FedgftError
@@ -43,8 +43,8 @@ class Columns:
             raise FedgftError("name the model's output: --score P (in [0, 1]) or --decision D")
         if not 0 <= self.threshold <= 1:
             raise FedgftError(f"--threshold {self.threshold:g}: must lie in [0, 1]")
-        if not 2 <= self.bins <= 10_000:
-            raise FedgftError(f"--bins {self.bins}: must lie between 2 and 10,000")
+        if not 2 <= self.bins <= MOST_BINS:
+            raise FedgftError(f"--bins {self.bins}: must lie between 2 and {MOST_BINS:,}")
 
     @property
     def all(self) -> list[str]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from fedgft.audit.charts import Figure, charts
 from fedgft.audit.tabulated import tables
-from fedgft.audit.text import MARK, SIGNS, about
+from fedgft.audit.text import MARK, about
 from fedgft.audit.verdict import verdict
-from fedgft.layout import Table, render
+from fedgft.layout import SIGNS, Table, render
 
 if TYPE_CHECKING:
     from fedgft.audit.summary import Audit

@@ -18,7 +18,7 @@ from fedgft.errors import FedgftError
 
 Group = tuple[str | None, ...]
 COUNT, NOISE, SLACK, SCORES = 0, 1, 2, 3  # columns of a table; scores are the last ones
-MOST_CLASSES, MOST_ATTRIBUTES = 50, 4
+MOST_CLASSES, MOST_ATTRIBUTES, MOST_BINS = 50, 4, 10_000
 MOST_NUMBERS = 5_000_000  # in the histograms of one group
 
 

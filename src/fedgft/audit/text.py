@@ -6,10 +6,9 @@ from typing import Any
 from fedgft.audit.alerts import points
 from fedgft.audit.tabulated import tables
 from fedgft.audit.verdict import verdict
-from fedgft.layout import Table
+from fedgft.layout import SIGNS, Table
 
 MARK = "<!-- fedgft audit -->"  # tells our files from others
-SIGNS = {True: "✓", False: "✗", None: "·"}
 
 
 def markdown(summary: dict[str, Any]) -> str:

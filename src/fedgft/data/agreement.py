@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.data.columns import suggestion
+from fedgft.data.columns import positive_last, suggestion
 from fedgft.data.encoding import MOST_INDICATORS, Categorical, Encoder, Numeric
 from fedgft.data.roles import group_columns
 from fedgft.data.scaling import CONSTANT
@@ -37,7 +37,9 @@ def agree(
         named[what], odd = _names(good, what, tuple(given))
         wrong |= odd
     good = {site: d for site, d in good.items() if site not in wrong}
-    ordered = _positive_last(named["labels"], positive)
+    ordered = named["labels"]
+    if positive is not None:
+        ordered = positive_last(ordered, positive, where=f"the sites' column '{label}'")
     if not good or len(ordered) < 2 or len(named["groups"]) < 2:
         raise FedgftError(
             f"all fitting sites together have the classes {', '.join(ordered) or '(none)'} and the "
@@ -147,14 +149,6 @@ def _order(name: str) -> tuple[int, float, str]:
         return 0, float(name), name
     except ValueError:
         return 1, 0.0, name
-
-
-def _positive_last(classes: tuple[str, ...], positive: str | None) -> tuple[str, ...]:
-    if positive is None:
-        return classes
-    if positive not in classes or len(classes) != 2:
-        raise FedgftError(f"positive {positive!r} is none of two classes: {', '.join(classes)}")
-    return (*(name for name in classes if name != positive), positive)
 
 
 def _fitted(

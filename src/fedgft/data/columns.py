@@ -49,6 +49,25 @@ def suggestion(name: str, known: Sequence[str]) -> str:
     return f"; there are: {', '.join(names)}{more}"
 
 
+def positive_last(classes: tuple[str, ...], positive: str, *, where: str) -> tuple[str, ...]:
+    """The two classes, the positive one last; its case matters where they differ in nothing else.
+
+    `where` begins the sentence that refuses it: it names the column that holds the classes.
+    """
+    if len(classes) != 2:
+        raise FedgftError(f"{where} has {len(classes)} classes; --positive needs two")
+    folded = [name.casefold() for name in classes]
+    if positive in classes:
+        index = classes.index(positive)
+    elif folded.count(positive.casefold()) == 1:
+        index = folded.index(positive.casefold())
+    else:
+        raise FedgftError(
+            f"{where} holds '{classes[0]}' and '{classes[1]}', no '{positive}' (--positive)"
+        )
+    return classes if index == 1 else classes[::-1]
+
+
 def as_text(series: "pl.Series") -> "pl.Series":
     """One spelling a value, whatever type a reader gave its column: 1.0 is "1", true is "True".
 

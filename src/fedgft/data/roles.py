@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgft.data.columns import as_text, codes_of, column_of, numbers_of
+from fedgft.data.columns import as_text, codes_of, column_of, numbers_of, positive_last
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
@@ -97,23 +97,8 @@ def labels_of(
         )
     if positive is None:
         return codes, names
-    return _put_last(codes, names, positive=str(positive), where=f"{source}: column '{label}'")
-
-
-def _put_last(
-    codes: np.ndarray, names: tuple[str, ...], *, positive: str, where: str
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The two classes, the positive one as index 1."""
-    if len(names) != 2:
-        raise FedgftError(f"{where} has {len(names)} classes; --positive needs two")
-    folded = [name.casefold() for name in names]
-    if positive in names:
-        index = names.index(positive)
-    elif folded.count(positive.casefold()) == 1:
-        index = folded.index(positive.casefold())
-    else:
-        raise FedgftError(f"{where} holds '{names[0]}' and '{names[1]}', no '{positive}'")
-    return (codes, names) if index == 1 else (1 - codes, names[::-1])
+    ordered = positive_last(names, str(positive), where=f"{source}: column '{label}'")
+    return codes if ordered == names else 1 - codes, ordered
 
 
 def groups_of(

@@ -11,8 +11,8 @@ from pathlib import Path
 from fedgft.errors import FedgftError
 from fedgft.experiments.paper import NAMES
 from fedgft.files import whole
-from fedgft.layout import render
-from fedgft.report.section import SIGNS, Section, read
+from fedgft.layout import SIGNS, render
+from fedgft.report.section import Section, read
 from fedgft.report.tables import MARK
 
 TITLE = "# The paper, reproduced"

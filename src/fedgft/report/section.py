@@ -12,12 +12,11 @@ from typing import Any
 from fedgft.experiments.shelf import sealed, unsealed
 from fedgft.experiments.store import write_rows
 from fedgft.files import proper, whole
-from fedgft.layout import Table
+from fedgft.layout import SIGNS, Table
 from fedgft.report.claims import Finding
 from fedgft.report.figures import save
 
 FORMAT = "fedgft-section-1"
-SIGNS = {True: "✓", False: "✗", None: "·"}
 
 
 @dataclass(frozen=True)
