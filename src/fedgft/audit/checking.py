@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fedgft.audit.private import feasible, middles, withheld
+from fedgft.audit.private import feasible, middles, unsaid, withheld
 from fedgft.audit.sums import COUNT, MOST_BINS, NOISE, SCORES, Group, Privacy, Question, Site, Sums
 from fedgft.errors import FedgftError
 
@@ -128,17 +128,14 @@ class Reader:
         possible = feasible(question)[decision]
         if noisy:
             table[NOISE] = privacy.variance * possible.sum()
-        if question.scored:
-            scores = self._get(cell, "scores", f"{where}.scores", dict)
-            for s, c in enumerate(question.score_classes):
-                place = f"{where}.scores[{_brief(question.classes[c])}]"
-                entry = self._get(scores, question.classes[c], place, dict)
-                if histogram is not None:
-                    table[SCORES + s] = self._histogram(
-                        entry, place, possible, noisy, count, histogram[s]
-                    )
-                else:
-                    table[SCORES + s] = self._between(entry, place, 0.0, count)
+        if histogram is None:  # without scores, or they are withheld; older files have their sums
+            table[SCORES:] = unsaid(count, len(question.classes))
+            return count
+        scores = self._get(cell, "scores", f"{where}.scores", dict)
+        for s, c in enumerate(question.score_classes):
+            place = f"{where}.scores[{_brief(question.classes[c])}]"
+            entry = self._get(scores, question.classes[c], place, dict)
+            table[SCORES + s] = self._histogram(entry, place, possible, noisy, count, histogram[s])
         return count
 
     def _histogram(

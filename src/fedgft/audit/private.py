@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ Noise = Callable[[list[int]], list[int]]
 
 
 def suppress(sums: Sums, min_cell: int) -> Sums:
-    """Withhold counts of 1 to min_cell - 1, and all histograms: their bins are small cells too."""
+    """Withhold counts of 1 to min_cell - 1, and all of scores: the bins of a histogram are small
+    cells too, and the sum over a few rows is nearly somebody's score."""
     if min_cell < 3:  # a cell of "1 to 1 rows" would be no secret
         raise FedgftError(f"--min-cell {min_cell}: must be at least 3")
     (name, site), *_ = sums.sites.items()
@@ -41,6 +43,7 @@ def suppress(sums: Sums, min_cell: int) -> Sums:
         small = (table[..., COUNT] > 0) & (table[..., COUNT] < min_cell)
         suppressed += int(small.sum())
         tables[group] = table.copy()
+        tables[group][..., SCORES:] = unsaid(table[..., COUNT, None], len(table))
         tables[group][small] = withheld(min_cell, table.shape[-1], len(table))
     privacy = Privacy(min_cell=min_cell, suppressed=suppressed)
     shown = lambda n: n if n == 0 or n >= min_cell else min_cell / 2  # noqa: E731
@@ -52,8 +55,13 @@ def withheld(min_cell: int, columns: int, classes: int) -> np.ndarray:
     """A cell of 1 to min_cell - 1 rows: read as the middle, off by at most `slack`."""
     cell = np.zeros(columns)
     cell[COUNT], cell[SLACK] = min_cell / 2, min_cell / 2 - 1
-    cell[SCORES:] = cell[COUNT] / classes
+    cell[SCORES:] = unsaid(cell[COUNT], classes)
     return cell
+
+
+def unsaid(count: Any, classes: int) -> Any:
+    """Stands for the sums of scores that a site withholds: all classes alike."""
+    return count / classes
 
 
 def with_noise(

@@ -94,14 +94,10 @@ def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[
             "decision": question.classes[decision],
             "count": None if values[SLACK] else int(values[COUNT]),
         }  # fmt: skip
-        if question.scored and not values[SLACK] and not nobody:
+        if group in sums.histogram and not privacy.min_cell and not nobody:
+            counts, possible = sums.histogram[group][label, decision], feasible(question)[decision]
             cell["scores"] = {
-                question.classes[c]: _scores(
-                    values[SCORES + s],
-                    sums.histogram[group][label, decision, s] if group in sums.histogram else None,
-                    feasible(question)[decision],
-                    privacy,
-                )
+                question.classes[c]: _scores(values[SCORES + s], counts[s], possible, privacy)
                 for s, c in enumerate(question.score_classes)
             }
         out.append(cell)
@@ -109,7 +105,7 @@ def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[
 
 
 def _scores(
-    total: float, counts: np.ndarray | None, possible: np.ndarray, privacy: Privacy
+    total: float, counts: np.ndarray, possible: np.ndarray, privacy: Privacy
 ) -> dict[str, Any]:
     """The sum of a cell's scores, and how they are spread: from its first bin to its last.
 
@@ -117,8 +113,6 @@ def _scores(
     sum either, and all bins are there that a row can be in: where the lowest score lies would be
     somebody's too.
     """
-    if counts is None:
-        return {"sum": round(total, 6)}
     noisy = privacy.mechanism != "none"
     held = np.flatnonzero(possible if noisy else counts)
     first, last = int(held[0]), int(held[-1])
