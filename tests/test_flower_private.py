@@ -1,22 +1,28 @@
 """Private statistics: noise with an account, small cells, and sums that nobody sees apart."""
 
+import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.serverapp import strategy as flower
 
 from fedgft.errors import FedgftError
-from fedgft.flower import Budget, FairFed, FedGFT
+from fedgft.flower import Budget, FairFed, FedGFT, shield
 from fedgft.flower.checks import Noise, check_report
 from fedgft.flower.masks import mask_of
 from fedgft.flower.private import epsilon_of, gap_error, noised, total_rho, without_small
 from fedgft.flower.sites import client_site, flat
-from fedgft.flower.wire import Names, Report
+from fedgft.flower.tables import DESCRIBE
+from fedgft.flower.terms import query
+from fedgft.flower.wire import VERSION, Names, Report
 from fedgft.metrics import CATALOG, Tally, get_metric
-from grid import biased, gap_of, grid_of, options, start_of, train_config
+from grid import InProcess, biased, gap_of, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]
 
@@ -444,14 +450,80 @@ def test_a_ledger_holds_over_all_runs(tmp_path) -> None:
         return ours.history[-1]["clients"]
 
     assert attempt(1.0) == 3
-    import json
-
     spent = json.loads(file.read_text())
     assert spent["rho"] == pytest.approx(total_rho(1.0, 1e-6)) and spent["epsilon"] < 1.01
     assert attempt(1.0) == 2  # in its second run the site stops answering
     assert json.loads(file.read_text())["epsilon"] <= 1.2 * (1 + 1e-6)
     file.write_text("junk")
     assert attempt(0.1) == 2
+
+
+def context_of(**node) -> Context:
+    return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+
+
+def test_runs_that_enter_a_ledger_at_once_take_turns(tmp_path, monkeypatch) -> None:
+    """Each finds what the others have spent, however long it thinks about it."""
+
+    def slow(rho: float, delta: float) -> float:
+        time.sleep(0.05)
+        return epsilon_of(rho, delta)
+
+    monkeypatch.setattr(shield, "epsilon_of", slow)
+    file = tmp_path / "ledger.json"
+    context = context_of(**{"max-epsilon": 5.0, "ledger": str(file)})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: shield.enter(context, "north", 0.01), range(4)))
+    assert json.loads(file.read_text())["rho"] == pytest.approx(0.04)
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
+    with pytest.raises(FedgftError, match="above its max-epsilon, 5"):
+        shield.enter(context, "north", 10.0)
+    assert json.loads(file.read_text())["rho"] == pytest.approx(0.04)
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [
+        ({"ledger": "ledger.json"}, "'ledger' counts up to max-epsilon, which is not set"),
+        ({"max-epsilon": math.nan}, "max-epsilon is nan: write a positive number"),
+        ({"max-epsilon": math.inf}, "max-epsilon is inf: write a positive number"),
+        ({"max-epsilon": 0}, "max-epsilon is 0: write a positive number"),
+        ({"max-epsilon": "low", "ledger": "l"}, "max-epsilon is low: write a positive number"),
+        ({"max-epsilon": 1.0, "max-delta": math.nan}, "max-delta is nan: write a positive number"),
+        ({"max-epsilon": 1.0, "max-delta": 1}, "max-delta is 1: write a positive number below 1"),
+    ],
+)
+def test_a_limit_that_holds_nothing_back_is_refused(node: dict, says: str) -> None:
+    """Whether the server asks for noise or not: nothing leaves the site, and it is told why."""
+    made = biased()
+    grid = grid_of(made)
+    for context in grid.contexts.values():
+        context.node_config = dict(node)
+    for budget in (Budget(), Budget(1.0, releases=9)):
+        with pytest.raises(FedgftError, match=says):
+            run(fair(budget=budget), made, grid)
+
+
+def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
+    """Of fewer rows than its min-count a site says nothing, also where it describes its table."""
+    from fedgft.flower.running import client
+
+    people = {"x": [*map(float, range(112))], "sex": ["f"] * 12 + ["m"] * 100, "ok": [0, 1] * 56}
+    pl.DataFrame(people).write_csv(tmp_path / "north.csv")
+    config = {"label": "ok", "group": "sex", "split": "", "leave-out": "", "test-share": 0.0}
+
+    def said(run_config: dict, **node) -> list[str]:
+        grid = InProcess([client()], [{"data": str(tmp_path / "north.csv"), **node}])
+        grid.contexts[100].run_config = config | run_config
+        asked = query(None, ConfigRecord(), {"version": VERSION}, 100, f"query.{DESCRIBE}")
+        (reply,) = grid.send_and_receive([asked])
+        return json.loads(reply.content["fedgft"]["description"])["groups"]
+
+    assert said({}) == ["f", "m"]
+    assert said({}, **{"min-count": 20}) == ["m"]
+    assert said({"min-count": 20}) == ["m"]
+    assert said({}, **{"min-count": 3}) == ["f", "m"]  # never less than the usual ten
 
 
 def test_the_server_counts_what_it_asked_for(tmp_path) -> None:

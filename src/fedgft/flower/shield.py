@@ -6,7 +6,7 @@ A site sets limits in its node configuration that no server's configuration can 
 |---------------|-----------------------------------------------------------------------------|
 | `max-epsilon` | takes part only where the statistics get at least that much noise,          |
 | `max-delta`   | at a delta of at most this [1e-5],                                          |
-| `ledger`      | a file: and only while all its runs together stay within `max-epsilon`      |
+| `ledger`      | a file: and only while all its runs together stay within that `max-epsilon` |
 | `secure`      | gives its sums to secure sums, and to nothing else                          |
 | `min-count`   | says nothing of a (label, group) with fewer rows                            |
 
@@ -42,11 +42,11 @@ def agreed(request: Request, context: Context, site: str) -> Budget:
     """The server's wishes within the site's limits; whatever a site sends, it asks here first."""
     node, epsilon = context.node_config, _asked(request, "epsilon")
     delta = _asked(request, "delta") or 1e-6
-    most, strictest = node.get("max-epsilon"), float(node.get("max-delta", MAX_DELTA))
-    if most is not None and (epsilon is None or epsilon > float(most)):
+    most, strictest = limits(context, site)
+    if most is not None and (epsilon is None or epsilon > most):
         offered = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
         raise FedgftError(
-            f"site '{site}' takes part with epsilon of at most {float(most):g} (its max-epsilon); "
+            f"site '{site}' takes part with epsilon of at most {most:g} (its max-epsilon); "
             f"the server offers {offered}"
         )
     if most is not None and delta > strictest:
@@ -55,6 +55,24 @@ def agreed(request: Request, context: Context, site: str) -> Budget:
         raise FedgftError(f"site '{site}' takes part in secure sums only (its setting 'secure')")
     least = max(int(_asked(request, "min_count") or 0), int(node.get("min-count", 0)))
     return Budget(epsilon, delta, int(_asked(request, "releases") or 1), least)
+
+
+def limits(context: Context, site: str) -> tuple[float | None, float]:
+    """The site's own max-epsilon and max-delta. A limit that holds nothing back is a mistake, and
+    whoever makes it is told before anything leaves the site: NaN is below no number, and a ledger
+    without a limit would never be full."""
+    node = context.node_config
+    most, delta = node.get("max-epsilon"), node.get("max-delta", MAX_DELTA)
+    if most is None and "ledger" in node:
+        raise FedgftError(f"site '{site}': its setting 'ledger' counts up to max-epsilon, which is "
+                          "not set: add max-epsilon=1.0, or another number")  # fmt: skip
+    for name, value, top in (("max-epsilon", most, math.inf), ("max-delta", delta, 1.0)):
+        right = isinstance(value, int | float) and value is not True and 0 < value < top
+        if value is not None and not right:
+            upto = "" if top == math.inf else f" below {top:g}"
+            raise FedgftError(f"site '{site}': its setting {name} is {plain(value, 40)}: write a "
+                              f"positive number{upto}")  # fmt: skip
+    return None if most is None else float(most), float(delta)
 
 
 def protected(tally: Tally, request: Request, context: Context, site: str) -> Tally:
@@ -103,26 +121,32 @@ def _ledger_of_run(budget: Budget, context: Context, site: str) -> Any:
 
 
 def enter(context: Context, site: str, rho: float) -> None:
-    """Over all runs: into the site's own file, before anything is released."""
-    node = context.node_config
-    if "ledger" not in node:
+    """Over all runs: into the site's own file, before anything is released. Several runs may enter
+    at once, so the file is read where it is written: whoever writes it (`whole`) is alone."""
+    if "ledger" not in context.node_config:
         return
-    path, most = Path(str(node["ledger"])).expanduser(), float(node.get("max-epsilon", 0.0))
-    delta = float(node.get("max-delta", MAX_DELTA))
+    path = Path(str(context.node_config["ledger"])).expanduser()
+    most, delta = limits(context, site)
+    assert most is not None  # a ledger has a limit
+    with whole(path) as part:
+        spent = rho + _entered(path, site)
+        after = epsilon_of(spent, delta)
+        if after > most * (1 + 1e-6):
+            raise FedgftError(
+                f"site '{site}': with this release all its runs would come to epsilon {after:.3g} "
+                f"at delta {delta:g}, above its max-epsilon, {most:g} (ledger {path.name})"
+            )
+        part.write_text(json.dumps({"rho": spent, "epsilon": after, "delta": delta}), "utf-8")
+
+
+def _entered(path: Path, site: str) -> float:
     try:
         spent = parsed(path.read_text("utf-8"))["rho"] if path.exists() else 0.0
         if type(spent) not in (int, float) or not 0 <= spent < MOST_RHO:  # NaN would allow all
             raise ValueError(f"rho is {str(spent)[:40]}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedgftError(f"site '{site}': {path}: not a ledger ({error})") from None
-    after = epsilon_of(spent + rho, delta)
-    if after > most * (1 + 1e-6):
-        raise FedgftError(
-            f"site '{site}': with this release all its runs would come to epsilon {after:.3g} at "
-            f"delta {delta:g}, above its max-epsilon, {most:g} (ledger {path.name})"
-        )
-    with whole(path) as part:
-        part.write_text(json.dumps({"rho": spent + rho, "epsilon": after, "delta": delta}), "utf-8")
+    return spent
 
 
 def _terms(budget: Budget) -> list[float]:

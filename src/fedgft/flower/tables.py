@@ -19,6 +19,7 @@ from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.files import parsed
 from fedgft.flower.gather import Replies, log, plain
+from fedgft.flower.shield import limits
 from fedgft.flower.site import Site
 from fedgft.flower.sites import tensors
 from fedgft.flower.terms import query
@@ -43,17 +44,24 @@ def register_description(app: ClientApp) -> None:
             frame.filter(~_held_out(frame, config, name)), label=str(config["label"]),
             group=str(config["group"]),
             aside=[*filter(None, [str(config["split"]), *names_listed(config["leave-out"])])],
-            rare=int(context.node_config.get("rare", RARE)), source=f"site '{name}': {file.name}",
+            rare=_rare(context), source=f"site '{name}': {file.name}",
         )  # fmt: skip
         record = ConfigRecord({"version": VERSION, "site": name, "description": json.dumps(said)})
         return Message(RecordDict({RECORD: record}), reply_to=message)
+
+
+def _rare(context: Context) -> int:
+    """Of fewer rows nothing is said; the site or the run may ask for more than the usual number."""
+    node, config = context.node_config, context.run_config
+    own = max(int(node.get("rare", RARE)), int(node.get("min-count", 0)))
+    return max(own, int(config.get("min-count", 0)))
 
 
 def _check_limits(context: Context, name: str) -> None:
     """A description is exact: a site that wants noise or secure sums does not give one. And a site
     may name the columns that it lets be label and group."""
     node, config = context.node_config, context.run_config
-    if node.get("max-epsilon") is not None or node.get("secure"):
+    if limits(context, name)[0] is not None or node.get("secure"):
         raise FedgftError(f"site '{name}' does not describe its table (it has max-epsilon or "
                           "secure): the server needs a schema file (schema=...)")  # fmt: skip
     for what in ("label", "group"):
