@@ -547,11 +547,17 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path) -> None:
         run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file))
     file.unlink()
     run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file))
-    for other in ({"metric": "eo", "lam": 1.0}, {"lam": 2.0}, {"target": 0.0}):
+    for other in ({"metric": "eo", "lam": 1.0}, {"lam": 2.0}, {"target": 0.0},
+                  {"lam": 1.0, "spread": "variance"}, {"lam": 1.0, "penalty": "l2"}):  # fmt: skip
         with pytest.raises(FedgftError, match="of another run"):
             run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), checkpoint=file, **other))
     with pytest.raises(FedgftError, match="of another run"):
         run(grid_of(made), made, FedGFT(flower.FedAdam(**options()), lam=1.0, checkpoint=file))
+    fair = tmp_path / "f.safetensors"
+    run(grid_of(made), made, FairFed(flower.FedAvg(**options()), checkpoint=fair))
+    for other in ({"beta": 2.0}, {"reweigh": False}):
+        with pytest.raises(FedgftError, match="of another run"):
+            run(grid_of(made), made, FairFed(flower.FedAvg(**options()), checkpoint=fair, **other))
     wide = start_of(made, "mlp")
     with pytest.raises(FedgftError, match="another model"):
         FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file).start(

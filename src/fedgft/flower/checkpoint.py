@@ -6,7 +6,7 @@ and as its header the constants and the history. It is replaced whole, so there 
 
 import json
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,12 +112,14 @@ def _about(strategy: "FairStrategy") -> str:
         strategy.hearing.constants,
         [type(s).__name__ for s in _chain(strategy.strategy)],
     )
-    how = constants.pricing or (strategy.weights and strategy.weights.rule)
+    weights = strategy.weights
+    how = constants.pricing or (weights and weights.rule)
     told = {"metric": constants.metric.name, "channel": strategy.terms.channel, "strategy": inner,
             "method": type(how).__name__, "budget": repr(strategy.terms.budget)}  # fmt: skip
-    for key in ("lam", "target", "penalty", "beta", "rule"):
-        if hasattr(how, key):
-            told[key] = str(getattr(how, key))
+    if is_dataclass(how):  # all that it was told
+        told |= {f.name: str(getattr(how, f.name)) for f in fields(how) if f.name != "metric"}
+    if weights is not None:
+        told["reweigh"] = str(weights.reweigh)
     return json.dumps(told, sort_keys=True)
 
 

@@ -165,7 +165,8 @@ class Believer:
         return self.sites.get(node, f"node {node}")
 
     def remember(self, replies: dict[int, Message]) -> None:
-        """How many rows each node trains on; the most it ever said bounds later statistics."""
+        """How many rows each node trains on; the most it ever said bounds later statistics. Not by
+        a strategy's own `weighted_by_key`: such a weight need not be a number of rows."""
         for node, reply in replies.items():
             metrics = next(iter(reply.content.metric_records.values()), {})
             rows = metrics.get("num-examples")
