@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from torch.nn.functional import cross_entropy
@@ -407,12 +407,16 @@ def test_clients_that_know_nothing_of_it() -> None:
                     grid=InProcess(apps))  # fmt: skip
 
 
-def test_optimizers_and_schedules_are_named() -> None:
-    from fedgft.flower.local import _optimizer
-
-    for key in ("optimizer", "schedule"):
-        with pytest.raises(FedgftError, match=f"{key} 'x' is not known"):
-            _optimizer(torch.nn.Linear(2, 2), ConfigRecord({key: "x"}))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("optimizer", "x"), ("schedule", "x"), ("batch-size", 0), ("epochs", -3), ("lr", -1.0),
+     ("weight-decay", -0.1)],
+)  # fmt: skip
+def test_settings_of_training_are_named(key: str, value) -> None:
+    """Whoever sends them; a site would have stumbled over them somewhere within."""
+    made = biased()
+    with pytest.raises(FedgftError, match=f"{key} is '{value}': "):
+        trained(made, FedGFT(flower.FedAvg(**options()), lam=1.0), **{key: value})
 
 
 def test_a_whole_run_on_tables(tmp_path) -> None:
@@ -446,6 +450,12 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     for context in grid.contexts.values():
         context.run_config = config
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    for key, value in (("batch-size", 0), ("test-share", 7.0), ("model", "x"), ("beta", "1")):
+        server.run_config = {**config, key: value}
+        with pytest.raises(FedgftError, match=f"{key} is '{value}'"):
+            serve(grid, server, flower.FedAvg(**options()))
+    assert not grid.messages  # nobody was troubled with it
+    server.run_config = config
     serve(grid, server, flower.FedAvg(**options()))
     import json
 

@@ -8,8 +8,6 @@ from fedgft.errors import FedgftError
 from fedgft.files import expanded
 
 SITES = ("north", "south", "east", "west", "centre")
-STRATEGIES = ("FedAvg", "FedAvgM", "FedProx", "FedAdam", "FedYogi", "FedAdagrad", "FedMedian",
-              "FedTrimmedAvg", "Krum", "MultiKrum", "QFedAvg")  # fmt: skip
 
 
 def site_files(data: list[str] | None, sites: int | None) -> list[Path]:
@@ -101,11 +99,14 @@ def check_files(files: Sequence[Path], label: str, group: str) -> None:
 def check_terms(config: dict[str, Any], sites: int) -> None:
     """What the settings together amount to."""
     from fedgft.flower.private import Budget
+    from fedgft.flower.settings import check_run
     from fedgft.flower.terms import Terms
 
+    check_run(config)
     if config.get("secure") and sites < 3:
         raise FedgftError("--set secure=true: a sum hides nobody among fewer than 3 sites")
-    budget = Budget(config["epsilon"] or None, min_count=int(config.get("min-count", 0)))
+    hidden = int(config.get("min-count", 0))
+    budget = Budget(config["epsilon"] or None, config.get("delta", 1e-6), min_count=hidden)
     Terms(channel=config["channel"], secure=bool(config.get("secure")), budget=budget)
 
 

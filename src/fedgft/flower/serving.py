@@ -18,6 +18,7 @@ from fedgft.flower.methods import FairFed, FedGFT, Measured
 from fedgft.flower.private import Budget
 from fedgft.flower.reporting import collect, write_results
 from fedgft.flower.running import Config, Own, federation, model_of
+from fedgft.flower.settings import check_run
 from fedgft.flower.sites import first_arrays
 from fedgft.flower.strategy import FairStrategy
 from fedgft.flower.tables import agreement, names_listed
@@ -33,6 +34,7 @@ def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None =
     config: Config = dict(context.run_config)
     journal = Journal(Path(str(config["out"])).expanduser())
     with journal:
+        check_run(config)
         _check_place(journal.folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
         schema, rows, left_out = _schema(grid, config, nodes)
