@@ -1,5 +1,9 @@
 """Features: the encoder, scaling against numpy, the synthetic population's closed forms."""
 
+from dataclasses import replace
+from functools import reduce
+from operator import add
+
 import numpy as np
 import polars as pl
 import pytest
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 from fedgft.data import Dataset, Encoder, Federation
 from fedgft.data.columns import as_text
 from fedgft.data.partition import iid, partition
-from fedgft.data.scaling import Moments, moments, pooled, standardise
+from fedgft.data.scaling import Moments, standardise
 from fedgft.data.synthetic import known_gaps, synthetic
 from fedgft.errors import FedgftError
 
@@ -26,14 +30,14 @@ def numbers(n, d, *, seed):
 
 
 @given(st.integers(2, 60), st.integers(1, 4), st.integers(0, 10), st.data())
-def test_moments_are_clients_sums(n, d, seed, data):
-    made = iid(numbers(n, d, seed=seed), clients=data.draw(st.integers(1, n)), seed=seed)
-    sent = moments(made)
-    for k in range(made.num_clients):
-        mine = made.dataset.features[made.client(k)].astype(np.float64)
-        np.testing.assert_allclose(sent.sum[k], mine.sum(axis=0))
-        np.testing.assert_allclose(sent.square[k], (mine**2).sum(axis=0))
-    np.testing.assert_array_equal(sent.count, made.sizes)
+def test_moments_add_over_any_split_of_the_rows(n, d, seed, data):
+    rows = numbers(n, d, seed=seed).features.astype(np.float64)
+    cuts = data.draw(st.lists(st.integers(0, n), max_size=5).map(sorted))
+    parts = [Moments.of(part) for part in np.split(rows, cuts)]
+    for together in (reduce(add, parts), reduce(add, parts[::-1]), Moments.of(rows)):
+        assert (together.count == n).all()
+        np.testing.assert_allclose(together.sum, rows.sum(axis=0))
+        np.testing.assert_allclose(together.around / n, rows.var(axis=0), atol=1e-14)
 
 
 @pytest.mark.parametrize("step", [8, 100, 1 << 24])
@@ -52,13 +56,23 @@ def test_empty_clients_and_constant_columns_do_no_harm():
     data.features[:, 1] = 0.1
     offsets = np.array([0, 0, 4, 4, 10, 10])
     made = Federation(data, np.arange(10, dtype=np.int32), offsets, np.empty(0, np.int32))
-    sent = moments(made)
-    assert (sent.sum[[0, 2, 4]] == 0).all()
-    mean, spread = pooled(sent)
-    np.testing.assert_allclose(mean, data.features.mean(axis=0, dtype=np.float64))
-    assert spread[1] == 1
-    merged = Moments(*(np.sum(part, axis=0, keepdims=True) for part in vars(sent).values()))
-    np.testing.assert_allclose(pooled(merged), (mean, spread))
+    seen = standardise(made)
+    np.testing.assert_allclose(seen.mean, data.features.mean(axis=0, dtype=np.float64))
+    assert seen.spread[1] == 1
+
+
+def test_seconds_since_1970_vary_and_one_second_of_them_does_not(monkeypatch):
+    """A spread of an hour beside a mean of fifty years, in chunks, in float32 and in float64."""
+    data, rng = numbers(400, 3, seed=0), np.random.default_rng(0)
+    times = 1.7e9 + 3000 * rng.normal(size=400)
+    wide = np.stack([times, np.full(400, 1.7e9 + 0.1), np.full(400, 0.1)], axis=1)
+    monkeypatch.setattr("fedgft.data.scaling.CHUNK_BYTES", 8 * 3 * 17)
+    for features in (wide.astype(np.float32), wide):
+        made = standardise(iid(replace(data, features=features), clients=7, seed=0))
+        train = features[made.rows].astype(np.float64)
+        np.testing.assert_allclose(made.spread[0], train[:, 0].std(), rtol=1e-9)
+        np.testing.assert_array_equal(made.spread[1:], 1)
+        assert np.abs(made.seen(made.rows)).max() < 5
 
 
 @pytest.mark.parametrize(("groups", "gap"), [(2, 0.3), (3, 0.5), (2, 0.0)])

@@ -49,6 +49,18 @@ def test_the_schema_is_that_of_the_pooled_rows() -> None:
     assert any("missing value" in text for text in notes)
 
 
+def test_seconds_since_1970_vary_at_every_site() -> None:
+    """An hour beside fifty years, and a constant beside it; float32 rounds times by a minute."""
+    rng = np.random.default_rng(0)
+    frame = table().with_columns(pl.Series("age", 1.7e9 + 3000 * rng.normal(size=table().height)),
+                                 pay=pl.lit(1.7e9 + 0.1))  # fmt: skip
+    schema, _ = agree({s: said(f) for s, f in parts(frame).items()}, label="ok", group="sex")
+    x, *_ = schema.read(frame, source="all")
+    at = [schema.encoder.columns.index(name) for name in ("age", "pay")]
+    np.testing.assert_allclose(x[:, at[0]].std(), 1, rtol=1e-9)
+    assert schema.spread[at[1]] == 1 and (x[:, at[1]] == 0).all()
+
+
 def test_it_survives_the_wire() -> None:
     schema, _ = agree({"a": said(table())}, label="ok", group="sex")
     again = Schema.from_json(schema.to_json())
@@ -68,7 +80,7 @@ def test_a_description_holds_sums_and_frequent_names_only() -> None:
     found = said(frame, rare=10)
     assert "spy" not in json.dumps(found)
     assert set(found["columns"]["job"]["levels"]) == {"clerk", "nurse", "smith"}
-    assert set(found["columns"]["age"]) == {"kind", "count", "sum", "square"}
+    assert set(found["columns"]["age"]) == {"kind", "count", "sum", "around"}
 
 
 ODD = {
@@ -153,9 +165,9 @@ def test_a_column_more_is_not_read() -> None:
 
 DAMAGED = [
     None, [], "text", {}, {"rows": "x"}, {"rows": -3}, {"rows": 10**15},
-    {"columns": {"age": {"kind": "numbers", "count": 5, "sum": float("nan"), "square": 1.0}}},
-    {"columns": {"age": {"kind": "numbers", "count": 5, "sum": 1e300, "square": 1.0}}},
-    {"columns": {"age": {"kind": "numbers", "count": 10**6, "sum": 1.0, "square": 1.0}}},
+    {"columns": {"age": {"kind": "numbers", "count": 5, "sum": float("nan"), "around": 1.0}}},
+    {"columns": {"age": {"kind": "numbers", "count": 5, "sum": 1e300, "around": 1.0}}},
+    {"columns": {"age": {"kind": "numbers", "count": 10**6, "sum": 1.0, "around": 1.0}}},
     {"columns": {"job": {"kind": "text", "levels": {"a": -4}}}},
     {"columns": {"job": {"kind": "text", "levels": {"a": 10**9}}}},
     {"columns": {"job": {"kind": "music"}}}, {"columns": 3}, {"labels": [1, 2]}, {"groups": None},
@@ -188,7 +200,7 @@ def test_of_few_rows_nothing_is_said() -> None:
     )
     found = said(frame, rare=10)
     assert found["groups"] == ["f", "m"]
-    assert found["columns"]["pay"] == {"kind": "numbers", "count": 0, "sum": 0.0, "square": 0.0}
+    assert found["columns"]["pay"] == {"kind": "numbers", "count": 0, "sum": 0.0, "around": 0.0}
     with pytest.raises(FedgftError, match="no label or group of people"):
         describe(
             frame.with_columns(sex=pl.int_range(pl.len())), label="ok", group="sex", source="n"

@@ -174,7 +174,7 @@ def _ready(strategy: Any) -> Any:
 def description(data: bytes) -> None:
     """What sites say of their tables, one of them this."""
     good = {"rows": 40, "labels": ["no", "yes"], "groups": ["f", "m"], "columns": {
-        "x": {"kind": "numbers", "count": 40, "sum": 3.0, "square": 9.0},
+        "x": {"kind": "numbers", "count": 40, "sum": 3.0, "around": 9.0},
         "word": {"kind": "text", "levels": {"a": 20, "b": 20}},
         "g": {"kind": "empty"}}}  # fmt: skip
     texts = [data.decode("utf-8", "replace"), json.dumps(good)]

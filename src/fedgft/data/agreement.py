@@ -3,7 +3,10 @@
 A site's word is checked before it binds the others, and a site that does not fit is named.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -11,12 +14,13 @@ import numpy as np
 from fedgft.data.columns import positive_last, suggestion
 from fedgft.data.encoding import MOST_INDICATORS, Categorical, Encoder, Numeric
 from fedgft.data.roles import group_columns
-from fedgft.data.scaling import CONSTANT
+from fedgft.data.scaling import Moments, spread_of
 from fedgft.data.schema import EMPTY, Description, Schema
 from fedgft.errors import FedgftError
 from fedgft.files import proper
 
-LARGEST = 1e100  # sum of squares: more than any number of rows of float32 have
+SUMS = ("count", "sum", "around")  # of a column of numbers, as `describe` has them
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def agree(
@@ -25,10 +29,11 @@ def agree(
 ) -> tuple[Schema, dict[str, str]]:  # fmt: skip
     """The schema that most sites fit, and of each other site what is wrong with it."""
     good, wrong = _believable(sites)
-    columns = _columns(list(good.values()))
+    kinds = {site: _kinds(d) for site, d in good.items()}
+    columns = _columns(list(kinds.values()))
     if good and not columns:
         raise FedgftError("the sites' tables have no column in common to learn from")
-    wrong |= {site: odd for site, d in good.items() if (odd := _odd_columns(columns, _kinds(d)))}
+    wrong |= {site: odd for site, own in kinds.items() if (odd := _odd_columns(columns, own))}
     named = {}
     for what, given in (("labels", classes), ("groups", groups)):
         good = {site: d for site, d in good.items() if site not in wrong}
@@ -73,11 +78,11 @@ def _check(said: Description) -> None:
         if column["kind"] == EMPTY:
             continue
         if column["kind"] == "numbers":
-            numbers = [column[key] for key in ("count", "sum", "square")]
+            numbers = [column[key] for key in SUMS]
             sane &= all(type(number) in (int, float) for number in numbers)
-            count, total, square = map(float, numbers)
-            sane &= 0 <= count <= rows and np.isfinite(total) and 0 <= square <= LARGEST
-            sane &= total**2 <= count * square * (1 + 1e-9) + 1e-9  # Cauchy and Schwarz
+            count, total, around = map(float, numbers)
+            sane &= 0 <= count <= rows and abs(total) <= count * LARGEST
+            sane &= 0 <= around <= 4 * count * LARGEST**2
         else:
             levels = column["levels"]
             sane &= column["kind"] == "text" and sum(levels.values()) <= rows
@@ -93,18 +98,17 @@ def _kinds(description: Description) -> dict[str, str]:
     return {name: column["kind"] for name, column in description["columns"].items()}
 
 
-def _columns(sites: list[Description]) -> dict[str, str]:
+def _columns(sites: list[dict[str, str]]) -> dict[str, str]:
     """The columns that most sites have, and of each the kind that it has at most of them."""
-    sets = [frozenset(_kinds(d)) for d in sites]
-    if not sets:
+    if not sites:
         return {}
-    common = max(sets, key=sets.count)
-    first = next(d for d, own in zip(sites, sets, strict=True) if own == common)
+    sets = [frozenset(kinds) for kinds in sites]
+    common = Counter(sets).most_common(1)[0][0]
     out = {}
-    for name in first["columns"]:
-        kinds = [k[name] for k in map(_kinds, sites) if k.get(name, EMPTY) != EMPTY]
-        if kinds:  # empty everywhere, it teaches nothing
-            out[name] = max(kinds, key=kinds.count)
+    for name in sites[sets.index(common)]:  # in the order that the first of them has
+        held = Counter(k[name] for k in sites if k.get(name, EMPTY) != EMPTY)
+        if held:  # empty everywhere, it teaches nothing
+            out[name] = held.most_common(1)[0][0]
     return out
 
 
@@ -156,26 +160,38 @@ def _fitted(
 ) -> tuple[Encoder, np.ndarray, np.ndarray]:
     """Encoder, mean and spread of all rows, a missing number being the mean of its column."""
     rows = sum(d["rows"] for d in sites)
+    numeric = [name for name, kind in columns.items() if kind == "numbers"]
+    sums = _sums(sites, numeric)
+    scaling = dict(zip(numeric, zip(sums.mean, sums.around / rows, strict=True), strict=True))
     fields: list[Numeric | Categorical] = []
-    means, squares = [], []
-    for name, kind in columns.items():
-        own = [d["columns"][name] for d in sites if d["columns"][name]["kind"] != EMPTY]
-        if kind == "numbers":
-            count, total, square = (sum(c[k] for c in own) for k in ("count", "sum", "square"))
-            mean = total / count if count else 0.0
-            fields.append(Numeric(name, mean))
+    means, variances = [], []
+    for name in columns:
+        if name in scaling:
+            mean, variance = scaling[name]
+            fields.append(Numeric(name, float(mean)))
             means.append(mean)
-            squares.append((square + (rows - count) * mean**2) / rows)
+            variances.append(variance)
         else:
-            levels = sorted({level for c in own for level in c["levels"]})
-            if not levels:
-                raise FedgftError(f"column '{name}' has no value that is frequent at any site: "
-                                  "leave it out (the setting leave-out)")  # fmt: skip
-            fields.append(Categorical(name, tuple(levels)))
-            share = [sum(c["levels"].get(level, 0) for c in own) / rows for level in levels[1:]]
-            means += share
-            squares += share
-    mean, raw = np.array(means), np.array(squares)
-    variance = raw - mean**2
-    varies = variance > CONSTANT * raw
-    return Encoder(tuple(fields)), mean, np.sqrt(np.where(varies, variance, 1.0))
+            field, share = _shares(sites, name, rows)
+            fields.append(field)
+            means += share.tolist()
+            variances += (share * (1 - share)).tolist()
+    mean = np.array(means)
+    return Encoder(tuple(fields)), mean, spread_of(mean, np.array(variances))
+
+
+def _sums(sites: list[Description], names: list[str]) -> Moments:
+    """Of these columns, over all sites; a column that is empty at a site adds nothing."""
+    own = ([[d["columns"][name].get(key, 0) for name in names] for key in SUMS] for d in sites)
+    return reduce(add, (Moments(*np.array(each, np.float64)) for each in own))
+
+
+def _shares(sites: list[Description], name: str, rows: int) -> tuple[Categorical, np.ndarray]:
+    """The levels of a column of text, and how large a part of the rows has each but the first."""
+    own = [d["columns"][name].get("levels", {}) for d in sites]
+    levels = sorted({level for held in own for level in held})
+    if not levels:
+        raise FedgftError(f"column '{name}' has no value that is frequent at any site: "
+                          "leave it out (the setting leave-out)")  # fmt: skip
+    counts = [sum(held.get(level, 0) for held in own) for level in levels[1:]]
+    return Categorical(name, tuple(levels)), np.array(counts) / rows

@@ -1,10 +1,10 @@
-"""Standardisation without pooling: clients send counts, sums and sums of squares, never rows.
+"""Standardisation without pooling: clients send a few sums, never rows.
 
-    mean = sum_k s_k / n,    spread^2 = sum_k q_k / n - mean^2,    n = sum_k n_k
+    mean = sum_k s_k / n,    spread^2 = sum_k (q_k + n_k (s_k / n_k - mean)^2) / n,    n = sum_k n_k
 
-with s_k and q_k client k's sums of x and of x^2. Sums add over clients, so any grouping of the
-clients gives one answer. Float64 throughout; the subtraction is safe because the data set was
-brought to units of its own spread first (`Dataset.standardised`).
+with s_k client k's sum of x and q_k its sum of squares about its own mean s_k / n_k. Squares about
+zero would add too, but of times in seconds since 1970 nothing but rounding is left when the square of
+the mean is taken off them again. Float64 throughout.
 """
 
 from dataclasses import dataclass, replace
@@ -14,53 +14,56 @@ import numpy as np
 from fedgft.data.dataset import Federation
 
 CHUNK_BYTES = 16 << 20  # of float64 rows at a time
-CONSTANT = 1e-11  # a variance below this share of the mean square is rounding, not spread
+CONSTANT = 1e-12  # a spread below this share of the mean is rounding; float32 can hold 1e-7
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """What each client sends, one row a client. Law: sums of clients are clients' sums."""
+    """Sums over some rows, by column. Law: `a + b` are those of the rows of both."""
 
-    count: np.ndarray  # (k,)
-    sum: np.ndarray  # (k, d)
-    square: np.ndarray  # (k, d)
+    count: np.ndarray  # (d,): a site may lack some values of a column
+    sum: np.ndarray  # (d,)
+    around: np.ndarray  # (d,): squares of the distances to these rows' own mean
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Moments":
+        """Of rows (n, d) in float64."""
+        total = values.sum(axis=0)
+        around = np.square(values - total / max(1, len(values))).sum(axis=0)
+        return cls(np.full(len(total), float(len(values))), total, around)
+
+    def __add__(self, other: "Moments") -> "Moments":
+        count = self.count + other.count
+        between = (self.mean - other.mean) ** 2 * self.count * other.count / np.maximum(count, 1)
+        return Moments(count, self.sum + other.sum, self.around + other.around + between)
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.sum / np.maximum(self.count, 1)
+
+
+def spread_of(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """What a model divides by; a constant column has spread one."""
+    return np.sqrt(np.where(variance > (CONSTANT * mean) ** 2, variance, 1.0))
 
 
 def moments(federation: Federation) -> Moments:
-    """Every client's sums over its own training rows, a chunk of rows at a time."""
-    features, rows, offsets = federation.dataset.features, federation.rows, federation.offsets
-    width = features.shape[1]
-    total = np.zeros((federation.num_clients, width))
-    square = np.zeros_like(total)
-    step = max(1, CHUNK_BYTES // (8 * max(1, width)))
+    """Of all training rows, a chunk at a time: which client holds a row makes no difference."""
+    features, rows = federation.dataset.features, federation.rows
+    step = max(1, CHUNK_BYTES // (8 * max(1, features.shape[1])))
+    found = Moments.of(np.empty((0, features.shape[1])))
     for start in range(0, len(rows), step):
-        values = features[rows[start : start + step]].astype(np.float64)
-        stop = start + len(values)
-        begins = np.clip(offsets[:-1], start, stop)
-        present = np.flatnonzero(np.clip(offsets[1:], start, stop) > begins)
-        cuts = begins[present] - start
-        total[present] += np.add.reduceat(values, cuts, axis=0)
-        np.square(values, out=values)
-        square[present] += np.add.reduceat(values, cuts, axis=0)
-    return Moments(federation.sizes.astype(np.float64), total, square)
-
-
-def pooled(moments: Moments) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and spread of all rows together; a constant column has spread one."""
-    count = moments.count.sum()
-    mean = moments.sum.sum(axis=0) / count
-    raw = moments.square.sum(axis=0) / count
-    variance = raw - mean**2
-    varies = variance > CONSTANT * raw
-    return mean, np.sqrt(np.where(varies, variance, 1.0))
+        found += Moments.of(features[rows[start : start + step]].astype(np.float64))
+    return found
 
 
 def standardise(federation: Federation) -> Federation:
     """The federation whose models see its training rows with mean 0 and spread 1."""
     if federation.dataset.images:  # constants have done it, without a look at anybody's pictures
         return federation
-    mean, spread = pooled(moments(federation))
-    return replace(federation, mean=mean, spread=spread)
+    sums = moments(federation)
+    spread = spread_of(sums.mean, sums.around / np.maximum(sums.count, 1))
+    return replace(federation, mean=sums.mean, spread=spread)
 
 
 def raw_scaling(federation: Federation) -> tuple[np.ndarray, np.ndarray]:

@@ -1,9 +1,9 @@
 """Tables that nobody may pool, read alike: sites describe their columns, a schema is agreed on.
 
-A site says which columns it has, of numbers the count, sum and sum of squares, of text how often
-each value occurs, and the values of label and group; of what concerns few rows it says nothing.
-From that follow one encoder and one scaling for everybody: those of the pooled rows, had anybody
-seen them.
+A site says which columns it has, of numbers the count, sum and sum of squares about its own mean,
+of text how often each value occurs, and the values of label and group; of what concerns few rows it
+says nothing. From that follow one encoder and one scaling for everybody: those of the pooled rows,
+had anybody seen them.
 """
 
 import json
@@ -17,6 +17,7 @@ import numpy as np
 from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
 from fedgft.data.encoding import MISSING, Encoder
 from fedgft.data.roles import group_columns
+from fedgft.data.scaling import Moments
 from fedgft.errors import FedgftError
 from fedgft.files import parsed, proper
 
@@ -151,8 +152,10 @@ def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict
         known = numbers_of(series, source=source).drop_nulls().to_numpy()
         if len(known) < rare:  # the sum of a few numbers is somebody's
             known = known[:0]
-        return {"kind": "numbers", "count": len(known), "sum": float(known.sum()),
-                "square": float((known.astype(np.float64) ** 2).sum())}  # fmt: skip
+        # of the numbers as the encoder gives them to a model: float32 rounds a time by a minute
+        sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
+        return {"kind": "numbers", "count": len(known), "sum": sums.sum.item(),
+                "around": sums.around.item()}  # fmt: skip
     text = as_text(series).fill_null(MISSING)
     counts = dict(text.value_counts().iter_rows())
     return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= rare}}
