@@ -1,5 +1,6 @@
 """Folders of images with a table, and CelebA's official layout. All pictures are drawn here."""
 
+import os
 import subprocess
 import sys
 
@@ -343,6 +344,18 @@ def test_an_interrupted_decode_goes_on(album, decoded):
     assert len(data) == COUNT - 1
     for row, number in enumerate([0, *range(2, COUNT)]):
         np.testing.assert_array_equal(data.features[row].transpose(1, 2, 0), central(face(number)))
+
+
+def test_decoded_images_are_their_owners_alone(album):
+    old = os.umask(0o022)
+    try:
+        read(album)
+    finally:
+        os.umask(old)
+    cache = album.parent / "cache"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert {path.suffix for path in cache.iterdir()} == {".pixels", ".journal"}
+    assert {path.stat().st_mode & 0o777 for path in cache.iterdir()} == {0o600}
 
 
 @pytest.mark.parametrize("harm", ["torn line", "wrong byte", "short part"])

@@ -143,11 +143,12 @@ def _finished(album: Album) -> list[Block] | None:
 
 def _lines(album: Album, lines: list[bytes]) -> list[Block]:
     """The blocks of a journal, up to the first line that is torn or something else."""
-    blocks: list[Block] = []
+    blocks, names = [], 0
     with suppress(*TORN):
         if parsed(lines[0])["key"] == album.key:
             for line in lines[1:]:
-                blocks.append(Block.of(line, sum(block.names for block in blocks)))
+                blocks.append(Block.of(line, names))
+                names += blocks[-1].names
     return blocks
 
 
@@ -166,8 +167,8 @@ def _alone(album: Album, on_progress: Progress) -> Iterator[BinaryIO]:
     The lock is the operating system's, so it ends with the process however that ends.
     """
     with _writing(album):
-        album.cache.mkdir(parents=True, exist_ok=True)
-        journal = album.path("journal").open("a+b")
+        album.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        journal = _opened(album.path("journal"))
     with _writing(album), journal:  # closing writes too, what a full disk did not take before
         with suppress(ImportError):  # no such locks on this system
             import fcntl
@@ -179,6 +180,11 @@ def _alone(album: Album, on_progress: Progress) -> Iterator[BinaryIO]:
                     on_progress("waiting: another process decodes these images", 0, None)
                     fcntl.flock(journal, fcntl.LOCK_EX)
         yield journal
+
+
+def _opened(path: Path) -> BinaryIO:
+    """For reading and appending, by nobody but its owner: the originals may be private."""
+    return open(path, "a+b", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 @contextmanager
@@ -197,7 +203,7 @@ def _decode_all(album: Album, journal: BinaryIO, on_progress: Progress) -> list[
     """What an earlier process finished is kept, the rest decoded."""
     with _writing(album):
         album.path("pixels").unlink(missing_ok=True)  # it is damaged
-        part = album.path("part").open("a+b")
+        part = _opened(album.path("part"))
     with _writing(album), part, decoders() as pool:
         blocks = _resumed(album, journal, part)
         done, total = sum(block.names for block in blocks), len(album.names)

@@ -3,8 +3,8 @@
     mean = sum_k s_k / n,    spread^2 = sum_k (q_k + n_k (s_k / n_k - mean)^2) / n,    n = sum_k n_k
 
 with s_k client k's sum of x and q_k its sum of squares about its own mean s_k / n_k. Squares about
-zero would add too, but of times in seconds since 1970 nothing but rounding is left when the square of
-the mean is taken off them again. Float64 throughout.
+zero would add too, but of times in seconds since 1970 nothing but rounding is left once the square
+of the mean is taken off them again. Float64 throughout.
 """
 
 from dataclasses import dataclass, replace
