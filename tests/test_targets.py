@@ -12,6 +12,7 @@ from fedgft.cli import main
 from fedgft.cli.options import Options
 from fedgft.data.partition import partition
 from fedgft.experiments import row
+from fedgft.experiments.checkpoints import Checkpoints
 from fedgft.experiments.checks import contradiction, empty_groups, without_groups
 from fedgft.experiments.store import load_model
 from fedgft.federated import Adaptive, Controlled, FairFed, Linearised, Proximal
@@ -59,6 +60,31 @@ def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
                        "--out", tmp_path / "g")  # fmt: skip
     assert code == 0
     assert "Chosen: FedGFT control" in out
+
+
+def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, monkeypatch) -> None:
+    command = ("frontier", *QUICK, "--points", 2, "--methods", "fedgft", "--json", "--out")
+    put, calls = Checkpoints.put, []
+
+    def interrupted(self, *given):
+        put(self, *given)
+        calls.append(given)
+        if len(calls) == 5:  # FedAvg has three, so FedGFT is under way
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "put", interrupted)
+        code, _, err = run(capsys, *command, tmp_path / "cut", "--checkpoint-every", 1)
+    assert code == 130 and "--resume goes on from there" in err
+    code, _, err = run(capsys, *command, tmp_path / "cut", "--checkpoint-every", 1)
+    assert code == 2 and "holds the checkpoints of an interrupted run" in err
+    code, _, err = run(capsys, *command, tmp_path / "cut", "--resume")
+    assert code == 0, err
+    assert not (tmp_path / "cut/checkpoints").exists()
+    assert run(capsys, *command, tmp_path / "whole")[0] == 0
+    one, two = (pl.read_parquet(tmp_path / n / "frontier.parquet") for n in ("whole", "cut"))
+    assert one.equals(two)
+    assert run(capsys, *command, tmp_path / "cut", "--resume")[0] == 2
 
 
 @pytest.mark.parametrize(

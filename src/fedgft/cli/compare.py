@@ -1,7 +1,7 @@
 """`fedgft compare`: one row per combination of method, metric and heterogeneity."""
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from fedgft.files import expanded, open_folder, staged
 
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
+    from fedgft.experiments.checkpoints import Checkpoints
     from fedgft.experiments.store import SavedModel
 
 
@@ -85,21 +86,16 @@ def run(
     unheard = check_methods(options, methods)
     wanted = [get_metric(name) for name in metrics]
     kept = options.checkpoints(folder)
-    with nullcontext() if kept is None else kept.guarded(), bar() as progress:
+    with guarded(kept), bar() as progress:
         study = options.open(wanted, alphas, progress, start=start, checkpoints=kept)
         if len(alphas) > 1 and study.kind not in ("dirichlet", "pure"):
             raise FedgftError(f"--alpha: a partition by {study.kind} has no concentration to vary")
         images = study.rows(alphas[0]) if study.dataset.images else None
         progress.expect(study.work(alphas, methods, metrics), images=images)
-        try:
-            results = [
-                study.run(alpha, method, metric)
-                for alpha in alphas for metric in wanted for method in methods
-            ]  # fmt: skip
-        except KeyboardInterrupt:
-            if kept is not None and kept.found():
-                note(f"checkpoints are kept in {kept.folder}: --resume goes on from there")
-            raise
+        results = [
+            study.run(alpha, method, metric)
+            for alpha in alphas for metric in wanted for method in methods
+        ]  # fmt: skip
     said = [text for m in wanted if (text := contradiction(study.dataset, m))]
     if options.fedbn:
         said.append(
@@ -108,6 +104,18 @@ def run(
     for text in (*study.dataset.notes, *unheard, *said):
         note(text)
     return study, results, [row(study, result) for result in results]
+
+
+@contextmanager
+def guarded(kept: "Checkpoints | None") -> Iterator[None]:
+    """Nobody else writes to the checkpoints; who interrupts is told that they are there."""
+    with nullcontext() if kept is None else kept.guarded():
+        try:
+            yield
+        except KeyboardInterrupt:
+            if kept is not None and kept.found():
+                note(f"checkpoints are kept in {kept.folder}: --resume goes on from there")
+            raise
 
 
 def finished(study: "Study") -> None:

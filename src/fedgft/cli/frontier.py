@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from fedgft.cli.compare import finished, guarded
 from fedgft.cli.console import note, out, print_json, print_table, say, wrote
 from fedgft.cli.names import Flag, Many, MetricName, Place, Whole, check_methods
 from fedgft.cli.options import Options
@@ -15,6 +16,7 @@ from fedgft.errors import FedgftError
 if TYPE_CHECKING:
     from fedgft.cli.progress import Bar
     from fedgft.experiments import Study
+    from fedgft.experiments.checkpoints import Checkpoints
     from fedgft.experiments.frontier import Spot
     from fedgft.experiments.shelf import Shelf
     from fedgft.metrics import Metric
@@ -69,9 +71,10 @@ def frontier(
     options = replace(options or Options(), eval_every=0)
     wanted = get_metric(metric)
     with open_folder(out_):
-        with bar() as progress:
+        kept = options.checkpoints(out_)
+        with guarded(kept), bar() as progress:
             study, spots = _spots(
-                options, wanted, list(methods), alpha, progress, points=points,
+                options, wanted, list(methods), alpha, progress, points=points, checkpoints=kept,
                 shelf=Shelf(out_ / "cells") if references else None,
             )  # fmt: skip
         chosen = choose(spots, wanted, options.target)
@@ -84,6 +87,7 @@ def frontier(
         figure = draw(spots, wanted, title=title, target=options.target, chosen=chosen,
                       tested=tested)  # fmt: skip
         paths = _save(study, rows, chosen, saved, figure, out_)
+        finished(study)
     clash = contradiction(study.dataset, wanted)
     for text in (*study.dataset.notes, *([clash] if clash else [])):
         note(text)
@@ -115,14 +119,14 @@ def _check(options: Options, methods: list[str], points: int) -> None:
 
 def _spots(
     options: Options, metric: "Metric", methods: list[str], alpha: float, progress: "Bar", *,
-    points: int, shelf: "Shelf | None",
+    points: int, checkpoints: "Checkpoints | None", shelf: "Shelf | None",
 ) -> tuple["Study", list["Spot"]]:  # fmt: skip
     from fedgft.experiments.frontier import fairlearn, gap_of, pooled, sweep
     from fedgft.experiments.references import check_fairlearn
 
     if not 0 < alpha < float("inf"):
         raise FedgftError(f"--alpha must be a positive number, got {alpha:g}")
-    study = options.open([metric], [alpha], progress)
+    study = options.open([metric], [alpha], progress, checkpoints=checkpoints)
     classes = len(study.dataset.classes)
     demands = len(metric.conditions(classes))
     if "thresholds" in methods and (classes != 2 or demands > 2):
