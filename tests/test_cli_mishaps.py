@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,19 @@ def test_predict_keeps_the_users_own_columns(capsys, tmp_path):
     assert "'score'" in err
     code, out, _ = run(capsys, "predict", tmp_path / "model.safetensors", file, "--json")
     assert len(json.loads(out)) == 400
+    late = datetime(2020, 1, 2, 3, 4)
+    odd = pl.read_csv(file).with_columns(
+        pl.lit(late).alias("seen"), pl.lit(late.date()).alias("day"),
+        pl.lit(float("nan")).alias("by"), pl.lit(Decimal("1.50")).alias("cost"),
+    )  # fmt: skip
+    odd.write_parquet(tmp_path / "odd.parquet")
+    code, out, err = run(
+        capsys, "predict", tmp_path / "model.safetensors", tmp_path / "odd.parquet", "--json"
+    )
+    assert code == 0, err
+    first = json.loads(out)[0]
+    assert first["seen"] == "2020-01-02T03:04:00" and first["day"] == "2020-01-02"
+    assert first["by"] is None and first["cost"] == "1.50" and 0 < first["score"] < 1
     assert (
         run(capsys, "predict", tmp_path / "model.safetensors", file, "-o", tmp_path / "x.txt")[0]
         == 2
@@ -139,6 +154,24 @@ def test_predict_keeps_the_users_own_columns(capsys, tmp_path):
         == 2
     )
     assert not list(tmp_path.glob(".*"))
+
+
+def test_predict_of_three_classes_writes_over_no_column_and_minds_no_other(capsys, tmp_path):
+    """`score` is not among those it writes then, `score_b` is."""
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame({"x": rng.normal(size=300), "sex": rng.choice(["f", "m"], 300),
+                          "ok": rng.choice(["a", "b", "c"], 300)})  # fmt: skip
+    frame.write_csv(tmp_path / "t.csv")
+    where = ["--data", tmp_path / "t.csv", "--label", "ok", "--group", "sex", "--out", tmp_path]
+    assert run(capsys, "train", *where, *QUICK)[0] == 0
+    for name, code in (("score", 0), ("score_b", 2), ("decision", 2)):
+        frame.with_columns(pl.lit(7).alias(name)).write_csv(tmp_path / "s.csv")
+        done, out, err = run(capsys, "predict", tmp_path / "model.safetensors", tmp_path / "s.csv")
+        assert done == code and (repr(name) in err or not code)
+        if not code:
+            found = pl.read_csv(out.encode())
+            assert (found[name] == 7).all()
+            assert found.columns[-4:] == ["score_a", "score_b", "score_c", "decision"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\0\0\0\0\0\0\0{}      "])

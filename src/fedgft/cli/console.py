@@ -60,8 +60,7 @@ def wrote(paths: Sequence[Path]) -> None:
 
 def print_json(value: Any) -> None:
     """Nothing else ever goes to stdout beside it."""
-    json.dump(value, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def points(value: float | None, spread: float | None = None) -> str:

@@ -1,7 +1,9 @@
 """`fedgft predict`: a saved model on a raw table."""
 
+import math
 import sys
-from typing import Annotated
+from datetime import date, time
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -42,6 +44,16 @@ def predict(
     if out is not None:
         wrote([write_frame(table, out)])
     if json:
-        print_json(table.to_dicts())
+        print_json([{name: _plain(value) for name, value in row.items()}
+                    for row in table.iter_rows(named=True)])  # fmt: skip
     elif out is None:
         sys.stdout.write(table.write_csv())
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, which knows neither dates nor what is no number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -120,7 +120,9 @@ class SavedModel:
                 f"{self.path}: a model for images, and predict reads tables; docs/images.md shows "
                 "how torchvision's resnet18 loads it"
             )
-        for name in ("score", "decision"):
+        classes = self.about["classes"]
+        names = ["score"] if len(classes) == 2 else [f"score_{c}" for c in classes]
+        for name in (*names, "decision"):
             if name in frame.columns:
                 raise FedgftError(
                     f"{source}: has a column {name!r} already, which predict would write; rename it"
@@ -128,12 +130,10 @@ class SavedModel:
         if self.about["encoder"] is None:
             raise FedgftError(f"{self.path}: it was not trained on a table, and knows none")
         features, notes = Encoder.from_json(self.about["encoder"]).encode(frame, source=source)
-        scores, classes = self.scores(features), self.about["classes"]
+        scores = self.scores(features)
         decision = pl.Series("decision", [classes[i] for i in scores.argmax(1)])
-        if len(classes) == 2:
-            columns = [pl.Series("score", scores[:, 1])]
-        else:
-            columns = [pl.Series(f"score_{c}", scores[:, i]) for i, c in enumerate(classes)]
+        shown = scores[:, -len(names) :]  # of two classes the second one's alone
+        columns = [pl.Series(name, shown[:, i]) for i, name in enumerate(names)]
         return frame.with_columns(*columns, decision), notes
 
 
