@@ -9,7 +9,8 @@ import torch
 from fedgft.data.scaling import standardise
 from fedgft.engine import Settings, simulate
 from fedgft.engine.schedule import keys, sample
-from fedgft.federated import fairfed, fedavg, fedgft, lft
+from fedgft.errors import FedgftError
+from fedgft.federated import controlled, fairfed, fedavg, fedgft, lft, with_base
 from fedgft.metrics import CATALOG, Tally
 from fedgft.optim import Optimizer
 from formulas import Method
@@ -232,3 +233,44 @@ def test_a_run_that_diverged_says_so(executor: str, precision: str) -> None:
     found = run(federation(), fedgft(SP, 5.0), executor=executor, precision=precision, init=init)
     assert np.isnan(found.params).any()
     assert np.isnan(found.test.accuracy()).all() and np.isnan(found.test.gap(SP, "soft")).all()
+
+
+MISFITS = {
+    "no runs": ({"seeds": []}, "no federation"),
+    "rates": ({"lr": np.full(3, 0.1)}, r"--lr must be one number, or one for each of 2 run\(s\)"),
+    "a negative rate": ({"lr": -1.0}, "--lr must be a number >= 0"),
+    "no rate": ({"lr": np.array([0.1, np.nan])}, "--lr must be a number >= 0"),
+    "strengths": ({"algorithm": fedgft(SP, np.ones(3))}, "--lam must be one number, or one for"),
+    "local strengths": ({"algorithm": lft(SP, np.ones(1))}, "--lam must be one number, or one for"),
+    "targets": ({"algorithm": controlled(SP, np.zeros(3))}, "--target must be one number"),
+    "weights": ({"algorithm": fairfed(SP, np.ones(3))}, "--beta must be one number"),
+    "wrapped": ({"algorithm": with_base(fairfed(SP, np.ones(3)), "fednova")}, "--beta must be one"),
+    "norms": ({"settings": Settings(norms="local")}, "no BatchNorm that clients could keep"),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_numbers_that_do_not_fit_the_runs_are_refused(what: str) -> None:
+    change, says = MISFITS[what]
+    given = {"algorithm": fedavg(), "settings": Settings(rounds=1), "seeds": [0, 1], **change}
+    with pytest.raises(FedgftError, match=says):
+        simulate([federation()] * len(given["seeds"]), "logistic", **given)
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    for beta in (np.nan, np.inf, -1.0):
+        with pytest.raises(FedgftError, match="--beta must be a number >= 0"):
+            fairfed(SP, beta)
+    odd = Settings()
+    object.__setattr__(odd, "eval_on", "train")  # the tests' own check of types would be first
+    with pytest.raises(FedgftError, match="--eval-on 'train' is not known; choose from both, test"):
+        odd.__post_init__()
+
+
+def test_memory_that_runs_out_on_a_cpu_is_no_matter_of_pictures_or_lanes(monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("fedgft.engine.fused.Fused.measure", full)
+    with pytest.raises(FedgftError, match=r"try --batch-size 128 \(it is 256\)$"):
+        simulate([federation()], "logistic", fedavg(), Settings(), seeds=[0])

@@ -35,6 +35,8 @@ def why_not_fused(book: Book, model: Model, algorithm: Algorithm, settings: Sett
         return f"it runs on the CPU, not on {settings.device}"
     if settings.augment != "none":
         return "it reads rows as they are"
+    if settings.norms == "local":
+        return "the model has no BatchNorm that clients could keep"
     if settings.precision == "bf16":
         return "it computes in fp32 or fp64"
     if optimizer.weight_decay and not optimizer.decoupled:

@@ -14,6 +14,7 @@ ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
 Precision = Literal["fp32", "fp64", "bf16"]
 Norms = Literal["shared", "local"]
 Augment = Literal["none", "flip"]
+EvalOn = Literal["both", "test"]
 MOST = 2**31 - 1  # of any number of things
 DTYPES: dict[str, Literal["float32", "float64"]] = {"fp64": "float64"}  # of what is kept
 
@@ -36,7 +37,7 @@ class Settings:
     lag: bool = False  # prices are a round old, as when sums arrive with the clients' updates
     noise: float = 0.0  # sd of what a client adds to its counts by label, group and decision
     eval_every: int = 1  # 0: after the last round only
-    eval_on: Literal["both", "test"] = "both"  # the federation's rows and the test rows
+    eval_on: EvalOn = "both"  # the federation's rows and the test rows
     augment: Augment = "none"  # flip: in training every other picture is mirrored, at random
     norms: Norms = "shared"  # or every client its own normalising layers (FedBN)
     precision: Precision = "fp32"  # bf16: of products; parameters and sums stay float32
@@ -64,12 +65,13 @@ class Settings:
             raise FedgftError(f"--noise must be a number >= 0, got {self.noise:g}")
         choices = {"state": State, "schedule": Schedule, "sampling": Sampling, "start": Start,
                    "batches": Batches, "executor": ExecutorName, "precision": Precision,
-                   "norms": Norms, "augment": Augment}  # fmt: skip
+                   "norms": Norms, "augment": Augment, "eval_on": EvalOn}  # fmt: skip
         for name, kind in choices.items():
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))
+                option = "--" + name.replace("_", "-")
                 raise FedgftError(
-                    f"--{name} {getattr(self, name)!r} is not known; choose from {known}"
+                    f"{option} {getattr(self, name)!r} is not known; choose from {known}"
                 )
 
     @property

@@ -90,9 +90,9 @@ def simulate(
         raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
     if min(seeds, default=0) < 0:
         raise FedgftError(f"--seed must not be negative, got {min(seeds)}")
+    rates = _check(algorithm, lr, len(seeds))
     settings.check_cohort(federations[0].num_clients)
     book, model = open_book(list(federations)), get_model(model)
-    rates = np.broadcast_to(np.asarray(lr, np.float64), (len(seeds),))
     try:
         executor = choose_executor(book, model, algorithm, settings)
         rounds = Rounds(
@@ -103,7 +103,27 @@ def simulate(
     except (RuntimeError, MemoryError) as error:
         if not _memory_ran_out(error):
             raise
-        raise _out_of_memory(settings) from error
+        raise _out_of_memory(settings, images=book.dataset.images) from error
+
+
+def _check(algorithm: Algorithm, lr: float | np.ndarray, runs: int) -> np.ndarray:
+    """The learning rate of each run, where there are runs and every number is one for all of them
+    or one each; the slots themselves know what numbers they take."""
+    if not runs:
+        raise FedgftError("there is no federation to train on")
+    objective, weighting = algorithm.objective, algorithm.weighting
+    slots = (*objective.penalties, *objective.local_penalties, weighting,
+             getattr(weighting, "inner", None))  # fmt: skip
+    given = [(name, getattr(slot, name)) for slot in slots for name in ("lam", "target", "beta")
+             if hasattr(slot, name)]  # fmt: skip
+    for name, value in [("lr", lr), *given]:
+        if np.shape(value) not in ((), (runs,)):
+            raise FedgftError(f"--{name} must be one number, or one for each of {runs} run(s), and "
+                              f"its shape is {np.shape(value)}")  # fmt: skip
+    rates = np.broadcast_to(np.asarray(lr, np.float64), (runs,))
+    if not ((rates >= 0) & np.isfinite(rates)).all():
+        raise FedgftError(f"--lr must be a number >= 0, got {lr}")
+    return rates
 
 
 def _memory_ran_out(error: Exception) -> bool:
@@ -113,12 +133,14 @@ def _memory_ran_out(error: Exception) -> bool:
         isinstance(error, MemoryError))  # fmt: skip
 
 
-def _out_of_memory(settings: Settings) -> FedgftError:
+def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
     fewer = max(1, settings.batch_size // 2)
-    lanes = "" if settings.lanes == 1 else ", or --lanes 1 (one client at a time)"
+    size = ", or a smaller --size" if images else ""
+    gpu = settings.device != "cpu" and settings.lanes != 1
+    lanes = ", or --lanes 1 (one client at a time)" if gpu else ""
     return FedgftError(
         f"--device {settings.device}: out of memory; try --batch-size {fewer} "
-        f"(it is {settings.batch_size}) or a smaller --size{lanes}"
+        f"(it is {settings.batch_size}){size}{lanes}"
     )
 
 

@@ -40,7 +40,7 @@ class FairFed:
             raise FedgftError(
                 f"FairFed rule {self.rule!r} is not known; choose from {', '.join(RULES)}"
             )
-        if np.any(np.asarray(self.beta) < 0):
+        if np.any(np.asarray(self.beta) < 0) or not np.all(np.isfinite(self.beta)):
             raise FedgftError(f"--beta must be a number >= 0, got {self.beta}")
 
     @property
