@@ -57,7 +57,7 @@ hardening: $(TEST) ## bad inputs, fuzzing, kills, Ctrl-C, planted faults, load, 
 	$(BIN)/python benchmarks/load.py
 
 bench: $(TEST) ## measure the speed of all benchmark cases
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py --json | tee results/speed.jsonl
 	$(BIN)/python benchmarks/reproduce.py
 	$(BIN)/python benchmarks/audit.py
 

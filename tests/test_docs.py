@@ -252,3 +252,43 @@ def test_the_readme_counts_the_claims(folder: str, told: str) -> None:
     (row,) = re.findall(pattern, (ROOT / folder / "README.md").read_text(), re.M)
     told = told.format(all=row[0], good=row[1], bad=row[2])
     assert told in (ROOT / "README.md").read_text()
+
+
+WORKLOADS = {
+    "W1": "W1: 10 clients, 20 rounds", "W1x20": "W1x20: 20 replicates in one call",
+    "W2a": "W2a: 100 clients", "W2b": "W2b: 1,000 clients", "mlp": "W1 with a hidden layer of 64",
+}  # fmt: skip
+
+
+def recorded(name: str) -> list[dict]:
+    return [json.loads(line) for line in (ROOT / "results" / name).read_text().splitlines()]
+
+
+def test_speeds_are_those_that_were_measured():
+    text = (ROOT / "README.md").read_text()
+    rows = {(row["case"], row["executor"]): row for row in recorded("speed.jsonl")}
+    for (case, executor), row in rows.items():
+        if case in WORKLOADS:
+            ratio = f"{row['ratio']:.{0 if row['ratio'] >= 10 else 1}f}"
+            assert (
+                f"| {WORKLOADS[case]} | {executor} | {row['seconds']:.3f} | "
+                f"{row['plain_seconds']:.1f} | {ratio} | {row['accuracy']:.4f} / "
+                f"{row['plain_accuracy']:.4f} |" in text
+            )
+    growth, penalty, startup = (rows[c, "fused"] for c in ("growth", "penalty", "startup"))
+    both, test = (penalty["ratios"][f"W1x20 {rows}"] for rows in ("both", "test"))
+    flat = " ".join(text.split())
+    assert f"a cohort of 100 costs {growth['ratio']:.1f} times what" in flat
+    assert f"FedGFT takes {both:.2f} times as long as FedAvg" in flat
+    assert f"and {test:.2f} times where FedAvg is measured" in flat
+    assert f"A fresh process has W1 done after {startup['seconds']:.1f} s" in flat
+
+
+def test_peers_are_those_that_were_timed():
+    text = (ROOT / "README.md").read_text()
+    for row in recorded("peers.jsonl"):
+        assert (
+            f"| {row['peer']} {row['version']} | {row['workload']} | {row['peer_seconds']:.1f} | "
+            f"{row['seconds']:.3f} | {row['ratio']} | {row['peer_accuracy']:.4f} / "
+            f"{row['accuracy']:.4f} |" in text
+        )
