@@ -125,10 +125,11 @@ def flower(work: Workload, seed: int) -> float:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        own = parts[int(context.node_config["partition-id"])]
+        k, turn = context.node_config["partition-id"], message.content["config"]["server-round"]
+        own = np.random.default_rng((seed, int(k), int(turn))).permutation(parts[int(k)])
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.Adam(net.parameters(), lr=LR)
-        for rows in torch.from_numpy(own)[torch.randperm(len(own))].split(BATCH):
+        for rows in torch.from_numpy(own).split(BATCH):
             optimizer.zero_grad()
             features, labels = torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
             cross_entropy(net(features), labels).backward()

@@ -24,7 +24,7 @@ from fedgft.types import Statistics
 
 
 class Compared(NamedTuple):
-    """What is compared: a condition of the metric, and groups i < j in it."""
+    """What is compared: a condition of the metric, and two groups in it; gaps are i minus j."""
 
     condition: int
     i: int
