@@ -124,12 +124,17 @@ class Running:
         if pid == 0:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-        out, err = (self.folder.with_suffix(end).read_text("utf-8", "replace")
-                    for end in (".out", ".err"))  # fmt: skip
+        out, err = (printed(self.folder, end) for end in (".out", ".err"))
         code = None if late else os.waitstatus_to_exitcode(status)
         return Outcome(
             code, out, err, used.ru_utime + used.ru_stime, self.before, contents(self.folder)
         )
+
+
+def printed(folder: Path, ending: str) -> str:
+    """What a case in this folder said; the folder itself is another one every time."""
+    text = folder.with_suffix(ending).read_text("utf-8", "replace")
+    return text.replace(str(folder), "FOLDER")
 
 
 def _child(case: Case, folder: Path) -> int:
@@ -171,7 +176,7 @@ def called(case: Case) -> int:
 
 
 def run_all(wanted: list[Case], place: Path) -> Iterator[tuple[Case, Outcome]]:
-    """Two at a time; what they hand back comes in the order of the cases."""
+    """A few at a time; what they hand back comes in the order of the cases."""
     waiting, running = list(enumerate(wanted)), {}
     done: dict[int, Outcome] = {}
     while waiting or running:
@@ -199,9 +204,9 @@ def table(rows: list[tuple[Case, Outcome]]) -> str:
     lines = [
         "# Bad inputs", "",
         f"{len(rows)} command lines with something wrong in them, each run in a folder of its own "
-        f"by `python hardening/bad_inputs.py`. {len(rows) - short} of them end with exit code "
-        f"{' or '.join(map(str, codes))} and one line that names what is wrong, print nothing on "
-        f"stdout, and leave, change or take away no file; {short} fall short. They take "
+        f"(FOLDER) by `python hardening/bad_inputs.py`. {len(rows) - short} of them end with exit "
+        f"code {' or '.join(map(str, codes))} and one line that names what is wrong, print nothing "
+        f"on stdout, and leave, change or take away no file; {short} fall short. They take "
         f"{sum(seconds):.0f} seconds of a processor once everything is imported, the slowest "
         f"{max(seconds):.1f}.",
     ]  # fmt: skip

@@ -1,11 +1,12 @@
 """Ctrl-C (SIGINT to the whole process group) at seeded moments of several commands.
 
-python hardening/interrupts.py [--seed 0] [--each 20] [--out results]
+python hardening/interrupts.py [--seed 0] [--each 20] [--out results/hardening]
 
 Half of the moments lie in the first tenth of a run, where modules are imported. Each must end with
-exit code 130, one line that says so and no traceback, or with the finished work if it was over. A
-Ctrl-C in the first hundredths of a second reaches Python before any line of ours is read; those
-are counted apart. Writes OUT/interrupts.md; exits with 1 if anything else was seen.
+exit code 130, one line that says so and no traceback, and leave no file that is not whole; or with
+the finished work, all of it, if it was over. A Ctrl-C in the first hundredths of a second reaches
+Python before any line of ours is read; those are counted apart, and must leave nothing.
+Writes OUT/interrupts.md; exits with 1 if anything else was seen.
 """
 
 import argparse
@@ -18,9 +19,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from killing import Case, cases, leftovers
+from killing import Case, cases, contents, leftovers, sound
 
 from fedgft.files import whole
 from fedgft.layout import Table
@@ -36,21 +38,24 @@ def start(case: Case, folder: Path) -> subprocess.Popen[str]:
                             env=env, start_new_session=True)  # fmt: skip
 
 
-def outcome(code: int, said: str, folder: Path) -> str:
+def outcome(code: int, said: str, out: Path, calm: dict[str, Any]) -> str:
+    """`calm`: what an undisturbed run leaves."""
     lines = [line for line in said.splitlines() if not line.startswith("note:")]
-    if code == 0 and "Traceback" not in said:
+    clean = sound(out, calm, {}) and not leftovers(out)
+    if code == 0 and "Traceback" not in said and clean and contents(out) == calm:
         return OUTCOMES[1]
     # Python ends itself by the signal where it came inside a class that is made from text
     # (dataclasses): to a shell that is 130 as well.
     ended = code in (130, -signal.SIGINT)
-    if ended and len(lines) == 1 and "interrupted" in said and not leftovers(folder / "out"):
+    if ended and len(lines) == 1 and "interrupted" in said and clean:
         return OUTCOMES[0]
     # Nothing said: not even Python's own handler was there. Else its traceback, of its own modules
     # or of the lines that load `main`.
     files = set(re.findall(r'File "([^"<]+)"', said))
     others = {f for f in files if "site-packages" in f or f"{os.sep}fedgft{os.sep}cli" in f}
     silent = code == -signal.SIGINT and not said
-    if silent or ("KeyboardInterrupt" in said and code in (1, -signal.SIGINT) and not others):
+    early = "KeyboardInterrupt" in said and code in (1, -signal.SIGINT) and not others
+    if (silent or early) and not any(out.iterdir()):
         return OUTCOMES[2]
     print(f"{code}: {said}", file=sys.stderr)
     return OUTCOMES[3]
@@ -59,7 +64,7 @@ def outcome(code: int, said: str, folder: Path) -> str:
 def attack(case: Case, place: Path, rng: np.random.Generator, each: int) -> Counter[str]:
     began = time.monotonic()
     assert start(case, place / "calm").wait() == 0
-    seconds = time.monotonic() - began
+    seconds, calm = time.monotonic() - began, contents(place / "calm" / "out")
     early = rng.uniform(0, 0.1 * seconds, each // 2)
     seen: Counter[str] = Counter()
     for i, after in enumerate((*early, *rng.uniform(0, seconds, each - len(early)))):
@@ -69,7 +74,7 @@ def attack(case: Case, place: Path, rng: np.random.Generator, each: int) -> Coun
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
         said = process.communicate()[1]
-        seen[found := outcome(process.returncode, said, folder)] += 1
+        seen[found := outcome(process.returncode, said, folder / "out", calm)] += 1
         print(f"{case.name}, after {after:.2f} s: {found}", flush=True)
     return seen
 

@@ -15,7 +15,7 @@ from fedgft.cli.names import _place, _whole
 sys.path.append(str(Path(__file__).parents[1] / "hardening"))
 
 from bad_cases import Case, cases, stock_sums, stock_tables
-from bad_inputs import Outcome, called, contents, prepare
+from bad_inputs import Outcome, called, contents, prepare, printed
 
 EVERY = 22
 # without a model, which would have to be trained first
@@ -42,6 +42,12 @@ def test_one_line_says_what_is_wrong(case: Case, pantry: Path, tmp_path, monkeyp
     said = capsys.readouterr()
     outcome = Outcome(code, said.out, said.err, 0.0, before, contents(folder))
     assert not outcome.faults(case), said.err
+
+
+def test_the_page_names_no_folder_of_the_machine(tmp_path):
+    folder = tmp_path / "case-7"
+    folder.with_suffix(".err").write_text(f"--out {folder}/there: no; in {folder}: nothing\n")
+    assert printed(folder, ".err") == "--out FOLDER/there: no; in FOLDER: nothing\n"
 
 
 def options() -> list[Any]:

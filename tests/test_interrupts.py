@@ -4,10 +4,15 @@ when all is done: nothing."""
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from fedgft.cli import main
+
+sys.path.append(str(Path(__file__).parents[1] / "hardening"))
+
+from interrupts import OUTCOMES, outcome
 
 INTERRUPTED = """
 import signal, sys
@@ -68,3 +73,29 @@ def test_nothing_is_imported_before_an_interrupt_is_expected():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "fedgft.cli" in done.stdout and "fedgft.cli." not in done.stdout
     assert "cyclopts" not in done.stdout and "rich" not in done.stdout
+
+
+ONE_LINE = "fedgft: interrupted; nothing was left half-written\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "left", "found"),
+    [
+        (0, "", {"a.md": "all"}, "it was over"),
+        (0, "", {}, "anything else"),  # it says that all is done, and nothing is
+        (0, "", {"a.md": "al"}, "anything else"),
+        (130, ONE_LINE, {}, "one line, exit code 130"),
+        (130, ONE_LINE, {"a.md": "all"}, "one line, exit code 130"),
+        (130, ONE_LINE, {"a.md": "al"}, "anything else"),  # half-written
+        (130, ONE_LINE, {".a.md.part": "al"}, "anything else"),
+        (130, ONE_LINE * 2, {}, "anything else"),
+        (-2, "", {}, "before our first line"),
+        (-2, "", {"a.md": "all"}, "anything else"),
+        (1, "Traceback: KeyboardInterrupt\n", {}, "before our first line"),
+    ],
+)
+def test_what_the_script_that_interrupts_makes_of_an_end(tmp_path, code, said, left, found):
+    """`hardening/interrupts.py`, whose runs take too long for here."""
+    for name, text in left.items():
+        (tmp_path / name).write_text(text)
+    assert found in OUTCOMES and outcome(code, said, tmp_path, {"a.md": b"all"}) == found
