@@ -3,7 +3,7 @@
 The thresholds that are tried are the edges of the bins, so every count is exact. For a metric with
 one condition, a tolerance t is met if all rates lie in a window [w, w + t]. For each w that a rate
 can have, every group takes its most accurate threshold with a rate in the window; the best w wins.
-With two conditions (equalized odds) the window is a square.
+With two conditions (equalised odds) the window is a square.
 """
 
 import math
