@@ -10,11 +10,11 @@ import polars as pl
 
 from fedgft.audit import audit, measure
 from fedgft.audit.change import compare
-from fedgft.experiments.shelf import sealed
 from fedgft.layout import Table
 from fedgft.report.claims import Finding
 from fedgft.report.page import write_page
 from fedgft.report.section import FORMAT, Section
+from fedgft.seals import sealed
 from test_cli import run
 
 HOSTILE = (

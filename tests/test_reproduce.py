@@ -15,8 +15,9 @@ from fedgft.data.synthetic import synthetic
 from fedgft.errors import FedgftError
 from fedgft.experiments.paper import EXPERIMENTS, NAMES
 from fedgft.experiments.run import CURVES, Runner, batches
-from fedgft.experiments.shelf import Shelf, alone, code_hash, key_of
+from fedgft.experiments.shelf import Shelf, code_hash, key_of
 from fedgft.experiments.spec import Cell
+from fedgft.files import alone
 from fedgft.report.section import read
 from test_cli import FIELDS, run
 

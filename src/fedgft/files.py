@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 STAGE = ".fedgft.part"
+ENDINGS = ("safetensors", "json", "md", "html", "parquet", "svg", "png")  # of the files we write
 
 try:
     import fcntl
@@ -92,6 +93,23 @@ def lock(handle: int, folder: Path) -> None:
             raise FedgftError(
                 f"--out {folder}: another run is writing there; wait for it, or name another folder"
             ) from error
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder meanwhile, nor to the one it is in; what a killed run left
+    half-written there goes.
+
+    The lock is the operating system's, so it ends with the process however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        lock(file.fileno(), folder.parent)
+        for place in (folder, folder.parent, folder.parent / "figures"):
+            for ending in ENDINGS:
+                for part in place.glob(f".*.{ending}.part"):
+                    part.unlink(missing_ok=True)
+        yield
 
 
 @contextmanager

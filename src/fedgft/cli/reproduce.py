@@ -117,8 +117,8 @@ def run(
     folder: Path, pictures: Options | None = None,
 ) -> tuple[list["Made"], list[Path]]:  # fmt: skip
     """Train what is missing, write each experiment as soon as it is there, then the page."""
-    from fedgft.experiments.shelf import Shelf, alone
-    from fedgft.files import open_folder
+    from fedgft.experiments.shelf import Shelf
+    from fedgft.files import alone, open_folder
     from fedgft.report.page import check_place, write_page
     from fedgft.report.reproduction import make
     from fedgft.report.section import write

@@ -22,8 +22,8 @@ import numpy as np
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.snapshot import Snapshot
 from fedgft.errors import FedgftError
-from fedgft.experiments.shelf import alone, code_hash, data_hash, libraries
-from fedgft.files import STAGE, parsed, read_tensors, staged
+from fedgft.experiments.shelf import code_hash, data_hash, libraries
+from fedgft.files import STAGE, alone, parsed, read_tensors, staged
 from fedgft.models import Model
 
 FORMAT = "fedgft-rounds-2"

@@ -8,8 +8,7 @@ computed again, never trusted.
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -21,10 +20,10 @@ import numpy as np
 import fedgft
 from fedgft.data.dataset import Dataset
 from fedgft.engine import compiled
-from fedgft.files import lock, whole
+from fedgft.files import whole
+from fedgft.seals import sealed, unsealed
 
 HASHED = 4096  # rows at a time
-ENDINGS = ("safetensors", "json", "md", "html", "parquet", "svg", "png")  # of the files we write
 # What a number depends on. Reports are drawn anew each time, so their code is not among it.
 NUMBERS = ("types.py", "optim.py", "models.py", "resnet.py", "metrics", "theory", "data",
            "federated", "engine", "experiments/protocol.py", "experiments/study.py",
@@ -49,43 +48,6 @@ class Shelf:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
-
-
-def sealed(value: dict[str, Any], key: str) -> str:
-    """JSON with its own digest in it, so that a damaged file is known for one."""
-    body = json.dumps(value, allow_nan=False)
-    return json.dumps({"key": key, "digest": hashlib.sha256(body.encode()).hexdigest(), **value})
-
-
-def unsealed(text: str, key: str) -> dict[str, Any]:
-    """What was sealed; ValueError where the text is anything else."""
-    try:
-        kept = json.loads(text)
-        if kept.pop("key") != key:
-            raise ValueError("sealed for another key")
-        digest, body = kept.pop("digest"), json.dumps(kept, allow_nan=False)
-    except (AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError("not sealed by us") from error
-    if digest != hashlib.sha256(body.encode()).hexdigest():
-        raise ValueError("damaged")
-    return kept
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes to the folder meanwhile, nor to the one it is in; what a killed run left
-    half-written there goes.
-
-    The lock is the operating system's, so it ends with the process however that ends.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        lock(file.fileno(), folder.parent)
-        for place in (folder, folder.parent, folder.parent / "figures"):
-            for ending in ENDINGS:
-                for part in place.glob(f".*.{ending}.part"):
-                    part.unlink(missing_ok=True)
-        yield
 
 
 def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:

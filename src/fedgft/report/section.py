@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgft.experiments.shelf import sealed, unsealed
 from fedgft.experiments.store import write_rows
 from fedgft.files import proper, whole
 from fedgft.layout import SIGNS, Table
 from fedgft.report.claims import Finding
 from fedgft.report.figures import save
+from fedgft.seals import sealed, unsealed
 
 FORMAT = "fedgft-section-1"
 
