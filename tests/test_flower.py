@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from fedgft.errors import FedgftError
 from fedgft.federated import Adaptive, controlled, fairfed, fedavg, fedgft, with_base
 from fedgft.flower import FairFed, FedGFT, Measured, Site, penalty_of, register, statistics
-from fedgft.flower.sites import flat
+from fedgft.flower.sites import client_site, flat
 from fedgft.metrics import CATALOG, get_metric
 from grid import (
     LR,
@@ -298,6 +298,29 @@ def test_a_user_brings_a_loader_and_a_training_step() -> None:
     plain = FedGFT(flower.FedAvg(**options()), "sp", lam=5.0, channel="query")
     config = {"optimizer": "sgd", "lr": 0.5, "batch-size": 10_000}
     np.testing.assert_allclose(found, trained(made, plain, 3, **config), **CLOSE)
+
+
+class Counted(list):
+    """Batches, and how often somebody read through them."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return list.__iter__(self)
+
+
+@pytest.mark.parametrize(("channel", "passes"), [("train", 2), ("query", 3)])
+def test_a_loader_is_not_read_more_often_than_needed(channel: str, passes: int) -> None:
+    """Once for sums and once for training; to count rows alone only where no sums come along."""
+    made = biased()
+    sites = []
+    for k in range(made.num_clients):
+        sites.append(client_site(made, k, "logistic"))
+        sites[-1].rows = Counted([sites[-1].rows])
+    ours = FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel, final=False)
+    trained(made, ours, 2, grid=InProcess([app_of(site) for site in sites]))
+    assert [site.rows.passes for site in sites] == [2 * passes] * 3
 
 
 def test_the_penalty_line_alone_in_a_handler_of_ones_own() -> None:

@@ -81,11 +81,13 @@ def penalty_of(
 
 def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
     """The record for a reply: sums of the model as it stands, with noise where that was agreed."""
-    return _packed(site, _sums(message, context, site))
+    return _packed(site, _sums(message, context, site)[0])
 
 
-def _sums(message: Message, context: Context, site: Site) -> Tally:
-    return protected(site.tally(site.rows), request_of(message), context, site.name)
+def _sums(message: Message, context: Context, site: Site) -> tuple[Tally, int]:
+    """What may leave the site; and, for itself, how many rows it counted."""
+    exact = site.tally(site.rows)
+    return protected(exact, request_of(message), context, site.name), int(exact.rows())
 
 
 def _packed(site: Site, tally: Tally) -> ConfigRecord:
@@ -122,12 +124,12 @@ def register(
 def train_reply(message: Message, context: Context, own: Site) -> Message:
     from fedgft.flower.local import fit
 
-    request, content, sent = request_of(message), RecordDict(), None
+    request, content, sent, rows = request_of(message), RecordDict(), None, None
     agreed(request, context, own.name)
     own.load(arrays_of(message))
     wanted = request.get("statistics", "none")
     if wanted in ("received", "both"):
-        sent = _sums(message, context, own)
+        sent, rows = _sums(message, context, own)
         content[RECORD] = _packed(own, sent)
     penalty = penalty_of(
         message, own.model, classes=own.names.classes, groups=own.names.groups, site=own.name
@@ -138,7 +140,8 @@ def train_reply(message: Message, context: Context, own: Site) -> Message:
     if wanted == "both":
         content[TRAINED] = statistics(message, context, own)
     content["arrays"] = ArrayRecord(own.model.state_dict())
-    content["metrics"] = _metrics(own.size(), request, context, sent, metrics)
+    rows = own.size() if rows is None else rows  # a loader is not read once more for it
+    content["metrics"] = _metrics(rows, request, context, sent, metrics)
     return Message(content, reply_to=message)
 
 
@@ -148,7 +151,7 @@ def evaluate_reply(message: Message, context: Context, own: Site) -> Message:
     agreed(request, context, own.name)
     own.load(arrays_of(message))
     if request.get("statistics", "none") != "none":
-        sent = _sums(message, context, own)
+        sent, _ = _sums(message, context, own)
         content[RECORD] = _packed(own, sent)
     tally = own.tally(own.rows if own.held_out is None else own.held_out)
     metrics = {"accuracy": float(tally.accuracy())}
@@ -170,7 +173,7 @@ def query_reply(message: Message, context: Context, own: Site) -> Message:
 
     def tally() -> Tally:
         own.load(arrays_of(message))
-        return _sums(message, context, own)
+        return _sums(message, context, own)[0]
 
     if "secure.stage" in request:
         agreed(request, context, own.name)

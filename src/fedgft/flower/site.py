@@ -83,7 +83,8 @@ class Site:
         return out
 
     def size(self) -> int:
-        return int(self.counts().sum())
+        """Of training rows; a loader must be read for it."""
+        return len(self.rows[1]) if is_table(self.rows) else int(self.counts().sum())
 
     def batches(self, rows: Any) -> Iterable[Batch]:
         if is_table(rows):
