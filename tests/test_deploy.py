@@ -19,10 +19,11 @@ import pytest
 from fedgft.deploy.commands import instructions
 from fedgft.deploy.folder import copy_app, make_folder
 from fedgft.deploy.keys import authority, node_key
-from fedgft.deploy.local import Plan, federation, nodes_of, submit, watch
+from fedgft.deploy.local import Plan, federation, nodes_of, run_local, submit, watch
 from fedgft.deploy.outcome import summary
 from fedgft.deploy.processes import Processes, free_port, members, programs
 from fedgft.errors import FedgftError
+from fedgft.files import open_folder
 
 LIMIT = 300.0  # seconds for any run here; the usual one takes a sixth of that
 FEDGFT = [sys.executable, "-m", "fedgft"]
@@ -193,13 +194,11 @@ def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
 
 
 def test_one_run_a_folder(tmp_path: Path) -> None:
-    from fedgft.deploy.local import _alone
-
-    busy = pytest.raises(FedgftError, match="another run is at work there")
-    with _alone(tmp_path), busy, _alone(tmp_path):
-        pass
-    with _alone(tmp_path):
-        pass
+    plan = Plan(("north",), ("",), {}, tmp_path / "out")
+    busy = pytest.raises(FedgftError, match="another run is writing there")
+    with open_folder(plan.out), busy:
+        run_local(plan, lambda row: None, lambda text: None)
+    assert list(plan.out.iterdir()) == []
 
 
 def test_a_port_in_use_is_named() -> None:

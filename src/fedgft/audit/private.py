@@ -100,11 +100,7 @@ def mechanism(epsilon: float, delta: float) -> tuple[Privacy, Noise]:
         raise FedgftError(f"--epsilon {epsilon:g}: must lie between 0.0001 and 20")
     if not (delta == 0 or 1e-20 <= delta <= 0.1):
         raise FedgftError(f"--delta {delta:g}: must be 0, or lie between 1e-20 and 0.1")
-    try:
-        import opendp.prelude as dp
-    except ModuleNotFoundError as error:
-        raise FedgftError("--epsilon needs OpenDP: pip install 'fedgft[private]'") from error
-    dp.enable_features("contrib")
+    dp = opendp()
     space = dp.vector_domain(dp.atom_domain(T=int))
     if delta == 0:
         laplace = lambda s: dp.m.make_laplace(space, dp.l1_distance(T=int), scale=s)  # noqa: E731
@@ -116,6 +112,16 @@ def mechanism(epsilon: float, delta: float) -> tuple[Privacy, Noise]:
     scale = dp.binary_search_param(approximate, d_in=1.0, d_out=(epsilon, delta))
     # The discrete Gaussian's variance is at most scale^2 (Canonne, Kamath & Steinke 2020).
     return Privacy("discrete gaussian", epsilon, delta, scale, scale**2), gauss(scale)
+
+
+def opendp() -> Any:
+    """The library that makes the noise, if it is installed."""
+    try:
+        import opendp.prelude as dp
+    except ModuleNotFoundError as error:
+        raise FedgftError("noise (epsilon) needs OpenDP: pip install 'fedgft[private]'") from error
+    dp.enable_features("contrib")
+    return dp
 
 
 @lru_cache

@@ -16,10 +16,10 @@ from fedgft.deploy.outcome import GIVEN_UP, progress, summary
 from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.errors import FedgftError
 from fedgft.files import open_folder
-from fedgft.flower.journal import FILE
+from fedgft.flower.journal import CHECKPOINT, FILE, HISTORY, SCHEMA
 
 ENGINE = "engine"  # of the engine's own files, while it runs
-LEFTOVERS = {ENGINE, "logs", FILE, "schema.json", ".lock"}
+LEFTOVERS = {ENGINE, "logs", FILE, SCHEMA}
 POLL = 1.0  # seconds between looks at the progress
 STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
 OnProgress = Callable[[dict[str, Any]], None]
@@ -49,13 +49,13 @@ def federation(plan: Plan) -> Iterator[tuple[Folder, Processes]]:
         processes.start("server", folder.server_command(bind="127.0.0.1", python=bin_))
         processes.await_port("server", port)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda site: register(folder, processes, site), plan.sites))
+            list(pool.map(lambda site: register(processes, site), plan.sites))
         for site, told in zip(plan.sites, plan.nodes, strict=True):
             start_node(folder, processes, site, told)
         yield folder, processes
 
 
-def register(folder: Folder, processes: Processes, site: str) -> None:
+def register(processes: Processes, site: str) -> None:
     processes.run(f"{programs()}flwr", "supernode", "register", f"nodes/{site}.pub", CONNECTION)
 
 
@@ -69,7 +69,7 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
     began = time.monotonic()
     _check_place(plan)
     settings(plan)  # can be said at all
-    with open_folder(plan.out), _alone(plan.out):
+    with open_folder(plan.out):
         try:
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # of a run that was killed
             if not plan.resume:
@@ -85,23 +85,6 @@ def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) 
     return summary(plan.out, status, seconds=seconds, sites=len(plan.sites), limit=plan.limit)
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One run a folder at a time; the lock goes with the process that holds it."""
-    import fcntl
-
-    path = folder / ".lock"
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FedgftError(f"--out {folder}: another run is at work there") from None
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
 def _check_place(plan: Plan) -> None:
     """A new folder, or one of ours to go on in."""
     if plan.out.exists() and not plan.out.is_dir():
@@ -114,9 +97,9 @@ def _check_place(plan: Plan) -> None:
     if not plan.resume:
         raise FedgftError(f"--out {plan.out}: is not empty; name another folder, or go on there "
                           "with --resume")  # fmt: skip
-    if not (plan.out / "checkpoint.safetensors").is_file():
+    if not (plan.out / CHECKPOINT).is_file():
         raise FedgftError(f"--resume: {plan.out} holds no finished round of a run")
-    if (plan.out / "history.json").exists():
+    if (plan.out / HISTORY).exists():
         raise FedgftError(f"--resume: the run in {plan.out} was finished; name another --out")
 
 
@@ -151,7 +134,7 @@ def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -
         if not any(processes.alive(site) for site in plan.sites):
             words = processes.last_words(plan.sites[0])
             raise FedgftError(f"all sites have ended; {plan.sites[0]} said last: {words}")
-        if time.monotonic() - asked > STATUS_EVERY or (plan.out / "history.json").exists():
+        if time.monotonic() - asked > STATUS_EVERY or (plan.out / HISTORY).exists():
             status = status_of(processes, run)
             if status.startswith("finished"):
                 _keep_log(processes, plan, run)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgft.errors import FedgftError
 from fedgft.files import parsed
-from fedgft.flower.journal import FILE
+from fedgft.flower.journal import FILE, HISTORY
 
 GIVEN_UP = "given up"
 OTHER = (ValueError, KeyError, TypeError, AttributeError)  # what another's file leads to
@@ -26,7 +26,7 @@ def summary(
         out["why"] = why_failed(folder)
     rounds = [row.get("round") for row in progress(folder)]
     out["rounds"] = max((n for n in rounds if type(n) is int), default=0)
-    path = folder / "history.json"
+    path = folder / HISTORY
     if not path.exists():
         return out
     try:

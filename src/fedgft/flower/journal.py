@@ -1,4 +1,5 @@
-"""What happens in a run, line by line, for whoever watches it from outside: progress.jsonl."""
+"""What happens in a run, line by line, for whoever watches it from outside: progress.jsonl; and
+the names of the other files that tell how far it came."""
 
 import json
 import logging
@@ -10,6 +11,7 @@ from fedgft.errors import FedgftError
 from fedgft.flower.gather import log
 
 FILE = "progress.jsonl"
+CHECKPOINT, HISTORY, SCHEMA = "checkpoint.safetensors", "history.json", "schema.json"
 
 
 class _Notices(logging.Handler):

@@ -13,7 +13,6 @@ budget for one run; a site that takes part in several keeps a ledger (`shield`).
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -75,14 +74,16 @@ class Budget:
 @lru_cache
 def total_rho(epsilon: float, delta: float) -> float:
     """The most zero-concentrated DP that OpenDP certifies to be (epsilon, delta)-DP."""
-    from fedgft.audit.private import mechanism
+    from fedgft.audit.private import mechanism  # here: a client starts with every message
 
     return 1 / (2 * mechanism(epsilon, delta)[0].scale ** 2)
 
 
 @lru_cache
 def epsilon_of(rho: float, delta: float) -> float:
-    dp = _opendp()
+    from fedgft.audit.private import opendp
+
+    dp = opendp()
     scale = _deviation(rho)
     space = dp.vector_domain(dp.atom_domain(T=int))
     gauss = dp.m.make_gaussian(space, dp.l2_distance(T=float), scale=scale)
@@ -94,20 +95,11 @@ def _deviation(rho: float) -> float:
     return math.sqrt(1 / (2 * rho))
 
 
-def _opendp() -> Any:
-    try:
-        import opendp.prelude as dp
-    except ModuleNotFoundError as error:
-        raise FedgftError(
-            "private statistics need OpenDP: pip install 'fedgft[private]'"
-        ) from error
-    dp.enable_features("contrib")
-    return dp
-
-
 def gaussian(values: np.ndarray, deviation: float) -> np.ndarray:
     """Gaussian noise by OpenDP, whose sampler has no floating-point holes."""
-    dp = _opendp()
+    from fedgft.audit.private import opendp
+
+    dp = opendp()
     space = dp.vector_domain(dp.atom_domain(T=float, nan=False))
     noise = dp.m.make_gaussian(space, dp.l2_distance(T=float), scale=deviation)
     return np.array(noise([float(v) for v in values.ravel()])).reshape(values.shape)

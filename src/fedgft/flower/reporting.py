@@ -15,6 +15,7 @@ from fedgft.experiments.store import write_model
 from fedgft.files import whole
 from fedgft.flower.client import arrays_of
 from fedgft.flower.gather import Replies, log, plain
+from fedgft.flower.journal import HISTORY
 from fedgft.flower.private import Budget, total_rho
 from fedgft.flower.shield import agreed, enter
 from fedgft.flower.site import Site
@@ -109,7 +110,7 @@ def write_results(
         log.warning("fedgft: there is no report: %s", error)
         made = {}
     summary = {"about": about, "sites": sorted(sums), "history": history, "held_out": made}
-    with whole(folder / "history.json") as part:
+    with whole(folder / HISTORY) as part:
         part.write_text(json.dumps(summary, indent=1), "utf-8")
 
 

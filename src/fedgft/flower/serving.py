@@ -13,7 +13,7 @@ from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
 from fedgft.files import whole
 from fedgft.flower.gather import wait_for_nodes
-from fedgft.flower.journal import Journal
+from fedgft.flower.journal import CHECKPOINT, HISTORY, SCHEMA, Journal
 from fedgft.flower.methods import FairFed, FedGFT, Measured
 from fedgft.flower.private import Budget
 from fedgft.flower.reporting import collect, write_results
@@ -23,7 +23,6 @@ from fedgft.flower.sites import first_arrays
 from fedgft.flower.strategy import FairStrategy
 from fedgft.flower.tables import agreement, names_listed
 
-CHECKPOINT = "checkpoint.safetensors"
 SETTINGS = (  # what clients are told about their training
     "lr", "schedule", "rounds", "epochs", "batch-size", "optimizer", "weight-decay", "seed",
 )  # fmt: skip
@@ -40,7 +39,7 @@ def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None =
         schema, rows, left_out = _schema(grid, config, nodes)
         told = {"schema": schema.to_json(), "left-out": json.dumps(left_out)}
         how = ConfigRecord({key: config[key] for key in SETTINGS} | told)
-        with whole(journal.folder / "schema.json") as part:
+        with whole(journal.folder / SCHEMA) as part:
             part.write_text(schema.to_json(), "utf-8")
         fair = _strategy(strategy, config, schema, rows, journal)
         shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
@@ -65,7 +64,7 @@ def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None =
 
 def _check_place(folder: Path, *, resume: bool) -> None:
     """One run a folder; an unfinished one is continued on request."""
-    if (folder / "history.json").exists():
+    if (folder / HISTORY).exists():
         raise FedgftError(f"out {folder}: holds a finished run already; name another folder")
     if (folder / CHECKPOINT).exists() and not resume:
         raise FedgftError(f"out {folder}: holds an unfinished run; resume=true goes on with it, or "
