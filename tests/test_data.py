@@ -58,6 +58,9 @@ def test_table(write):
     notes = "\n".join(data.notes)
     assert "the group of 1 row(s) is not recorded" in notes
     assert "1 missing value(s) of 'age' replaced by the mean over all clients' rows, 35" in notes
+    empty = pl.DataFrame({"x": pl.Series([None, None], dtype=pl.Float64)})
+    (said,) = Encoder.fit(empty, ["x"]).encode(empty)[1]
+    assert said.endswith("replaced by 0, the mean over all clients' rows, or for want of one")
     assert "1 missing value(s) of 'job' are a category of their own" in notes
 
 
@@ -155,7 +158,7 @@ ERRORS = {
     "two parts": (rows(*GOOD), {"group": "y"}, "column 'y' is both --label and --group"),
     "bad split": (rows(*GOOD), {"split": "g"}, "column 'g' is both --group and --split"),
     "split word": (rows(*GOOD), {"split": "x"}, "'x' must hold 'train' or 'test', not '1'"),
-    "no positive": (rows(*GOOD), {"positive": "2"}, "holds '0' and '1', no '2'"),
+    "no positive": (rows(*GOOD), {"positive": "2"}, r"holds '0' and '1', no '2' \(--positive\)"),
     "three": (rows(*GOOD, "3,a,2"), {"positive": "2"}, "3 classes; --positive needs two"),
     "damaged": (rows("1,a,0", "2,b,1,5,6"), {}, "cannot be read as CSV"),
     "no features": (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedgft.data import Dataset, Encoder, Federation
 from fedgft.data.columns import as_text
+from fedgft.data.encoding import Categorical
 from fedgft.data.partition import iid, partition
 from fedgft.data.scaling import Moments, standardise
 from fedgft.data.synthetic import known_gaps, synthetic
@@ -164,8 +165,9 @@ def test_encoder_survives_json_and_meets_new_rows():
 
 
 def test_encoder_can_keep_every_level():
+    """As a file may ask for it."""
     frame = pl.DataFrame({"job": ["clerk", "smith"]})
-    full = Encoder.fit(frame, ["job"], drop_first=False)
+    full = Encoder((Categorical("job", ("clerk", "smith"), drop_first=False),))
     assert full.columns == ("job=clerk", "job=smith")
     assert full.encode(frame)[0].tolist() == [[1, 0], [0, 1]]
     assert Encoder.from_json(full.to_json()) == full

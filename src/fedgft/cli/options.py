@@ -1,4 +1,4 @@
-"""The options that `train` and `compare` share, and the study they ask for."""
+"""The options that `train`, `compare` and `frontier` share, and the study they ask for."""
 
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Literal

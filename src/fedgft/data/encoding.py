@@ -43,10 +43,9 @@ class Numeric:
         out[:, 0] = numbers.fill_null(self.fill).to_numpy()
         if not absent:
             return []
-        return [
-            f"{source}: {absent} missing value(s) of '{self.name}' replaced by the mean over "
-            f"all clients' rows, {self.fill:.6g}"
-        ]
+        mean = f"the mean over all clients' rows, {self.fill:.6g}"
+        by = mean if self.fill else "0, the mean over all clients' rows, or for want of one"
+        return [f"{source}: {absent} missing value(s) of '{self.name}' replaced by {by}"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,6 @@ class Encoder:
         columns: Iterable[str],
         *,
         rows: np.ndarray | None = None,
-        drop_first: bool = True,
         source: str = "table",
     ) -> "Encoder":
         """Levels and means of `rows` (a mask; all where it is not given), types of the whole.
@@ -112,8 +110,7 @@ class Encoder:
             if series.dtype.is_numeric() or series.dtype == pl.Boolean:
                 fields.append(Numeric(name, _mean(numbers_of(series, source=source))))
             else:
-                levels = _levels(series, source=source)
-                fields.append(Categorical(name, levels, drop_first))
+                fields.append(Categorical(name, _levels(series, source=source)))
         _check_width(fields, source=source)
         return cls(tuple(fields))
 

@@ -55,7 +55,7 @@ def load_images(
     names = names_of(frame, _image_column(frame, roles, image, source=source), source=source)
     album = album_of(folder, names, size=size, crop=crop, cache=cache)
     data = assembled(frame, album, roles, source=source, skip_bad=skip_bad, on_progress=on_progress)
-    notes = [f"{source}: {_class_note(data.classes, positive)}", *data.notes]
+    notes = [f"{source}: {reading.class_note(data.classes, roles)}", *data.notes]
     if twice := len(names) - len(set(names)):
         notes.append(f"{source}: {twice} row(s) name an image that another row names too")
     return replace(data, name=Path(table).stem, notes=tuple(notes))
@@ -158,14 +158,6 @@ def _described(frame: "pl.DataFrame", roles: Roles, *, source: str) -> Dataset:
         test=reading.test_of(frame, roles, source=source),
         notes=tuple(notes),
     )
-
-
-def _class_note(classes: tuple[str, ...], positive: str | None) -> str:
-    """Which value a score is the probability of: the alphabet decides it unasked."""
-    if len(classes) > 2:
-        return f"the label has {len(classes)} classes"
-    asked = "" if positive is not None else " (--positive names another)"
-    return f"positive class: '{classes[1]}'{asked}"
 
 
 def _first(album: Album, bad: dict[int, str]) -> str:

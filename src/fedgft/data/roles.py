@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-MOST_CLASSES = 200  # beyond it a label is a number or a name; `fedgft measure` has the same limit
+MOST_VALUES = 200  # of a label, or of a group: more are numbers, or names of people
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,23 @@ def labels_of(
             f"{source}: label column '{label}' has one class only, '{names[0]}': "
             "there is nothing to learn"
         )
-    if len(names) > MOST_CLASSES:
+    if len(names) > MOST_VALUES:
         raise FedgftError(
             f"{source}: label column '{label}' has {len(names):,} different values, more than the "
-            f"{MOST_CLASSES} that a label may have: put ranges of its values together first"
+            f"{MOST_VALUES} that a label may have: put ranges of its values together first"
         )
     if positive is None:
         return codes, names
     ordered = positive_last(names, str(positive), where=f"{source}: column '{label}'")
     return codes if ordered == names else 1 - codes, ordered
+
+
+def class_note(classes: tuple[str, ...], roles: Roles) -> str:
+    """Which value a score is the probability of: an order of the alphabet decides it unasked."""
+    if len(classes) > 2:
+        return f"label column '{roles.label}' has {len(classes)} classes"
+    asked = "" if roles.positive is not None else " (--positive names another)"
+    return f"positive class: '{classes[1]}'{asked}"
 
 
 def groups_of(

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
 from fedgft.data.encoding import MISSING, Encoder
-from fedgft.data.roles import group_columns
+from fedgft.data.roles import MOST_VALUES, group_columns
 from fedgft.data.scaling import Moments
 from fedgft.errors import FedgftError
 from fedgft.files import parsed, proper
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FORMAT = "fedgft-schema-1"
 EMPTY = "empty"
-MOST = 200  # different values of a label or a group: more are names or numbers of people
 Description = dict[str, Any]
 
 
@@ -135,7 +134,7 @@ def _complete(frame: "pl.DataFrame", label: str, source: str) -> None:
 def _frequent(series: "pl.Series", rare: int, source: str) -> list[str]:
     """The values that so many rows have."""
     counts = dict(series.drop_nulls().value_counts().iter_rows())
-    if len(counts) > MOST:
+    if len(counts) > MOST_VALUES:
         raise FedgftError(f"{source}: column '{series.name}' has {len(counts)} values: it is no "
                           "label or group of people")  # fmt: skip
     return sorted(value for value, number in counts.items() if number >= rare)

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from fedgft.data.columns import numbers_as_text
 from fedgft.data.dataset import Dataset
 from fedgft.data.encoding import Categorical, Encoder
-from fedgft.data.roles import Roles, check_roles, clients_of, groups_of, labels_of, test_of
+from fedgft.data.roles import (
+    Roles,
+    check_roles,
+    class_note,
+    clients_of,
+    groups_of,
+    labels_of,
+    test_of,
+)
 from fedgft.errors import FedgftError
 from fedgft.files import expanded
 
@@ -97,7 +105,8 @@ def from_frame(
     """A data set from a frame in memory; `source` is what errors call it."""
     source = source or name
     data = dataset_of(frame, source, roles=roles)
-    return replace(data, name=name, notes=(*_class_notes(data, roles, source=source), *data.notes))
+    said = f"{source}: {class_note(data.classes, roles)}"
+    return replace(data, name=name, notes=(said, *data.notes))
 
 
 def dataset_of(frame: "pl.DataFrame", source: str, *, roles: Roles) -> Dataset:
@@ -123,14 +132,6 @@ def dataset_of(frame: "pl.DataFrame", source: str, *, roles: Roles) -> Dataset:
         encoder=encoder,
         notes=(*group_notes, *_type_notes(frame, encoder, source=source), *notes),
     )
-
-
-def _class_notes(data: Dataset, roles: Roles, *, source: str) -> list[str]:
-    """Which value a score is the probability of: an order of the alphabet decides it unasked."""
-    if len(data.classes) > 2:
-        return [f"{source}: label column '{roles.label}' has {len(data.classes)} classes"]
-    asked = "" if roles.positive is not None else " (--positive names another)"
-    return [f"{source}: positive class: '{data.classes[1]}'{asked}"]
 
 
 def _type_notes(frame: "pl.DataFrame", encoder: Encoder, *, source: str) -> list[str]:

@@ -19,7 +19,7 @@ from fedgft.optim import Moments, rates
 class Work:
     task: Task
     order: Tensor  # all batches of all units one behind the other: 2 place + whether it is mirrored
-    begins: np.ndarray  # (u,): where each unit's begin
+    begins: np.ndarray  # (u + 1,): where each unit's begin
     batches: Sequence[Sequence[Sequence[int]]]  # unit, epoch: the sizes of its batches
     weights: Tensor
     price: Tensor

@@ -16,10 +16,10 @@ from fedgft.experiments.references import fairlearn_fit, thresholds
 from fedgft.experiments.rows import mean_of, mean_sd
 from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.study import Point, Result, Study
+from fedgft.federated.methods import SINGLE
 from fedgft.metrics import Metric, NotEstimableWarning, Tally, stack
 from fedgft.metrics.intervals import floor, gap_interval
 
-SINGLE = ("fedavg", "lrw")  # without a strength
 TRAINED = (*SINGLE, "lft", "fairfed", "fedgft", "fedgft-control")
 BOUNDS = (0.001, 0.01, 0.03)  # of ExponentiatedGradient
 WIDEST = 0.99  # a target is below one

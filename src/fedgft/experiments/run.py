@@ -25,6 +25,7 @@ from fedgft.experiments.rows import choices, row
 from fedgft.experiments.shelf import Shelf, code_hash, key_of
 from fedgft.experiments.spec import Cell
 from fedgft.experiments.study import OnProgress, Point, Result, Study, silent
+from fedgft.federated.methods import SINGLE
 from fedgft.metrics import get_metric
 
 MOST = 100  # runs in a batch: more would not be faster, and a kill loses the batch at hand
@@ -84,7 +85,7 @@ class Runner:
             protocol = self._protocol(cell)
             rows = self._rows(cell, protocol) * protocol.settings.rounds
             size = cell.seeds * (rows if cost is None else cost(cell, protocol))
-            free = cell.method in ("fedavg", "lrw")
+            free = cell.method in SINGLE
             runs[replace(cell, metric="") if free else cell, "run"] = size
             if cell.lr is None and len(protocol.lr) > 1:
                 runs[study_of(cell), cell.alpha] = size * len(protocol.lr)

@@ -25,6 +25,7 @@ from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.experiments.checks import check_groups
 from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm
+from fedgft.federated.methods import SINGLE
 from fedgft.metrics import Metric, NotEstimableWarning, get_metric
 from fedgft.models import get_model
 
@@ -97,7 +98,7 @@ class Study:
         What does not depend on the metric is trained once for all of them.
         """
         penalty = penalty or self.protocol.penalty
-        what = (method,) if method in ("fedavg", "lrw") else (method, metric.name, penalty)
+        what = (method,) if method in SINGLE else (method, metric.name, penalty)
         cells = {p: self._cell(p, method, metric, penalty) for p in dict.fromkeys(points)}
         new = [p for p in cells if ("run", p, *what) not in self._known]
         if new:
@@ -149,7 +150,7 @@ class Study:
         """Run-rounds that these cells take: the length of a progress bar."""
         runs = 0
         for method in methods:
-            times = 1 if method in ("fedavg", "lrw") else len(metrics)
+            times = 1 if method in SINGLE else len(metrics)
             grid = len(self.protocol.strength(method))
             runs += times * (1 + (grid if grid > 1 else 0))
         rates = len(self.protocol.lr)

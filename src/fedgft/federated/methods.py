@@ -88,6 +88,9 @@ METHODS: dict[str, Make] = {
 }
 "The methods by the names that `--method` takes; `get_method` makes one."
 
+SINGLE = ("fedavg", "lrw")
+"Those without a strength, and so without a metric: one training does for all of them."
+
 
 def get_method(name: str, metric: Metric, strength: PerRun, **details: Any) -> Algorithm:
     """`strength` is lam for lft and fedgft, beta for fairfed, the target for fedgft-control, and

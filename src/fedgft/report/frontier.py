@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from fedgft.experiments.frontier import Spot, knee, pareto, within
+from fedgft.federated.methods import SINGLE
 from fedgft.layout import Table
 from fedgft.metrics import Metric
 from fedgft.metrics.intervals import floor
 from fedgft.report.figures import NAMES, STYLES, band, tidy
 
 SHOWN = 8.0  # points of accuracy below the best: who wants to pay more?
-ALWAYS = ("fedavg", "lrw")  # and what was chosen
 FEW = 3  # replicates below which there is no band worth drawing
 
 
@@ -52,7 +52,7 @@ def _limits(
     if not each:
         return 0.0, 100.0, False
     best = max(value for _, value in each)
-    kept = [v for s, v in each if v >= best - SHOWN or s is chosen or s.method in ALWAYS]
+    kept = [v for s, v in each if v >= best - SHOWN or s is chosen or s.method in SINGLE]
     margin = 0.08 * (best - min(kept)) + 0.2
     low = max(0.0, min(kept) - margin)
     return low, min(100.5, best + margin), any(value < low for _, value in each)
