@@ -278,4 +278,8 @@ def test_help_is_quick_and_imports_nothing_heavy():
 def test_data_list(capsys):
     code, out, _ = run(capsys, "data", "list", "--json")
     assert code == 0
-    assert {d["name"] for d in json.loads(out)} == set(SOURCES)
+    found = {d["name"]: d for d in json.loads(out)}
+    assert set(found) == {*SOURCES, "celeba", "synthetic"}
+    assert found["synthetic"]["rows"] is None
+    _, out, _ = run(capsys, "data", "list")
+    assert all(name in out for name in found) and "202,599" in out

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -172,6 +174,24 @@ def test_predict_of_three_classes_writes_over_no_column_and_minds_no_other(capsy
             found = pl.read_csv(out.encode())
             assert (found[name] == 7).all()
             assert found.columns[-4:] == ["score_a", "score_b", "score_c", "decision"]
+
+
+NAMELESS = [
+    (shutil.Error("no copy"), "no copy"), (OSError("torn"), "torn"),
+    (OSError(28, "No space left"), "stdout: No space left"),
+    (OSError(28, "No space left", "a.csv"), "a.csv: No space left"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "said"), NAMELESS)
+def test_an_error_of_the_system_is_one_line_that_names_what_it_can(
+    error, said, capsys, monkeypatch
+):
+    def meta(*_, **__):
+        raise error
+
+    monkeypatch.setattr("fedgft.cli.commands.app", SimpleNamespace(meta=meta))
+    assert run(capsys, "data", "list") == (2, "", f"fedgft: {said}\n")
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\0\0\0\0\0\0\0{}      "])

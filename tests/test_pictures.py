@@ -185,3 +185,9 @@ def test_what_a_file_says_does_not_reach_the_terminal(capsys, tmp_path, faces) -
     )  # fmt: skip
     assert code == 2 and "evil" in err and "\x1b" not in err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("data", ["adult-hours", "compas", "synthetic"])
+def test_a_data_set_without_images_has_none(capsys, tmp_path, data: str) -> None:
+    code, _, err = run(capsys, "train", "--data", data, "--images", tmp_path, "--out", tmp_path)
+    assert code == 2 and f"--images: the data set '{data}' has none" in " ".join(err.split())

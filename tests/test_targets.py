@@ -16,7 +16,7 @@ from fedgft.experiments.checkpoints import Checkpoints
 from fedgft.experiments.checks import contradiction, empty_groups, without_groups
 from fedgft.experiments.store import load_model
 from fedgft.federated import Adaptive, Controlled, FairFed, Linearised, Proximal
-from fedgft.metrics import CATALOG, get_metric
+from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.report.words import reached
 from small import SYNTHETIC, study
 
@@ -240,13 +240,17 @@ def test_contradictory_metrics_are_explained_and_the_run_ends(capsys) -> None:
     assert "cannot meet three demands" in " ".join(err.split())
 
 
-def test_what_contradicts_and_what_does_not() -> None:
+def test_what_contradicts_and_what_does_not(monkeypatch) -> None:
     for name in ("sp+eo", "eo+cal", "sp+eop+cal", "sp+fpr+cal"):
         assert contradiction(DATA, get_metric(name)), name
     for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+cal", "eop+fpr+acc"):
         assert contradiction(DATA, get_metric(name)) is None, name
     alike = replace(DATA, groups=np.arange(len(DATA)) % 2, labels=(np.arange(len(DATA)) // 2) % 2)
     assert contradiction(alike, get_metric("sp+eo")) is None
+    new = Metric("new", "a metric of one's own", lambda p, y: p[:, 1:])
+    monkeypatch.setitem(CATALOG, "new", new)
+    assert contradiction(DATA, get_metric("sp+new")) is None
+    assert "sp+eo+new" in (contradiction(DATA, get_metric("sp+eo+new")) or "")
 
 
 def intersections(path, *, lonely: bool):

@@ -107,7 +107,9 @@ def run(arguments: list[str]) -> None:
     except MemoryError:
         _fail("not enough memory for this; try fewer groups, classes, bins or runs")
     except OSError as error:
-        _fail(f"{error.filename or 'stdout'}: {error.strerror}")
+        # Our files name themselves, so what the system says without a name is about stdout.
+        where = error.filename or ("" if error.errno is None else "stdout")
+        _fail(f"{where}: {error.strerror}" if where else str(error))
 
 
 def _fail(message: str) -> None:

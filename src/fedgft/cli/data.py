@@ -22,24 +22,21 @@ def list_(*, json: Annotated[bool, Flag] = False) -> None:
     """
     from fedgft.data import SOURCES
 
+    sets = [(s.name, s.rows, s.description, s.licence) for s in SOURCES.values()]
+    sets += [("celeba", 202_599, "faces with 40 attributes, from a folder that you have: --images",
+              "for research, not redistributed"),
+             ("synthetic", None, "made on the spot, with gaps that are known", "")]  # fmt: skip
     if json:
-        print_json(
-            [{"name": s.name, "rows": s.rows, "licence": s.licence, "description": s.description}
-             for s in SOURCES.values()]
-        )  # fmt: skip
+        names = ("name", "rows", "description", "licence")
+        print_json([dict(zip(names, each, strict=True)) for each in sets])
         return
     from rich.table import Table
 
     table = Table(header_style="bold")
     for name in ("name", "rows", "what it is", "licence"):
         table.add_column(name, justify="right" if name == "rows" else "left")
-    for source in SOURCES.values():
-        table.add_row(source.name, f"{source.rows:,}", source.description, source.licence)
-    table.add_row(
-        "celeba", "202,599", "faces with 40 attributes, from a folder that you have: --images",
-        "for research, not redistributed",
-    )  # fmt: skip
-    table.add_row("synthetic", "any", "made on the spot, with gaps that are known", "")
+    for title, rows, description, licence in sets:
+        table.add_row(title, "any" if rows is None else f"{rows:,}", description, licence)
     out.print(table)
 
 

@@ -61,13 +61,15 @@ class PictureOptions:
 
     def check_pictures(self, data: str, model: str) -> None:
         """What does not go together."""
+        from fedgft.data import SOURCES
+
         option = lambda name: "--" + name.replace("_", "-")  # noqa: E731
         if data == "celeba" and self.images is None:
             raise FedgftError(
                 "--data celeba: --images must name the folder that holds img_align_celeba and its "
                 "lists; its makers give CelebA out for research, we cannot"
             )
-        if self.images is not None and data in ("adult", "compas", "synthetic"):
+        if self.images is not None and data in (*SOURCES, "synthetic"):
             raise FedgftError(f"--images: the data set '{data}' has none; --data must be celeba, "
                               "or a table that names images in a column")  # fmt: skip
         for name in FOR_IMAGES if self.images is None else ():

@@ -67,11 +67,13 @@ def contradiction(dataset: Dataset, metric: Metric) -> str | None:
     """
     if len(dataset.classes) != 2:
         return None
-    demands = {name for part, _ in metric.parts for name in EQUATIONS[part.name]}
-    known = dataset.groups >= 0
-    share = [dataset.labels[known & (dataset.groups == g)].mean()
-             for g in range(len(dataset.group_names)) if (dataset.groups == g).any()]  # fmt: skip
-    if len(demands) <= 2 or np.ptp(share) < ALIKE:
+    # of a metric that somebody has added nothing is known here, and nothing is said
+    demands = {name for part, _ in metric.parts for name in EQUATIONS.get(part.name, ())}
+    if len(demands) <= 2:
+        return None
+    groups = (dataset.groups == g for g in range(len(dataset.group_names)))
+    share = [dataset.labels[own].mean() for own in groups if own.any()]
+    if np.ptp(share) < ALIKE:
         return None
     return (
         f"{metric.name} asks for equal {', '.join(sorted(demands))} at once, and the groups differ "
