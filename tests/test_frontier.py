@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def test_fairlearn_on_pooled_rows_is_fairlearn() -> None:
     assert fitted.gap(SP, "hard") < 0.02
 
 
-def test_fits_are_kept_and_damaged_ones_made_anew(tmp_path) -> None:
+def test_fits_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch) -> None:
     lab, shelf = study(seeds=1), Shelf(tmp_path)
     first = fairlearn_fit(lab.federations(0.5)[0], SP, None, shelf)
     [file] = tmp_path.iterdir()
@@ -184,6 +185,11 @@ def test_fits_are_kept_and_damaged_ones_made_anew(tmp_path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     file.write_text(file.read_text().replace("1", "2"))
     again = fairlearn_fit(lab.federations(0.5)[0], SP, None, shelf)
+    with monkeypatch.context() as patch:  # fitted by other code, it is another fit
+        read = Path.read_bytes
+        patch.setattr(Path, "read_bytes", lambda path: read(path) + b"#")
+        fairlearn_fit(lab.federations(0.5)[0], SP, None, shelf)
+    assert len(list(tmp_path.iterdir())) == 3
     np.testing.assert_array_equal(again[0].decision, first[0].decision)
 
 

@@ -68,7 +68,7 @@ def _stamp(made: Made) -> str:
     """Of everything the files are made of: results, words, and the code that draws."""
     digest = hashlib.sha256(json.dumps([asdict(made.section), made.rows]).encode())
     here = Path(__file__).parent
-    for file in sorted((*here.rglob("*.py"), *here.rglob("*.html"))):
+    for file in sorted((*here.rglob("*.py"), here.parent / "layout.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
