@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from fedgft.data.dataset import Dataset, Federation
+from fedgft.engine import stacked
+from fedgft.engine.predict import probabilities
 from fedgft.federated import fedavg, fedgft
 from fedgft.metrics import CATALOG
-from fedgft.models import Module, get_model
+from fedgft.models import MLP, Module, get_model
 from fedgft.optim import Optimizer
 from formulas import Method
 from plain import Plan, federate
@@ -185,3 +187,33 @@ def test_without_numba_and_after_a_fork() -> None:
     np.testing.assert_allclose(np.float64(bare[1:]), np.float64(base[1:]), rtol=0, atol=1e-10)
     if hasattr(os, "fork"):
         assert told("fork") == base
+
+
+def test_programs_of_a_callers_module_are_captured_once_and_go_with_the_simulation() -> None:
+    """He may change it before the next one, so nothing of it is kept."""
+    mine = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    before, seen, capture = stacked.captured.cache_info().currsize, [], stacked.make_fx
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stacked, "make_fx", lambda one: seen.append(one) or capture(one))
+        for rounds in (1, 5):
+            assert run(federation(), fedavg(), model=mine, rounds=rounds).executor == "stacked"
+            seen.append(None)
+    assert seen.index(None) == (len(seen) - 2) // 2 > 0  # as often in five rounds as in one
+    assert stacked.captured.cache_info().currsize == before
+
+
+def test_scores_of_rows_build_the_network_once_and_draw_no_numbers(monkeypatch) -> None:
+    made, built = federation(), []
+
+    class Counted(MLP):
+        def module(self, **size: int) -> nn.Module:
+            built.append(size)
+            return super().module(**size)
+
+    params = MLP().init(0, features=4, classes=2)
+    whole = probabilities(made, MLP(), params, made.rows)
+    state = torch.get_rng_state()
+    monkeypatch.setattr("fedgft.engine.predict.PIECE", 40)
+    np.testing.assert_allclose(probabilities(made, Counted(), params, made.rows), whole, **EXACT)
+    assert len(built) == 1 and len(made.rows) > 10
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,7 +1,9 @@
 """The runner that keeps what is done, and the command that reproduces the paper."""
 
+import gc
 import json
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -15,10 +17,10 @@ from fedgft.data.synthetic import synthetic
 from fedgft.errors import FedgftError
 from fedgft.experiments.paper import EXPERIMENTS, NAMES
 from fedgft.experiments.run import CURVES, Runner, batches
-from fedgft.experiments.shelf import Shelf, code_hash, key_of
+from fedgft.experiments.shelf import Shelf, code_hash, data_hash, key_of
 from fedgft.experiments.spec import Cell
 from fedgft.files import alone
-from fedgft.report.section import read
+from fedgft.report.section import Made, Section, _stamp, read
 from test_cli import FIELDS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -92,6 +94,26 @@ def test_the_key_is_over_spec_data_and_code(monkeypatch):
     assert key_of(cell, None, replace(data, features=features)) != key
     monkeypatch.setattr(shelf_module, "code_hash", lambda: "another engine")
     assert key_of(cell, None, data) != key
+
+
+def test_a_data_set_that_was_hashed_is_not_kept():
+    data = small("compas")
+    data_hash(data)
+    kept = weakref.ref(data)
+    del data
+    gc.collect()
+    assert kept() is None
+
+
+def test_pages_are_stamped_with_the_code_that_lays_them_out(monkeypatch):
+    made, read = Made(Section("a", "b", "c", "d", "e", (), (), (), (), ()), [], {}), Path.read_bytes
+    before = _stamp(made)
+    assert _stamp(made) == before
+    for name in ("layout.py", "section.py"):
+        with monkeypatch.context() as patch:
+            more = lambda path, name=name: read(path) + b"#" * (path.name == name)  # noqa: E731
+            patch.setattr(Path, "read_bytes", more)
+            assert _stamp(made) != before, name
 
 
 def test_the_code_hash_sees_the_engine_and_not_the_report(monkeypatch, tmp_path):

@@ -134,6 +134,7 @@ class Module:
     make: Callable[[], Any]
     name: str = "module"
     linear: bool = False
+    given: bool = False  # the very module of a caller, who may change it between simulations
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
         return _drawn(self.make, seed)
@@ -187,7 +188,7 @@ def get_model(model: Any) -> Model:
             raise FedgftError(f"--model {model!r} is not known; choose from {', '.join(MODELS)}")
         return MODELS[model]
     if hasattr(model, "parameters") and not isinstance(model, type):  # an nn.Module itself
-        return Module(lambda: model)
+        return Module(lambda: model, given=True)
     if hasattr(model, "init") and hasattr(model, "module"):
         return cast(Model, model)
     return Module(model)

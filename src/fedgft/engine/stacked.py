@@ -22,7 +22,7 @@ from fedgft.engine.flat import layout, residual
 from fedgft.engine.schedule import batches
 from fedgft.engine.task import Task
 from fedgft.engine.torch_executor import TorchExecutor
-from fedgft.models import Model
+from fedgft.models import Model, Module
 from fedgft.optim import Moments, step
 
 # models side by side: as many as fit the second-level cache together, or as fill a GPU
@@ -65,6 +65,16 @@ def captured(model: Model, shape: Shape) -> Gradient:
     return make_fx(vmap(one))(*examples)
 
 
+def program(executor: TorchExecutor, shape: Shape) -> Gradient:
+    """Kept for later simulations, but that of a module which may be another by then."""
+    model = executor.model
+    if not (isinstance(model, Module) and model.given):
+        return captured(model, shape)
+    if shape not in executor.programs:
+        executor.programs[shape] = captured.__wrapped__(model, shape)
+    return executor.programs[shape]
+
+
 def train(executor: TorchExecutor, task: Task, block: Tensor, moments: Moments) -> Tensor:
     steps = task.steps
     order = np.argsort(-steps, kind="stable")
@@ -104,7 +114,7 @@ def _programs(
     executor: TorchExecutor, task: Task, group: np.ndarray, steps: np.ndarray
 ) -> dict[int, Gradient]:
     width = width_of(task.units.sizes[group], task.batch_size)
-    return {n: captured(executor.model, shape_of(executor, n, width)) for n in set(_sizes(steps))}
+    return {n: program(executor, shape_of(executor, n, width)) for n in set(_sizes(steps))}
 
 
 def _group(

@@ -104,7 +104,7 @@ def _why_not_captured(executor: TorchExecutor) -> str | None:
     )
     width = stacked.width_of(book.sizes, settings.batch_size)
     try:
-        stacked.captured(executor.model, stacked.shape_of(executor, models, width))
+        stacked.program(executor, stacked.shape_of(executor, models, width))
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         return f"it does not vectorise ({first_line})"

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import pairwise
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ class TorchExecutor:
         self.rows, self.trainer = self.places[0], trainer
         self.module = build(model, book, settings)
         self.layout = layout(self.module)
+        self.programs: dict[Any, Any] = {}  # captured for this simulation alone
         self.modules: SimpleQueue[torch.nn.Module] = SimpleQueue()  # one a thread
         for _ in range(self.threads):
             self.modules.put(copy.deepcopy(self.module).eval())

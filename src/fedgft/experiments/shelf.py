@@ -14,6 +14,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -58,8 +59,17 @@ def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-@cache
+_hashes: "WeakKeyDictionary[Dataset, str]" = WeakKeyDictionary()
+
+
 def data_hash(dataset: Dataset) -> str:
+    """Made once for a data set, which is not kept for it."""
+    if dataset not in _hashes:
+        _hashes[dataset] = _hashed(dataset)
+    return _hashes[dataset]
+
+
+def _hashed(dataset: Dataset) -> str:
     digest = hashlib.sha256()
     held = (dataset.features, dataset.labels, dataset.groups, dataset.test, dataset.clients)
     for array in (a for a in held if a is not None):
