@@ -28,13 +28,13 @@ sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
 
 import fedgft  # noqa: E402
 from fedgft.engine import Settings, simulate  # noqa: E402
-from fedgft.experiments.store import load_model  # noqa: E402
 from fedgft.federated import Adaptive, fedavg  # noqa: E402
 from fedgft.federated import fedgft as penalised  # noqa: E402
 from fedgft.flower import Budget, FedGFT  # noqa: E402
 from fedgft.flower.running import federation  # noqa: E402
 from fedgft.flower.sites import first_arrays, flat  # noqa: E402
 from fedgft.metrics import get_metric  # noqa: E402
+from fedgft.saved import load_model  # noqa: E402
 from grid import gap_of, grid_of, options  # noqa: E402
 
 SP, LAM, LR = get_metric("sp"), 5.0, 0.01

@@ -306,10 +306,10 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     from dataclasses import replace
 
     from fedgft.engine import Settings, simulate
-    from fedgft.experiments.store import load_model
     from fedgft.federated import Adaptive, fedgft
     from fedgft.flower.running import federation as cut
     from fedgft.metrics import get_metric
+    from fedgft.saved import load_model
 
     out = tmp_path / "run"
     code, said, notes = finished([

@@ -450,10 +450,10 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     import polars as pl
     from flwr.app import Context
 
-    from fedgft.experiments.store import load_model
     from fedgft.flower.running import client
     from fedgft.flower.serving import serve
     from fedgft.flower.tables import _held_out
+    from fedgft.saved import load_model
 
     rng = np.random.default_rng(0)
     sites = []

@@ -233,7 +233,7 @@ def test_no_group_at_all_gives_nan(function, groups):
         ({"y_pred": np.array([[0.4, 0.6]] * 3 + [[np.nan, 0.5]])}, r"each in \[0, 1\]"),
         ({"y_pred": np.array([[0.4, 0.6]] * 3 + [[0.4, 0.7]])}, "every row with the sum 1"),
         ({"y_true": [1, 2, 1, 2], "y_pred": [1, 0.5, 2, 1]}, "holds '0.5', .* predicted labels"),
-        ({"y_true": list("xyxy"), "y_pred": list("xyxz")}, "holds 'z', .* one column a class"),
+        ({"y_true": list("xyxy"), "y_pred": [1, 2, 1, 2]}, "holds '1', .* one column a class"),
         ({"y_true": list("xyxy"), "y_pred": ["x", "y", None, "x"]}, "holds 'None', .* no label"),
         ({"sample_weight": [1, 1, np.nan, 1]}, "sample_weight must hold one finite number"),
         ({"sample_weight": [1, 1, np.inf, 1]}, "sample_weight must hold one finite number"),
@@ -246,6 +246,18 @@ def test_arguments_that_do_not_fit_are_refused(changed, message):
     given |= changed
     with pytest.raises(FedgftError, match=message):
         functions.statistical_parity_difference(given.pop("y_true"), given.pop("y_pred"), **given)
+
+
+def test_a_class_may_be_predicted_that_nobody_has():
+    """As in scikit-learn; a small table need not hold every class."""
+    predicted = np.eye(3)[[0, 1, 2, 0]]
+    for named, columns in (("xyyx", [0, 1, 1, 0]), ("xxxx", [0, 0, 0, 0])):
+        told = functions.statistical_parity_difference(
+            list(named), list("xyzx"), sensitive_features=list("aabb")
+        )
+        assert told == functions.statistical_parity_difference(
+            columns, predicted, sensitive_features=list("aabb")
+        )
 
 
 def test_examples_in_the_docstrings():

@@ -13,7 +13,7 @@ import pytest
 
 from drawn import celeba_folder
 from fedgft.data.dataset import PIXEL_MEAN
-from fedgft.experiments.store import load_model
+from fedgft.saved import load_model
 from test_cli import run
 
 SMALL = ("--size", "16", "--train-rows", "60", "--test-rows", "24", "--clients", "3", "--alpha",

@@ -12,8 +12,8 @@ import pytest
 from fedgft.engine.snapshot import Snapshot
 from fedgft.errors import FedgftError
 from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.experiments.store import load_model
 from fedgft.files import open_folder, staged, whole
+from fedgft.saved import load_model
 from test_cli import run
 from test_faults import command, held, one_line
 

@@ -14,10 +14,10 @@ from fedgft.data.partition import partition
 from fedgft.experiments import row
 from fedgft.experiments.checkpoints import Checkpoints
 from fedgft.experiments.checks import contradiction, empty_groups, without_groups
-from fedgft.experiments.store import load_model
 from fedgft.federated import Adaptive, Controlled, FairFed, Linearised, Proximal
 from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.report.words import reached
+from fedgft.saved import load_model
 from small import SYNTHETIC, study
 
 SP = CATALOG["sp"]

@@ -20,12 +20,12 @@ from fedgft.experiments.convergence import Path as Descent
 from fedgft.experiments.run import OTHERS, _read
 from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.spec import Cell
-from fedgft.experiments.store import load_model
 from fedgft.federated import fedgft
 from fedgft.metrics import get_metric
 from fedgft.report.page import write_page
 from fedgft.report.section import FORMAT, read
 from fedgft.resnet import load_weights
+from fedgft.saved import load_model
 from fedgft.seals import sealed
 from fuzzing import Target
 from fuzzing.places import each, file

@@ -22,11 +22,11 @@ from fedgft.data.schema import describe
 from fedgft.deploy.folder import copy_app
 from fedgft.experiments.checkpoints import Checkpoints
 from fedgft.experiments.run import CURVES
-from fedgft.experiments.store import write_model
 from fedgft.flower.checkpoint import Checkpoint
 from fedgft.layout import Table
 from fedgft.report.claims import Finding
 from fedgft.report.section import FORMAT, Section
+from fedgft.saved import write_model
 from fedgft.seals import sealed
 from fuzzing import SEEDS, audits, kept, messages, tables
 

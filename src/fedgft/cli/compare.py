@@ -17,7 +17,7 @@ from fedgft.files import expanded, open_folder, staged
 if TYPE_CHECKING:
     from fedgft.experiments import Result, Study
     from fedgft.experiments.checkpoints import Checkpoints
-    from fedgft.experiments.store import SavedModel
+    from fedgft.saved import SavedModel
 
 
 def compare(

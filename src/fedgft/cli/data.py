@@ -61,7 +61,7 @@ def get(
     """
     from fedgft.data import load, prepared_frame
     from fedgft.data.sources import find_source
-    from fedgft.experiments.store import check_table, write_frame
+    from fedgft.saved import check_table, write_frame
 
     find_source(name)
     if out is not None:

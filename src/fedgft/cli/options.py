@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fedgft.data import Dataset, Progress
     from fedgft.experiments import Protocol, Study
     from fedgft.experiments.checkpoints import Checkpoints
-    from fedgft.experiments.store import SavedModel
     from fedgft.experiments.study import OnProgress
     from fedgft.metrics import Metric
+    from fedgft.saved import SavedModel
 
 
 SIMPLE = ("spread", "pick", "base", "mu", "server_lr", "train_rows", "test_rows")

@@ -33,7 +33,7 @@ def predict(
         Print the rows as JSON, and nothing else, to stdout.
     """
     from fedgft.data import read_frame
-    from fedgft.experiments.store import check_table, load_model, write_frame
+    from fedgft.saved import check_table, load_model, write_frame
 
     if out is not None:
         check_table(out)

@@ -49,8 +49,8 @@ def train(
         Print the result as JSON, and nothing else, to stdout.
     """
     from fedgft.experiments import client_rows
-    from fedgft.experiments.store import load_model
     from fedgft.report.words import reached
+    from fedgft.saved import load_model
 
     options, out_ = options or Options(), expanded(out_)
     if init is not None and options.weights is not None:

@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from fedgft.audit.sitefile import from_json, to_json
 from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
-from fedgft.experiments.store import write_model
 from fedgft.files import whole
 from fedgft.flower.client import arrays_of
 from fedgft.flower.gather import Replies, log, plain
@@ -21,6 +20,7 @@ from fedgft.flower.shield import agreed, enter
 from fedgft.flower.site import Site
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, REPORT, VERSION, check_version, prices, request_of
+from fedgft.saved import write_model
 
 STATE = "fedgft.reported"
 

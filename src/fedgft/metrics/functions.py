@@ -56,16 +56,16 @@ def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.nda
         if not ((score >= 0) & (score <= 1)).all():
             raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
         return np.eye(2)[y_true.astype(int)], np.stack((1 - score, score), 1)
-    known, index = np.unique(y_true, return_inverse=True)
-    position = {label: i for i, label in enumerate(known.tolist())}
-    strange = [p for p in y_pred.tolist() if p not in position]
-    if strange:
+    held = set(y_true.tolist())
+    strange = [p for p in y_pred.tolist() if p not in held]
+    if strange and (y_pred.dtype.kind not in "iuUT" or y_pred.dtype.kind != y_true.dtype.kind):
         raise FedgftError(
             f"y_pred holds {str(strange[0])[:40]!r}, which is no label of y_true: pass predicted "
             "labels, or probabilities with one column a class"
         )
-    one_hot = np.eye(len(known))
-    return one_hot[index], one_hot[[position[p] for p in y_pred.tolist()]]
+    known, index = np.unique([*y_true.tolist(), *y_pred.tolist()], return_inverse=True)
+    one_hot = np.eye(len(known))[index]
+    return one_hot[: len(y_true)], one_hot[len(y_true) :]
 
 
 def _columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
