@@ -245,6 +245,8 @@ def test_a_port_in_use_is_named() -> None:
         (["--set", "optimizer=foo"], "optimizer is 'foo': choose from sgd"),
         (["--set", "schedule=bar"], "schedule is 'bar': choose from constant"),
         (["--set", "test-share=7.0"], "test-share is '7.0': must be at least 0 and below 1"),
+        (["--set", "schema=nowhere.json"], "nowhere.json: cannot be read (No such file"),
+        (["--set", "schema=taken/thesis.txt"], "thesis.txt: not a schema"),
         (["--epsilon", "1", "--set", "delta=2.0"], "delta 2 must lie between 0 and 1"),
         (["--set", "secure=true"], "channel='query'"),
         (["--set", "secure=true", "--channel", "query", "--sites", "2"], "fewer than 3 sites"),
@@ -272,6 +274,17 @@ def test_mistakes_are_found_before_anything_starts(
     assert ended.value.code == 2 and says in error, error
     assert time.monotonic() - began < 20 and not (tmp_path / "fedgft-deploy").exists()
     assert [p.name for p in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
+
+
+def test_a_schema_is_looked_for_where_its_name_was_typed(tmp_path: Path, monkeypatch) -> None:
+    """The server works in a folder of its own, where a relative name would mean nothing."""
+    from fedgft.cli.deploying import more_settings
+
+    monkeypatch.chdir(tmp_path)
+    told = {name: more_settings([f"schema={name}"], None, {}) for name in ("s.json", "a/b", "")}
+    assert told["s.json"] == {"schema": str(tmp_path.resolve() / "s.json")}
+    assert told["a/b"] == {"schema": str(tmp_path.resolve() / "a" / "b")}
+    assert told[""] == {"schema": ""}  # as the app has it: none
 
 
 # Real runs

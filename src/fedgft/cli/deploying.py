@@ -98,11 +98,14 @@ def check_files(files: Sequence[Path], label: str, group: str) -> None:
 
 def check_terms(config: dict[str, Any], sites: int) -> None:
     """What the settings together amount to."""
+    from fedgft.data.schema import Schema
     from fedgft.flower.private import Budget
     from fedgft.flower.settings import check_run
     from fedgft.flower.terms import Terms
 
     check_run(config)
+    if config.get("schema"):
+        Schema.from_file(Path(config["schema"]))
     if config.get("secure") and sites < 3:
         raise FedgftError("--set secure=true: a sum hides nobody among fewer than 3 sites")
     hidden = int(config.get("min-count", 0))
@@ -146,6 +149,8 @@ def more_settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> 
                 f"--set {item}: no such setting{suggestion(key.strip(), list(known))}"
             )
         found[key.strip()] = _typed(item, held, known[key.strip()])
+    if found.get("schema"):  # the server works in another folder than whoever names it
+        found["schema"] = str(expanded(found["schema"]).resolve())
     return found
 
 
