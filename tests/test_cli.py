@@ -14,6 +14,7 @@ import pytest
 from fedgft.cli import main
 from fedgft.data import SOURCES
 from fedgft.data.synthetic import synthetic
+from fedgft.experiments.store import load_model
 
 # an infinite heterogeneity is said, and is no error
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -273,6 +274,32 @@ def test_help_is_quick_and_imports_nothing_heavy():
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert worked < 1.0  # a third of that on a quiet machine: benchmarks/speed.py --case startup
+
+
+def test_columns_that_are_left_out_are_no_features(capsys, tmp_path):
+    """Group and client keep their parts; `predict` asks for neither them nor the others."""
+    file = table(tmp_path / "t.csv")
+    where = ["--data", file, "--label", "ok", "--group", "sex", "--client", "site", *QUICK]
+    left = ["--leave-out", "sex", "town", "--leave-out", "site"]
+    code, _, err = run(capsys, "train", *where, *left, "--out", tmp_path / "o")
+    assert code == 0, err
+    assert "no feature: 'sex', 'town', 'site'" in " ".join(err.split())
+    model = tmp_path / "o/model.safetensors"
+    assert load_model(model).about["columns"] == ["x", "y <b>&"]
+    assert load_model(model).about["groups"] == ["f", "m"]
+    pl.read_csv(file).drop("sex", "town", "site", "ok").write_csv(tmp_path / "new.csv")
+    assert run(capsys, "predict", model, tmp_path / "new.csv")[0] == 0
+    own = ["--data", file, "--label", "ok", "--group", "sex"]
+    every = ["x", "y <b>&", "town", "sex", "site"]
+    for given, says in (([*own, "--leave-out", "tow"], "'tow' (--leave-out); did you mean 'town'?"),
+                        ([*own, "--leave-out", *every], "no column is left to learn from"),
+                        (["--data", "adult", "--leave-out", "age"], "--leave-out: the data set"),
+                        (["--data", "synthetic", "--leave-out", "x0"], "--leave-out: the synth"),
+                        ([*own, "--images", tmp_path, "--leave-out", "x"], "is for tables"),
+                        ):  # fmt: skip
+        code, _, err = run(capsys, "train", *given, *QUICK, "--out", tmp_path / "none")
+        assert code == 2 and says in " ".join(err.split()), err
+    assert not (tmp_path / "none").exists()
 
 
 def test_data_list(capsys):

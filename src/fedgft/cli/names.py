@@ -53,7 +53,7 @@ Metrics = Annotated[tuple[MetricName, ...], Many]
 Alphas = Annotated[tuple[float, ...], Many]
 HEADINGS = {  # in --help, over the options that several commands share
     "Data": ("data", "label", "group", "exclude_empty", "client", "split", "positive",
-             "train_rows", "test_rows"),
+             "leave_out", "train_rows", "test_rows"),
     "Images": ("images", "size", "crop", "image", "skip_bad", "valid", "cache", "augment"),
     "Federation and replicates": ("clients", "partition", "cohort", "sampling", "noise",
                                   "protocol", "seeds", "seed"),

@@ -1,19 +1,19 @@
 """The options that `train`, `compare` and `frontier` share, and the study they ask for."""
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.names import SERVERS, BaseName, Flag, Whole, check_seeds, headed
-from fedgft.cli.pictures import PictureOptions
+from fedgft.cli.names import SERVERS, BaseName, Whole, check_seeds, headed
+from fedgft.cli.rows import RowOptions
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedgft.cli.progress import Bar
-    from fedgft.data import Dataset, Progress
+    from fedgft.data import Dataset
     from fedgft.experiments import Protocol, Study
     from fedgft.experiments.checkpoints import Checkpoints
     from fedgft.experiments.study import OnProgress
@@ -28,21 +28,7 @@ MOST = 1e6  # of any number here: what is larger is a slip of the pen
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 @headed
-class Options(PictureOptions):
-    data: str = "adult"
-    "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file."
-    label: str | None = None
-    "The label's column; of celeba an attribute [default: Smiling]."
-    group: str | None = None
-    "The group's column, of celeba an attribute [default: Male]; several give intersections: a,b."
-    exclude_empty: Annotated[bool, Flag] = False
-    "Leave out groups that lack, in any replicate, a row the metric asks for; they still train."
-    client: str | None = None
-    "The client's column; it becomes the partition. Of celeba: identity."
-    split: str | None = None
-    "A column that says train or test."
-    positive: str | None = None
-    "Which of two label values is the positive one."
+class Options(RowOptions):
     protocol: Literal["heldout", "paper"] = "heldout"
     "heldout: disjoint test rows, what to trust. paper: as the published numbers were made."
     seeds: Whole | None = None
@@ -156,6 +142,7 @@ class Options(PictureOptions):
         if not 0 <= self.seed < 2**63 - self.replicates:
             raise FedgftError(f"--seed must lie between 0 and 2^63, got {self.seed}")
         self.check_pictures(self.data, self.network_name)
+        self.check_rows()
         if self.cohort is not None and self.client is None:
             self.settled().settings.check_cohort(self.clients)
         if self.device not in (None, "cpu"):
@@ -184,21 +171,6 @@ class Options(PictureOptions):
         method = self.settled().algorithm("fedgft-control", get_metric("sp"), self.target or 0.0)
         assert method.objective.penalties  # slots check what they are given
 
-    def load(self, on_fetch: "Progress") -> "Dataset":
-        from fedgft.data import load
-        from fedgft.data.synthetic import synthetic
-
-        if self.data == "synthetic":
-            for name in ("label", "group", "client", "split", "positive"):
-                if getattr(self, name) is not None:
-                    raise FedgftError(f"--{name}: the synthetic set has its own columns")
-            return synthetic(seed=self.seed)
-        if self.images is not None:
-            roles = {n: getattr(self, n) for n in ("label", "group", "client", "split", "positive")}
-            return self.load_pictures(self.data, roles, on_fetch)
-        return load(self.data, label=self.label, group=self.group, client=self.client,
-                    split=self.split, positive=self.positive, on_progress=on_fetch)  # fmt: skip
-
     def open(
         self,
         metrics: "Sequence[Metric]",
@@ -211,7 +183,7 @@ class Options(PictureOptions):
         """The data and the study; without its empty groups, if that was asked for."""
         from fedgft.experiments.checks import empty_groups, without_groups
 
-        dataset = self.weighed(self.load(progress.fetch))
+        dataset = self.weighed(self.load(progress.fetch, seed=self.seed))
         study = self.study(dataset, progress.advance, start=start, checkpoints=checkpoints)
         if not self.exclude_empty:
             return study

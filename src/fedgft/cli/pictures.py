@@ -1,7 +1,6 @@
 """The options about images, networks and accelerators, which `Options` has beside its own."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedgft.cli.names import Flag, Place, Whole, headed
@@ -10,12 +9,9 @@ from fedgft.files import expanded
 
 if TYPE_CHECKING:
     from fedgft.data import Dataset, Progress
-    from fedgft.experiments import Protocol
-    from fedgft.experiments.checkpoints import Checkpoints
 
 CELEBA = {"label": "Smiling", "group": "Male"}  # the paper's
 FOR_IMAGES = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
-MOST_ROUNDS = 2**31 - 1  # between checkpoints: of rounds the engine takes no more
 FOR_RESNET = ("norm", "stem", "weights", "fedbn")
 
 
@@ -46,18 +42,10 @@ class PictureOptions:
     "Start resnet18 from a .safetensors file or a state dict that torch saved."
     fedbn: Annotated[bool, Flag] = False
     "Every client keeps its own BatchNorm [default: the weighted mean of all, like the rest]."
-    train_rows: Whole | None = None
-    "Draw so many training rows in each replicate [default: all; celeba: 10,000]."
-    test_rows: Whole | None = None
-    "Draw so many test rows in each replicate [default: all; celeba: 6,000]."
     lanes: Whole | None = None
     "Clients in flight on a GPU [default: as many as help and fit]."
     deterministic: Annotated[bool, Flag] = False
     "The same bits each time on a GPU, at some cost; on a CPU they are."
-    checkpoint_every: Whole | None = None
-    "Rounds between checkpoints in --out; 0: none [default: 1 for images, else 0]."
-    resume: Annotated[bool, Flag] = False
-    "Go on from the checkpoints that an interrupted run left in --out."
 
     def check_pictures(self, data: str, model: str) -> None:
         """What does not go together."""
@@ -84,28 +72,6 @@ class PictureOptions:
             raise FedgftError("--model resnet18 is for images; --images names their folder")
         if model in ("logistic", "mlp") and self.images is not None:
             raise FedgftError(f"--model {model} is for tables; images take resnet18")
-        for name in ("train_rows", "test_rows", "lanes"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise FedgftError(f"{option(name)} must be at least 1, got {value}")
-        if self.checkpoint_every is not None and not 0 <= self.checkpoint_every <= MOST_ROUNDS:
-            raise FedgftError(
-                f"--checkpoint-every must lie between 0 and {MOST_ROUNDS:,}, got "
-                f"{self.checkpoint_every}"
-            )
-
-    def checkpoints(self, folder: Path | None) -> "Checkpoints | None":
-        """Where an interrupted run is kept."""
-        from fedgft.experiments.checkpoints import Checkpoints
-
-        usual = 1 if self.resume or self.images is not None else 0
-        every = usual if self.checkpoint_every is None else self.checkpoint_every
-        if self.resume and not every:
-            raise FedgftError("--resume goes with checkpoints, and --checkpoint-every is 0")
-        if folder is None and (self.resume or self.checkpoint_every):
-            raise FedgftError("--resume and --checkpoint-every need --out, a folder for them")
-        if folder is None or not every:
-            return None
-        return Checkpoints(folder / "checkpoints", every, self.resume)
 
     def load_pictures(self, data: str, roles: dict[str, Any], on_fetch: "Progress") -> "Dataset":
         """`roles`: label, group, client, split, positive."""
@@ -140,21 +106,6 @@ class PictureOptions:
         size = {"features": dataset.features.shape[1], "classes": len(dataset.classes)}
         said = load_weights(self.network("resnet18").module(**size), self.weights)
         return replace(dataset, notes=(*dataset.notes, *said))
-
-    def fitted(self, dataset: "Dataset", protocol: "Protocol") -> tuple["Dataset", "Protocol"]:
-        """Fewer images than the protocol draws are all taken, if nobody asked for a number."""
-        if dataset.test is None or not protocol.own_test:
-            return dataset, protocol
-        train, test, notes = protocol.train_rows, protocol.test_rows, list(dataset.notes)
-        there = int((~dataset.test).sum()), int(dataset.test.sum())
-        if self.train_rows is None and (train or 0) > there[0]:
-            notes.append(f"{dataset.name}: all {there[0]:,} training images are used")
-            train = None
-        if self.test_rows is None and (test or 0) > there[1]:
-            notes.append(f"{dataset.name}: all {there[1]:,} test images are used")
-            test = None
-        fitting = replace(protocol, train_rows=train, test_rows=test)
-        return replace(dataset, notes=tuple(notes)), fitting
 
     def shape(self, model: str) -> dict[str, str]:
         """What a saved network must have in common with this one."""

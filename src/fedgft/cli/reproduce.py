@@ -148,7 +148,7 @@ def _runner(pictures: Options, shelf: "Shelf", progress: Bar) -> "Runner":
 
     names = ("device", "precision", "lanes", "deterministic")
     return Runner(
-        lambda name: pictures.load(progress.fetch) if name == "celeba"
+        lambda name: pictures.load(progress.fetch, seed=pictures.seed) if name == "celeba"
         else load(name, on_progress=progress.fetch),
         shelf, on_progress=progress.advance, network=pictures.network("resnet18"),
         engine={n: v for n in names if (v := getattr(pictures, n)) is not None},

@@ -183,12 +183,12 @@ def _levels(series: "pl.Series", *, source: str) -> tuple[str, ...]:
     if series.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
         raise FedgftError(
             f"{source}: column '{series.name}' ({series.dtype}) is neither numbers nor text: "
-            "convert it or take it out"
+            "convert it or leave it out (--leave-out)"
         )
     levels = as_text(series).fill_null(MISSING).unique().to_list()
     if len(levels) > MOST_LEVELS:
         raise FedgftError(
             f"{source}: text column '{series.name}' has {len(levels):,} different values, more "
-            f"than the {MOST_LEVELS:,} a category may have: take it out of the file"
+            f"than the {MOST_LEVELS:,} a category may have: leave it out (--leave-out)"
         )
     return tuple(sorted(levels, key=lambda level: (level == MISSING, level)))

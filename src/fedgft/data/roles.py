@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgft.data.columns import as_text, codes_of, column_of, numbers_of, positive_last
+from fedgft.data.columns import (
+    as_text,
+    codes_of,
+    column_of,
+    numbers_of,
+    positive_last,
+    suggestion,
+)
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
@@ -31,11 +38,12 @@ class Roles:
     client: str | None = None
     split: str | None = None
     positive: str | None = None
+    leave_out: tuple[str, ...] = ()
 
     @property
     def aside(self) -> tuple[str | None, ...]:
-        """The columns that are no features; the group stays one, as in the paper."""
-        return self.label, self.client, self.split
+        """The columns that are no features; the group is one, as in the paper, unless left out."""
+        return self.label, self.client, self.split, *self.leave_out
 
 
 def check_roles(frame: "pl.DataFrame", roles: Roles, *, source: str) -> None:
@@ -51,6 +59,10 @@ def check_roles(frame: "pl.DataFrame", roles: Roles, *, source: str) -> None:
         if name in taken and {taken[name], option} != {"--group", "--client"}:
             raise FedgftError(f"{source}: column '{name}' is both {taken[name]} and {option}")
         taken[name] = option
+    for name in roles.leave_out:
+        if name not in frame.columns:
+            near = suggestion(name, frame.columns)
+            raise FedgftError(f"{source}: no column '{name}' (--leave-out){near}")
 
 
 def group_columns(group: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:

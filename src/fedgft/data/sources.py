@@ -243,6 +243,7 @@ def load(
     client: str | None = None,
     split: str | None = None,
     positive: str | None = None,
+    leave_out: Sequence[str] = (),
     folder: str | Path | None = None,
     on_progress: Progress = silent,
 ) -> Dataset:
@@ -251,7 +252,8 @@ def load(
     if not name.strip():
         raise FedgftError("--data must name a data set or a .csv or .parquet file")
     if name in SOURCES:
-        given = {"--label": label, "--split": split, "--positive": positive}
+        given = {"--label": label, "--split": split, "--positive": positive,
+                 "--leave-out": leave_out or None}  # fmt: skip
         for option, value in given.items():
             if value is not None:
                 raise FedgftError(f"{option}: the data set '{name}' has its own")
@@ -264,4 +266,5 @@ def load(
     if label is None or group is None:
         option = "--label" if label is None else "--group"
         raise FedgftError(f"{name}: {option} must name a column of the table")
-    return load_table(name, label=label, group=group, client=client, split=split, positive=positive)
+    return load_table(name, label=label, group=group, client=client, split=split,
+                      positive=positive, leave_out=leave_out)  # fmt: skip

@@ -44,9 +44,11 @@ def load_table(
     client: str | None = None,
     split: str | None = None,
     positive: str | None = None,
+    leave_out: Sequence[str] = (),
 ) -> Dataset:
-    """Read a table. `positive` names the label value that is class 1 of the two."""
-    roles = Roles(label, group, client, split, positive)
+    """Read a table. `positive` names the label value that is class 1 of the two; columns to
+    `leave_out` are no features, whatever else they are."""
+    roles = Roles(label, group, client, split, positive, tuple(leave_out))
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
 
@@ -105,8 +107,10 @@ def from_frame(
     """A data set from a frame in memory; `source` is what errors call it."""
     source = source or name
     data = dataset_of(frame, source, roles=roles)
-    said = f"{source}: {class_note(data.classes, roles)}"
-    return replace(data, name=name, notes=(said, *data.notes))
+    said = [f"{source}: {class_note(data.classes, roles)}"]
+    if roles.leave_out:
+        said.append(f"{source}: no feature: {', '.join(map(repr, roles.leave_out))}")
+    return replace(data, name=name, notes=(*said, *data.notes))
 
 
 def dataset_of(frame: "pl.DataFrame", source: str, *, roles: Roles) -> Dataset:
