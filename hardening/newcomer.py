@@ -40,7 +40,7 @@ STEPS = (
     Step("a report on an own CSV", f"{FEDGFT} measure mine.csv {TABLE} --score p --report report",
          "fedgft/report/report.html"),
     Step("a fair model for it",
-         f"{FEDGFT} train --data mine.csv {TABLE} --client bank --target 0.02",
+         f"{FEDGFT} train --data mine.csv {TABLE} --client bank --leave-out p --target 0.02",
          "fedgft/fedgft-train/model.safetensors"),
     Step("what it says of everybody",
          f"{FEDGFT} predict fedgft-train/model.safetensors mine.csv --out scored.csv",
