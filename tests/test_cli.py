@@ -14,7 +14,7 @@ import pytest
 from fedgft.cli import main
 from fedgft.data import SOURCES
 from fedgft.data.synthetic import synthetic
-from fedgft.experiments.store import load_model
+from fedgft.saved import load_model
 
 # an infinite heterogeneity is said, and is no error
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
