@@ -131,7 +131,7 @@ def flower(work: Workload, seed: int) -> float:
         optimizer = torch.optim.Adam(net.parameters(), lr=LR)
         for rows in torch.from_numpy(own).split(BATCH):
             optimizer.zero_grad()
-            features, labels = torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
+            features, labels = torch.from_numpy(x[rows.numpy()]), torch.from_numpy(y[rows.numpy()])
             cross_entropy(net(features), labels).backward()
             optimizer.step()
         told = {"arrays": ArrayRecord(net.state_dict()),
