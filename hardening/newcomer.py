@@ -84,7 +84,7 @@ def walk(place: Path) -> list[tuple[Step, float]]:
 
 def page(took: list[tuple[Step, float]]) -> str:
     rows = "\n".join(
-        f"| {step.does} | `{step.command.format(source='REPOSITORY')}` | {seconds:.0f} |"
+        f"| {step.does} | `{step.command.format(source='REPOSITORY')}` | {seconds:.1f} |"
         for step, seconds in took
     )
     return (
