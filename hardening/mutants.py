@@ -5,7 +5,8 @@ python hardening/mutants.py                     # all, into results/hardening/mu
 python hardening/mutants.py --only tally.py --jobs 1
 
 Each mutant is a module with one small fault, and the tests run on it until one fails; the page
-lists those that live on. The command fails if fewer than 90% are killed.
+lists those that live on. The command fails if fewer than 90% are killed; one that was interrupted
+goes on where it was.
 
 cosmic-ray itself starts a process for each of its three thousand mutants, which takes a night. Here
 its operators make the mutants, one process imports what the tests need, fedgft excepted, and forks
@@ -15,6 +16,8 @@ for each.
 import argparse
 import contextlib
 import gc
+import hashlib
+import json
 import os
 import signal
 import sys
@@ -53,6 +56,10 @@ class Mutant:
     file: str
     original: str
     source: str
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(f"{self.file}\n{self.source}".encode()).hexdigest()[:16]
 
     @cached_property
     def change(self) -> tuple[int, str, str]:
@@ -150,6 +157,23 @@ def outcomes(mutants: list[Mutant], jobs: int) -> Iterator[tuple[Mutant, str]]:
         yield running.pop(process), ended
 
 
+def tried(mutants: list[Mutant], jobs: int, journal: Path) -> dict[str, str]:
+    """What became of each, by its key; those that an interrupted run has tried are not again."""
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    ended = dict(json.loads(line) for line in lines)
+    left = [mutant for mutant in mutants if mutant.key not in ended]
+    with journal.open("a") as file:
+        for number, (mutant, end) in enumerate(outcomes(left, jobs), 1):
+            ended[mutant.key] = end
+            file.write(json.dumps([mutant.key, end]) + "\n")
+            file.flush()
+            if end == "survived":
+                print(f"{mutant.file}:{mutant.change}", flush=True)
+            if number % 50 == 0:
+                print(f"{number} of {len(left)}", flush=True)
+    return ended
+
+
 def prepare() -> None:
     """What every test process would import anew. The tests set their own number of threads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -208,19 +232,13 @@ def main() -> None:
     mutants = [mutant for file in files for mutant in mutants_of(file)]
     prepare()
     check_faultless(files, given.jobs)
-    found = []
-    for number, (mutant, ended) in enumerate(outcomes(mutants, given.jobs), 1):
-        found.append((mutant, ended))
-        if ended == "survived":
-            print(f"{mutant.file}:{mutant.change}", flush=True)
-        if number % 50 == 0:
-            print(f"{number} of {len(mutants)}", flush=True)
-    order = {id(mutant): number for number, mutant in enumerate(mutants)}
-    found.sort(key=lambda pair: order[id(pair[0])])
+    ended = tried(mutants, given.jobs, given.out / "mutants.jsonl")
+    found = [(mutant, ended[mutant.key]) for mutant in mutants]
     total = share(Counter(ended for _, ended in found))
     print(f"{total:.1%} of {len(found)} mutants killed")
     if not given.only:
         (given.out / "mutants.md").write_text(report(found))
+        (given.out / "mutants.jsonl").unlink()
     if total < SHARE:
         raise SystemExit(f"fewer than {SHARE:.0%}")
 
