@@ -211,6 +211,12 @@ def test_floor_of_two_groups_is_the_mean_of_a_folded_normal():
     assert floor(SP, counts((30, 80), (20, 120))) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_group_that_never_gets_it_has_a_floor_and_one_without_rows_has_none():
+    assert floor(SP, counts((0, 80), (20, 120))) == floor(SP, counts((20, 80), (0, 120)))
+    assert floor(SP, counts((1, 1), (20, 120))) > 0  # one row is a row
+    assert np.isnan(floor(SP, counts((0, 0), (20, 120))))
+
+
 @pytest.mark.parametrize(("p", "q"), [(0.45, 0.2), (0.9, 0.5), (0.3, 0.05)])
 def test_interval_covers_the_true_gap_19_times_in_20(p, q):
     low, high = gap_interval(SP, simulated(p, q, rows=(200, 90)))
