@@ -238,7 +238,16 @@ def test_no_group_at_all_gives_nan(function, groups):
         ({"sample_weight": [1, 1, np.nan, 1]}, "sample_weight must hold one finite number"),
         ({"sample_weight": [1, 1, np.inf, 1]}, "sample_weight must hold one finite number"),
         ({"sample_weight": [1, 1, -0.5, 1]}, "of at least 0"),
-        ({"sample_weight": np.ones((4, 2))}, "one finite number of at least 0 a row"),
+        ({"sample_weight": np.ones((4, 2))}, "one value a row"),
+        ({"sample_weight": list("xxxx")}, "sample_weight cannot be read"),
+        ({"sample_weight": 1.0}, "one value a row"),
+        ({"sensitive_features": None}, "one value a row"),
+        ({"y_true": np.eye(2)[[1, 0, 1, 0]]}, r"y_true must hold one value a row, .* \(4, 2\)"),
+        ({"y_true": [1, 0, np.nan, 0]}, "lacks a label"),
+        ({"y_true": [1, 0, None, 0]}, "lacks a label"),
+        ({"y_pred": list("nyyn")}, "y_pred cannot be read"),
+        ({"y_pred": np.ones((4, 2, 2))}, "one value a row"),
+        ({"y_pred": np.ma.masked_array([1, 0, 1, 0], [0, 0, 0, 1])}, "y_pred is masked"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(changed, message):
@@ -246,6 +255,16 @@ def test_arguments_that_do_not_fit_are_refused(changed, message):
     given |= changed
     with pytest.raises(FedgftError, match=message):
         functions.statistical_parity_difference(given.pop("y_true"), given.pop("y_pred"), **given)
+
+
+@pytest.mark.parametrize("name", ["y_true", "y_pred", "sensitive_features", "sample_weight"])
+def test_a_table_of_one_column_is_a_list(name):
+    given = {"y_true": [1, 0, 1, 0, 0], "y_pred": [1, 1, 1, 0, 0],
+             "sensitive_features": list("aabbb"), "sample_weight": [1, 2, 1, 1, 3]}  # fmt: skip
+    table = given | {name: pd.DataFrame({"it": given[name]})}
+    assert functions.accuracy_parity_difference(**table) == functions.accuracy_parity_difference(
+        **given
+    )
 
 
 def test_a_class_may_be_predicted_that_nobody_has():

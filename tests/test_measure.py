@@ -84,8 +84,17 @@ def test_a_report_on_one_table(sites, capsys):
     code, out, err = run(capsys, *asked, "--report", "alone", "--json")
     assert (code, out) == (2, "") and "--report and --json: one of the two" in err
     Path("alone/report.md").write_text("my own notes")
-    code, _, err = run(capsys, *asked, "--report", "alone")
-    assert code == 2 and "--report alone: holds a report.md that is not ours" in err
+    Path("a-file").touch()
+    before = sorted(sites.rglob("*"))
+    for more, said in (
+        (("--report", "alone"), "--report alone: a report.md is there that is not ours"),
+        (("--report", "a-file", "--name", "new"), "--report a-file: cannot write there"),
+        (("--report", "x", "-o", "x"), "--report x: the sums go to x"),
+        (("--report", ".", "--name", "audit"), "--report .: the sums go to audit.json"),
+    ):
+        code, out, err = run(capsys, *asked, *more)
+        assert (code, out) == (2, "") and said in err
+    assert sorted(sites.rglob("*")) == before
 
 
 def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
@@ -211,7 +220,7 @@ def test_other_peoples_files_stay(sites, capsys):
     folder.mkdir()
     (folder / "report.md").write_text("my own notes")
     code, _, err = run(capsys, "audit", "site.json", "--out", "out")
-    assert code == 2 and "holds a report.md that is not ours" in err
+    assert code == 2 and "a report.md is there that is not ours" in err
 
 
 def test_the_gate(sites, capsys):
@@ -257,7 +266,7 @@ def test_old_and_new(sites, capsys):
     )
     assert run(capsys, "audit", "--compare", "old", "nowhere")[0] == 2
     code, _, err = run(capsys, "audit", "--compare", "old", "new", "--out", "old-report")
-    assert code == 2 and "holds a report.html that is not ours" in err
+    assert code == 2 and "a report.html is there that is not ours" in err
     text = (sites / "old-report/audit.json").read_text().replace("White", "\\u001b[31mWhite")
     (sites / "old-report/audit.json").write_text(text)
     _, out, err = run(capsys, "audit", "--compare", "old-report", "old-report")

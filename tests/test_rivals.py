@@ -122,3 +122,15 @@ def test_a_kill_while_checkpoints_are_cleared(tmp_path):
         patch.setattr(Path, "unlink", lambda path, missing_ok=False: gone.append(path.name))
         kept.clear()
     assert gone.index(f"{keys[0]}.safetensors") == 2
+
+
+def test_only_the_checkpoints_of_this_run_are_cleared(tmp_path):
+    """Runs may share their first simulation and go on differently: the other's work stays."""
+    first, other, own = (f"{i:032x}" for i in (1, 2, 3))
+    for resume, keys in ((False, (first, other)), (True, (first, own))):
+        kept = Checkpoints(tmp_path / "checkpoints", resume=resume)
+        for key in keys:
+            kept.get(key)
+            kept.put(key, 1, lambda: Snapshot(1, {}, {"x": np.zeros(1)}))
+    kept.clear()
+    assert [path.stem for path in kept.found()] == [other]

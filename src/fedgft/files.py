@@ -34,7 +34,7 @@ def expanded(path: str | Path) -> Path:
         raise FedgftError(f"{path}: {error}") from None
 
 
-def make_folder(path: str | Path) -> Path:
+def make_folder(path: str | Path, option: str = "--out") -> Path:
     """Make the folder and see that it can be written, before any work is done for it."""
     folder = Path(path)
     try:
@@ -43,12 +43,12 @@ def make_folder(path: str | Path) -> Path:
         probe.touch()
         probe.unlink(missing_ok=True)  # another run may have probed meanwhile
     except OSError as error:
-        raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
+        raise FedgftError(f"{option} {path}: cannot write there ({error.strerror})") from error
     return folder
 
 
 @contextmanager
-def open_folder(path: str | Path) -> Iterator[Path]:
+def open_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
     """A folder that can be written, and that no other run writes to meanwhile.
 
     If the work fails, folders that were made for it and hold nothing are taken away again.
@@ -56,8 +56,8 @@ def open_folder(path: str | Path) -> Iterator[Path]:
     try:
         new = [place for place in (Path(path), *Path(path).parents) if not place.exists()]
     except OSError as error:  # its name is too long
-        raise FedgftError(f"--out {path}: cannot write there ({error.strerror})") from error
-    folder = make_folder(path)
+        raise FedgftError(f"{option} {path}: cannot write there ({error.strerror})") from error
+    folder = make_folder(path, option)
     with _held(folder):
         try:
             yield folder

@@ -77,7 +77,7 @@ def audit(
     )
     failed = _failed(made, limits)
     try:
-        put(made, place, "audit", json=json)
+        _put(made, place, "audit", json=json)
     finally:  # whoever stopped reading our output still gets the gate's answer
         for text in failed:
             say(f"--fail-above: {text}")
@@ -85,15 +85,15 @@ def audit(
             raise SystemExit(EXCEEDED)
 
 
-def put(made: Any, place: Path | None, kind: str, *, json: bool) -> None:
+def _put(made: Any, place: Path | None, kind: str, *, json: bool) -> None:
     """An audit or a comparison into a folder, if one is named, and onto stdout."""
     if place is not None:
         from fedgft.files import open_folder
 
         with open_folder(place):
-            wrote(_write(place, made, kind))
+            wrote(write(place, made, kind))
     if not json:
-        _show(made)
+        show(made)
         return
     try:
         sys.stdout.write(made.to_json())
@@ -135,30 +135,30 @@ def check_place(folder: Path, kind: str, option: str = "--out") -> None:
     """Nobody's own files are overwritten, nor an audit by a comparison."""
     starts = (f"<!doctype html>\n<!-- fedgft {kind} -->", f"<!-- fedgft {kind} -->",
               f'{{\n  "format": "fedgft-{kind}')  # fmt: skip
-    for name, start in zip(_names(kind), starts, strict=True):
+    for name, start in zip(names(kind), starts, strict=True):
         path = folder / name
         if path.exists() and not (path.is_file() and path.read_bytes().startswith(start.encode())):
             raise FedgftError(
-                f"{option} {folder}: holds a {name} that is not ours; name another folder"
+                f"{option} {folder}: a {name} is there that is not ours; name another folder"
             )
 
 
-def _names(kind: str) -> tuple[str, str, str]:
+def names(kind: str) -> tuple[str, str, str]:
     return "report.html", "report.md", f"{kind}.json"
 
 
-def _write(folder: Path, made: Any, kind: str) -> list[Path]:
+def write(folder: Path, made: Any, kind: str) -> list[Path]:
     from fedgft.files import staged, whole
 
     texts = (made.to_html(), made.to_markdown(), made.to_json())
     with staged(folder) as place:
-        for name, text in zip(_names(kind), texts, strict=True):
+        for name, text in zip(names(kind), texts, strict=True):
             with whole(place / name) as part:
                 part.write_text(text, "utf-8")
-    return [folder / name for name in _names(kind)]
+    return [folder / name for name in names(kind)]
 
 
-def _show(made: Any) -> None:
+def show(made: Any) -> None:
     """Of an audit or a comparison: what comes out, and the tables it rests on."""
     summary = made.to_dict()
     out.print(made.lead(), markup=False, highlight=False, emoji=False)
@@ -209,7 +209,7 @@ def _compare(folders: tuple[Path, Path], place: Path | None, *, json: bool) -> N
         check_place(place, "comparison")
     with bar() as progress:
         old, new = (_summary(expanded(folder), progress) for folder in folders)
-    put(compare(old, new), place, "comparison", json=json)
+    _put(compare(old, new), place, "comparison", json=json)
 
 
 def _summary(folder: Path, progress: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`fedgft measure`: the sums of one site, from its table of predictions."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from fedgft.cli.console import note, wrote
 from fedgft.cli.names import Flag, Place, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
-from fedgft.files import expanded
+from fedgft.files import expanded, open_folder
 from fedgft.layout import printable
 
 if TYPE_CHECKING:
@@ -79,9 +80,8 @@ def measure(
     """
     import sys
 
-    from fedgft.audit import audit, measure_file, write_sums
-    from fedgft.audit.sitefile import from_json, to_json
-    from fedgft.cli.audit import check_place, put
+    from fedgft.audit import measure_file
+    from fedgft.audit.sitefile import to_json
 
     if classes == []:
         raise FedgftError("--classes needs values")
@@ -95,26 +95,46 @@ def measure(
         _check_place(place, site)
     folder = None if report is None else expanded(report)
     if folder is not None:
-        if json:
-            raise FedgftError("--report and --json: one of the two")
-        check_place(folder, "audit", "--report")
-    with bar() as progress:
-        sums = measure_file(
-            source, label=label, group=columns, score=score or (), decision=decision,
-            site=site, threshold=threshold, bins=bins, classes=classes or (), positive=positive,
-            values=values, min_cell=min_cell, epsilon=epsilon, delta=delta,
-            on_rows=progress.rows,
-        )  # fmt: skip
-    text = to_json(sums)
-    made = None if folder is None else audit(from_json(text, source=site))  # as others will read it
+        _check_report(folder, place)
+    with nullcontext() if folder is None else open_folder(folder, "--report"):
+        with bar() as progress:
+            sums = measure_file(
+                source, label=label, group=columns, score=score or (), decision=decision,
+                site=site, threshold=threshold, bins=bins, classes=classes or (),
+                positive=positive, values=values, min_cell=min_cell, epsilon=epsilon, delta=delta,
+                on_rows=progress.rows,
+            )  # fmt: skip
+        _put(sums, site, place, folder)
+    if json:
+        sys.stdout.write(to_json(sums))
+
+
+def _put(sums: "Sums", site: str, place: Path | None, folder: Path | None) -> None:
+    from fedgft.audit import audit, write_sums
+    from fedgft.audit.sitefile import from_json, to_json
+    from fedgft.cli.audit import show, write
+
+    # Of what others will read: sums are rounded in the file.
+    made = None if folder is None else audit(from_json(to_json(sums), source=site))
     for said in _notes(sums, site):
         note(said)
     if place is not None:
         wrote([write_sums(sums, place)])
-    if made is not None:
-        put(made, folder, "audit", json=False)
-    if json:
-        sys.stdout.write(text)
+    if made is not None and folder is not None:
+        wrote(write(folder, made, "audit"))
+        show(made)
+
+
+def _check_report(folder: Path, sums: Path | None) -> None:
+    """Nobody's own files are overwritten, nor the sums themselves."""
+    from fedgft.cli.audit import check_place, names
+
+    check_place(folder, "audit", "--report")
+    if sums is None:
+        raise FedgftError("--report and --json: one of the two")
+    written = [folder, *(folder / name for name in names("audit"))]
+    if sums.absolute() in [path.absolute() for path in written]:
+        raise FedgftError(f"--report {folder}: the sums go to {sums}; name another folder")
 
 
 def _groups(path: Path, asked: list[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:

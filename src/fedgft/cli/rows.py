@@ -62,6 +62,8 @@ class RowOptions(PictureOptions):
         from fedgft.data import load
         from fedgft.data.synthetic import synthetic
 
+        if self.leave_out is not None and not self.leave_out:
+            raise FedgftError("--leave-out needs columns")
         if self.data == "synthetic":
             for name in (*ROLES, "leave_out"):
                 if getattr(self, name) is not None:

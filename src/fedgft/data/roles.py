@@ -60,6 +60,8 @@ def check_roles(frame: "pl.DataFrame", roles: Roles, *, source: str) -> None:
             raise FedgftError(f"{source}: column '{name}' is both {taken[name]} and {option}")
         taken[name] = option
     for name in roles.leave_out:
+        if name == roles.label:
+            raise FedgftError(f"{source}: column '{name}' is both --label and --leave-out")
         if name not in frame.columns:
             near = suggestion(name, frame.columns)
             raise FedgftError(f"{source}: no column '{name}' (--leave-out){near}")

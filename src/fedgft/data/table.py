@@ -109,7 +109,7 @@ def from_frame(
     data = dataset_of(frame, source, roles=roles)
     said = [f"{source}: {class_note(data.classes, roles)}"]
     if roles.leave_out:
-        said.append(f"{source}: no feature: {', '.join(map(repr, roles.leave_out))}")
+        said.append(f"{source}: no feature: {', '.join(map(repr, dict.fromkeys(roles.leave_out)))}")
     return replace(data, name=name, notes=(*said, *data.notes))
 
 

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Checkpoints:
     resume: bool = False
     share: float = math.inf  # every round is every round, however long a checkpoint takes
     _took: tuple[float, float] = (0.0, 0.0)  # when the last one was done, and how long it took
-    _first: Path | None = None  # the one asked for first
+    _asked: list[Path] = field(default_factory=list)  # in the order of the run
 
     def found(self) -> list[Path]:
         return sorted(self.folder.glob(f"*{ENDING}"))
@@ -49,7 +49,7 @@ class Checkpoints:
     def get(self, key: str) -> Snapshot | None:
         """None where there is none; an error where it is damaged: it may be hours of work."""
         path = self._path(key)
-        self._first = self._first or path
+        self._asked.append(path)
         if not path.exists():
             if self.resume:
                 raise FedgftError(
@@ -117,9 +117,9 @@ class Checkpoints:
             )
 
     def clear(self) -> None:
-        """After the results are written. The first one goes last: if we are killed on the way,
-        --resume finds it, and makes the others again."""
-        order = sorted(self.found(), key=lambda path: path == self._first)
+        """After the results are written: those of this run. The first one goes last: if we are
+        killed on the way, --resume finds it, and makes the others again."""
+        order = reversed(self._asked)
         shutil.rmtree(self.folder / STAGE, ignore_errors=True)
         for path in (*order, self.folder / ".lock"):
             path.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 `y_pred` holds decisions or scores. For labels 0 and 1 a score is P(Y=1) and a decision is a
 score of 0 or 1, so one rule reads both: decisions give the hard gap, scores the soft one.
-Labels of any other kind take predicted labels, each of which `y_true` must hold, and an
-(n, classes) array is read as probabilities in the order of the sorted classes.
+Labels of any other kind take predicted labels, and an (n, classes) array is read as probabilities
+in the order of the sorted classes.
 """
 
 import warnings
@@ -26,11 +26,15 @@ def gap(
     metric: Metric, y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
     """The largest difference between groups, or NaN (with a warning) where one has no rate."""
-    labels, probs = _classes(np.asarray(y_true), np.asarray(y_pred))
-    groups, names = _groups(sensitive_features)
-    weight = np.ones(len(labels)) if sample_weight is None else np.asarray(sample_weight, float)
+    labels, probs = _classes(_labels(y_true), _read("y_pred", y_pred, 2))
+    groups, names = _groups(_read("sensitive_features", sensitive_features, 2, dtype=object))
+    weight = (
+        np.ones(len(labels))
+        if sample_weight is None
+        else _read("sample_weight", sample_weight, 1, dtype=float)
+    )
     _check_lengths(len(labels), y_pred=probs, sensitive_features=groups, sample_weight=weight)
-    if weight.ndim != 1 or not (np.isfinite(weight) & (weight >= 0)).all():
+    if not (np.isfinite(weight) & (weight >= 0)).all():
         raise FedgftError("sample_weight must hold one finite number of at least 0 a row")
     statistics = (metric.statistics(probs, labels, groups) * weight[:, None, None, None]).sum(0)
     empty = (statistics[1] == 0).any(axis=0)
@@ -47,12 +51,34 @@ def gap(
     return float(metric.readout(statistics))
 
 
+def _read(name: str, values: Any, most: int, **kinds: Any) -> np.ndarray:
+    """As an array of one value a row, or of up to `most` axes; a table of one column is a list."""
+    try:
+        array = np.asarray(values, **kinds)
+    except (TypeError, ValueError) as error:
+        raise FedgftError(f"{name} cannot be read ({error})") from None
+    if np.ma.is_masked(values):
+        raise FedgftError(f"{name} is masked in places: leave those rows out")
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if not 1 <= array.ndim <= most:
+        raise FedgftError(f"{name} must hold one value a row, but has the shape {array.shape}")
+    return array
+
+
+def _labels(y_true: Any) -> np.ndarray:
+    labels = _read("y_true", y_true, 1)
+    if any(map(_unknown, labels.tolist())):
+        raise FedgftError("y_true lacks a label in some rows: leave them out")
+    return labels
+
+
 def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Labels one-hot, predictions as one probability a class."""
     if y_pred.ndim == 2:
         return _columns(y_true, y_pred.astype(float))
     if set(np.unique(y_true).tolist()) <= {0, 1}:
-        score = y_pred.astype(float)
+        score = _read("y_pred", y_pred, 1, dtype=float)
         if not ((score >= 0) & (score <= 1)).all():
             raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
         return np.eye(2)[y_true.astype(int)], np.stack((1 - score, score), 1)
@@ -84,10 +110,9 @@ def _columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.eye(probs.shape[1])[index], probs
 
 
-def _groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
+def _groups(sensitive_features: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """One column a group; a row of zeros where the group is None or NaN."""
-    values = np.asarray(sensitive_features, dtype=object)
-    values = values[:, None] if values.ndim == 1 else values
+    values = sensitive_features[:, None] if sensitive_features.ndim == 1 else sensitive_features
     missing = np.array([any(map(_unknown, row)) for row in values], dtype=bool)
     keys = [tuple(str(v) for v in row) for row in values]  # names joined could be those of another
     found = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
