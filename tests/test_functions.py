@@ -257,6 +257,14 @@ def test_arguments_that_do_not_fit_are_refused(changed, message):
         functions.statistical_parity_difference(given.pop("y_true"), given.pop("y_pred"), **given)
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_scores_are_scores_also_where_all_have_one_label(label):
+    told = functions.statistical_parity_difference(
+        [label] * 4, [0.25, 0.75, 0.5, 1.0], sensitive_features=list("aabb")
+    )
+    assert told == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize("name", ["y_true", "y_pred", "sensitive_features", "sample_weight"])
 def test_a_table_of_one_column_is_a_list(name):
     given = {"y_true": [1, 0, 1, 0, 0], "y_pred": [1, 1, 1, 0, 0],

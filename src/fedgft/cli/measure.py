@@ -52,7 +52,7 @@ def measure(
     group
         A column with a group; give it again for intersections. race=White,Black lists the values.
     score
-        The column with P(positive), in [0, 1]; with more classes one column each, in their order.
+        The column with P(positive), in [0, 1]; with more classes once for each, in their order.
     decision
         The column with the decision, where it does not follow from the score.
     threshold
