@@ -44,7 +44,8 @@ class Neighbours:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.cores = round((self._busy() - self.busy) / (time.perf_counter() - self.at), 2)
+        busy = (self._busy() - self.busy) / (time.perf_counter() - self.at)
+        self.cores = max(0.0, round(busy, 2))
 
     def _busy(self) -> float:
         machine, own = psutil.cpu_times(), os.times()
