@@ -33,8 +33,15 @@ class Options:
         return ["--executor", self.executor, "--threads", str(self.threads)]
 
     def settings(self) -> Settings:
-        return Settings(rounds=ROUNDS, batch_size=BATCH, eval_on="test", threads=self.threads,
-                        executor=self.executor)  # fmt: skip
+        return Settings(
+            schedule="constant",
+            state="reset",
+            rounds=ROUNDS,
+            batch_size=BATCH,
+            eval_on="test",
+            threads=self.threads,
+            executor=self.executor,
+        )
 
 
 Case = Callable[[str, Options], dict[str, Any]]

@@ -93,7 +93,7 @@ def same(deployed: bool) -> list[str]:
     for title, (name, lam, channel, server) in CASES.items():
         algorithm = fedavg() if lam is None else penalised(SP, lam)
         algorithm = algorithm if server is None else replace(algorithm, server=server)
-        settings = Settings(rounds=5, lag=channel == "train")
+        settings = Settings(schedule="constant", state="reset", rounds=5, lag=channel == "train")
         expected = simulate([made], "logistic", algorithm, settings, seeds=[0], lr=LR).params[0]
         strategy = inner(name)
         if lam is not None:
@@ -191,7 +191,7 @@ def private(seeds: int) -> list[str]:
                     "FedAvg": inner("FedAvg"),
                     "FedGFT": FedGFT(inner("FedAvg"), metric, lam=LAM, **how),
                     "private": FedGFT(inner("FedAvg"), metric, lam=LAM, budget=budget, **how),
-                    "target": FedGFT(inner("FedAvg"), metric, target=0.0, pace=0.13, budget=budget,
+                    "target": FedGFT(inner("FedAvg"), metric, target=0.0, budget=budget,
                                      **how),
                 }  # fmt: skip
                 for name, strategy in runs.items():

@@ -79,9 +79,14 @@ def ours(federation, method, args: argparse.Namespace, **options) -> tuple[float
         stamps.append(time.perf_counter())
 
     settings = Settings(
-        rounds=WARM + args.rounds, batch_size=args.batch_size, device=args.device,
-        eval_every=0, eval_on="test", optimizer=Optimizer("adam"), **options,
-    )  # fmt: skip
+        rounds=WARM + args.rounds,
+        batch_size=args.batch_size,
+        device=args.device,
+        eval_every=0,
+        eval_on="test",
+        optimizer=Optimizer("adam"),
+        **{"schedule": "constant", "state": "reset", **options},
+    )
     simulate([federation], ResNet18(), method, settings, seeds=[0], lr=1e-3, on_round=on_round)
     return float(np.median(np.diff(stamps)[WARM:])), stamps[WARM] - stamps[0]
 

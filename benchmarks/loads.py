@@ -109,7 +109,15 @@ def rounds(size: int, *, fair: bool) -> Seconds:
     data = Dataset("load", features, label, group, tuple(f"x{i}" for i in range(width)))
     made = federation(data, np.arange(held).reshape(size, ROWS_EACH), held)
     algorithm = fedgft(get_metric("sp"), lam=1.0) if fair else fedavg()
-    settings = Settings(rounds=ROUNDS, cohort=COHORT, eval_every=0, eval_on="test", threads=2)
+    settings = Settings(
+        schedule="constant",
+        state="reset",
+        rounds=ROUNDS,
+        cohort=COHORT,
+        eval_every=0,
+        eval_on="test",
+        threads=2,
+    )
     clock, began = [], _now()
     simulate([made], "logistic", algorithm, settings, seeds=[0],
              on_round=lambda done, total: clock.append(_now()))  # fmt: skip

@@ -46,7 +46,9 @@ def right(net: Callable[[torch.Tensor], torch.Tensor]) -> float:
 
 
 def ours(work: Workload, seed: int) -> float:
-    settings = Settings(rounds=ROUNDS, batch_size=BATCH, state="reset", eval_on="test")
+    settings = Settings(
+        schedule="constant", rounds=ROUNDS, batch_size=BATCH, state="reset", eval_on="test"
+    )
     history = simulate(work.federations(), work.model, fedavg(), settings, seeds=[seed], lr=LR,
                        init=work.start())  # fmt: skip
     return float(history.test[-1].accuracy()[0])

@@ -113,7 +113,9 @@ def options(**more: Any) -> dict[str, Any]:
 
 
 def simulated(made: Federation, algorithm: Any, rounds: int, **more: Any) -> np.ndarray:
-    settings = Settings(rounds=rounds, batch_size=BATCH, **more)
+    settings = Settings(
+        rounds=rounds, batch_size=BATCH, **{"schedule": "constant", "state": "reset", **more}
+    )
     return simulate([made], "logistic", algorithm, settings, seeds=[SEED], lr=LR).params[0]
 
 

@@ -93,8 +93,17 @@ def run(made: Federation, algorithm: Algorithm, *, executor: str = "auto", model
         **options) -> History:  # fmt: skip
     """One run in float64: three rounds of small batches unless told otherwise."""
     chosen = {"rounds": 3, "batch_size": 8, "precision": "fp64", "executor": executor} | options
-    return simulate([made], model, algorithm, Settings(**chosen), seeds=[seed], lr=lr, init=init,
-                    on_state=on_state, resume=resume)  # fmt: skip
+    return simulate(
+        [made],
+        model,
+        algorithm,
+        Settings(**{"schedule": "constant", "state": "reset", "rounds": 20, **chosen}),
+        seeds=[seed],
+        lr=lr,
+        init=init,
+        on_state=on_state,
+        resume=resume,
+    )
 
 
 SYNTHETIC = synthetic(rows=1500, seed=0)

@@ -81,7 +81,11 @@ def test_scaffold_is_option_two_for_sgd(executor: str) -> None:
 
 
 def rounds_of(made, method: Algorithm, **options) -> Rounds:
-    settings = Settings(precision="fp64", batch_size=8, **options)
+    settings = Settings(
+        precision="fp64",
+        batch_size=8,
+        **{"schedule": "constant", "state": "reset", "rounds": 20, **options},
+    )
     book, model = open_book([made, made]), get_model("logistic")
     executor = choose_executor(book, model, method, settings)
     return Rounds(book, model, method, settings, executor, seeds=np.array([0, 1], np.uint64),

@@ -1,5 +1,6 @@
 """A target for decisions: the rule, what it never does, and what it reaches."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, Controlled, Objective, Penalty, controlled, fedavg
-from fedgft.federated.control import FIRM, GENTLE, Steering
+from fedgft.federated.control import LARGEST, Loop, StepDamper, TargetMissedWarning, damping
 from fedgft.metrics import CATALOG, Metric, get_metric
 
 SP = CATALOG["sp"]
@@ -28,80 +29,171 @@ def statistics(rates, events) -> np.ndarray:
     return np.stack((rates * events, np.broadcast_to(events, rates.shape)), axis=-3)
 
 
-def by_hand(gaps, *, target: float, pace: float) -> list[float]:
-    """C of two groups, the rule written out."""
-    plus = minus = 0.0
-    out = []
-    for g in gaps:
-        plus = max(0.0, plus + 8 * pace * (g - target))
-        minus = max(0.0, minus + 8 * pace * (-g - target))
-        out.append(max(0.0, plus + 2 * (g - target)) - max(0.0, minus + 2 * (-g - target)))
-    return out
+def center_by_search(rates, weights, width: float) -> float:
+    """The center of the band that is nearest to the rates, by a search over a fine grid."""
+    low, high = min(rates), max(rates)
+    if high - low <= width:
+        return (low + high) / 2
+    grid = np.linspace(low, high, 200_001)
+    outside = [np.maximum(np.abs(rate - grid) - width / 2, 0.0) for rate in rates]
+    cost = sum(w * d**2 for w, d in zip(weights, outside, strict=True))
+    return float(grid[np.argmin(cost)])
 
 
-@settings(max_examples=50)
+class ByHand:
+    """The rule of one run and condition, written out group by group."""
+
+    def __init__(self, groups: int, target: float) -> None:
+        self.target, self.seen, self.trust = target, False, 1.0
+        self.up, self.down, self.above, self.below = ([0.0] * groups for _ in range(4))
+        self.prices, self.push, self.fall, self.moved = ([0.0] * groups for _ in range(4))
+        self.rates: list[float] = []
+
+    def step(self, rates, shares, speed: float) -> list[float]:
+        every = range(len(rates))
+        weights = [s / sum(shares) for s in shares]
+        if not self.seen:
+            self.seen, self.rates = True, list(rates)
+            return self.prices
+        center = center_by_search(rates, weights, self.target)
+        above = [r - center - self.target / 2 for r in rates]
+        below = [center - self.target / 2 - r for r in rates]
+        change = [rates[i] - self.rates[i] for i in every]
+        mean = sum(w * c for w, c in zip(weights, change, strict=True))
+        new = sum(weights[i] * self.push[i] ** 2 for i in every)
+        old = sum(weights[i] * self.moved[i] for i in every)
+        keep = 1 - 0.2 * min(new / max(0.2 * old, 1e-12), 1.0)
+        self.fall = [keep * self.fall[i] - self.push[i] * (change[i] - mean) for i in every]
+        self.moved = [keep * self.moved[i] + self.push[i] ** 2 for i in every]
+        now = [max(above[i], 0) - max(below[i], 0) for i in every]
+        last = [max(self.above[i], 0) - max(self.below[i], 0) for i in every]
+        turned = sum(weights[i] * now[i] * last[i] for i in every) < 0
+        large = sum(weights[i] * now[i] ** 2 for i in every) > 0.25 * sum(
+            weights[i] * last[i] ** 2 for i in every
+        )
+        fall = sum(weights[i] * self.fall[i] for i in every)
+        factor = 0.5 if turned and large else 0.85 if fall < 0 else 1.15
+        self.trust, fall = min(1.0, factor * self.trust), abs(fall)
+        moved = sum(weights[i] * self.moved[i] for i in every)
+        common = (0.1 * 0.1 + fall) / (0.1 + moved)
+        for i in every:
+            response = (0.1 * common + abs(self.fall[i])) / (0.1 + self.moved[i])
+            response = min(max(response, 0.01), 2.0)
+            gain = 0.6 * self.trust / (response * max(speed, 0.05))
+            self.up[i] += gain * (above[i] - 0.4 * self.above[i])
+            self.down[i] += gain * (below[i] - 0.4 * self.below[i])
+            self.up[i] = min(max(self.up[i], 0.0), 8.0)
+            self.down[i] = min(max(self.down[i], 0.0), 8.0)
+        raw = [self.up[i] - self.down[i] for i in every]
+        middle = sum(w * q for w, q in zip(weights, raw, strict=True))
+        prices = [q - middle for q in raw]
+        self.push = [speed * (prices[i] - self.prices[i]) for i in every]
+        self.prices, self.above, self.below, self.rates = prices, above, below, list(rates)
+        return prices
+
+
+@settings(max_examples=30)
 @given(
-    gaps=arrays(float, 12, elements=st.floats(-0.5, 0.5)),
+    rates=arrays(float, (8, 3), elements=st.floats(0.05, 0.95)),
     target=st.sampled_from([0.0, 0.02, 0.3]),
-    pace=st.floats(0.01, 0.3),
+    speed=st.floats(0.01, 1.0),
 )
-def test_two_groups_are_the_rule_written_out(gaps, target: float, pace: float) -> None:
-    rule = Controlled(SP, target, most=1e9)
-    state, found = rule.init(np.array([pace])), []
-    for g in gaps:
-        state = rule.steer(state, statistics([[[0.5 + g / 2, 0.5 - g / 2]]], [0.4, 0.6]))
-        found.append(state.v[0, 0, 0] * np.array([0.4, 0.6]))  # C_i = v_i d rate_i / dS_i
-    np.testing.assert_allclose(found, [[c, -c] for c in by_hand(gaps, target=target, pace=pace)],
-                               atol=1e-9)  # fmt: skip
+def test_the_prices_are_the_rule_written_out(rates, target: float, speed: float) -> None:
+    shares = np.array([0.2, 0.1, 0.4])
+    rule, plain = Controlled(SP, target), ByHand(3, target)
+    state = rule.init(Loop())._replace(speed=speed)
+    for row in rates:
+        state = rule.steer(state, statistics([[row]], shares))
+        expected = plain.step(list(row), list(shares), speed)
+        np.testing.assert_allclose(state.prices[0, 0], expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", ["sp", "eo", "cal", "acc", "sp+0.5*eop"])
 def test_the_message_is_the_gradient_of_the_priced_rates(name: str) -> None:
-    """v = d<C, rates>/dS, by torch's autograd, for three groups."""
+    """v = d sum_i (w_i q_i rate_i) / dS, by torch's autograd, for three groups."""
     metric, rng = get_metric(name), np.random.default_rng(1)
     conditions = len(metric.conditions(2))
     S = statistics(rng.uniform(0.2, 0.8, (1, conditions, 3)),
                    rng.uniform(0.1, 0.3, (1, conditions, 3)))  # fmt: skip
     rule = Controlled(metric, 0.05)
-    state = rule.steer(rule.init(np.array([0.3])), S)
+    state = rule.steer(rule.steer(rule.init(Loop()), S), S)
     leaf = torch.tensor(S, requires_grad=True)
     rates = leaf[:, 0] / leaf[:, 1]
-    over = rates[..., :, None] - rates[..., None, :] - 0.05
-    weight = torch.tensor([1.0, 0.5] if "+" in name else [1.0] * conditions)[:, None, None]
-    ki, kp = GENTLE if name == "cal" else FIRM
-    push = (ki * 0.3 * weight * over).clamp(0) + kp * weight * over
-    push = push.clamp(0).detach()
-    price = (2 / 3 * (push - push.transpose(-1, -2)).sum(-1)).double()
+    price = torch.tensor(state.prices * S[:, 1])
     expected = torch.autograd.grad((price * rates).sum(), leaf)[0].numpy()
+    assert np.abs(expected).max() > 0
     np.testing.assert_allclose(state.v, expected, atol=1e-10)
+
+
+def test_the_first_model_sets_no_price() -> None:
+    """It has not been trained, so its gap says nothing."""
+    rule = Controlled(SP)
+    state = rule.steer(rule.init(Loop()), statistics([[[0.9, 0.1]]], [0.5, 0.5]))
+    assert state.v is None and state.gaps.tolist() == [[0.8]]
+
+
+@pytest.mark.parametrize("response", [0.02, 0.1, 0.5, 1.5])
+@pytest.mark.parametrize("lag", [0.0, 0.5, 0.9])
+def test_the_gain_follows_the_response(response: float, lag: float) -> None:
+    """A population whose rates answer a price with any strength, at once or slowly, is brought to
+    the target in forty rounds: a plant that knows nothing of our rule."""
+    base, shares = np.array([0.6, 0.4]), np.array([0.3, 0.7])
+    rates = base
+    rule = Controlled(SP, 0.02)
+    state = rule.init(Loop())
+    for _ in range(40):
+        state = rule.steer(state, statistics([[rates.clip(0, 1)]], shares))
+        goal = base - response / (1 - lag) * state.prices[0, 0]
+        rates = lag * rates + (1 - lag) * goal
+    assert state.gaps[0, -5:].max() < 0.035
+
+
+def test_a_swing_halves_the_trust() -> None:
+    rule = Controlled(SP)
+    state = rule.init(Loop())
+    for high, low in ((0.7, 0.3), (0.7, 0.3), (0.3, 0.7), (0.7, 0.3)):
+        state = rule.steer(state, statistics([[[high, low]]], [0.5, 0.5]))
+    assert state.trust[0, 0] == 0.25
+
+
+def test_a_small_group_is_pushed_no_harder_per_row() -> None:
+    """Fifty rows of a hundred thousand: the price of a row stays within its bound."""
+    rule = Controlled(SP)
+    state = rule.init(Loop())
+    for _ in range(50):
+        state = rule.steer(state, statistics([[[0.2, 0.2, 0.9]]], [0.6, 0.3995, 0.0005]))
+    assert np.abs(state.prices).max() <= 2 * LARGEST  # up and down are bounded apart
+    assert np.abs(state.prices[0, 0, :2]).max() < 0.05  # the large groups hardly notice
 
 
 def test_within_the_target_nothing_is_pushed() -> None:
     rule = Controlled(SP, 0.1)
     wide, narrow = statistics([[[0.8, 0.2]]], [0.5, 0.5]), statistics([[[0.55, 0.5]]], [0.5, 0.5])
-    state = rule.steer(rule.init(np.array([0.5])), wide)
+    state = rule.steer(rule.steer(rule.init(Loop()), wide), wide)
     assert np.abs(state.v).max() > 0
     for _ in range(200):
         state = rule.steer(state, narrow)
-    assert (state.mu == 0).all() and (state.v == 0).all()
+    assert (state.up == 0).all() and (state.down == 0).all() and (state.v == 0).all()
 
 
 def test_a_target_out_of_reach_is_no_divergence() -> None:
     rule = Controlled(SP, 0.0)
-    state = rule.init(np.array([1.0]))
-    for _ in range(10_000):
+    state = rule.init(Loop())
+    for _ in range(1000):
         state = rule.steer(state, statistics([[[0.9, 0.1]]], [0.5, 0.5]))
-    assert state.mu.max() == rule.most
-    assert np.abs(state.v).max() <= (rule.most + FIRM[1]) / 0.5
+    assert np.abs(state.prices).max() == LARGEST
+    assert np.abs(state.v).max() <= LARGEST
 
 
 def test_a_group_that_is_not_there_rests() -> None:
     """Its multipliers stay as they are; the others go on, and nothing becomes NaN."""
     rule = Controlled(SP)
-    state = rule.steer(rule.init(np.array([0.5])), statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.3]))
+    given = statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.3])
+    state = rule.steer(rule.steer(rule.init(Loop()), given), given)
     again = rule.steer(state, statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.0]))
-    np.testing.assert_array_equal(again.mu[0, 0, 2], state.mu[0, 0, 2])
-    assert again.mu[0, 0, 0, 1] > state.mu[0, 0, 0, 1]
+    for side in ("up", "down"):
+        np.testing.assert_array_equal(getattr(again, side)[..., 2], getattr(state, side)[..., 2])
+    assert again.up[0, 0, 0] > state.up[0, 0, 0]
     assert np.isfinite(again.v).all()
     assert (again.v[..., 2] == 0).all()  # it has no rows to price
     for events in ([0.3, 0.3, -0.1], [0.0, 0.0, 0.0]):  # a count below zero is noise
@@ -110,8 +202,9 @@ def test_a_group_that_is_not_there_rests() -> None:
 
 def test_an_empty_group_has_no_price() -> None:
     rule = Controlled(SP)
-    state = rule.steer(rule.init(np.array([0.5])), statistics([[[0.7, 0.3]]], [0.3, 0.0]))
-    assert (state.v == 0).all()
+    given = statistics([[[0.7, 0.3]]], [0.3, 0.0])
+    state = rule.steer(rule.steer(rule.init(Loop()), given), given)
+    assert (state.v == 0).all() and np.isnan(state.gaps).all()
 
 
 @pytest.mark.parametrize(
@@ -137,15 +230,71 @@ def trained(method: Algorithm, *, rounds: int = 30, on_model=None, **options):
 PRICED = {"sp": 0.08, "eop": 0.03, "eo": 0.06, "fpr": 0.03, "cal": 0.06}
 
 
-@pytest.mark.parametrize("name", ["sp", "eop", "eo", "fpr", "acc", "cal", "sp+eop"])
+@pytest.mark.parametrize("name", ["sp", "eop", "eo", "fpr", "cal"])
 def test_the_gap_of_decisions_goes_away(name: str) -> None:
     metric = get_metric(name)
     plain, fair = trained(fedavg()), trained(controlled(metric))
     before = plain.federation[-1].gap(metric, "hard").mean()
     after = fair.federation[-1].gap(metric, "hard").mean()
     assert after < max(0.005, before / 10)
-    if name in PRICED:
-        assert fair.test[-1].accuracy().mean() > plain.test[-1].accuracy().mean() - PRICED[name]
+    assert fair.test[-1].accuracy().mean() > plain.test[-1].accuracy().mean() - PRICED[name]
+
+
+def test_two_metrics_at_once() -> None:
+    metric = get_metric("sp+eop")
+    plain, fair = trained(fedavg()), trained(controlled(metric))
+    before, after = (h.federation[-1].gap(metric, "hard").mean() for h in (plain, fair))
+    assert after < before / 8
+
+
+def test_a_metric_that_prices_cannot_move_is_left_alone_and_reported() -> None:
+    """Accuracy parity here can be had only by making the better group worse: rates rise where
+    prices rise, so the controller backs off, keeps the accuracy, and says that it missed."""
+    metric = get_metric("acc")
+    with pytest.warns(TargetMissedWarning, match="missed in 4 of 4 runs"):
+        fair = trained(controlled(metric))
+    plain = trained(fedavg())
+    assert fair.test[-1].accuracy().mean() > plain.test[-1].accuracy().mean() - 0.02
+    assert not fair.control.reached.any()
+
+
+@pytest.mark.parametrize(
+    "options", [{"schedule": "constant"}, {"schedule": "constant", "epochs": 5}]
+)
+def test_a_constant_rate_settles_all_the_same(options: dict) -> None:
+    """Without damping the same runs scatter; with it they end within the target."""
+    chosen = {"rounds": 30, "state": "shared", "batch_size": 64, **options}
+    damped, free = (
+        simulate(MADE, "logistic", controlled(SP, 0.02, damp=d, pick=0.0), Settings(**chosen),
+                 seeds=range(4), lr=0.05)
+        for d in (True, False)
+    )  # fmt: skip
+    assert (damped.federation[-1].gap(SP, "hard") <= 0.03).all()
+    assert damped.control.swing.max() < free.control.swing.max()
+
+
+def test_every_miss_is_reported_and_warned() -> None:
+    with pytest.warns(TargetMissedWarning, match=r"missed in [1-4] of 4 runs.*more rounds"):
+        short = trained(controlled(SP, 0.0, pick=0.0), rounds=2)
+    gap = short.federation[-1].gap(SP, "hard")
+    np.testing.assert_array_equal(short.control.reached, gap <= 0.003)
+    np.testing.assert_array_equal(short.control.gap, gap)
+    lost = int(np.flatnonzero(~short.control.reached)[0])
+    assert f"{100 * gap[lost]:.1f} points" in short.control.reason(lost)
+    assert trained(fedavg()).control is None
+
+
+def test_mixtures_reach_what_single_rounds_miss() -> None:
+    """Of two rounds on either side of the target, a model in between is tried and measured."""
+    chosen = Settings(rounds=6, state="shared", schedule="constant", batch_size=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        last, picked = (
+            simulate(MADE, "logistic", controlled(SP, 0.0, pick=p), chosen, seeds=range(4), lr=0.05)
+            for p in (0.0, 1.0)
+        )
+    assert picked.control.gap.mean() < last.control.gap.mean()
+    np.testing.assert_array_equal(picked.control.gap, picked.federation[-1].gap(SP, "hard"))
 
 
 @pytest.mark.parametrize("target", [0.02, 0.05])
@@ -182,7 +331,8 @@ def test_the_pick_is_the_best_of_the_last_rounds() -> None:
     window = np.flatnonzero(last.rounds > 15)
     best = window[::-1][score[window][::-1].argmax(0)]  # the last of those that are equally good
     for run, at in enumerate(best):
-        np.testing.assert_array_equal(picked.params[run], models[at][run])
+        if last.federation.gap(SP, "hard")[at, run] <= 0.032:  # else mixtures are tried
+            np.testing.assert_array_equal(picked.params[run], models[at][run])
     np.testing.assert_array_equal(picked.federation.decision[:-1], last.federation.decision[:-1])
     assert (picked.federation[-1].gap(SP, "hard") <= 0.033).all()
 
@@ -195,7 +345,7 @@ def test_measuring_less_often_picks_the_same() -> None:
 def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
     alone = [standardise(partition(replace(DATA, groups=np.zeros(len(DATA), int)), clients=3,
                                    alpha=1.0, seed=0))]  # fmt: skip
-    chosen = Settings(rounds=6, batch_size=64)
+    chosen = Settings(schedule="constant", state="reset", rounds=6, batch_size=64)
     picked, last = (
         simulate(alone, "logistic", controlled(SP, pick=p), chosen, seeds=[0]).params
         for p in (1.0, 0.0)
@@ -207,7 +357,7 @@ def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
 def test_cohorts_without_a_group_do_no_harm(name: str) -> None:
     """One client of ten a round, and each of them lacks something."""
     made = [standardise(partition(DATA, clients=10, alpha=0.1, seed=s)) for s in range(4)]
-    chosen = Settings(rounds=20, cohort=1, batch_size=64)
+    chosen = Settings(schedule="constant", state="reset", rounds=20, cohort=1, batch_size=64)
     method = controlled(get_metric(name))
     found = simulate(made, "logistic", method, chosen, seeds=range(4), lr=0.02)
     assert np.isfinite(found.params).all()
@@ -218,13 +368,14 @@ def test_everybody_as_a_cohort_is_everybody() -> None:
     np.testing.assert_array_equal(plain.params, asked.params)
 
 
-def test_a_metric_that_is_not_affine_is_steered_gently() -> None:
+def test_a_metric_that_is_not_affine_is_steered() -> None:
     squared = Metric("sq", "squared", lambda p, y: p[:, 1:] ** 2, lambda p, y: 1 + 0 * y[:, :1],
                      lambda classes: ("all",))  # fmt: skip
     penalty = Penalty(squared, target=0.0)
     y, a = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
     logits = torch.tensor([[0.0, 2.0], [0.0, 2.0], [2.0, 0.0], [2.0, 0.0]])
-    assert penalty.update(penalty.statistics(logits, y, a)) == 1.0
+    for _ in range(2):
+        assert penalty.update(penalty.statistics(logits, y, a)) == 1.0
     assert np.isfinite(penalty.v).all() and np.abs(penalty.v).max() > 0
 
 
@@ -267,7 +418,7 @@ def test_the_own_loop_takes_a_target_too() -> None:
     x = torch.cat((x + torch.stack((a, 0 * a), 1), a[:, None]), 1)  # the group can be seen
     y = (x[:, 0] + 0.5 * torch.tensor(rng.standard_normal(3000)) > 0.5).long()
     model = torch.nn.Linear(3, 2).double()
-    penalty = Penalty("sp", target=0.02, pace=0.5)
+    penalty = Penalty("sp", target=0.02)
     optimizer, gap = torch.optim.Adam(model.parameters(), lr=0.05), None
     for t in range(60):
         for group in optimizer.param_groups:
@@ -297,5 +448,59 @@ def test_two_penalties_add_up() -> None:
     assert (trained(both).federation[-1].gap(SP, "hard") <= 0.025).all()
 
 
-def test_steering_starts_from_nothing() -> None:
-    assert Controlled(SP).price(Steering(np.ones(1)), run=np.zeros(1, int), classes=2) == 0.0
+def test_prices_start_from_zero() -> None:
+    assert Controlled(SP).price(Controlled(SP).init(Loop()), run=np.zeros(1, int), classes=2) == 0.0
+
+
+def test_damping_follows_a_cosine_unless_the_rate_does() -> None:
+    shares = [damping(t, 10, 1.0) for t in range(10)]
+    assert shares[0] == 1.0 and shares == sorted(shares, reverse=True) and shares[-1] < 0.1
+    cosine = [0.05 + 0.95 * (1 + np.cos(np.pi * t / 10)) / 2 for t in range(10)]
+    assert all(damping(t, 10, speed) == 1.0 for t, speed in enumerate(cosine))
+
+
+def test_steps_of_constant_length_are_shortened_and_falling_ones_are_not() -> None:
+    constant, falling = StepDamper(40), StepDamper(40)
+    kept = [constant.share(3.0) for _ in range(40)]
+    assert kept[:10] == [1.0] * 10 and kept[-1] < 0.1
+    assert min(falling.share(3.0 * 0.8**t) for t in range(40)) == 1.0
+
+
+def test_an_own_loop_with_a_constant_rate_settles() -> None:
+    """`penalty.damp(model)`, an MLP, Adam at a constant rate: the gap ends near its target."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    a = torch.tensor(rng.integers(0, 2, 2000))
+    x = torch.tensor(rng.standard_normal((2000, 3))).float()
+    x = torch.cat((x + 0.7 * a[:, None], a[:, None]), 1)
+    y = (x[:, 0] + 0.5 * torch.tensor(rng.standard_normal(2000)) > 0.5).long()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    penalty = Penalty("sp", target=0.02, rounds=30)
+    penalty.damp(model)
+    for _ in range(30):
+        penalty.update(penalty.statistics(model(x), y, a))
+        for at in torch.randperm(2000).split(128):
+            optimizer.zero_grad()
+            logits = model(x[at])
+            loss = torch.nn.functional.cross_entropy(logits, y[at]) + penalty(logits, y[at], a[at])
+            loss.backward()
+            optimizer.step()
+        penalty.damp(model)
+    gap = penalty.update(penalty.statistics(model(x), y, a))
+    assert gap <= 0.03
+    assert penalty.report is not None and penalty.report.gap[0] == pytest.approx(gap)
+    assert penalty.report.swing[0] < 0.06
+
+
+def test_a_penalty_goes_on_from_its_state() -> None:
+    """`state_dict` after some updates, `load_state_dict` into a new penalty: the same prices."""
+    rng = np.random.default_rng(0)
+    message = [np.array([1.0, r, 0.3, 0.5, 0.5]) for r in rng.uniform(0.1, 0.4, 8)]
+    one, two = (Penalty("sp", target=0.02, rounds=20) for _ in range(2))
+    for m in message[:4]:
+        one.update(m)
+    two.load_state_dict(one.state_dict())
+    for m in message[4:]:
+        assert one.update(m) == two.update(m)
+        np.testing.assert_array_equal(one.v, two.v)

@@ -55,8 +55,15 @@ def test_value_and_gradient_are_those_of_autograd(federation):
 def test_one_round_of_the_engine_is_one_step_of_gradient_descent(federation):
     """theta - eta grad L: Theorem 5.1 at work, with all rows of all clients in one step."""
     models = []
-    settings = Settings(rounds=3, batch_size=1000, steps=1, precision="fp64",
-                        optimizer=Optimizer("sgd"))  # fmt: skip
+    settings = Settings(
+        schedule="constant",
+        state="reset",
+        rounds=3,
+        batch_size=1000,
+        steps=1,
+        precision="fp64",
+        optimizer=Optimizer("sgd"),
+    )
     simulate([federation], "logistic", fedgft(CATALOG["sp"], LAM, penalty="l2"), settings,
              seeds=[0], lr=0.1, on_model=lambda t, p: models.append(p[0].copy()))  # fmt: skip
     pooled = Pooled.of(federation)

@@ -38,7 +38,15 @@ def trained(
     made = partition(pictures(rows), kind, clients=clients, alpha=5.0, test_share=0.2)
     chosen = {"rounds": 3, "batch_size": 16, "device": "cuda", "deterministic": True,
               "optimizer": Optimizer("momentum"), "eval_every": 0} | options  # fmt: skip
-    return simulate([made], ResNet18(), method, Settings(**chosen), seeds=[0], lr=0.01, **extra)
+    return simulate(
+        [made],
+        ResNet18(),
+        method,
+        Settings(**{"schedule": "constant", "state": "reset", "rounds": 20, **chosen}),
+        seeds=[0],
+        lr=0.01,
+        **extra,
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -339,7 +339,12 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     made = cut({"data": "compas", "group": "", "alpha": 0.5, "seed": 0, "test-share": 0.3}, 2)
     algorithm = replace(fedgft(get_metric("sp"), 5.0), server=Adaptive(lr=0.1, convention="flower"))
     history = simulate(
-        [made], "logistic", algorithm, Settings(rounds=2, lag=True), seeds=[0], lr=0.01
+        [made],
+        "logistic",
+        algorithm,
+        Settings(schedule="constant", state="reset", rounds=2, lag=True),
+        seeds=[0],
+        lr=0.01,
     )
     ((weight, bias),) = load_model(out / "model.safetensors").layers
     found = np.concatenate([weight.ravel(), bias])

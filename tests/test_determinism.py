@@ -37,7 +37,7 @@ import hashlib
 from fedgft import Settings, fedavg, partition, simulate, synthetic
 
 data = synthetic(rows=3000, features=90, seed=0)
-settings = Settings(rounds=10, state="keep")
+settings = Settings(schedule="constant", rounds=10, state="keep")
 made = simulate([partition(data, seed=0)], "logistic", fedavg(), settings, seeds=[0], lr=0.01)
 print(made.executor, hashlib.sha256(made.params.tobytes()).hexdigest())
 """

@@ -139,8 +139,15 @@ def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
         [3, 3, 4, 5],
     )
     made = [TWO[0], standardise(TWO[1]), standardise(TWO[0]), TWO[1]]
-    settings = Settings(rounds=3, batch_size=8, precision="fp64", executor=executor, cohort=5,
-                        state="keep")  # fmt: skip
+    settings = Settings(
+        schedule="constant",
+        rounds=3,
+        batch_size=8,
+        precision="fp64",
+        executor=executor,
+        cohort=5,
+        state="keep",
+    )
     found = simulate(made, "logistic", fedgft(SP, lam), settings, seeds=seeds, lr=lr)
     for i, one in enumerate(made):
         method = fedgft(SP, float(lam[i]))
@@ -152,7 +159,10 @@ def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
 
 @pytest.mark.parametrize("rule", ["subtract", "authors", "exp"])
 def test_beta_may_differ_from_run_to_run(rule) -> None:
-    beta, settings = np.array([0.1, 2.0]), Settings(rounds=3, batch_size=8, precision="fp64")
+    beta, settings = (
+        np.array([0.1, 2.0]),
+        Settings(schedule="constant", state="reset", rounds=3, batch_size=8, precision="fp64"),
+    )
     found = simulate(TWO, "logistic", fairfed(SP, beta, rule=rule), settings, seeds=[0, 0])
     for i, made in enumerate(TWO):
         method = fairfed(SP, float(beta[i]), rule=rule)
@@ -245,14 +255,22 @@ MISFITS = {
     "targets": ({"algorithm": controlled(SP, np.zeros(3))}, "--target must be one number"),
     "weights": ({"algorithm": fairfed(SP, np.ones(3))}, "--beta must be one number"),
     "wrapped": ({"algorithm": with_base(fairfed(SP, np.ones(3)), "fednova")}, "--beta must be one"),
-    "norms": ({"settings": Settings(norms="local")}, "no BatchNorm that clients could keep"),
+    "norms": (
+        {"settings": Settings(schedule="constant", state="reset", rounds=20, norms="local")},
+        "no BatchNorm that clients could keep",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", MISFITS)
 def test_numbers_that_do_not_fit_the_runs_are_refused(what: str) -> None:
     change, says = MISFITS[what]
-    given = {"algorithm": fedavg(), "settings": Settings(rounds=1), "seeds": [0, 1], **change}
+    given = {
+        "algorithm": fedavg(),
+        "settings": Settings(schedule="constant", state="reset", rounds=1),
+        "seeds": [0, 1],
+        **change,
+    }
     with pytest.raises(FedgftError, match=says):
         simulate([federation()] * len(given["seeds"]), "logistic", **given)
 
@@ -261,7 +279,7 @@ def test_numbers_that_are_none_are_refused() -> None:
     for beta in (np.nan, np.inf, -1.0):
         with pytest.raises(FedgftError, match="--beta must be a number >= 0"):
             fairfed(SP, beta)
-    odd = Settings()
+    odd = Settings(schedule="constant", state="reset", rounds=20)
     object.__setattr__(odd, "eval_on", "train")  # the tests' own check of types would be first
     with pytest.raises(FedgftError, match="--eval-on 'train' is not known; choose from both, test"):
         odd.__post_init__()
@@ -273,4 +291,10 @@ def test_memory_that_runs_out_on_a_cpu_is_no_matter_of_pictures_or_lanes(monkeyp
 
     monkeypatch.setattr("fedgft.engine.fused.Fused.measure", full)
     with pytest.raises(FedgftError, match=r"try --batch-size 128 \(it is 256\)$"):
-        simulate([federation()], "logistic", fedavg(), Settings(), seeds=[0])
+        simulate(
+            [federation()],
+            "logistic",
+            fedavg(),
+            Settings(schedule="constant", state="reset", rounds=20),
+            seeds=[0],
+        )

@@ -177,6 +177,18 @@ def test_runs_share_one_data_set_and_one_number_of_clients() -> None:
     fewer = Federation(made.dataset, made.rows, np.array([0, 3]), made.test)
     for other, message in ((federation(), "share one data set"), (fewer, "number of clients")):
         with pytest.raises(FedgftError, match=message):
-            simulate([made, other], "logistic", fedavg(), Settings(), seeds=[0, 1])
+            simulate(
+                [made, other],
+                "logistic",
+                fedavg(),
+                Settings(schedule="constant", state="reset", rounds=20),
+                seeds=[0, 1],
+            )
     with pytest.raises(FedgftError, match="1 federations for 2 seeds"):
-        simulate([made], "logistic", fedavg(), Settings(), seeds=[0, 1])
+        simulate(
+            [made],
+            "logistic",
+            fedavg(),
+            Settings(schedule="constant", state="reset", rounds=20),
+            seeds=[0, 1],
+        )

@@ -116,7 +116,9 @@ def test_the_replicate_that_is_saved_meets_the_target() -> None:
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_scores_of_rows_add_up_to_the_tallies_of_the_engine(model: str) -> None:
     made = standardise(partition(DATA, clients=4, alpha=0.5, seed=0))
-    settings = Settings(rounds=2, precision="fp64", batch_size=64)
+    settings = Settings(
+        schedule="constant", state="reset", rounds=2, precision="fp64", batch_size=64
+    )
     history = simulate([made], model, fedavg(), settings, seeds=[0], lr=0.03)
     probs = probabilities(made, model, history.params[0], made.test)
     tally = Tally.of(probs, DATA.labels[made.test], DATA.groups[made.test], num_groups=2)

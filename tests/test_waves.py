@@ -52,7 +52,15 @@ def run(method: Algorithm, *, runs: int = 2, clients: int = 5, **options) -> His
     data = pictures(90, 16)
     made = [partition(data, clients=clients, alpha=5.0, seed=seed) for seed in range(runs)]
     chosen = {"rounds": 4, "batch_size": 8, "precision": "fp64"} | options
-    return simulate(made, small, method, Settings(**chosen), seeds=range(runs), lr=0.01, **extra)
+    return simulate(
+        made,
+        small,
+        method,
+        Settings(**{"schedule": "constant", "state": "reset", "rounds": 20, **chosen}),
+        seeds=range(runs),
+        lr=0.01,
+        **extra,
+    )
 
 
 def same(one: History, two: History) -> None:
@@ -121,19 +129,39 @@ def test_what_is_no_snapshot_is_refused() -> None:
 
 def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
     made = [partition(pictures(40, 16), clients=3, seed=0)]
-    method, settings = fedgft(SP, 5.0), Settings(rounds=3)
+    method, settings = fedgft(SP, 5.0), Settings(schedule="constant", state="reset", rounds=3)
     key = run_key(made, MODEL, None, method, settings, np.array([0.1]))
-    assert key == run_key(made, MODEL, None, fedgft(SP, 5.0), Settings(rounds=3), np.array([0.1]))
+    assert key == run_key(
+        made,
+        MODEL,
+        None,
+        fedgft(SP, 5.0),
+        Settings(schedule="constant", state="reset", rounds=3),
+        np.array([0.1]),
+    )
     other = Module(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 2)))
     others = [
         run_key(made, other, None, method, settings, np.array([0.1])),
         run_key(made, MODEL, None, fedgft(SP, 6.0), settings, np.array([0.1])),
-        run_key(made, MODEL, None, method, Settings(rounds=4), np.array([0.1])),
+        run_key(
+            made,
+            MODEL,
+            None,
+            method,
+            Settings(schedule="constant", state="reset", rounds=4),
+            np.array([0.1]),
+        ),
         run_key(made, MODEL, None, method, settings, np.array([0.2])),
         run_key(made, MODEL, np.zeros(3), method, settings, np.array([0.1])),
-        run_key([partition(pictures(40, 16), clients=3, seed=1)], MODEL, None, method, settings,
-                np.array([0.1])),
-    ]  # fmt: skip
+        run_key(
+            [partition(pictures(40, 16), clients=3, seed=1)],
+            MODEL,
+            None,
+            method,
+            settings,
+            np.array([0.1]),
+        ),
+    ]
     assert len({key, *others}) == 7
     kept = Checkpoints(tmp_path / "c", every=2)
     for done in (1, 2, 3):
@@ -188,7 +216,13 @@ def test_fedbn_keeps_the_clients_norms_apart() -> None:
     with pytest.raises(FedgftError, match="no BatchNorm"):
         made = partition(pictures(40, 16), clients=2)
         flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 2))  # noqa: E731
-        simulate([made], flat, fedavg(), Settings(rounds=1, norms="local"), seeds=[0])
+        simulate(
+            [made],
+            flat,
+            fedavg(),
+            Settings(schedule="constant", state="reset", rounds=1, norms="local"),
+            seeds=[0],
+        )
 
 
 def test_fedbn_of_one_client_is_plain_training() -> None:
@@ -203,10 +237,24 @@ def test_mirroring_mirrors_half_of_the_pictures() -> None:
     for features, alike in ((even, True), (data.features, False)):
         made = [partition(replace(data, features=features), clients=2)]
         plain, mirrored = (
-            simulate(made, small, fedavg(), Settings(rounds=2, batch_size=8, augment=a,
-                     optimizer=Optimizer("sgd"), precision="fp64"), seeds=[0], lr=0.01).params
+            simulate(
+                made,
+                small,
+                fedavg(),
+                Settings(
+                    schedule="constant",
+                    state="reset",
+                    rounds=2,
+                    batch_size=8,
+                    augment=a,
+                    optimizer=Optimizer("sgd"),
+                    precision="fp64",
+                ),
+                seeds=[0],
+                lr=0.01,
+            ).params
             for a in ("none", "flip")
-        )  # fmt: skip
+        )
         assert np.allclose(plain, mirrored, atol=1e-12) == alike
 
 
@@ -225,8 +273,8 @@ rng = np.random.default_rng(0)
 data = Dataset(name="rows", features=rng.standard_normal((800, 50)).astype(np.float32),
                labels=rng.integers(0, 2, 800), groups=rng.integers(0, 2, 800), columns=("x",) * 50)
 make = lambda: torch.nn.Sequential(torch.nn.Linear(50, 40_000), torch.nn.Linear(40_000, 2))
-made, settings = partition(data, "iid", clients=clients), Settings(
-    rounds=1, batch_size=64, executor="sequential")
+made = partition(data, "iid", clients=clients)
+settings = Settings(state="reset", rounds=1, batch_size=64, executor="sequential")
 simulate([made], make, fedavg(), settings, seeds=[0])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
@@ -255,7 +303,15 @@ def test_a_batch_that_is_left_out_is_no_step() -> None:
     method = with_base(fedavg(), "scaffold")
     kept = []
     for steps in (None, 1):
-        settings = Settings(rounds=1, batch_size=16, steps=steps, precision="fp64", batches="fixed")
+        settings = Settings(
+            schedule="constant",
+            state="reset",
+            rounds=1,
+            batch_size=16,
+            steps=steps,
+            precision="fp64",
+            batches="fixed",
+        )
         simulate(made, refusing, method, replace(settings, rounds=2), seeds=[0], lr=0.01,
                  on_state=lambda done, take: kept.append(take()))  # fmt: skip
     for one, two in zip(kept[0].arrays.values(), kept[1].arrays.values(), strict=True):
@@ -272,7 +328,13 @@ def test_counts_of_batches_have_no_mean() -> None:
                                      nn.Linear(768, 2))  # fmt: skip
     with pytest.raises(FedgftError, match="momentum=None"):
         made = partition(pictures(20, 16), clients=2)
-        simulate([made], counting, fedavg(), Settings(rounds=1), seeds=[0])
+        simulate(
+            [made],
+            counting,
+            fedavg(),
+            Settings(schedule="constant", state="reset", rounds=1),
+            seeds=[0],
+        )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def model(data: bytes) -> None:
 
 def trained(**how: Any):
     algorithm = fedgft(get_metric("sp"), 1.0, penalty="l2")
-    settings = Settings(rounds=3, batch_size=8, executor="fused")
+    settings = Settings(
+        schedule="constant", state="reset", rounds=3, batch_size=8, executor="fused"
+    )
     return simulate([federation()], "logistic", algorithm, settings, seeds=[0], lr=0.1, **how)
 
 

@@ -16,10 +16,11 @@ from fedgft.optim import Moments
 
 @dataclass(frozen=True)
 class Best:
-    """The best global model so far: accuracy less what the gap is above its target."""
+    """A global model that is kept because of its accuracy and gap."""
 
-    score: np.ndarray  # (r,)
+    score: np.ndarray  # (r,): accuracy less what the gap is above its target
     params: Any  # (run, p)
+    tally: Tally  # (r, ...): over all clients
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class State:
     variates: Variates | None = None
     norms: Norms | None = None
     best: Best | None = None
+    other: Best | None = None  # the one that a mixture with the best would gain most from
     tally: Tally | None = None  # of params on every client, if that has been measured
 
 

@@ -22,7 +22,7 @@ from fedgft.engine.settings import Settings
 from fedgft.engine.task import Executor, Task
 from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm, Cohort, Local
-from fedgft.federated.control import gains
+from fedgft.federated.control import Loop, damping
 from fedgft.metrics import Tally, concatenate
 from fedgft.models import Model
 from fedgft.optim import Moments, reach
@@ -61,7 +61,7 @@ class Rounds:
         algorithm, trained = self.algorithm, self.executor.trained
         return State(
             params=block,
-            objective=algorithm.objective.init(self.lr * self._steps(), share=self._share()),
+            objective=algorithm.objective.init(self._loop()),
             weighting=algorithm.weighting.init(self.book.sizes),
             server=algorithm.server.init(block[:, :trained]),
             kept=self.memory.moments(),
@@ -78,7 +78,9 @@ class Rounds:
         late = self._task(state, cohort, units, t) if self.settings.lag else None
         if received is not None:
             state = self.picking.judged(state, cohort, received, t)
-            fresh = algorithm.objective.update(state.objective, cohort, received)
+            fresh = algorithm.objective.update(
+                state.objective, cohort, received, speed=self._speed(t) * self._damping(t)
+            )
             state = replace(state, objective=fresh)
         task = late or self._task(state, cohort, units, t)
         waves = self._waves(state, task, cohort, own=own_start)
@@ -90,6 +92,8 @@ class Rounds:
             state.weighting, cohort, Local(received, seen, far)
         )
         params, server = self._server_step(state, waves, coefficients, cohort)
+        if (part := self._damping(t)) < 1:
+            params = state.params + part * (params - state.params)
         return replace(state, params=params, server=server, weighting=kept, tally=None)
 
     def measure(self, state: State, cohort: Cohort) -> Tally:
@@ -116,6 +120,7 @@ class Rounds:
         if tally is None:
             tally = self.measure(state, self.all_clients)
         judged = self.picking.judged(state, self.all_clients, tally, self.settings.rounds)
+        judged = self.picking.refined(judged, self._measure_all)
         assert judged.best is not None
         return replace(judged, params=judged.best.params, tally=None)
 
@@ -149,13 +154,28 @@ class Rounds:
         size = self.executor.wave or max(units, 1)
         return [slice(i, min(i + size, units)) for i in range(0, units, size)]
 
-    def _share(self) -> tuple[float, float]:
-        """Of a controller's gains; what it measures may be noisy, or its effect a round late."""
+    def _loop(self) -> Loop:
+        """What a controller should know: when it sees the effect of a price, and how noisily."""
         settings, algorithm = self.settings, self.algorithm
-        unsure = self._sampled or settings.noise > 0 or settings.lag
-        return gains(
-            unsure=unsure or algorithm.correction.variates, inertia=algorithm.server.inertia
-        )
+        unsure = self._sampled or settings.noise > 0 or algorithm.correction.variates
+        caution = (0.5 if unsure else 1.0) * (0.5 if algorithm.server.inertia else 1.0)
+        return Loop(delay=2 if settings.lag else 1, caution=caution)
+
+    def _speed(self, t: int) -> float:
+        """The learning rate of round t, relative to the first."""
+        schedule, rounds = self.settings.schedule, self.settings.rounds
+        return float(learning_rate(np.ones(1), schedule, round=t, rounds=rounds)[0])
+
+    def _damping(self, t: int) -> float:
+        """The share of the server's step that is taken in round t."""
+        if not self.algorithm.objective.damps:
+            return 1.0
+        return damping(t, self.settings.rounds, self._speed(t))
+
+    def _measure_all(self, params: Any) -> Tally:
+        """Sums of each run's model over all clients, (r, ...)."""
+        units = self.book.clients(self.all_clients)
+        return self.executor.measure(units, params, units.run).map(self.all_clients.sum)
 
     @property
     def _sampled(self) -> bool:
@@ -163,12 +183,6 @@ class Rounds:
         settings = self.settings
         every = settings.cohort == self.book.num_clients and settings.sampling == "uniform"
         return settings.cohort is not None and not every
-
-    def _steps(self) -> np.ndarray:
-        """Local steps a round of the client that a row finds itself with; one a run."""
-        sizes = self.book.sizes
-        steps = -(-np.minimum(sizes, self._most()) // self.settings.batch_size)
-        return self.settings.epochs * (sizes * steps).sum(1) / sizes.sum(1)
 
     def _most(self) -> int:
         return min((self.settings.steps or EVERY_ROW) * self.settings.batch_size, EVERY_ROW)

@@ -2,6 +2,7 @@
 without changing shapes, side by side. Leading axes are (run, client)."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from fedgft.engine.settings import Settings
 from fedgft.engine.snapshot import Snapshot, pack, unpack
 from fedgft.errors import FedgftError
 from fedgft.federated import Algorithm
+from fedgft.federated.control import Controlled, ControlReport, TargetMissedWarning
 from fedgft.metrics import Tally, stack
 from fedgft.models import get_model
 
@@ -48,6 +50,7 @@ class History:
     params: np.ndarray  # (run, p)
     seconds: float
     executor: str
+    control: ControlReport | None = None  # for a method with a target: whether each run reached it
 
     def part(self, runs: slice) -> "History":
         """Some of the runs, with their share of the time."""
@@ -61,6 +64,7 @@ class History:
             params=self.params[runs],
             seconds=self.seconds * share,
             executor=self.executor,
+            control=None if self.control is None else self.control.part(runs),
         )
 
 
@@ -71,7 +75,7 @@ def simulate(
     settings: Settings,
     *,
     seeds: Sequence[int],
-    lr: float | np.ndarray = 0.002,
+    lr: float | np.ndarray = 0.02,
     init: np.ndarray | None = None,
     on_round: OnRound | None = None,
     on_model: OnModel | None = None,
@@ -175,7 +179,22 @@ def _run(
         params=rounds.executor.fetch(state.params),
         seconds=time.perf_counter() - started,
         executor=rounds.executor.name,
+        control=_reported(rounds, state),
     )
+
+
+def _reported(rounds: Rounds, state: State) -> ControlReport | None:
+    """Whether each run reached its target, with a warning where some did not."""
+    objective = rounds.algorithm.objective
+    if not any(isinstance(penalty, Controlled) for penalty in objective.penalties):
+        return None
+    together = _together(rounds, state)
+    if together is None:
+        together = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
+    report = objective.reports(state.objective, together)[0]
+    if (text := report.warning()) is not None:
+        warnings.warn(text, TargetMissedWarning, stacklevel=4)
+    return report
 
 
 def _begun(rounds: Rounds, init: np.ndarray | None, resume: Snapshot | None) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.memory import Best, Norms, State, Variates
-from fedgft.federated.control import Steering
+from fedgft.federated.control import ControllerState
 from fedgft.metrics import Tally
 from fedgft.optim import Moments
 
 KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Best, Moments, Norms, State, Steering, Tally, Variates)
+    kind.__name__: kind for kind in (Best, ControllerState, Moments, Norms, State, Tally, Variates)
 }
 
 

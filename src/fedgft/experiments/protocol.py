@@ -87,7 +87,9 @@ PROTOCOLS: dict[str, Protocol] = {
         name="paper",
         test="overlap",
         features="raw",
-        settings=Settings(rounds=20, state="keep", start="own", batches="fixed"),
+        settings=Settings(
+            rounds=20, schedule="constant", state="keep", start="own", batches="fixed"
+        ),
         lr=(0.002,),
         lam=(20.0,),
         beta=(1.0,),

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedgft.federated.cohort import Cohort, client_means
+from fedgft.federated.control import Controlled, ControlReport, Loop, at_speed
 from fedgft.federated.correction import Correction, Proximal
 from fedgft.federated.penalty import Linearised
 from fedgft.federated.server import Averaging, Server
@@ -34,7 +35,7 @@ class Pricing(Protocol):
     @property
     def metric(self) -> Metric: ...
 
-    def init(self, pace: np.ndarray, *, share: tuple[float, float]) -> Any: ...
+    def init(self, loop: Loop) -> Any: ...
 
     def update(self, state: Any, cohort: Cohort, received: Tally) -> Any: ...
 
@@ -58,15 +59,32 @@ class Objective:
     penalties: tuple[Pricing, ...] = ()
     local_penalties: tuple[Linearised, ...] = ()
 
-    def init(self, pace: np.ndarray, *, share: tuple[float, float] = (1.0, 1.0)) -> States:
-        """`pace`, one a run: learning rate times local steps a round; `share`: of the gains of
-        those that have some."""
-        return tuple(penalty.init(pace, share=share) for penalty in self.penalties)
+    def init(self, loop: Loop | None = None) -> States:
+        """What each penalty remembers before the first round."""
+        return tuple(penalty.init(loop or Loop()) for penalty in self.penalties)
 
-    def update(self, states: States, cohort: Cohort, received: Tally) -> States:
-        """What the server makes of the sums of the received model (ConstUpdate, Algorithm 1)."""
+    def update(
+        self, states: States, cohort: Cohort, received: Tally, *, speed: float = 1.0
+    ) -> States:
+        """What the server makes of the sums of the received model (ConstUpdate, Algorithm 1).
+
+        speed: how far the coming round moves the model, relative to the first round.
+        """
         pairs = zip(self.penalties, states, strict=True)
-        return tuple(penalty.update(state, cohort, received) for penalty, state in pairs)
+        return tuple(
+            penalty.update(at_speed(state, speed), cohort, received) for penalty, state in pairs
+        )
+
+    def reports(self, states: States, federation: Tally) -> tuple[ControlReport, ...]:
+        """Of each penalty that has a target, whether it was reached; `federation`: the final
+        model's sums, (r, ...)."""
+        pairs = zip(self.penalties, states, strict=True)
+        return tuple(p.report(state, federation) for p, state in pairs if isinstance(p, Controlled))
+
+    @property
+    def damps(self) -> bool:
+        """Whether the server's steps shorten towards the end."""
+        return any(getattr(penalty, "damp", False) for penalty in self.penalties)
 
     def excess(self, cohort: Cohort, received: Tally) -> np.ndarray:
         """How far each run is above its targets, all of them together."""

@@ -1,24 +1,36 @@
-"""A target instead of a strength: the measured gap of decisions sets the prices.
+"""A target for the gap of decisions: the server measures the gap and adjusts prices to reach it.
 
-Decisions have no gradient, and scores are not what people are judged by; so each does what it can.
-The *hard* rates, from sums that clients send anyway, say how hard to push, and the scores say
-where. For every condition and every pair of groups the server holds a multiplier mu of the
-constraint rate_i - rate_j <= target, and moves it by a projected proportional-integral rule:
+Decisions have no gradient, so the penalty acts on scores and the measured gap of decisions sets its
+strength. For each condition v and group i the server holds two multipliers, one for each side of a
+band of width `target` around a common center m, and converts them into the price of a row:
 
-    over  = rate_i - rate_j - target              decisions, all clients
-    mu   <- clip(mu + ki over, 0, most)           integral: leaves no offset
-    push  = max(0, mu + kp over)                  proportional: damps the swing
-    C_i   = 2/G sum_j (push_ij - push_ji)         price of group i's rate; G groups
+    above_i = rate_i - m - target/2          below_i = m - target/2 - rate_i
+    up_i   <- clip(up_i   + k (above_i - PAST last above_i), 0, LARGEST)
+    down_i <- clip(down_i + k (below_i - PAST last below_i), 0, LARGEST)
+    q_i     = up_i - down_i, less its mean over rows         price of a row of group i
 
-Clients add <v, statistics of the scores>, with v = sum_i C_i d rate_i / dS taken at the statistics
-of decisions. With two groups C_0 = -C_1 is the one constant of the paper's Theorem 5.1. Within the
-target mu falls back to zero and nothing is pushed; where no model meets it, `most` keeps the push
-finite. ki is in units of what a round can move, the `pace`: learning rate times local steps, up to
-a limit.
+All rates lie within the band exactly if the gap is at most the target. Clients add
+<v, statistics of the scores>, where v = sum_i w_i q_i d rate_i / dS and w_i = P(event, group i).
+With two groups w_0 q_0 = -w_1 q_1 is the one constant C of the paper's Theorem 5.1. Because q is a
+price per row, a group of fifty rows is pushed no harder than a group of fifty thousand.
+
+The gain k follows the measured response, so that no constant belongs to one optimizer:
+
+    b_i = how far rate_i fell in a round, per unit that q_i rose in the round before
+    k   = GAIN trust / (b_i speed)
+
+b is a regression over past rounds that starts from PRIOR and forgets old rounds as new pushes
+replace them, once for all groups of a condition and then for each group, within bounds. `speed` is
+how far the coming round moves the model, relative to the first: learning rate and damping. `trust`
+halves when the gap swings to the other side without shrinking, falls while rates rise where prices
+rise, and recovers slowly.
+
+Where the learning rate does not fall, models of single rounds scatter around the target for ever.
+`damping` therefore shortens the server's step along a cosine.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,46 +39,210 @@ from fedgft.federated.cohort import Cohort, client_means
 from fedgft.metrics import Kind, Metric, Tally, price
 from fedgft.types import Price, Rates, Statistics
 
-FIRM = (8.0, 2.0)  # ki / pace and kp
-# Where the event is a decision (predictive parity) a price moves the denominator as well, and the
-# rates answer more strongly: pushed as firmly as that, some runs end in "nobody" or "everybody".
-GENTLE = (1.0, 1.0)
+GAIN = 0.6
+"The share of the violation that a round is meant to remove."
+PAST = 0.4
+"How much of the last violation is subtracted: a round keeps this share of what moved before it."
+PRIOR = 0.1
+"The response that is assumed before one is measured: rate per unit of price, per round."
+PRIOR_WEIGHT = 0.1
+"How many squared units of price must have moved before the measured response counts as much."
+RESPONSE_BOUNDS = (0.01, 2.0)
+FORGET = 0.8
+LARGEST = 8.0
+"The largest price of a row. A price of two already decides nearly every row of a calibrated model."
+SLOWEST = 0.05
+"The speed that damping ends with."
+NEAR = 0.003
+"A gap this close to its target has reached it: decisions on a few thousand rows are no finer."
+STEADY = 0.03
+"The gap has settled if it varies by no more than this over the last third of the rounds."
 
 
-FASTEST = 0.3  # pace: who makes many steps a round hears of the gap no more often for it
+class TargetMissedWarning(UserWarning):
+    """The gap of decisions on the clients' rows is above the target that was asked for."""
 
 
-def gains(*, unsure: bool, inertia: bool) -> tuple[float, float]:
-    """What share of ki and kp to use: half where what is measured is noisy (a cohort, noise) or a
-    round old. A server with inertia swings by itself: little of the integral there, and more of
-    what damps."""
-    part = 0.5 if unsure else 1.0
-    return (part / 8, part * 1.25) if inertia else (part, part)
+@dataclass(frozen=True)
+class Loop:
+    """What a controller needs to know about the training that it steers.
+
+    delay: rounds from a price to the first measurement of its effect; 1, or 2 where sums arrive
+        together with the clients' updates.
+    caution: share of the usual gain; below 1 where measurements are noisy (a sampled cohort, added
+        noise) or the server has momentum.
+    """
+
+    delay: int = 1
+    caution: float = 1.0
 
 
-class Steering(NamedTuple):
-    """What the server keeps between rounds."""
+class ControllerState(NamedTuple):
+    """What the server keeps between rounds. Axes: run r, condition v, group g.
 
-    pace: np.ndarray  # (r,)
-    share: tuple[float, float] = (1.0, 1.0)  # of ki and of kp
-    mu: np.ndarray | None = None  # (r, v, g, g)
+    Arrays are None before the first measurement."""
+
+    loop: tuple[int, float]  # delay and caution
+    speed: float = 1.0  # of the coming round
+    gaps: Any = None  # (r, models measured)
+    rates: Any = None  # (r, v, g), of the last model, as all that follow
+    up: Any = None  # presses a rate down
+    down: Any = None
+    above: Any = None  # violations
+    below: Any = None
+    prices: Any = None  # of a row
+    pushes: Any = None  # (delay, r, v, g): price changes times speed, oldest first
+    fall: Any = None  # running sum of pushes times the falls that followed
+    moved: Any = None  # running sum of squared pushes
+    trust: Any = None  # (r, v)
     v: Statistics | None = None  # the last message
 
 
 @dataclass(frozen=True)
-class Controlled:
-    """`target` is one number or one a run; `kind` says which gap is held against it.
+class ControlReport:
+    """Whether each run reached its target. All gaps are of all clients' training rows.
 
-    `pick` is a share of the rounds, counted from the end: of their global models the one with the
-    best balance of accuracy and gap, on the federation's own sums, is handed over; 0: the last.
+    target, gap: (r,), of the model that is handed over. gaps: (r, rounds), of the models on the
+    way. kind: gaps of decisions ("hard") or of scores ("soft").
+    """
+
+    target: np.ndarray
+    gap: np.ndarray
+    gaps: np.ndarray
+    kind: Kind = "hard"
+
+    @property
+    def reached(self) -> np.ndarray:
+        """(r,): whether the gap is within NEAR of the target; False where it is not estimable."""
+        return self.gap <= self.target + NEAR
+
+    @property
+    def swing(self) -> np.ndarray:
+        """(r,): how much the gap varied over the last third of the rounds."""
+        tail = self.gaps[:, -max(2, self.gaps.shape[1] // 3) :]
+        return tail.max(1, initial=0.0) - tail.min(1, initial=1.0)
+
+    @property
+    def settled(self) -> np.ndarray:
+        """(r,): whether that is at most STEADY."""
+        return self.swing <= STEADY
+
+    def part(self, runs: slice) -> "ControlReport":
+        """The report of some of the runs."""
+        return ControlReport(self.target[runs], self.gap[runs], self.gaps[runs], self.kind)
+
+    def reason(self, run: int = 0) -> str:
+        """One sentence on what happened in this run, and what to try if the target was missed."""
+        of = {"hard": "decisions", "soft": "scores"}[self.kind]
+        gap, target, swing = (100 * float(x[run]) for x in (self.gap, self.target, self.swing))
+        if not np.isfinite(gap):
+            return f"The gap of {of} is not estimable: a group has no rows that the metric needs."
+        found = f"The gap of {of} on the clients' rows is {gap:.1f} points"
+        if self.reached[run]:
+            return f"{found}, within the target of {target:.1f}."
+        missed = f"{found}, above the target of {target:.1f}"
+        if not self.settled[run]:
+            return (
+                f"{missed}; it still varied by {swing:.1f} points over the last third of the "
+                "rounds: try more rounds, or a lower learning rate."
+            )
+        falling = self.gaps.shape[1] > 1 and gap < 100 * float(self.gaps[run, -2]) - 0.1
+        if falling:
+            return f"{missed} and still falling: try more rounds."
+        return (
+            f"{missed} although it has settled: try a larger target, more rounds, another model, "
+            "or larger groups."
+        )
+
+    def warning(self) -> str | None:
+        """One sentence on all runs that missed their target; None if none did."""
+        lost = np.flatnonzero(~self.reached)
+        if not len(lost):
+            return None
+        runs = f"{len(lost)} of {len(self.gap)} runs"
+        return f"the target was missed in {runs}. Run {lost[0]}: {self.reason(int(lost[0]))}"
+
+
+def at_speed(state: Any, speed: float) -> Any:
+    """The state of a controller that knows the speed of the coming round; others as they are."""
+    return state._replace(speed=speed) if isinstance(state, ControllerState) else state
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, at any depth of dictionaries: what JSON can hold."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def restored(value: Any) -> Any:
+    """What `plain` was given."""
+    if isinstance(value, dict):
+        found = {key: restored(item) for key, item in value.items()}
+        return found | ({"loop": tuple(value["loop"])} if "loop" in value else {})
+    return np.array(value) if isinstance(value, list) else value
+
+
+def damping(done: int, rounds: int, speed: float) -> float:
+    """The share of the server's step that is taken in round `done`, counted from 0, of `rounds`.
+
+    speed: how far this round moves the model by itself, relative to the first. The two together
+    fall along a cosine from 1 to SLOWEST: a learning rate that falls as fast is left alone.
+    """
+    cosine = SLOWEST + (1 - SLOWEST) * (1 + np.cos(np.pi * min(done / max(rounds, 1), 1.0))) / 2
+    return float(min(1.0, cosine / max(speed, 1e-12)))
+
+
+class StepDamper:
+    """Shortens steps along a cosine, where only the length of each step is known.
+
+    The first quarter of the rounds is left alone; the median length there is the reference.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.lengths: list[float] = []
+
+    def share(self, length: float) -> float:
+        """The share of the next step to take, from its length."""
+        self.lengths.append(length)
+        done, first = len(self.lengths) - 1, max(self.rounds // 4, 1)
+        if done < first:
+            return 1.0
+        return damping(done, self.rounds, self._relative(length))
+
+    @property
+    def speed(self) -> float:
+        """How far the coming round moves the model, relative to the first rounds.
+
+        Steps also shorten because training converges, so their length counts by its square root.
+        """
+        done = len(self.lengths)
+        if done < max(self.rounds // 4, 1):
+            return 1.0
+        length = self._relative(self.lengths[-1])
+        return float(np.sqrt(min(length, 1.0)) * damping(done, self.rounds, length))
+
+    def _relative(self, length: float) -> float:
+        reference = float(np.median(self.lengths[: max(self.rounds // 4, 1)]))
+        return length / reference if reference > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """FedGFT with a target: prices follow the measured gap.
+
+    metric: whose gap. target: one number, or one per run. kind: the gap of decisions ("hard") or
+    of scores ("soft"). pick: the share of rounds, counted from the end, among whose global models
+    the best one is handed over, by accuracy and gap on the clients' rows; 0: always the last.
+    damp: shorten the server's steps towards the end where the learning rate does not fall.
     """
 
     metric: Metric
     target: float | np.ndarray = 0.0
     kind: Kind = "hard"
-    gains: tuple[float, float] | None = None  # ki / pace, kp; None: as above
-    most: float = 50.0
     pick: float = 0.6
+    damp: bool = True
 
     def __post_init__(self) -> None:
         if not np.all((np.asarray(self.target) >= 0) & (np.asarray(self.target) < 1)):
@@ -74,53 +250,153 @@ class Controlled:
         if not 0 <= self.pick <= 1:
             raise FedgftError(f"--pick must lie between 0 and 1, got {self.pick:g}")
 
-    def init(self, pace: np.ndarray, *, share: tuple[float, float] = (1.0, 1.0)) -> Steering:
-        return Steering(np.minimum(pace, FASTEST), share)
+    def init(self, loop: Loop) -> ControllerState:
+        """The state before the first measurement."""
+        return ControllerState((loop.delay, loop.caution))
 
-    def update(self, state: Steering, cohort: Cohort, received: Tally) -> Steering:
+    def update(self, state: ControllerState, cohort: Cohort, received: Tally) -> ControllerState:
+        """The state after the cohort's sums of a model; `steer` on their mean."""
         return self.steer(state, self._mean(cohort, received))
 
-    def steer(self, state: Steering, statistics: Statistics) -> Steering:
+    def steer(self, state: ControllerState, statistics: Statistics) -> ControllerState:
         """The next prices, from mean statistics (r, 2, v, g).
 
-        A pair without a rate rests: its multiplier stays, and nothing is pushed. Noise can give a
-        count below zero or a rate outside [0, 1]; the former is no rate, the latter is clipped.
+        The first model has not been trained, so its gap sets no price. A group without a rate
+        rests: its multipliers stay, and its rows have no price. Noise can give a count below zero
+        or a rate outside [0, 1]: the former is no rate, the latter is clipped.
         """
-        there = statistics[..., 1, :, :] > 0
-        rates = np.where(there, self.metric.rates(statistics).clip(0.0, 1.0), np.nan)
-        over = rates[..., :, None] - rates[..., None, :] - self._targets(len(rates))
-        known = np.isfinite(over)
-        over = self._weights(rates) * np.where(known, over, 0.0)
-        ki, kp = (gain * part for gain, part in zip(self._gains(rates), state.share, strict=True))
-        mu = np.zeros_like(over) if state.mu is None else state.mu
-        mu = np.clip(mu + ki * state.pace[:, None, None, None] * over, 0.0, self.most)
-        push = np.where(known, np.maximum(0.0, mu + kp * over), 0.0)
-        dear = 2 / rates.shape[-1] * (push - np.swapaxes(push, -1, -2)).sum(-1)
-        return state._replace(mu=mu, v=self.metric.through_rates(dear, statistics))
+        known = statistics[..., 1, :, :] > 0
+        share = np.where(known, statistics[..., 1, :, :], 0.0)
+        weight = share / np.maximum(share.sum(-1, keepdims=True), 1e-300)
+        rates = np.where(known, self.metric.rates(statistics), np.nan).clip(0.0, 1.0)
+        gap = (rates.max(-1) - rates.min(-1)).max(-1)[:, None]
+        rates = np.nan_to_num(rates)
+        if state.gaps is None:
+            return _started(state._replace(gaps=gap, rates=rates))
+        state = state._replace(gaps=np.concatenate((state.gaps, gap), axis=1))
+        targets = self._targets(len(rates))
+        center = band_center(rates, weight, known, targets)
+        above = np.where(known, rates - center - targets / 2, 0.0)
+        below = np.where(known, center - targets / 2 - rates, 0.0)
+        state = _with_response(state, rates, weight)
+        state = state._replace(trust=_trust(state, above, below, weight))
+        gain = np.where(known, self._gain(state, weight), 0.0)
+        up = (state.up + gain * (above - PAST * state.above)).clip(0.0, LARGEST)
+        down = (state.down + gain * (below - PAST * state.below)).clip(0.0, LARGEST)
+        prices = np.where(known, up - down, 0.0)
+        prices = np.where(known, prices - (weight * prices).sum(-1, keepdims=True), 0.0)
+        push = state.speed * (prices - state.prices)
+        return state._replace(
+            rates=rates,
+            up=up,
+            down=down,
+            above=above,
+            below=below,
+            prices=prices,
+            pushes=np.concatenate((state.pushes[1:], push[None])),
+            v=self.metric.through_rates(prices * share, statistics),
+        )
 
-    def price(self, state: Steering, *, run: np.ndarray, classes: int) -> Price | float:
+    def price(self, state: ControllerState, *, run: np.ndarray, classes: int) -> Price | float:
+        """The price of each score for entries of runs `run`; zero before the first message."""
         return 0.0 if state.v is None else price(self.metric, state.v, classes)[run]
 
     def excess(self, cohort: Cohort, received: Tally) -> np.ndarray:
-        """By how much each run's gap exceeds its target; NaN where it has none."""
+        """By how much each run's gap exceeds its target; NaN where it is not estimable."""
         gap = self.metric.readout(self._mean(cohort, received))
-        return np.maximum(gap - self._targets(len(gap))[:, 0, 0, 0], 0.0)
+        return np.maximum(gap - self._targets(len(gap))[:, 0, 0], 0.0)
+
+    def report(self, state: ControllerState, federation: Tally) -> ControlReport:
+        """Whether each run reached its target; `federation`: sums of the final model, (r, ...)."""
+        gap = federation.gap(self.metric, self.kind)
+        target = np.broadcast_to(np.asarray(self.target, np.float64), gap.shape)
+        gaps = gap[:, None] if state.gaps is None else state.gaps
+        return ControlReport(target, gap, gaps, self.kind)
 
     def _mean(self, cohort: Cohort, received: Tally) -> Statistics:
         return cohort.mean(client_means(self.metric, received, self.kind))
 
     def _targets(self, runs: int) -> np.ndarray:
-        return np.broadcast_to(np.asarray(self.target, np.float64), (runs,))[:, None, None, None]
+        return np.broadcast_to(np.asarray(self.target, np.float64), (runs,))[:, None, None]
 
-    def _weights(self, rates: Rates) -> np.ndarray:
-        return self.metric.weights(rates.shape[-2])[:, None, None]
+    def _gain(self, state: ControllerState, weight: np.ndarray) -> np.ndarray:
+        """Price per violation, (r, v, g): GAIN over the measured response, b speed."""
+        pooled = [(weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved)]
+        common = (PRIOR_WEIGHT * PRIOR + np.abs(pooled[0])) / (PRIOR_WEIGHT + pooled[1])
+        own = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
+        response = own.clip(*RESPONSE_BOUNDS)
+        important = self.metric.weights(weight.shape[-2])
+        firmness = (
+            GAIN * state.loop[1] * (important / important.sum())[:, None] * len(important) ** 0.5
+        )
+        return firmness * state.trust[..., None] / (response * max(state.speed, SLOWEST))
 
-    def _gains(self, rates: Rates) -> np.ndarray:
-        """ki / pace and kp of each condition: (2, v, 1, 1)."""
-        if self.gains is not None:
-            return np.reshape(self.gains, (2, 1, 1, 1))
-        try:
-            proper = self.metric.proper_conditions(self.metric.classes(rates.shape[-2]))
-        except FedgftError:  # not affine in the scores, so nobody can tell
-            proper = np.zeros(rates.shape[-2], bool)
-        return np.array([FIRM if p else GENTLE for p in proper]).T[:, :, None, None]
+
+def band_center(
+    rates: Rates, weight: np.ndarray, known: np.ndarray, width: np.ndarray
+) -> np.ndarray:
+    """(r, v, 1): the center of a band of this width that is nearest to the rates.
+
+    It minimizes the weighted squared distances of the rates from the band, so that violations above
+    and below it balance; where all rates fit into a band, it lies midway between the outer two.
+    """
+    high = np.where(known, rates, -np.inf).max(-1, keepdims=True)
+    low = np.where(known, rates, np.inf).min(-1, keepdims=True)
+    high, low = (np.where(np.isfinite(edge), edge, 0.0) for edge in (high, low))
+    middle = (high + low) / 2
+    left, right = np.minimum(low + width / 2, middle), np.maximum(high - width / 2, middle)
+    for _ in range(40):  # bisection: the balance falls as the center rises
+        center = (left + right) / 2
+        outside = np.maximum(rates - center - width / 2, 0.0)
+        outside = outside - np.maximum(center - width / 2 - rates, 0.0)
+        balance = (weight * outside).sum(-1, keepdims=True)
+        left, right = np.where(balance > 0, center, left), np.where(balance > 0, right, center)
+    return np.where(high - low <= width, middle, (left + right) / 2)
+
+
+def _started(state: ControllerState) -> ControllerState:
+    """The state with zeros of the right shape."""
+    zero = np.zeros_like(state.rates)
+    return state._replace(
+        up=zero,
+        down=zero,
+        above=zero,
+        below=zero,
+        prices=zero,
+        pushes=np.zeros((state.loop[0], *zero.shape)),
+        fall=zero,
+        moved=zero,
+        trust=np.ones(zero.shape[:2]),
+    )
+
+
+def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> ControllerState:
+    """The state with one more round in its regression of falls on pushes.
+
+    Rates are taken relative to their mean over rows: training moves all groups, prices move them
+    apart. Old rounds are forgotten only as fast as new pushes replace them: while prices rest, the
+    response that was measured stays.
+    """
+    change = rates - state.rates
+    change = change - (weight * change).sum(-1, keepdims=True)
+    push = state.pushes[0]
+    new, old = ((weight * x).sum(-1, keepdims=True) for x in (push**2, state.moved))
+    keep = 1 - (1 - FORGET) * np.minimum(new / np.maximum((1 - FORGET) * old, 1e-12), 1.0)
+    return state._replace(
+        fall=keep * state.fall - push * change, moved=keep * state.moved + push**2
+    )
+
+
+def _trust(
+    state: ControllerState, above: np.ndarray, below: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """(r, v): halved after a swing, where the violation has changed sides and is still half as
+    large; less by 15% while rates rise where prices rise (a runaway); else it recovers by 15%, up
+    to 1."""
+    now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
+    last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)
+    turned = (weight * now * last).sum(-1) < 0
+    large = (weight * now**2).sum(-1) > 0.25 * (weight * last**2).sum(-1)
+    wrong = (weight * state.fall).sum(-1) < 0
+    change = np.where(turned & large, 0.5, np.where(wrong, 0.85, 1.15))
+    return np.minimum(change * state.trust, 1.0)

@@ -56,12 +56,16 @@ def fedgft(
 
 
 def controlled(
-    metric: str | Metric, target: PerRun = 0.0, *, kind: Kind = "hard", pick: float = 0.6
+    metric: str | Metric,
+    target: PerRun = 0.0,
+    *,
+    kind: Kind = "hard",
+    pick: float = 0.6,
+    damp: bool = True,
 ) -> Algorithm:
-    """FedGFT whose strength follows the measured gap of decisions: a target and no knob."""
-    return Algorithm(
-        objective=Objective(penalties=(Controlled(get_metric(metric), target, kind, pick=pick),))
-    )
+    """FedGFT whose strength follows the measured gap of decisions; arguments as in `Controlled`."""
+    rule = Controlled(get_metric(metric), target, kind, pick=pick, damp=damp)
+    return Algorithm(objective=Objective(penalties=(rule,)))
 
 
 @dataclass(frozen=True)

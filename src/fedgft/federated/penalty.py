@@ -19,7 +19,15 @@ import numpy as np
 
 from fedgft.errors import FedgftError
 from fedgft.federated.cohort import Cohort, client_means
-from fedgft.federated.control import FASTEST, Controlled, Steering
+from fedgft.federated.control import (
+    Controlled,
+    ControllerState,
+    ControlReport,
+    Loop,
+    StepDamper,
+    plain,
+    restored,
+)
 from fedgft.metrics import Metric, Tally, get_metric, price
 from fedgft.metrics.spread import SPREADS, spread_gradient
 from fedgft.types import Price, Statistics
@@ -57,7 +65,7 @@ class Linearised:
                 f"--spread {self.spread!r} is not known; choose from {', '.join(SPREADS)}"
             )
 
-    def init(self, pace: np.ndarray, *, share: tuple[float, float] = (1.0, 1.0)) -> None:
+    def init(self, loop: Loop) -> None:
         return None
 
     def update(self, state: Statistics | None, cohort: Cohort, received: Tally) -> Statistics:
@@ -104,7 +112,12 @@ class Penalty:
     `y` holds class indices and `a` group indices, -1 where the group is not recorded.
 
     Give `lam`, the strength of a penalty on the gap of scores, or `target`, the gap of decisions
-    that is to be reached; then `pace` is the learning rate times the local steps of a round.
+    that is to be reached. With a target, also give `rounds`, the length of the loop, and call
+    `penalty.damp(model)` at the end of each round: where the learning rate does not fall, the model
+    would otherwise never settle. `penalty.report` says whether the target was reached.
+
+    `lagging`: statistics are of the model that the round began with, as when clients send them
+    together with their updates.
     """
 
     def __init__(
@@ -115,7 +128,8 @@ class Penalty:
         target: float | None = None,
         groups: int = 2,
         penalty: str = "half",
-        pace: float = 0.3,
+        rounds: int | None = None,
+        lagging: bool = False,
     ) -> None:
         if (lam is None) == (target is None):
             raise FedgftError("Penalty needs either lam or target")
@@ -123,7 +137,9 @@ class Penalty:
         self.lam = 1.0 if lam is None else lam
         self.rule = Linearised(self.metric, self.lam, penalty)
         self.control = None if target is None else Controlled(self.metric, target)
-        self.steering = Steering(np.minimum([pace], FASTEST))
+        self.controller = ControllerState((2 if lagging else 1, 1.0))
+        self.damper = None if rounds is None else StepDamper(rounds)
+        self.last_model: dict[str, Any] | None = None
         self.v: Any = None
 
     def _rows(self, probs: Any, y: Any, a: Any) -> Any:
@@ -145,12 +161,14 @@ class Penalty:
         return np.concatenate(([len(y)], sums.ravel()))
 
     def update(self, statistics: np.ndarray) -> float:
-        """Sets the constants from the sum of all clients' messages; returns the gap F."""
+        """Sets the prices from the sum of all clients' messages; returns the gap F."""
         rows, sums = statistics[0], np.asarray(statistics[1:], dtype=np.float64)
         mean = sums.reshape(2, -1, self.groups) / rows
         if self.control is not None:
-            self.steering = self.control.steer(self.steering, mean[None])
-            self.v = None if self.steering.v is None else self.steering.v[0]
+            speed = 1.0 if self.damper is None else self.damper.speed
+            state = self.controller._replace(speed=speed)
+            self.controller = self.control.steer(state, mean[None])
+            self.v = None if self.controller.v is None else self.controller.v[0]
         else:
             self.v = self.rule.cotangent(mean, np.zeros_like(mean) if self.v is None else self.v)
         return float(self.metric.readout(mean))
@@ -161,3 +179,54 @@ class Penalty:
             return 0.0 * logits.sum()
         v = logits.new_tensor(self.v)
         return self.lam * (self._rows(logits.softmax(-1), y, a) * v).sum() / len(y)
+
+    def damp(self, model: Any) -> float:
+        """Shortens the step that `model` has taken since the last call; returns the share kept.
+
+        Parameters and floating-point buffers change in place. The first call only remembers them:
+        call it once before the first round, and then at the end of each round.
+        """
+        import torch
+
+        if self.damper is None:
+            raise FedgftError("rounds is missing: Penalty(..., rounds=) says how long the loop is")
+        values = {k: v for k, v in model.state_dict().items() if v.is_floating_point()}
+        with torch.no_grad():
+            if self.last_model is None:
+                share = 1.0
+            else:
+                steps = {k: value - self.last_model[k] for k, value in values.items()}
+                length = sum(float((step.double() ** 2).sum()) for step in steps.values()) ** 0.5
+                share = self.damper.share(length)
+                for name, value in values.items():
+                    value.copy_(self.last_model[name] + share * steps[name])
+            self.last_model = {name: value.clone() for name, value in values.items()}
+        return share
+
+    @property
+    def report(self) -> ControlReport | None:
+        """Whether the target was reached by the last measured model, on the rows that were
+        counted; None without a target or before the first update."""
+        gaps = self.controller.gaps
+        if self.control is None or gaps is None:
+            return None
+        target = np.asarray([self.control.target], np.float64)
+        return ControlReport(target, gaps[:, -1], gaps, self.control.kind)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed loop needs, as numbers and lists: for your own checkpoint."""
+        model = self.last_model
+        return {
+            "controller": plain(self.controller._asdict()),
+            "v": plain(self.v),
+            "lengths": [] if self.damper is None else list(self.damper.lengths),
+            "last_model": None if model is None else {k: v.clone() for k, v in model.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned."""
+        self.controller = ControllerState(**restored(state["controller"]))
+        self.v = restored(state["v"])
+        self.last_model = state["last_model"]
+        if self.damper is not None:
+            self.damper.lengths = list(state["lengths"])

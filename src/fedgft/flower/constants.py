@@ -13,7 +13,7 @@ import numpy as np
 from fedgft.engine.picking import SLACK, WORTH
 from fedgft.federated import Cohort
 from fedgft.federated.algorithm import Pricing
-from fedgft.federated.control import Steering
+from fedgft.federated.control import ControllerState, StepDamper, at_speed, plain, restored
 from fedgft.files import parsed
 from fedgft.flower.checks import Noise
 from fedgft.flower.private import gap_error
@@ -34,12 +34,14 @@ class Constants:
     pricing: Pricing | None  # None: measured, and nothing is done about it
     state: Any = None
     names: Names | None = None
+    damper: StepDamper | None = None  # where there is a target, once a step was taken
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def learn(self, total: Tally, *, round: int, clients: int, noise: Noise | None) -> None:
         """One model's sums over everybody; `round`: of how many rounds that model is the result."""
         if self.pricing is not None and self._estimable(total):
-            self.state = self.pricing.update(self.state, EVERYBODY, _unit(total, noise))
+            state = at_speed(self.state, 1.0 if self.damper is None else self.damper.speed)
+            self.state = self.pricing.update(state, EVERYBODY, _unit(total, noise))
         row = {
             "round": round,
             "accuracy": _finite(total.accuracy()),
@@ -76,21 +78,27 @@ class Constants:
         return found if math.isfinite(found) else -math.inf
 
     def to_json(self) -> str:
-        kept = self.state._asdict() if isinstance(self.state, Steering) else {"v": self.state}
+        controlled = isinstance(self.state, ControllerState)
+        kept = self.state._asdict() if controlled else {"v": self.state}
         names = None if self.names is None else [self.names.classes, self.names.groups]
-        held = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in kept.items()}
-        return json.dumps({"state": held, "names": names, "history": self.history})
+        steps = None if self.damper is None else [self.damper.rounds, self.damper.lengths]
+        held = {"state": plain(kept), "names": names, "history": self.history, "steps": steps}
+        return json.dumps(held)
 
     def restore(self, text: str) -> None:
         found = parsed(text)
-        held = {k: np.array(v) if isinstance(v, list) else v for k, v in found["state"].items()}
-        if isinstance(self.state, Steering):
-            self.state = self.state._replace(mu=held.get("mu"), v=held["v"])
+        held = restored(found["state"])
+        if isinstance(self.state, ControllerState):
+            self.state = ControllerState(**held)
         else:
             self.state = held["v"]
         if found["names"] is not None:
             self.names = Names(*(tuple(names) for names in found["names"]))
         self.history = found["history"]
+        if found.get("steps") is not None:
+            rounds, lengths = found["steps"]
+            self.damper = StepDamper(rounds)
+            self.damper.lengths = lengths
 
 
 def kind_of(pricing: Pricing | None) -> Kind:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAdagrad,
@@ -19,7 +18,7 @@ from flwr.serverapp.strategy import (
 )
 
 from fedgft.errors import FedgftError
-from fedgft.federated.control import Controlled, gains
+from fedgft.federated.control import Controlled, Loop
 from fedgft.federated.fairfed import FairFed as FairFedRule
 from fedgft.federated.fairfed import Rule
 from fedgft.federated.penalty import Linearised
@@ -27,7 +26,7 @@ from fedgft.flower.constants import Constants
 from fedgft.flower.gather import Believer
 from fedgft.flower.hearing import Hearing, OnRound
 from fedgft.flower.strategy import FairStrategy
-from fedgft.flower.terms import Terms, innermost
+from fedgft.flower.terms import Terms, innermost, innermost_strategy
 from fedgft.flower.weights import Weights
 from fedgft.flower.wire import Names
 from fedgft.metrics import Metric, get_metric
@@ -44,7 +43,8 @@ def FedGFT(
     target: float | None = None,
     penalty: str = "half",
     spread: str = "range",
-    pace: float = 0.3,
+    pick: float = 0.6,
+    damp: bool = True,
     classes: int | Sequence[str] | None = None,
     groups: int | Sequence[str] | None = None,
     checkpoint: str | Path | None = None,
@@ -54,10 +54,10 @@ def FedGFT(
     """Any strategy of Flower, fair over everybody's rows.
 
     Give `lam`, the strength of a penalty on the gap of scores (the paper's form), or `target`, the
-    gap of decisions that is to be reached; then `pace` is the learning rate times the local steps
-    of a round. `classes` and `groups` (names, or how many) are what sites must agree on; unsaid,
-    most sites decide in the first round. `checkpoint` names a file from which a restarted server
-    goes on. `on_round` is shown every row of the history. `terms`: as in `Terms`.
+    gap of decisions that is to be reached; `pick` and `damp` then are as in `Controlled`.
+    `classes` and `groups` (names, or how many) are what sites must agree on; unsaid, most sites
+    decide in the first round. `checkpoint` names a file from which a restarted server goes on.
+    `on_round` is shown every row of the history. `terms`: as in `Terms`.
     """
     if (lam is None) == (target is None):
         raise FedgftError("FedGFT needs either lam or target")
@@ -66,8 +66,8 @@ def FedGFT(
         pricing: Any = Linearised(chosen, lam, penalty, spread)
         state = None
     else:
-        pricing = Controlled(chosen, target or 0.0)
-        state = pricing.init(np.array([pace]), share=_share(strategy, rules))
+        pricing = Controlled(chosen, target or 0.0, pick=pick, damp=damp)
+        state = pricing.init(_loop(strategy, rules))
     hearing = Hearing(
         Constants(chosen, pricing, state), rules, Believer(_names(classes, groups)), on_round
     )
@@ -114,9 +114,9 @@ def FairFed(
         raise FedgftError("FairFed weighs this round's updates: channel 'train' or 'query'")
     if rules.secure or rules.budget.epsilon is not None:
         raise FedgftError("FairFed needs every client's own sums: no secure sums, no noise")
-    if isinstance(_core(strategy), WEIGHTLESS):
-        raise FedgftError(f"FairFed gives clients weights, and {type(_core(strategy)).__name__} "
-                          "uses none")  # fmt: skip
+    core = innermost_strategy(strategy)
+    if isinstance(core, WEIGHTLESS):
+        raise FedgftError(f"FairFed gives clients weights, and {type(core).__name__} uses none")
     hearing = Hearing(Constants(chosen, None), rules, Believer(_names(classes, groups)), on_round)
     weights = Weights(FairFedRule(chosen, beta, rule), reweigh)
     return FairStrategy(strategy, hearing, weights=weights, checkpoint=checkpoint)
@@ -128,14 +128,10 @@ def _names(classes: int | Sequence[str] | None, groups: int | Sequence[str] | No
     return None if classes is None or groups is None else Names.of(classes, groups)
 
 
-def _core(strategy: Any) -> Any:
-    """The strategy inside all wrappers."""
-    while hasattr(strategy, "strategy"):
-        strategy = strategy.strategy
-    return strategy
-
-
-def _share(strategy: Any, terms: Terms) -> tuple[float, float]:
+def _loop(strategy: Any, terms: Terms) -> Loop:
+    """What the controller should know: when it sees the effect of a price, and how noisily."""
     sampled = innermost(strategy, "fraction_train", 1.0) < 1
-    unsure = sampled or terms.channel == "train" or terms.budget.epsilon is not None
-    return gains(unsure=unsure, inertia=isinstance(_core(strategy), INERT))
+    unsure = sampled or terms.budget.epsilon is not None
+    inert = isinstance(innermost_strategy(strategy), INERT)
+    caution = (0.5 if unsure else 1.0) * (0.5 if inert else 1.0)
+    return Loop(delay=2 if terms.channel == "train" else 1, caution=caution)

@@ -112,6 +112,4 @@ def _strategy(
     lam = float(config["lam"])
     if lam >= 0:
         return FedGFT(strategy, lam=lam, penalty=str(config["penalty"]), **common)
-    steps = (rows * np.ceil(rows / int(config["batch-size"]))).sum() / rows.sum()
-    pace = float(config["lr"]) * int(config["epochs"]) * steps
-    return FedGFT(strategy, target=float(config["target"]), pace=pace, **common)
+    return FedGFT(strategy, target=float(config["target"]), **common)

@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import FedAvgM, Result, Strategy
 
 from fedgft.errors import FedgftError
+from fedgft.federated.control import StepDamper
 from fedgft.flower.checkpoint import Checkpoint
 from fedgft.flower.checks import check_metrics, check_update
 from fedgft.flower.gather import Patient, Replies, log
 from fedgft.flower.hearing import Hearing
-from fedgft.flower.terms import innermost
+from fedgft.flower.terms import innermost, innermost_strategy
 from fedgft.flower.weights import Weights
 from fedgft.flower.wire import RECORD, TRAINED, put_request
 
@@ -109,6 +111,7 @@ class FairStrategy(Strategy):
         if self.weights is not None:
             self._weigh(found, trained)
         arrays, metrics = self.strategy.aggregate_train(self.done + 1, found.ready())
+        arrays = self._damped(arrays)
         self._count(arrays, found.why())
         if self.terms.channel != "evaluate":  # which has not spoken yet
             self._save(arrays or self.sent)
@@ -194,6 +197,26 @@ class FairStrategy(Strategy):
         if self.idle >= self.terms.patience:
             raise FedgftError(f"no new model in {self.idle} rounds in a row: {why}")
 
+    def _damped(self, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """The new model, nearer to the last one towards the end of a run that has a target."""
+        pricing = self.hearing.constants.pricing
+        if arrays is None or not self.hearing.rounds or not getattr(pricing, "damp", False):
+            return arrays
+        damper = self.hearing.constants.damper or StepDamper(self.hearing.rounds)
+        steps = {k: arrays[k].numpy() - self.sent[k].numpy() for k in arrays if _floats(arrays[k])}
+        length = sum(float(np.square(step, dtype=np.float64).sum()) for step in steps.values())
+        share = damper.share(length**0.5)
+        self.hearing.constants.damper = damper
+        if share < 1:
+            near = {
+                k: self.sent[k].numpy() + step * step.dtype.type(share) for k, step in steps.items()
+            }
+            arrays = ArrayRecord({k: Array(near[k]) if k in near else arrays[k] for k in arrays})
+            core = innermost_strategy(self.strategy)
+            if isinstance(core, FedAvgM):  # it remembers the model that it has returned
+                core.current_arrays = arrays
+        return arrays
+
     def _save(self, arrays: ArrayRecord) -> None:
         if self.checkpoint is not None:
             self.checkpoint.save(self, arrays)
@@ -212,3 +235,7 @@ class FairStrategy(Strategy):
     @property
     def _key(self) -> str:
         return innermost(self.strategy, "weighted_by_key", "num-examples")
+
+
+def _floats(array: Array) -> bool:
+    return np.issubdtype(np.dtype(array.dtype), np.floating)

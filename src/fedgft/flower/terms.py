@@ -49,6 +49,13 @@ class Terms:
         return self.budget.asked(kind) | ({"secure": 1.0} if self.secure else {})
 
 
+def innermost_strategy(strategy: Any) -> Any:
+    """The strategy inside all wrappers."""
+    while hasattr(strategy, "strategy"):
+        strategy = strategy.strategy
+    return strategy
+
+
 def innermost(strategy: Any, name: str, default: Any) -> Any:
     """An attribute of a strategy, or of one that it wraps."""
     while strategy is not None:
