@@ -143,12 +143,13 @@ def _sites(summary: Plain, most: int = FEW_SITES_SHOWN) -> Table:
 def _drivers(summary: Plain, metric: str) -> Iterator[str]:
     """Which sites make the gap, in two sentences; nothing where it is not estimable."""
     found = summary["metrics"][metric]
-    if found["pair"] is None:
+    known = [site["contribution"][metric] is not None for site in summary["sites"].values()]
+    if found["pair"] is None or not all(known):
         return
     first, second = found["pair"]
     between_them = f"in {CATALOG[metric].title} between {first} and {second}"
     order = largest_sites(summary, metric, len(summary["sites"]))
-    adds = [(site, summary["sites"][site]["contribution"][metric] or 0.0) for site in order]
+    adds = [(site, summary["sites"][site]["contribution"][metric]) for site in order]
     more = [(site, value) for site, value in adds if value >= SHOWN_FROM]
     less = [(site, -value) for site, value in adds if value <= -SHOWN_FROM]
     if not more and not less:
