@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, roc_auc_score
 
-from fedgft.audit import audit, measure
+from fedgft.audit import Sums, audit, measure
 from fedgft.audit.change import compare
+from fedgft.audit.charts import waterfall
 from fedgft.audit.verdict import verdict
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric
@@ -95,6 +96,109 @@ def test_simpsons_admissions():
     assert found["metrics"]["fpr"]["gap"] is None  # nobody has label 0
     nothing = {"rate": None, "low": None, "high": None, "n": 0}
     assert found["metrics"]["fpr"]["groups"]["women"] == nothing
+
+
+PLACES = {"north": (200, 50), "south": (40, 160), "east": (60, 90)}  # women and men
+
+
+def decided(rate: dict[str, float]) -> list[Sums]:
+    """Sites where the groups live in different places; women and men have one rate at a site."""
+    parts = []
+    for site, rows in PLACES.items():
+        accepted = [np.arange(n) < round(rate[site] * n) for n in rows]
+        sex, labels = np.repeat(["woman", "man"], rows), np.arange(sum(rows)) % 2
+        decision = np.concatenate(accepted).astype(int)
+        parts.append(measure(labels, decision, sensitive_features=sex, site=site))
+    return parts
+
+
+def test_a_model_that_accepts_everybody_has_no_site_that_adds_to_the_gap():
+    """Before: "north adds -50.0, south 40.0, east 10.0" to a gap of 0 that no site has."""
+    made = audit(decided(dict.fromkeys(PLACES, 1.0)))
+    found = made.to_dict()
+    for site in found["sites"].values():
+        assert site["contribution"]["sp"] == 0 and site["gap"]["sp"] == 0
+    said = "No site adds to the gap in statistical parity between man and woman"
+    assert said in made.to_markdown() and said in made.to_html()
+    assert any(said in note for table in made.tables() for note in table.notes)
+    (sites,) = (table for table in made.tables() if table.title == "Sites")
+    at = sites.header.index("adds to the global gap")
+    assert [row[at] for row in sites.rows] == ["0.0", "0.0", "0.0"]
+    steps = waterfall(found)["data"]["values"]
+    assert {row["amount"] for row in steps if row["metric"] == "sp"} == {0.0}
+
+
+def test_one_rate_at_every_site_adds_nothing_though_it_has_no_exact_float():
+    """A rate of 30%: rounding is no "-0.0" in the table either."""
+    made = audit(decided(dict.fromkeys(PLACES, 0.3)))
+    found = made.to_dict()
+    assert found["metrics"]["sp"]["gap"] == pytest.approx(0, abs=1e-12)
+    (sites,) = (table for table in made.tables() if table.title == "Sites")
+    at = sites.header.index("adds to the global gap")
+    assert [row[at] for row in sites.rows] == ["0.0", "0.0", "0.0"]
+    assert "No site adds to the gap in statistical parity" in made.to_markdown()
+    steps = waterfall(found)["data"]["values"]
+    assert {str(row["amount"]) for row in steps if row["metric"] == "sp"} == {"0.0"}
+
+
+def test_the_sites_that_add_to_the_gap_are_named_with_what_they_add():
+    """North refuses all, where most women live; by hand from p (r - rho) - q (s - rho)."""
+    rate = {"north": 0.0, "south": 1.0, "east": 1.0}
+    made = audit(decided(rate))
+    found = made.to_dict()
+    women, men = (np.array([rows[i] for rows in PLACES.values()]) for i in (0, 1))
+    own = np.array([rate[site] for site in PLACES])
+    overall = (own * (women + men)).sum() / (women + men).sum()
+    expected = (own - overall) * (men / men.sum() - women / women.sum())
+    assert found["metrics"]["sp"]["pair"] == ["man", "woman"]
+    assert expected.sum() == pytest.approx(found["metrics"]["sp"]["gap"])
+    for site, value in zip(PLACES, expected, strict=True):
+        assert found["sites"][site]["contribution"]["sp"] == pytest.approx(value)
+    north, south, east = (f"{100 * value:.1f}" for value in expected)
+    assert (
+        "Of the gap of 50.0 points in statistical parity between man and woman, "
+        f"north adds {north}, south {south} and east {east}." in made.to_markdown()
+    )
+
+
+def test_sites_that_take_from_the_gap_are_named_apart():
+    """The overall rate is 475 / 600; east is (1 - 475/600) (60/300 - 90/300) from it."""
+    made = audit(decided({"north": 0.9, "south": 0.5, "east": 1.0}))
+    (said,) = (
+        note for table in made.tables() for note in table.notes if note.startswith("Of the gap")
+    )
+    assert said.endswith("; east takes away 2.1.") and "woman and man" in said
+
+
+def test_the_bound_of_an_audit_is_never_above_one():
+    """Before: the largest local gap plus TV, 1.6 here."""
+    parts = []
+    for site, rows, accepted in (("a", (90, 10), (1, 0)), ("b", (10, 90), (0, 0))):
+        decision = np.repeat(accepted, rows)
+        sex = np.repeat(["woman", "man"], rows)
+        parts.append(measure(np.ones(100, int), decision, sensitive_features=sex, site=site))
+    made = audit(parts)
+    found = made.to_dict()
+    assert max(site["gap"]["sp"] for site in found["sites"].values()) == 1
+    assert found["tv"]["sp"] == pytest.approx(0.8)
+    assert found["bound"]["sp"] == 1
+    (gaps,) = (table for table in made.tables() if table.title == "Gaps by group")
+    assert gaps.rows[0][gaps.header.index("bound")] == "100.0"
+    assert "at most α(1 − TV) + TV" in made.to_markdown() and "α + TV" not in made.to_markdown()
+
+
+def test_the_bound_is_not_above_one_under_noise_either():
+    """Noise takes local rates beyond 1; the bound does not follow them."""
+    rng = np.random.default_rng(5)
+    bounds = []
+    for _ in range(20):
+        parts = [
+            measure(rng.integers(0, 2, 60), np.ones(60, int), site=f"{k}", epsilon=0.3,
+                    sensitive_features=rng.choice(["a", "b"], 60, p=(0.1, 0.9)))
+            for k in range(3)
+        ]  # fmt: skip
+        bounds += [b for b in audit(parts).to_dict()["bound"].values() if b is not None]
+    assert bounds and max(bounds) <= 1
 
 
 def test_local_and_global_fairness_are_different_things():

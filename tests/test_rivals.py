@@ -54,10 +54,10 @@ import sys
 from pathlib import Path
 from fedgft.files import whole
 for i in range(100):
-    with whole(Path(sys.argv[1])) as part, part.open("w") as file:
+    with whole(Path(sys.argv[1])) as part:
         for _ in range(20):
-            file.write(sys.argv[2] * 1000)
-            file.flush()
+            part.write_text(sys.argv[2] * 1000)
+            part.file.flush()
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedgft.data.synthetic import synthetic
 from fedgft.experiments import Point, Study, choices, client_rows, get_protocol, row
-from fedgft.metrics import get_metric
+from fedgft.metrics import Tally, get_metric
 
 # an infinite heterogeneity is said, and is no error
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -101,13 +101,41 @@ def test_a_sweep_is_its_points_one_by_one():
         assert set(result.lr) == {point.lr or 0.002}
 
 
-def test_contributions_add_up_to_the_signed_gap():
+def test_contributions_add_up_to_the_gap():
     study = small("paper")
     result = study.run(0.5, "fedgft", SP)
     rows = client_rows(study, result)
     tally = result.history.federation[-1][0]
     rates = SP.rates(tally.statistics(SP, "hard"))[0]
-    assert sum(r["contribution"] for r in rows) == pytest.approx(rates[0] - rates[1], abs=1e-12)
+    assert sum(r["contribution"] for r in rows) == pytest.approx(np.ptp(rates), abs=1e-12)
+
+
+def test_no_client_adds_to_the_gap_of_a_model_that_accepts_everybody():
+    """Also where clients hold very different shares of the groups, as at alpha 0.5."""
+    study = small("paper")
+    result = study.run(0.5, "fedavg", SP)
+    after = result.history.after
+    accepted = np.stack((0 * after.count, after.count), axis=-1)
+    history = replace(result.history, after=replace(after, score=accepted, decision=accepted))
+    rows = client_rows(study, replace(result, history=history))
+    assert [r["contribution"] for r in rows] == [0.0] * len(rows)
+    assert {r["gap_hard_after"] for r in rows} <= {0.0, None}
+
+
+def test_clients_whose_parts_cancel_are_not_shown_as_zero():
+    """Client 0 accepts group 0 alone, client 1 group 1 alone: the gap is 0, the parts are not."""
+    study = small("paper")
+    result = study.run(0.5, "fedavg", SP)
+    zero = 0 * result.history.after.count[:, :2]
+    count, accepted = zero + np.array([4.0, 4.0, 0.0]), zero.copy()
+    accepted[:, 0, :, 0] = accepted[:, 1, :, 1] = 4.0
+    decision = np.stack((count - accepted, accepted), axis=-1)
+    federations = [replace(f, keys=f.keys[:2]) for f in result.federations]
+    tally = Tally(count, decision, decision)
+    history = replace(result.history, before=tally, after=tally)
+    rows = client_rows(study, replace(result, history=history, federations=federations))
+    assert sorted(r["contribution"] for r in rows) == pytest.approx([-0.5, 0.5])
+    assert {r["gap_hard_after"] for r in rows} == {1.0}
 
 
 def test_a_metric_without_dh_has_its_tv():

@@ -9,6 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import linprog
 
 from fedgft import theory
 from fedgft.errors import FedgftError
@@ -204,9 +205,12 @@ def test_bounds_hold_on_any_federation(metric, num_groups, kind, data):
     condition, i, j = found.pair
     rates = metric.rates(tally.sum().statistics(metric, kind))[condition]
     assert found.gap == pytest.approx(expected, abs=ROUNDING)
-    assert abs(found.weights @ found.contributions - (rates[i] - rates[j])) < ROUNDING
+    for each in (found.contributions, found.paper_contributions):
+        assert np.isfinite(each).all()
+        assert abs(found.weights @ each - (rates[i] - rates[j])) < ROUNDING
     assert found.gap <= found.bound_tight + ROUNDING
-    assert found.bound_tight <= min(1, found.bound_tv) + ROUNDING
+    assert found.bound_tight <= 1
+    assert found.bound_tight <= found.bound_tv + ROUNDING
     if found.proper:
         assert found.total_variation <= found.heterogeneity / 2 + ROUNDING
         assert found.bound_tv <= found.bound_dh + ROUNDING
@@ -221,6 +225,134 @@ def test_the_tight_bound_is_reached(seed, alpha, clients):
     found = theory.Analysis(theory.Compared(0, 0, 1), True, weights, r * b, b, s * d, d)
     assert found.largest_local_gap == pytest.approx(alpha, abs=ROUNDING)
     assert found.gap == pytest.approx(found.bound_tight, abs=1e-9)
+
+
+def worst_case(p: np.ndarray, q: np.ndarray, alpha: float) -> tuple[float, np.ndarray, np.ndarray]:
+    """The largest p.r - q.s over rates in [0, 1] with |r_k - s_k| <= alpha where a client has both
+    groups, by linear programming: nothing of ours is in it."""
+    both = np.eye(len(p))[(p > 0) & (q > 0)]
+    limits = np.concatenate((np.hstack((both, -both)), np.hstack((-both, both))))
+    found = linprog(np.concatenate((-p, q)), limits, np.full(len(limits), alpha), bounds=(0, 1))
+    assert found.status == 0
+    return -found.fun, found.x[: len(p)], found.x[len(p) :]
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32 - 1), alpha=st.floats(0, 1), clients=st.integers(1, 7))
+def test_no_rates_exceed_the_tight_bound_and_the_worst_ones_reach_it(seed, alpha, clients):
+    rng = np.random.default_rng(seed)
+    weights = rng.dirichlet(np.ones(clients))
+    b, d = rng.uniform(0.01, 1, size=(2, clients)) * (rng.random((2, clients)) < 0.7)
+    assume(b.any() and d.any())
+    p, q = weights * b / (weights @ b), weights * d / (weights @ d)
+    assume(((p > 0) & (q > 0)).any())  # else no client has a local gap, and alpha is none
+    most, r, s = worst_case(p, q, alpha)
+    found = theory.Analysis(theory.Compared(0, 0, 1), True, weights, r * b, b, s * d, d)
+    assert found.signed_gap == pytest.approx(most, abs=1e-6)  # the solver's tolerance is 1e-7
+    assert found.bound_tight == pytest.approx(most, abs=1e-6) and found.bound_tight <= 1
+
+
+def test_random_rates_stay_below_the_tight_bound():
+    """Two thousand federations, many with clients that lack a group; the nearest comes close."""
+    rng, nearest = np.random.default_rng(0), math.inf
+    for _ in range(2_000):
+        clients = rng.integers(1, 5)
+        weights = rng.dirichlet(np.ones(clients))
+        b, d = rng.random((2, clients)) * (rng.random((2, clients)) < 0.8)
+        r, s = rng.beta(0.2, 0.2, size=(2, clients))  # near 0 and 1, as worst cases are
+        if not (b.any() and d.any()):
+            continue
+        found = theory.Analysis(theory.Compared(0, 0, 1), True, weights, r * b, b, s * d, d)
+        assert found.gap <= found.bound_tight + ROUNDING and found.bound_tight <= 1
+        nearest = min(nearest, found.bound_tight - found.gap)
+    assert nearest < 1e-2
+
+
+def alike_everywhere(
+    rng: np.random.Generator, classes: int, num_groups: int, clients: int = 5
+) -> Tally:
+    """All clients treat all groups alike: labels and decisions have one joint distribution.
+
+    How many rows of a group a client has is drawn; some have none.
+    """
+    joint = rng.dirichlet(np.ones(classes**2)).reshape(classes, classes)  # label, decision
+    rows = rng.integers(1, 900, (clients, num_groups + 1)) * (rng.random((clients, 1)) < 0.9)
+    rows[0, 0] = rows[1, -2] = 0
+    rows[2:] += 1
+    decision = np.einsum("kg,yc->kygc", rows, joint)
+    return Tally(decision.sum(-1), decision, decision)
+
+
+many_shapes = pytest.mark.parametrize(("classes", "num_groups"), [(2, 2), (2, 4), (3, 2), (4, 3)])
+
+
+@every_metric
+@many_shapes
+def test_where_all_groups_have_the_overall_rate_no_client_adds_to_the_gap(
+    metric, classes, num_groups
+):
+    tally = alike_everywhere(np.random.default_rng(classes), classes, num_groups)
+    for kind in ("soft", "hard"):
+        found = theory.analyse(metric, tally, kind)
+        np.testing.assert_allclose(found.contributions, 0, atol=ROUNDING)
+        assert np.abs(found.paper_contributions).max() > 1e-3, "where the groups live"
+
+
+@every_metric
+@many_shapes
+def test_a_client_adds_the_distance_of_its_rates_from_the_overall_rate(metric, classes, num_groups):
+    """Row by row, for every pair of groups and condition: p_k (r_k - rho) - q_k (s_k - rho)."""
+    rng, clients = np.random.default_rng(1), 4
+    client, label, decision = (rng.integers(n, size=700) for n in (clients, classes, classes))
+    group = rng.integers(num_groups, size=700)
+    group[(client == 0) & (group == 1)] = 0  # client 0 lacks group 1
+    probs, side = np.eye(classes)[decision], np.eye(num_groups)
+    rows = metric.statistics(probs, np.eye(classes)[label], side[group])  # (row, 2, v, g)
+    held = [client == k for k in range(clients)]
+    each = [Tally.of(probs[k], label[k], group[k], num_groups=num_groups) for k in held]
+    tally = stack(each)
+    statistics, weights = theory.per_client(metric, tally, "hard")
+    for v, (i, j) in product(range(rows.shape[2]), combinations(range(num_groups), 2)):
+        hits, cases = rows[:, 0, v], rows[:, 1, v]
+        rho = hits[:, [i, j]].sum() / cases[:, [i, j]].sum()
+        residual = (hits - rho * cases) / cases.sum(0)
+        expected = [(residual[client == k] @ (side[i] - side[j])).sum() for k in range(clients)]
+        found = theory.compare(statistics, weights, theory.Compared(v, i, j), proper=False)
+        np.testing.assert_allclose(weights * found.contributions, expected, atol=ROUNDING)
+        total = hits[:, i].sum() / cases[:, i].sum() - hits[:, j].sum() / cases[:, j].sum()
+        assert sum(expected) == pytest.approx(total, abs=ROUNDING)
+        assert found.signed_gap == pytest.approx(total, abs=ROUNDING)
+
+
+@given(seed=st.integers(0, 2**32 - 1), shift=st.floats(-1, 1))
+def test_a_constant_added_to_the_outcome_changes_no_contribution(seed, shift):
+    rng = np.random.default_rng(seed)
+    weights, (b, d), (r, s) = rng.dirichlet(np.ones(4)), *rng.uniform(0.1, 1, size=(2, 2, 4))
+    pair = theory.Compared(0, 0, 1)
+    before = theory.Analysis(pair, True, weights, r * b, b, s * d, d)
+    after = theory.Analysis(pair, True, weights, (r + shift) * b, b, (s + shift) * d, d)
+    np.testing.assert_allclose(after.contributions, before.contributions, atol=1e-12)
+
+
+def test_a_third_group_does_not_move_what_clients_add_to_the_gap_of_two():
+    """Groups 0 and 1 are treated alike; group 2, larger than both, is treated otherwise."""
+    tally = alike_everywhere(np.random.default_rng(4), 2, 3)
+    decision = tally.decision.copy()
+    decision[:, :, 2] = 9 * decision[:, :, 2, ::-1]  # accepted and refused change places
+    other = Tally(decision.sum(-1), decision, decision)
+    statistics, weights = theory.per_client(CATALOG["sp"], other, "hard")
+    found = theory.compare(statistics, weights, theory.Compared(0, 0, 1), proper=True)
+    np.testing.assert_allclose(found.contributions, 0, atol=ROUNDING)
+    with_third = theory.compare(statistics, weights, theory.Compared(0, 0, 2), proper=True)
+    assert with_third.gap > 0.05 and np.abs(with_third.contributions).max() > 1e-3
+
+
+def test_both_departments_of_simpsons_table_add_half_of_the_gap():
+    """Neither has a gap, but both are far from the overall rate, where most of one sex apply."""
+    found = analysed(theory.simpson(), "sp")
+    assert found.overall_rate == pytest.approx(0.5)
+    np.testing.assert_allclose(found.weights * found.contributions, [-0.24, -0.24])
+    np.testing.assert_allclose(found.weights * found.paper_contributions, [0.16, -0.64])
 
 
 def test_pure_clients_have_no_local_gap_and_bound_nothing():

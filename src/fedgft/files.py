@@ -1,14 +1,22 @@
 """Files are written whole or not at all, into folders that can be written, by one run at a time;
-and what anybody may have written is read with one error alone, ValueError."""
+and what anybody may have written is read with one error alone, ValueError.
+
+Nothing is written through a symbolic link. An output folder that is a link is refused, and so is an
+output file that a command was given by name, before any work is done for it. Any other link is
+replaced by the file, and what it points to stays as it is. Links among the parents of a path are
+followed.
+Files with sums, checkpoints, histories and keys are private: their owner alone can read them.
+"""
 
 import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from fedgft.errors import FedgftError
 
@@ -23,6 +31,10 @@ try:
 except ImportError:  # no such locks on this system
     fcntl = None
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # for the other end of a pipe
+BINARY = getattr(os, "O_BINARY", 0)
+PRIVATE, PUBLIC, FOLDER = 0o600, 0o666, 0o700  # PUBLIC: as far as the user's umask allows
 DEEPEST = 64  # lists in lists in lists: several times what any file of ours has
 
 
@@ -39,12 +51,52 @@ def make_folder(path: str | Path, option: str = "--out") -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".fedgft-probe.part"
-        probe.touch()
-        probe.unlink(missing_ok=True)  # another run may have probed meanwhile
+        _probe(folder / ".fedgft-probe.part")
     except OSError as error:
         raise FedgftError(f"{option} {path}: cannot write there ({error.strerror})") from error
     return folder
+
+
+def _probe(path: Path) -> None:
+    path.unlink(missing_ok=True)  # of a run that was killed
+    with suppress(FileExistsError):  # another run probes at this moment
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, PRIVATE))
+    path.unlink(missing_ok=True)
+
+
+def refuse_link(path: Path, option: str = "") -> None:
+    """Raise FedgftError where the path itself, not one of its parents, is a symbolic link."""
+    if os.path.islink(path):
+        where = f"{option} {path}".lstrip()
+        raise FedgftError(
+            f"{where}: is a symbolic link, and nothing is written through links; name what it "
+            "points to"
+        )
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that its owner alone can look into, or narrow the permissions of one.
+
+    Raises FedgftError where it is a symbolic link.
+    """
+    refuse_link(path)
+    path.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+    with suppress(PermissionError):  # another user's: files in it are private all the same
+        path.chmod(FOLDER)
+    return path
+
+
+def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+    """Open a file for "wb" or "ab" that its owner alone can read, and that is no symbolic link."""
+
+    def opener(name: str, flags: int) -> int:
+        handle = os.open(name, flags | NO_LINK | NO_WAIT, PRIVATE)
+        if hasattr(os, "fchmod"):
+            os.fchmod(handle, PRIVATE)  # it may have been there
+        return handle
+
+    refuse_link(path)
+    return open(path, mode, opener=opener)
 
 
 @contextmanager
@@ -53,6 +105,7 @@ def open_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
 
     If the work fails, folders that were made for it and hold nothing are taken away again.
     """
+    refuse_link(Path(path), option)
     try:
         new = [place for place in (Path(path), *Path(path).parents) if not place.exists()]
     except OSError as error:  # its name is too long
@@ -74,7 +127,7 @@ def _held(folder: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | NO_LINK)
     try:
         lock(handle, folder)
         yield
@@ -102,11 +155,11 @@ def alone(folder: Path) -> Iterator[None]:
 
     The lock is the operating system's, so it ends with the process however that ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    private_folder(folder)
+    with open_private(folder / ".lock", "wb") as file:
         lock(file.fileno(), folder.parent)
         for place in (folder, folder.parent, folder.parent / "figures"):
-            for ending in ENDINGS:
+            for ending in () if place.is_symlink() else ENDINGS:
                 for part in place.glob(f".*.{ending}.part"):
                     part.unlink(missing_ok=True)
         yield
@@ -121,10 +174,15 @@ def staged(folder: Path) -> Iterator[Path]:
     """
     stage = folder / STAGE
     try:
+        if stage.is_symlink():
+            stage.unlink()
         shutil.rmtree(stage, ignore_errors=True)  # of a run that was killed
-        stage.mkdir()
+        stage.mkdir(FOLDER)
         yield stage
-        for path in sorted(stage.iterdir()):
+        made = sorted(stage.iterdir())
+        for path in made:
+            _check_target(folder / path.name)
+        for path in made:
             os.replace(path, folder / path.name)
     except OSError as error:
         reason = error.strerror or error
@@ -135,50 +193,121 @@ def staged(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
+class Part:
+    """A file that is being written, held by its handle: its name could come to mean another."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def write_bytes(self, content: bytes) -> None:
+        self.file.write(content)
+
+    def write_text(self, text: str, encoding: str = "utf-8") -> None:
+        self.file.write(text.encode(encoding))
+
+
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place to write to that becomes `path` at the end, or vanishes if anything goes wrong."""
+def whole(path: Path, *, private: bool = False) -> Iterator[Part]:
+    """A file to write that becomes `path` at the end, or vanishes if anything goes wrong.
+
+    It is made anew under a temporary name, so that a `private` one can be read by its owner alone
+    whatever was there before; others have the permissions that the user's umask gives. A symbolic
+    link at `path` is replaced, not followed; a folder, a device or a pipe is refused.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
-        with _own(part):
+        _check_target(path)
+        with _own(part, PRIVATE if private else PUBLIC) as file:
+            handle = file.fileno()
             try:
-                yield part
+                yield Part(file)
+                file.flush()
+                if not _is(part, handle):
+                    raise OSError(errno.ESTALE, f"its temporary file {part.name} was replaced")
+                if fcntl is None:
+                    file.close()  # Windows moves no open file
                 os.replace(part, path)
             except BaseException:
-                part.unlink(missing_ok=True)
+                if fcntl is None:
+                    _close(file)
+                if fcntl is None or _is(part, handle):
+                    part.unlink(missing_ok=True)
                 raise
     except OSError as error:
         raise FedgftError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-@contextmanager
-def _own(part: Path) -> Iterator[None]:
-    """Of two that write the same file, the second waits until the first one's is in its place.
+def _check_target(path: Path) -> None:
+    """Refuse to put a file in the place of a device, a pipe or a folder."""
+    with suppress(FileNotFoundError):
+        found = os.lstat(path).st_mode
+        if not (stat.S_ISREG(found) or stat.S_ISLNK(found)):
+            kind = "a folder" if stat.S_ISDIR(found) else "no regular file"
+            raise FedgftError(f"{path}: cannot be written (it is {kind})")
 
-    The name is always the same, so what a killed run left is written over by the next.
+
+@contextmanager
+def _own(part: Path, mode: int) -> Iterator[BinaryIO]:
+    """A new file of that name. Of two that write the same file, the second waits until the first
+    one's is in its place.
+
+    The name is always the same, so what a killed run left is removed by the next.
     """
-    if fcntl is None:
-        yield
-        return
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY
     while True:
-        handle = os.open(part, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError:  # no locks on this disk
-                yield
-                return
-            if _is(part, handle):  # else: what we waited for has become the file itself
-                yield
+            handle = os.open(part, flags, mode)
+        except FileExistsError:
+            _wait_and_remove(part)
+            continue
+        file = os.fdopen(handle, "wb")
+        try:
+            _lock_and_wait(handle)
+            if _is(part, handle):  # else: another run took it for one that was left
+                yield file
                 return
         finally:
-            os.close(handle)
+            _close(file)
+
+
+def _close(file: BinaryIO) -> None:
+    with suppress(OSError):  # what could not be written was an error already
+        file.close()
+
+
+def _wait_and_remove(part: Path) -> None:
+    """Of another run that writes it at this moment, or that was killed; nothing of it is read."""
+    try:
+        found = os.lstat(part)
+        if stat.S_ISLNK(found.st_mode) or fcntl is None:
+            part.unlink(missing_ok=True)
+            return
+        if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"{part.name} there is another user's; remove it")
+        if not stat.S_ISREG(found.st_mode):
+            raise FileExistsError(errno.EEXIST, f"{part.name} there is no regular file; remove it")
+        handle = os.open(part, os.O_RDWR | NO_LINK | NO_WAIT | BINARY)
+    except FileNotFoundError:
+        return
+    try:
+        _lock_and_wait(handle)
+        if _is(part, handle):
+            part.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def _lock_and_wait(handle: int) -> None:
+    if fcntl is not None:
+        with suppress(OSError):  # no locks on this disk
+            fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def _is(path: Path, handle: int) -> bool:
+    """Whether the name still means the open file."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
+        return os.path.samestat(os.lstat(path), os.fstat(handle))
+    except OSError:
         return False
 
 

@@ -1,5 +1,7 @@
 """What pages are made of: tables of plain text, and templates that escape all of it."""
 
+import html
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,31 @@ def printable(text: str) -> str:
     return text.translate(UNSEEN)
 
 
+MARKUP = re.compile(r"[\\`*_\[\]$|]|~(?=\S)|(?<=\S)~")  # emphasis, links, code, tables, formulas
+ENTITY = re.compile(r"&(?=#?\w+;)")
+ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)(:)(?=//|\S*@)|\b(www)(\.)")  # a link on GitHub
+BLOCK = re.compile(r"^(\d*)([.)]|#+|[-+]|[-=]+)(?=\s|$)")  # a heading, a list, a rule
+
+
+def escape_markdown(text: str) -> str:
+    """A text that may hold names from data, as Markdown that shows it and does nothing else.
+
+    No emphasis, link, image, code, HTML, table cell, heading or list comes of it, nor a line break.
+
+    >>> escape_markdown("[north](javascript:alert(1)) <b>")
+    '\\\\[north\\\\](javascript:alert(1)) &lt;b&gt;'
+    """
+    text = ENTITY.sub("&amp;", printable(" ".join(text.split())))
+    text = MARKUP.sub(r"\\\g<0>", text).replace("<", "&lt;").replace(">", "&gt;")
+    text = ADDRESS.sub(r"\1\3\\\2\4", text)
+    return BLOCK.sub(r"\1\\\2", text)
+
+
+def unescape_markdown(text: str) -> str:
+    """What `escape_markdown` was given, of its own result."""
+    return html.unescape(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text))
+
+
 @dataclass(frozen=True)
 class Table:
     title: str
@@ -27,12 +54,12 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        clean = lambda cells: " | ".join(c.replace("|", "\\|") for c in cells)  # noqa: E731
+        """As Markdown; every text in it is escaped."""
         rule = ["---"] * self.stubs + ["---:"] * (len(self.header) - self.stubs)
-        lines = [self.header, tuple(rule), *self.rows]
-        body = "\n".join(f"| {clean(line)} |" for line in lines)
-        below = "".join(f"\n{note}\n" for note in self.notes)
-        return f"**{self.title}**\n\n{body}\n{below}"
+        header, *rows = (map(escape_markdown, cells) for cells in (self.header, *self.rows))
+        body = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+        below = "".join(f"\n{escape_markdown(note)}\n" for note in self.notes)
+        return f"**{escape_markdown(self.title)}**\n\n{body}\n{below}"
 
 
 def render(template: str, /, **values: Any) -> str:

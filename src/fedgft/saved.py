@@ -1,8 +1,9 @@
 """Models as safetensors, tables for people. Each file is written whole or not at all."""
 
 import json
+import re
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,15 @@ import numpy as np
 from fedgft.data import Encoder, Federation
 from fedgft.data.scaling import raw_scaling
 from fedgft.errors import FedgftError
-from fedgft.files import make_folder, parsed, proper, read_tensors, whole
+from fedgft.files import make_folder, parsed, proper, read_tensors, refuse_link, whole
 from fedgft.models import ResNet18
 
 if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = "fedgft-model-1"
+FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # how a text begins that a spreadsheet runs
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
 
 
@@ -27,6 +30,7 @@ def check_table(path: Path) -> Path:
         raise FedgftError(f"--out {path}: the ending must be .csv or .parquet")
     if path.is_dir():
         raise FedgftError(f"--out {path}: is a folder")
+    refuse_link(path, "--out")
     make_folder(path.parent)
     return path
 
@@ -35,13 +39,43 @@ def write_frame(frame: "pl.DataFrame", path: Path) -> Path:
     """A table for people: CSV or Parquet by the ending."""
     from polars.exceptions import PolarsError
 
-    write = frame.write_csv if path.suffix.lower() == ".csv" else frame.write_parquet
     with whole(path) as part:
         try:
-            write(part)
+            if path.suffix.lower() == ".csv":
+                without_formulas(frame)[0].write_csv(part.file)
+            else:
+                frame.write_parquet(part.file)
         except PolarsError as error:  # what a full disk is to its Parquet writer
             raise OSError(str(error)) from error
     return path
+
+
+def without_formulas(frame: "pl.DataFrame") -> tuple["pl.DataFrame", int]:
+    """The table as it can be written to CSV, and how many of its cells had to be changed.
+
+    A spreadsheet runs a cell that begins with =, +, -, @, a tab or a line end as a formula. Such
+    texts and column names, which come from data, get an apostrophe in front; numbers, and texts
+    that are numbers (-0.5), stay as they are.
+    """
+    import polars as pl
+
+    texts = [n for n, kind in frame.schema.items() if kind in (pl.String, pl.Categorical, pl.Enum)]
+    runs = [_is_formula(pl.col(name).cast(pl.String)) for name in texts]
+    changed = sum(frame.select(runs).sum().row(0)) if texts else 0
+    marked = [
+        pl.when(run).then("'" + pl.col(name).cast(pl.String)).otherwise(pl.col(name)).alias(name)
+        for name, run in zip(texts, runs, strict=True)
+    ]
+    names: dict[str, str] = {}
+    for name in frame.columns:
+        if re.match(FORMULA, name) and not re.fullmatch(NUMBER.strip("^$"), name):
+            taken = (*frame.columns, *names.values())
+            names[name] = next(n for i in count(1) if (n := "'" * i + name) not in taken)
+    return frame.with_columns(marked).rename(names), changed + len(names)
+
+
+def _is_formula(text: "pl.Expr") -> "pl.Expr":
+    return text.str.contains(FORMULA).fill_null(False) & ~text.str.contains(NUMBER).fill_null(False)
 
 
 @dataclass(frozen=True)
@@ -129,7 +163,6 @@ def write_model(
     held = {**tensors, "scaler.mean": mean, "scaler.spread": spread}
     header = {"fedgft": json.dumps({"format": FORMAT, **about})}
     with whole(path) as part:
-        part.touch()  # with the permissions that files of this user have
         part.write_bytes(save(held, metadata=header))
     return path
 

@@ -148,7 +148,7 @@ def listed(names: Sequence[str]) -> str:
 
 def points(value: float | None, unknown: str = "–", sign: str = "") -> str:
     """A fraction as percentage points."""
-    return unknown if value is None else f"{100 * value:{sign}.1f}"
+    return unknown if value is None else f"{100 * value:{sign}z.1f}"  # z: no minus before 0.0
 
 
 def span(value: float, low: float | None, high: float | None) -> str:

@@ -22,7 +22,9 @@ FIGURES = {  # title, caption
     ),
     "waterfall": (
         "Who drives the gap",
-        "What each site adds to the global gap or takes from it. The bars end at the gap itself.",
+        "What each site adds to the global gap or takes from it, measured from the overall rate of "
+        "the two groups: a site where both have that rate adds nothing. The bars end at the gap "
+        "itself.",
     ),
     "rates": (
         "Every group",
@@ -212,8 +214,9 @@ def _steps(name: str, summary: Plain, total: float) -> list[Plain]:
 
 
 def _step(metric: str, site: str, start: float, end: float, amount: float, kind: str) -> Plain:
-    return {"metric": metric, "name": site, "start": 100 * start, "end": 100 * end,
-            "right": 100 * max(start, end), "amount": 100 * amount, "kind": kind}  # fmt: skip
+    start, end, amount = (round(100 * x, 9) + 0.0 for x in (start, end, amount))  # no -0.0
+    return {"metric": metric, "name": site, "start": start, "end": end, "right": max(start, end),
+            "amount": amount, "kind": kind}  # fmt: skip
 
 
 def rates(summary: Plain) -> Spec:

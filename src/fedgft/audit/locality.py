@@ -25,10 +25,10 @@ class Locality:
     ratio: np.ndarray  # and its own smallest ratio
     local: tuple[np.ndarray, np.ndarray, np.ndarray]  # the global pair there, signed, interval
     beyond: np.ndarray  # 1, -1: a local gap beyond chance, with as many sites to look at; or 0
-    contribution: np.ndarray  # the site's share of the signed gap: they add up to it
+    contribution: np.ndarray  # what the site adds to the signed gap, around the overall rate
     heterogeneity: float
     total_variation: float
-    bound: float  # alpha + TV
+    bound: float  # the gap is at most alpha (1 - TV) + TV
     within: tuple[float, float, float]  # the gap within sites, and its interval
     whole: tuple[float, float, float]  # the pair over all sites, signed, with its own interval
 
@@ -47,7 +47,7 @@ def locality(metric: Metric, seen: View, gap: Gap) -> Locality:
     proper = metric.proper(len(seen.classes))
     pair, ones = Compared(gap.condition, *gap.pair), np.ones(len(statistics))
     exact = compare(statistics, ones, pair, proper=proper)
-    known = compare(np.maximum(statistics, 0.0), ones, pair, proper=proper)  # noise goes below 0
+    known = compare(_possible(statistics), ones, pair, proper=proper)
     over_all = rates_of(metric, seen, "hard")
     one, other = (over_all.of(gap.condition, group) for group in gap.pair)
     value, low, high = (float(x) for x in apart(one, other))
@@ -58,10 +58,16 @@ def locality(metric: Metric, seen: View, gap: Gap) -> Locality:
         contribution=exact.contributions,
         heterogeneity=known.heterogeneity if proper else math.nan,
         total_variation=known.total_variation,
-        bound=known.bound_tv,
+        bound=known.bound_tight,
         within=within_sites(exact, *_noise(metric, seen, pair)),
         whole=(value, low, high),
     )  # fmt: skip
+
+
+def _possible(statistics: np.ndarray) -> np.ndarray:
+    """Sums (k, 2, v, g) brought back to 0 <= numerator <= denominator, which noise leaves."""
+    below = np.maximum(statistics[:, 1], 0.0)
+    return np.stack((np.clip(statistics[:, 0], 0.0, below), below), 1)
 
 
 def own_gaps(

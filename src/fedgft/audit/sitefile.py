@@ -29,7 +29,7 @@ def write_sums(sums: Sums, path: str | Path) -> Path:
     """Write the sums of one site."""
     file = expanded(path)
     text = to_json(sums)
-    with whole(file) as part:
+    with whole(file, private=True) as part:
         part.write_text(text, "utf-8")
     return file
 

@@ -1,12 +1,11 @@
 """The audit as Markdown: the verdict, what to mind, the tables."""
 
-from dataclasses import replace
 from typing import Any
 
 from fedgft.audit.alerts import points
 from fedgft.audit.tabulated import tables
 from fedgft.audit.verdict import verdict
-from fedgft.layout import SIGNS, Table
+from fedgft.layout import SIGNS, Table, escape_markdown
 
 MARK = "<!-- fedgft audit -->"  # tells our files from others
 
@@ -31,14 +30,14 @@ def document(
         mark,
         title,
         "",
-        _clean(lead),
+        escape_markdown(lead),
         "",
-        *(f"- {SIGNS[good]} {_clean(t)}" for good, t in said),
+        *(f"- {SIGNS[good]} {escape_markdown(t)}" for good, t in said),
     ]
     if warnings:
-        lines += ["", "## Mind this", "", *(f"- {_clean(text)}" for text in warnings)]
+        lines += ["", "## Mind this", "", *(f"- {escape_markdown(text)}" for text in warnings)]
     lines += ["", "## Numbers", ""]
-    return "\n".join(lines) + "\n" + "\n".join(_cleaned(table).markdown() for table in tables)
+    return "\n".join(lines) + "\n" + "\n".join(table.markdown() for table in tables)
 
 
 def about(summary: dict[str, Any]) -> str:
@@ -50,19 +49,3 @@ def about(summary: dict[str, Any]) -> str:
         f"{summary['groups']}; {points(summary['accuracy']['rate'])}% of decisions are right. All "
         "gaps are those of decisions, not of scores."
     )
-
-
-def _cleaned(table: Table) -> Table:
-    clean = lambda cells: tuple(map(_clean, cells))  # noqa: E731
-    return replace(
-        table, title=_clean(table.title), header=clean(table.header),
-        rows=tuple(map(clean, table.rows)), notes=clean(table.notes),
-    )  # fmt: skip
-
-
-def _clean(text: str) -> str:
-    """Names from data stay text in Markdown: no tags, no links, no line breaks."""
-    text = " ".join(text.split()).replace("<", "&lt;").replace(">", "&gt;")
-    for sign in "\\[`*_":
-        text = text.replace(sign, f"\\{sign}")
-    return text

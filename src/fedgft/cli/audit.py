@@ -12,7 +12,7 @@ from fedgft.cli.console import note, out, print_table, say, wrote
 from fedgft.cli.names import Flag, Place, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
-from fedgft.files import expanded
+from fedgft.files import expanded, refuse_link
 
 if TYPE_CHECKING:
     from fedgft.audit import Audit
@@ -137,6 +137,7 @@ def check_place(folder: Path, kind: str, option: str = "--out") -> None:
               f'{{\n  "format": "fedgft-{kind}')  # fmt: skip
     for name, start in zip(names(kind), starts, strict=True):
         path = folder / name
+        refuse_link(path, option)
         if path.exists() and not (path.is_file() and path.read_bytes().startswith(start.encode())):
             raise FedgftError(
                 f"{option} {folder}: a {name} is there that is not ours; name another folder"

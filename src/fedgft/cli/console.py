@@ -67,7 +67,7 @@ def points(value: float | None, spread: float | None = None) -> str:
     """A fraction as percentage points; null is a dash, which the table's caption explains."""
     if value is None:
         return "-"
-    text = f"{100 * value:.1f}"
+    text = f"{100 * value:z.1f}"  # z: no minus before 0.0
     return text if spread is None else f"{text}[dim]±{100 * spread:.1f}[/dim]"
 
 

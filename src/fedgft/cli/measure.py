@@ -11,7 +11,7 @@ from fedgft.cli.console import note, wrote
 from fedgft.cli.names import Flag, Place, Some, Whole
 from fedgft.cli.progress import bar
 from fedgft.errors import FedgftError
-from fedgft.files import expanded, open_folder
+from fedgft.files import expanded, open_folder, refuse_link
 from fedgft.layout import printable
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ def _check_place(path: Path, site: str) -> None:
 
     if path.is_dir():
         raise FedgftError(f"--out {path}: is a folder; name a file in it")
+    refuse_link(path, "--out")
     if not path.parent.is_dir():
         raise FedgftError(f"--out {path}: there is no folder {path.parent}")
     if not path.exists():

@@ -33,7 +33,7 @@ def predict(
         Print the rows as JSON, and nothing else, to stdout.
     """
     from fedgft.data import read_frame
-    from fedgft.saved import check_table, load_model, write_frame
+    from fedgft.saved import check_table, load_model, without_formulas, write_frame
 
     if out is not None:
         check_table(out)
@@ -41,13 +41,20 @@ def predict(
     table, notes = saved.predict(read_frame(file), source=str(file))
     for text in notes:
         note(text)
+    as_csv = not json if out is None else out.suffix.lower() == ".csv"
+    shown, changed = without_formulas(table) if as_csv else (table, 0)
+    if changed:
+        note(
+            f"{changed:,} text(s) begin as spreadsheet formulas do, and are written to CSV with an "
+            "apostrophe in front (not to Parquet or JSON)"
+        )
     if out is not None:
-        wrote([write_frame(table, out)])
+        wrote([write_frame(shown, out)])
     if json:
         print_json([{name: _plain(value) for name, value in row.items()}
                     for row in table.iter_rows(named=True)])  # fmt: skip
     elif out is None:
-        sys.stdout.write(table.write_csv())
+        sys.stdout.write(shown.write_csv())
 
 
 def _plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 from fedgft.data.decoding import decode, decoders
 from fedgft.data.fetching import Progress
 from fedgft.errors import FedgftError
-from fedgft.files import parsed
+from fedgft.files import NO_LINK, parsed
 
 VERSION = 1  # of the pixels and of the files: another number, another key
 BLOCK = 512  # images a line of the journal,
@@ -184,7 +184,7 @@ def _alone(album: Album, on_progress: Progress) -> Iterator[BinaryIO]:
 
 def _opened(path: Path) -> BinaryIO:
     """For reading and appending, by nobody but its owner: the originals may be private."""
-    return open(path, "a+b", opener=lambda name, flags: os.open(name, flags, 0o600))
+    return open(path, "a+b", opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o600))
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def make_folder(
                 node_key(path / "nodes", site)
                 certificate_for(path / "nodes", site, issuer, HERE)
             (path / "engine").mkdir(mode=0o700)
-            with whole(path / "engine" / "config.toml") as part:
+            with whole(path / "engine" / "config.toml", private=True) as part:
                 part.write_text(_connection(made), "utf-8")
             copy_app(made.app)
         except BaseException:  # half of it, with keys, is worse than nothing

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.errors import FedgftError
+from fedgft.files import BINARY
 
 VALID = timedelta(days=365)
 SKEW = timedelta(days=1)  # clocks differ
@@ -65,17 +66,23 @@ def node_key(folder: Path, site: str) -> None:
 
 def write_secret(path: Path, content: bytes) -> None:
     """Nobody else can read it, from its first byte on; nothing is written over."""
+    _write_new(path, content, 0o600)
+
+
+def write_public(path: Path, content: bytes) -> None:
+    """For everybody to read; nothing is written over."""
+    _write_new(path, content, 0o644)
+    path.chmod(0o644)  # whatever the umask
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    """A file that was not there, nor a symbolic link of that name."""
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     except FileExistsError:
         raise FedgftError(f"{path}: exists already; a key is not written over") from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
-
-
-def write_public(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    path.chmod(0o644)
 
 
 def _builder(subject: Any, issuer: Any, public: Any) -> Any:

@@ -15,7 +15,7 @@ from fedgft.deploy.folder import CONNECTION, Folder, make_folder
 from fedgft.deploy.outcome import GIVEN_UP, progress, summary
 from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.errors import FedgftError
-from fedgft.files import open_folder
+from fedgft.files import open_folder, open_private
 from fedgft.flower.journal import CHECKPOINT, FILE, HISTORY, SCHEMA
 
 ENGINE = "engine"  # of the engine's own files, while it runs
@@ -151,7 +151,8 @@ def _keep_log(processes: Processes, plan: Plan, run: int) -> None:
         said = processes.run(f"{programs()}flwr", "log", str(run), CONNECTION, "--show")
     except FedgftError as error:
         said = str(error)
-    (plan.out / "logs" / "run.log").write_text(said, "utf-8")
+    with open_private(plan.out / "logs" / "run.log", "wb") as log:
+        log.write(said.encode())
 
 
 def status_of(processes: Processes, run: int) -> str:

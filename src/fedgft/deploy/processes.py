@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedgft.errors import FedgftError
+from fedgft.files import open_private, private_folder
 
 # For a closed network: no telemetry, no check for updates, no packages fetched for every run.
 QUIET = {
@@ -66,8 +67,8 @@ class Processes:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with (self.logs / f"{name}.log").open("wb") as log:
+        private_folder(self.logs)
+        with open_private(self.logs / f"{name}.log", "wb") as log:
             self.running[name] = subprocess.Popen(
                 command, cwd=self.folder, env=environment(self.home), stdin=subprocess.DEVNULL,
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

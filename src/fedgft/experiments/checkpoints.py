@@ -23,7 +23,7 @@ from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.snapshot import Snapshot
 from fedgft.errors import FedgftError
 from fedgft.experiments.shelf import code_hash, data_hash, libraries
-from fedgft.files import STAGE, alone, parsed, read_tensors, staged
+from fedgft.files import PRIVATE, STAGE, alone, parsed, private_folder, read_tensors, staged
 from fedgft.models import Model
 
 FORMAT = "fedgft-rounds-2"
@@ -82,13 +82,13 @@ class Checkpoints:
         snapshot = take()
         about = {"format": FORMAT, "key": key, "round": done, "tree": snapshot.tree,
                  "check": _checksum(snapshot)}  # fmt: skip
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         # A folder of its own, since safetensors leaves files with names of its own if it is killed.
         with staged(self.folder) as place:
             part = place / self._path(key).name
-            part.touch()  # with the permissions that files of this user have
             try:
                 save_file(snapshot.arrays, part, metadata={"fedgft": json.dumps(about)})
+                part.chmod(PRIVATE)  # the folder that it is written in is private already
             except SafetensorError as error:  # what a full disk is to it
                 raise OSError(str(error)) from error
         now = time.monotonic()

@@ -100,7 +100,8 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
     keys = result.federations[replicate].keys
     analysis = analyse(metric, after, "hard")
     # They add up to the gap: positive where a client widens it, whichever group is ahead.
-    contribution = np.sign(analysis.signed_gap) * analysis.weights * analysis.contributions
+    side = -1.0 if analysis.signed_gap < 0 else 1.0
+    contribution = side * analysis.weights * analysis.contributions
     measured = {
         "accuracy_before": before.accuracy(),
         "accuracy_after": after.accuracy(),

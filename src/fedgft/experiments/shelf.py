@@ -21,7 +21,7 @@ import numpy as np
 import fedgft
 from fedgft.data.dataset import Dataset
 from fedgft.engine import compiled
-from fedgft.files import whole
+from fedgft.files import private_folder, whole
 from fedgft.seals import sealed, unsealed
 
 HASHED = 4096  # rows at a time
@@ -43,8 +43,8 @@ class Shelf:
         return None
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with whole(self._path(key)) as part:
+        private_folder(self.folder)
+        with whole(self._path(key), private=True) as part:
             part.write_text(sealed(value, key), "utf-8")
 
     def _path(self, key: str) -> Path:

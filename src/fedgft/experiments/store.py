@@ -18,7 +18,10 @@ TEXT = ("rule", "target_of")  # columns of text that may hold nothing but nulls
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Rows as Parquet; a column of nothing but nulls has a type too, so that files combine."""
+    """Rows as Parquet, which their owner alone can read.
+
+    A column of nothing but nulls has a type too, so that files combine.
+    """
     import polars as pl
 
     frame, buffer = pl.DataFrame(rows, infer_schema_length=None), BytesIO()
@@ -27,7 +30,9 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
         pl.col(name).cast(pl.String if name in TEXT else pl.Float64) for name in empty
     )
     frame.write_parquet(buffer)
-    with whole(path) as part:  # by ourselves: polars has its own ideas of paths and of errors
+    with whole(
+        path, private=True
+    ) as part:  # by ourselves: polars has its own ideas of paths and of errors
         part.write_bytes(buffer.getvalue())
     return path
 

@@ -50,7 +50,7 @@ class Checkpoint:
         tensors |= {} if best is None else _named("best", best.arrays)
         header["check"] = _checksum(header, tensors)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(self.path) as part:
+        with whole(self.path, private=True) as part:
             part.write_bytes(save(tensors, metadata=header))
 
     def load(self, strategy: "FairStrategy", like: ArrayRecord) -> ArrayRecord:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.errors import FedgftError
+from fedgft.files import open_private, refuse_link
 from fedgft.flower.gather import log
 
 FILE = "progress.jsonl"
@@ -34,10 +35,11 @@ class Journal:
     folder: Path
 
     def tell(self, row: dict[str, Any]) -> None:
-        with (self.folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        with open_private(self.folder / FILE, "ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
 
     def __enter__(self) -> "Journal":
+        refuse_link(self.folder, "out")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedgft.audit.sitefile import from_json, to_json
 from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
-from fedgft.files import whole
+from fedgft.files import private_folder, whole
 from fedgft.flower.client import arrays_of
 from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.journal import HISTORY
@@ -110,7 +110,7 @@ def write_results(
         log.warning("fedgft: there is no report: %s", error)
         made = {}
     summary = {"about": about, "sites": sorted(sums), "history": history, "held_out": made}
-    with whole(folder / HISTORY) as part:
+    with whole(folder / HISTORY, private=True) as part:
         part.write_text(json.dumps(summary, indent=1), "utf-8")
 
 
@@ -122,12 +122,11 @@ def _audited(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
     if not sums:
         log.warning("fedgft: no site sent its sums: there is no report")
         return {}
-    place = folder / "sites"
-    place.mkdir(exist_ok=True)
+    place = private_folder(folder / "sites")
     files = []
     for number, (_, text) in enumerate(sorted(sums.items())):
         files.append(place / f"site-{number}.json")  # a site's name is no file name
-        with whole(files[-1]) as part:
+        with whole(files[-1], private=True) as part:
             part.write_text(text, "utf-8")
     made = audit(gather(files))
     for name, text in (("report.html", made.to_html()), ("report.md", made.to_markdown()),

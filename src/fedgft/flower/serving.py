@@ -39,7 +39,7 @@ def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None =
         schema, rows, left_out = _schema(grid, config, nodes)
         told = {"schema": schema.to_json(), "left-out": json.dumps(left_out)}
         how = ConfigRecord({key: config[key] for key in SETTINGS} | told)
-        with whole(journal.folder / SCHEMA) as part:
+        with whole(journal.folder / SCHEMA, private=True) as part:
             part.write_text(schema.to_json(), "utf-8")
         fair = _strategy(strategy, config, schema, rows, journal)
         shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}

@@ -128,7 +128,7 @@ def enter(context: Context, site: str, rho: float) -> None:
     path = Path(str(context.node_config["ledger"])).expanduser()
     most, delta = limits(context, site)
     assert most is not None  # a ledger has a limit
-    with whole(path) as part:
+    with whole(path, private=True) as part:
         spent = rho + _entered(path, site)
         after = epsilon_of(spent, delta)
         if after > most * (1 + 1e-6):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,10 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
         path = folder / f"{name}.{ending}"
         date = {"Date": None} if ending == "svg" else None  # the same picture, the same bytes
         with whole(path) as part, rc_context(SVG):
-            figure.savefig(part, format=ending, dpi=150, metadata=date)
-            if ending == "svg":
-                part.write_text(shorter(part.read_text("utf-8")), "utf-8")
+            drawn = BytesIO()
+            figure.savefig(drawn, format=ending, dpi=150, metadata=date)
+            content = drawn.getvalue()
+            part.write_bytes(shorter(content.decode()).encode() if ending == "svg" else content)
         paths.append(path)
     return paths
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgft.errors import FedgftError
 from fedgft.experiments.paper import NAMES
 from fedgft.files import whole
-from fedgft.layout import SIGNS, render
+from fedgft.layout import SIGNS, escape_markdown, render, unescape_markdown
 from fedgft.report.section import Section, read
 from fedgft.report.tables import MARK
 
@@ -71,7 +71,8 @@ def contents(folder: Path) -> str:
             title, *text = page.read_text("utf-8", "replace").splitlines() or [name]
             good, bad = (sum(line.startswith(f"- {SIGNS[is_so]} ") for line in text)
                          for is_so in (True, False))  # fmt: skip
-            link = f"[{title.removeprefix('# ')}]({name}.md)"
+            shown = escape_markdown(unescape_markdown(title.removeprefix("# ")))  # anybody's file
+            link = f"[{shown}]({name}.md)"
             lines.append(f"| {link} | {good + bad} | {good} | {bad} |")
             total = [total[0] + good, total[1] + bad]
     lines.append(f"| all | {sum(total)} | {total[0]} | {total[1]} |")

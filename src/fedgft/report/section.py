@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.experiments.store import write_rows
-from fedgft.files import proper, whole
-from fedgft.layout import SIGNS, Table
+from fedgft.files import proper, refuse_link, whole
+from fedgft.layout import SIGNS, Table, escape_markdown
 from fedgft.report.claims import Finding
 from fedgft.report.figures import save
 from fedgft.seals import sealed, unsealed
@@ -49,6 +49,7 @@ def write(made: Made, folder: Path) -> list[Path]:
     if _same(kept, stamp, paths[:-1]):
         return paths  # drawing takes longer than all the rest of a second run
     kept.unlink(missing_ok=True)  # from here on it says nothing about the others
+    refuse_link(pictures)
     pictures.mkdir(parents=True, exist_ok=True)
     write_rows(made.rows, rows)
     for name, draw in made.figures.items():
@@ -128,21 +129,19 @@ def _file(name: Any) -> str:
 
 
 def markdown(section: Section) -> str:
-    lines = [f"# {section.title}", ""]
+    """The section as Markdown; every text in it is escaped."""
+    clean = escape_markdown
+    lines = [f"# {clean(section.title)}", ""]
     if section.claim:
-        lines += [f"The paper: {section.claim}", ""]
-    lines += [
-        section.how,
-        *(["", section.note] if section.note else []),
-        "",
-        "## What came out",
-        "",
-    ]
-    lines += [f"- {SIGNS[holds]} {text}" for text, holds in section.findings]
+        lines += [f"The paper: {clean(section.claim)}", ""]
+    lines += [clean(section.how)]
+    lines += ["", clean(section.note)] if section.note else []
+    lines += ["", "## What came out", ""]
+    lines += [f"- {SIGNS[holds]} {clean(text)}" for text, holds in section.findings]
     lines += ["", *(f"{table.markdown()}" for table in section.tables)]
     for name, caption in section.figures:
-        lines += [f"![{caption}](figures/{name}.svg)", ""]
+        lines += [f"![{clean(caption)}](figures/{name}.svg)", ""]
     for title, said in (("Chosen on inner splits", section.chosen), ("Notes", section.notes)):
         if said:
-            lines += [f"## {title}", "", *(f"- {text}" for text in said), ""]
+            lines += [f"## {title}", "", *(f"- {clean(text)}" for text in said), ""]
     return "\n".join(lines).rstrip() + "\n"

@@ -50,16 +50,49 @@ class Analysis:
     @property
     def signed_gap(self) -> float:
         """F~ = a/b - c/d: group i minus group j."""
-        return float(self.weights @ self.contributions)
+        a, b, c, d = (self.weights @ terms for terms in (self.a, self.b, self.c, self.d))
+        return float(_ratio(a, b) - _ratio(c, d))
 
     @property
     def gap(self) -> float:
         """F = |F~|."""
         return abs(self.signed_gap)
 
+    @property
+    def overall_rate(self) -> float:
+        """rho = (a + c) / (b + d): the rate of the two groups together, over all clients."""
+        hits = self.weights @ (self.a + self.c)
+        return float(_ratio(hits, self.weights @ (self.b + self.d)))
+
     @cached_property
     def contributions(self) -> np.ndarray:
-        """F_k = a_k/b - c_k/d with the global b and d, so that F~ = sum_k w_k F_k (Theorem 5.1)."""
+        """What each client adds to the gap, around the overall rate: F~ = sum_k w_k G_k, where
+
+            G_k = (a_k - rho b_k) / b - (c_k - rho d_k) / d,
+            w_k G_k = p_k (r_k - rho) - q_k (s_k - rho).
+
+        The total is F~ whatever rho is, for sum_k w_k (rho b_k / b - rho d_k / d) = rho - rho. With
+        the overall rate as rho, a client adds zero where both groups have that rate, and a
+        constant added to the outcome (a_k + t b_k, c_k + t d_k, rho + t) changes no contribution.
+        A group that a client lacks has a_k = b_k = 0 and adds zero there. `paper_contributions`
+        are G_k + rho (b_k / b - d_k / d): they also count where the groups live.
+
+        rho is the rate of the two compared groups, not of all groups: a third group with another
+        rate would again make clients add or subtract by how many rows of i and j they hold.
+        A client whose groups have one rate that is not the overall one does add to the gap: that
+        is Simpson's paradox, and the contributions show which clients make it.
+        """
+        rho = self.overall_rate
+        first = _ratio(self.a - rho * self.b, self.weights @ self.b)
+        return first - _ratio(self.c - rho * self.d, self.weights @ self.d)
+
+    @cached_property
+    def paper_contributions(self) -> np.ndarray:
+        """F_k = a_k/b - c_k/d with the global b and d: F~ = sum_k w_k F_k (Theorem 5.1).
+
+        Its gradient is what FedGFT needs. As an account of who makes the gap it misleads: for a
+        model that accepts every row, F_k = b_k/b - d_k/d, although no client has a gap.
+        """
         return _ratio(self.a, self.weights @ self.b) - _ratio(self.c, self.weights @ self.d)
 
     @cached_property
@@ -115,23 +148,27 @@ class Analysis:
 
     @property
     def bound_tv(self) -> float:
-        """F <= alpha + TV; it follows from `bound_tight`, single-group clients and all."""
+        """F <= alpha + TV, which follows from `bound_tight`. Above 1 it says nothing."""
         return self._alpha + self.total_variation
 
     @property
     def bound_tight(self) -> float:
-        """F <= alpha (1 - TV) + TV, the least that follows from alpha, p and q.
+        """F <= alpha (1 - TV) + TV <= 1, the least that follows from alpha, p and q.
 
-        With m_k = min(p_k, q_k), which sum to 1 - TV,
+        Proof. With m_k = min(p_k, q_k), which sum to 1 - TV,
 
             F~ = sum_k m_k (r_k - s_k) + sum_k (p_k - m_k) r_k - sum_k (q_k - m_k) s_k,
 
-        and the last two sums lie in [0, TV]. A client that lacks a group has m_k = 0: its
-        missing rate is multiplied by zero throughout, so it counts in TV and needs no local
-        gap. If no client holds both groups there is no alpha, TV is 1, and so is the bound.
+        and the last two sums lie in [0, TV], for rates lie in [0, 1] and the factors of either
+        sum add up to TV; the first lies between -alpha (1 - TV) and alpha (1 - TV). The bound is
+        an average of alpha and 1: never above 1, nor above alpha + TV. A client that lacks a group
+        has m_k = 0: its missing rate is multiplied by zero throughout, so it counts in TV and
+        needs no local gap. If no client holds both groups there is no alpha, TV is 1, and so is
+        the bound.
         It is reached by r_k = 1, s_k = 1 - alpha where p_k > q_k, r_k = alpha, s_k = 0 elsewhere.
         """
-        return self._alpha * (1.0 - self.total_variation) + self.total_variation
+        apart = min(self.total_variation, 1.0)  # not 1 + 1e-16
+        return self._alpha * (1.0 - apart) + apart
 
     @property
     def _alpha(self) -> float:
@@ -156,8 +193,8 @@ def compare(
 ) -> Analysis:
     """The terms of one pair of groups, from the clients' statistics (k, 2, v, g).
 
-    Means with the weights n_k / n, or sums with weights of 1: all that follows is the same, and a
-    contribution is then a client's share of the gap.
+    Means with the weights n_k / n, or sums with weights of 1: all that follows is the same, and
+    contributions then add up to the signed gap.
     """
     (a, b), (c, d) = (statistics[:, :, pair.condition, group].T for group in (pair.i, pair.j))
     return Analysis(pair, proper, weights, a, b, c, d)
@@ -203,7 +240,9 @@ def fair_for_all_weights(statistics: Statistics, *, tolerance: float = 1e-12) ->
     return AllWeights(violation <= tolerance, violation, one_rate)
 
 
-def _ratio(numerator: np.ndarray, denominator: np.ndarray | np.floating) -> np.ndarray:
+def _ratio(
+    numerator: np.ndarray | np.floating, denominator: np.ndarray | np.floating
+) -> np.ndarray:
     """Their quotient, or NaN where no row is counted."""
     known = np.asarray(denominator) > 0
-    return np.where(known, numerator, np.nan) / np.where(known, denominator, 1.0)
+    return np.asarray(np.where(known, numerator, np.nan) / np.where(known, denominator, 1.0))
