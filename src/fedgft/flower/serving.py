@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -17,6 +17,7 @@ from fedgft.flower.journal import CHECKPOINT, HISTORY, SCHEMA, Journal
 from fedgft.flower.methods import FairFed, FedGFT, Measured
 from fedgft.flower.private import Budget
 from fedgft.flower.reporting import collect, write_results
+from fedgft.flower.roster import RosterGrid
 from fedgft.flower.running import Config, Own, federation, model_of
 from fedgft.flower.settings import check_run
 from fedgft.flower.sites import first_arrays
@@ -31,6 +32,7 @@ SETTINGS = (  # what clients are told about their training
 def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None = None) -> None:
     """The server's part: agree on columns, train, measure, write everything into `out`."""
     config: Config = dict(context.run_config)
+    grid = cast(Grid, RosterGrid(grid))
     journal = Journal(Path(str(config["out"])).expanduser())
     with journal:
         check_run(config)
