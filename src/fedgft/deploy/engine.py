@@ -66,7 +66,9 @@ class OwnUserOnly:
         """Whether the other end of the connection belongs to this process's user."""
         client = scope.get("client")
         server = scope.get("server")
-        return bool(client and server) and socket_owner(client, server) == os.getuid()
+        if client is None or server is None:
+            return False
+        return socket_owner(client, server) == os.getuid()
 
 
 def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
@@ -125,7 +127,7 @@ def start_supernode(arguments: list[str]) -> None:
     """Flower's `flower-supernode`, which waits POLL seconds (environment) instead of three."""
     from flwr.supernode.cli import flower_supernode
 
-    worker = import_module("flwr.supernode.start_client_internal")
+    worker: Any = import_module("flwr.supernode.start_client_internal")
     most = float(os.environ.get(POLL, "3"))
     worker.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, most)))
     sys.argv = ["flower-supernode", *arguments]

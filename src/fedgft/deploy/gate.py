@@ -190,9 +190,7 @@ class Gate:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """All requests of one connection, one after the other, until one is refused."""
         address = str((writer.get_extra_info("peername") or ("unknown",))[0])
         self.open += 1
@@ -270,9 +268,7 @@ class _Talk:
         self.address = address
         self.site: str | None = None
         self.asked = "(no request)"
-        self.parser = h11.Connection(
-            h11.SERVER, max_incomplete_event_size=gate.limits.header_bytes
-        )
+        self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=gate.limits.header_bytes)
 
     async def one_request(self) -> bool:
         """Read, check, pass on and answer; whether another may follow."""

@@ -96,6 +96,7 @@ def registered_keys(folder: Path) -> dict[bytes, str]:
 def private_key(path: Path) -> Any:
     """A site's private key; refused where other users of the host can read it."""
     _, ec, form = _cryptography()
+    open_to = 0
     try:
         open_to = stat.S_IMODE(path.stat().st_mode) & 0o077
         key = form.load_ssh_private_key(path.read_bytes(), None)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgft.deploy.folder import CONNECTION, Folder, make_folder
+from fedgft.deploy.control import status_of
+from fedgft.deploy.folder import CONNECTION, Folder, load_folder, make_folder
 from fedgft.deploy.outcome import GIVEN_UP, progress, summary
 from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.errors import FedgftError
@@ -22,7 +23,7 @@ from fedgft.flower.journal import CHECKPOINT, FILE, HISTORY, SCHEMA
 ENGINE = "engine"  # of the engine's own files, while it runs
 LEFTOVERS = {ENGINE, "logs", FILE, SCHEMA}
 POLL = 1.0  # seconds between looks at the progress
-STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
+STATUS_EVERY = 2.0  # seconds between questions to the engine
 POLL_NODE = 0.25  # seconds between a site's questions for work, where all are on one host
 HERE = "127.0.0.1"
 OnProgress = Callable[[dict[str, Any]], None]
@@ -157,7 +158,7 @@ def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -
             words = processes.last_words(plan.sites[0])
             raise FedgftError(f"all sites have ended; {plan.sites[0]} said last: {words}")
         if time.monotonic() - asked > STATUS_EVERY or (plan.out / HISTORY).exists():
-            status = status_of(processes, run)
+            status = status_of(load_folder(processes.folder), run)
             if status.startswith("finished"):
                 _keep_log(processes, plan, run)
                 return status
@@ -174,18 +175,6 @@ def _keep_log(processes: Processes, plan: Plan, run: int) -> None:
     except FedgftError as error:
         said = str(error)
     (plan.out / "logs" / "run.log").write_text(said, "utf-8")
-
-
-def status_of(processes: Processes, run: int) -> str:
-    """Such as "running" or "finished:completed"; the exit code of `flwr run` says nothing."""
-    try:
-        found = _json(processes.run(f"{programs()}flwr", "list", CONNECTION, "--format", "json"))
-    except FedgftError:  # a busy machine is no reason to give up; the deadline is
-        return "unknown"
-    for one in found.get("runs", []):
-        if int(one.get("run-id", -1)) == run:
-            return str(one.get("status", "unknown"))
-    return "unknown"
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -72,9 +72,7 @@ class Runner:
 
         proof = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})
         client = self._connect(proof, patient=False)
-        wanted = AcquireTaskRequest(
-            supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP]
-        )
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
         try:
             while alive():
                 self._collect()

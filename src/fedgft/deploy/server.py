@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from fedgft.deploy.control import register_nodes
 from fedgft.deploy.engine import check_engine
 from fedgft.deploy.folder import DATABASE, Folder
 from fedgft.deploy.gate import Gate, KeyFolder, Limits, Signatures, log, server_tls
@@ -101,29 +102,13 @@ def _broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
 def register_sites(folder: Folder) -> None:
     """Register every key in the folder that the SuperLink does not know, and note which node is
     which site."""
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
     keys = registered_keys(folder.nodes)
-    client = ControlHttpClient.from_server_address(
-        f"127.0.0.1:{folder.inner}",
-        insecure=False,
-        root_certificates=(folder.path / "ca.crt").read_bytes(),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-    )
     try:
-        nodes = {n.public_key: n.node_id for n in client.ListNodes(ListNodesRequest()).nodes_info}
-        for key, name in keys.items():
-            if key not in nodes:
-                made = client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-                nodes[key] = made.node_id
-                log.info("registered site '%s', key %s", name, fingerprint(key))
+        named, new = register_nodes(folder, keys)
     except Exception as error:
         raise FedgftError(f"the SuperLink does not register sites: {error}") from None
-    finally:
-        client.close()
-    named = {str(nodes[key]): name for key, name in keys.items()}
+    for key in new:
+        log.info("registered site '%s', key %s", keys[key], fingerprint(key))
     with whole(folder.names) as part:
         part.write_text(json.dumps(named), "utf-8")
 
