@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -86,9 +87,10 @@ def test_sites_make_their_own_keys(tmp_path: Path, monkeypatch, capsys) -> None:
         assert not any(secret in content for content in held)
         mark = re.search(r"SHA256:\S+", text)
         assert mark and mark[0] in printed
-    theirs = subprocess.run(["ssh-keygen", "-l", "-f", "north/north.pub"], capture_output=True,
-                            text=True, check=False) if shutil.which("ssh-keygen") else None  # fmt: skip
-    assert theirs is None or theirs.stdout.split()[1] in said["north"]
+    if shutil.which("ssh-keygen"):
+        command = ["ssh-keygen", "-l", "-f", "north/north.pub"]
+        theirs = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert theirs.stdout.split()[1] in said["north"]
 
 
 @pytest.mark.parametrize(
@@ -177,11 +179,11 @@ def test_the_commands_can_be_copied(tmp_path: Path) -> None:
         tmp_path / "f", sites=("north", "south"), host="h.example.org", port=9093, make_keys=True
     )
     text = instructions(made)
-    help_of = lambda *command: (
-        subprocess.run(  # noqa: E731
-            [*command, "--help"], capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-    )
+
+    def help_of(*command: str) -> str:
+        told = [*command, "--help"]
+        return subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout
+
     seen = set()
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
@@ -196,7 +198,7 @@ def test_the_commands_can_be_copied(tmp_path: Path) -> None:
     known = help_of(f"{programs()}flower-superlink")
     arguments = made.superlink_arguments()
     assert all(word in known for word in arguments if word.startswith("--"))
-    told = dict(zip(arguments, arguments[1:], strict=False))
+    told = dict(pairwise(arguments))
     assert told["--host"] == "127.0.0.1" and told["--database"].endswith("state.db")
     assert told["--port"] == "9094" and 'address = "127.0.0.1:9094"' in (
         made.engine / "config.toml").read_text()  # fmt: skip
@@ -281,7 +283,7 @@ def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
 
 
 def test_one_run_a_folder(tmp_path: Path) -> None:
-    plan = Plan(("north",), ("",), {}, tmp_path / "out")
+    plan = Plan(("north",), ((),), {}, tmp_path / "out")
     busy = pytest.raises(FedgftError, match="another run is writing there")
     with open_folder(plan.out), busy:
         run_local(plan, lambda row: None, lambda text: None)
