@@ -24,7 +24,6 @@ ENGINE = "engine"  # of the engine's own files, while it runs
 LEFTOVERS = {ENGINE, "logs", FILE, SCHEMA}
 POLL = 1.0  # seconds between looks at the progress
 STATUS_EVERY = 2.0  # seconds between questions to the engine
-POLL_NODE = 0.25  # seconds between a site's questions for work, where all are on one host
 HERE = "127.0.0.1"
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -78,7 +77,7 @@ def start_site(
     processes.start(site, [
         sys.executable, "-m", "fedgft", "deploy", "site", site, "--server", folder.address,
         "--ca", str(folder.path / "ca.crt"), "--key", str(folder.nodes / f"{site}.key"),
-        "--poll", str(POLL_NODE), *(["--app", str(app)] if app else []), *told,
+        *(["--app", str(app)] if app else []), *told,
     ])  # fmt: skip
 
 

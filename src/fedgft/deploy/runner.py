@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import tomllib
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from fedgft.errors import FedgftError
 
-POLL = 0.2  # seconds between questions for a task
+POLL = 0.5  # seconds between questions for a task
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the one call that the node's secret protects
 
 
@@ -76,11 +77,15 @@ class Runner:
         try:
             while alive():
                 self._collect()
-                with suppress(httpx.TransportError):  # the node is starting, or has ended
+                try:
                     got = client.AcquireTask(wanted)
                     if got.HasField("task") and got.token:
                         self._fork(got.token, foreign=got.task.type != TaskType.CLIENT_APP)
                         continue
+                except httpx.TransportError:
+                    pass  # the node is starting, or has ended
+                except httpx.HTTPStatusError as error:
+                    _say(f"the site's node does not hand out work: {error.response.status_code}")
                 time.sleep(POLL)
         finally:
             client.close()
@@ -96,9 +101,11 @@ class Runner:
 
     def _collect(self, *, wait: bool = False) -> None:
         for pid in list(self.busy):
-            found, _ = os.waitpid(pid, 0 if wait else os.WNOHANG)
+            found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
             if found:
                 self.busy.discard(pid)
+                if status and not wait:
+                    _say(f"the process for a message ended with status {status}")
 
     def _fork(self, token: str, *, foreign: bool) -> None:
         sys.stdout.flush()
@@ -114,7 +121,7 @@ class Runner:
             self._handle(token, foreign=foreign)
             status = 0
         except BaseException as error:
-            sys.stderr.write(f"fedgft: a message could not be answered: {error!r}\n")
+            _say(f"a message could not be answered: {error!r}")
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -170,8 +177,10 @@ class Runner:
 def _tell(error: Exception) -> None:
     """The site's operator reads what went wrong: one line, or all of it where it is our fault."""
     if isinstance(error, FedgftError):
-        sys.stderr.write(f"fedgft: {error}\n")
-        return
-    import traceback
+        _say(str(error))
+    else:
+        traceback.print_exception(error)
 
-    traceback.print_exception(error)
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"fedgft: {text}\n")

@@ -51,7 +51,6 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
     if reason:
         note(f"{reason}; trying again until it answers")
     app = load_app(plan.app)
-    import_everything()
     with tempfile.TemporaryDirectory(prefix="fedgft-site-") as name:
         work = Path(name)
         issuer = authority(work)
@@ -66,6 +65,7 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
             variables = {POLL: str(plan.poll)}
             with Processes(Path.cwd(), work / "engine", None, variables) as processes:
                 processes.start("node", _node_command(plan, work, port))
+                import_everything()  # while the node starts
                 runner = Runner(
                     app,
                     address=f"{HERE}:{port}",

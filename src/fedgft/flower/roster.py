@@ -16,7 +16,7 @@ from fedgft.flower.wire import RECORD, name_of, site_names
 
 NODES = "FEDGFT_NODES"  # environment of the server's app: file {node: site}, made from site keys
 ENGINE = 1  # node number that the engine itself answers with, for nodes that are lost
-POLL = 0.5  # seconds between looks for replies; the engine's own are 3 s apart
+POLL = 1.0  # seconds between looks for replies; the engine's own are 3 s apart
 
 
 def registered_names() -> dict[int, str]:
