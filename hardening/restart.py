@@ -3,9 +3,9 @@ run ends with the model of a run that nothing disturbed, byte for byte.
 
 python hardening/restart.py [--out results/hardening] [--rounds 4]
 
-A server and three sites as real processes, through the gate, twice. The second time the server (gate
-and SuperLink) gets SIGKILL after round 1 of the run, at whatever it does then, and is started again.
-No site is started again. Writes restart.md.
+A server and three sites as real processes, through the gate, twice. The second time the server
+(gate and SuperLink) gets SIGKILL after round 1 of the run, whatever it does then, and is started
+again. No site is started again. Writes restart.md.
 """
 
 import argparse

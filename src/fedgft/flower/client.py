@@ -5,7 +5,7 @@
     def site(message, context):              # once a message: import torch in here, not above
         from mine import Net, load
         node = context.node_config
-        return Site(Net(), rows=load(node["data"]), name=node["site"])
+        return Site(Net(), rows=load(node["data"]), name=str(node["site"]))
 
     register(app, site)                      # train, evaluate and query handlers
 
