@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -33,13 +33,18 @@ class RosterGrid:
     """A grid that knows which site each node is, and says which of them did not answer.
 
     Names come from the server's register of keys, else from what nodes said of themselves before.
+    They are forgotten with the run: `with RosterGrid(grid) as grid: ...`.
     """
 
     grid: Grid
     names: dict[int, str] = field(default_factory=registered_names)
 
-    def __post_init__(self) -> None:
+    def __enter__(self) -> Grid:
         site_names.update(self.names)
+        return cast(Grid, self)
+
+    def __exit__(self, *_: object) -> None:
+        site_names.clear()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -32,9 +32,8 @@ SETTINGS = (  # what clients are told about their training
 def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None = None) -> None:
     """The server's part: agree on columns, train, measure, write everything into `out`."""
     config: Config = dict(context.run_config)
-    grid = cast(Grid, RosterGrid(grid))
     journal = Journal(Path(str(config["out"])).expanduser())
-    with journal:
+    with journal, RosterGrid(grid) as grid:
         check_run(config)
         _check_place(journal.folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
