@@ -4,9 +4,8 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -28,20 +27,20 @@ def registered_names() -> dict[int, str]:
         return {}
 
 
-@dataclass
-class RosterGrid:
+class RosterGrid(Grid):
     """A grid that knows which site each node is, and says which of them did not answer.
 
     Names come from the server's register of keys, else from what nodes said of themselves before.
     They are forgotten with the run: `with RosterGrid(grid) as grid: ...`.
     """
 
-    grid: Grid
-    names: dict[int, str] = field(default_factory=registered_names)
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.names = registered_names()
 
-    def __enter__(self) -> Grid:
+    def __enter__(self) -> "RosterGrid":
         site_names.update(self.names)
-        return cast(Grid, self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         site_names.clear()
@@ -80,5 +79,21 @@ class RosterGrid:
         if isinstance(name, str):
             site_names[node] = plain(name, 100)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.grid, name)
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.grid.pull_messages(message_ids)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self.grid.create_message(*args, **kwargs)
+
+    def set_run(self, run: Any) -> None:
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.grid.run
