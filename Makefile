@@ -52,6 +52,7 @@ hardening: $(TEST) ## bad inputs, fuzzing, kills, Ctrl-C, planted faults, load, 
 	$(BIN)/python hardening/fuzz.py all
 	$(BIN)/python hardening/newcomer.py
 	$(BIN)/python hardening/kills.py
+	$(BIN)/python hardening/restart.py --out results/hardening
 	$(BIN)/python hardening/interrupts.py
 	$(BIN)/python hardening/mutants.py --jobs $(WORKERS)
 	$(BIN)/python benchmarks/load.py

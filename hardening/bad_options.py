@@ -10,7 +10,7 @@ QUICK = "--data synthetic --seeds 1 --rounds 1"  # if it runs, not for long
 COMMANDS = {  # what else the command line must have
     ("demo",): "", ("train",): QUICK, ("compare",): QUICK, ("frontier",): QUICK,
     ("measure",): "said.csv --label y --group g --score p", ("audit",): "north.json",
-    ("reproduce",): "table1", ("deploy", "init"): "new --sites a --host h",
+    ("reproduce",): "table1", ("deploy", "init"): "new --sites a --host h --make-keys",
     ("deploy", "local"): "",
 }  # fmt: skip
 HAVE_ALL = "train"  # the commands below share options with it, and are tried with their own

@@ -43,6 +43,8 @@ class InProcess(Grid):
         self.messages: Counter[str] = Counter()
         self.lose: Callable[[int, Message], bool] = lambda node, message: False
         self.gone: set[int] = set()
+        self._sent = 0
+        self._replies: dict[str, Message] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None):
         replies = []
@@ -71,10 +73,17 @@ class InProcess(Grid):
         raise NotImplementedError
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        raise NotImplementedError
+        made = []
+        for message in messages:
+            self._sent += 1
+            made.append(f"message-{self._sent}")
+            for reply in self.send_and_receive([message]):
+                reply.metadata.__dict__["_reply_to_message_id"] = made[-1]
+                self._replies[made[-1]] = reply
+        return made
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        raise NotImplementedError
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
 
 def app_of(site: Site) -> ClientApp:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -10,6 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +21,7 @@ import psutil
 import pytest
 
 from fedgft.deploy.commands import instructions
-from fedgft.deploy.folder import copy_app, make_folder
+from fedgft.deploy.folder import copy_app, load_folder, make_folder
 from fedgft.deploy.keys import authority, node_key
 from fedgft.deploy.local import Plan, federation, nodes_of, run_local, submit, watch
 from fedgft.deploy.outcome import summary
@@ -45,27 +49,95 @@ def left_behind(folder: Path) -> list[str]:
 
 def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     made = make_folder(tmp_path / "f", sites=("north", "south"), host="fair.example.org", port=9093,
-                       aliases=("10.0.0.7",))  # fmt: skip
+                       aliases=("10.0.0.7",), make_keys=True)  # fmt: skip
     mode = lambda path: stat.S_IMODE(path.stat().st_mode)  # noqa: E731
     secret = [made.path / "ca.key", made.path / "server.tls"]
-    secret += [made.path / "nodes" / f"{s}.{k}" for s in made.sites for k in ("key", "tls")]
+    secret += [made.nodes / f"{site}.key" for site in ("north", "south")]
     assert all(mode(path) == 0o600 for path in secret)
-    assert mode(made.path) == mode(made.path / "nodes") == 0o700
+    assert mode(made.path) == mode(made.nodes) == 0o700
     text = instructions(made)
     for path in secret:
         body = path.read_text().splitlines()[1]
         assert body not in text
     with pytest.raises(FedgftError, match="not written over"):
-        make_folder(tmp_path / "f", sites=("north",), host="127.0.0.1", port=1)
+        make_folder(tmp_path / "f", sites=("north",), host="127.0.0.1", port=1, make_keys=True)
     with pytest.raises(FedgftError, match="not written over"):
-        node_key(made.path / "nodes", "north")
+        node_key(made.nodes, "north")
+
+
+def test_sites_make_their_own_keys(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The server never has a private key: it is given the public half, and says its fingerprint."""
+    from fedgft.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    said = {}
+    for site in ("north", "south"):
+        main(["deploy", "keys", site, "--out", site])
+        said[site] = capsys.readouterr().out
+        assert stat.S_IMODE((tmp_path / site / f"{site}.key").stat().st_mode) == 0o600
+    given = [f"{site}={site}/{site}.pub" for site in said]
+    main(["deploy", "init", "f", "--sites", *given, "--host", "fair.example.org"])
+    printed = capsys.readouterr().out
+    made = load_folder(tmp_path / "f")
+    assert made.sites() == ("north", "south") and made.address == "fair.example.org:9093"
+    assert [path.name for path in sorted(made.nodes.iterdir())] == ["north.pub", "south.pub"]
+    held = [path.read_bytes() for path in made.path.rglob("*") if path.is_file()]
+    for site, text in said.items():
+        secret = (tmp_path / site / f"{site}.key").read_bytes().splitlines()[2]
+        assert not any(secret in content for content in held)
+        mark = re.search(r"SHA256:\S+", text)
+        assert mark and mark[0] in printed
+    if shutil.which("ssh-keygen"):
+        command = ["ssh-keygen", "-l", "-f", "north/north.pub"]
+        theirs = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert theirs.stdout.split()[1] in said["north"]
+
+
+@pytest.mark.parametrize(
+    ("sites", "says"),
+    [
+        (["north"], "fedgft deploy keys north"),
+        (["north=absent.pub"], "absent.pub: cannot be read"),
+        (["north=bad.pub"], "bad.pub: not the public key of a site"),
+        (["north=rsa.pub"], "rsa.pub: not the public key of a site"),
+        (["north=a.key"], "a.key: not the public key of a site"),
+        (["north=a.pub", "south=a.pub"], "the same key as that of site 'north'"),
+        (["=a.pub"], "names files"),
+    ],
+)
+def test_bad_public_keys_are_refused(sites, says, tmp_path: Path, monkeypatch, capsys) -> None:
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    from fedgft.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    node_key(tmp_path, "a")
+    (tmp_path / "bad.pub").write_text("ecdsa-sha2-nistp384 AAAA")
+    key = rsa.generate_private_key(65537, 2048).public_key()
+    (tmp_path / "rsa.pub").write_bytes(
+        key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", "init", "f", "--sites", *sites, "--host", "h"])
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+    assert not (tmp_path / "f").exists() or not any((tmp_path / "f").iterdir())
+
+
+def test_a_folder_that_is_no_federation(tmp_path: Path) -> None:
+    with pytest.raises(FedgftError, match="deploy init makes"):
+        load_folder(tmp_path)
+    for text in ("{}", "[", '{"host": "a b", "port": 1, "inner": 2}'):
+        (tmp_path / "federation.json").write_text(text)
+        with pytest.raises(FedgftError):
+            load_folder(tmp_path)
 
 
 def test_the_certificate_names_every_address(tmp_path: Path) -> None:
     from cryptography import x509
 
     made = make_folder(tmp_path / "f", sites=("a",), host="fair.example.org", port=1,
-                       aliases=("10.0.0.7", "::1"))  # fmt: skip
+                       aliases=("10.0.0.7", "::1"), make_keys=True)  # fmt: skip
     found = x509.load_pem_x509_certificate((made.path / "server.crt").read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fair.example.org", "localhost"]
@@ -95,25 +167,42 @@ def test_the_certificate_names_every_address(tmp_path: Path) -> None:
 )
 def test_bad_names_are_refused(how: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(FedgftError, match=says):
-        make_folder(tmp_path / "f", **({"sites": ("a",), "host": "h", "port": 1} | how))
+        held = {"sites": ("a",), "host": "h", "port": 1, "make_keys": True}
+        make_folder(tmp_path / "f", **(held | how))
     assert not (tmp_path / "f").exists() or not any((tmp_path / "f").iterdir())
 
 
 def test_the_commands_can_be_copied(tmp_path: Path) -> None:
-    """Every line of them is a comment, nothing, or a command whose options the engine knows."""
-    made = make_folder(tmp_path / "f", sites=("north", "south"), host="h.example.org", port=9093)
-    known = {
-        name: subprocess.run([f"{programs()}{name}", "--help"], capture_output=True, text=True,
-                             check=True, timeout=60).stdout
-        for name in ("flower-superlink", "flower-supernode")
-    }  # fmt: skip
+    """Every line of them is a comment, nothing, or a command whose options its program knows; and
+    none opens the engine to other hosts."""
+    made = make_folder(
+        tmp_path / "f", sites=("north", "south"), host="h.example.org", port=9093, make_keys=True
+    )
+    text = instructions(made)
+
+    def help_of(*command: str) -> str:
+        told = [*command, "--help"]
+        return subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout
+
     seen = set()
-    for line in instructions(made).splitlines():
+    for line in text.splitlines():
         words = shlex.split(line, comments=True)
-        if words and words[0] in known:
-            seen.add(words[0])
-            assert all(w in known[words[0]] for w in words if w.startswith("--")), line
-    assert seen == set(known)
+        if words and words[0] not in ("cd", "export"):
+            start, command = {"fedgft": (3, [*FEDGFT, *words[1:3]]),
+                              "flwr": (2, [f"{programs()}flwr", words[1]])}[words[0]]  # fmt: skip
+            known = help_of(*command)
+            options = [word for word in words[start:] if word.startswith("--")]
+            assert all(option in known for option in options), line
+            seen.add(tuple(words[:start]))
+    assert seen == {("fedgft", "deploy", "server"), ("fedgft", "deploy", "site"), ("flwr", "run")}
+    known = help_of(f"{programs()}flower-superlink")
+    arguments = made.superlink_arguments()
+    assert all(word in known for word in arguments if word.startswith("--"))
+    told = dict(pairwise(arguments))
+    assert told["--host"] == "127.0.0.1" and told["--database"].endswith("state.db")
+    assert told["--port"] == "9094" and 'address = "127.0.0.1:9094"' in (
+        made.engine / "config.toml").read_text()  # fmt: skip
+    assert "0.0.0.0" not in text
 
 
 def test_the_app_builds(tmp_path: Path) -> None:
@@ -194,7 +283,7 @@ def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
 
 
 def test_one_run_a_folder(tmp_path: Path) -> None:
-    plan = Plan(("north",), ("",), {}, tmp_path / "out")
+    plan = Plan(("north",), ((),), {}, tmp_path / "out")
     busy = pytest.raises(FedgftError, match="another run is writing there")
     with open_folder(plan.out), busy:
         run_local(plan, lambda row: None, lambda text: None)
@@ -316,8 +405,6 @@ def finished(arguments: list[str]) -> tuple[int, str, str]:
 
 def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> None:
     """Two sites, two rounds, FedGFT on FedAdam, for real: the same parameters to 1e-5."""
-    from dataclasses import replace
-
     from fedgft.engine import Settings, simulate
     from fedgft.federated import Adaptive, fedgft
     from fedgft.flower.running import federation as cut
@@ -399,7 +486,8 @@ def test_a_column_that_a_site_lacks_is_seen_before_anything_starts(tmp_path: Pat
 
 
 def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path: Path) -> None:
-    """One federation, three sites; three others that may not join; one site killed in mid-round."""
+    """One federation, three sites; three others that may not join; an app that is not the sites'
+    own; one site killed in mid-round."""
     out = tmp_path / "run"
     sites = ("north", "south", "east")
     config = {"rounds": 2, "sites": 3, "out": str(out), "data": "compas"}
@@ -407,7 +495,8 @@ def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path
     with federation(plan) as (folder, processes):
         _no_other_server_or_wire(folder)
         _start_intruders(folder, processes)
-        run = submit(folder, processes, plan)
+        foreign = _foreign_app(tmp_path)
+        run = submit(folder, processes, replace(plan, app=foreign))
         killed = []
 
         def told(row) -> None:
@@ -419,22 +508,37 @@ def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path
         status = watch(processes, plan, run, told)
         for name, says in REFUSED.items():
             words = (plan.out / "logs" / f"{name}.log").read_text("utf-8", "replace")
-            assert says in words, (name, words[-2000:])
+            assert says in " ".join(words.split()), (name, words[-2000:])
         log = (plan.out / "logs" / "server.log").read_text("utf-8", "replace")
         assert log.count("Activated node_id") == 3
-        assert "No SuperNode found with the given public key" in log
+        assert "unknown key" in log
     made = summary(out, status, seconds=0.0, sites=3, limit=LIMIT)
     assert status == "finished:completed" and made["rounds"] == 2
     rows = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
     counted = [row["clients"] for row in rows if "round" in row]
     assert counted[0] == 3 and counted[-1] == 2
+    assert any("site 'east' failed" in row.get("note", "") for row in rows), rows
+    assert not any("node 1 " in row.get("note", "") for row in rows)
     assert made["sites"] == 2  # of whose rows the report is
+    assert (foreign / "opened-by-server_app").exists()
+    assert not (foreign / "opened-by-client_app").exists(), "a site ran code that it was sent"
     assert left_behind(out) == []
 
 
+def _foreign_app(tmp_path: Path) -> Path:
+    """The app that ships, with lines that tell where it is run."""
+    copy_app(tmp_path / "foreign")
+    for name in ("client_app", "server_app"):
+        path = tmp_path / "foreign" / "fairapp" / f"{name}.py"
+        mark = tmp_path / "foreign" / f"opened-by-{name}"
+        path.write_text(f"{path.read_text()}\nopen({str(mark)!r}, 'w').close()\n")
+    return tmp_path / "foreign"
+
+
 REFUSED = {
-    "unknown-key": "Exit Code: 305",
-    "wrong-authority": "Connection attempt failed",
+    "unknown-key": "the server refuses this site: unknown key",
+    "wrong-authority": "the server refuses this site: its certificate was not issued by",
+    "flowers-own": "[code: 400] unknown key: this site's public key is not among those",
     "no-tls": "Connection attempt failed",
 }
 
@@ -444,17 +548,19 @@ def _start_intruders(folder, processes) -> None:
     strange = folder.path / "strange"
     strange.mkdir()
     authority(strange)
-    node_key(folder.path / "nodes", "unknown")
+    node_key(strange, "unknown")
+    key = str(strange / "unknown.key")
 
-    def command(site: str, authority_: str = "ca.crt") -> list[str]:
-        return [f"{programs()}flower-supernode", "--root-certificates", authority_, "--superlink",
-                folder.address, "--auth-supernode-private-key", f"nodes/{site}.key", "--port",
-                str(free_port())]  # fmt: skip
+    def command(key: Path, authority_: Path) -> list[str]:
+        return [*FEDGFT, "deploy", "site", "north", "--server", folder.address, "--ca",
+                str(authority_), "--key", str(key)]  # fmt: skip
 
-    processes.start("unknown-key", command("unknown"))
-    processes.start("wrong-authority", command("north", "strange/ca.crt"))
-    processes.start("no-tls", [f"{programs()}flower-supernode", "--insecure", "--superlink",
-                               folder.address, "--port", str(free_port())])  # fmt: skip
+    processes.start("unknown-key", command(strange / "unknown.key", folder.path / "ca.crt"))
+    processes.start("wrong-authority", command(folder.nodes / "north.key", strange / "ca.crt"))
+    node = [f"{programs()}flower-supernode", "--superlink", folder.address, "--port"]
+    processes.start("flowers-own", [*node, str(free_port()), "--root-certificates", "ca.crt",
+                                    "--auth-supernode-private-key", key])  # fmt: skip
+    processes.start("no-tls", [*node, str(free_port()), "--insecure"])
 
 
 def _no_other_server_or_wire(folder) -> None:

@@ -23,6 +23,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = {
     "README.md": "the demo's table; compared below with what `make results` kept of it",
     "audit.md": "of what examples/audit_sites.py prints; compared with it below",
+    "deployment.md": "configurations of systemd and nginx; compared with the commands below",
     "idea.md": "formulas",
 }
 # Commands that are only parsed here, by what they contain.
@@ -135,7 +136,11 @@ def run_shell(text):
     "name",
     [
         "",
+        "deploy keys",
         "deploy init",
+        "deploy server",
+        "deploy gate",
+        "deploy site",
         "deploy local",
         "data list",
         "data get",
@@ -146,6 +151,18 @@ def test_every_command_has_help(name, capsys):
     with suppress(SystemExit):
         main([*name.split(), "--help"])
     assert "Usage: fedgft" in capsys.readouterr().out
+
+
+def test_configurations_of_other_programs_fit_ours():
+    """The proxy passes what the gate passes; the service's command parses."""
+    from fedgft.deploy.gate import PASSED
+
+    service, proxy = (text for page, text in blocks("text") if page == "deployment.md")
+    (paths,) = re.findall(r'"\^/v1/fleet/\((.*)\)\$"', proxy)
+    assert {f"/v1/fleet/{path}".encode() for path in paths.split("|")} == PASSED
+    (command,) = re.findall(r"ExecStart=\S*/fedgft (.*)", service)
+    parsed = app.parse_args(shlex.split(command), exit_on_error=False, print_error=False)
+    assert callable(parsed[0])
 
 
 def test_there_is_something_to_test():

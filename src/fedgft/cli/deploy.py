@@ -3,6 +3,8 @@
 import json as encoding
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ from fedgft.cli.deploying import (
     check_numbers,
     check_terms,
     more_settings,
+    node_settings,
     site_files,
     site_names,
 )
@@ -28,6 +31,35 @@ app = App(
 
 
 @app.command
+def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(".")) -> None:
+    """Make a site's key pair, at the site: the private half stays there, the public half goes to
+    the server.
+
+    For example: fedgft deploy keys north
+
+    Parameters
+    ----------
+    site
+        The site's name: letters, digits, '-', '_' and '.'.
+    out
+        The folder for SITE.key and SITE.pub.
+    """
+    from fedgft.deploy.folder import check_names
+    from fedgft.deploy.keys import fingerprint, node_key, public_key
+    from fedgft.files import make_folder
+
+    check_names([site])
+    folder = make_folder(out)
+    node_key(folder, site)
+    wrote([folder / f"{site}.key", folder / f"{site}.pub"])
+    sys.stdout.write(
+        f"Hand {site}.pub to the server's operator, and compare by telephone: "
+        f"{fingerprint(public_key(folder / f'{site}.pub'))}\n"
+        f"Keep {site}.key here.\n"
+    )
+
+
+@app.command
 def init(
     folder: Place,
     /,
@@ -36,33 +68,172 @@ def init(
     host: str,
     port: Whole = 9093,
     alias: Annotated[tuple[str, ...] | None, Some] = None,
+    make_keys: Annotated[bool, Flag] = False,
 ) -> None:
-    """Make a certificate authority, the server's certificate, a key for every site and the app.
+    """Make a certificate authority, the server's certificate, the list of sites and the app.
 
-    For example: fedgft deploy init federation --sites north south --host fair.example.org
+    For example: fedgft deploy init federation --sites north=north.pub --host fair.example.org
 
     Parameters
     ----------
     folder
         A new folder, for the server's host. It holds secrets: of its files a site gets ca.crt and
-        those in nodes/ that bear its name, and nothing else.
+        nothing else.
     sites
-        Names of the sites: letters, digits, '-', '_' and '.'.
+        The sites and their public keys, NAME=FILE each; `fedgft deploy keys NAME` makes one.
     host
         The server's name or address, as sites reach it.
     port
-        The one port that sites connect to.
+        The one port that sites connect to; the next one is used on loopback.
     alias
         More names and addresses of the server, for its certificate.
+    make_keys
+        Make the keys of sites without a file here: for trials, since then the server has them.
     """
     from fedgft.deploy.commands import instructions
     from fedgft.deploy.folder import make_folder
 
     if alias == ():
         raise FedgftError("--alias needs a value")
-    made = make_folder(folder, sites=sites, host=host, port=port, aliases=alias or ())
+    names, files = _named_keys(sites)
+    made = make_folder(
+        folder,
+        sites=names,
+        host=host,
+        port=port,
+        aliases=alias or (),
+        public_keys=files,
+        make_keys=make_keys,
+    )
     wrote([made.path])
     sys.stdout.write(instructions(made))
+
+
+def _named_keys(sites: tuple[str, ...]) -> tuple[list[str], dict[str, Path]]:
+    """Names, and the files of those that have one: "north=north.pub"."""
+    pairs = [site.partition("=") for site in sites]
+    files = {name: expanded(file) for name, equals, file in pairs if equals}
+    return [name for name, _, _ in pairs], files
+
+
+@app.command
+def server(folder: Place, /, *, bind: str = "") -> None:
+    """Start a federation's server: a SuperLink on loopback, and the gate that sites connect to.
+
+    For example: fedgft deploy server federation
+
+    Parameters
+    ----------
+    folder
+        The folder that `fedgft deploy init` made.
+    bind
+        The address on which the gate listens [default: all of this host].
+    """
+    from fedgft.deploy.folder import load_folder
+    from fedgft.deploy.server import run_server
+
+    made = load_folder(folder)
+    with _until_ended():
+        run_server(made, bind=bind or ("::" if ":" in made.host else "0.0.0.0"))
+
+
+@app.command
+def gate(folder: Place, /, *, bind: str = "") -> None:
+    """Start the gate alone, in front of a SuperLink that was started otherwise.
+
+    For example: fedgft deploy gate federation
+
+    Parameters
+    ----------
+    folder
+        The folder that `fedgft deploy init` made.
+    bind
+        The address on which the gate listens [default: all of this host].
+    """
+    from fedgft.deploy.folder import load_folder
+    from fedgft.deploy.server import run_gate
+
+    made = load_folder(folder)
+    with _until_ended():
+        run_gate(made, bind=bind or ("::" if ":" in made.host else "0.0.0.0"))
+
+
+@app.command
+def site(
+    name: str,
+    /,
+    *,
+    server: str,
+    ca: Place = Path("ca.crt"),
+    key: Place | None = None,
+    data: Place | None = None,
+    set_: Annotated[
+        list[str] | None, Parameter(name="--set", consume_multiple=True, negative="")
+    ] = None,
+    app_: Annotated[Place | None, Parameter(name="--app")] = None,
+    poll: float = 1.0,
+) -> None:
+    """Take part as a site, with the app that is installed here; it needs no open port.
+
+    For example: fedgft deploy site north --server fair.example.org:9093 --data /srv/north.csv
+
+    Parameters
+    ----------
+    name
+        The site's name.
+    server
+        HOST:PORT of the server.
+    ca
+        The certificate of the federation's authority, from the server's operator.
+    key
+        The site's private key [default: NAME.key].
+    data
+        The site's table, CSV or Parquet.
+    set_
+        More of the node's settings: --set max-epsilon=1 min-count=10.
+    app_
+        A Flower app of your own to run instead of the installed one. What a run is submitted with
+        is never run.
+    poll
+        Seconds between questions for work.
+    """
+    from fedgft.deploy.folder import check_names, shipped_app
+    from fedgft.deploy.local import configuration
+    from fedgft.deploy.site import SitePlan, run_site
+
+    if set_ == []:
+        raise FedgftError("--set needs a value")
+    check_names([name])
+    if not 0.05 <= poll <= 60:
+        raise FedgftError(f"--poll must lie between 0.05 and 60 seconds, got {poll:g}")
+    told: dict[str, Any] = {"site": name}
+    if data is not None:
+        if not data.is_file():
+            raise FedgftError(f"--data {data}: no such file")
+        told["data"] = str(data.resolve())
+    told |= node_settings(set_ or [], taken=told)
+    plan = SitePlan(
+        server,
+        ca.resolve(),
+        (key or Path(f"{name}.key")).resolve(),
+        configuration(told),
+        app=shipped_app() if app_ is None else app_.resolve(),
+        poll=poll,
+    )
+    with _until_ended():
+        run_site(plan, note)
+
+
+@contextmanager
+def _until_ended() -> Iterator[None]:
+    """A service ends in good order when it is told to, by SIGTERM or Ctrl-C."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sign) != signal.SIG_IGN:  # nohup means it
+            signal.signal(sign, _ended)
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("ended")
 
 
 @app.command

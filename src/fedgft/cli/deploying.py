@@ -1,5 +1,6 @@
 """What `fedgft deploy local` was asked for, checked before any process is started."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,30 +128,40 @@ def _check_strategy(name: str) -> None:
 
 def more_settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> dict[str, Any]:
     """KEY=VALUE, the value as in TOML; the app must have such a setting."""
-    import tomllib
-    from math import inf
-
     from fedgft.data.columns import suggestion
     from fedgft.deploy.folder import app_settings
 
-    known, found = app_settings(own), {}
+    known = app_settings(own)
+    found = node_settings(given, taken)
+    for key, value in found.items():
+        if key not in known:
+            raise FedgftError(f"--set {key}: no such setting{suggestion(key, list(known))}")
+        found[key] = _typed(f"{key}={value}", value, known[key])
+    if found.get("schema"):  # the server works in another folder than whoever names it
+        found["schema"] = str(expanded(found["schema"]).resolve())
+    return found
+
+
+def node_settings(given: list[str], taken: dict[str, Any]) -> dict[str, Any]:
+    """KEY=VALUE, the value as in TOML: what --set says, none of it an option of its own."""
+    import tomllib
+    from math import inf
+
+    found: dict[str, Any] = {}
     for item in given:
         key, equals, value = item.partition("=")
+        key = key.strip()
         try:
-            held = tomllib.loads(f"x = {value}")["x"] if equals and key.strip() else None
+            held = tomllib.loads(f"x = {value}")["x"] if equals and key else None
         except (tomllib.TOMLDecodeError, RecursionError):
             held = value  # a word without quotes, as shells leave it
         if not isinstance(held, (str, int, float, bool)) or held in (inf, -inf) or held != held:
             raise FedgftError(f"--set {item}: write KEY=VALUE, such as lr=0.005")
-        if key.strip() in taken:
-            raise FedgftError(f"--set {item}: there is an option --{key.strip()}")
-        if key.strip() not in known:
-            raise FedgftError(
-                f"--set {item}: no such setting{suggestion(key.strip(), list(known))}"
-            )
-        found[key.strip()] = _typed(item, held, known[key.strip()])
-    if found.get("schema"):  # the server works in another folder than whoever names it
-        found["schema"] = str(expanded(found["schema"]).resolve())
+        if key in taken:
+            raise FedgftError(f"--set {item}: there is an option --{key}")
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", key):
+            raise FedgftError(f"--set {item}: {key!r} is not the name of a setting")
+        found[key] = held
     return found
 
 

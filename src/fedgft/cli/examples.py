@@ -48,13 +48,21 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "data get": ("fedgft data get adult --out adult.csv",),
     "deploy": (
         "fedgft deploy local --sites 3 --rounds 5",
-        "fedgft deploy init federation --sites north south --host fair.example.org",
+        "fedgft deploy init federation --sites north=north.pub --host fair.example.org",
     ),
     "deploy local": (
         "fedgft deploy local --sites 3 --rounds 5",
         "fedgft deploy local --data north.csv south.csv --label repaid --group sex",
     ),
-    "deploy init": ("fedgft deploy init federation --sites north south --host fair.example.org",),
+    "deploy keys": ("fedgft deploy keys north",),
+    "deploy server": ("fedgft deploy server federation",),
+    "deploy gate": ("fedgft deploy gate federation",),
+    "deploy site": (
+        "fedgft deploy site north --server fair.example.org:9093 --data /srv/north.csv",
+    ),
+    "deploy init": (
+        "fedgft deploy init federation --sites north=north.pub --host fair.example.org",
+    ),
 }
 
 

@@ -1,15 +1,17 @@
-"""Certificates and keys: an authority, certificates for the server and every site, and one key
-pair a site.
+"""Certificates and keys: an authority, certificates, and one key pair per site.
 
 Sites check the server by its certificate (TLS), the server knows the sites by their public keys. A
-site's own certificate protects what its node and the processes of its app say to each other.
-Private keys are readable by their owner alone, and are in no log and no command line.
+site makes its own key pair and hands over the public half. Private keys are readable by their owner
+alone, and are in no log and no command line.
 """
 
 import ipaddress
 import os
+import stat
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,61 @@ def node_key(folder: Path, site: str) -> None:
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     write_secret(folder / f"{site}.key", private)
     write_public(folder / f"{site}.pub", public + b"\n")
+
+
+def public_key(path: Path) -> bytes:
+    """A site's public key file (OpenSSH), in the form (PEM) in which Flower sends it."""
+    _, ec, form = _cryptography()
+    try:
+        key = form.load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise FedgftError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception:  # cryptography raises several kinds
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP384R1.name:
+        raise FedgftError(f"{path}: not the public key of a site (fedgft deploy keys makes one)")
+    return key.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+
+
+def registered_keys(folder: Path) -> dict[bytes, str]:
+    """{public key: name of the site} of all NAME.pub files in a folder.
+
+    Two names for one key are an error: each site has its own.
+    """
+    found: dict[bytes, str] = {}
+    for path in sorted(folder.glob("*.pub")):
+        key = public_key(path)
+        if key in found:
+            raise FedgftError(f"{path}: the same key as that of site '{found[key]}'")
+        found[key] = path.name.removesuffix(".pub")
+    return found
+
+
+def private_key(path: Path) -> Any:
+    """A site's private key; refused where other users of the host can read it."""
+    _, ec, form = _cryptography()
+    open_to = 0
+    try:
+        open_to = stat.S_IMODE(path.stat().st_mode) & 0o077
+        key = form.load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise FedgftError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception:  # cryptography raises several kinds
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedgftError(f"{path}: not the private key of a site (fedgft deploy keys makes one)")
+    if os.name == "posix" and open_to:
+        raise FedgftError(f"{path}: other users can read this private key: chmod 600 {path}")
+    return key
+
+
+def fingerprint(public: bytes) -> str:
+    """A short name for a public key (as `public_key` returns it), to compare by telephone: the one
+    that `ssh-keygen -l` prints."""
+    _, _, form = _cryptography()
+    key = form.load_pem_public_key(public)
+    text = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).split()[1]
+    return "SHA256:" + b64encode(sha256(b64decode(text)).digest()).decode().rstrip("=")
 
 
 def write_secret(path: Path, content: bytes) -> None:

@@ -1,17 +1,19 @@
-"""A federation of real processes on this host: one SuperLink, N SuperNodes, TLS, authentication."""
+"""A federation of real processes on this host: a server (SuperLink and gate) and N sites, with TLS
+and node keys, as `fedgft deploy server` and `fedgft deploy site` start them elsewhere."""
 
 import json
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgft.deploy.folder import CONNECTION, Folder, make_folder
+from fedgft.deploy.control import status_of
+from fedgft.deploy.folder import CONNECTION, Folder, load_folder, make_folder
 from fedgft.deploy.outcome import GIVEN_UP, progress, summary
 from fedgft.deploy.processes import Processes, free_port, programs
 from fedgft.errors import FedgftError
@@ -21,16 +23,17 @@ from fedgft.flower.journal import CHECKPOINT, FILE, HISTORY, SCHEMA
 ENGINE = "engine"  # of the engine's own files, while it runs
 LEFTOVERS = {ENGINE, "logs", FILE, SCHEMA}
 POLL = 1.0  # seconds between looks at the progress
-STATUS_EVERY = 5.0  # seconds between questions to the engine, each of which starts a process
+STATUS_EVERY = 2.0  # seconds between questions to the engine
+HERE = "127.0.0.1"
 OnProgress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`nodes`: what each site's node is told, such as partition-id=0; `config`: the run's own."""
+    """`nodes`: further arguments of each site's command (`nodes_of`); `config`: the run's own."""
 
     sites: tuple[str, ...]
-    nodes: tuple[str, ...]
+    nodes: tuple[tuple[str, ...], ...]
     config: dict[str, Any]
     out: Path
     port: int | None = None
@@ -41,27 +44,41 @@ class Plan:
 
 @contextmanager
 def federation(plan: Plan) -> Iterator[tuple[Folder, Processes]]:
-    """The engine up and all sites registered and started; everything ended on the way out."""
+    """The server up, all sites registered and started; everything ended on the way out."""
     work = plan.out / ENGINE
-    bin_, port = programs(), free_port(plan.port)
-    folder = make_folder(work, sites=plan.sites, host="127.0.0.1", port=port)
+    programs()
+    port = free_port(plan.port)
+    folder = make_folder(
+        work, sites=plan.sites, host=HERE, port=port, inner=free_port(), make_keys=True
+    )
     with Processes(folder.path, folder.engine, plan.out / "logs") as processes:
-        processes.start("server", folder.server_command(bind="127.0.0.1", python=bin_))
-        processes.await_port("server", port)
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda site: register(processes, site), plan.sites))
+        start_server(folder, processes)
         for site, told in zip(plan.sites, plan.nodes, strict=True):
-            start_node(folder, processes, site, told)
+            start_site(folder, processes, site, told, app=plan.app)
         yield folder, processes
 
 
-def register(processes: Processes, site: str) -> None:
-    processes.run(f"{programs()}flwr", "supernode", "register", f"nodes/{site}.pub", CONNECTION)
+def start_server(folder: Folder, processes: Processes) -> None:
+    """The server, until its gate listens."""
+    command = ["deploy", "server", str(folder.path), "--bind", HERE]
+    processes.start("server", [sys.executable, "-m", "fedgft", *command])
+    processes.await_port("server", folder.port)
 
 
-def start_node(folder: Folder, processes: Processes, site: str, told: str) -> None:
-    command = folder.node_command(site, told, port=free_port(), python=programs())
-    processes.start(site, command)
+def start_site(
+    folder: Folder,
+    processes: Processes,
+    site: str,
+    told: Sequence[str],
+    *,
+    app: Path | None = None,
+) -> None:
+    """A site whose private key the folder holds. `told` are further arguments of its command."""
+    processes.start(site, [
+        sys.executable, "-m", "fedgft", "deploy", "site", site, "--server", folder.address,
+        "--ca", str(folder.path / "ca.crt"), "--key", str(folder.nodes / f"{site}.key"),
+        *(["--app", str(app)] if app else []), *told,
+    ])  # fmt: skip
 
 
 def run_local(plan: Plan, on_progress: OnProgress, note: Callable[[str], None]) -> dict[str, Any]:
@@ -105,7 +122,12 @@ def _check_place(plan: Plan) -> None:
 
 def settings(plan: Plan) -> str:
     """The run's configuration, as the engine takes it."""
-    return " ".join(f"{key}={_toml(value)}" for key, value in plan.config.items())
+    return configuration(plan.config)
+
+
+def configuration(held: dict[str, Any]) -> str:
+    """Settings of a run or a node, in one line as the engine's commands take them."""
+    return " ".join(f"{key}={_toml(value)}" for key, value in held.items())
 
 
 def submit(folder: Folder, processes: Processes, plan: Plan) -> int:
@@ -135,7 +157,7 @@ def watch(processes: Processes, plan: Plan, run: int, on_progress: OnProgress) -
             words = processes.last_words(plan.sites[0])
             raise FedgftError(f"all sites have ended; {plan.sites[0]} said last: {words}")
         if time.monotonic() - asked > STATUS_EVERY or (plan.out / HISTORY).exists():
-            status = status_of(processes, run)
+            status = status_of(load_folder(processes.folder), run)
             if status.startswith("finished"):
                 _keep_log(processes, plan, run)
                 return status
@@ -155,18 +177,6 @@ def _keep_log(processes: Processes, plan: Plan, run: int) -> None:
         log.write(said.encode())
 
 
-def status_of(processes: Processes, run: int) -> str:
-    """Such as "running" or "finished:completed"; the exit code of `flwr run` says nothing."""
-    try:
-        found = _json(processes.run(f"{programs()}flwr", "list", CONNECTION, "--format", "json"))
-    except FedgftError:  # a busy machine is no reason to give up; the deadline is
-        return "unknown"
-    for one in found.get("runs", []):
-        if int(one.get("run-id", -1)) == run:
-            return str(one.get("status", "unknown"))
-    return "unknown"
-
-
 def _json(text: str) -> dict[str, Any]:
     """The object in a command's output, whatever stands around it."""
     start, end = text.find("{"), text.rfind("}")
@@ -184,10 +194,10 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def nodes_of(sites: Sequence[str], data: Sequence[Path]) -> tuple[str, ...]:
-    """Node configurations: a file each, or a part of a public data set each."""
+def nodes_of(sites: Sequence[str], data: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
+    """Arguments of the sites' commands: a file each, or a part of a public data set each."""
     if data:
-        return tuple(f"site={_toml(s)} data={_toml(str(p.resolve()))}"
-                     for s, p in zip(sites, data, strict=True))  # fmt: skip
-    return tuple(f"site={_toml(site)} partition-id={k} num-partitions={len(sites)}"
-                 for k, site in enumerate(sites))  # fmt: skip
+        return tuple(("--data", str(path.resolve())) for path in data)
+    return tuple(
+        ("--set", f"partition-id={k}", f"num-partitions={len(sites)}") for k in range(len(sites))
+    )

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,21 +59,34 @@ def free_port(wanted: int | None = None) -> int:
 
 @dataclass
 class Processes:
-    """Named processes, each the leader of its own session, so that its children end with it."""
+    """Named processes, each the leader of its own session, so that its children end with it.
+
+    What they say goes to `logs`, or, where that is None, to where this process's output goes.
+    `variables` are added to their environment.
+    """
 
     folder: Path
     home: Path
-    logs: Path
+    logs: Path | None
+    variables: dict[str, str] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        private_folder(self.logs)
-        with open_private(self.logs / f"{name}.log", "wb") as log:
+        with ExitStack() as stack:
+            output = None
+            if self.logs is not None:
+                private_folder(self.logs)
+                output = stack.enter_context(open_private(self.logs / f"{name}.log", "wb"))
             self.running[name] = subprocess.Popen(
-                command, cwd=self.folder, env=environment(self.home), stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                command,
+                cwd=self.folder,
+                env=environment(self.home) | self.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                start_new_session=True,
                 preexec_fn=_die_with_us,
-            )  # fmt: skip
+            )
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
         """A short command to its end; what it prints."""
@@ -106,6 +119,8 @@ class Processes:
         raise FedgftError(f"{name} does not listen on port {port} after {seconds:g} s")
 
     def last_words(self, name: str, lines: int = 3) -> str:
+        if self.logs is None:
+            return "see above"
         with suppress(OSError):
             text = (self.logs / f"{name}.log").read_text("utf-8", "replace").strip()
             return " | ".join(line.strip() for line in text.splitlines()[-lines:]) or "no output"

@@ -4,7 +4,8 @@
 
     def site(message, context):              # once a message: import torch in here, not above
         from mine import Net, load
-        return Site(Net(), rows=load(context.node_config["path"]), name="north")
+        node = context.node_config
+        return Site(Net(), rows=load(node["data"]), name=str(node["site"]))
 
     register(app, site)                      # train, evaluate and query handlers
 

@@ -17,6 +17,7 @@ from fedgft.flower.journal import CHECKPOINT, HISTORY, SCHEMA, Journal
 from fedgft.flower.methods import FairFed, FedGFT, Measured
 from fedgft.flower.private import Budget
 from fedgft.flower.reporting import collect, write_results
+from fedgft.flower.roster import RosterGrid
 from fedgft.flower.running import Config, Own, federation, model_of
 from fedgft.flower.settings import check_run
 from fedgft.flower.sites import first_arrays
@@ -32,7 +33,7 @@ def serve(grid: Grid, context: Context, strategy: Strategy, *, own: Own | None =
     """The server's part: agree on columns, train, measure, write everything into `out`."""
     config: Config = dict(context.run_config)
     journal = Journal(Path(str(config["out"])).expanduser())
-    with journal:
+    with journal, RosterGrid(grid) as grid:
         check_run(config)
         _check_place(journal.folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))

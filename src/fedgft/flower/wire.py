@@ -161,8 +161,17 @@ def check_version(record: Any, who: str) -> None:
         )
 
 
+site_names: dict[int, str] = {}  # node -> site, of the run that this process serves
+
+
+def name_of(node: int) -> str:
+    """The site behind a node, or the node's number where the site is not known."""
+    return f"site '{site_names[node]}'" if node in site_names else f"node {node}"
+
+
 def node_of(message: Message) -> str:
-    return f"node {message.metadata.src_node_id}"
+    """Whose reply this is."""
+    return name_of(message.metadata.src_node_id)
 
 
 def _flat(array: np.ndarray) -> list[float]:

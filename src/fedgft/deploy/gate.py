@@ -1,0 +1,402 @@
+"""The gate: the one port that sites reach. It ends TLS and passes signed requests of known sites to
+the fleet interface of a SuperLink on loopback; everything else is refused and logged.
+
+Flower serves its fleet, control and runtime interfaces on one port, and only the first asks for a
+key. The gate reads a request in full, checks it, and writes a new one: no byte of a connection
+reaches the SuperLink as it came. A body is read only after its sender's signature was checked.
+"""
+
+import asyncio
+import json
+import logging
+import ssl
+import time
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import h11
+import httpx
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+from fedgft.deploy.keys import registered_keys
+from fedgft.errors import FedgftError
+from fedgft.layout import printable
+
+log = logging.getLogger("fedgft.gate")
+
+PASSED = frozenset(
+    f"/v1/fleet/{name}".encode()
+    for name in (
+        "activate-node", "confirm-message-received", "deactivate-node", "get-fab", "get-run",
+        "pull-messages", "pull-object", "push-messages", "push-object", "send-node-heartbeat",
+    )
+)  # fmt: skip
+KEPT = frozenset(  # headers of a request that the SuperLink gets to see
+    name.encode()
+    for name in (
+        "accept", "content-type", FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER,
+        TIMESTAMP_HEADER, "flwr-component-name", "flwr-package-name", "flwr-package-version",
+    )
+)  # fmt: skip
+RETURNED = ("content-type", "flwr-version-incompatibility-message")
+AHEAD = float(SYSTEM_TIME_TOLERANCE)  # seconds by which a site's clock may be ahead
+BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sender may take of the gate."""
+
+    header_bytes: int = 16 * 1024
+    body_bytes: int = 16 * 1024**2  # Flower cuts arrays into parts of 5 MiB
+    answer_bytes: int = 64 * 1024**2
+    header_seconds: float = 10.0  # for the TLS handshake, and again for each request's headers
+    body_seconds: float = 120.0
+    answer_seconds: float = 120.0
+    idle_seconds: float = 60.0  # between two requests of one connection
+    connections: int = 2000
+    strangers: int = 32  # connections of one address that have not yet shown a valid signature
+    requests: int = 64  # that are read and passed on at a time
+    requests_per_site: int = 8
+    log_lines: int = 100  # about refusals, per minute
+
+
+class Refusal(Exception):
+    """A request that does not pass: HTTP status, and the reason in words for the sender."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+@dataclass
+class Signatures:
+    """Decides whose request this is: a known key, a clock that agrees, a signature not seen before.
+
+    `keys` returns {public key as Flower sends it: name of the site}. Flower signs the time alone,
+    so a copied header could be used again for minutes with another body: each is good for one
+    request here. What was signed before the gate started is refused, since it may have been used.
+    """
+
+    keys: Callable[[], dict[bytes, str]]
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    seen: dict[tuple[str, str], float] = field(default_factory=dict)
+    order: deque[tuple[float, tuple[str, str]]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    def site(self, headers: dict[bytes, bytes]) -> str:
+        """Name of the site that signed these headers; Refusal otherwise."""
+        key, signature, text = self._parts(headers)
+        name = self.keys().get(key)
+        if name is None:
+            raise Refusal(400, "unknown key: this site's public key is not among those of the "
+                               "federation; hand NAME.pub to the server's operator")  # fmt: skip
+        self._check_time(text, name)
+        try:
+            valid = verify_signature(bytes_to_public_key(key), text.encode("ascii"), signature)
+        except (ValueError, TypeError):
+            valid = False
+        if not valid:
+            raise Refusal(400, f"the signature is not that of site '{name}'")
+        self._once(name, text)
+        return name
+
+    def _parts(self, headers: dict[bytes, bytes]) -> tuple[bytes, bytes, str]:
+        try:
+            key, signature = (
+                b64decode(headers[header.encode()], validate=True)
+                for header in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+            )
+            return key, signature, headers[TIMESTAMP_HEADER.encode()].decode("ascii")
+        except (KeyError, ValueError, Base64Error):
+            raise Refusal(400, "the request is not signed with a site's key") from None
+
+    def _check_time(self, text: str, name: str) -> None:
+        try:
+            signed = datetime.fromisoformat(text)
+            ahead = (signed - self.clock()).total_seconds()
+        except (ValueError, TypeError, OverflowError):
+            raise Refusal(400, f"site '{name}' sent no time that can be read") from None
+        if ahead >= AHEAD or -ahead >= BEHIND:
+            way = "ahead of" if ahead > 0 else "behind"
+            raise Refusal(400, f"clock: that of site '{name}' is {abs(ahead):.0f} s {way} the "
+                               f"server's; at most {AHEAD:g} s ahead and {BEHIND:g} s behind are "
+                               "accepted; switch on NTP")  # fmt: skip
+        if signed <= self.started:  # a site asks again after a 503, with a new signature
+            raise Refusal(503, f"site '{name}' signed this before the gate was started")
+
+    def _once(self, name: str, text: str) -> None:
+        now = time.monotonic()
+        while self.order and now - self.order[0][0] > BEHIND + AHEAD + 10:
+            del self.seen[self.order.popleft()[1]]
+        if (name, text) in self.seen:
+            raise Refusal(409, f"replay: this signature of site '{name}' was used before")
+        self.seen[name, text] = now
+        self.order.append((now, (name, text)))
+
+
+class Gate:
+    """`inner` is the SuperLink's address on loopback, such as "127.0.0.1:9094"."""
+
+    def __init__(
+        self,
+        inner: str,
+        *,
+        authority: Path,
+        signatures: Signatures,
+        limits: Limits | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.signatures = signatures
+        self.open = 0
+        self.strangers: Counter[str] = Counter()
+        self.room = asyncio.Semaphore(self.limits.requests)
+        self.rooms: dict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(self.limits.requests_per_site)
+        )
+        self._lines: deque[float] = deque()
+        self._hidden = 0
+        self._client = httpx.AsyncClient(
+            base_url=f"https://{inner}",
+            verify=ssl.create_default_context(cafile=str(authority)),
+            timeout=httpx.Timeout(self.limits.answer_seconds, connect=5.0),
+            trust_env=False,
+        )
+
+    async def serve(self, host: str, port: int, tls: ssl.SSLContext) -> asyncio.Server:
+        """Listen; returns at once."""
+        return await asyncio.start_server(
+            self._connection,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=self.limits.header_seconds,
+            limit=64 * 1024,
+            backlog=256,
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """All requests of one connection, one after the other, until one is refused."""
+        address = str((writer.get_extra_info("peername") or ("unknown",))[0])
+        self.open += 1
+        self.strangers[address] += 1
+        talk = _Talk(self, reader, writer, address)
+        try:
+            if self.open > self.limits.connections:
+                raise Refusal(503, "too many connections")
+            if self.strangers[address] > self.limits.strangers:
+                raise Refusal(503, "too many connections without a valid signature")
+            while await talk.one_request():
+                pass
+        except Refusal as refusal:
+            await talk.refuse(refusal)
+        except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the other side went away
+        except Exception:
+            log.exception("an error of the gate; the connection is closed")
+        finally:
+            self.open -= 1
+            if talk.site is None:
+                self._forget_stranger(address)
+            with suppress(Exception):
+                writer.close()
+
+    def _forget_stranger(self, address: str) -> None:
+        self.strangers[address] -= 1
+        if self.strangers[address] <= 0:
+            del self.strangers[address]
+
+    async def forward(self, path: str, headers: list[Any], body: bytes) -> httpx.Response:
+        """The SuperLink's answer to a request that passed."""
+        try:
+            request = self._client.build_request("POST", path, headers=headers, content=body)
+            response = await self._client.send(request, stream=True)
+            try:
+                content = bytearray()
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > self.limits.answer_bytes:
+                        raise Refusal(502, "the SuperLink's answer is too long")
+            finally:
+                await response.aclose()
+        except httpx.TimeoutException:
+            raise Refusal(504, "the SuperLink does not answer") from None
+        except httpx.HTTPError:
+            raise Refusal(503, "the SuperLink is not up") from None
+        kept = [(name, response.headers[name]) for name in RETURNED if name in response.headers]
+        return httpx.Response(response.status_code, headers=kept, content=bytes(content))
+
+    def tell(self, address: str, what: str, refusal: Refusal) -> None:
+        """Log a refusal; not more of them than a disk can take."""
+        now = time.monotonic()
+        while self._lines and now - self._lines[0] > 60:
+            self._lines.popleft()
+        if len(self._lines) >= self.limits.log_lines:
+            self._hidden += 1
+            return
+        if self._hidden:
+            log.warning("%d more refusals were not logged", self._hidden)
+            self._hidden = 0
+        self._lines.append(now)
+        log.warning("refused %s %s: %d %s", address, what, refusal.status, refusal.why)
+
+
+class _Talk:
+    """One connection: its parser, what it asks for, and who it is."""
+
+    def __init__(
+        self, gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str
+    ) -> None:
+        self.gate = gate
+        self.reader = reader
+        self.writer = writer
+        self.address = address
+        self.site: str | None = None
+        self.asked = "(no request)"
+        self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=gate.limits.header_bytes)
+
+    async def one_request(self) -> bool:
+        """Read, check, pass on and answer; whether another may follow."""
+        limits = self.gate.limits
+        first = limits.header_seconds if self.site is None else limits.idle_seconds
+        try:
+            async with asyncio.timeout(first):
+                event = await self._event()
+        except TimeoutError:
+            if self.site is not None:
+                return False  # an idle connection
+            raise Refusal(408, "no request in time") from None
+        if not isinstance(event, h11.Request):
+            return False
+        headers = self._check(event)
+        name = self.gate.signatures.site(headers)
+        if self.site is None:
+            self.gate._forget_stranger(self.address)
+        self.site = name
+        async with self.gate.rooms[name], self.gate.room:
+            body = await self._body()
+            kept = [(header, value) for header, value in headers.items() if header in KEPT]
+            answer = await self.gate.forward(event.target.decode("ascii"), kept, body)
+        await self._send(answer.status_code, list(answer.headers.items()), answer.content)
+        if self.parser.our_state is not h11.DONE or self.parser.their_state is not h11.DONE:
+            return False
+        self.parser.start_next_cycle()
+        return True
+
+    def _check(self, request: h11.Request) -> dict[bytes, bytes]:
+        """The headers of a request for the fleet interface; Refusal for any other."""
+        method = request.method.decode("ascii", "replace")
+        self.asked = printable(f"{method} {request.target.decode('ascii', 'replace')}")[:200]
+        if request.target not in PASSED or request.method != b"POST":
+            raise Refusal(403, "only the fleet interface is served here")
+        if request.http_version != b"1.1":
+            raise Refusal(505, "only HTTP/1.1 is served here")
+        headers: dict[bytes, bytes] = {}
+        for name, value in request.headers:
+            if name in headers:
+                raise Refusal(400, f"two headers {printable(name.decode('ascii', 'replace'))}")
+            headers[name] = value
+        if b"transfer-encoding" in headers or b"upgrade" in headers:
+            raise Refusal(400, "a request must come whole, with its Content-Length")
+        try:
+            length = int(headers[b"content-length"])
+        except (KeyError, ValueError):
+            raise Refusal(411, "a request must name its Content-Length") from None
+        if length > self.gate.limits.body_bytes:
+            raise Refusal(413, f"a request may hold {self.gate.limits.body_bytes} bytes")
+        return headers
+
+    async def _body(self) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.gate.limits.body_seconds):
+                while not isinstance(event := await self._event(), h11.EndOfMessage):
+                    if not isinstance(event, h11.Data):
+                        raise EOFError
+                    body += event.data
+        except TimeoutError:
+            raise Refusal(408, "the request did not come in time") from None
+        return bytes(body)
+
+    async def _event(self) -> Any:
+        while True:
+            try:
+                event = self.parser.next_event()
+                if event is not h11.NEED_DATA:
+                    return event
+                self.parser.receive_data(await self.reader.read(64 * 1024))
+            except h11.RemoteProtocolError as error:
+                raise Refusal(error.error_status_hint, "not a valid HTTP request") from None
+
+    async def _send(self, status: int, headers: list[Any], body: bytes) -> None:
+        given = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        given.append(("Date", datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")))
+        given.append(("Content-Length", str(len(body))))
+        parts = (
+            h11.Response(status_code=status, headers=given),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        for part in parts:
+            self.writer.write(self.parser.send(part) or b"")
+        async with asyncio.timeout(self.gate.limits.body_seconds):
+            await self.writer.drain()
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer with the reason, as Flower's client prints it, and end the connection."""
+        who = self.asked if self.site is None else f"{self.asked} of site '{self.site}'"
+        self.gate.tell(self.address, who, refusal)
+        body = json.dumps({"code": refusal.status, "detail": refusal.why}).encode()
+        headers = [("content-type", "application/json"), ("connection", "close")]
+        with suppress(h11.LocalProtocolError, OSError, TimeoutError):
+            await self._send(refusal.status, headers, body)
+
+
+@dataclass
+class KeyFolder:
+    """The sites' public keys in a folder of NAME.pub files, read again when it changes."""
+
+    folder: Path
+    every: float = 2.0  # seconds between looks at the folder
+    _state: Any = None
+    _looked: float = -1e9
+    _keys: dict[bytes, str] = field(default_factory=dict)
+
+    def __call__(self) -> dict[bytes, str]:
+        now = time.monotonic()
+        if now - self._looked < self.every:
+            return self._keys
+        self._looked = now
+        try:
+            paths = sorted(self.folder.glob("*.pub"))
+            state = [(path.name, path.stat().st_mtime_ns) for path in paths]
+            if state != self._state:
+                self._keys = registered_keys(self.folder)
+                self._state = state
+        except (OSError, FedgftError) as error:  # those that were read before stay
+            log.error("%s", error)
+        return self._keys
+
+
+def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.2 or newer with this certificate, for HTTP/1.1 alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
