@@ -19,6 +19,7 @@ from misuse_values import (
     P,
     Y,
     one_of,
+    optional,
     real,
     scalar_cases,
     swapped,
@@ -219,7 +220,7 @@ def penalty_cases() -> Iterator[Case]:
         lambda **more: fedgft.Penalty(**{"metric": "sp", "lam": 1.0} | more),
         {
             "groups": whole(2, 10_000),
-            "pace": real(0, math.inf),
+            "rounds": optional(whole(1)),
             "metric": one_of("sp"),
             "penalty": one_of("l1"),
         },

@@ -65,7 +65,6 @@ def FedGFT(
     for name, value in (("lam", lam), ("target", target)):
         if value is not None:
             real_number(name, value)
-    real_number("pace", pace)
     chosen, rules = get_metric(metric), Terms(**terms)
     if lam is not None:
         pricing: Any = Linearised(chosen, lam, penalty, spread)
