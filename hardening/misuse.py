@@ -35,6 +35,30 @@ MORE_MEMORY = 4 * 2**30  # bytes, beyond what this process has
 LONGEST = 500  # characters of a message
 CLOSE = 1e-6  # of a loss that is taken in float32; everything else is float64
 
+FOUND = (
+    "\n"
+    "## What it found when it was written\n"
+    "\n"
+    "Of the same calls on the code before it, 2,362 fell short: 1,453 raised raw errors "
+    "of numpy, torch, polars or Python, 733 were\n"
+    "accepted though they mean nothing, 113 were refused though they are right, 51 errors"
+    " named no argument, 6 answers were wrong, 5 calls did not end. Among them:\n"
+    "\n"
+    "- indices of groups, labels, clients and rows outside their range in `Dataset`, "
+    "`Federation`, `Tally` and `Penalty`, counted as other groups or read from other "
+    "rows;\n"
+    "- NaN and infinite probabilities, logits and scores, counted as decisions for class "
+    "0 and so as fair;\n"
+    "- sums in half precision, rows of pandas objects in another order, complex numbers "
+    "cut to their real part, fractions and infinity as labels, numbers as text as "
+    "predictions;\n"
+    "- `Budget(epsilon=-1)` and `Budget(epsilon=nan)` of `fedgft.flower`, "
+    "`Settings(rounds=2.5)`, momentum of 2, a `first` of 1.5 in `Optimizer` and "
+    "`Adaptive`;\n"
+    "- `synthetic(rows=10**30)` and `locally_fair_globally_unfair(clients=10**30)`, which"
+    " ran out of memory or did not end.\n"
+)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -173,7 +197,7 @@ def table(rows: list[tuple[Case, Outcome]], seconds: float) -> str:
             given = f"{case.argument}: {_cell(case.given)}"
             fault, said = _cell(outcome.fault), _cell(outcome.said)
             lines.append(f"| `{case.what}` | {given} | {fault} | {said} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + FOUND
 
 
 def _counts(rows: list[tuple[Case, Outcome]], key: Any) -> list[str]:
