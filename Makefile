@@ -46,9 +46,10 @@ coverage: $(TEST) ## which lines of src/ no test runs; fails below 95%
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-hardening: $(TEST) ## bad inputs, fuzzing, kills, Ctrl-C, planted faults, load, into results/hardening (hours)
+hardening: $(TEST) ## bad inputs, misuse, fuzzing, kills, Ctrl-C, planted faults, load, into results/hardening (hours)
 	$(BIN)/pip install -q -e '.[hardening]'
 	$(BIN)/python hardening/bad_inputs.py
+	$(BIN)/python hardening/misuse.py
 	$(BIN)/python hardening/fuzz.py all
 	$(BIN)/python hardening/newcomer.py
 	$(BIN)/python hardening/kills.py

@@ -174,7 +174,7 @@ def test_weight_decay_with_a_proximal_term_is_not_fused() -> None:
 
 def test_runs_share_one_data_set_and_one_number_of_clients() -> None:
     made = federation()
-    fewer = Federation(made.dataset, made.rows, np.array([0, 3]), made.test)
+    fewer = Federation(made.dataset, made.rows[:3], np.array([0, 3]), made.test)
     for other, message in ((federation(), "share one data set"), (fewer, "number of clients")):
         with pytest.raises(FedgftError, match=message):
             simulate(

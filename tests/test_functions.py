@@ -245,7 +245,7 @@ def test_no_group_at_all_gives_nan(function, groups):
         ({"y_true": np.eye(2)[[1, 0, 1, 0]]}, r"y_true must hold one value a row, .* \(4, 2\)"),
         ({"y_true": [1, 0, np.nan, 0]}, "lacks a label"),
         ({"y_true": [1, 0, None, 0]}, "lacks a label"),
-        ({"y_pred": list("nyyn")}, "y_pred cannot be read"),
+        ({"y_pred": list("nyyn")}, "y_pred holds text"),
         ({"y_pred": np.ones((4, 2, 2))}, "one value a row"),
         ({"y_pred": np.ma.masked_array([1, 0, 1, 0], [0, 0, 0, 1])}, "y_pred is masked"),
     ],

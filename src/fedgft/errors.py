@@ -1,5 +1,5 @@
-"""What users are told. Apart from `types`, which loads numpy: `fedgft --help` needs none of it."""
+"""The error users see. Apart from `types`, which loads numpy: `fedgft --help` needs none of it."""
 
 
-class FedgftError(Exception):
-    """Something the user can mend: one line that names the file, column or option."""
+class FedgftError(ValueError):
+    """Something the user can mend: one line that names the argument, file or column."""

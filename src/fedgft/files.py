@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
+from fedgft.arguments import path_of
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ DEEPEST = 64  # lists in lists in lists: several times what any file of ours has
 
 def expanded(path: str | Path) -> Path:
     """With ~ written out."""
+    path_of("path", path)
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
+from fedgft.arguments import shown, whole_number
 from fedgft.errors import FedgftError
 
 
@@ -67,6 +68,12 @@ class MLP:
     hidden: tuple[int, ...] = (64,)
     name: str = "mlp"
     linear: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hidden, tuple | list):
+            raise FedgftError(f"hidden must be a tuple of widths, as in (64,), not {self.hidden!r}")
+        widths = tuple(whole_number("hidden", width, least=1) for width in self.hidden)
+        object.__setattr__(self, "hidden", widths)
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
         sizes = (features, *self.hidden, classes)
@@ -147,7 +154,7 @@ class Module:
         import torch
 
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            return copy.deepcopy(self.make())  # it is cast and trained in place
+            return copy.deepcopy(_made(self.make))  # it is cast and trained in place
 
 
 def _drawn(make: Callable[[], Any], seed: int) -> np.ndarray:
@@ -156,9 +163,22 @@ def _drawn(make: Callable[[], Any], seed: int) -> np.ndarray:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = make()
+        module = _made(make)
     parts = tensors(module).values()
     return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """The module a function makes, if it is one that can be trained."""
+    try:
+        module = make()
+    except TypeError as error:
+        raise FedgftError(f"model: the function that makes a module fails ({error})") from error
+    if not hasattr(module, "named_parameters"):
+        raise FedgftError(f"model must make an nn.Module, and it made {shown(module)}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise FedgftError("model has no parameter to train")
+    return module
 
 
 def tensors(module: Any) -> dict[str, Any]:
@@ -191,4 +211,9 @@ def get_model(model: Any) -> Model:
         return Module(lambda: model, given=True)
     if hasattr(model, "init") and hasattr(model, "module"):
         return cast(Model, model)
+    if not callable(model):
+        raise FedgftError(
+            f"model must be a name ({', '.join(MODELS)}), an nn.Module or a function that makes "
+            f"one, not {shown(model)}"
+        )
     return Module(model)

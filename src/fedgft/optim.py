@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedgft.arguments import real_number
 from fedgft.errors import FedgftError
 from fedgft.types import Block
 
@@ -27,11 +28,16 @@ class Optimizer:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
+        if not isinstance(self.rule, str) or self.rule not in RULES:
             raise FedgftError(
                 f"--optimizer {self.rule!r} is not known; choose from {', '.join(RULES)}"
             )
-        if not 0 <= self.weight_decay < float("inf"):
+        for name in ("first", "second"):
+            if not 0 <= real_number(name, getattr(self, name)) < 1:
+                raise FedgftError(f"{name} must be at least 0 and below 1")
+        if real_number("epsilon", self.epsilon) <= 0:
+            raise FedgftError(f"epsilon must be a positive number, not {self.epsilon}")
+        if not 0 <= real_number("weight_decay", self.weight_decay, finite=False) < float("inf"):
             raise FedgftError(f"--weight-decay must be a number >= 0, got {self.weight_decay}")
 
     @property

@@ -183,6 +183,8 @@ def load_model(path: str | Path) -> SavedModel:
         raise FedgftError(f"{path}: not a model that fedgft saved (no {FORMAT!r} in its header)")
     try:
         return _assemble(tensors, about, str(path))
+    except FedgftError:
+        raise
     except (KeyError, ValueError, TypeError) as error:
         raise FedgftError(f"{path}: a model file with a part missing ({error})") from error
 

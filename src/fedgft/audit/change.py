@@ -74,6 +74,8 @@ def compare(old: Plain, new: Plain) -> Comparison:
 def _tried(old: Plain, new: Plain, which: str) -> Plain:
     try:
         return _compared(old, new)
+    except FedgftError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FedgftError(f"--compare: {which} lacks a part ({error}); make it again") from None
 

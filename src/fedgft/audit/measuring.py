@@ -1,5 +1,6 @@
 """`measure`: the sums of one site, from arrays or from a file."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgft.arguments import (
+    array_of,
+    check_indices,
+    column_names,
+    instance,
+    path_of,
+    real_number,
+    shown,
+    whole_number,
+)
 from fedgft.audit.answers import Names
 from fedgft.audit.counting import Columns, OnRows, batches_of, count, sums_of
 from fedgft.audit.private import suppress, with_noise
@@ -41,7 +52,9 @@ def measure(
     `y_pred` holds decisions, or scores: P(positive) for two classes, or one column a class.
     `scores` may stand beside decisions. `sensitive_features` is one column or several (a frame, a
     dictionary, an array with two axes), None or NaN where a value is not recorded. Inputs may be
-    lists or of numpy, pandas or polars.
+    lists or of numpy, pandas or polars; rows are matched by position, and pandas indices that say
+    otherwise are an error. A prediction may be missing (None, and then the row is left out and
+    counted as such), but a score of NaN or infinity is an error. `site` is the site's name.
 
     >>> a = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
     >>> b = measure([1, 1], [0, 1], sensitive_features=["f", "m"], site="south")
@@ -50,14 +63,25 @@ def measure(
     """
     import polars as pl
 
+    instance("site", site, str)
+    _check_numbers(threshold, bins, min_cell, epsilon, delta)
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise FedgftError(f"classes must be a list of labels, not {shown(classes)}")
+    if positive is not None and not isinstance(positive, str | bool | int | np.generic):
+        raise FedgftError(f"positive must be a label, not {shown(positive)}")
+    if values is not None and not isinstance(values, Mapping):
+        raise FedgftError(f"values must be like {{'sex': ('f', 'm')}}, not {shown(values)}")
+    features = _attributes(sensitive_features)
+    check_indices(y_true=y_true, y_pred=y_pred, scores=scores,
+                  sensitive_features=sensitive_features,
+                  **{f"sensitive_features {name}": v for name, v in features.items()})  # fmt: skip
     if scores is None and _are_scores(y_pred):
         y_pred, scores = None, y_pred
-    features = _attributes(sensitive_features)
     frame = {"y_true": _series("y_true", y_true)}
     frame |= {f"sensitive_features {name}": _series(name, v) for name, v in features.items()}
     groups = tuple(frame)[1:]
     columns = _score_columns(scores)
-    frame |= {name: _series(name, values) for name, values in columns.items()}
+    frame |= {name: _series(name, _finite(name, values)) for name, values in columns.items()}
     if y_pred is not None:
         frame["y_pred"] = _series("y_pred", y_pred)
     for name, series in frame.items():
@@ -93,8 +117,16 @@ def measure_file(
     `values` lists the values of group columns: then no others may occur, and under noise the names
     themselves say nothing about the data.
     """
-    groups = (group,) if isinstance(group, str) else tuple(group)
-    scores = (score,) if isinstance(score, str) else tuple(score)
+    path_of("path", path)
+    instance("label", label, str, "it is the name of a column")
+    if decision is not None:
+        instance("decision", decision, str, "it is the name of a column")
+    if site is not None:
+        instance("site", site, str)
+    if positive is not None:
+        instance("positive", positive, str)
+    groups, scores = column_names("group", group), column_names("score", score)
+    _check_numbers(threshold, bins, min_cell, epsilon, delta)
     roles = Columns(label, groups, scores, decision, threshold, _bins(bins, epsilon))
     name = Path(path).stem if site is None else site
     names = Names(name, groups, tuple(map(_text, classes)), positive, values)
@@ -132,6 +164,16 @@ def _measured(
     return sums
 
 
+def _check_numbers(threshold: Any, bins: Any, min_cell: Any, epsilon: Any, delta: Any) -> None:
+    real_number("threshold", threshold, finite=False)
+    whole_number("min_cell", min_cell, least=0)
+    real_number("delta", delta, finite=False)
+    if bins is not None:
+        whole_number("bins", bins)
+    if epsilon is not None:
+        real_number("epsilon", epsilon, finite=False)
+
+
 def _bins(asked: int | None, epsilon: float | None) -> int:
     return asked if asked is not None else BINS if epsilon is None else NOISY_BINS
 
@@ -150,7 +192,7 @@ def _said(source: str) -> Iterator[None]:
 
 def _are_scores(y_pred: Any) -> bool:
     """Two axes, or fractions: a decision is a label, and no label is a fraction in [0, 1]."""
-    array = np.asarray(y_pred)
+    array = array_of("y_pred", y_pred)
     if array.dtype == object and array.ndim == 1:  # numbers with None among them
         known = [v for v in array.tolist() if v is not None]
         array = np.array(known if all(isinstance(v, float) for v in known) else [], dtype=float)
@@ -174,9 +216,13 @@ def _attributes(features: Any) -> dict[str, Any]:
 def _score_columns(scores: Any) -> dict[str, Any]:
     if scores is None:
         return {}
-    array = np.asarray(scores)
+    array = array_of("scores", scores)
     if array.ndim == 1:
         return {"scores": scores}
+    if array.ndim != 2:
+        raise FedgftError(
+            f"scores must have one value a row, or one column a class, not the shape {array.shape}"
+        )
     return {f"scores {i}": array[:, i] for i in range(array.shape[1])}
 
 
@@ -191,12 +237,36 @@ def _series(name: str, values: Any) -> "pl.Series":
     if isinstance(values, list | tuple):  # numpy would write NaN among words as a word
         plain = lambda v: v is None or type(v) in (int, float)  # noqa: E731
         values = np.array(values, dtype=float if all(map(plain, values)) else object)
-    array = np.asarray(values)
+    array = array_of(name, values)
     if array.ndim != 1:
         raise FedgftError(f"{name} must have one axis, not {array.ndim}")
     if array.dtype.kind in "biuf":
         return pl.Series(name, array)
+    if array.dtype.kind in "cmM":
+        raise FedgftError(f"{name} must hold numbers or text, not {array.dtype}")
+    nested = [v for v in array.tolist() if isinstance(v, list | tuple | dict | set | np.ndarray)]
+    if nested:
+        raise FedgftError(f"{name} must hold one value a row, not {shown(nested[0])}")
     return pl.Series(name, [_text(v) for v in array.tolist()], dtype=pl.String)
+
+
+def _finite(name: str, values: Any) -> Any:
+    """Scores, if none of them is NaN or infinite; a missing one (None, null) is another matter."""
+    import polars as pl
+
+    if isinstance(values, pl.Series):
+        wrong = values.dtype.is_float() and not values.drop_nulls().is_finite().all()
+    elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        wrong = not np.isfinite(values).all()
+    else:
+        held = values if isinstance(values, list | tuple) else array_of(name, values).tolist()
+        wrong = any(isinstance(v, float) and not math.isfinite(v) for v in held)
+    if wrong:
+        raise FedgftError(
+            f"{name} hold NaN or infinity (of y_pred, if it holds the scores): the model has no "
+            "answer for some rows; leave them out, or write None where none was asked for"
+        )
+    return values
 
 
 def _text(value: Any) -> Any:

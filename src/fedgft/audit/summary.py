@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.arguments import names, real_number, shown, whole_number
 from fedgft.audit import alerts, plain
 from fedgft.audit.bootstrap import check as check_draws
 from fedgft.audit.bootstrap import redraw
@@ -103,9 +104,20 @@ def audit(
     """
     if isinstance(sums, str | Path):
         raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
+    whole_number("bootstrap", bootstrap)
+    whole_number("seed", seed, least=0)
+    if not isinstance(sums, Iterable | Sums):
+        raise FedgftError(f"sums must be Sums or a list of them, not {shown(sums)}")
+    if isinstance(reference_groups, Mapping):
+        raise FedgftError(
+            f"reference_groups must be a list of names, not {shown(reference_groups)}"
+        )
+    reference_groups = names("reference_groups", reference_groups)
+    if adjust_to is not None and not isinstance(adjust_to, Mapping):
+        raise FedgftError(f"adjust_to must be like {{'sp': 0.02}}, not {shown(adjust_to)}")
     if bootstrap < 0:
         raise FedgftError(f"bootstrap={bootstrap}: must be 0 or more draws")
-    total = sums if isinstance(sums, Sums) else merge(sums or ())
+    total = sums if isinstance(sums, Sums) else merge(sums)
     pooled = pool(total)
     if bootstrap:
         check_draws(pooled)
@@ -130,6 +142,7 @@ def audit(
         "adjusted": adjusted,
         "privacy": plain.privacy(total),
         "warnings": [
+            *_about_names(total),
             *alerts.about_rows(total, pooled, seen),
             *alerts.about_privacy(total, seen[-1]),
             *alerts.about_draws(bootstrap, len(pooled.sites)),
@@ -138,6 +151,17 @@ def audit(
         ],
     }
     return Audit(summary, pooled, seen)
+
+
+def _about_names(sums: Sums) -> list[str]:
+    if not sums.numbered:
+        return []
+    first, last = sums.numbered[0], sums.numbered[-1]
+    some = first if first == last else f"{first} to {last}"
+    return [
+        f"{len(sums.numbered)} of the sums came without the name of their site; each is taken as a "
+        f"site of its own, called {some} in the order given: measure(..., site=...) names them"
+    ]
 
 
 def _look(
@@ -173,6 +197,7 @@ def _look(
 
 
 def _adjusted(name: str, seen: View, tolerance: float) -> Plain:
+    real_number(f"adjust_to[{name!r}]", tolerance)
     found = asdict(adjust(get_metric(name), seen, tolerance))
     gaps = ("gap", "accuracy", "gap_before", "accuracy_before")
     return found | {key: plain.number(np.clip(found[key], 0.0, 1.0)) for key in gaps}

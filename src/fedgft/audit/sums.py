@@ -10,10 +10,12 @@ All of them add up over rows and over sites, so one `+` merges anything with any
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
+from fedgft.arguments import instance
 from fedgft.errors import FedgftError
 
 Group = tuple[str | None, ...]
@@ -113,18 +115,21 @@ class Sums:
 
     Laws: `+` is associative and commutative, `Sums()` is its zero, and the sums of a union of
     rows are the sum of those of its parts. Sites of one name are one site: their rows add up.
+    Sites without a name are different sites: added to others they are called "site 1", "site 2",
+    ... in the order in which they come.
     """
 
     question: Question | None = None
     sites: Mapping[str, Site] = field(default_factory=dict)
     histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)  # of all sites together
+    numbered: tuple[str, ...] = ()  # names of sites that were measured without one
 
     def __add__(self, other: "Sums") -> "Sums":
-        return merge((self, other))
+        return merge((self, other)) if isinstance(other, Sums) else NotImplemented
 
     def __radd__(self, other: Any) -> "Sums":
         """For `sum(...)`, which starts at 0."""
-        return self if other == 0 else NotImplemented
+        return self if isinstance(other, int) and other == 0 else NotImplemented
 
     @property
     def asked(self) -> Question:
@@ -150,18 +155,35 @@ def merge(parts: Iterable[Sums]) -> Sums:
     question: Question | None = None
     sites: dict[str, Site] = {}
     histogram: dict[Group, np.ndarray] = {}
+    unnamed: list[Site] = []
     for part in parts:
+        instance("sums", part, Sums, "measure() makes them, read_sums() reads them from a file")
         if part.question is None:
             continue
         before, question = question, _both(question, part.asked)
         if before is not None and before.bins != question.bins:
             histogram = {g: coarsened(counts, question.bins) for g, counts in histogram.items()}
         for name, site in part.sites.items():
-            sites[name] = sites[name] + site if name in sites else site
+            if name == "" or name in part.numbered:
+                unnamed.append(site)
+            else:
+                sites[name] = sites[name] + site if name in sites else site
         for group, counts in part.histogram.items():
             counts = coarsened(counts, question.bins)
             histogram[group] = histogram[group] + counts if group in histogram else counts
-    return Sums() if question is None else Sums(question, dict(sorted(sites.items())), histogram)
+    if question is None:
+        return Sums()
+    numbered = _numbered(unnamed, sites)
+    given = tuple(name for name in numbered if name)
+    return Sums(question, dict(sorted(sites.items())) | numbered, histogram, given)
+
+
+def _numbered(unnamed: list[Site], named: Mapping[str, Site]) -> dict[str, Site]:
+    """Names for sites that have none: "" for one alone, else numbers that no other site has."""
+    if len(unnamed) == 1 and not named:
+        return {"": unnamed[0]}
+    free = (name for name in map("site {}".format, count(1)) if name not in named)
+    return dict(zip(free, unnamed, strict=False))
 
 
 def _both(first: Question | None, second: Question) -> Question:

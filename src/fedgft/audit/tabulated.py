@@ -186,7 +186,8 @@ def _adjusted(summary: Plain) -> Iterator[Table]:
             f"Thresholds by group for {get_metric(found['metric']).title}: {met}",
             ("group", "threshold"), rows, 1,
             (f"Gap {points(found['gap_before'])} → {points(found['gap'])} points, accuracy "
-             f"{points(found['accuracy_before'])}% → {points(found['accuracy'])}%.",),
+             f"{points(found['accuracy_before'])}% → {points(found['accuracy'])}%.",
+             *([f"Not met: {found['reason']}."] if found.get("reason") else ())),
         )  # fmt: skip
 
 

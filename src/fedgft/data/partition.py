@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedgft.arguments import instance, real_number, whole_number
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.holdout import drawn, held_out, held_out_of_clients, stream
 from fedgft.errors import FedgftError
@@ -43,9 +44,17 @@ def partition(
     one seed whatever else differs, but of a column's clients none gives its last training row.
     `train_rows` and `test_rows`: of either, so many at random and no more.
     """
-    if kind not in KINDS:
+    instance("dataset", dataset, Dataset, "load one, or make a Dataset of arrays")
+    whole_number("clients", clients)
+    whole_number("seed", seed)
+    alpha = real_number("alpha", alpha, finite=False)
+    real_number("test_share", test_share, finite=False)
+    for name, rows_wanted in (("train_rows", train_rows), ("test_rows", test_rows)):
+        if rows_wanted is not None:
+            whole_number(name, rows_wanted)
+    if not isinstance(kind, str) or kind not in KINDS:
         raise FedgftError(f"--partition: '{kind}' is none of {', '.join(KINDS)}")
-    if protocol_test not in ("overlap", "disjoint"):
+    if not isinstance(protocol_test, str) or protocol_test not in ("overlap", "disjoint"):
         raise FedgftError(f"test rows are 'overlap' or 'disjoint', not '{protocol_test}'")
     disjoint = protocol_test == "disjoint"
     draw = held_out_of_clients if kind == "column" and disjoint else held_out
@@ -143,7 +152,7 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
     For choosing settings without a look at the real test rows. Same clients, same keys; the
     scaling is forgotten, because it has to come from the rows that are left.
     """
-    if not 0 < share < 1:
+    if not 0 < real_number("share", share, finite=False) < 1:
         raise FedgftError(f"the inner share must lie between 0 and 1, not {share:g}")
     sizes = federation.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedgft.arguments import column_names, instance, shown
 from fedgft.data.columns import (
     as_text,
     codes_of,
@@ -39,6 +40,16 @@ class Roles:
     split: str | None = None
     positive: str | None = None
     leave_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        instance("label", self.label, str, "it is the name of a column")
+        column_names("group", self.group)
+        column_names("leave_out", self.leave_out)
+        for name in ("client", "split"):
+            if getattr(self, name) is not None:
+                instance(name, getattr(self, name), str, "it is the name of a column")
+        if self.positive is not None and not isinstance(self.positive, str | int | np.generic):
+            raise FedgftError(f"positive must be a label, not {shown(self.positive)}")
 
     @property
     def aside(self) -> tuple[str | None, ...]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgft.arguments import instance
 from fedgft.data.dataset import Federation
+from fedgft.errors import FedgftError
 
 CHUNK_BYTES = 16 << 20  # of float64 rows at a time
 CONSTANT = 1e-12  # a spread below this share of the mean is rounding; float32 can hold 1e-7
@@ -59,6 +61,15 @@ def moments(federation: Federation) -> Moments:
 
 def standardise(federation: Federation) -> Federation:
     """The federation whose models see its training rows with mean 0 and spread 1."""
+    instance("federation", federation, Federation, "partition() makes one of a Dataset")
+    features = federation.dataset.features
+    if features.ndim not in (2, 4):
+        raise FedgftError(
+            f"federation: standardise scales the columns of a table (n, d), and the features have "
+            f"{features.ndim} axes; scale them before you make the Dataset"
+        )
+    if not len(federation.rows) and not federation.dataset.images:
+        raise FedgftError("federation: no client has a training row to take a mean from")
     if federation.dataset.images:  # constants have done it, without a look at anybody's pictures
         return federation
     sums = moments(federation)

@@ -87,6 +87,8 @@ class Schema:
             encoder = Encoder.from_json(json.dumps(held["encoder"]))
             mean, spread = (np.array(held[what], np.float64) for what in ("mean", "spread"))
             made = cls(proper(held["label"]), group, classes, groups, encoder, mean, spread)
+        except FedgftError:
+            raise
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise FedgftError(f"{source}: not a schema that fedgft wrote ({error})") from None
         width = (len(encoder.columns),)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgft.arguments import path_of
 from fedgft.data.columns import suggestion
 from fedgft.data.dataset import Dataset
 from fedgft.data.fetching import (
@@ -248,7 +249,7 @@ def load(
     on_progress: Progress = silent,
 ) -> Dataset:
     """A public data set by name, or a user's own table by path."""
-    name = str(name_or_path)
+    name = str(path_of("name_or_path", name_or_path))
     if not name.strip():
         raise FedgftError("--data must name a data set or a .csv or .parquet file")
     if name in SOURCES:

@@ -16,9 +16,13 @@ from statistics import NormalDist
 
 import numpy as np
 
+from fedgft.arguments import real_number, whole_number
 from fedgft.data.dataset import Dataset
 from fedgft.data.encoding import Categorical, Encoder, Numeric
 from fedgft.errors import FedgftError
+
+MOST_GROUPS, MOST_NUMBERS = 10_000, 200_000_000
+STRONGEST = 1e6  # signal: far beyond it, labels are certain and rates are 0 or 1
 
 
 def synthetic(
@@ -31,8 +35,18 @@ def synthetic(
     seed: int = 0,
 ) -> Dataset:
     """Rows of that population; the notes state the gaps of its best model."""
+    for name, count in (("rows", rows), ("features", features), ("groups", groups)):
+        whole_number(name, count)
+    whole_number("seed", seed, least=0)
     if rows < 1 or features < 1:
-        raise FedgftError(f"synthetic data need a row and a feature, not {rows} and {features}")
+        raise FedgftError(f"rows and features must be at least 1, not {rows} and {features}")
+    if groups > MOST_GROUPS:
+        raise FedgftError(f"groups must be at most {MOST_GROUPS:,}, not {groups:,}")
+    if rows * (features + groups) > MOST_NUMBERS:
+        raise FedgftError(
+            f"rows, features and groups: {rows:,} rows with {features + groups:,} columns are more "
+            f"than {MOST_NUMBERS:,} numbers"
+        )
     known = known_gaps(groups=groups, gap=gap, signal=signal)
     rng = np.random.default_rng(seed)
     group = rng.integers(groups, size=rows)
@@ -61,7 +75,7 @@ def base_rates(*, groups: int, gap: float) -> np.ndarray:
     """p_g for every group."""
     if groups < 2:
         raise FedgftError(f"synthetic data need at least 2 groups, not {groups}")
-    if not 0 <= gap < 1:
+    if not 0 <= real_number("gap", gap) < 1:
         raise FedgftError(f"the gap of synthetic data must be at least 0 and below 1, not {gap:g}")
     return np.linspace((1 - gap) / 2, (1 + gap) / 2, groups)
 
@@ -72,8 +86,11 @@ def known_gaps(*, groups: int = 2, gap: float = 0.3, signal: float = 1.0) -> dic
     With Phi the normal distribution function, P(<u, X> > t | Y=1) = Phi(signal - t) and
     P(<u, X> > t | Y=0) = Phi(-signal - t).
     """
-    if not signal > 0:
-        raise FedgftError(f"the signal of synthetic data must be positive, not {signal:g}")
+    if not 0 < real_number("signal", signal) <= STRONGEST:
+        raise FedgftError(
+            f"the signal of synthetic data must be positive and at most {STRONGEST:g}, "
+            f"not {signal:g}"
+        )
     rates = base_rates(groups=groups, gap=gap)
     cut = -np.log(rates / (1 - rates)) / (2 * signal)
     normal = NormalDist()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgft.arguments import instance, path_of
 from fedgft.data.columns import numbers_as_text
 from fedgft.data.dataset import Dataset
 from fedgft.data.encoding import Categorical, Encoder
@@ -48,6 +49,7 @@ def load_table(
 ) -> Dataset:
     """Read a table. `positive` names the label value that is class 1 of the two; columns to
     `leave_out` are no features, whatever else they are."""
+    path_of("path", path)
     roles = Roles(label, group, client, split, positive, tuple(leave_out))
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
@@ -95,6 +97,8 @@ def readable(file: Path) -> Iterator[None]:
 
     try:
         yield
+    except FedgftError:
+        raise
     except (PolarsError, PanicException, OSError, ValueError, csv.Error) as error:
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         kind = file.suffix[1:].upper()
@@ -105,6 +109,13 @@ def from_frame(
     frame: "pl.DataFrame", name: str, *, roles: Roles, source: str | None = None
 ) -> Dataset:
     """A data set from a frame in memory; `source` is what errors call it."""
+    import polars as pl
+
+    instance("frame", frame, pl.DataFrame, "of a pandas frame: pl.DataFrame(df.to_dict('list'))")
+    instance("name", name, str)
+    instance("roles", roles, Roles, "for example Roles('repaid', 'sex')")
+    if frame.height == 0:
+        raise FedgftError("frame has no rows")
     source = source or name
     data = dataset_of(frame, source, roles=roles)
     said = [f"{source}: {class_note(data.classes, roles)}"]

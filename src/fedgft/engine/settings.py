@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from fedgft.arguments import instance, real_number, whole_number
 from fedgft.engine.schedule import Sampling, Schedule
 from fedgft.errors import FedgftError
 from fedgft.optim import Optimizer
@@ -53,6 +54,7 @@ class Settings:
     graphs: bool = True  # replay captured steps on a GPU
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name in ("rounds", "epochs", "batch_size", "threads", "steps", "lanes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -71,12 +73,27 @@ class Settings:
                    "batches": Batches, "executor": ExecutorName, "precision": Precision,
                    "norms": Norms, "augment": Augment, "eval_on": EvalOn}  # fmt: skip
         for name, kind in choices.items():
-            if getattr(self, name) not in get_args(kind):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in get_args(kind):
                 known = ", ".join(get_args(kind))
                 option = "--" + name.replace("_", "-")
                 raise FedgftError(
                     f"{option} {getattr(self, name)!r} is not known; choose from {known}"
                 )
+
+    def _check_types(self) -> None:
+        """Whole numbers are whole: half a round would be a round more or less without a word."""
+        for name in ("rounds", "epochs", "batch_size", "threads", "eval_every"):
+            whole_number(name, getattr(self, name))
+        for name in ("steps", "lanes", "cohort"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        real_number("noise", self.noise, finite=False)
+        for name in ("lag", "deterministic", "graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise FedgftError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        instance("optimizer", self.optimizer, Optimizer, "for example Optimizer('adam')")
+        instance("device", self.device, str)
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.data.dataset import Federation
+from fedgft.arguments import array_of, instance, numbers_per_run, shown, whole_number
+from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.book import open_book
 from fedgft.engine.choose import choose_executor
 from fedgft.engine.memory import State
@@ -90,6 +91,8 @@ def simulate(
     with the same bits.
     """
     started = time.perf_counter()
+    _check_types(federations, algorithm, settings, seeds)
+    init = _checked_init(init)
     if len(federations) != len(seeds):
         raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
     if min(seeds, default=0) < 0:
@@ -104,10 +107,46 @@ def simulate(
             seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
         )  # fmt: skip
         return _run(rounds, init, Told(on_round, on_model, on_state), resume, started)
+    except IndexError as error:
+        if "out of range in self" not in str(error):  # an embedding's words
+            raise
+        raise FedgftError(
+            "model: an embedding is asked for an index that it does not have; a model sees the "
+            "features as standardise() scales them: leave that out, or look up raw columns"
+        ) from error
     except (RuntimeError, MemoryError) as error:
         if not _memory_ran_out(error):
             raise
         raise _out_of_memory(settings, images=book.dataset.images) from error
+
+
+def _check_types(federations: Any, algorithm: Any, settings: Any, seeds: Any) -> None:
+    """What stands in another argument's place is named, before anything is computed."""
+    if isinstance(federations, Federation | Dataset) or not hasattr(federations, "__len__"):
+        raise FedgftError(
+            f"federations must be a list with one Federation per seed, not {shown(federations)}; "
+            "write simulate([federation], ..., seeds=[0])"
+        )
+    for each in federations:
+        instance("federations", each, Federation, "partition() makes one of a Dataset")
+    instance("algorithm", algorithm, Algorithm, "for example fedavg() or controlled('sp', 0.02)")
+    instance("settings", settings, Settings)
+    if isinstance(seeds, str | bytes | dict) or np.ndim(seeds) != 1:
+        raise FedgftError(f"seeds must be a list of whole numbers, as in [0], not {shown(seeds)}")
+    for seed in seeds:
+        whole_number("seeds", seed, most=2**63 - 1)
+
+
+def _checked_init(init: Any) -> np.ndarray | None:
+    """Parameters to start from, (p,) or (run, p); how many there must be the model says."""
+    if init is None:
+        return None
+    array = array_of("init", init)
+    if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
+        raise FedgftError(f"init must hold numbers (p,) or (runs, p), not {shown(init)}")
+    if not np.isfinite(array).all():
+        raise FedgftError("init holds NaN or infinity")
+    return array
 
 
 def _check(algorithm: Algorithm, lr: float | np.ndarray, runs: int) -> np.ndarray:
@@ -121,6 +160,7 @@ def _check(algorithm: Algorithm, lr: float | np.ndarray, runs: int) -> np.ndarra
     given = [(name, getattr(slot, name)) for slot in slots for name in ("lam", "target", "beta")
              if hasattr(slot, name)]  # fmt: skip
     for name, value in [("lr", lr), *given]:
+        value = numbers_per_run(name, value)
         if np.shape(value) not in ((), (runs,)):
             raise FedgftError(f"--{name} must be one number, or one for each of {runs} run(s), and "
                               f"its shape is {np.shape(value)}")  # fmt: skip

@@ -1,8 +1,18 @@
-"""Stacked where the module vectorises, sequential where it does not."""
+"""Stacked where the module vectorises and gains by it, sequential elsewhere.
+
+What gains is told by the kind and size of the layers, not by a clock: executors agree to rounding
+only, so a choice by timing would make results depend on how busy a machine is. The rule follows
+`benchmarks/modules.py` (CPU seconds of three rounds, sequential / stacked after its capture, in
+batches of 256 and of 32): MLP of 10,000 parameters 0.2 / 0.1 and 0.6 / 0.2, of 107,000 0.5 / 0.6
+and 1.0 / 1.6, of 1.2 million 3.1 / 13.5 and 5.8 / 53.8; LSTM 1.0 / 3.3 and 1.6 / 2.6; transformer
+layer 1.3 / 1.5 and 2.9 / 1.4. Capturing an unrolled LSTM takes another 4 seconds.
+"""
 
 import copy
 import os
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +25,15 @@ from fedgft.engine.torch_executor import TorchExecutor, build
 from fedgft.errors import FedgftError
 from fedgft.models import Model
 
+MOST_PARAMETERS = 64_000  # of a model on a CPU: more than that do not share a cache with others
+MOST_ATTENDING = 64  # rows in a batch, where there is attention: beyond it one model fills a core
+RECURRENT = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+ATTENTION = (
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoderLayer,
+    torch.nn.TransformerDecoderLayer,
+)
+
 
 def choose_torch_executor(book: Book, model: Model, settings: Settings) -> TorchExecutor:
     check_devices(settings)
@@ -25,6 +44,8 @@ def choose_torch_executor(book: Book, model: Model, settings: Settings) -> Torch
     _check_wishes(module, book, settings)
     if settings.executor != "sequential":
         reason = _why_one_by_one(settings) or why_not_stacked(module, random=random)
+        if reason is None and settings.executor == "auto":
+            reason = why_slower_stacked(module, book, settings)
         if reason is None:
             executor = TorchExecutor(
                 book, model, settings, name="stacked", trainer=stacked.train, random=random
@@ -96,6 +117,21 @@ def why_not_stacked(module: torch.nn.Module, *, random: bool) -> str | None:
     return None
 
 
+def why_slower_stacked(module: torch.nn.Module, book: Book, settings: Settings) -> str | None:
+    """What makes one model after another faster on a CPU; None where stacking gains."""
+    if settings.device != "cpu":
+        return None
+    if sum(p.numel() for p in module.parameters()) > MOST_PARAMETERS:
+        return f"it has more than {MOST_PARAMETERS:,} parameters"
+    rows = stacked.width_of(book.sizes, settings.batch_size)
+    for part in module.modules():
+        if isinstance(part, RECURRENT):
+            return f"it has {type(part).__name__}, which would be unrolled step by step"
+        if isinstance(part, ATTENTION) and rows > MOST_ATTENDING:
+            return f"it has {type(part).__name__}, and batches of {rows} rows"
+    return None
+
+
 def _why_not_captured(executor: TorchExecutor) -> str | None:
     """Data-dependent control flow, an operation that vmap does not know: only trying tells."""
     book, settings = executor.book, executor.settings
@@ -118,7 +154,8 @@ def _try(module: torch.nn.Module, book: Book, settings: Settings) -> tuple[bool,
     rows a batch must have: one alone has no variance, and BatchNorm may refuse it.
     """
     data, classes = book.dataset, len(book.dataset.classes)
-    x = torch.tensor(data.features[:2], dtype=getattr(torch, settings.dtype))
+    seen = book.federations[0].seen(np.arange(min(2, len(data))))  # scaled, where it is
+    x = torch.tensor(seen, dtype=getattr(torch, settings.dtype))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         out = _forward(copy.deepcopy(module).eval(), x)
         before = torch.get_rng_state()
@@ -129,6 +166,11 @@ def _try(module: torch.nn.Module, book: Book, settings: Settings) -> tuple[bool,
             least = 1
         except ValueError:
             least = 2
+    if not isinstance(out, Tensor):
+        raise FedgftError(
+            f"model must give one tensor of scores, and it gave a {type(out).__name__}; wrap it in "
+            "a module that returns the scores alone"
+        )
     if tuple(out.shape) != (len(x), classes):
         raise FedgftError(
             f"the model must give one score a class, shape ({len(x)}, {classes}) "
@@ -137,10 +179,14 @@ def _try(module: torch.nn.Module, book: Book, settings: Settings) -> tuple[bool,
     return random, least
 
 
-def _forward(module: torch.nn.Module, x: Tensor) -> Tensor:
+def _forward(module: torch.nn.Module, x: Tensor) -> Any:
     try:
         return module(x)
-    except (RuntimeError, ValueError) as error:
+    except FedgftError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        first_line = str(error).strip().partition("\n")[0]
         raise FedgftError(
-            f"the model does not take rows of shape {tuple(x.shape[1:])}: {error}"
+            f"the model does not take rows of shape {tuple(x.shape[1:])}, type {x.dtype}: "
+            f"{first_line}"
         ) from error

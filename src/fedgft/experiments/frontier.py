@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.picking import SLACK
+from fedgft.errors import FedgftError
 from fedgft.experiments.references import fairlearn_fit, thresholds
 from fedgft.experiments.rows import mean_of, mean_sd
 from fedgft.experiments.shelf import Shelf
@@ -135,6 +136,8 @@ def fairlearn(
             for federation in study.federations(alpha):
                 each.append(fairlearn_fit(federation, metric, bound, shelf))
                 on_fit()
+        except FedgftError:
+            raise
         except ValueError as error:  # a group with one label only, for example
             text = f"{name}: left out, Fairlearn cannot fit it ({error})"
             warnings.warn(text, NotEstimableWarning, stacklevel=2)

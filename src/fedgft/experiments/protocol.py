@@ -113,7 +113,7 @@ PROTOCOLS: dict[str, Protocol] = {
 
 def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol:
     """For tables or for images; of CelebA each replicate draws as many as in the paper."""
-    if name not in PROTOCOLS:
+    if not isinstance(name, str) or name not in PROTOCOLS:
         raise FedgftError(f"--protocol {name!r} is not known; choose from {', '.join(PROTOCOLS)}")
     found = _for_images(PROTOCOLS[name]) if images else PROTOCOLS[name]
     if data != "celeba":

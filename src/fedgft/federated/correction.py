@@ -8,6 +8,7 @@ The engine adds it whatever the local optimiser, and keeps what a correction rem
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from fedgft.arguments import real_number
 from fedgft.errors import FedgftError
 
 
@@ -23,7 +24,7 @@ class Correction(Protocol):
 
 
 def _check(mu: float) -> None:
-    if not 0 <= mu < float("inf"):
+    if not 0 <= real_number("mu", mu, finite=False) < float("inf"):
         raise FedgftError(f"--mu must be a number >= 0, got {mu:g}")
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedgft.arguments import numbers_per_run
 from fedgft.errors import FedgftError
 from fedgft.federated.cohort import Cohort, client_means
 from fedgft.federated.weighting import Local
@@ -36,10 +37,11 @@ class FairFed:
     rule: Rule = "subtract"
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
+        if not isinstance(self.rule, str) or self.rule not in RULES:
             raise FedgftError(
                 f"FairFed rule {self.rule!r} is not known; choose from {', '.join(RULES)}"
             )
+        object.__setattr__(self, "beta", numbers_per_run("beta", self.beta))
         if np.any(np.asarray(self.beta) < 0) or not np.all(np.isfinite(self.beta)):
             raise FedgftError(f"--beta must be a number >= 0, got {self.beta}")
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from fedgft.arguments import instance, numbers_per_run, one_of, real_number
 from fedgft.errors import FedgftError
 from fedgft.federated.algorithm import Algorithm, Objective
 from fedgft.federated.control import Controlled
@@ -35,12 +36,14 @@ def lft(
     metric: str | Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
 ) -> Algorithm:
     """Locally fair training: every client penalises the gap on its own rows."""
+    lam = numbers_per_run("lam", lam)
     own = Linearised(get_metric(metric), lam, penalty, spread)
     return Algorithm(objective=Objective(local_penalties=(own,)))
 
 
 def fairfed(metric: str | Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
     """FairFed on top of local reweighing, its local debiasing."""
+    beta = numbers_per_run("beta", beta)
     return Algorithm(
         objective=Objective(row_weights=reweigh), weighting=FairFed(get_metric(metric), beta, rule)
     )
@@ -50,6 +53,7 @@ def fedgft(
     metric: str | Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
 ) -> Algorithm:
     """Globally fair training: the gap of scores over everybody's rows is penalised."""
+    lam = numbers_per_run("lam", lam)
     return Algorithm(
         objective=Objective(penalties=(Linearised(get_metric(metric), lam, penalty, spread),))
     )
@@ -64,6 +68,9 @@ def controlled(
     damp: bool = True,
 ) -> Algorithm:
     """FedGFT whose strength follows the measured gap of decisions; arguments as in `Controlled`."""
+    target = numbers_per_run("target", target)
+    one_of("kind", kind, get_args(Kind))
+    real_number("pick", pick, finite=False)
     rule = Controlled(get_metric(metric), target, kind, pick=pick, damp=damp)
     return Algorithm(objective=Objective(penalties=(rule,)))
 
@@ -99,7 +106,7 @@ SINGLE = ("fedavg", "lrw")
 def get_method(name: str, metric: Metric, strength: PerRun, **details: Any) -> Algorithm:
     """`strength` is lam for lft and fedgft, beta for fairfed, the target for fedgft-control, and
     nothing for the rest; `details` are those of `Details`."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise FedgftError(f"--method {name!r} is not known; choose from {', '.join(METHODS)}")
     return METHODS[name](metric, strength, Details(**details))
 
@@ -122,7 +129,8 @@ def with_base(
 ) -> Algorithm:
     """The same method on another federated algorithm: its correction and its server, and FedNova
     around whatever weights the method has."""
-    if base not in BASES:
+    instance("method", method, Algorithm, "for example fedavg()")
+    if not isinstance(base, str) or base not in BASES:
         raise FedgftError(f"--base {base!r} is not known; choose from {', '.join(BASES)}")
     filled = {slot: make(mu, server_lr) for slot, make in BASES[base].items()}
     if base == "fednova":

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.arguments import numbers_per_run, real_number, shown, whole_number
 from fedgft.errors import FedgftError
 from fedgft.federated.cohort import Cohort, client_means
 from fedgft.federated.control import (
@@ -54,13 +55,14 @@ class Linearised:
     spread: str = "range"
 
     def __post_init__(self) -> None:
-        if self.penalty not in SLOPES:
+        if not isinstance(self.penalty, str) or self.penalty not in SLOPES:
             raise FedgftError(
                 f"--penalty {self.penalty!r} is not known; choose from {', '.join(SLOPES)}"
             )
+        object.__setattr__(self, "lam", numbers_per_run("lam", self.lam))
         if np.any(np.asarray(self.lam) < 0) or not np.all(np.isfinite(self.lam)):
             raise FedgftError(f"--lam must be a number >= 0, got {self.lam}")
-        if self.spread not in SPREADS:
+        if not isinstance(self.spread, str) or self.spread not in SPREADS:
             raise FedgftError(
                 f"--spread {self.spread!r} is not known; choose from {', '.join(SPREADS)}"
             )
@@ -109,7 +111,9 @@ class Penalty:
     Each round, `penalty.update(statistics)` takes the sum over clients of what
     `penalty.statistics(logits, y, a)` gave for the round's global model; in the loop,
     `loss = cross_entropy + penalty(logits, y, a)`. Before the first update it is zero.
-    `y` holds class indices and `a` group indices, -1 where the group is not recorded.
+    `y` holds class indices and `a` group indices, -1 where the group is not recorded: tensors,
+    arrays or lists of whole numbers. Sums are taken in float64, and the loss in at least float32,
+    whatever the type of the logits (one column a class).
 
     Give `lam`, the strength of a penalty on the gap of scores, or `target`, the gap of decisions
     that is to be reached. With a target, also give `rounds`, the length of the loop, and call
@@ -133,8 +137,14 @@ class Penalty:
     ) -> None:
         if (lam is None) == (target is None):
             raise FedgftError("Penalty needs either lam or target")
+        for name, value in (("lam", lam), ("target", target)):
+            if value is not None and real_number(name, value) < 0:
+                raise FedgftError(f"{name} must be a number >= 0, not {value:g}")
+        if rounds is not None:
+            whole_number("rounds", rounds, least=1)
+        groups = whole_number("groups", groups, least=2, most=100_000)
         self.metric, self.groups = get_metric(metric), groups
-        self.lam = 1.0 if lam is None else lam
+        self.lam = 1.0 if lam is None else float(lam)
         self.rule = Linearised(self.metric, self.lam, penalty)
         self.control = None if target is None else Controlled(self.metric, target)
         self.controller = ControllerState((2 if lagging else 1, 1.0))
@@ -149,15 +159,40 @@ class Penalty:
         labels = one_hot(y, probs.shape[-1]).to(probs.dtype)
         return self.metric.statistics(probs, labels, groups)
 
+    def _checked(self, logits: Any, y: Any, a: Any) -> tuple[Any, Any, Any]:
+        """The three as tensors: scores (n, classes), and two columns of indices in their ranges."""
+        import torch
+
+        if not isinstance(logits, torch.Tensor):
+            raise FedgftError(f"logits must be a torch tensor, not {shown(logits)}")
+        if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
+            raise FedgftError(
+                f"logits must be floating-point numbers of shape (rows, classes), with a column "
+                f"for each of two classes or more, not {logits.dtype} of shape "
+                f"{tuple(logits.shape)}"
+            )
+        device = logits.device
+        return (
+            logits,
+            _index_tensor("y", y, device, len(logits), 0, logits.shape[1], "classes"),
+            _index_tensor("a", a, device, len(logits), -1, self.groups, "groups"),
+        )
+
     def statistics(self, logits: Any, y: Any, a: Any) -> np.ndarray:
         """This client's message, sums over its rows: their number, then the statistics, flat; of
-        scores, or for a `target` of decisions."""
+        scores, or for a `target` of decisions. NaN or infinite logits are an error."""
+        import torch
         from torch.nn.functional import one_hot
 
-        probs = logits.detach().softmax(-1)
+        if isinstance(logits, np.ndarray) and logits.dtype.kind == "f":
+            logits = torch.as_tensor(logits)
+        logits, y, a = self._checked(logits, y, a)
+        if not bool(torch.isfinite(logits).all()):
+            raise FedgftError("logits hold NaN or infinity: the model has no answer for some rows")
+        probs = logits.detach().double().softmax(-1)
         if self.control is not None:
             probs = one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
-        sums = self._rows(probs, y, a).sum(0).double().cpu().numpy()
+        sums = self._rows(probs, y, a).sum(0).cpu().numpy()
         return np.concatenate(([len(y)], sums.ravel()))
 
     def update(self, statistics: np.ndarray) -> float:
@@ -174,11 +209,16 @@ class Penalty:
         return float(self.metric.readout(mean))
 
     def __call__(self, logits: Any, y: Any, a: Any) -> Any:
-        """lam <v, statistics>, averaged over the rows of the batch: add it to the loss."""
-        if self.v is None:
+        """lam <v, statistics>, averaged over the rows of the batch: add it to the loss.
+
+        NaN logits make it NaN, as they do the cross-entropy. A batch without rows gives 0.
+        """
+        logits, y, a = self._checked(logits, y, a)
+        if self.v is None or not len(y):
             return 0.0 * logits.sum()
-        v = logits.new_tensor(self.v)
-        return self.lam * (self._rows(logits.softmax(-1), y, a) * v).sum() / len(y)
+        work = logits if logits.element_size() > 2 else logits.float()
+        v = work.new_tensor(self.v)
+        return self.lam * (self._rows(work.softmax(-1), y, a) * v).sum() / len(y)
 
     def damp(self, model: Any) -> float:
         """Shortens the step that `model` has taken since the last call; returns the share kept.
@@ -230,3 +270,33 @@ class Penalty:
         self.last_model = state["last_model"]
         if self.damper is not None:
             self.damper.lengths = list(state["lengths"])
+
+
+def _index_tensor(
+    name: str, values: Any, device: Any, rows: int, least: int, known: int, kind: str
+) -> Any:
+    """One whole number a row from `least` to `known` - 1, as int64 on the logits' device."""
+    import torch
+
+    try:
+        found = torch.as_tensor(values, device=device)
+    except Exception:  # of text, of objects, of lists of different lengths: any of torch's errors
+        raise FedgftError(
+            f"{name} must hold indices (whole numbers), not {shown(values)}"
+        ) from None
+    if found.shape != (rows,):
+        raise FedgftError(f"{name} has the shape {tuple(found.shape)}, not ({rows},) as the logits")
+    if not rows:
+        return found.long()
+    if found.is_complex() or found.dtype == torch.bool:
+        raise FedgftError(f"{name} must hold indices (whole numbers), not {found.dtype}")
+    if found.is_floating_point() and not bool((found == found.floor()).all()):
+        raise FedgftError(f"{name} must hold indices, and holds fractions or NaN")
+    low, high = (end.item() for end in found.double().aminmax())
+    if low < least or high >= known:
+        wrong = low if low < least else high
+        raise FedgftError(
+            f"{name} holds the index {wrong:g}; there are {known} {kind}, from "
+            f"{least} to {known - 1}"
+        )
+    return found.long()

@@ -6,6 +6,7 @@ Arrays are (run, parameters), numpy's or torch's, as the executor has them.
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from fedgft.arguments import one_of, real_number
 from fedgft.errors import FedgftError
 
 
@@ -44,6 +45,7 @@ class ServerMomentum:
 
     def __post_init__(self) -> None:
         _check(self.lr)
+        _check_decay("momentum", self.momentum)
 
     def init(self, params: Any) -> Any:
         return 0 * params
@@ -72,8 +74,12 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         _check(self.lr)
-        if self.rule not in ("adam", "yogi", "adagrad"):
-            raise FedgftError(f"server rule {self.rule!r} is not known: adam, yogi or adagrad")
+        one_of("rule", self.rule, ("adam", "yogi", "adagrad"))
+        one_of("convention", self.convention, ("paper", "flower"))
+        _check_decay("first", self.first)
+        _check_decay("second", self.second)
+        if real_number("tau", self.tau) <= 0:
+            raise FedgftError(f"tau must be a positive number, not {self.tau:g}")
 
     def init(self, params: Any) -> tuple[Any, Any, int]:
         least = self.tau if self.convention == "paper" else 0.0
@@ -99,5 +105,10 @@ class Adaptive:
 
 
 def _check(lr: float) -> None:
-    if not 0 < lr < float("inf"):
+    if not 0 < real_number("lr", lr, finite=False) < float("inf"):
         raise FedgftError(f"--server-lr must be a positive number, got {lr:g}")
+
+
+def _check_decay(name: str, value: float) -> None:
+    if not 0 <= real_number(name, value) < 1:
+        raise FedgftError(f"{name} must be at least 0 and below 1, not {value:g}")

@@ -68,6 +68,8 @@ class Checkpoint:
             raise FedgftError(f"{self.path}: not a whole checkpoint (its numbers are damaged)")
         try:
             self._restored(strategy, header, tensors, like)
+        except FedgftError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise FedgftError(f"{self.path}: no checkpoint of ours ({plain(error)})") from None
         return self._like(tensors, "model", like)

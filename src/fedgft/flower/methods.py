@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import (
     QFedAvg,
 )
 
+from fedgft.arguments import real_number
 from fedgft.errors import FedgftError
 from fedgft.federated.control import Controlled, Loop
 from fedgft.federated.fairfed import FairFed as FairFedRule
@@ -61,6 +62,9 @@ def FedGFT(
     """
     if (lam is None) == (target is None):
         raise FedgftError("FedGFT needs either lam or target")
+    for name, value in (("lam", lam), ("target", target)):
+        if value is not None:
+            real_number(name, value)
     chosen, rules = get_metric(metric), Terms(**terms)
     if lam is not None:
         pricing: Any = Linearised(chosen, lam, penalty, spread)
@@ -109,6 +113,7 @@ def FairFed(
     Around strategies that weigh clients by a metric of their replies: FedAvg and those built on it.
     In channel "train" the weights are exact, for the statistics arrive with the update.
     """
+    real_number("beta", beta)
     chosen, rules = get_metric(metric), Terms(**terms)
     if rules.channel == "evaluate":
         raise FedgftError("FairFed weighs this round's updates: channel 'train' or 'query'")

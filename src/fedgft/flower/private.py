@@ -16,10 +16,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedgft.arguments import real_number, whole_number
 from fedgft.errors import FedgftError
 from fedgft.flower.checks import Noise
 from fedgft.metrics import Kind, Metric, Tally, price
 
+MOST = 1_000_000_000  # releases, and rows of a cell
 COUNTS = 0.2  # share of the budget for the counts, which are released once
 
 
@@ -36,6 +38,11 @@ class Budget:
     min_count: int = 0
 
     def __post_init__(self) -> None:
+        whole_number("min_count", self.min_count, most=MOST)
+        whole_number("releases", self.releases, most=MOST)
+        real_number("delta", self.delta)
+        if self.epsilon is not None and real_number("epsilon", self.epsilon) <= 0:
+            raise FedgftError(f"epsilon must be a positive number, not {self.epsilon:g}")
         if self.min_count < 0 or self.releases < 1:
             raise FedgftError(f"min_count {self.min_count} and releases {self.releases} must be "
                               "at least 0 and 1")  # fmt: skip

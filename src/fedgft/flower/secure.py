@@ -144,6 +144,8 @@ def _total(masked: Answers, lost: list[int], opened: Answers, keys: Answers) -> 
             for other in vectors:  # undo what the others added for a client that is gone
                 mask = pair_mask(secret, keys[other]["mask"], size)
                 total = total - mask if other < node else total + mask
+        except FedgftError:
+            raise
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise FedgftError(
                 f"secure sums: the shares of node {node} do not fit ({error})"

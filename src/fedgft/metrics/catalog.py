@@ -7,6 +7,7 @@ against the rest.
 from collections.abc import Sequence
 from typing import Any
 
+from fedgft.arguments import shown
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Metric, compared
 
@@ -63,6 +64,8 @@ def get_metric(metric: str | Metric) -> Metric:
     """A metric by its short name, or several with weights ("sp+0.5*eop"); a metric passes."""
     if isinstance(metric, Metric):
         return metric
+    if not isinstance(metric, str):
+        raise FedgftError(f"metric must be a name, as in 'sp', or a Metric, not {shown(metric)}")
     parts = [_weighted(part, metric) for part in metric.split("+")]
     if len({part.name for part, _ in parts}) < len(parts):
         raise FedgftError(f"--metric {metric!r} names one metric twice")

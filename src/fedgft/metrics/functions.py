@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.arguments import check_indices
 from fedgft.errors import FedgftError
 from fedgft.metrics import catalog
 from fedgft.metrics.metric import Metric
-
-ROUNDED = 0.01  # how far from 1 a row may sum up: half precision, or decimals cut off in a file
+from fedgft.metrics.tally import ROUNDED
 
 
 class NotEstimableWarning(UserWarning):
@@ -26,6 +26,12 @@ def gap(
     metric: Metric, y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
     """The largest difference between groups, or NaN (with a warning) where one has no rate."""
+    check_indices(
+        y_true=y_true,
+        y_pred=y_pred,
+        sensitive_features=sensitive_features,
+        sample_weight=sample_weight,
+    )
     labels, probs = _classes(_labels(y_true), _read("y_pred", y_pred, 2))
     groups, names = _groups(_read("sensitive_features", sensitive_features, 2, dtype=object))
     weight = (
@@ -54,9 +60,12 @@ def gap(
 def _read(name: str, values: Any, most: int, **kinds: Any) -> np.ndarray:
     """As an array of one value a row, or of up to `most` axes; a table of one column is a list."""
     try:
-        array = np.asarray(values, **kinds)
+        found = np.asarray(values)
+        array = np.asarray(values, **kinds) if found.dtype.kind not in "cmM" else found
     except (TypeError, ValueError) as error:
         raise FedgftError(f"{name} cannot be read ({error})") from None
+    if array.dtype.kind in "cmM":
+        raise FedgftError(f"{name} must not hold {array.dtype}")
     if np.ma.is_masked(values):
         raise FedgftError(f"{name} is masked in places: leave those rows out")
     if array.ndim == 2 and array.shape[1] == 1:
@@ -70,14 +79,27 @@ def _labels(y_true: Any) -> np.ndarray:
     labels = _read("y_true", y_true, 1)
     if any(map(_unknown, labels.tolist())):
         raise FedgftError("y_true lacks a label in some rows: leave them out")
+    if labels.dtype.kind == "f" and not (labels == np.floor(labels)).all():
+        raise FedgftError("y_true holds fractions, which are no classes")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise FedgftError("y_true holds infinity, which is no class")
+    plain = (str, bytes, int, float, np.generic)
+    if labels.dtype == object and not all(isinstance(v, plain) for v in labels.tolist()):
+        raise FedgftError("y_true must hold labels: numbers or text")
     return labels
 
 
 def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Labels one-hot, predictions as one probability a class."""
     if y_pred.ndim == 2:
+        if y_pred.dtype.kind not in "biuf":
+            raise FedgftError(
+                f"y_pred with one column a class must hold numbers, not {y_pred.dtype}"
+            )
         return _columns(y_true, y_pred.astype(float))
     if set(np.unique(y_true).tolist()) <= {0, 1}:
+        if y_pred.dtype.kind not in "biuf" and any(isinstance(v, str) for v in y_pred.tolist()):
+            raise FedgftError("y_pred holds text, and the labels in y_true are numbers")
         score = _read("y_pred", y_pred, 1, dtype=float)
         if not ((score >= 0) & (score <= 1)).all():
             raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
@@ -89,7 +111,10 @@ def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.nda
             f"y_pred holds {str(strange[0])[:40]!r}, which is no label of y_true: pass predicted "
             "labels, or probabilities with one column a class"
         )
-    known, index = np.unique([*y_true.tolist(), *y_pred.tolist()], return_inverse=True)
+    try:
+        known, index = np.unique([*y_true.tolist(), *y_pred.tolist()], return_inverse=True)
+    except TypeError:
+        raise FedgftError("y_true and y_pred hold labels of different types") from None
     one_hot = np.eye(len(known))[index]
     return one_hot[: len(y_true)], one_hot[len(y_true) :]
 

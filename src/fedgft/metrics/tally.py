@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from fedgft.arguments import array_of, one_of, whole_number
+from fedgft.errors import FedgftError
+from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.metric import Metric
 from fedgft.types import Index, Price, Probs, Statistics, Value
 
 Kind = Literal["soft", "hard"]
 "soft: of scores. hard: of decisions."
+
+MOST_GROUPS = 100_000
+ROUNDED = 0.01  # how far from 1 a row may sum up: half precision, or decimals cut off in a file
 
 
 @dataclass(frozen=True)
@@ -27,8 +33,16 @@ class Tally:
 
     @classmethod
     def of(cls, probs: Probs, labels: Index, groups: Index, *, num_groups: int) -> "Tally":
-        """The sums of these rows; labels and groups are indices, and group -1 is not recorded."""
+        """The sums of these rows.
+
+        `probs` (n, classes) holds probabilities, `labels` and `groups` (n,) hold indices, and
+        group -1 is not recorded.
+        """
+        probs = _probabilities(probs)
         rows, classes = probs.shape
+        num_groups = whole_number("num_groups", num_groups, least=1, most=MOST_GROUPS)
+        labels = _indices("labels", labels, rows, 0, classes)
+        groups = _indices("groups", groups, rows, -1, num_groups)
         chosen = np.zeros((rows, classes))
         chosen[np.arange(rows), probs.argmax(1)] = 1.0
 
@@ -63,16 +77,50 @@ class Tally:
         with np.errstate(invalid="ignore"):
             return right / self.rows()
 
-    def statistics(self, metric: Metric, kind: Kind) -> Statistics:
+    def statistics(self, metric: str | Metric, kind: Kind) -> Statistics:
         """The metric's sums: (..., 2, v, g), over the rows whose group is recorded."""
+        metric = get_metric(metric)
+        one_of("kind", kind, get_args(Kind))
         slope, offset = metric.affine(self.count.shape[-2])
         mass = {"soft": self.score, "hard": self.decision}[kind][..., :-1, :]
         return np.einsum("svyc,...ygc->...svg", slope, mass) + np.einsum(
             "svy,...yg->...svg", offset, self.count[..., :-1]
         )
 
-    def gap(self, metric: Metric, kind: Kind) -> Value:
-        return metric.readout(self.statistics(metric, kind))
+    def gap(self, metric: str | Metric, kind: Kind) -> Value:
+        """The largest difference between groups; NaN where a group has no row of the event."""
+        return get_metric(metric).readout(self.statistics(metric, kind))
+
+
+def _probabilities(probs: Any) -> np.ndarray:
+    """Finite shares of one; a NaN would be counted as a decision for class 0."""
+    array = array_of("probs", probs)
+    if array.ndim != 2 or array.dtype.kind not in "fiub" or array.shape[1] < 2:
+        raise FedgftError(
+            f"probs must be numbers (rows, classes), not {array.dtype} of shape {array.shape}"
+        )
+    if not np.isfinite(array).all():
+        raise FedgftError("probs hold NaN or infinity: the model has no answer for some rows")
+    inside = ((array >= 0) & (array <= 1)).all()
+    if not inside or (np.abs(array.sum(1, dtype=np.float64) - 1) > ROUNDED).any():
+        raise FedgftError("probs must lie in [0, 1] and add up to 1 in every row")
+    return array
+
+
+def _indices(name: str, values: Any, rows: int, least: int, known: int) -> np.ndarray:
+    """Whole numbers from `least` to `known` - 1, one a row."""
+    array = array_of(name, values)
+    if array.shape != (rows,):
+        raise FedgftError(f"{name} must have the shape ({rows},), as probs, not {array.shape}")
+    if not rows:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise FedgftError(f"{name} must hold indices (whole numbers), not {array.dtype}")
+    low, high = array.min().item(), array.max().item()
+    if low < least or high >= known:
+        wrong = low if low < least else high
+        raise FedgftError(f"{name} holds the index {wrong}; they go from {least} to {known - 1}")
+    return array
 
 
 def stack(tallies: list[Tally]) -> Tally:

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgft.arguments import instance
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, Tally
+from fedgft.metrics import Kind, Metric, Tally, get_metric
 from fedgft.types import Statistics
 
 
@@ -176,8 +177,10 @@ class Analysis:
         return 0.0 if math.isnan(self.largest_local_gap) else self.largest_local_gap
 
 
-def analyse(metric: Metric, tally: Tally, kind: Kind) -> Analysis:
+def analyse(metric: str | Metric, tally: Tally, kind: Kind) -> Analysis:
     """The terms of the widest gap, from a tally whose first axis is the client."""
+    metric = get_metric(metric)
+    instance("tally", tally, Tally, "Tally.of() makes one; its first axis is the client")
     statistics, weights = per_client(metric, tally, kind)
     groups = statistics.shape[-1]
     if groups < 2:

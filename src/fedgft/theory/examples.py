@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedgft.arguments import real_number, whole_number
 from fedgft.errors import FedgftError
 from fedgft.metrics import Tally, stack
 from fedgft.types import Index
+
+MOST_CLIENTS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ def locally_fair_globally_unfair(clients: int, gap: float) -> Example:
     client needs rows of both groups to be fair: C = 1 is out of reach. Every row is there with
     both labels, so this holds for sp, eop, eo and fpr at once, and `swapped` for cal.
     """
-    if not 0 < gap < 1:
+    if not 0 < real_number("gap", gap) < 1:
         raise FedgftError(f"gap must lie between 0 and 1, both excluded; it is {gap}")
     others = _at_least_two(clients) - 1
     m, h = math.ceil(2 * others / (1 - gap)), math.ceil(2 / (others * (1 - gap)))
@@ -69,7 +72,7 @@ def locally_unfair_globally_fair(clients: int, gap: float) -> Example:
     number of clients of the other kind, so the kinds hold half of all rows each and both
     groups have the rate R/2. Metrics as in `locally_fair_globally_unfair`.
     """
-    if not 0 < gap <= 1:
+    if not 0 < real_number("gap", gap) <= 1:
         raise FedgftError(f"gap must lie above 0 and not above 1; it is {gap}")
     odd = _at_least_two(clients) // 2
     accepted = math.ceil(20 * gap)  # R in steps of 1/20
@@ -107,6 +110,7 @@ def _example(cells: list[tuple[int, int, int, int]], *, labels: tuple[int, ...])
 
 
 def _at_least_two(clients: int) -> int:
+    whole_number("clients", clients, most=MOST_CLIENTS)
     if clients < 2:
         raise FedgftError(f"clients must be 2 or more, or local is global; it is {clients}")
     return clients
