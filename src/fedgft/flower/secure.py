@@ -117,8 +117,9 @@ class SecureSum:
         members: dict[int, Member] = {}
         for node, record in records.items():
             try:
-                members[node] = member_of(dict(record))
-                public_key(bytes.fromhex(members[node].mask), "mask")
+                member = member_of(dict(record))
+                public_key(bytes.fromhex(member.mask), "mask")
+                members[node] = member
             except (FedgftError, ValueError, TypeError) as error:
                 why = f"node {node}: {plain(error)}"
                 log.warning("fedgft: secure sums: %s", why)
