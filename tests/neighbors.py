@@ -73,7 +73,9 @@ def sensitivity(pairs: int, *, rows: int, seed: int, split: Split = by_row) -> l
     return found
 
 
-def epsilon_shown(one: np.ndarray, other: np.ndarray, delta: float, *, sure: float = 0.95) -> float:
+def epsilon_shown(
+    one: np.ndarray, other: np.ndarray, delta: float, *, sure: float = 0.9999
+) -> float:
     """A lower bound on epsilon, from many releases of two neighboring tables.
 
     (epsilon, delta) bounds P(release of one in S) by exp(epsilon) P(release of other in S) + delta
@@ -81,17 +83,33 @@ def epsilon_shown(one: np.ndarray, other: np.ndarray, delta: float, *, sure: flo
     other; the other half estimates both probabilities, by Clopper and Pearson at level `sure`.
     """
     half = len(one) // 2
-    best, chosen = -math.inf, (one, other, 0.0, 1)
+    best, chosen = -math.inf, (one, other, 0.0)
     for sign in (1, -1):
         for first, second in ((one, other), (other, one)):
-            for cut in np.quantile(sign * first[:half], np.linspace(0.02, 0.98, 49)):
-                p, q = (float((sign * x[:half] >= cut).mean()) for x in (first, second))
-                score = math.log(max(p - delta, 1e-9) / max(q, 2 / half))
-                if score > best:
-                    best, chosen = score, (first, second, cut, sign)
-    first, second, cut, sign = chosen
-    hits = [int((sign * x[half:] >= cut).sum()) for x in (first, second)]
-    left = len(one) - half
-    low = beta.ppf((1 - sure) / 2, hits[0], left - hits[0] + 1) if hits[0] else 0.0
-    high = beta.ppf(1 - (1 - sure) / 2, hits[1] + 1, left - hits[1]) if hits[1] < left else 1.0
-    return math.log((low - delta) / high) if low > delta else 0.0
+            a, b = sign * first, sign * second
+            cuts = np.quantile(a[:half], np.linspace(0.02, 0.98, 49))
+            bounds = _bounds(a[:half], b[:half], cuts, delta, sure)
+            if bounds.max() > best:
+                best, chosen = bounds.max(), (a, b, cuts[bounds.argmax()])
+    a, b, cut = chosen
+    return float(_bounds(a[half:], b[half:], np.array([cut]), delta, sure)[0])
+
+
+def _bounds(
+    a: np.ndarray, b: np.ndarray, cuts: np.ndarray, delta: float, sure: float
+) -> np.ndarray:
+    """For each set "beyond the cut", the least epsilon that allows for how often it was met."""
+    n = len(a)
+    x, y = ((values >= cuts[:, None]).sum(1) for values in (a, b))
+    low = beta.ppf((1 - sure) / 2, np.maximum(x, 1e-9), n - x + 1)
+    high = beta.ppf(1 - (1 - sure) / 2, y + 1, np.maximum(n - y, 1e-9))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(low > delta, np.log(np.maximum(low - delta, 1e-300) / high), -np.inf)
+
+
+def likelihood_ratio(
+    released: np.ndarray, difference: np.ndarray, deviation: np.ndarray
+) -> np.ndarray:
+    """The statistic that tells two tables apart best, whose sums differ by this much, under
+    Gaussian noise: one number for each release."""
+    return (released * difference / deviation**2).sum(-1)
