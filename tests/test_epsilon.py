@@ -38,19 +38,18 @@ def test_noisy_sums_show_no_more_than_epsilon(fault: float) -> None:
     assert found > 1.0 if fault > 1 else found <= 1.0, found
 
 
-@pytest.mark.parametrize("fault", ["none", "one client adds nothing", "shares too small"])
+@pytest.mark.parametrize("fault", ["none", "shares too small"])
 def test_secure_sums_show_no_more_than_epsilon(fault: str) -> None:
     """Of seven sites, two give their shares away, and the noise of the others is as accounted."""
     budget, clients = Budget(1.0, DELTA), 7
     noise, unit = budget.noise("soft"), 2**20
     share = share_of(noise, clients)
-    keeping = {"none": honest(clients), "one client adds nothing": 1, "shares too small": 5}[fault]
     smaller = 3.0 if fault == "shares too small" else 1.0
 
     def sums(rows: float) -> np.ndarray:
         """The count, which has half of its budget, and the score, in a total of one cell."""
         total = np.full((DRAWS, 2), rows * unit)
-        for _ in range(keeping):
+        for _ in range(honest(clients)):
             for column, deviation in enumerate((share.count, share.value)):
                 total[:, column] += discrete_gaussian(DRAWS, deviation * unit / smaller)
         deviation = np.array([noise.count * 2**0.5, noise.value])
@@ -71,7 +70,7 @@ def test_a_noisy_site_file_shows_no_more_than_epsilon(fault: float) -> None:
         exact = measure(
             ones, ones, sensitive_features=groups, site="n", classes=[0, 1], values=values
         )
-        draws = (with_noise(exact, fault, 0.0, values=values, declared=True) for _ in range(1500))
+        draws = (with_noise(exact, fault, 0.0, values=values, declared=True) for _ in range(1000))
         return np.array([d.sites["n"].tables[("a",)][1, 1, COUNT] for d in draws])
 
     found = epsilon_shown(files(30), files(31), 0.0)

@@ -1,6 +1,7 @@
 """The file a site hands over: JSON that a person can read, with sums and nothing else in it.
 
-docs/audit.md describes every field. What is read is checked field by field: a count that is not
+docs/audit.md describes every field. No number about scores is one of fewer than `FEW` rows: bins of
+a histogram with fewer are put together with their neighbors. What is read is checked field by field: a count that is not
 whole, or does not add up, is an error that names the file and the field. Where the file declares
 noise, counts may be negative and need not add up.
 """
@@ -19,30 +20,34 @@ from fedgft.audit.sums import COUNT, NOISE, SCORES, SLACK, Group, Privacy, Site,
 from fedgft.errors import FedgftError
 from fedgft.files import expanded, whole
 
-FORMAT = "fedgft-sums-1"
-SUMMED = 10  # rows: of fewer, no sum of scores is written
+FORMAT = "fedgft-sums-2"
+READ = (FORMAT, "fedgft-sums-1")  # the first had every bin of a histogram
+FEW = 10  # rows: of fewer, nothing about scores is written
+COARSE = 20  # parts of [0, 1]: bins with few rows are put together within them, and beyond
 BYTES = 64 * 2**20  # far more than any file of ours
 UNIT = "one row added or removed changes one count of the finest table by 1"
 
 
-def write_sums(sums: Sums, path: str | Path) -> Path:
-    """Write the sums of one site."""
+def write_sums(sums: Sums, path: str | Path, *, min_bin: int = FEW) -> Path:
+    """Write the sums of one site; `min_bin`: the fewest rows that a number about scores is of."""
     file = expanded(path)
-    text = to_json(sums)
+    text = to_json(sums, min_bin=min_bin)
     with whole(file) as part:
         part.write_text(text, "utf-8")
     return file
 
 
-def to_json(sums: Sums) -> str:
+def to_json(sums: Sums, *, min_bin: int = FEW) -> str:
     """One line a field, one line a cell. Cells without rows are left out."""
+    if min_bin < 1:
+        raise FedgftError(f"min_bin {min_bin}: must be at least 1")
     if len(sums.sites) != 1:
         raise FedgftError(f"a file holds the sums of one site, not of {len(sums.sites)}")
     ((name, site),) = sums.sites.items()
     if not name.strip():
         raise FedgftError('the site has no name: measure(..., site="north")')
     question, privacy = sums.asked, _one(site.privacy)
-    cells = [cell for group in sums.groups for cell in _cells(group, sums, site, privacy)]
+    cells = [cell for group in sums.groups for cell in _cells(group, sums, site, privacy, min_bin)]
     counted = sum(cell["count"] for cell in cells if cell["count"] is not None)
     head = {
         "format": FORMAT,
@@ -52,13 +57,32 @@ def to_json(sums: Sums) -> str:
         "groups": list(question.attributes),
         "threshold": question.threshold,
         "bins": question.bins if question.scored else None,
+        "min_bin": min_bin if question.scored and privacy == Privacy() else 0,
         "rows": {"counted": counted, "label_missing": _shown(site.label_missing, privacy),
                  "prediction_missing": _shown(site.prediction_missing, privacy)},
         "privacy": _declared(privacy),
+        "reveals": _revealed(cells),
     }  # fmt: skip
     lines = [f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in head.items()]
     body = ",\n  ".join(json.dumps(cell, ensure_ascii=False) for cell in cells)
     return "{\n" + ",\n".join(lines) + ',\n"cells": [\n  ' + body + "\n]\n}\n"
+
+
+def revealed(sums: Sums, *, min_bin: int = FEW) -> dict[str, int]:
+    """What the file says about few people: how many of its counts are of 1 to 9 of them."""
+    return json.loads(to_json(sums, min_bin=min_bin))["reveals"]
+
+
+def _revealed(cells: list[dict[str, Any]]) -> dict[str, int]:
+    counts = [cell["count"] for cell in cells if cell["count"] is not None]
+    spread = [n for cell in cells for s in cell.get("scores", {}).values() for n in s["histogram"]]
+    return {
+        "few": FEW,
+        "cells": len(counts),
+        "cells_of_few": sum(0 < n < FEW for n in counts),
+        "score_counts": sum(n != 0 for n in spread),
+        "score_counts_of_few": sum(0 < n < FEW for n in spread),
+    }
 
 
 def _one(privacy: tuple[Privacy, ...]) -> Privacy:
@@ -82,7 +106,9 @@ def _shown(count: float, privacy: Privacy) -> int | None:
     return None if 0 < count < privacy.min_cell else int(count)
 
 
-def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[str, Any]]:
+def _cells(
+    group: Group, sums: Sums, site: Site, privacy: Privacy, min_bin: int
+) -> list[dict[str, Any]]:
     question, table, out = sums.asked, site.tables[group], []
     for label, decision in np.ndindex(table.shape[:2]):
         values = table[label, decision]
@@ -97,28 +123,75 @@ def _cells(group: Group, sums: Sums, site: Site, privacy: Privacy) -> list[dict[
         if group in sums.histogram and not privacy.min_cell and not nobody:
             counts, possible = sums.histogram[group][label, decision], feasible(question)[decision]
             cell["scores"] = {
-                question.classes[c]: _scores(values[SCORES + s], counts[s], possible, privacy)
+                question.classes[c]: _scores(
+                    values[SCORES + s], counts[s], possible, privacy, min_bin
+                )
                 for s, c in enumerate(question.score_classes)
+                if privacy.mechanism != "none" or counts[s].sum() >= min_bin
             }
+            if not cell["scores"]:
+                del cell["scores"]
         out.append(cell)
     return out
 
 
 def _scores(
-    total: float, counts: np.ndarray, possible: np.ndarray, privacy: Privacy
+    total: float, counts: np.ndarray, possible: np.ndarray, privacy: Privacy, min_bin: int
 ) -> dict[str, Any]:
     """The sum of a cell's scores, and how they are spread: from its first bin to its last.
 
-    Of a few rows the sum would be somebody's score, so it is left out. Under noise there is no
-    sum either, and all bins are there that a row can be in: where the lowest score lies would be
-    somebody's too.
+    Each number of the histogram is one of at least `min_bin` rows, or 0; where bins were put
+    together, `widths` says how many. Under noise there is no sum, and all bins are there that a row
+    can be in: where the lowest score lies would be somebody's.
     """
-    noisy = privacy.mechanism != "none"
-    held = np.flatnonzero(possible if noisy else counts)
-    first, last = int(held[0]), int(held[-1])
-    body = {"first_bin": first, "histogram": [int(n) for n in counts[first : last + 1]]}
-    shown = not noisy and counts.sum() >= SUMMED
-    return {"sum": round(total, 6)} | body if shown else body
+    if privacy.mechanism != "none":
+        held = np.flatnonzero(possible)
+        first, last = int(held[0]), int(held[-1])
+        return {"first_bin": first, "histogram": [int(n) for n in counts[first : last + 1]]}
+    blocks = merged_bins(counts, possible, min_bin)
+    while blocks and not blocks[0][1]:
+        blocks.pop(0)
+    while blocks and not blocks[-1][1]:
+        blocks.pop()
+    body: dict[str, Any] = {"first_bin": blocks[0][0]}
+    body["histogram"] = [rows for _, rows, _ in blocks]
+    if any(width > 1 for _, _, width in blocks):
+        body["widths"] = [width for _, _, width in blocks]
+    return {"sum": round(total, 6)} | body if counts.sum() >= FEW else body
+
+
+def merged_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[tuple[int, int, int]]:
+    """Bins as (first bin, rows, width), each without rows or with at least `least`; all rows if
+    there are fewer.
+
+    [0, 1] has 20 fixed parts. Where every bin of a part has enough rows or none, the bins stay;
+    otherwise the part is one; and parts with too few rows are put together with those that follow,
+    the last ones with those before. So no edge between two numbers is finer than a part, unless
+    enough rows lie on both sides of it.
+    """
+    bins = len(counts)
+    size = bins // COARSE if bins % COARSE == 0 else 1
+    held = np.flatnonzero(possible)
+    parts: list[list[tuple[int, int, int]]] = []
+    for number in range(int(held[0]) // size, int(held[-1]) // size + 1):
+        inside = [i for i in range(number * size, (number + 1) * size) if possible[i]]
+        rows = [int(counts[i]) for i in inside]
+        if all(n == 0 or n >= least for n in rows):
+            parts.append([(i, n, 1) for i, n in zip(inside, rows, strict=True)])
+        else:
+            parts.append([(inside[0], sum(rows), len(inside))])
+    out: list[tuple[int, int, int]] = []
+    for part in parts:
+        if out and 0 < out[-1][1] < least:
+            part = [_joined([out.pop(), *part])]
+        out += part
+    while len(out) > 1 and 0 < out[-1][1] < least:
+        out[-2:] = [_joined(out[-2:])]
+    return out
+
+
+def _joined(blocks: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+    return blocks[0][0], sum(rows for _, rows, _ in blocks), sum(width for *_, width in blocks)
 
 
 def read_sums(path: str | Path) -> Sums:
@@ -148,7 +221,7 @@ def from_json(text: str, *, source: str) -> Sums:
     form = found.get("format") if isinstance(found, dict) else None
     if not isinstance(form, str) or not form.startswith("fedgft-sums-"):
         raise FedgftError(f"{source}: not a file of sums that `fedgft measure` wrote")
-    if form != FORMAT:
+    if form not in READ:
         raise FedgftError(
             f"{source}: format is {form[:40]!r}, this version of fedgft reads {FORMAT!r}; "
             "measure the site again, or use the version that wrote it"
