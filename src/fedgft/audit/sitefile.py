@@ -1,9 +1,9 @@
 """The file a site hands over: JSON that a person can read, with sums and nothing else in it.
 
 docs/audit.md describes every field. No number about scores is one of fewer than `FEW` rows: bins of
-a histogram with fewer are put together with their neighbors. What is read is checked field by field: a count that is not
-whole, or does not add up, is an error that names the file and the field. Where the file declares
-noise, counts may be negative and need not add up.
+a histogram with fewer are put together with their neighbors. What is read is checked field by
+field: a count that is not whole, or does not add up, is an error that names the file and the field.
+Where the file declares noise, counts may be negative and need not add up.
 """
 
 import json
@@ -25,6 +25,7 @@ READ = (FORMAT, "fedgft-sums-1")  # the first had every bin of a histogram
 FEW = 10  # rows: of fewer, nothing about scores is written
 COARSE = 20  # parts of [0, 1]: bins with few rows are put together within them, and beyond
 BYTES = 64 * 2**20  # far more than any file of ours
+Block = tuple[int, int, int]  # the first of some bins, the rows in them, how many bins
 UNIT = "one row added or removed changes one count of the finest table by 1"
 
 
@@ -122,12 +123,17 @@ def _cells(
         }  # fmt: skip
         if group in sums.histogram and not privacy.min_cell and not nobody:
             counts, possible = sums.histogram[group][label, decision], feasible(question)[decision]
+            blur = sums.blur.get(group, np.zeros((3, *sums.histogram[group].shape)))
             cell["scores"] = {
                 question.classes[c]: _scores(
-                    values[SCORES + s], counts[s], possible, privacy, min_bin
+                    values[SCORES + s],
+                    counts[s],
+                    possible,
+                    privacy,
+                    _blocks(counts[s], blur[:2, label, decision, s], possible, min_bin),
                 )
                 for s, c in enumerate(question.score_classes)
-                if privacy.mechanism != "none" or counts[s].sum() >= min_bin
+                if privacy.mechanism != "none" or values[COUNT] >= min_bin
             }
             if not cell["scores"]:
                 del cell["scores"]
@@ -135,20 +141,41 @@ def _cells(
     return out
 
 
+def _blocks(
+    counts: np.ndarray, blur: np.ndarray, possible: np.ndarray, min_bin: int
+) -> list[Block]:
+    """The numbers of a histogram; those of a file that was read stay as they were."""
+    if not blur.any():
+        return merged_bins(counts, possible, min_bin)
+    first, last = (np.rint(counts + shift) for shift in blur)
+    starts, ends = np.flatnonzero(first), np.flatnonzero(last)
+    if len(starts) != len(ends) or (first[starts] != last[ends]).any():
+        raise FedgftError("sums that were read from several files cannot be written as one")
+    found: list[Block] = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        here = found[-1][0] + found[-1][2] if found else start
+        found += [(i, 0, 1) for i in range(here, start)]
+        found.append((start, int(first[start]), end - start + 1))
+    return found
+
+
 def _scores(
-    total: float, counts: np.ndarray, possible: np.ndarray, privacy: Privacy, min_bin: int
+    total: float,
+    counts: np.ndarray,
+    possible: np.ndarray,
+    privacy: Privacy,
+    blocks: list[Block],
 ) -> dict[str, Any]:
     """The sum of a cell's scores, and how they are spread: from its first bin to its last.
 
-    Each number of the histogram is one of at least `min_bin` rows, or 0; where bins were put
-    together, `widths` says how many. Under noise there is no sum, and all bins are there that a row
-    can be in: where the lowest score lies would be somebody's.
+    Each number of the histogram is that of a block, whose rows are none or not few; where bins
+    were put together, `widths` says how many. Under noise there is no sum, and all bins are there
+    that a row can be in: where the lowest score lies would be somebody's.
     """
     if privacy.mechanism != "none":
         held = np.flatnonzero(possible)
         first, last = int(held[0]), int(held[-1])
         return {"first_bin": first, "histogram": [int(n) for n in counts[first : last + 1]]}
-    blocks = merged_bins(counts, possible, min_bin)
     while blocks and not blocks[0][1]:
         blocks.pop(0)
     while blocks and not blocks[-1][1]:
@@ -160,7 +187,7 @@ def _scores(
     return {"sum": round(total, 6)} | body if counts.sum() >= FEW else body
 
 
-def merged_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[tuple[int, int, int]]:
+def merged_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[Block]:
     """Bins as (first bin, rows, width), each without rows or with at least `least`; all rows if
     there are fewer.
 
@@ -172,7 +199,7 @@ def merged_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[tu
     bins = len(counts)
     size = bins // COARSE if bins % COARSE == 0 else 1
     held = np.flatnonzero(possible)
-    parts: list[list[tuple[int, int, int]]] = []
+    parts: list[list[Block]] = []
     for number in range(int(held[0]) // size, int(held[-1]) // size + 1):
         inside = [i for i in range(number * size, (number + 1) * size) if possible[i]]
         rows = [int(counts[i]) for i in inside]
@@ -180,7 +207,7 @@ def merged_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[tu
             parts.append([(i, n, 1) for i, n in zip(inside, rows, strict=True)])
         else:
             parts.append([(inside[0], sum(rows), len(inside))])
-    out: list[tuple[int, int, int]] = []
+    out: list[Block] = []
     for part in parts:
         if out and 0 < out[-1][1] < least:
             part = [_joined([out.pop(), *part])]
@@ -190,7 +217,7 @@ def merged_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[tu
     return out
 
 
-def _joined(blocks: list[tuple[int, int, int]]) -> tuple[int, int, int]:
+def _joined(blocks: list[Block]) -> Block:
     return blocks[0][0], sum(rows for _, rows, _ in blocks), sum(width for *_, width in blocks)
 
 

@@ -114,10 +114,10 @@ class Sums:
     Laws: `+` is associative and commutative, `Sums()` is its zero, and the sums of a union of
     rows are the sum of those of its parts. Sites of one name are one site: their rows add up.
 
-    Files say of few rows only that they lie in several bins. `histogram` has them spread evenly over
-    these bins, and `blur` says how far that may be off, (3, label, decision, score, bin): what to
-    add to the histogram if all such rows lay in the first of their bins; in the last; and, in bin
-    0, how far off the sum of the cell's scores may be. A group without an entry is exact.
+    Files say of few rows only that they lie in several bins. `histogram` has them spread evenly
+    over these bins, and `blur` says how far that may be off, (3, label, decision, score, bin): what
+    to add to the histogram if all such rows lay in the first of their bins; in the last; and, in
+    bin 0, how far off the sum of the cell's scores may be. A group without an entry is exact.
     """
 
     question: Question | None = None
