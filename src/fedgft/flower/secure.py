@@ -47,6 +47,8 @@ from fedgft.flower.terms import query
 from fedgft.flower.wire import VERSION, Names, Report, Request
 from fedgft.metrics import Tally
 
+MOST_SHARE = 0.9  # of all rows, what one client may declare unless `max_share` says otherwise
+
 
 @dataclass
 class Cohort:
@@ -78,7 +80,7 @@ class SecureSum:
     config: ConfigRecord
     timeout: float
     noise: Noise | None = None
-    max_share: float = 1.0
+    max_share: float | None = None
     withheld: bool = False
 
     def ask(self, nodes: list[int], cohort: Cohort) -> tuple[Tally, Cohort]:
@@ -139,10 +141,11 @@ class SecureSum:
                     f"and declared {said:,} before"
                 )
             share = member.rows / sum(m.rows for m in members.values())
-            if share > self.max_share:
+            most = MOST_SHARE if self.max_share is None else self.max_share
+            if share > most:
                 raise FedgftError(
                     f"secure sums: site '{plain(member.site, 100)}' declares {share:.0%} of all "
-                    f"rows, more than max_share, {self.max_share:.0%}"
+                    f"rows, more than max_share, {most:.0%}"
                 )
         return members
 
