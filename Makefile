@@ -51,6 +51,7 @@ hardening: $(TEST) ## bad inputs, fuzzing, kills, Ctrl-C, planted faults, load, 
 	$(BIN)/python hardening/bad_inputs.py
 	$(BIN)/python hardening/fuzz.py all
 	$(BIN)/python hardening/newcomer.py
+	$(BIN)/python hardening/privacy.py
 	$(BIN)/python hardening/kills.py
 	$(BIN)/python hardening/interrupts.py
 	$(BIN)/python hardening/mutants.py --jobs $(WORKERS)

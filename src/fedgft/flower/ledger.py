@@ -203,7 +203,14 @@ def read_ledger(path: Path, site: str) -> Ledger:
 
 def _record(held: Any) -> RunRecord:
     made = RunRecord(**held)
-    if type(made.released) is not int or made.released < 0 or not isinstance(made.terms, list):
+    lists = [made.terms, made.counts or [], *made.answers.values()]
+    numbers = [made.released, made.rows or 0.0]
+    right = type(made.released) is int and made.released >= 0
+    right &= all(isinstance(values, list) for values in lists)
+    right &= all(type(n) in (int, float) for n in [*numbers, *(n for v in lists for n in v)])
+    right &= isinstance(made.cohort or "", str)
+    right &= all(isinstance(text, str) for text in made.reports.values())
+    if not right:
         raise ValueError("a run's record is damaged")
     return made
 

@@ -16,7 +16,7 @@ from fedgft.files import parsed
 from fedgft.flower.gather import log, plain
 from fedgft.flower.ledger import site_folder, write_once
 from fedgft.flower.shield import Summand
-from fedgft.flower.wire import VERSION, Names, Request
+from fedgft.flower.wire import MOST_NAMES, VERSION, Names, Request
 
 LEAST = 3  # clients
 MOST = 1000
@@ -62,7 +62,9 @@ def member_of(found: Any) -> Member:
     texts = [found[name] for name in ("site", "mask", "identity", "signature")]
     lists = [found[name] for name in ("classes", "groups")]
     right = all(isinstance(text, str) and len(text) < 2000 for text in texts)
-    right &= all(isinstance(v, list | tuple) and all(isinstance(n, str) for n in v) for v in lists)
+    for names_told in lists:
+        right &= isinstance(names_told, list | tuple) and len(names_told) <= MOST_NAMES
+        right = right and all(isinstance(name, str) for name in names_told)
     if not right or type(found["rows"]) is not int or not 1 <= found["rows"] <= MOST_ROWS:
         raise FedgftError("a client's keys, names or number of rows cannot be")
     made = {name: found[name] for name in names}

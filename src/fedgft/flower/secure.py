@@ -91,7 +91,7 @@ class SecureSum:
         members = self._keys(asked, model, cohort)
         rows = {node: member.rows for node, member in members.items()}
         first = members[min(members)]
-        names = Names(first.classes, first.groups)
+        names = Names.of(first.classes, first.groups)
         with_counts = cohort.counts is None
         told = {
             "secure.cohort": json.dumps([asdict(members[node]) for node in sorted(members)]),

@@ -118,13 +118,21 @@ def _released(
         _check_left(run, budget, ledger.site)
         new = run.counts is None
         charge(ledger, context, budget.rho(1, counts=int(new)))
-        counts = None if new else np.reshape(run.counts, tally.count.shape)
+        counts = None if new else _shaped(run.counts, tally.count.shape, ledger.site)
         made = noised(tally, noise, counts)
         run.released += 1
         run.counts = _listed(made.count)
         run.answers[name] = _listed(values_of(made, noise.kind))
-    counts = np.reshape(np.array(run.counts), tally.count.shape)
-    return tally_from(counts, np.reshape(run.answers[name], shape), noise.kind)
+    counts = _shaped(run.counts, tally.count.shape, ledger.site)
+    return tally_from(counts, _shaped(run.answers[name], shape, ledger.site), noise.kind)
+
+
+def _shaped(values: list[float] | None, shape: tuple[int, ...], site: str) -> np.ndarray:
+    """What was released, as a table."""
+    found = np.array(values or [], dtype=float)
+    if found.size != math.prod(shape):
+        raise FedgftError(f"site '{site}': its classes or groups changed during a run")
+    return found.reshape(shape)
 
 
 def _check_left(run: RunRecord, budget: Budget, site: str) -> None:
