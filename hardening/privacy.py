@@ -276,13 +276,18 @@ def site_files() -> Rows:
             y[mine], score[mine], site=name, classes=[0, 1], sensitive_features=sex
         )
     rows = []
-    for title, least in (("version 0.1: every bin", 1), ("now: blocks of ten and more", 10)):
+    for title, least in (
+        ("version 0.1: every bin", 1),
+        ("`--min-bin 3`", 3),
+        ("now: five people and more", 5),
+        ("`--min-bin 10`", 10),
+    ):
         files = [to_json(sums, min_bin=least) for sums in exact.values()]
         told = [json.loads(text)["reveals"] for text in files]
         made = audit(merge(from_json(text, source="file") for text in files),
                      adjust_to={"sp": 0.02}).to_dict()  # fmt: skip
         area = made["auc"]["1"] if "auc" in made else made["scores"]["auc"]["1"]
-        few = sum(t["score_counts_of_few"] for t in told)
+        few = sum(t["score_counts_below_5"] for t in told)
         every = sum(t["score_counts"] for t in told)
         found = made["adjusted"][0]
         rows.append([
@@ -325,7 +330,7 @@ def main() -> None:
               costs()),
         "## What a site's file shows\n",
         "Adult, a site for every occupation, a logistic model that does not see sex (half of the "
-        "people are measured). Numbers about scores that are of fewer than ten people; areas "
+        "people are measured). Numbers about scores that are of fewer than five people; areas "
         "under the curve with what the file leaves open; the gap of statistical parity; and what "
         "the search for thresholds by group (at most 2 points) says it reaches.\n",
         table(["file", "of few", "AUC men", "AUC women", "gap", "adjusted gap"], site_files()),

@@ -55,13 +55,15 @@ def _curves(
     p, n = yes.sum(), no.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         tpr, fpr = above(yes) / p, above(no) / n
-        # A positive and a negative of one bin may stand either way round.
+        # A positive and a negative of one bin may stand either way round: half a pair each.
         least = float((above(yes_first)[1:] * no_last).sum() / (p * n))
         most = float((above(yes_last)[:-1] * no_first).sum() / (p * n))
-        auc, ties = (least + most) / 2, most - least
+        ties = float((yes * no).sum() / (p * n))
+        auc = float((above(yes)[1:] * no).sum() / (p * n)) + ties / 2
+        error = max(most - auc, auc - least)
     groups = np.array_split(np.arange(bins), min(points, bins))
     calibration = [point for g in groups if (point := _calibrated(g, yes, no, exact))]
-    return Curves(name, float(p), float(n), np.arange(bins + 1) / bins, tpr, fpr, auc, ties / 2,
+    return Curves(name, float(p), float(n), np.arange(bins + 1) / bins, tpr, fpr, auc, error,
                   calibration)  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The file a site hands over: JSON that a person can read, with sums and nothing else in it.
 
-docs/audit.md describes every field. No number about scores is one of fewer than `FEW` rows: bins of
-a histogram with fewer are put together with their neighbors. What is read is checked field by
+docs/audit.md describes every field. No number about scores is one of fewer than `MIN_BIN` rows: bins
+of a histogram with fewer are put together with their neighbors. What is read is checked field by
 field: a count that is not whole, or does not add up, is an error that names the file and the field.
 Where the file declares noise, counts may be negative and need not add up.
 """
@@ -22,14 +22,15 @@ from fedgft.files import expanded, whole
 
 FORMAT = "fedgft-sums-2"
 READ = (FORMAT, "fedgft-sums-1")  # the first had every bin of a histogram
-FEW = 10  # rows: of fewer, nothing about scores is written
+FEW = 10  # rows: of fewer, no sum of scores is written
+MIN_BIN = 5  # rows: no other number about scores is of fewer
 COARSE = 20  # parts of [0, 1]: bins with few rows are put together within them, and beyond
 BYTES = 64 * 2**20  # far more than any file of ours
 Block = tuple[int, int, int]  # the first of some bins, the rows in them, how many bins
 UNIT = "one row added or removed changes one count of the finest table by 1"
 
 
-def write_sums(sums: Sums, path: str | Path, *, min_bin: int = FEW) -> Path:
+def write_sums(sums: Sums, path: str | Path, *, min_bin: int = MIN_BIN) -> Path:
     """Write the sums of one site; `min_bin`: the fewest rows that a number about scores is of."""
     file = expanded(path)
     text = to_json(sums, min_bin=min_bin)
@@ -38,7 +39,7 @@ def write_sums(sums: Sums, path: str | Path, *, min_bin: int = FEW) -> Path:
     return file
 
 
-def to_json(sums: Sums, *, min_bin: int = FEW) -> str:
+def to_json(sums: Sums, *, min_bin: int = MIN_BIN) -> str:
     """One line a field, one line a cell. Cells without rows are left out."""
     if min_bin < 1:
         raise FedgftError(f"min_bin {min_bin}: must be at least 1")
@@ -69,8 +70,9 @@ def to_json(sums: Sums, *, min_bin: int = FEW) -> str:
     return "{\n" + ",\n".join(lines) + ',\n"cells": [\n  ' + body + "\n]\n}\n"
 
 
-def revealed(sums: Sums, *, min_bin: int = FEW) -> dict[str, int]:
-    """What the file says about few people: how many of its counts are of 1 to 9 of them."""
+def revealed(sums: Sums, *, min_bin: int = MIN_BIN) -> dict[str, int]:
+    """What the file says about few people: how many counts it holds, and how many of them are of
+    fewer than ten people, or, of scores, of fewer than five."""
     return json.loads(to_json(sums, min_bin=min_bin))["reveals"]
 
 
@@ -78,11 +80,10 @@ def _revealed(cells: list[dict[str, Any]]) -> dict[str, int]:
     counts = [cell["count"] for cell in cells if cell["count"] is not None]
     spread = [n for cell in cells for s in cell.get("scores", {}).values() for n in s["histogram"]]
     return {
-        "few": FEW,
         "cells": len(counts),
-        "cells_of_few": sum(0 < n < FEW for n in counts),
+        "cells_below_10": sum(0 < n < FEW for n in counts),
         "score_counts": sum(n != 0 for n in spread),
-        "score_counts_of_few": sum(0 < n < FEW for n in spread),
+        "score_counts_below_5": sum(0 < n < MIN_BIN for n in spread),
     }
 
 

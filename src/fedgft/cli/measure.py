@@ -33,7 +33,7 @@ def measure(
     positive: str | None = None,
     classes: Annotated[list[str] | None, Some] = None,
     bins: Whole | None = None,
-    min_bin: Whole = 10,
+    min_bin: Whole = 5,
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
@@ -206,28 +206,27 @@ def _notes(sums: "Sums", name: str) -> list[str]:
 
 def _revealed(sums: "Sums", min_bin: int) -> list[str]:
     """What the file says about few people, in plain words."""
-    from fedgft.audit.sitefile import revealed
+    from fedgft.audit.sitefile import FEW, MIN_BIN, revealed
 
     (site,) = sums.sites.values()
     if site.privacy:  # said there
         return []
     found = revealed(sums, min_bin=min_bin)
-    few, cells, small = found["few"], found["cells"], found["cells_of_few"]
+    small = found["cells_below_10"]
     said = [
-        f"the file shows {cells} count(s) of people by group, label and decision; {small} of them "
-        f"are of fewer than {few} people"
-        + (f" (--min-cell {few} withholds these, --epsilon adds noise)" if small else "")
+        f"the file shows {found['cells']} count(s) of people by group, label and decision; {small} "
+        f"of them are of fewer than {FEW} people"
+        + (f" (--min-cell {FEW} withholds these, --epsilon adds noise)" if small else "")
     ]
-    if sums.asked.scored:
-        of_few = found["score_counts_of_few"]
+    shown = f"it shows {found['score_counts']} count(s) of people with scores in some range"
+    few = found["score_counts_below_5"]
+    if sums.asked.scored and few:
         said.append(
-            f"it shows {found['score_counts']} count(s) of people with scores in some range, none "
-            f"of them of fewer than {few} people, and no single score"
-            if not of_few
-            else f"it shows {found['score_counts']} count(s) of people with scores in some range; "
-            f"{of_few} of them are of fewer than {few} people, whose scores can be read off "
-            f"(--min-bin {few} puts them together)"
+            f"{shown}; {few} of them are of fewer than {MIN_BIN} people, whose scores can be read "
+            f"off (--min-bin {MIN_BIN} puts them together)"
         )
+    elif sums.asked.scored:
+        said.append(f"{shown}, each of at least {max(min_bin, MIN_BIN)} people: no single score")
     return said
 
 

@@ -173,7 +173,7 @@ class SecureSum:
         messages = [query(arrays, self.config, request, node) for node in nodes]
         found = Replies.of(self.grid.send_and_receive(messages, timeout=self.timeout))
         records = {n: r for n, r in found.take().items() if isinstance(r, ConfigRecord)}
-        return records, found.why()
+        return records, found.why() if found.errors else "no reply came in time"
 
     def _tally(self, counts: np.ndarray, values: np.ndarray, names: Names) -> Tally:
         if self.noise is not None:
