@@ -1,6 +1,6 @@
 """The file a site hands over: JSON that a person can read, with sums and nothing else in it.
 
-docs/audit.md describes every field. No number about scores is one of fewer than `MIN_BIN` rows: bins
+docs/audit.md describes every field. No number about scores is of fewer than `MIN_BIN` rows: bins
 of a histogram with fewer are put together with their neighbors. What is read is checked field by
 field: a count that is not whole, or does not add up, is an error that names the file and the field.
 Where the file declares noise, counts may be negative and need not add up.

@@ -24,10 +24,11 @@ def instructions(folder: Folder) -> str:
           for site in folder.sites), "",
     ]  # fmt: skip
     for number, site in enumerate(folder.sites, 3):
-        node = f'site="{site}" data="/path/to/{site}.csv"'
+        node = f'site="{site}" data="/path/to/{site}.csv" key="nodes/{site}.key" peers="nodes"'
         lines += [
-            f"# {number}. At {site}, in a folder with ca.crt and nodes/{site}.* (chmod 600), and",
-            "#    nothing else of this; max-epsilon=1 or min-count=10 there refuse to tell more",
+            f"# {number}. At {site}, in a folder with ca.crt, nodes/{site}.* (chmod 600) and the",
+            "#    public keys of all sites (nodes/*.pub, for secure sums), and nothing else of",
+            "#    this; max-epsilon=1 or min-count=10 there refuse to tell more",
             "#    (two nodes on one host need two ports):",
             shlex.join(folder.node_command(site, node)), "",
         ]  # fmt: skip

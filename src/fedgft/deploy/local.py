@@ -60,7 +60,9 @@ def register(processes: Processes, site: str) -> None:
 
 
 def start_node(folder: Folder, processes: Processes, site: str, told: str) -> None:
-    command = folder.node_command(site, told, port=free_port(), python=programs())
+    nodes = folder.path / "nodes"
+    keys = f"key={_toml(str(nodes / f'{site}.key'))} peers={_toml(str(nodes))}"  # of secure sums
+    command = folder.node_command(site, f"{told} {keys}", port=free_port(), python=programs())
     processes.start(site, command)
 
 

@@ -67,8 +67,9 @@ def member_of(found: Any) -> Member:
         right = right and all(isinstance(name, str) for name in names_told)
     if not right or type(found["rows"]) is not int or not 1 <= found["rows"] <= MOST_ROWS:
         raise FedgftError("a client's keys, names or number of rows cannot be")
-    made = {name: found[name] for name in names}
-    return Member(**made | {name: tuple(found[name]) for name in ("classes", "groups")})
+    made: dict[str, Any] = {name: found[name] for name in names}
+    made |= {name: tuple(found[name]) for name in ("classes", "groups")}
+    return Member(**made)
 
 
 def signed_text(member: dict[str, Any], *, run: int, model: str) -> bytes:
@@ -267,12 +268,14 @@ def own_identity(context: Context, site: str) -> Any:
         load_ssh_private_key,
     )
 
+    if "key" in context.node_config:
+        path = Path(str(context.node_config["key"])).expanduser()
+    else:
+        path = site_folder(context, site) / "identity.key"
     try:
         if "key" in context.node_config:
-            path = Path(str(context.node_config["key"])).expanduser()
             key: Any = load_ssh_private_key(path.read_bytes(), None)
         else:
-            path = site_folder(context, site) / "identity.key"
             made = lambda: _secret(ec.generate_private_key(ec.SECP384R1()))  # noqa: E731
             key = load_der_private_key(write_once(path, made), None)
     except (OSError, ValueError, TypeError) as error:

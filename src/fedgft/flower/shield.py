@@ -194,19 +194,19 @@ def summand(
                 charge(ledger, context, budget.rho(1, counts=int(run.rows is None)))
                 _draw_rows(run, noise, float(tally.rows()))
                 run.released += 1
-            share = None if noise is None else share_of(noise, clients)
+            share = Noise(kind, 0.0, 0.0) if noise is None else share_of(noise, clients)
             if run.counts is None:
-                run.counts = _listed(_shared(tally.count, share and share.count))
+                run.counts = _listed(_shared(tally.count, share.count))
             parts = (tally.score, tally.decision) if noise is None else (values_of(tally, kind),)
             exact = np.concatenate([part.ravel() for part in parts])
-            run.answers[name] = _listed(_shared(exact, share and share.value))
+            run.answers[name] = _listed(_shared(exact, share.value))
         return Summand(*(np.array(part, np.int64) for part in (run.counts, run.answers[name])))
 
 
-def _shared(exact: np.ndarray, deviation: float | None) -> np.ndarray:
+def _shared(exact: np.ndarray, deviation: float) -> np.ndarray:
     """In units, with a share of the noise."""
     units = np.rint(exact.ravel() * UNIT).astype(np.int64)
-    return units if deviation is None else units + discrete_gaussian(units.size, deviation * UNIT)
+    return units + discrete_gaussian(units.size, deviation * UNIT) if deviation else units
 
 
 def declared_rows(rows: int, request: Request, context: Context, site: str) -> int:
