@@ -105,7 +105,7 @@ class SecureSum:
             lost = ", ".join(members[n].site for n in sorted(set(members) - set(records)))
             raise FedgftError(f"secure sums: no sum without {plain(lost, 200)}: {why}")
         vectors = [_vector(records[n], size, members[n].site) for n in sorted(records)]
-        added: np.ndarray = np.sum(vectors, axis=0, dtype=np.uint64)
+        added = np.asarray(np.sum(vectors, axis=0, dtype=np.uint64))
         total: np.ndarray = added.view(np.int64) / UNIT
         known = total[:cells].reshape(names.shape[:2]) if with_counts else cohort.counts
         assert known is not None
