@@ -205,6 +205,15 @@ def test_every_bin_can_be_asked_for():
         to_json(exact, min_bin=0)
 
 
+def test_thresholds_from_a_file_that_puts_bins_together_are_called_estimates():
+    y, p, g = people(600)
+    exact = measure(y, p, sensitive_features=g, site="n")
+    for least, said in ((1, False), (5, True)):
+        read = from_json(to_json(exact, min_bin=least), source="file")
+        warnings = audit(read, adjust_to={"sp": 0.1}).to_dict()["warnings"]
+        assert any("are estimates here" in text for text in warnings) == said
+
+
 def test_files_of_the_first_version_are_read():
     y, p, g = people(200)
     exact = measure(y, p, sensitive_features=g, site="n")
