@@ -322,7 +322,9 @@ def main() -> None:
         "exceed the account.\n",
         table(["releases", "accounted epsilon", "delta", "shown, at least", "verdict"], epsilon),
         "## Attacks on secure sums\n",
-        table(["a curious server, or a lying client", "version 0.1 gave (*: by reading, not tried)", "now"], attacked),
+        "What a curious server or a lying client tries. What version 0.1 gave was tried by a "
+        "review; * by reading its code.\n",
+        table(["attack", "version 0.1 gave", "now"], attacked),
         "## Noise with and without secure sums\n",
         "Standard error that the noise puts on the gap, points; epsilon 1, delta 1e-6, four "
         "releases, 20,000 rows.\n",

@@ -23,8 +23,8 @@ WARNING = (
     "so new people will see a somewhat larger gap; rows without a recorded group keep the old one."
 )
 ESTIMATED = (
-    "The sites' files show few people's scores together, so the gap and the accuracy of thresholds by "
-    "group are estimates here; files with every bin (min_bin=1) make them exact."
+    "The sites' files show few people's scores together, so the gap and the accuracy of thresholds "
+    "by group are estimates here; files with every bin (min_bin=1) make them exact."
 )
 NOBODY = math.nextafter(1.0, 2.0)  # a threshold that no score reaches
 WINDOWS = 60_000  # beyond so many, square windows are tried on a grid, and the best may be missed
