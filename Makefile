@@ -52,6 +52,7 @@ hardening: $(TEST) ## bad inputs, misuse, fuzzing, kills, Ctrl-C, planted faults
 	$(BIN)/python hardening/misuse.py
 	$(BIN)/python hardening/fuzz.py all
 	$(BIN)/python hardening/newcomer.py
+	$(BIN)/python hardening/privacy.py
 	$(BIN)/python hardening/kills.py
 	$(BIN)/python hardening/restart.py --out results/hardening
 	$(BIN)/python hardening/interrupts.py

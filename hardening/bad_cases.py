@@ -121,7 +121,7 @@ def stock(place: Path) -> None:
 def stock_sums(place: Path) -> None:
     for name in ("north", "south"):
         said, out = (shlex.quote(str(place / file)) for file in ("said.csv", f"{name}.json"))
-        _run(f"measure {said} --label y --group g --score p --name {name} --out {out}")
+        _run(f"measure {said} --label y --group g --score p --min-bin 1 --name {name} --out {out}")
 
 
 def stock_tables(place: Path) -> None:

@@ -25,7 +25,7 @@ def _in(part: str, **new: Any) -> Change:
 
 
 ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
-    "a version to come": (_top(format="fedgft-sums-2"), ("fedgft-sums-2", "fedgft-sums-1")),
+    "a version to come": (_top(format="fedgft-sums-3"), ("fedgft-sums-3", "fedgft-sums-2")),
     "no format": (lambda held: held.pop("format"), ("fedgft measure",)),
     "another format": (_top(format="csv"), ("fedgft measure",)),
     "a format that is a number": (_top(format=1), ("fedgft measure",)),

@@ -1,8 +1,11 @@
 """Settings of the whole test suite; no test needs to know them."""
 
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -12,6 +15,10 @@ from hypothesis import settings
 # The workers of pytest-xdist share the cores. Torch reads this when a test first imports it;
 # most tests never do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What sites remember goes to a folder of this run of the tests, not to the user's own.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedgft-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # The same examples on every machine, and no failure because a machine is slow.
 settings.register_profile("fedgft", deadline=None, derandomize=True)

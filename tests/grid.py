@@ -5,8 +5,11 @@ It needs one private thing of Flower, the identity of a task, without which no m
 
 import copy
 import logging
+import shutil
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -31,15 +34,19 @@ Handler = Callable[[Message, Context], Message]
 
 
 class InProcess(Grid):
-    """`apps[i]` is node 100 + i. `lose(node, message)` says whose reply never comes."""
+    """`apps[i]` is node 100 + i. `lose(node, message)` says whose reply never comes. Every site has
+    a folder of its own for what it remembers, unless its configuration names one."""
 
     def __init__(self, apps: list[Handler], configs: list[dict[str, Any]] | None = None) -> None:
         self.apps = {100 + i: app for i, app in enumerate(apps)}
-        self.contexts = {
-            node: Context(run_id=1, node_id=node, node_config=(configs or [{}] * len(apps))[i],
-                          state=RecordDict(), run_config={})
-            for i, node in enumerate(self.apps)
-        }  # fmt: skip
+        self.folder = mkdtemp(prefix="fedgft-sites-")
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.contexts = {}
+        for node, config in zip(self.apps, configs or [{}] * len(apps), strict=True):
+            told = {"state": f"{self.folder}/{node}", **config}
+            self.contexts[node] = Context(
+                run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={}
+            )
         self.messages: Counter[str] = Counter()
         self.lose: Callable[[int, Message], bool] = lambda node, message: False
         self.gone: set[int] = set()
@@ -60,6 +67,17 @@ class InProcess(Grid):
                 reason = f"{type(error)}:<'{error}'>"
                 replies.append(Message(Error(code=2, reason=reason), reply_to=received))
         return replies
+
+    def restart(self, *nodes: int) -> None:
+        """The processes of these nodes end and start again: what the engine kept is gone."""
+        for node in nodes:
+            self.contexts[node].state = RecordDict()
+
+    def new_run(self) -> None:
+        """The same sites, in another run."""
+        for context in self.contexts.values():
+            context.run_id += 1
+            context.state = RecordDict()
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.apps if node not in self.gone]

@@ -489,12 +489,15 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     held = json.loads((out / "history.json").read_text())
     assert held["sites"] == ["east", "north", "south"]
     rows = [row for row in held["history"] if row["round"] == 5]
-    assert rows[0]["clients"] == 3 and rows[0]["rows"] == 3 * 280
-    assert held["held_out"]["rows"]["counted"] == 3 * 120
     kept = []  # the scaling is that of training rows alone
-    for name in ("north", "south", "east"):
-        frame = pl.read_csv(tmp_path / f"{name}.csv")
-        kept.append(frame.filter(~_held_out(frame, config, name))["x"].to_numpy())
+    for name, context in zip(("north", "south", "east"), grid.contexts.values(), strict=False):
+        file = tmp_path / f"{name}.csv"
+        frame = pl.read_csv(file)
+        kept.append(frame.filter(~_held_out(frame, file, context))["x"].to_numpy())
+    trained = sum(map(len, kept))
+    assert 3 * 400 * 0.6 < trained < 3 * 400 * 0.8
+    assert rows[0]["clients"] == 3 and rows[0]["rows"] == trained
+    assert held["held_out"]["rows"]["counted"] == 3 * 400 - trained
     schema = json.loads((out / "schema.json").read_text())
     assert schema["mean"][0] == pytest.approx(np.concatenate(kept).mean())
     table, _ = load_model(out / "model.safetensors").predict(

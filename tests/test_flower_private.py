@@ -4,25 +4,26 @@ import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.serverapp import strategy as flower
 
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FairFed, FedGFT, shield
 from fedgft.flower.checks import Noise, check_report
-from fedgft.flower.masks import mask_of
+from fedgft.flower.ledger import ledger_file, open_ledger, read_ledger, salt_of
 from fedgft.flower.private import epsilon_of, gap_error, noised, total_rho, without_small
 from fedgft.flower.sites import client_site, flat
 from fedgft.flower.tables import DESCRIBE
 from fedgft.flower.terms import query
-from fedgft.flower.wire import VERSION, Names, Report
+from fedgft.flower.wire import REPORT, VERSION, Names, Report, prices
 from fedgft.metrics import CATALOG, Tally, get_metric
-from grid import InProcess, biased, gap_of, grid_of, options, start_of, train_config
+from grid import InProcess, app_of, biased, gap_of, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]
 
@@ -34,6 +35,10 @@ def run(strategy, made, grid=None, rounds=3):
 
 def fair(**how):
     return FedGFT(flower.FedAvg(**options()), lam=1.0, **how)
+
+
+def ledger_of(context, site=""):
+    return read_ledger(ledger_file(context, site), site)
 
 
 def tally_of(made, k=0):
@@ -122,7 +127,9 @@ def test_a_site_does_not_answer_beyond_its_budget() -> None:
     ours.hearing.check_budget = lambda rounds: None
     _, grid = run(ours, made, rounds=4)
     assert len(ours.history) == 2  # the constants stay as they are afterwards
-    assert all(int(c.state["fedgft.private"]["released"]) == 2 for c in grid.contexts.values())
+    for context in grid.contexts.values():
+        (record,) = ledger_of(context).runs.values()
+        assert record.released == 2
 
 
 def test_no_other_number_leaves_a_site_with_noise() -> None:
@@ -198,204 +205,10 @@ def test_small_cells_are_not_reported() -> None:
     assert ours.history[0]["rows"] == least < sum(made.sizes)
 
 
-# Secure sums
-
-
-def test_the_secure_sum_is_the_plain_sum() -> None:
-    made = biased(clients=5)
-    plain = FedGFT(flower.FedAvg(**options()), lam=5.0, channel="query")
-    secret = FedGFT(flower.FedAvg(**options()), lam=5.0, channel="query", secure=True)
-    expected, found = run(plain, made)[0], run(secret, made)[0]
-    for a, b in zip(plain.history, secret.history, strict=True):
-        assert b["rows"] == a["rows"] and b["clients"] == a["clients"] == 5
-        assert b["gap_soft"] == pytest.approx(a["gap_soft"], abs=1e-6)
-        assert b["gap_hard"] == a["gap_hard"] and b["accuracy"] == a["accuracy"]
-    np.testing.assert_allclose(flat(found.arrays), flat(expected.arrays), atol=1e-5)
-
-
-@pytest.mark.parametrize("clients", [3, 5])
-@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
-def test_one_lost_client_is_survived(stage: str, clients: int) -> None:
-    """Lost before it sent its masked sums, it is left out; lost after, it still counts."""
-    made = biased(clients=clients)
-    grid = grid_of(made)
-    grid.lose = lambda node, message: (
-        node == 101 and message.content["config"].get("fedgft.secure.stage") == stage
-    )
-    ours = FedGFT(
-        flower.FedAvg(**options()), lam=5.0, channel="query", secure=True, final=False, patience=1
-    )
-    if clients == 3 and stage in ("keys", "shares"):
-        with pytest.raises(FedgftError, match="and 3 are needed"):
-            run(ours, made, grid, 1)
-        return
-    run(ours, made, grid, 1)
-    counted = range(clients) if stage == "unmask" else [k for k in range(clients) if k != 1]
-    total = [tally_of(made, k) for k in counted]
-    expected = sum(total[1:], start=total[0])
-    assert ours.history[0]["rows"] == expected.rows()
-    assert ours.history[0]["gap_soft"] == pytest.approx(float(expected.gap(SP, "soft")), abs=1e-4)
-
-
-def test_what_the_server_sees_of_one_client_looks_random() -> None:
-    """Its sums, masked, twice: nothing in common, and nothing like the sums."""
-    made = biased()
-    grid = grid_of(made)
-    seen = []
-    for node, app in list(grid.apps.items()):
-
-        def listen(message, context, app=app, node=node):
-            reply = app(message, context)
-            if node == 100 and "masked" in reply.content.get("fedgft", {}):
-                seen.append(np.frombuffer(reply.content["fedgft"]["masked"], np.uint64))
-            return reply
-
-        grid.apps[node] = listen
-    ours = FedGFT(flower.FedAvg(**options()), lam=0.0, channel="query", secure=True, final=False)
-    run(ours, made, grid, 8)
-    bits = np.unpackbits(np.stack(seen).view(np.uint8))
-    assert len(seen) == 8 and abs(bits.mean() - 0.5) < 5 * 0.5 / len(bits) ** 0.5
-    assert len(np.unique(np.concatenate(seen))) == sum(map(len, seen))
-
-
-def secure(**how):
-    return fair(channel="query", secure=True, patience=1, **how)
-
-
-def tamper(grid, stage, change) -> None:
-    """A server that changes what it hands on at one stage."""
-
-    def hand_on(node, message):
-        config = message.content["config"]
-        if config.get("fedgft.secure.stage") == stage:
-            held = ConfigRecord({**config})
-            change(node, held)
-            message.content["config"] = held
-        return False
-
-    grid.lose = hand_on
-
-
-GREEDY = {
-    "lost and alive": ("unmask", lambda n, c: c.update({"fedgft.lost": [100]}), "contradict"),
-    "nobody is left": ("unmask", lambda n, c: c.update(
-        {"fedgft.alive": [100], "fedgft.lost": [101, 102]}), "too few"),
-    "out of turn": ("shares", lambda n, c: c.update({"fedgft.secure.stage": "masked"}), "turn"),
-    "one client thrice": ("masked", lambda n, c: c.update({"fedgft.nodes": [n, n, n]}), "twice"),
-    "without the client": ("masked", lambda n, c: c.update(
-        {"fedgft.nodes": [m for m in (100, 101, 102) if m != n]}), "too few"),
-    "its own share": ("masked", lambda n, c: c.update(
-        {f"fedgft.from.{m}": c[f"fedgft.from.{n}"] for m in (100, 101, 102)}), "opened|else"),
-    "its own key for all": ("shares", lambda n, c: c.update(
-        {f"fedgft.mask.{m}": c[f"fedgft.mask.{n}"] for m in (100, 101, 102)}), "same key"),
-    "another key for it": ("shares", lambda n, c: c.update(
-        {f"fedgft.mask.{n}": c[f"fedgft.mask.{201 - n if n < 102 else 100}"],
-         f"fedgft.mask.{201 - n if n < 102 else 100}": c[f"fedgft.mask.{n}"]}), "another key"),
-    "a low threshold": ("shares", lambda n, c: c.update({"fedgft.threshold": 1}), "majority"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", GREEDY)
-def test_a_greedy_server_gets_nothing(kind: str) -> None:
-    """Whatever it changes of what it hands on: an error at the client, and no share of anybody."""
-    stage, change, says = GREEDY[kind]
-    made = biased()
-    grid = grid_of(made)
-    tamper(grid, stage, change)
-    with pytest.raises(FedgftError, match=says):
-        run(secure(), made, grid, 1)
-
-
-def test_shares_reflected_to_their_sender_are_refused() -> None:
-    """The attack by which a server would learn all shares of one client's seed."""
-    made = biased()
-    grid = grid_of(made)
-    sent = {}
-    for node, app in list(grid.apps.items()):
-
-        def listen(message, context, app=app, node=node):
-            reply = app(message, context)
-            told = reply.content.get("fedgft", {})
-            sent.update({(node, key): told[key] for key in told if key.startswith("to.")})
-            return reply
-
-        grid.apps[node] = listen
-
-    def reflect(node, config) -> None:
-        if node == 100:
-            for other in (101, 102):
-                config[f"fedgft.from.{other}"] = sent[100, f"to.{other}"]
-
-    tamper(grid, "masked", reflect)
-    ours = secure(final=False)
-    run(ours, made, grid, 1)  # the others go on without it
-    assert ours.history[0]["clients"] == 2
-
-
-MALFORMED = {
-    "keys": [lambda r: r.pop("talk"), lambda r: r.update(mask=b"junk"), lambda r: r.pop("groups"),
-             lambda r: r.update(groups=["q", "r"]), lambda r: r.update(talk=7)],
-    "shares": [lambda r: r.clear(), lambda r: r.update({"to.100": "text"})],
-    "masked": [lambda r: r.update(masked=b"abc"), lambda r: r.update(masked=10**9),
-               lambda r: r.clear()],
-    "unmask": [lambda r: r.clear(), lambda r: r.update({"share.100": 3})],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("stage", "which"), [(s, i) for s, c in MALFORMED.items() for i in range(len(c))]
-)
-def test_a_malformed_reply_costs_its_sender_only(stage: str, which: int) -> None:
-    made = biased(clients=5)
-    grid = grid_of(made)
-    honest = grid.apps[100]
-
-    def liar(message, context):
-        reply = honest(message, context)
-        if message.content["config"].get("fedgft.secure.stage") == stage:
-            MALFORMED[stage][which](reply.content["fedgft"])
-        return reply
-
-    grid.apps[100] = liar
-    ours = secure(final=False)
-    run(ours, made, grid, 1)
-    assert ours.history[0]["clients"] == (5 if stage == "unmask" else 4)
-
-
-def test_a_site_can_insist_on_secure_sums() -> None:
-    """No plain question, no evaluation and no report gets anything out of it."""
-    made = biased()
-    grid = grid_of(made)
-    for context in grid.contexts.values():
-        context.node_config["secure"] = True
-    run(secure(), made, grid, 2)
-    for channel in ("query", "train"):
-        with pytest.raises(FedgftError, match="secure sums only"):
-            run(fair(channel=channel, patience=1), made, grid, 1)
-
-
-def test_masks_depend_on_every_bit_of_the_key() -> None:
-    key = bytes(range(32))
-    other = bytes([*key[:-1], key[-1] ^ 1])
-    assert not np.array_equal(mask_of(key, 50), mask_of(other, 50))
-    np.testing.assert_array_equal(mask_of(key, 50), mask_of(key, 50))
-
-
-def test_secure_sums_fail_later_and_the_constants_stay() -> None:
-    made = biased()
-    grid = grid_of(made)
-    ours = fair(channel="query", secure=True, final=False)
-    grid.lose = lambda node, message: (
-        ours.done >= 1 and node == 101 and "fedgft.secure.stage" in message.content["config"]
-    )
-    run(ours, made, grid, 3)
-    assert len(ours.history) == 1
-
-
 def test_what_does_not_go_together_is_refused() -> None:
     strategy = flower.FedAvg(**options())
-    with pytest.raises(FedgftError, match="choose one"):
-        FedGFT(strategy, lam=1.0, channel="query", secure=True, budget=Budget(1.0))
+    with pytest.raises(FedgftError, match="need no min_count"):
+        FedGFT(strategy, lam=1.0, channel="query", secure=True, budget=Budget(1.0, min_count=5))
     for how in ({"secure": True, "channel": "query"}, {"budget": Budget(1.0)}):
         with pytest.raises(FedgftError, match="every client's own sums"):
             FairFed(strategy, **how)
@@ -441,9 +254,12 @@ def test_the_number_of_examples_gives_nothing_away() -> None:
 def test_a_ledger_holds_over_all_runs(tmp_path) -> None:
     made, file = biased(), tmp_path / "ledger.json"
     settings = {"max-epsilon": 1.2, "max-delta": 1e-6, "ledger": str(file)}
+    runs = count(1)
 
     def attempt(epsilon):
-        grid = grid_of(made)  # a new run: the engine's state is empty
+        grid = grid_of(made)
+        for context in grid.contexts.values():
+            context.run_id = next(runs)
         grid.contexts[101].node_config.update(settings)
         ours = fair(budget=Budget(epsilon, 1e-6, releases=3), final=False)
         run(ours, made, grid, 3)
@@ -462,6 +278,90 @@ def context_of(**node) -> Context:
     return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
 
 
+def question(grid, arrays, budget, node=100, kind="soft"):
+    """One question about a model; the record that comes back, or the site's error."""
+    request = prices(None, None, statistics="received", privacy=budget.asked(kind))
+    (reply,) = grid.send_and_receive([query(arrays, ConfigRecord(), request, node)])
+    if reply.has_error():
+        raise FedgftError(reply.error.reason)
+    return reply.content["fedgft"]
+
+
+def moved(arrays, step):
+    """The same model, moved by a step."""
+    return ArrayRecord({name: Array(a.numpy() + np.float32(step)) for name, a in arrays.items()})
+
+
+def test_a_restarted_site_sends_the_same_numbers_again() -> None:
+    """Its process ends after it answered; the server asks again about the same model, and then
+    about another. The account is that of two releases and one of the counts."""
+    made, budget = biased(), Budget(1.0, releases=2)
+    grid, first = grid_of(made), start_of(made)
+    sent = question(grid, first, budget)
+    grid.restart(100)
+    again = question(grid, first, budget)
+    assert again["count"] == sent["count"] and again["score"] == sent["score"]
+    grid.restart(100)
+    other = question(grid, moved(first, 0.5), budget)
+    assert other["count"] == sent["count"] and other["score"] != sent["score"]
+    ledger = ledger_of(grid.contexts[100])
+    assert ledger.rho == pytest.approx(budget.rho(2)) == pytest.approx(total_rho(1.0, 1e-6))
+    grid.restart(100)
+    with pytest.raises(FedgftError, match="is spent; it sends no more"):
+        question(grid, moved(first, 1.0), budget)
+    assert question(grid, first, budget)["score"] == sent["score"]  # costs nothing
+    grid.new_run()
+    assert question(grid, first, budget)["count"] != sent["count"]  # on the account of the new run
+    assert ledger_of(grid.contexts[100]).rho == pytest.approx(budget.rho(3, counts=2))
+
+
+def test_what_a_site_remembers_is_for_its_owner_alone(tmp_path) -> None:
+    made = biased()
+    grid = grid_of(made)
+    grid.contexts[100].node_config["ledger"] = str(tmp_path / "ledger.json")
+    grid.contexts[100].node_config["max-epsilon"] = 2.0
+    for node in (100, 101):
+        question(grid, start_of(made), Budget(1.0), node)
+        salt_of(grid.contexts[node], "site")
+    files = [tmp_path / "ledger.json", *Path(grid.folder).rglob("*")]
+    assert {file.name for file in files} == {"ledger.json", "salt", "100", "101"}
+    for file in files:
+        assert file.stat().st_mode & 0o777 == (0o700 if file.is_dir() else 0o600), file
+
+
+def test_a_ledger_of_the_first_version_is_read(tmp_path) -> None:
+    file = tmp_path / "ledger.json"
+    file.write_text(json.dumps({"rho": 0.01, "epsilon": 0.5, "delta": 1e-6}))
+    made = biased()
+    grid = grid_of(made)
+    grid.contexts[100].node_config |= {"ledger": str(file), "max-epsilon": 1.0, "max-delta": 1e-6}
+    question(grid, start_of(made), Budget(0.5, 1e-6))
+    assert json.loads(file.read_text())["rho"] == pytest.approx(0.01 + total_rho(0.5, 1e-6))
+
+
+def test_a_noisy_report_is_sent_once_a_run_over_restarts() -> None:
+    made = biased(rows=3000)
+    grid, arrays = grid_of(made), start_of(made)
+    site = client_site(made, 0, "logistic")
+    site.held_out = site.rows
+    grid.apps[100] = app_of(site)
+
+    def report(model):
+        request = prices(None, None, statistics="none", privacy=Budget(1.0).asked("hard"))
+        asked = query(model, ConfigRecord(), request, 100, kind=f"query.{REPORT}")
+        (reply,) = grid.send_and_receive([asked])
+        if reply.has_error():
+            raise FedgftError(reply.error.reason)
+        return reply.content["fedgft"]["sums"]
+
+    sent = report(arrays)
+    grid.restart(100)
+    assert report(arrays) == sent
+    with pytest.raises(FedgftError, match="budget of its report is spent"):
+        report(moved(arrays, 0.1))
+    assert ledger_of(grid.contexts[100]).rho == pytest.approx(total_rho(1.0, 1e-6))
+
+
 def test_runs_that_enter_a_ledger_at_once_take_turns(tmp_path, monkeypatch) -> None:
     """Each finds what the others have spent, however long it thinks about it."""
 
@@ -469,15 +369,19 @@ def test_runs_that_enter_a_ledger_at_once_take_turns(tmp_path, monkeypatch) -> N
         time.sleep(0.05)
         return epsilon_of(rho, delta)
 
-    monkeypatch.setattr(shield, "epsilon_of", slow)
+    def enter(rho: float) -> None:
+        with open_ledger(context, "north") as ledger:
+            shield.charge(ledger, context, rho)
+
+    monkeypatch.setattr("fedgft.flower.ledger.epsilon_of", slow)
     file = tmp_path / "ledger.json"
     context = context_of(**{"max-epsilon": 5.0, "ledger": str(file)})
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: shield.enter(context, "north", 0.01), range(4)))
+        list(pool.map(lambda _: enter(0.01), range(4)))
     assert json.loads(file.read_text())["rho"] == pytest.approx(0.04)
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
     with pytest.raises(FedgftError, match="above its max-epsilon, 5"):
-        shield.enter(context, "north", 10.0)
+        enter(10.0)
     assert json.loads(file.read_text())["rho"] == pytest.approx(0.04)
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.json"]
 

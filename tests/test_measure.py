@@ -276,6 +276,30 @@ def test_old_and_new(sites, capsys):
     assert code == 2 and "old-report/audit.json: an audit that lacks a part" in err
 
 
+def test_it_says_what_the_file_reveals(sites, capsys):
+    """In two sentences, and in the JSON; the numbers are those of the file."""
+    given = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p")
+    _, out, err = run(capsys, *given, "--json")
+    told = json.loads(out)
+    counts = [cell["count"] for cell in told["cells"]]
+    spread = [n for c in told["cells"] for s in c.get("scores", {}).values()
+              for n in s["histogram"] if n]  # fmt: skip
+    assert told["reveals"] == {
+        "cells": len(counts), "cells_below_10": sum(n < 10 for n in counts),
+        "score_counts": len(spread), "score_counts_below_5": 0,
+    }  # fmt: skip
+    said = " ".join(err.split())
+    assert f"the file shows {len(counts)} count(s) of people by group, label and decision" in said
+    assert f"shows {len(spread)} count(s) of people with scores in some range, each of at " in said
+    assert "least 5 people: no single score" in said and min(spread) >= 5
+    _, out, err = run(capsys, *given, "--json", "--min-bin", "1")
+    few = json.loads(out)["reveals"]["score_counts_below_5"]
+    said = " ".join(err.split())
+    assert few > 0 and f"; {few} of them are of fewer than 5 people, whose scores can be " in said
+    code, _, err = run(capsys, *given, "--min-bin", "0")
+    assert code == 2 and "--min-bin 0: must be at least 1" in err
+
+
 @pytest.mark.parametrize("more", [(), ("--epsilon", "1"), ("--min-cell", "10")])
 def test_nothing_is_left_when_it_is_killed(sites, more):
     """SIGKILL at random moments: the file is there whole, or not at all."""

@@ -5,11 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from fedgft.audit import audit, measure
+from fedgft.audit.curves import curves
 from fedgft.audit.private import feasible, mechanism
 from fedgft.audit.sitefile import from_json, to_json
 from fedgft.audit.sums import COUNT, NOISE, SCORES, Question
+from fedgft.audit.views import pool, views
 from fedgft.errors import FedgftError
 
 
@@ -160,11 +163,67 @@ def test_small_cells_are_withheld_and_nothing_else_tells():
         from_json(json.dumps(kept), source="file")
 
 
-def test_nobodys_score_is_written():
-    """The sum of one row's scores is that person's score."""
+@pytest.mark.parametrize("rows", [12, 60, 600, 6000])
+@pytest.mark.parametrize("how", [{}, {"threshold": 0.37}, {"bins": 20}, {"bins": 7}])
+def test_no_number_about_scores_is_one_of_few_people(rows, how):
+    """Not a bin, not a sum. What is left still holds the truth: every block is where its rows are,
+    and areas under curves lie within what is stated."""
+    y, p, g = people(rows)
+    exact = measure(y, p, sensitive_features=g, site="n", **how)
+    text = to_json(exact)
+    found = json.loads(text)
+    for cell in found["cells"]:
+        assert ("scores" in cell) == (cell["count"] >= 5)
+        for told in cell.get("scores", {}).values():
+            assert min(n for n in told["histogram"] if n) >= 5
+            assert ("sum" in told) == (cell["count"] >= 10)
+            assert sum(told["histogram"]) == cell["count"]
+    assert found["reveals"]["score_counts_below_5"] == 0
+    read = from_json(text, source="file")
+    assert to_json(read) == text
+    for group, blurred in read.histogram.items():
+        first, last = (np.rint(blurred + shift) for shift in read.blur.get(group, [0, 0, 0])[:2])
+        below = [np.cumsum(t, -1) for t in (first, exact.histogram[group], last)]
+        assert (below[0] >= below[1]).all() and (below[1] >= below[2]).all()
+    seen = next(views(pool(read)))
+    for one in curves(seen):
+        mine = (g == one.group) & np.isin(y, (0, 1))
+        if 0 < y[mine].sum() < mine.sum():
+            assert abs(one.auc - roc_auc_score(y[mine], p[mine])) <= one.auc_error + 1e-9
+
+
+def test_every_bin_can_be_asked_for():
     y, p, g = people(60)
-    for cell in json.loads(to_json(measure(y, p, sensitive_features=g, site="n")))["cells"]:
-        assert ("sum" in cell["scores"]["1"]) == (cell["count"] >= 10)
+    exact = measure(y, p, sensitive_features=g, site="n")
+    text = to_json(exact, min_bin=1)
+    assert json.loads(text)["reveals"]["score_counts_below_5"] > 5
+    read = from_json(text, source="file")
+    for group, counts in exact.histogram.items():
+        np.testing.assert_array_equal(read.histogram[group], counts)
+    assert not read.blur
+    with pytest.raises(FedgftError, match="min_bin 0"):
+        to_json(exact, min_bin=0)
+
+
+def test_thresholds_from_a_file_that_puts_bins_together_are_called_estimates():
+    y, p, g = people(600)
+    exact = measure(y, p, sensitive_features=g, site="n")
+    for least, said in ((1, False), (5, True)):
+        read = from_json(to_json(exact, min_bin=least), source="file")
+        warnings = audit(read, adjust_to={"sp": 0.1}).to_dict()["warnings"]
+        assert any("are estimates here" in text for text in warnings) == said
+
+
+def test_files_of_the_first_version_are_read():
+    y, p, g = people(200)
+    exact = measure(y, p, sensitive_features=g, site="n")
+    held = json.loads(to_json(exact, min_bin=1))
+    held["format"] = "fedgft-sums-1"
+    del held["min_bin"], held["reveals"]
+    read = from_json(json.dumps(held), source="file")
+    for group, counts in exact.histogram.items():
+        np.testing.assert_array_equal(read.histogram[group], counts)
+    assert audit(read).to_dict()["metrics"] == audit(exact).to_dict()["metrics"]
 
 
 def test_no_score_is_written_where_small_cells_are_withheld():

@@ -17,7 +17,7 @@ from test_sums import measured
 @pytest.fixture
 def good(tmp_path):
     rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y"), (1, 0.4, "b", "x"), (0, 0.6, None, "x")]
-    return write_sums(measured(rows), tmp_path / "good.json")
+    return write_sums(measured(rows), tmp_path / "good.json", min_bin=1)
 
 
 def test_text_that_is_not_ours(good, tmp_path):
@@ -27,7 +27,7 @@ def test_text_that_is_not_ours(good, tmp_path):
         (text[: len(text) // 2], "ends too early or is damaged"),
         ("[1, 2]", "not a file of sums"),
         ('{"format": "other"}', "not a file of sums"),
-        (text.replace("sums-1", "sums-2"), "format is 'fedgft-sums-2'"),
+        (text.replace("sums-2", "sums-3"), "format is 'fedgft-sums-3'"),
         ("[" * 100_000, "not a whole file"),
         (text.replace('"count": 1', '"count": NaN', 1), "NaN is not a number"),
     ):

@@ -25,9 +25,10 @@ from fedgft.deploy.outcome import summary
 from fedgft.flower import FairFed, FedGFT, Site
 from fedgft.flower.checkpoint import Checkpoint
 from fedgft.flower.client import train_reply
+from fedgft.flower.ledger import open_ledger
 from fedgft.flower.masks import _public
-from fedgft.flower.secure import SecureSum
-from fedgft.flower.shield import enter
+from fedgft.flower.secure import Cohort, SecureSum
+from fedgft.flower.shield import charge
 from fedgft.flower.tables import _descriptions
 from fedgft.flower.wire import RECORD, Names
 from fedgft.metrics import get_metric
@@ -42,9 +43,9 @@ REQUESTS = {
     "both": {"statistics": "both", "reweigh": True, "privacy.min_count": 2.0},
     "noise": {"statistics": "received", "privacy.epsilon": 5.0, "privacy.delta": 1e-6,
                    "privacy.releases": 3.0, "privacy.hard": 1.0},
-    "secure-keys": {"secure.stage": "keys", "privacy.secure": 1.0},
-    "secure-shares": {"secure.stage": "shares", "privacy.secure": 1.0, "me": 100, "threshold": 3,
-                      "nodes": [100, 101, 102]},
+    "secure-keys": {"secure.stage": "keys", "privacy.secure": 1.0, "secure.model": "ab12"},
+    "secure-masked": {"secure.stage": "masked", "privacy.secure": 1.0, "secure.counts": True,
+                      "secure.cohort": '[{"site": "north", "rows": 4}]'},
 }  # fmt: skip
 NAMES = Names.of(("no", "yes"), ("f", "m"))
 KINDS = {"config": ConfigRecord, "metrics": MetricRecord, "arrays": ArrayRecord}
@@ -105,7 +106,8 @@ def site(**how: Any) -> Site:
 
 
 def context(**node: Any) -> Context:
-    return Context(run_id=1, node_id=100, node_config=node, state=RecordDict(), run_config={})
+    told = {"state": str(folder() / "state"), **node}
+    return Context(run_id=1, node_id=100, node_config=told, state=RecordDict(), run_config={})
 
 
 def question(node: int = 100, kind: str = "train", content: RecordDict | None = None) -> Message:
@@ -190,17 +192,15 @@ def description(data: bytes) -> None:
 
 def lies() -> dict[str, Any]:
     """Of every stage something that could be true, or nearly."""
-    key = _public(ec.generate_private_key(ec.SECP384R1()))
+    key = _public(ec.generate_private_key(ec.SECP384R1()).public_key())
     return {
-        "keys": {"talk": {"hex": key.hex()}, "classes": list(NAMES.classes)},
-        "shares": {"to.101": {"hex": "00" * 100}, "version": 1},
+        "keys": {"mask": key, "classes": list(NAMES.classes), "rows": 4},
         "masked": {"masked": {"hex": "00" * 8 * 30}},
-        "unmask": {"share.101": {"hex": "01000000" + "00" * 48}},
     }
 
 
 def secure(data: bytes) -> None:
-    """One of four clients says something else in one of the four stages; null leaves it out."""
+    """One of four clients says something else in one of the two stages; null leaves it out."""
     try:
         found = json.loads(data)
         replaced = {stage: {k: _value(v) for k, v in told.items()} for stage, told in found.items()}
@@ -223,7 +223,7 @@ def secure(data: bytes) -> None:
 
     grid = InProcess([liar, *sites[1:]])
     asked = SecureSum(grid, start(), {"version": 1, "privacy.secure": 1.0}, ConfigRecord(), 1.0)
-    total, _, _ = asked.ask(sorted(grid.apps))
+    total, _ = asked.ask(sorted(grid.apps), Cohort())
     total.gap(get_metric("sp"), "soft")
 
 
@@ -250,7 +250,9 @@ def server_checkpoint(data: bytes) -> None:
 
 def ledger(data: bytes) -> None:
     path = file("ledger.json", data)
-    enter(context(**{"ledger": str(path), "max-epsilon": 2.0}), "north", 0.01)
+    told = context(**{"ledger": str(path), "max-epsilon": 2.0})
+    with open_ledger(told, "north") as held:
+        charge(held, told, 0.01)
     if not 0 < json.loads(path.read_text())["rho"] < math.inf:
         raise AssertionError("nothing was entered")
 

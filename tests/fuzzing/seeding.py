@@ -156,7 +156,7 @@ def _messages() -> Seeds:
         config = {f"fedgft.{k}": v for k, v in {"version": 1, **request}.items()}
         content = {"arrays": messages.start(), "config": ConfigRecord(config)}
         yield f"server-request/{name}.json", messages.packed(RecordDict(content))
-    yield "secure-reply/good.json", b'{"keys": {"version": 1}, "unmask": {"version": 1}}'
+    yield "secure-reply/good.json", b'{"keys": {"version": 1}, "masked": {"version": 1}}'
     yield "secure-reply/lies.json", json.dumps(messages.lies()).encode()
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "c.safetensors"

@@ -1,6 +1,7 @@
 """Every field of a site's file, checked as it is read."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +21,8 @@ class Reader:
 
     found: dict[str, Any]
     source: str
+    least: int = 0  # rows that a number about scores is of, at least
+    blur: dict[Group, np.ndarray] = field(default_factory=dict)
 
     def sums(self) -> Sums:
         question, privacy = self._question(), self._privacy()
@@ -32,10 +35,13 @@ class Reader:
             self._fail("cells", "are of too many groups")
         tables = {group: question.empty_table() for group in groups}
         histogram = {group: question.empty_histogram() for group in groups} if spread else {}
+        self.least = self._whole(self.found.get("min_bin", 0), "min_bin")
+        self.blur = {}
         counted = sum(
             self._fill(
                 cell, f"cells[{i}]", question, privacy, tables[group][label, decision],
                 histogram[group][label, decision] if spread else None, decision,
+                lambda g=group, y=label, d=decision: self._blur_of(g, question)[:, y, d],
             )
             for i, ((group, label, decision), cell) in enumerate(cells.items())
         )  # fmt: skip
@@ -43,7 +49,14 @@ class Reader:
         if nulls != privacy.suppressed:
             self._fail("privacy.suppressed_cells", f"is {privacy.suppressed}, {nulls} are withheld")
         notes = () if privacy == Privacy() else (privacy,)
-        return Sums(question, {site: Site(tables, *self._rows(counted, privacy), notes)}, histogram)
+        made = Site(tables, *self._rows(counted, privacy), notes)
+        return Sums(question, {site: made}, histogram, self.blur)
+
+    def _blur_of(self, group: Group, question: Question) -> np.ndarray:
+        """How far the histograms of a group may be off: made when it is first needed."""
+        if group not in self.blur:
+            self.blur[group] = np.zeros((3, *question.empty_histogram().shape))
+        return self.blur[group]
 
     def _cells(self, question: Question) -> dict[tuple[Group, int, int], dict[str, Any]]:
         """Each cell by its group, label and decision."""
@@ -111,6 +124,7 @@ class Reader:
     def _fill(
         self, cell: dict[str, Any], where: str, question: Question, privacy: Privacy,
         table: np.ndarray, histogram: np.ndarray | None, decision: int,
+        blur: Callable[[], np.ndarray],
     ) -> int:  # fmt: skip
         """Put a cell where it belongs; the rows it shows."""
         noisy, least = privacy.mechanism != "none", privacy.min_cell
@@ -131,36 +145,81 @@ class Reader:
         if histogram is None:  # without scores, or they are withheld; older files have their sums
             table[SCORES:] = unsaid(count, len(question.classes))
             return count
-        scores = self._get(cell, "scores", f"{where}.scores", dict)
+        few = not noisy and 0 < count < self.least and "scores" not in cell
+        scores = {} if few else self._get(cell, "scores", f"{where}.scores", dict)
+        held = np.flatnonzero(possible)
         for s, c in enumerate(question.score_classes):
             place = f"{where}.scores[{_brief(question.classes[c])}]"
-            entry = self._get(scores, question.classes[c], place, dict)
-            table[SCORES + s] = self._histogram(entry, place, possible, noisy, count, histogram[s])
+            if few:
+                widths = [int(held[-1] - held[0]) + 1]
+                entry = {"first_bin": int(held[0]), "histogram": [count], "widths": widths}
+            else:
+                entry = self._get(scores, question.classes[c], place, dict)
+            table[SCORES + s] = self._histogram(
+                entry, place, possible, noisy, count, histogram[s], lambda s=s: blur()[:, s]
+            )
+        if few and len(question.classes) > 2:
+            table[SCORES:] = unsaid(count, len(question.classes))
         return count
 
     def _histogram(
-        self, entry: dict[str, Any], where: str, possible: np.ndarray, noisy: bool, count: int,
+        self,
+        entry: dict[str, Any],
+        where: str,
+        possible: np.ndarray,
+        noisy: bool,
+        count: int,
         out: np.ndarray,
-    ) -> float:  # fmt: skip
+        blur: Callable[[], np.ndarray],
+    ) -> float:
         """Put it in its place; the sum of the cell's scores, by middles of bins if none is said."""
         first = self._whole(entry.get("first_bin"), f"{where}.first_bin")
         numbers = self._get(entry, "histogram", f"{where}.histogram", list)
-        bins, last = len(out), first + len(numbers)
-        if last > bins:
-            self._fail(f"{where}.histogram", f"has more than {bins} bins")
+        bins = len(out)
         if not numbers or set(map(type, numbers)) != {int}:
             self._fail(f"{where}.histogram", "must hold whole numbers")
+        widths = self._widths(entry, where, len(numbers), bins, noisy)
+        last = first + (len(numbers) if widths is None else sum(widths))
+        if last > bins:
+            self._fail(f"{where}.histogram", f"has more than {bins} bins")
         if min(numbers) < (-LARGEST if noisy else 0) or max(numbers) > LARGEST:
             self._fail(f"{where}.histogram", "holds a number that is negative or too large")
         if not noisy and sum(numbers) != count:
             self._fail(f"{where}.histogram", f"adds up to {sum(numbers)}, the count is {count}")
-        out[first:last] = numbers
+        if not noisy and count >= self.least and any(0 < n < self.least for n in numbers):
+            self._fail(f"{where}.histogram", f"has a number below {self.least}, the min_bin")
+        low = high = out
+        if widths is None:
+            out[first:last] = numbers
+        else:
+            out[first:last] = np.repeat(np.array(numbers) / widths, widths)
+            ends = first + np.cumsum(widths)
+            low, high = np.zeros(bins), np.zeros(bins)
+            low[ends - widths] = numbers
+            high[ends - 1] = numbers
+            blur()[:2] = low - out, high - out
         if not possible[first:last].all() and out[~possible].any():
             self._fail(f"{where}.histogram", "has rows on the other side of the threshold")
         middle = float(out @ middles(bins))
         if noisy or "sum" not in entry:
+            if widths is not None:
+                blur()[2, 0] = max(float((high - out) @ middles(bins)), 0.0)
             return middle
-        return self._between(entry, where, middle - count / bins / 2, middle + count / bins / 2)
+        half = count / bins / 2
+        ends = (float(low @ middles(bins)) - half, float(high @ middles(bins)) + half)
+        return self._between(entry, where, *ends)
+
+    def _widths(
+        self, entry: dict[str, Any], where: str, numbers: int, bins: int, noisy: bool
+    ) -> list[int] | None:
+        """How many bins each number is of; None where each is of one."""
+        if "widths" not in entry:
+            return None
+        widths = self._get(entry, "widths", f"{where}.widths", list)
+        right = len(widths) == numbers and all(type(w) is int and 1 <= w <= bins for w in widths)
+        if noisy or not right:
+            self._fail(f"{where}.widths", f"must hold {numbers} whole numbers, 1 to {bins}")
+        return widths
 
     def _between(self, entry: dict[str, Any], where: str, low: float, high: float) -> float:
         total: Any = entry.get("sum")

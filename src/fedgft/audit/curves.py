@@ -34,27 +34,36 @@ class Curves:
 def curves(seen: View, score: int = 0, *, points: int = 10) -> list[Curves]:
     """Of every group; `score` is the place of the class among those that have scores."""
     positive = 1 if len(seen.classes) == 2 else score
-    counts = np.maximum(seen.histogram[:, :-1, score], 0.0)  # (y, g, bin); noise goes below 0
     found = []
     for g, name in enumerate(seen.names):
-        yes = counts[positive, g]
-        no = counts[:, g].sum(0) - yes
-        found.append(_curves(name, yes, no, points, exact=not seen.noise.any()))
+        placed = []
+        for table in (seen.histogram, seen.placed(0), seen.placed(1)):
+            counts = np.maximum(table[:, g, score], 0.0)  # (y, bin); noise goes below 0
+            placed.append((counts[positive], counts.sum(0) - counts[positive]))
+        found.append(_curves(name, placed, points, exact=not seen.noise.any()))
     return found
 
 
-def _curves(name: str, yes: np.ndarray, no: np.ndarray, points: int, *, exact: bool) -> Curves:
+def _curves(
+    name: str, placed: list[tuple[np.ndarray, np.ndarray]], points: int, *, exact: bool
+) -> Curves:
+    """`placed`: positives and negatives by bin; and if those whose bin is not known lay in the
+    first that they may lie in, and in the last."""
+    (yes, no), (yes_first, no_first), (yes_last, no_last) = placed
     bins = len(yes)
     above = lambda n: np.append(np.cumsum(n[::-1])[::-1], 0.0)  # noqa: E731
     p, n = yes.sum(), no.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         tpr, fpr = above(yes) / p, above(no) / n
         # A positive and a negative of one bin may stand either way round: half a pair each.
+        least = float((above(yes_first)[1:] * no_last).sum() / (p * n))
+        most = float((above(yes_last)[:-1] * no_first).sum() / (p * n))
         ties = float((yes * no).sum() / (p * n))
         auc = float((above(yes)[1:] * no).sum() / (p * n)) + ties / 2
+        error = max(most - auc, auc - least)
     groups = np.array_split(np.arange(bins), min(points, bins))
     calibration = [point for g in groups if (point := _calibrated(g, yes, no, exact))]
-    return Curves(name, float(p), float(n), np.arange(bins + 1) / bins, tpr, fpr, auc, ties / 2,
+    return Curves(name, float(p), float(n), np.arange(bins + 1) / bins, tpr, fpr, auc, error,
                   calibration)  # fmt: skip
 
 

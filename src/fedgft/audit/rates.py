@@ -126,6 +126,7 @@ def _scores(metric: Metric, seen: View, rate: np.ndarray) -> tuple[np.ndarray, n
     rows = counts[:, :, 0].sum(-1)
     none, one, two = (np.maximum(counts, 0.0) @ middles**power for power in range(3))  # (g, y, s)
     two = two + none * width**2 / 12  # of a score that lies anywhere in its bin
+    unsummed = None if seen.blur is None else np.moveaxis(seen.blur[2, :, :-1], 1, 0).sum(-1)
     total, off = np.zeros_like(rate), np.zeros_like(rate)
     for g in range(len(rows)):  # one at a time: with many classes each is a large table
         a = slope[0] - rate[:, g, None, None] * slope[1]  # (v, y, c)
@@ -139,6 +140,8 @@ def _scores(metric: Metric, seen: View, rate: np.ndarray) -> tuple[np.ndarray, n
         found = np.where(a != 0, each, 0.0).sum(-1)
         total[:, g] = (found + np.where((a == 0).all(-1), b**2 * rows[g], 0.0)).sum(-1)
         off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * seen.noise.any()).sum(-1)
+        if unsummed is not None:  # few rows, of which no sum of scores is told
+            off[:, g] += (np.abs(a) * unsummed[g]).sum((-1, -2))
     return total, off
 
 

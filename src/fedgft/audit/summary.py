@@ -18,7 +18,7 @@ from fedgft.audit.references import reference_of
 from fedgft.audit.sums import Sums, merge
 from fedgft.audit.tabulated import few_tables
 from fedgft.audit.text import about, markdown
-from fedgft.audit.thresholds import WARNING, adjust
+from fedgft.audit.thresholds import ESTIMATED, WARNING, adjust
 from fedgft.audit.verdict import verdict
 from fedgft.audit.views import Pool, View, pool, views
 from fedgft.errors import FedgftError
@@ -148,6 +148,7 @@ def audit(
             *alerts.about_draws(bootstrap, len(pooled.sites)),
             *said,
             *([WARNING] if adjusted else []),
+            *([ESTIMATED] if adjusted and seen[-1].blur is not None else []),
         ],
     }
     return Audit(summary, pooled, seen)

@@ -117,11 +117,17 @@ class Sums:
     rows are the sum of those of its parts. Sites of one name are one site: their rows add up.
     Sites without a name are different sites: added to others they are called "site 1", "site 2",
     ... in the order in which they come.
+
+    Files say of few rows only that they lie in several bins. `histogram` has them spread evenly
+    over these bins, and `blur` says how far that may be off, (3, label, decision, score, bin): what
+    to add to the histogram if all such rows lay in the first of their bins; in the last; and, in
+    bin 0, how far off the sum of the cell's scores may be. A group without an entry is exact.
     """
 
     question: Question | None = None
     sites: Mapping[str, Site] = field(default_factory=dict)
     histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)  # of all sites together
+    blur: Mapping[Group, np.ndarray] = field(default_factory=dict)
     numbered: tuple[str, ...] = ()  # names of sites that were measured without one
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -154,28 +160,32 @@ def merge(parts: Iterable[Sums]) -> Sums:
     """The sum of all parts, in one pass; of a part, no more is kept than goes into the sum."""
     question: Question | None = None
     sites: dict[str, Site] = {}
-    histogram: dict[Group, np.ndarray] = {}
     unnamed: list[Site] = []
+    spread: tuple[dict[Group, np.ndarray], ...] = ({}, {})  # histograms, and how far they are off
     for part in parts:
         instance("sums", part, Sums, "measure() makes them, read_sums() reads them from a file")
         if part.question is None:
             continue
         before, question = question, _both(question, part.asked)
         if before is not None and before.bins != question.bins:
-            histogram = {g: coarsened(counts, question.bins) for g, counts in histogram.items()}
+            spread = tuple(
+                {g: coarsened(counts, question.bins) for g, counts in held.items()}
+                for held in spread
+            )
         for name, site in part.sites.items():
             if name == "" or name in part.numbered:
                 unnamed.append(site)
             else:
                 sites[name] = sites[name] + site if name in sites else site
-        for group, counts in part.histogram.items():
-            counts = coarsened(counts, question.bins)
-            histogram[group] = histogram[group] + counts if group in histogram else counts
+        for held, new in zip(spread, (part.histogram, part.blur), strict=True):
+            for group, counts in new.items():
+                counts = coarsened(counts, question.bins)
+                held[group] = held[group] + counts if group in held else counts
     if question is None:
         return Sums()
     numbered = _numbered(unnamed, sites)
     given = tuple(name for name in numbered if name)
-    return Sums(question, dict(sorted(sites.items())) | numbered, histogram, given)
+    return Sums(question, dict(sorted(sites.items())) | numbered, *spread, numbered=given)
 
 
 def _numbered(unnamed: list[Site], named: Mapping[str, Site]) -> dict[str, Site]:

@@ -26,6 +26,10 @@ WARNING = (
     "forbid (treating people differently by group). They were chosen and judged on the same rows, "
     "so new people will see a somewhat larger gap; rows without a recorded group keep the old one."
 )
+ESTIMATED = (
+    "The sites' files show few people's scores together, so the gap and the accuracy of thresholds "
+    "by group are estimates here; files with every bin (min_bin=1) make them exact."
+)
 NOBODY = math.nextafter(1.0, 2.0)  # a threshold that no score reaches
 KEPT = 0.1  # of those accepted and of those refused now: fewer is a decision for all alike
 WINDOWS = 60_000  # beyond so many, square windows are tried on a grid, and the best may be missed

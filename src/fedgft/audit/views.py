@@ -23,6 +23,7 @@ class Pool:
     groups: tuple[Group, ...]
     tables: np.ndarray
     histogram: np.ndarray  # (group, label, decision, score, bin)
+    blur: np.ndarray | None = None  # (group, 3, label, decision, score, bin): see `Sums`
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,12 @@ class View:
     slack: np.ndarray  # and how far off it may be, at most
     histogram: np.ndarray  # (label, group, score, bin), the last group: not recorded
     scored: bool
+    blur: np.ndarray | None = None  # (3, label, group, score, bin): see `Sums`
+
+    def placed(self, where: int) -> np.ndarray:
+        """The histogram if rows whose bin is not known lay in the first (0) or last (1) they may
+        lie in."""
+        return self.histogram if self.blur is None else self.histogram + self.blur[where]
 
     @property
     def complete(self) -> bool:
@@ -71,13 +78,17 @@ def pool(sums: Sums) -> Pool:
     histogram = np.zeros((len(groups), *question.empty_histogram().shape))
     for group, counts in sums.histogram.items():
         histogram[place[group]] = counts
+    blur = np.zeros((len(groups), 3, *question.empty_histogram().shape)) if sums.blur else None
+    for group, counts in sums.blur.items():
+        assert blur is not None
+        blur[place[group]] = counts
     shown = replace(
         question,
         classes=_told_apart(question.classes),
         attributes=_told_apart(question.attributes),
     )
     named = list(zip(*(_values(column) for column in zip(*groups, strict=True)), strict=True))
-    return Pool(shown, _told_apart(tuple(sums.sites)), tuple(named), tables, histogram)
+    return Pool(shown, _told_apart(tuple(sums.sites)), tuple(named), tables, histogram, blur)
 
 
 def _values(column: tuple[str | None, ...]) -> list[str | None]:
@@ -144,6 +155,9 @@ def view(pooled: Pool, chosen: tuple[int, ...]) -> View:
         slack=tables[..., SLACK],
         histogram=np.moveaxis(gathered(pooled.histogram.sum(2), 0), 1, 0),
         scored=question.scored,
+        blur=None
+        if pooled.blur is None
+        else np.moveaxis(gathered(pooled.blur.sum(3), 0), (1, 2), (0, 1)),
     )
 
 

@@ -166,6 +166,7 @@ def site(
     server: str,
     ca: Place = Path("ca.crt"),
     key: Place | None = None,
+    peers: Place | None = None,
     data: Place | None = None,
     set_: Annotated[
         list[str] | None, Parameter(name="--set", consume_multiple=True, negative="")
@@ -187,6 +188,9 @@ def site(
         The certificate of the federation's authority, from the server's operator.
     key
         The site's private key [default: NAME.key].
+    peers
+        A folder with the public keys of all sites (*.pub), by which they know each other in secure
+        sums.
     data
         The site's table, CSV or Parquet.
     set_
@@ -206,7 +210,12 @@ def site(
     check_names([name])
     if not 0.05 <= poll <= 60:
         raise FedgftError(f"--poll must lie between 0.05 and 60 seconds, got {poll:g}")
-    told: dict[str, Any] = {"site": name}
+    private = (key or Path(f"{name}.key")).resolve()
+    told: dict[str, Any] = {"site": name, "key": str(private)}
+    if peers is not None:
+        if not peers.is_dir():
+            raise FedgftError(f"--peers {peers}: no such folder")
+        told["peers"] = str(peers.resolve())
     if data is not None:
         if not data.is_file():
             raise FedgftError(f"--data {data}: no such file")
@@ -215,7 +224,7 @@ def site(
     plan = SitePlan(
         server,
         ca.resolve(),
-        (key or Path(f"{name}.key")).resolve(),
+        private,
         configuration(told),
         app=shipped_app() if app_ is None else app_.resolve(),
         poll=poll,

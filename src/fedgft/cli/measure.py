@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fedgft.audit import Sums
     from fedgft.audit.sums import Privacy
 
-SMALL = 10  # cells with fewer rows are worth a word
-
 
 def measure(
     predictions: Place,
@@ -35,6 +33,7 @@ def measure(
     positive: str | None = None,
     classes: Annotated[list[str] | None, Some] = None,
     bins: Whole | None = None,
+    min_bin: Whole = 5,
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
@@ -67,6 +66,8 @@ def measure(
         All labels there can be, in order, where a site may lack some.
     bins
         Bins of the score histograms [default: 100; 20 with --epsilon].
+    min_bin
+        Put bins of the histograms together until each has this many rows; 1 shows every bin.
     min_cell
         Withhold counts of fewer rows than this, such as 10.
     epsilon
@@ -85,6 +86,8 @@ def measure(
 
     if classes == []:
         raise FedgftError("--classes needs values")
+    if min_bin < 1:
+        raise FedgftError(f"--min-bin {min_bin}: must be at least 1")
     source = expanded(predictions)
     columns, values = _groups(source, group)
     site = source.stem if name is None else name
@@ -104,22 +107,22 @@ def measure(
                 positive=positive, values=values, min_cell=min_cell, epsilon=epsilon, delta=delta,
                 on_rows=progress.rows,
             )  # fmt: skip
-        _put(sums, site, place, folder)
+        _put(sums, site, place, folder, min_bin)
     if json:
-        sys.stdout.write(to_json(sums))
+        sys.stdout.write(to_json(sums, min_bin=min_bin))
 
 
-def _put(sums: "Sums", site: str, place: Path | None, folder: Path | None) -> None:
+def _put(sums: "Sums", site: str, place: Path | None, folder: Path | None, min_bin: int) -> None:
     from fedgft.audit import audit, write_sums
     from fedgft.audit.sitefile import from_json, to_json
     from fedgft.cli.audit import show, write
 
     # Of what others will read: sums are rounded in the file.
-    made = None if folder is None else audit(from_json(to_json(sums), source=site))
-    for said in _notes(sums, site):
+    made = None if folder is None else audit(from_json(to_json(sums, min_bin=min_bin), source=site))
+    for said in [*_notes(sums, site), *_revealed(sums, min_bin)]:
         note(said)
     if place is not None:
-        wrote([write_sums(sums, place)])
+        wrote([write_sums(sums, place, min_bin=min_bin)])
     if made is not None and folder is not None:
         wrote(write(folder, made, "audit"))
         show(made)
@@ -199,10 +202,32 @@ def _notes(sums: "Sums", name: str) -> list[str]:
     if unknown > 0:
         said.append(f"a group is not recorded for {unknown:,.0f} row(s)")
     said += [text for how in site.privacy for text in _about(how)]
-    counts = [n for t in site.tables.values() for n in t[..., COUNT].flat]
-    small = sum(0 < n < SMALL for n in counts)
-    if small and not site.privacy:
-        said.append(f"{small} cell(s) have fewer than {SMALL} rows (--min-cell {SMALL} withholds)")
+    return said
+
+
+def _revealed(sums: "Sums", min_bin: int) -> list[str]:
+    """What the file says about few people, in plain words."""
+    from fedgft.audit.sitefile import FEW, MIN_BIN, revealed
+
+    (site,) = sums.sites.values()
+    if site.privacy:  # said there
+        return []
+    found = revealed(sums, min_bin=min_bin)
+    small = found["cells_below_10"]
+    said = [
+        f"the file shows {found['cells']} count(s) of people by group, label and decision; {small} "
+        f"of them are of fewer than {FEW} people"
+        + (f" (--min-cell {FEW} withholds these, --epsilon adds noise)" if small else "")
+    ]
+    shown = f"it shows {found['score_counts']} count(s) of people with scores in some range"
+    few = found["score_counts_below_5"]
+    if sums.asked.scored and few:
+        said.append(
+            f"{shown}; {few} of them are of fewer than {MIN_BIN} people, whose scores can be read "
+            f"off (--min-bin {MIN_BIN} puts them together)"
+        )
+    elif sums.asked.scored:
+        said.append(f"{shown}, each of at least {max(min_bin, MIN_BIN)} people: no single score")
     return said
 
 

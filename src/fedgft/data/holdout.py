@@ -3,8 +3,14 @@
 Random ones are the first rows of a shuffle with a stream of random numbers of its own, so two
 draws with one seed agree whatever else differs. Where a client column fixes the clients, each
 client's last row in the shuffle is passed over: a test row more is not worth a client less.
+
+A deployed site draws row by row instead (`held_out_by_row`): there one row more or less must not
+move any other row to the other side.
 """
 
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -34,6 +40,29 @@ def held_out_of_clients(dataset: Dataset, *, share: float | int, seed: int) -> n
     order, count = _shuffled(dataset, share=share, seed=seed)
     _, last = np.unique(dataset.clients[order][::-1], return_index=True)
     return np.sort(np.delete(order, len(order) - 1 - last)[:count])
+
+
+def held_out_by_row(rows: Iterable[str], *, share: float, salt: bytes) -> np.ndarray:
+    """Which rows are test rows, each by a coin of its own: True where a keyed hash of the row's
+    text is below `share`.
+
+    The n-th of several identical rows has the coin of (text, n). So the sides are those of a
+    multiset: neither the order of the rows nor any other row matters, and a row more or less
+    changes the training rows by that one row, or not at all. `salt` (32 secret bytes) keeps the
+    sides from everybody who knows the text of a row.
+    """
+    if not 0 <= share < 1:
+        raise FedgftError(f"test share {share:g}: must be at least 0 and below 1")
+    keyed = hashlib.blake2b(key=salt, digest_size=8)
+    seen: Counter[str] = Counter()
+    coins = bytearray()
+    for text in rows:
+        number = seen[text]
+        seen[text] = number + 1
+        coin = keyed.copy()
+        coin.update(f"{number}:{text}".encode())
+        coins += coin.digest()
+    return np.frombuffer(bytes(coins), ">u8") < int(share * 2**64)
 
 
 def drawn(

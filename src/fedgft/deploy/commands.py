@@ -29,7 +29,8 @@ def instructions(folder: Folder) -> str:
         command = ["fedgft", "deploy", "site", site, "--server", folder.address]
         lines += [
             f"# {number}. At {site}, in a folder with ca.crt{made_here or f' and its {site}.key'};",
-            "#    --set max-epsilon=1 or min-count=10 refuse to tell more:",
+            "#    --set max-epsilon=1 or min-count=10 refuse to tell more; for secure sums add",
+            "#    --peers FOLDER, with the public keys of all sites (nodes/*.pub):",
             shlex.join([*command, "--data", f"/path/to/{site}.csv"]),
             "",
         ]

@@ -77,6 +77,7 @@ def start_site(
     processes.start(site, [
         sys.executable, "-m", "fedgft", "deploy", "site", site, "--server", folder.address,
         "--ca", str(folder.path / "ca.crt"), "--key", str(folder.nodes / f"{site}.key"),
+        "--peers", str(folder.nodes),
         *(["--app", str(app)] if app else []), *told,
     ])  # fmt: skip
 

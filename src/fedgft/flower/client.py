@@ -25,8 +25,17 @@ from flwr.clientapp import ClientApp
 from fedgft.errors import FedgftError
 from fedgft.federated.reweighing import reweigh
 from fedgft.flower.gather import plain
+from fedgft.flower.ledger import digest_of
 from fedgft.flower.masks import answer
-from fedgft.flower.shield import agreed, examples, protected, quiet
+from fedgft.flower.shield import (
+    Summand,
+    agreed,
+    declared_rows,
+    examples,
+    protected,
+    quiet,
+    summand,
+)
 from fedgft.flower.site import Site
 from fedgft.flower.wire import (
     RECORD,
@@ -88,7 +97,8 @@ def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
 def _sums(message: Message, context: Context, site: Site) -> tuple[Tally, int]:
     """What may leave the site; and, for itself, how many rows it counted."""
     exact = site.tally(site.rows)
-    return protected(exact, request_of(message), context, site.name), int(exact.rows())
+    model = digest_of(ArrayRecord(site.model.state_dict()))
+    return protected(exact, request_of(message), context, site.name, model), int(exact.rows())
 
 
 def _packed(site: Site, tally: Tally) -> ConfigRecord:
@@ -142,7 +152,7 @@ def train_reply(message: Message, context: Context, own: Site) -> Message:
         content[TRAINED] = statistics(message, context, own)
     content["arrays"] = ArrayRecord(own.model.state_dict())
     rows = own.size() if rows is None else rows  # a loader is not read once more for it
-    content["metrics"] = _metrics(rows, request, context, sent, metrics)
+    content["metrics"] = _metrics(rows, request, context, own.name, sent, metrics)
     return Message(content, reply_to=message)
 
 
@@ -156,31 +166,48 @@ def evaluate_reply(message: Message, context: Context, own: Site) -> Message:
         content[RECORD] = _packed(own, sent)
     tally = own.tally(own.rows if own.held_out is None else own.held_out)
     metrics = {"accuracy": float(tally.accuracy())}
-    content["metrics"] = _metrics(int(tally.rows()), request, context, sent, metrics)
+    content["metrics"] = _metrics(int(tally.rows()), request, context, own.name, sent, metrics)
     return Message(content, reply_to=message)
 
 
 def _metrics(
-    rows: int, request: Request, context: Context, sent: Tally | None, metrics: dict[str, Any]
+    rows: int,
+    request: Request,
+    context: Context,
+    site: str,
+    sent: Tally | None,
+    metrics: dict[str, Any],
 ) -> MetricRecord:
     """What a strategy needs; beside noise or secure sums, nothing else of the rows."""
     more = {} if quiet(request) else {name: float(value) for name, value in metrics.items()}
-    return MetricRecord({"num-examples": examples(rows, request, context, sent), **more})
+    return MetricRecord({"num-examples": examples(rows, request, context, site, sent), **more})
 
 
 def query_reply(message: Message, context: Context, own: Site) -> Message:
     request = request_of(message)
     check_version(request, f"the server (seen from site '{own.name}')")
 
-    def tally() -> Tally:
-        own.load(arrays_of(message))
-        return _sums(message, context, own)[0]
-
     if "secure.stage" in request:
-        agreed(request, context, own.name)
-        reply = answer(request, context, own.name, own.names, tally)
+        budget = agreed(request, context, own.name)
+
+        def rows() -> int:
+            counts = own.counts()
+            shown = int(counts[counts >= budget.min_count].sum())
+            return declared_rows(shown, request, context, own.name)
+
+        def part(model: str, cohort: str, clients: int) -> Summand:
+            own.load(arrays_of(message))
+            tally = own.tally(own.rows)
+            who = {"model": model, "cohort": cohort, "clients": clients}
+            return summand(tally, request, context, own.name, **who)
+
+        reply = answer(
+            request, context, own.name, own.names, rows=rows,
+            model=lambda: digest_of(arrays_of(message)), summand=part,
+        )  # fmt: skip
     else:
-        reply = _packed(own, tally())
+        own.load(arrays_of(message))
+        reply = _packed(own, _sums(message, context, own)[0])
     return Message(RecordDict({RECORD: reply}), reply_to=message)
 
 

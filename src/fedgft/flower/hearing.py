@@ -8,10 +8,11 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
-from fedgft.flower.checks import Noise, capped, check_report
+from fedgft.flower.checks import Noise, capped
 from fedgft.flower.constants import Constants, kind_of
 from fedgft.flower.gather import Believer, Replies, log
-from fedgft.flower.secure import SecureSum
+from fedgft.flower.private import share_of
+from fedgft.flower.secure import Cohort, SecureSum
 from fedgft.flower.terms import Terms, line, query
 from fedgft.flower.wire import Report, Request, prices
 from fedgft.metrics import Tally
@@ -39,10 +40,15 @@ class Hearing:
     silent: int = 0  # rounds in a row without any statistics
     best: Best | None = None
     reports: dict[int, Report] = field(default_factory=dict)  # of the last round
+    cohort: Cohort = field(default_factory=Cohort)  # of secure sums
 
     @property
     def noise(self) -> Noise | None:
-        return self.terms.budget.noise(kind_of(self.constants.pricing))
+        """What each client adds: of a secure sum, a share."""
+        noise = self.terms.budget.noise(kind_of(self.constants.pricing))
+        if noise is None or not self.terms.secure:
+            return noise
+        return share_of(noise, max(len(self.cohort), 1))
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -75,24 +81,31 @@ class Hearing:
         """A question of its own: the sums of this model, which `of_round` rounds made."""
         request = self.request(asked=True)
         if self.terms.secure:
-            secret = SecureSum(grid, arrays, request, config, timeout)
-            self._ask_secretly(secret, nodes, of_round)
+            budget = self.terms.budget
+            secret = SecureSum(
+                grid, arrays, request, config, timeout,
+                noise=budget.noise(kind_of(self.constants.pricing)),
+                max_share=self.terms.max_share, withheld=budget.min_count > 0,
+            )  # fmt: skip
+            self._ask_secretly(secret, sorted(grid.get_node_ids()), of_round)
             return
         messages = [query(arrays, config, request, node) for node in nodes]
         found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
         self.learn(found.take(), found, arrays=arrays, of_round=of_round, asked=len(nodes))
 
     def _ask_secretly(self, secret: SecureSum, nodes: list[int], of_round: int) -> None:
-        """Only the total is known, so only the total can be checked."""
+        """Of the whole cohort, whatever clients train in this round: only so is the total of one
+        round no different from that of another."""
         try:
-            total, clients, names = secret.ask(nodes)
-            self.believer.names = self.believer.names or names
-            self.believer.names.check(names, site="all sites")
-            check_report(Report("all sites", names, total), examples=None)
+            total, cohort = secret.ask(nodes, self.cohort)
+            assert cohort.names is not None
+            self.believer.names = self.believer.names or cohort.names
+            self.believer.names.check(cohort.names, site="all sites")
         except FedgftError as error:
             self._nothing(str(error))
             return
-        self._use(total, clients, secret.arrays, of_round, everybody=clients == len(nodes))
+        self.cohort = cohort
+        self._use(total, len(cohort), secret.arrays, of_round, everybody=True)
 
     def learn(
         self, records: dict[int, Any], found: Replies, *, arrays: ArrayRecord, of_round: int,

@@ -7,7 +7,13 @@ and the first class follows from the count. The budget (epsilon, delta) is conve
 zero-concentrated DP, where rounds simply add up: rho = 1 / (2 sd^2) a release. It holds for one row
 of one site against everybody who sees that site's messages, the server included. It covers the
 statistics and nothing else: model updates are another matter (Flower's DP wrappers). And it is a
-budget for one run; a site that takes part in several keeps a ledger (`shield`).
+budget for one run; a site remembers what it released, and can limit all its runs (`ledger`).
+
+In secure sums (`secure`) only totals are seen, so the noise of a total is shared between the
+sites: each adds a discrete Gaussian of variance sd^2 / h, where h is the least number of sites that
+are taken to be honest, n - (n - 1) // 3 of n. A sum of discrete Gaussians is not quite one, but at
+these scales (10^5 units and more) the difference is far below exp(-10^9) (Kairouz, Liu & Steinke
+2021).
 """
 
 import math
@@ -23,6 +29,7 @@ from fedgft.metrics import Kind, Metric, Tally, price
 
 MOST = 1_000_000_000  # releases, and rows of a cell
 COUNTS = 0.2  # share of the budget for the counts, which are released once
+ROUNDED = 1 + 1e-5  # one row changes a cell's rounded sums by a vector no longer than this
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Budget:
 
     def rho(self, released: int, counts: int = 1) -> float:
         """Spent by so many releases, and so many of the counts (one a run)."""
-        if self.epsilon is None or released == 0:
+        if self.epsilon is None:
             return 0.0
         whole = total_rho(self.epsilon, self.delta)
         return whole * (COUNTS * counts + (1 - COUNTS) * released / self.releases)
@@ -102,6 +109,33 @@ def _deviation(rho: float) -> float:
     return math.sqrt(1 / (2 * rho))
 
 
+def honest(clients: int) -> int:
+    """How many of so many clients are taken to keep their share of the noise to themselves."""
+    return clients - (clients - 1) // 3
+
+
+def share_of(noise: Noise, clients: int) -> Noise:
+    """The noise that each of so many clients adds to a secure sum. The counts have half of their
+    budget; the other half is for the number of rows that a site declares (`rows_noise`)."""
+    part = 1 / math.sqrt(honest(clients))
+    return Noise(noise.kind, rows_noise(noise) * part, noise.value * part * ROUNDED)
+
+
+def rows_noise(noise: Noise) -> float:
+    """The standard deviation on the number of rows that a site of a secure sum declares."""
+    return noise.count * math.sqrt(2)
+
+
+def discrete_gaussian(size: int, deviation: float) -> np.ndarray:
+    """So many whole numbers, by OpenDP."""
+    from fedgft.audit.private import opendp
+
+    dp = opendp()
+    space = dp.vector_domain(dp.atom_domain(T="i64"))
+    noise = dp.m.make_gaussian(space, dp.l2_distance(T="f64"), scale=deviation)
+    return np.array(noise([0] * size), dtype=np.int64)
+
+
 def gaussian(values: np.ndarray, deviation: float) -> np.ndarray:
     """Gaussian noise by OpenDP, whose sampler has no floating-point holes."""
     from fedgft.audit.private import opendp
@@ -116,12 +150,20 @@ def noised(tally: Tally, noise: Noise, counts: np.ndarray | None) -> Tally:
     """The tally that leaves the site; `counts` are those of the first release."""
     if counts is None:
         counts = gaussian(tally.count, noise.count)
-    exact = {"soft": tally.score, "hard": tally.decision}[noise.kind][..., 1:]
-    loud = gaussian(exact, noise.value)
-    table = np.concatenate((counts[..., None] - loud.sum(-1, keepdims=True), loud), -1)
+    return tally_from(counts, gaussian(values_of(tally, noise.kind), noise.value), noise.kind)
+
+
+def values_of(tally: Tally, kind: Kind) -> np.ndarray:
+    """The table that one release is about, (c, k, c - 1): the first class follows from counts."""
+    return {"soft": tally.score, "hard": tally.decision}[kind][..., 1:]
+
+
+def tally_from(counts: np.ndarray, values: np.ndarray, kind: Kind) -> Tally:
+    """What was released, as a tally; NaN for the table that was not."""
+    table = np.concatenate((counts[..., None] - values.sum(-1, keepdims=True), values), -1)
     unsaid = np.full_like(table, np.nan)
-    return Tally(counts, table if noise.kind == "soft" else unsaid,
-                 table if noise.kind == "hard" else unsaid)  # fmt: skip
+    score, decision = (table, unsaid) if kind == "soft" else (unsaid, table)
+    return Tally(counts, score, decision)
 
 
 def without_small(tally: Tally, least: int) -> Tally:

@@ -15,14 +15,13 @@ from fedgft.files import private_folder, whole
 from fedgft.flower.client import arrays_of
 from fedgft.flower.gather import Replies, log, plain
 from fedgft.flower.journal import HISTORY
-from fedgft.flower.private import Budget, total_rho
-from fedgft.flower.shield import agreed, enter
+from fedgft.flower.ledger import digest_of
+from fedgft.flower.private import Budget
+from fedgft.flower.shield import agreed, report_once
 from fedgft.flower.site import Site
 from fedgft.flower.terms import query
 from fedgft.flower.wire import RECORD, REPORT, VERSION, check_version, prices, request_of
 from fedgft.saved import write_model
-
-STATE = "fedgft.reported"
 
 
 def report_reply(message: Message, context: Context, own: Site) -> Message:
@@ -41,18 +40,19 @@ def report_reply(message: Message, context: Context, own: Site) -> Message:
                           "sums to secure sums only")  # fmt: skip
     noise: dict[str, Any] = {"min_cell": max(budget.min_count, 3) if budget.min_count else 0}
     if budget.epsilon is not None:
-        if STATE in context.state:
-            raise FedgftError(f"site '{own.name}': the budget of its report is spent")
-        enter(context, own.name, total_rho(budget.epsilon, budget.delta))
         noise = {"epsilon": budget.epsilon, "delta": budget.delta}
-    context.state[STATE] = ConfigRecord({"done": True})
     own.load(arrays_of(message))
-    labels, scores, groups = _scored(own)
-    sums = measure(
-        labels, scores, sensitive_features={own.attribute: groups}, site=own.name,
-        classes=own.names.classes, values={own.attribute: own.names.groups}, **noise,
-    )  # fmt: skip
-    reply = ConfigRecord({"version": VERSION, "site": own.name, "sums": to_json(sums)})
+
+    def made() -> str:
+        labels, scores, groups = _scored(own)
+        sums = measure(
+            labels, scores, sensitive_features={own.attribute: groups}, site=own.name,
+            classes=own.names.classes, values={own.attribute: own.names.groups}, **noise,
+        )  # fmt: skip
+        return to_json(sums)
+
+    text = report_once(made, budget, context, own.name, digest_of(arrays_of(message)))
+    reply = ConfigRecord({"version": VERSION, "site": own.name, "sums": text})
     return Message(RecordDict({RECORD: reply}), reply_to=message)
 
 

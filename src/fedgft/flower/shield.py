@@ -8,29 +8,42 @@ A site sets limits in its node configuration that no server's configuration can 
 | `max-delta`   | at a delta of at most this [1e-5],                                          |
 | `ledger`      | a file: and only while all its runs together stay within that `max-epsilon` |
 | `secure`      | gives its sums to secure sums, and to nothing else                          |
+| `peers`       | a folder of public keys: adds up its sums with these sites and no others    |
 | `min-count`   | says nothing of a (label, group) with fewer rows                            |
 
-It counts its own releases: a server that asks more often than was agreed gets an error, no sums.
+It counts its own releases, in a file that outlives its process (`ledger`): a server that asks more
+often than was agreed gets an error, no sums; one that asks again about the same model gets the same
+numbers again, which tell nothing new.
 """
 
-import json
 import math
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 
 from fedgft.errors import FedgftError
-from fedgft.files import parsed, whole
+from fedgft.flower.checks import Noise
 from fedgft.flower.gather import plain
-from fedgft.flower.private import Budget, epsilon_of, noised, without_small
+from fedgft.flower.ledger import Ledger, RunRecord, ledger_file, open_ledger, read_ledger
+from fedgft.flower.private import (
+    Budget,
+    discrete_gaussian,
+    gaussian,
+    noised,
+    rows_noise,
+    share_of,
+    tally_from,
+    total_rho,
+    values_of,
+    without_small,
+)
 from fedgft.flower.wire import Request
-from fedgft.metrics import Tally
+from fedgft.metrics import Kind, Tally
 
-STATE = "fedgft.private"
 MAX_DELTA = 1e-5
-MOST_RHO = 1e4  # far beyond what any limit allows
+UNIT = 2**20  # numbers travel in secure sums as whole multiples of 1 / UNIT
 
 
 def quiet(request: Request) -> bool:
@@ -75,82 +88,195 @@ def limits(context: Context, site: str) -> tuple[float | None, float]:
     return None if most is None else float(most), float(delta)
 
 
-def protected(tally: Tally, request: Request, context: Context, site: str) -> Tally:
-    """What may leave the site of these sums."""
+def protected(tally: Tally, request: Request, context: Context, site: str, model: str) -> Tally:
+    """What may leave the site of these sums, those of the model with this digest."""
     budget = agreed(request, context, site)
-    if context.node_config.get("secure") and "secure.stage" not in request:
+    if context.node_config.get("secure"):
         raise FedgftError(f"site '{site}' gives its sums to secure sums only")
-    noise = budget.noise("hard" if _asked(request, "hard") else "soft")
+    kind = _kind(request)
+    noise = budget.noise(kind)
     if noise is not None:
-        held = _ledger_of_run(budget, context, site)
-        enter(context, site, budget.rho(1) if held is None else budget.rho(1, counts=0))
-        counts = None if held is None else np.reshape(held["counts"], tally.count.shape)
-        tally = noised(tally, noise, counts)
-        context.state[STATE] = ConfigRecord({
-            "released": 1 + (0 if held is None else int(held["released"])),
-            "terms": _terms(budget), "counts": [float(n) for n in tally.count.ravel()],
-        })  # fmt: skip
+        with open_ledger(context, site) as ledger:
+            run = ledger.run(context.run_id, _terms(budget, secure=False))
+            sent = _released(tally, budget, noise, run, f"{kind} {model}", ledger, context)
+        tally = sent
     return without_small(tally, budget.min_count) if budget.min_count else tally
 
 
-def examples(rows: int, request: Request, context: Context, sent: Tally | None) -> int:
-    """The number of rows that a reply admits to. Beside noise or withheld cells the true one would
-    give away what they hide, so then it is that of the counts that were sent."""
-    least = _asked(request, "min_count") or context.node_config.get("min-count")
-    if "privacy.epsilon" not in request and not least:
-        return rows
-    held: Any = context.state.get(STATE)
-    if held is not None:
-        return max(1, round(sum(float(n) for n in held["counts"])))
-    return 1 if sent is None else max(1, round(float(sent.rows())))
+def _released(
+    tally: Tally,
+    budget: Budget,
+    noise: Noise,
+    run: RunRecord,
+    name: str,
+    ledger: Ledger,
+    context: Context,
+) -> Tally:
+    """The noisy sums of this model: those that were sent before, or new ones, on the account."""
+    shape = values_of(tally, noise.kind).shape
+    if name not in run.answers:
+        _check_left(run, budget, ledger.site)
+        new = run.counts is None
+        charge(ledger, context, budget.rho(1, counts=int(new)))
+        counts = None if new else _shaped(run.counts, tally.count.shape, ledger.site)
+        made = noised(tally, noise, counts)
+        run.released += 1
+        run.counts = _listed(made.count)
+        run.answers[name] = _listed(values_of(made, noise.kind))
+    counts = _shaped(run.counts, tally.count.shape, ledger.site)
+    return tally_from(counts, _shaped(run.answers[name], shape, ledger.site), noise.kind)
 
 
-def _ledger_of_run(budget: Budget, context: Context, site: str) -> Any:
-    """What this run has released so far; its terms are those of its first release."""
-    held: Any = context.state.get(STATE)
-    if held is None:
-        return None
-    if list(held["terms"]) != _terms(budget):
-        raise FedgftError(f"site '{site}': the server changed the privacy budget during a run")
-    if int(held["released"]) >= budget.releases:
+def _shaped(values: list[float] | None, shape: tuple[int, ...], site: str) -> np.ndarray:
+    """What was released, as a table."""
+    found = np.array(values or [], dtype=float)
+    if found.size != math.prod(shape):
+        raise FedgftError(f"site '{site}': its classes or groups changed during a run")
+    return found.reshape(shape)
+
+
+def _check_left(run: RunRecord, budget: Budget, site: str) -> None:
+    if run.released >= budget.releases:
         raise FedgftError(
             f"site '{site}': its privacy budget (epsilon {budget.epsilon:g}, {budget.releases} "
             "releases) is spent; it sends no more statistics in this run"
         )
-    return held
 
 
-def enter(context: Context, site: str, rho: float) -> None:
-    """Over all runs: into the site's own file, before anything is released. Several runs may enter
-    at once, so the file is read where it is written: whoever writes it (`whole`) is alone."""
-    if "ledger" not in context.node_config:
-        return
-    path = Path(str(context.node_config["ledger"])).expanduser()
-    most, delta = limits(context, site)
-    assert most is not None  # a ledger has a limit
-    with whole(path, private=True) as part:
-        spent = rho + _entered(path, site)
-        after = epsilon_of(spent, delta)
-        if after > most * (1 + 1e-6):
-            raise FedgftError(
-                f"site '{site}': with this release all its runs would come to epsilon {after:.3g} "
-                f"at delta {delta:g}, above its max-epsilon, {most:g} (ledger {path.name})"
-            )
-        part.write_text(json.dumps({"rho": spent, "epsilon": after, "delta": delta}), "utf-8")
+def charge(ledger: Ledger, context: Context, rho: float) -> None:
+    """On the site's account, against the limit for all its runs where it keeps one."""
+    most, delta = limits(context, ledger.site)
+    file = ledger_file(context, ledger.site).name
+    limit = most if "ledger" in context.node_config else None
+    ledger.charge(rho, limit=limit, delta=delta, file=file)
 
 
-def _entered(path: Path, site: str) -> float:
-    try:
-        spent = parsed(path.read_text("utf-8"))["rho"] if path.exists() else 0.0
-        if type(spent) not in (int, float) or not 0 <= spent < MOST_RHO:  # NaN would allow all
-            raise ValueError(f"rho is {str(spent)[:40]}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedgftError(f"site '{site}': {path}: not a ledger ({error})") from None
-    return spent
+@dataclass(frozen=True)
+class Summand:
+    """What a site brings to a secure sum, in whole multiples of 1 / UNIT: its counts, and the sums
+    of one model. Under noise only the table that was asked for, without the first class."""
+
+    counts: np.ndarray
+    values: np.ndarray
 
 
-def _terms(budget: Budget) -> list[float]:
-    return [float(budget.epsilon or 0), budget.delta, float(budget.releases)]
+def summand(
+    tally: Tally,
+    request: Request,
+    context: Context,
+    site: str,
+    *,
+    model: str,
+    cohort: str,
+    clients: int,
+) -> Summand:
+    """This site's part of the sum of so many clients, with its share of the noise. A second
+    question about one model gets the same numbers; the counts are those of the first sum, and
+    `cohort`, which names the clients, is that of the first sum too."""
+    budget = agreed(request, context, site)
+    kind = _kind(request)
+    noise = budget.noise(kind)
+    if noise is not None and budget.min_count:
+        raise FedgftError(
+            "min-count withholds cells by their true counts, which noise must not show: drop one"
+        )
+    if noise is None and budget.min_count:
+        tally = without_small(tally, budget.min_count)
+    with open_ledger(context, site) as ledger:
+        run = ledger.run(context.run_id, _terms(budget, secure=True))
+        name = f"{'both' if noise is None else kind} {model}"
+        if run.cohort not in (None, cohort):
+            raise FedgftError("this run has a sum over other sites already")
+        run.cohort = cohort
+        if name not in run.answers:
+            if noise is not None:
+                _check_left(run, budget, site)
+                charge(ledger, context, budget.rho(1, counts=int(run.rows is None)))
+                _draw_rows(run, noise, float(tally.rows()))
+                run.released += 1
+            share = Noise(kind, 0.0, 0.0) if noise is None else share_of(noise, clients)
+            if run.counts is None:
+                run.counts = _listed(_shared(tally.count, share.count))
+            parts = (tally.score, tally.decision) if noise is None else (values_of(tally, kind),)
+            exact = np.concatenate([part.ravel() for part in parts])
+            run.answers[name] = _listed(_shared(exact, share.value))
+        return Summand(*(np.array(part, np.int64) for part in (run.counts, run.answers[name])))
+
+
+def _shared(exact: np.ndarray, deviation: float) -> np.ndarray:
+    """In units, with a share of the noise."""
+    units = np.rint(exact.ravel() * UNIT).astype(np.int64)
+    return units + discrete_gaussian(units.size, deviation * UNIT) if deviation else units
+
+
+def declared_rows(rows: int, request: Request, context: Context, site: str) -> int:
+    """The number of rows that a site of a secure sum declares, the same for the whole run. With
+    noise it is noisy, and half of the budget for counts."""
+    budget = agreed(request, context, site)
+    noise = budget.noise(_kind(request))
+    with open_ledger(context, site) as ledger:
+        run = ledger.run(context.run_id, _terms(budget, secure=True))
+        if run.rows is None:
+            if noise is None:
+                run.rows = float(rows)
+            else:
+                charge(ledger, context, budget.rho(0))
+                _draw_rows(run, noise, float(rows))
+        return max(1, round(run.rows or 0.0))
+
+
+def _draw_rows(run: RunRecord, noise: Noise, rows: float) -> None:
+    if run.rows is None:
+        run.rows = float(gaussian(np.array([rows]), rows_noise(noise))[0])
+
+
+def report_once(
+    made: Callable[[], str], budget: Budget, context: Context, site: str, model: str
+) -> str:
+    """The report on held-out rows. With noise there is one a run: asked again about the same
+    model, the same text; about another, an error."""
+    if budget.epsilon is None:
+        return made()
+    with open_ledger(context, site) as ledger:
+        run = ledger.run(context.run_id, _terms(budget, secure=False))
+        if run.reports and not run.reports.get(model):
+            raise FedgftError(f"site '{site}': the budget of its report is spent")
+        if not run.reports:
+            charge(ledger, context, total_rho(budget.epsilon, budget.delta))
+            run.reports[model] = made()
+        return run.reports[model]
+
+
+def examples(
+    rows: int, request: Request, context: Context, site: str, sent: Tally | None = None
+) -> int:
+    """The number of rows that a reply admits to. Beside noise or withheld cells the true one would
+    give away what they hide, so then it is that of the counts that were sent."""
+    least = _asked(request, "min_count") or context.node_config.get("min-count")
+    noisy = "privacy.epsilon" in request
+    if noisy and "privacy.secure" in request:
+        return declared_rows(rows, request, context, site)
+    if not noisy and not least:
+        return rows
+    if noisy:
+        runs = read_ledger(ledger_file(context, site), site).runs
+        held = runs.get(f"{context.run_id} {site}")
+        if held is not None and held.counts is not None:
+            return max(1, round(sum(held.counts)))
+    return 1 if sent is None else max(1, round(float(sent.rows())))
+
+
+def _terms(budget: Budget, *, secure: bool) -> list[float]:
+    return [float(budget.epsilon or 0), budget.delta, float(budget.releases), float(secure)]
+
+
+def _kind(request: Request) -> Kind:
+    return "hard" if _asked(request, "hard") else "soft"
+
+
+def _listed(values: np.ndarray) -> list[float]:
+    """Whole numbers stay whole: they may be beyond what a float counts exactly."""
+    return values.ravel().tolist()
 
 
 def _asked(request: Request, name: str) -> float | None:

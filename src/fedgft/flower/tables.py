@@ -13,12 +13,14 @@ from flwr.serverapp import Grid
 
 from fedgft.data.agreement import agree
 from fedgft.data.columns import column_of
+from fedgft.data.holdout import held_out_by_row
 from fedgft.data.roles import Roles, test_of
 from fedgft.data.schema import Schema, describe
-from fedgft.data.table import read_frame
+from fedgft.data.table import read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
 from fedgft.files import parsed
 from fedgft.flower.gather import Replies, log, plain
+from fedgft.flower.ledger import salt_of
 from fedgft.flower.shield import limits
 from fedgft.flower.site import Site
 from fedgft.flower.sites import tensors
@@ -41,7 +43,7 @@ def register_description(app: ClientApp) -> None:
         file = _file(context)
         frame = read_frame(file)
         said = describe(
-            frame.filter(~_held_out(frame, config, name)), label=str(config["label"]),
+            frame.filter(~_held_out(frame, file, context)), label=str(config["label"]),
             group=str(config["group"]),
             aside=[*filter(None, [str(config["split"]), *names_listed(config["leave-out"])])],
             rare=_rare(context), source=f"site '{name}': {file.name}",
@@ -118,7 +120,7 @@ def table_site(
     context: Context, schema: Schema, model: ModelOf, left_out: Sequence[str] = ()
 ) -> Site:
     """This node's file, read as everybody reads theirs."""
-    config, name, file = context.run_config, site_name(context), _file(context)
+    name, file = site_name(context), _file(context)
     if name in left_out:
         raise FedgftError(f"site '{name}' was left out of this run: the server's log says why")
     frame = read_frame(file)
@@ -129,7 +131,7 @@ def table_site(
         if not (a == index).any():
             log.warning("fedgft: site '%s' has no row of group '%s': its own gap is not estimable, "
                         "its rows count in everybody's", name, group)  # fmt: skip
-    held = _held_out(frame, config, name)
+    held = _held_out(frame, file, context)
     shape = {"features": x.shape[1], "classes": len(schema.classes)}
     return Site(
         model(**shape).module(**shape).float(), rows=tensors(x[~held], y[~held], a[~held]),
@@ -154,8 +156,10 @@ def _file(context: Context) -> Path:
     return Path(str(context.node_config["data"]))
 
 
-def _held_out(frame: Any, config: Any, name: str) -> np.ndarray:
-    """The rows of the user's own test split, or a share of them drawn by the site's name."""
+def _held_out(frame: Any, file: Path, context: Context) -> np.ndarray:
+    """The rows of the user's own test split, or a share of them: each row by a coin of its own,
+    whose secret stays at the site."""
+    config, name = context.run_config, site_name(context)
     split, share = config.get("split"), float(config.get("test-share", 0.3))
     if split:
         roles = Roles(str(config["label"]), str(config["group"]), split=str(split))
@@ -163,7 +167,8 @@ def _held_out(frame: Any, config: Any, name: str) -> np.ndarray:
         test = test_of(frame, roles, source=f"site '{name}'")
         assert test is not None
         return test
-    rng = np.random.default_rng([zlib.crc32(name.encode()), int(config.get("seed", 0))])
-    held = np.zeros(frame.height, bool)
-    held[rng.permutation(frame.height)[: int(share * frame.height)]] = True
+    salt = salt_of(context, name)
+    held = held_out_by_row(read_rows_as_text(file), share=share, salt=salt)
+    if len(held) != frame.height:
+        raise FedgftError(f"site '{name}': {file.name} was changed while it was read")
     return held

@@ -41,8 +41,8 @@ class Terms:
             raise FedgftError(f"max_share must lie between 0 and 1, got {self.max_share:g}")
         if self.secure and self.channel != "query":
             raise FedgftError("secure sums need messages of their own: channel='query'")
-        if self.secure and self.budget.epsilon is not None:
-            raise FedgftError("secure sums or noise on each client's sums: choose one of the two")
+        if self.secure and self.budget.epsilon is not None and self.budget.min_count:
+            raise FedgftError("secure sums with noise need no min_count: noise hides small cells")
 
     def asked(self, kind: Kind) -> dict[str, float]:
         """What clients are told about privacy."""
