@@ -11,10 +11,10 @@ from flwr.serverapp import strategy as flower
 from fedgft.errors import FedgftError
 from fedgft.flower import FairFed, FedGFT, Measured
 from fedgft.flower.checks import check_report
-from fedgft.flower.robust import share_limit
 from fedgft.flower.sites import client_site, flat
 from fedgft.flower.wire import Names, Report, pack_report
 from fedgft.metrics import CATALOG, Tally
+from fedgft.metrics.robust import share_limit
 from grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]

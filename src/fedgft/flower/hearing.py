@@ -11,11 +11,11 @@ from fedgft.errors import FedgftError
 from fedgft.flower.checks import Noise, check_report
 from fedgft.flower.constants import Constants, kind_of
 from fedgft.flower.gather import Believer, Replies, log
-from fedgft.flower.robust import Held, Spread, hold
 from fedgft.flower.secure import SecureSum
 from fedgft.flower.terms import Terms, line, query
 from fedgft.flower.wire import Report, Request, prices
 from fedgft.metrics import Kind, Tally
+from fedgft.metrics.robust import Held, Spread, hold
 
 OnRound = Callable[[dict[str, Any]], None]
 

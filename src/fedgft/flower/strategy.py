@@ -26,10 +26,10 @@ from fedgft.flower.checkpoint import Checkpoint
 from fedgft.flower.checks import check_metrics, check_update, shorten_update, update_norm
 from fedgft.flower.gather import Patient, Replies, log
 from fedgft.flower.hearing import Hearing
-from fedgft.flower.robust import NEAR, norm_limit, size_limit
 from fedgft.flower.terms import innermost, innermost_strategy
 from fedgft.flower.weights import Weights
 from fedgft.flower.wire import RECORD, TRAINED, put_request
+from fedgft.metrics.robust import NEAR, norm_limit, size_limit
 
 
 class FairStrategy(Strategy):

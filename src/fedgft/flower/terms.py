@@ -8,9 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedgft.errors import FedgftError
 from fedgft.flower.private import Budget
-from fedgft.flower.robust import NO_LIMITS, Limits
 from fedgft.flower.wire import QUERY, Request, put_request
 from fedgft.metrics import Kind
+from fedgft.metrics.robust import NO_LIMITS, Limits
 
 CHANNELS = ("train", "query", "evaluate")
 UNLIMITED_SHARE = 0.9  # of all rows, what one client may be where there are no limits
@@ -21,7 +21,7 @@ class Terms:
     """On which terms clients are heard.
 
     `limits`: how far one client's sums, weight and update may be from the others' (see
-    `fedgft.flower.robust`); None switches these limits off, and a client may then be nine tenths of
+    `fedgft.metrics.robust`); None switches these limits off, and a client may then be nine tenths of
     all rows. `max_share`: of all rows and of the weight in the average, what one client may be;
     unsaid, it follows from `limits`. `counts`: by a site's name, its training rows by label and
     group as they were agreed on beforehand; a site that declares others is left out. `patience`:

@@ -31,7 +31,8 @@ from typing import cast
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, Tally, stack
+from fedgft.metrics.metric import Metric
+from fedgft.metrics.tally import Kind, Tally, stack
 
 CHI_MEDIAN = 0.4549364  # the median of the square of a standard normal
 MEDIAN_LOSS = np.pi / 2  # variance of a median over that of a mean
