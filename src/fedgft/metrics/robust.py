@@ -40,6 +40,7 @@ VOICE = 0.25  # of the weight in a median, the most that one site has
 FEWEST = 3  # sites with rows, for a median that one of them does not decide
 FEW = 5.0  # f = 1 + FEW / n
 MOST_PAIRS = 2_000_000  # numbers of all pairs of sites; beyond, influence is worked out in one pass
+OWN_VOICE = 1.3  # a lying site also moves the median that it is held to
 NEAR = 1e-9
 
 
@@ -118,7 +119,8 @@ def hold(
     table = _Table(raw, tuple(kinds), noise or Spread()).limit_sizes(limits, fixed, why)
     rates = {kind: table.rate_interval(kind, limits) for kind in kinds}
     table = table.limit_rates(rates, why)
-    allowed = np.where(fixed, 1.0, table.allowed(metric, limits))
+    alone = ~np.isfinite(table.influence(metric))  # it holds a group that the others lack
+    allowed = np.where(fixed | alone, 1.0, table.allowed(metric, limits))
     table = table.limit_influence(metric, allowed, why)
     kept = [table.sums[i] if why[i] else own for i, own in enumerate(tallies)]
     reach = np.minimum(_reach(table, metric, rates, fixed), allowed)
@@ -416,7 +418,7 @@ def _reach(
                     count = _counts(table, metric, kind, at, group, sign, rows * share, fixed)
                     lie += _pushed(table, metric, kind, rates[kind], at, group, sign, count)
                 best = np.maximum(best, _span(metric, others + lie, others))
-    return np.minimum(best, 1.0)
+    return np.minimum(best * OWN_VOICE, 1.0)
 
 
 def _gain(table: _Table, metric: Metric, kind: Kind, at: int, group: int) -> np.ndarray:

@@ -1,0 +1,235 @@
+"""Clients that lie within what sums of rows can be, through the real strategy."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import strategy as flower
+
+from fedgft.data.partition import partition
+from fedgft.data.synthetic import synthetic
+from fedgft.errors import FedgftError
+from fedgft.flower import FedGFT, Measured
+from fedgft.flower.sites import client_site, flat
+from fedgft.metrics.robust import Limits
+from grid import app_of, gap_of, grid_of, options, start_of, train_config
+
+
+@pytest.fixture
+def said(caplog):
+    """What the log names, as one text."""
+    logging.getLogger("flwr").propagate = True
+    caplog.set_level(logging.WARNING, "flwr")
+    return lambda: "\n".join(record.getMessage() for record in caplog.records)
+
+
+def federation(clients=6, alpha=100.0):
+    return partition(
+        synthetic(rows=2400, features=4, gap=0.4), clients=clients, alpha=alpha, seed=1
+    )
+
+
+def lying(made, change, which=2):
+    """A grid where the replies of one client go through `change(content, message)`."""
+    grid = grid_of(made)
+    honest = grid.apps[100 + which]
+
+    def app(message, context):
+        reply = honest(message, context)
+        change(reply.content, message)
+        return reply
+
+    grid.apps[100 + which] = app
+    return grid
+
+
+def run(grid, made, strategy=None, rounds=3):
+    strategy = strategy or FedGFT(flower.FedAvg(**options()), lam=5.0, channel="query")
+    result = strategy.start(grid, start_of(made), rounds, train_config=train_config())
+    return result, strategy
+
+
+def claim(record, count, accepted=0):
+    """Rows as claimed; one group is accepted, everybody else refused."""
+    table = np.zeros((*count.shape, 2))
+    table[..., 0] = count
+    table[:, accepted] = table[:, accepted, ::-1]
+    values = [float(v) for v in table.ravel()]
+    record.update(count=[float(n) for n in count.ravel()], score=values, decision=values)
+
+
+def minority_only(content, message):
+    """All of my rows are of group 0, have label 1 and are accepted."""
+    if "fedgft" in content:
+        count = np.zeros((2, 3))
+        count[1, 0] = sum(content["fedgft"]["count"])
+        claim(content["fedgft"], count)
+
+
+def test_a_liar_is_named_and_moves_the_truth_little(said) -> None:
+    made = federation()
+    found = {}
+    for limits in (None, Limits()):
+        ours = FedGFT(
+            flower.FedAvg(**options()), target=0.0, pace=0.3, channel="query", limits=limits
+        )
+        result, _ = run(lying(made, minority_only), made, ours, 8)
+        found[limits] = gap_of(made, flat(result.arrays), kind="hard")
+    honest, _ = run(
+        grid_of(made), made,
+        FedGFT(flower.FedAvg(**options()), target=0.0, pace=0.3, channel="query"), 8,
+    )  # fmt: skip
+    fair = gap_of(made, flat(honest.arrays), kind="hard")
+    assert found[None] > fair + 0.1
+    assert found[Limits()] < fair + 0.06
+    row = ours.history[-1]
+    assert list(row["clipped"]) == ["site-2"] and row["clipped"]["site-2"] > 0.05
+    assert set(row["leverage"]) == {f"site-{k}" for k in range(6)}
+    assert 0 < row["leverage"]["site-2"] <= 0.2
+    assert "site 'site-2' is held to the limits" in said()
+    assert said().count("is held to the limits") == 1  # the history has every round
+
+
+def test_honest_sums_are_added_up_as_they_are() -> None:
+    made = federation()
+    plain, ours = (
+        Measured(flower.FedAvg(**options()), channel="query", limits=limits)
+        for limits in (None, Limits())
+    )
+    one, two = (run(grid_of(made), made, s)[0] for s in (plain, ours))
+    np.testing.assert_array_equal(flat(one.arrays), flat(two.arrays))
+    assert [r["gap_hard"] for r in plain.history] == [r["gap_hard"] for r in ours.history]
+    assert all(row["clipped"] == {} for row in ours.history)
+
+
+@pytest.mark.parametrize("channel", ["train", "query"])
+def test_counts_are_declared_once(channel: str, said) -> None:
+    made, asked = federation(4), []
+
+    def later(content, message):
+        if "fedgft" in content:
+            asked.append(1)
+            if len(asked) == 3:
+                minority_only(content, message)
+
+    ours = Measured(flower.FedAvg(**options()), channel=channel, final=False)
+    run(lying(made, later), made, ours, 4)
+    assert [row["clients"] for row in ours.history] == [4, 4, 3, 4]
+    assert "site 'site-2': its counts changed" in said() and "were declared before" in said()
+
+
+def test_a_restarted_server_remembers_what_was_declared(tmp_path, said) -> None:
+    made, file = federation(4), tmp_path / "c.safetensors"
+    how = {"channel": "query", "checkpoint": file, "final": False}
+    run(grid_of(made), made, Measured(flower.FedAvg(**options()), **how), 1)
+    again = Measured(flower.FedAvg(**options()), **how)
+    run(lying(made, minority_only), made, again, 2)
+    assert [row["clients"] for row in again.history] == [4, 3]
+    assert "site 'site-2': its counts changed" in said()
+
+
+def test_counts_that_were_agreed_on(said) -> None:
+    made = federation(4)
+    counts = {f"site-{k}": client_site(made, k, "logistic").counts() for k in range(4)}
+    short = {site: table[:, :-1] for site, table in counts.items()}  # all groups are recorded
+    for agreed in (counts, short):
+        ours = Measured(flower.FedAvg(**options()), channel="query", counts=agreed)
+        run(lying(made, minority_only), made, ours, 1)
+        assert [row["clients"] for row in ours.history] == [3, 3]
+    assert "were agreed on" in said()
+    for wrong in ({"a": "x"}, {"a": [1, 2]}, {"a": [[-1.0]]}):
+        with pytest.raises(FedgftError, match="counts of site 'a'"):
+            Measured(flower.FedAvg(**options()), counts=wrong)
+
+
+def test_a_name_belongs_to_the_node_that_used_it_first(said) -> None:
+    """Node 103 takes the name of node 101 in the second round: 101 stays, 103 is out."""
+    made, grid = federation(4), grid_of(federation(4))
+    impostor = app_of(client_site(made, 3, "logistic", name="site-1"))
+    honest = grid.apps[103]
+    seen = []
+
+    def app(message, context):
+        seen.append(message.metadata.message_type)
+        return (honest if len(seen) < 3 else impostor)(message, context)
+
+    grid.apps[103] = app
+    ours = Measured(flower.FedAvg(**options()), channel="query", final=False)
+    run(grid, made, ours, 3)
+    assert [row["clients"] for row in ours.history] == [4, 3, 3]
+    assert "site-1" in ours.history[-1]["leverage"]
+    assert "node 103 calls itself 'site-1', the name of node 101" in said()
+    assert "node 103 is left out of this round" in said()  # its update, too
+
+
+def test_sites_without_a_name_are_told_apart() -> None:
+    made, grid = federation(3), grid_of(federation(3))
+    for k in range(3):
+        grid.apps[100 + k] = app_of(client_site(made, k, "logistic", name="unnamed"))
+    ours = Measured(flower.FedAvg(**options()), channel="query")
+    run(grid, made, ours, 2)
+    assert [row["clients"] for row in ours.history] == [3, 3, 3]
+    assert len(ours.history[-1]["leverage"]) == 3
+
+
+def result_of(made, change=None, **how):
+    grid = grid_of(made) if change is None else lying(made, change)
+    return flat(
+        run(grid, made, Measured(flower.FedAvg(**options()), channel="query", **how))[0].arrays
+    )
+
+
+def test_a_weight_is_no_more_than_the_declared_rows(said) -> None:
+    made = federation()
+
+    def boast(content, message):
+        if "metrics" in content:
+            content["metrics"]["num-examples"] = 10**12
+
+    np.testing.assert_allclose(result_of(made, boast), result_of(made), atol=1e-6)
+    assert "site 'site-2' trains on more rows than it declared" in said()
+
+
+def test_a_share_of_the_average_is_limited(said) -> None:
+    """It declares as many rows as it claims, so its share is what is limited: 3 of 10."""
+    made = federation(10)
+
+    def boast(content, message):
+        if "metrics" in content:
+            content["metrics"]["num-examples"] = 10**9
+        if "fedgft" in content:
+            for key in ("count", "score", "decision"):
+                content["fedgft"][key] = [1e6 * v for v in content["fedgft"][key]]
+
+    run(lying(made, boast), made, Measured(flower.FedAvg(**options()), channel="query"), 2)
+    assert "site 'site-2' has too large a share of the average (max_share)" in said()
+    assert "it claims 100% of all rows, and counts as" in said()
+
+
+def test_a_long_update_is_shortened(said) -> None:
+    made = federation()
+
+    def shout(content, message):
+        if message.metadata.message_type == "train":
+            long = {name: a.numpy() * np.float32(1e20) for name, a in content["arrays"].items()}
+            content["arrays"] = ArrayRecord({name: Array(values) for name, values in long.items()})
+
+    assert np.abs(result_of(made, shout)).max() < 10
+    assert "site 'site-2': its update is much longer than the others'" in said()
+    assert np.abs(result_of(made, shout, limits=None)).max() > 1e10
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "int8", "bool"])
+def test_another_kind_of_numbers_is_refused(dtype: str, said) -> None:
+    made = federation(4)
+
+    def other(content, message):
+        if message.metadata.message_type == "train":
+            content["arrays"] = ArrayRecord(
+                {name: Array(a.numpy().astype(dtype)) for name, a in content["arrays"].items()}
+            )
+
+    result, _ = run(lying(made, other), made, rounds=1)
+    assert np.isfinite(flat(result.arrays)).all()
+    assert f"has dtype {dtype}, not float32" in said()
