@@ -231,6 +231,10 @@ def _names(
     base = set(given) or _together(list(held.values()))
     odd = {}
     lonely = {} if given else _lonely({site: own for site, own in held.items() if own <= base})
+    if lonely and len(base - set(lonely)) < 2:  # without them there is nothing to compare
+        for name, site in sorted(lonely.items()):
+            warn(f"'{name}' of the {what} is named by site '{site}' alone")
+        lonely = {}
     for name, site in sorted(lonely.items()):
         base = base - {name}
         if what == "groups":  # its rows count as not recorded

@@ -21,7 +21,7 @@ class Terms:
     """On which terms clients are heard.
 
     `limits`: how far one client's sums, weight and update may be from the others' (see
-    `fedgft.metrics.robust`); None switches these limits off, and a client may then be nine tenths of
+    `metrics.robust`); None switches these limits off, and a client may then be nine tenths of
     all rows. `max_share`: of all rows and of the weight in the average, what one client may be;
     unsaid, it follows from `limits`. `counts`: by a site's name, its training rows by label and
     group as they were agreed on beforehand; a site that declares others is left out. `patience`:
