@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
-from fedgft.files import whole
+from fedgft.files import parsed, whole
 from fedgft.flower.gather import wait_for_nodes
 from fedgft.flower.journal import CHECKPOINT, HISTORY, SCHEMA, Journal
 from fedgft.flower.methods import FairFed, FedGFT, Measured
@@ -23,6 +23,7 @@ from fedgft.flower.settings import check_run
 from fedgft.flower.sites import first_arrays
 from fedgft.flower.strategy import FairStrategy
 from fedgft.flower.tables import agreement, names_listed
+from fedgft.metrics.robust import Limits
 
 SETTINGS = (  # what clients are told about their training
     "lr", "schedule", "rounds", "epochs", "batch-size", "optimizer", "weight-decay", "seed",
@@ -97,6 +98,20 @@ def _schema(
     return Schema("label", ("group",), *names, data.encoder, *raw_scaling(made)), made.sizes, [], {}
 
 
+def _agreed_counts(path: str) -> dict[str, Any] | None:
+    """By site, rows by label and group: {"north": [[310, 95], [120, 40]], ...}."""
+    if not path:
+        return None
+    file = Path(path).expanduser()
+    try:
+        held = parsed(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedgftError(f"counts {file}: cannot be read ({error})") from None
+    if not isinstance(held, dict):
+        raise FedgftError(f"counts {file}: write one table of rows by label and group a site")
+    return held
+
+
 def _strategy(
     strategy: Strategy, config: Config, schema: Schema, rows: np.ndarray, journal: Journal
 ) -> FairStrategy:
@@ -107,6 +122,8 @@ def _strategy(
         "channel": str(config["channel"]), "budget": budget, "secure": bool(config["secure"]),
         "node_timeout": float(config["node-timeout"]), "on_round": journal.tell,
         "checkpoint": journal.folder / CHECKPOINT,
+        "limits": Limits(influence_most=float(config.get("max-influence", 1.0))),
+        "counts": _agreed_counts(str(config.get("counts", ""))),
     }  # fmt: skip
     method = str(config["method"])
     if method == "fairfed":

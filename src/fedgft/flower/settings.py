@@ -40,7 +40,7 @@ RUN: dict[str, Rule] = TRAINING | {
     "rounds": WHOLE, "sites": WHOLE, "test-share": SHARE, "alpha": POSITIVE, "server-lr": POSITIVE,
     "proximal-mu": LEAST, "beta": LEAST, "penalty": _one_of(*SLOPES), "min-count": LEAST,
     "timeout": POSITIVE, "node-timeout": POSITIVE, "model": _one_of(*MODELS, "own"),
-    "scaling": _one_of(*SCALINGS),
+    "scaling": _one_of(*SCALINGS), "max-influence": POSITIVE,
 }  # fmt: skip
 
 
