@@ -233,3 +233,40 @@ def test_another_kind_of_numbers_is_refused(dtype: str, said) -> None:
     result, _ = run(lying(made, other), made, rounds=1)
     assert np.isfinite(flat(result.arrays)).all()
     assert f"has dtype {dtype}, not float32" in said()
+
+
+def test_a_description_under_the_name_of_another_node_is_left_out(said) -> None:
+    from flwr.app import ConfigRecord
+
+    from fedgft.flower.tables import _descriptions
+
+    records = {
+        node: ConfigRecord({"version": 1, "site": "north", "description": f'{{"rows": {node}}}'})
+        for node in (7, 5)
+    }
+    found, owners = _descriptions(records)
+    assert found == {"north": {"rows": 5}} and owners == {"north": 5}
+    assert "node 7 is left out: it calls itself 'north', the name of node 5" in said()
+
+
+def test_a_site_may_pin_its_schema(tmp_path) -> None:
+    from flwr.app import Context, RecordDict
+
+    from fedgft.data.encoding import Encoder, Numeric
+    from fedgft.data.schema import Schema
+    from fedgft.flower.tables import table_site
+    from fedgft.models import get_model
+
+    file = tmp_path / "north.csv"
+    file.write_text("age,sex,ok\n" + "30,f,0\n40,m,1\n50,f,1\n" * 4)
+    encoder = Encoder((Numeric("age", 0.0),))
+    schema = Schema("ok", ("sex",), ("0", "1"), ("f", "m"), encoder, np.zeros(1), np.ones(1))
+
+    def site(**more):
+        node = {"data": str(file), **more}
+        context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+        return table_site(context, schema, lambda **shape: get_model("logistic"))
+
+    assert site().name == site(**{"schema-hash": schema.fingerprint()}).name == "north"
+    with pytest.raises(FedgftError, match="takes part with the schema 00ff only"):
+        site(**{"schema-hash": "00ff"})

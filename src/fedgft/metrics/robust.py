@@ -107,11 +107,13 @@ def hold(
     *,
     noise: Spread | None = None,
     agreed: Sequence[bool] | None = None,
+    reach: bool = True,
 ) -> Held:
     """Every site's sums within the limits.
 
     `kinds`: those of the sums that were sent. `agreed`: for each site, whether its counts were
-    agreed on beforehand.
+    agreed on beforehand. `reach`: whether to work it out; without, it is what the limit on
+    influence allows.
     """
     raw = stack(list(tallies))
     why: list[list[str]] = [[] for _ in tallies]
@@ -123,8 +125,8 @@ def hold(
     allowed = np.where(fixed | alone, 1.0, table.allowed(metric, limits))
     table = table.limit_influence(metric, allowed, why)
     kept = [table.sums[i] if why[i] else own for i, own in enumerate(tallies)]
-    reach = np.minimum(_reach(table, metric, rates, fixed), allowed)
-    return Held(kept, _moved(raw, table, metric, why), reach, why)
+    farthest = np.minimum(_reach(table, metric, rates, fixed), allowed) if reach else allowed
+    return Held(kept, _moved(raw, table, metric, why), farthest, why)
 
 
 def size_limit(rows: Sequence[float] | np.ndarray, limits: Limits) -> float:
