@@ -124,11 +124,7 @@ def run(made: Any, *, limits: Limits | None, seed: int = 0, liar: int = -1, lie:
     start = first_arrays("logistic", features=data.features.shape[1], classes=2, seed=seed)
     how = {"channel": "query", "limits": limits, "counts": counts}
     inner = flower.FedAvg(**options())
-    pace = LR * made.offsets[-1] / CLIENTS / BATCH
-    if steer:
-        strategy = FedGFT(inner, SP, target=0.0, pace=pace, **how)
-    else:
-        strategy = Measured(inner, SP, **how)
+    strategy = FedGFT(inner, SP, target=0.0, **how) if steer else Measured(inner, SP, **how)
     heard = _Warnings()
     log = logging.getLogger("flwr")
     log.addHandler(heard)
