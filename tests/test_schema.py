@@ -111,8 +111,99 @@ def test_a_group_may_live_at_one_site_only() -> None:
     frames["c"] = frames["c"].with_columns(
         sex=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit("x")).otherwise(pl.col("sex"))
     )
-    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
-    assert wrong == {} and schema.groups == ("f", "m", "x")
+    told = {s: said(f) for s, f in frames.items()}
+    groups = ("f", "m", "x")
+    schema, wrong = agree(told, label="ok", group="sex", groups=groups)
+    assert wrong == {} and schema.groups == groups
+    assert schema.read(frames["c"], source="c")[2][:30].tolist() == [2] * 30
+
+
+def test_what_one_site_alone_names_is_left_out_and_told() -> None:
+    """An invented group has no rows, and no gap could be measured between it and the others."""
+    frames = parts(table())
+    told = {s: said(f) for s, f in frames.items()}
+    good, _ = agree(told, label="ok", group="sex")
+    told["b"]["groups"] = [*told["b"]["groups"], "martian"]
+    levels = told["b"]["columns"]["job"]["levels"]
+    levels |= {"spy": 1, "poet": 2, "clerk": levels["clerk"] - 3}
+    notes: list[str] = []
+    schema, wrong = agree(told, label="ok", group="sex", warn=notes.append)
+    assert wrong == {} and schema.encoder.columns == good.encoder.columns
+    assert schema.groups == good.groups
+    assert "group 'martian' is named by site 'b' alone" in notes[0]
+    assert "site 'b' alone names 2 level(s) of column 'job', such as 'poet'" in notes[1]
+    told["b"]["labels"] = [*told["b"]["labels"], "maybe"]
+    assert "its labels are" in agree(told, label="ok", group="sex")[1]["b"]
+    two = {s: d for s, d in told.items() if s != "c"}  # of two, neither is the odd one
+    assert agree(two, label="ok", group="sex")[0].groups == ("f", "m", "martian")
+
+
+def test_a_column_that_every_site_fills_with_its_own_name() -> None:
+    frames = {s: f.with_columns(site=pl.lit(s)) for s, f in parts(table()).items()}
+    notes: list[str] = []
+    told = {s: said(f) for s, f in frames.items()}
+    schema, wrong = agree(told, label="ok", group="sex", warn=notes.append)
+    assert wrong == {} and not any("site" in name for name in schema.encoder.columns)
+    assert "column 'site' is left out: no two sites name the same level" in notes[-1]
+
+
+def test_numbers_of_another_magnitude_are_left_out() -> None:
+    told = {s: said(f) for s, f in parts(table()).items()}
+    good, _ = agree({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
+    rows = told["b"]["rows"]
+    told["b"]["columns"]["age"] |= {"sum": 50_000.0 * rows}
+    schema, wrong = agree(told, label="ok", group="sex")
+    assert "its column 'age' has mean 5e+04" in wrong["b"] and schema.to_json() == good.to_json()
+    told["b"]["columns"]["age"] |= {"sum": 50.0 * rows, "around": 1e9 * rows}
+    assert "'age' has mean 50 and spread 3.16e+04" in agree(told, label="ok", group="sex")[1]["b"]
+
+
+def boastful(factor: float):
+    """Site c claims that it has so many times the rows, aged 20 more than the others'."""
+    told = {s: said(f) for s, f in parts(table()).items()}
+    age = told["c"]["columns"]["age"]
+    rows = told["c"]["rows"]
+    told["c"]["rows"] = int(rows * factor)
+    mean = age["sum"] / age["count"] + 20
+    told["c"]["columns"]["age"] = age | {
+        "count": int(rows * factor), "sum": mean * int(rows * factor),
+        "around": age["around"] * factor,
+    }  # fmt: skip
+    return told
+
+
+@pytest.mark.parametrize("scaling", ["pooled", "median"])
+def test_no_site_decides_the_scaling(scaling: str) -> None:
+    frame = table()
+    honest = frame["age"].mean()
+    for clients in (3, 6):
+        told = boastful(1e6)
+        for k in range(clients - 3):
+            told[f"more-{k}"] = said(table(seed=k + 5))
+        schema, wrong = agree(told, label="ok", group="sex", scaling=scaling)
+        assert wrong == {}
+        at = schema.encoder.columns.index("age")
+        if scaling == "median" or clients == 6:
+            assert abs(schema.mean[at] - honest) < 13
+    with pytest.raises(FedgftError, match="scaling is 'mode'"):
+        agree(boastful(1.0), label="ok", group="sex", scaling="mode")
+
+
+def test_the_median_scaling_is_near_the_pooled_one() -> None:
+    frame = table(3000)
+    told = {f"s{k}": said(frame[300 * k : 300 * k + 300]) for k in range(10)}
+    pooled, _ = agree(told, label="ok", group="sex")
+    median, _ = agree(told, label="ok", group="sex", scaling="median")
+    np.testing.assert_allclose(median.mean, pooled.mean, atol=0.15 * pooled.spread.max())
+    np.testing.assert_allclose(median.spread, pooled.spread, rtol=0.1)
+
+
+def test_a_schema_has_a_fingerprint() -> None:
+    schema, _ = agree({"a": said(table())}, label="ok", group="sex")
+    other, _ = agree({"a": said(table(seed=1))}, label="ok", group="sex")
+    again = Schema.from_json(schema.to_json())
+    assert schema.fingerprint() == again.fingerprint() != other.fingerprint()
+    assert len(schema.fingerprint()) == 64
 
 
 def test_named_classes_and_groups_bind() -> None:
@@ -170,6 +261,8 @@ DAMAGED = [
     {"columns": {"age": {"kind": "numbers", "count": 10**6, "sum": 1.0, "around": 1.0}}},
     {"columns": {"job": {"kind": "text", "levels": {"a": -4}}}},
     {"columns": {"job": {"kind": "text", "levels": {"a": 10**9}}}},
+    {"columns": {"job": {"kind": "text", "levels": {f"l{i}": 1 for i in range(1001)}}}},
+    {"groups": [f"g{i}" for i in range(201)]}, {"rows": 10**11},
     {"columns": {"job": {"kind": "music"}}}, {"columns": 3}, {"labels": [1, 2]}, {"groups": None},
 ]  # fmt: skip
 

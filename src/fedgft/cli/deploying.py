@@ -137,8 +137,9 @@ def more_settings(given: list[str], own: Path | None, taken: dict[str, Any]) -> 
         if key not in known:
             raise FedgftError(f"--set {key}: no such setting{suggestion(key, list(known))}")
         found[key] = _typed(f"{key}={value}", value, known[key])
-    if found.get("schema"):  # the server works in another folder than whoever names it
-        found["schema"] = str(expanded(found["schema"]).resolve())
+    for key in ("schema", "counts"):  # the server works in another folder than the user
+        if found.get(key):
+            found[key] = str(expanded(found[key]).resolve())
     return found
 
 

@@ -6,6 +6,7 @@ says nothing. From that follow one encoder and one scaling for everybody: those 
 had anybody seen them.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ class Schema:
             "groups": self.groups, "encoder": json.loads(self.encoder.to_json()),
             "mean": self.mean.tolist(), "spread": self.spread.tolist(),
         })  # fmt: skip
+
+    def fingerprint(self) -> str:
+        """SHA-256 of its JSON: sites that agreed on a schema can pin it."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @classmethod
     def from_file(cls, path: Path) -> "Schema":

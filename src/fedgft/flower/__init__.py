@@ -19,6 +19,7 @@ _HOMES = {
     "FairFed": "methods",
     "FairStrategy": "strategy",
     "FedGFT": "methods",
+    "Limits": "terms",
     "Measured": "methods",
     "ServerPenalty": "client",
     "Site": "site",

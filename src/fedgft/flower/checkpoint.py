@@ -43,6 +43,9 @@ class Checkpoint:
             "constants": hearing.constants.to_json(),
             "counts": json.dumps(counts),
             "examples": json.dumps(list(hearing.believer.examples.items())),
+            "declared": json.dumps(
+                {site: table.tolist() for site, table in hearing.believer.declared.items()}
+            ),
             "weights": json.dumps(None if strategy.weights is None else strategy.weights.kept),
             "best": json.dumps(None if best is None else [best.score, best.row]),
         }
@@ -81,6 +84,11 @@ class Checkpoint:
         hearing.constants.restore(header["constants"])
         hearing.believer.names = hearing.constants.names
         hearing.believer.examples = dict(parsed(header["examples"]))
+        if hearing.noise is None:  # sites that add noise release their counts anew in a new run
+            declared = parsed(header.get("declared", "{}"))
+            hearing.believer.declared = {
+                site: np.array(table, np.float64) for site, table in declared.items()
+            }
         strategy.done, strategy.idle, hearing.released, runs = map(int, parsed(header["counts"]))
         hearing.runs = runs + 1
         best = parsed(header["best"])

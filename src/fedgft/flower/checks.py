@@ -1,17 +1,18 @@
 """What the server believes: every client's sums are held against what sums of rows can be.
 
 Sums that cannot be true are left out, with a line in the log that names the site; the others go on.
-A client can still lie within its own rows, as it can with its labels. How far that carries is
-bounded by the share of all rows that it may claim.
+A client can still lie within its own rows, as it can with its labels: `robust` limits how far
+that carries.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message
 
 from fedgft.errors import FedgftError
 from fedgft.flower.wire import Report
@@ -74,36 +75,6 @@ def _whole(count: np.ndarray) -> bool:
     return bool((np.abs(count - count.round()) < 1e-6).all())
 
 
-def capped(reports: Mapping[int, Report], most: float) -> tuple[dict[int, Tally], list[str]]:
-    """The tallies, none of them with more than this share of all rows, and who was cut down.
-
-    Those above are cut to one common size, `most` of what then counts; where there are too few
-    clients for that, they all count alike.
-    """
-    rows = {node: max(float(report.tally.rows()), 0.0) for node, report in reports.items()}
-    every = sum(rows.values())
-    kept = {node: report.tally for node, report in reports.items()}
-    limit, cut = _limit(sorted(rows.values(), reverse=True), most), []
-    for node, own in rows.items():
-        if own > limit:
-            kept[node] = kept[node].map(lambda table, part=limit / own: table * part)
-            cut.append(f"site '{reports[node].site}' claims {own / every:.0%} of all "
-                       f"rows; no site is counted as more than {most:.0%} (max_share)")  # fmt: skip
-    return kept, cut
-
-
-def _limit(rows: list[float], most: float) -> float:
-    """The largest size that is at most this share of all, sizes above it being cut down to it."""
-    if most >= 1 or len(rows) < 2:
-        return float("inf")
-    for above in range(len(rows)):
-        rest = sum(rows[above:])
-        limit = rest * most / (1 - above * most) if above * most < 1 else rows[-1]
-        if rows[above] <= limit or above * most >= 1:
-            return max(limit, 0.0)
-    return rows[-1]
-
-
 def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None:
     """A model of the same shapes, without NaN, and a number of examples that can be one."""
     arrays = list(reply.content.array_records.values())
@@ -117,8 +88,11 @@ def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None
         try:
             values = array.numpy()
             finite = bool(np.isfinite(values).all())
+            kind = np.dtype(sent[name].dtype).kind
         except Exception as error:  # whatever a stranger's bytes may do to a decoder
             raise FedgftError(f"its '{name}' cannot be read ({type(error).__name__})") from None
+        if values.dtype.kind != kind:
+            raise FedgftError(f"its '{name}' has dtype {values.dtype}, not {sent[name].dtype}")
         asked = tuple(sent[name].shape)
         if tuple(values.shape) != asked:
             raise FedgftError(
@@ -137,6 +111,31 @@ def check_metrics(reply: Message, *, weighted_by: str) -> None:
     rows = metrics[0].get(weighted_by)
     if not _number(rows) or not 0 <= rows <= LARGEST:  # pyrefly: ignore
         raise FedgftError(f"its metric '{weighted_by}' is {rows!r}: no number of rows")
+
+
+def update_norm(reply: Message, sent: ArrayRecord) -> float:
+    """How far a checked update moved the model: the length of the change of all real tensors."""
+    (arrays,) = reply.content.array_records.values()
+    squares = 0.0
+    for name, array in arrays.items():
+        before, after = (np.asarray(a.numpy(), np.float64) for a in (sent[name], array))
+        with np.errstate(over="ignore"):
+            squares += float(np.square(after - before).sum())
+    return math.sqrt(squares)
+
+
+def shorten_update(reply: Message, sent: ArrayRecord, part: float) -> None:
+    """Keep this part of the change of every real tensor; counters stay as they are."""
+    ((key, arrays),) = reply.content.array_records.items()
+    short = {}
+    for name, array in arrays.items():
+        before, after = sent[name].numpy(), array.numpy()
+        if after.dtype.kind != "f":
+            short[name] = array
+            continue
+        moved = before.astype(np.float64) + part * (after.astype(np.float64) - before)
+        short[name] = Array(moved.astype(after.dtype))
+    reply.content[key] = ArrayRecord(short)
 
 
 def alike(replies: Mapping[int, Message]) -> dict[int, str]:

@@ -1,6 +1,7 @@
 """Replies in, believable replies out: whoever is left out is named in the log, with the reason."""
 
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -8,14 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
-from fedgft.flower.checks import Noise, alike, check_report, most_common
+from fedgft.flower.checks import SIGMAS, Noise, alike, check_report, most_common
 from fedgft.flower.wire import RECORD, Names, Report, node_of, unpack_report
 from fedgft.layout import printable
 
+UNNAMED = "unnamed"  # the name of a site that was given none: no name
 log = logging.getLogger("flwr")  # the engine's own: one place to look
 
 
@@ -119,12 +122,32 @@ class Replies:
 
 @dataclass
 class Believer:
-    """Checks clients' sums against the federation's names and what each node said before."""
+    """Checks clients' sums against the federation's names and what each node said before.
+
+    A name belongs to the first node that used it (`owners`), and counts are declared once
+    (`declared`): another node that takes the name is refused, and so are other counts.
+    """
 
     names: Names | None = None
     examples: dict[int, float] = field(default_factory=dict)  # node -> rows it trains on
     sites: dict[int, str] = field(default_factory=dict)  # node -> its name
     dropped: list[str] = field(default_factory=list)  # why statistics were not believed, last time
+    owners: dict[str, int] = field(default_factory=dict)  # a site's name -> its node
+    declared: dict[str, np.ndarray] = field(default_factory=dict)  # its rows by label, group
+    agreed: dict[str, np.ndarray] = field(default_factory=dict)  # those that were agreed on before
+    refused: dict[int, str] = field(default_factory=dict)  # node -> whose name it took
+
+    def agree_on(self, site: str, counts: Any) -> None:
+        """A site's rows by label and group; a last column may be of those without a group."""
+        try:
+            table = np.asarray(counts, np.float64)
+        except (TypeError, ValueError):
+            table = np.empty(0)
+        if table.ndim != 2 or not (np.isfinite(table) & (table >= 0)).all():
+            raise FedgftError(
+                f"counts of site '{site}': give one list a label, with the rows of each group"
+            )
+        self.agreed[site] = table
 
     def reports(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Report]:
         """Those that can be true, in the order of their nodes, so that sums are reproducible."""
@@ -132,8 +155,9 @@ class Believer:
         self.dropped = []
         for node in sorted(records):
             try:
-                found[node] = unpack_report(records[node], node=f"node {node}")
-                self.sites[node] = f"site '{found[node].site}'"
+                report = unpack_report(records[node], node=f"node {node}")
+                self.bind(node, report.site)
+                found[node] = report
             except FedgftError as error:
                 self._drop(error)
         self._agree(found)
@@ -153,6 +177,66 @@ class Believer:
         assert self.names is not None
         self.names.check(report.names, site=report.site)
         check_report(report, examples=self.examples.get(node), noise=noise)
+        self._check_declared(node, report, noise)
+
+    def _check_declared(self, node: int, report: Report, noise: Noise | None) -> None:
+        """Rows do not change during a run. Noisy counts are released once and kept by the site; one
+        that was restarted may release them once more, and those differ by their noise."""
+        count, site = report.tally.count, self.identity(node)
+        first = self._agreed(site, count.shape) if site in self.agreed else None
+        before = "were agreed on" if first is not None else "were declared before"
+        first = self.declared.get(site, count) if first is None else first
+        wide = 0.5 if noise is None else 0.5 + SIGMAS * math.sqrt(2) * noise.count
+        far = np.abs(count - first)
+        if far.max() > wide:
+            label, group = np.unravel_index(int(far.argmax()), far.shape)
+            names = report.names
+            which = names.groups[group] if group < len(names.groups) else "not recorded"
+            raise FedgftError(
+                f"site '{report.site}': its counts changed: {count[label, group]:.0f} row(s) of "
+                f"label {names.classes[label]} and group {which}, where "
+                f"{first[label, group]:.0f} {before}; counts hold for a whole run"
+            )
+        self.declared.setdefault(site, count)
+
+    def _agreed(self, site: str, shape: tuple[int, ...]) -> np.ndarray:
+        table = self.agreed[site]
+        if table.shape == (shape[0], shape[1] - 1):
+            table = np.concatenate((table, np.zeros((shape[0], 1))), 1)
+        if table.shape != shape:
+            raise FedgftError(
+                f"counts of site '{site}': they are for {table.shape[0]} labels and "
+                f"{table.shape[1]} groups; there are {shape[0]} and {shape[1] - 1}"
+            )
+        return table
+
+    def bind(self, node: int, site: str) -> None:
+        """Gives a name to the node that uses it first; a node that takes it later is refused."""
+        if site == UNNAMED:
+            self.sites[node] = f"node {node} (unnamed)"
+            return
+        owner = self.owners.setdefault(site, node)
+        if owner != node:
+            self.refused[node] = site
+            self.sites[node] = f"node {node}"
+            raise FedgftError(
+                f"node {node} calls itself '{site}', the name of node {owner} in this run: node "
+                f"{node} is left out, node {owner} stays"
+            )
+        if self.sites.setdefault(node, f"site '{site}'") != f"site '{site}'":
+            raise FedgftError(
+                f"{self.sites[node]} now calls itself '{site}': a node has one name in a run"
+            )
+
+    def identity(self, node: int) -> str:
+        """The name of a node's site, in the history and as a key."""
+        named = self.sites.get(node, f"node {node}")
+        return named.removeprefix("site '").removesuffix("'")
+
+    def rows(self, node: int) -> float | None:
+        """The number of rows that a node declared, or None before it did."""
+        count = self.declared.get(self.identity(node))
+        return None if count is None else float(count.sum())
 
     def _agree(self, found: dict[int, Report]) -> None:
         """Where the user named no classes and groups, most sites decide, once."""

@@ -1,21 +1,22 @@
 """What the server hears of its clients: who is asked, who is believed, and what follows from it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
-from fedgft.flower.checks import Noise, capped
+from fedgft.flower.checks import Noise
 from fedgft.flower.constants import Constants, kind_of
 from fedgft.flower.gather import Believer, Replies, log
 from fedgft.flower.private import share_of
 from fedgft.flower.secure import Cohort, SecureSum
 from fedgft.flower.terms import Terms, line, query
 from fedgft.flower.wire import Report, Request, prices
-from fedgft.metrics import Tally
+from fedgft.metrics import Kind, Tally
+from fedgft.metrics.robust import Held, Spread, hold
 
 OnRound = Callable[[dict[str, Any]], None]
 
@@ -41,6 +42,11 @@ class Hearing:
     best: Best | None = None
     reports: dict[int, Report] = field(default_factory=dict)  # of the last round
     cohort: Cohort = field(default_factory=Cohort)  # of secure sums
+    told: set[str] = field(default_factory=set)  # warnings that the log has already
+
+    def __post_init__(self) -> None:
+        for site, counts in (self.terms.counts or {}).items():
+            self.believer.agree_on(site, counts)
 
     @property
     def noise(self) -> Noise | None:
@@ -121,11 +127,42 @@ class Hearing:
                 )
             self._nothing("; ".join([*self.believer.dropped, found.why()]))
             return
-        tallies, cut = capped(self.reports, self.terms.max_share)
-        for text in cut:
-            log.warning("fedgft: %s", text)
-        total = sum(list(tallies.values())[1:], start=next(iter(tallies.values())))
-        self._use(total, len(tallies), arrays, of_round, everybody=len(tallies) == asked)
+        held = self._held()
+        total = sum(held.tallies[1:], start=held.tallies[0])
+        count = len(held.tallies)
+        self._use(total, count, arrays, of_round, everybody=count == asked, about=self._about(held))
+
+    def _held(self) -> Held:
+        """The clients' sums within the limits; the reports are of those from here on."""
+        tallies = [report.tally for report in self.reports.values()]
+        noise, limits = self.noise, self.terms.limits_for(len(tallies))
+        kinds: tuple[Kind, ...] = ("hard", "soft") if noise is None else (noise.kind,)
+        spread = None if noise is None else Spread(noise.count, noise.value)
+        agreed = [self.believer.identity(node) in self.believer.agreed for node in self.reports]
+        metric = self.constants.metric
+        held = hold(tallies, metric, kinds, limits, noise=spread, agreed=agreed)
+        for (node, report), tally, why in zip(
+            list(self.reports.items()), held.tallies, held.why, strict=True
+        ):
+            self.reports[node] = replace(report, tally=tally)
+            if why:
+                self.warn_once(f"{self.believer.site(node)} is held to the limits", "; ".join(why))
+        return held
+
+    def warn_once(self, what: str, details: str) -> None:
+        """In the history every round is told; in the log, the first time."""
+        if what not in self.told:
+            self.told.add(what)
+            log.warning("fedgft: %s: %s", what, details)
+
+    def _about(self, held: Held) -> dict[str, Any]:
+        """For the history: by site, how far it could have moved the gap, and who was clipped."""
+        names = [self.believer.identity(node) for node in self.reports]
+        every = list(zip(names, held.reach, held.moved, held.why, strict=True))
+        return {
+            "leverage": {name: round(float(reach), 6) for name, reach, _, _ in every},
+            "clipped": {name: round(float(moved), 6) for name, _, moved, why in every if why},
+        }
 
     def _nothing(self, why: str) -> None:
         self.silent += 1
@@ -136,11 +173,13 @@ class Hearing:
         log.warning("fedgft: no statistics this round, the constants stay as they are: %s", why)
 
     def _use(
-        self, total: Tally, clients: int, arrays: ArrayRecord, of_round: int, *, everybody: bool
-    ) -> None:
+        self, total: Tally, clients: int, arrays: ArrayRecord, of_round: int, *, everybody: bool,
+        about: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.silent, self.constants.names = 0, self.believer.names
         self.constants.learn(total, round=of_round, clients=clients, noise=self.noise)
         row, spent = self.history[-1], self.terms.budget.spent(self.released, self.runs)
+        row |= about or {}
         if spent is not None:
             row |= {"epsilon": spent, "delta": self.terms.budget.delta}
         log.info("fedgft: %s", line(row, self.constants.metric.name))

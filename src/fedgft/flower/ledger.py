@@ -181,7 +181,9 @@ def open_ledger(context: Context, site: str) -> Iterator[Ledger]:
     with whole(path, private=True) as part:
         found = read_ledger(path, site)
         yield found
-        write_private(part, _to_json(found).encode())
+        part.write_bytes(_to_json(found).encode())
+        part.file.flush()
+        os.fsync(part.file.fileno())  # what was charged must outlive a power cut
 
 
 def read_ledger(path: Path, site: str) -> Ledger:

@@ -1,7 +1,7 @@
 """At the end of a run: the fairness report of the audit, from every site's held-out rows."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,10 @@ def _scored(own: Site) -> tuple[list[str], Any, list[str | None]]:
 
 def collect(
     grid: Grid, arrays: ArrayRecord, nodes: Sequence[int], *, config: ConfigRecord, budget: Budget,
-    timeout: float,
+    timeout: float, owners: Mapping[str, int] | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """Site -> its file of sums; who does not answer is left out, and named."""
+    """Site -> its file of sums; who does not answer is left out, and named. `owners`: the node that
+    each name belongs to; the report of another one under that name is left out."""
     request = prices(None, None, statistics="none", privacy=budget.asked("hard"))
     messages = [query(arrays, config, request, node, kind=f"query.{REPORT}") for node in nodes]
     found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
@@ -87,9 +88,11 @@ def collect(
         except (FedgftError, KeyError, TypeError, ValueError) as error:
             log.warning("fedgft: a report is left out: %s", plain(error))
             continue
-        if site in sums:
-            log.warning("fedgft: a second report of site '%s' is left out", plain(site, 100))
-        sums.setdefault(site, text)
+        if site in sums or (owners or {}).get(site, node) != node:
+            log.warning("fedgft: the report of node %d is left out: '%s' is another node's name",
+                        node, plain(site, 100))  # fmt: skip
+            continue
+        sums[site] = text
     return sums
 
 
@@ -110,8 +113,23 @@ def write_results(
         log.warning("fedgft: there is no report: %s", error)
         made = {}
     summary = {"about": about, "sites": sorted(sums), "history": history, "held_out": made}
+    summary |= {"leverage": _last(history, "leverage"), "clipped": _largest(history, "clipped")}
     with whole(folder / HISTORY, private=True) as part:
         part.write_text(json.dumps(summary, indent=1), "utf-8")
+
+
+def _last(history: list[dict[str, Any]], key: str) -> dict[str, float]:
+    """By site, as the last round that was measured has it."""
+    return next((row[key] for row in reversed(history) if key in row), {})
+
+
+def _largest(history: list[dict[str, Any]], key: str) -> dict[str, float]:
+    """By site, the largest of all rounds."""
+    found: dict[str, float] = {}
+    for row in history:
+        for site, value in row.get(key, {}).items():
+            found[site] = max(value, found.get(site, 0.0))
+    return found
 
 
 def _audited(folder: Path, sums: dict[str, str]) -> dict[str, Any]:

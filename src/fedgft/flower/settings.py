@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+from fedgft.data.agreement import SCALINGS
 from fedgft.engine.schedule import Schedule
 from fedgft.errors import FedgftError
 from fedgft.federated.penalty import SLOPES
@@ -39,6 +40,7 @@ RUN: dict[str, Rule] = TRAINING | {
     "rounds": WHOLE, "sites": WHOLE, "test-share": SHARE, "alpha": POSITIVE, "server-lr": POSITIVE,
     "proximal-mu": LEAST, "beta": LEAST, "penalty": _one_of(*SLOPES), "min-count": LEAST,
     "timeout": POSITIVE, "node-timeout": POSITIVE, "model": _one_of(*MODELS, "own"),
+    "scaling": _one_of(*SCALINGS), "max-influence": POSITIVE,
 }  # fmt: skip
 
 

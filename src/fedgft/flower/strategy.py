@@ -10,6 +10,7 @@ new stands in two slots, a penalty (FedGFT) and a weighting (FairFed); everythin
 | "evaluate" | none more        | the same; nothing in round 1             | evaluate messages  |
 """
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from flwr.serverapp.strategy import FedAvgM, Result, Strategy
 from fedgft.errors import FedgftError
 from fedgft.federated.control import StepDamper
 from fedgft.flower.checkpoint import Checkpoint
-from fedgft.flower.checks import check_metrics, check_update
+from fedgft.flower.checks import check_metrics, check_update, shorten_update, update_norm
 from fedgft.flower.gather import Patient, Replies, log
 from fedgft.flower.hearing import Hearing
 from fedgft.flower.terms import innermost, innermost_strategy
 from fedgft.flower.weights import Weights
 from fedgft.flower.wire import RECORD, TRAINED, put_request
+from fedgft.metrics.robust import NEAR, norm_limit, size_limit
 
 
 class FairStrategy(Strategy):
@@ -103,13 +105,17 @@ class FairStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found, believer = Replies.of(replies), self.hearing.believer
         records, trained = found.take(), found.take(TRAINED)
+        self._refuse_impostors(found)
         found.keep(lambda r: check_update(r, self.sent, weighted_by=self._key), believer)
         believer.remember(found.good)
         if self.terms.channel == "train":
             told = {node: record for node, record in records.items() if node in found.good}
             self.hearing.learn(told, found, arrays=self.sent, of_round=self.done, asked=self.asked)
+            self._refuse_impostors(found)
+        self._limit_updates(found)
         if self.weights is not None:
             self._weigh(found, trained)
+        self._limit_weights(found)
         arrays, metrics = self.strategy.aggregate_train(self.done + 1, found.ready())
         arrays = self._damped(arrays)
         self._count(arrays, found.why())
@@ -189,6 +195,56 @@ class FairStrategy(Strategy):
                 found.refuse(node, "FairFed gives it no weight", believer.site(node))
             else:
                 next(iter(reply.content.metric_records.values()))[self._key] = weights[node]
+
+    def _refuse_impostors(self, found: Replies) -> None:
+        """Nodes that took another one's name do not train either."""
+        for node, site in self.hearing.believer.refused.items():
+            if node in found.good:
+                why = f"it calls itself '{site}', the name of another node"
+                found.refuse(node, why, f"node {node}")
+
+    def _limit_updates(self, found: Replies) -> None:
+        """No update is much longer than the others'."""
+        ratio = self.terms.limits_for(len(found.good)).update_ratio
+        if ratio == math.inf:
+            return
+        norms = {node: update_norm(reply, self.sent) for node, reply in found.good.items()}
+        most = norm_limit(list(norms.values()), ratio)
+        for node, norm in norms.items():
+            if norm > most * (1 + NEAR):
+                shorten_update(found.good[node], self.sent, most / norm)
+                site = self.hearing.believer.site(node)
+                self.hearing.warn_once(
+                    f"{site}: its update is much longer than the others' and is shortened",
+                    f"{norm:.3g}, of which {most:.3g} are taken",
+                )
+
+    def _limit_weights(self, found: Replies) -> None:
+        """No weight above the rows that a client declared, nor above its share of all."""
+        believer, key = self.hearing.believer, self._key
+        records: dict[int, Any] = {
+            node: next(iter(reply.content.metric_records.values()))
+            for node, reply in found.good.items()
+        }
+        if key == "num-examples" and self.weights is None:
+            for node, record in records.items():
+                rows = believer.rows(node)
+                if rows is not None and record[key] > rows * (1 + 1e-6) + 0.5:
+                    self.hearing.warn_once(
+                        f"{believer.site(node)} trains on more rows than it declared",
+                        f"{record[key]:.6g}, of which {rows:.6g} count",
+                    )
+                    record[key] = max(1.0, rows)
+        limits = self.terms.limits_for(len(records))
+        most = size_limit([float(record[key]) for record in records.values()], limits)
+        for node, record in records.items():
+            agreed = believer.identity(node) in believer.agreed
+            if record[key] > most * (1 + NEAR) and not agreed:
+                self.hearing.warn_once(
+                    f"{believer.site(node)} has too large a share of the average (max_share)",
+                    f"its weight is {record[key]:.6g} and counts as {most:.6g}",
+                )
+                record[key] = most
 
     def _count(self, arrays: ArrayRecord | None, why: str) -> None:
         self.done += 1

@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -77,32 +77,38 @@ def names_listed(text: Any) -> tuple[str, ...]:
     return tuple(name.strip() for name in str(text).split(",") if name.strip())
 
 
-def agreement(
-    grid: Grid, nodes: Sequence[int], *, timeout: float, **how: Any
-) -> tuple[Schema, dict[str, int], list[str]]:
-    """Ask all sites for their columns: the schema, how many rows each fitting site has, and which
-    sites cannot take part."""
+class Agreement(NamedTuple):
+    """What the sites' descriptions come to."""
+
+    schema: Schema
+    rows: dict[str, int]  # of each site that fits
+    left_out: list[str]  # sites that cannot take part
+    owners: dict[str, int]  # a site's name -> the node that it belongs to
+
+
+def agreement(grid: Grid, nodes: Sequence[int], *, timeout: float, **how: Any) -> Agreement:
+    """Ask all sites for their columns, and agree on how everybody reads them."""
     asked = {"version": VERSION}
     messages = [query(None, ConfigRecord(), asked, node, f"query.{DESCRIBE}") for node in nodes]
     found = Replies.of(grid.send_and_receive(messages, timeout=timeout))
-    said, twice = _descriptions(found.take())
+    said, owners = _descriptions(found.take())
     if not said:
         raise FedgftError(f"no site described its table: {found.why()}")
-    schema, wrong = agree(said, **how)
-    wrong |= twice
+    schema, wrong = agree(said, warn=lambda text: log.warning("fedgft: %s", text), **how)
     for site, why in wrong.items():
         log.warning("fedgft: site '%s' cannot take part: %s", site, why)
     rows = {site: int(d["rows"]) for site, d in said.items() if site not in wrong}
     names = ", ".join(schema.classes), ", ".join(schema.groups)
     log.info("fedgft: %d of %d sites fit: %d features, classes %s, groups %s", len(rows), len(said),
              len(schema.encoder.columns), *names)  # fmt: skip
-    return schema, rows, sorted(wrong)
+    log.info("fedgft: the schema's fingerprint is %s", schema.fingerprint())
+    return Agreement(schema, rows, sorted(wrong), owners)
 
 
-def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """By site; of two with one name neither is taken for the other."""
+def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """By site, and the node of each; a node that uses the name of another one is left out."""
     said: dict[str, Any] = {}
-    twice: dict[str, str] = {}
+    owners: dict[str, int] = {}
     for node, record in sorted(records.items()):
         try:
             check_version(record, f"node {node}")
@@ -110,10 +116,14 @@ def _descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, st
         except (FedgftError, KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning("fedgft: node %d is left out: %s", node, plain(error))
             continue
-        if name in said or name in twice:
-            twice[name] = "two sites have this name: set site=... in each node's configuration"
-        said[name] = found
-    return {name: one for name, one in said.items() if name not in twice}, twice
+        if name in said:
+            log.warning(
+                "fedgft: node %d is left out: it calls itself '%s', the name of node %d: set "
+                "site=... in each node's configuration", node, name, owners[name],
+            )  # fmt: skip
+            continue
+        said[name], owners[name] = found, node
+    return said, owners
 
 
 def table_site(
@@ -123,6 +133,7 @@ def table_site(
     name, file = site_name(context), _file(context)
     if name in left_out:
         raise FedgftError(f"site '{name}' was left out of this run: the server's log says why")
+    _check_pinned(context, schema, name)
     frame = read_frame(file)
     x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
     for text in notes:
@@ -139,6 +150,16 @@ def table_site(
         classes=schema.classes, groups=schema.groups, attribute=" & ".join(schema.group),
         name=name, key=zlib.crc32(name.encode()),
     )  # fmt: skip
+
+
+def _check_pinned(context: Context, schema: Schema, name: str) -> None:
+    """A site may name the schema that it agreed to, by its fingerprint."""
+    pinned = context.node_config.get("schema-hash")
+    if pinned is not None and str(pinned).lower() != schema.fingerprint():
+        raise FedgftError(
+            f"site '{name}' takes part with the schema {plain(pinned, 64)} only (its setting "
+            f"schema-hash), and the server's is {schema.fingerprint()}"
+        )
 
 
 def site_name(context: Context) -> str:
