@@ -518,3 +518,50 @@ def test_before_is_fedavg_where_it_was_trained_beside(capsys, tmp_path) -> None:
     command = ["train", *shlex.split(QUICK), "--rounds", 2, "--out", tmp_path]
     _, out, _ = run(capsys, *command, "--method", "fedgft", "--lam", 1)
     assert "under the start, untrained" in out and "the first that did not diverge" in out
+
+
+# Deployed
+
+
+def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
+    from flwr.serverapp.strategy import FedAvg
+
+    from fedgft.flower import FedGFT
+    from fedgft.flower.terms import line
+    from grid import biased, grid_of, options, start_of, train_config
+
+    made = biased()
+    for target, met in ((0.001, False), (0.99, True)):
+        ours = FedGFT(FedAvg(**options()), target=target, channel="query")
+        result = ours.start(grid_of(made), start_of(made), 2, train_config=train_config())
+        assert result.arrays and len(ours.history) == 3
+        last = ours.history[-1]
+        assert (last["target"], last["target_of"]) == (target, "decisions")
+        assert last["reached"] is met is (last["gap_hard"] <= target + 0.003)
+        assert set(last["selection_rates"]) == {"0", "1"} and not last["collapsed"]
+        rates = list(last["selection_rates"].values())
+        assert abs(rates[0] - rates[1]) == pytest.approx(last["gap_hard"])
+        assert ("met" if met else "missed") in line(last, "sp")
+    plain = FedGFT(FedAvg(**options()), lam=1.0, channel="query")
+    plain.start(grid_of(made), start_of(made), 1, train_config=train_config())
+    assert "target" not in plain.history[-1]
+
+
+def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
+    """18.6 points for a target of 2 must be said."""
+    from fedgft.deploy.outcome import closing, summary
+
+    row = {"round": 5, "accuracy": 0.84, "gap_soft": 0.1, "gap_hard": 0.186, "target": 0.02,
+           "target_of": "decisions", "reached": False, "collapsed": False,
+           "accuracy_constant": 0.76}  # fmt: skip
+    held = {"about": {"measured": row, "metric": "sp"}, "sites": ["a", "b"], "held_out": {}}
+    (tmp_path / "history.json").write_text(json.dumps(held))
+    made = summary(tmp_path, "finished:completed", seconds=3.0, sites=2, limit=9.0)
+    assert made["target"] == 0.02 and made["reached"] is False
+    said = closing(made, "sp")
+    assert "on the training rows of 2 site(s): 18.6 points, target 2.0: missed." in said
+    assert "What to try" in said and "is right in 76.0%" in said
+    met = closing({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
+    assert "target 2.0: met." in met and "has collapsed" in met and "What to try" not in met
+    assert "cannot be judged" in closing({**made, "reached": None}, "sp")
+    assert "target" not in closing({**made, "target": None}, "sp")

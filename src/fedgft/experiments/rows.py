@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fedgft.data.dataset import Dataset
-from fedgft.experiments.study import NEAR, Result, Study
+from fedgft.experiments.study import Result, Study
 from fedgft.metrics import Metric, NotEstimableWarning, Tally
 from fedgft.metrics.decisions import (
+    NEAR,
     balanced_accuracy,
     collapsed,
     condition_names,

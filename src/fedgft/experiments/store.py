@@ -11,9 +11,9 @@ import numpy as np
 from fedgft.data.scaling import raw_scaling
 from fedgft.errors import FedgftError
 from fedgft.experiments.rows import number
-from fedgft.experiments.study import NEAR, Result, Study
+from fedgft.experiments.study import Result, Study
 from fedgft.files import whole
-from fedgft.metrics.decisions import collapsed
+from fedgft.metrics.decisions import NEAR, collapsed
 from fedgft.models import ResNet18, get_model, named
 from fedgft.saved import write_model
 

@@ -31,11 +31,10 @@ from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm
 from fedgft.federated.methods import SINGLE
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
-from fedgft.metrics.decisions import collapsed
+from fedgft.metrics.decisions import NEAR, collapsed
 from fedgft.models import get_model
 
 ONE_POINT = 0.01
-NEAR = 0.003  # a gap this close to its target has met it: decisions on a few thousand rows
 OnProgress = Callable[[str, int], None]  # what is being done, and how many more run-rounds it took
 
 

@@ -75,12 +75,19 @@ def query(
     return Message(content, dst_node_id=node, message_type=kind)
 
 
+VERDICT = {True: "met", False: "missed", None: "cannot be judged"}
+
+
 def line(row: dict[str, Any], metric: str) -> str:
     """One row of the history, to be read."""
     shown = lambda v: "not estimable" if v is None else f"{v:.4f}"  # noqa: E731
     text = (f"after round {row['round']}: accuracy {shown(row['accuracy'])}, {metric} gap of "
             f"decisions {shown(row['gap_hard'])}, of scores {shown(row['gap_soft'])}, "
             f"{row['clients']} clients")  # fmt: skip
+    if row.get("target") is not None:
+        text += f"; target {row['target']:.4f} for {row['target_of']}: {VERDICT[row['reached']]}"
+    if row.get("collapsed"):
+        text += "; the model has collapsed: nearly everybody gets the same decision"
     if "epsilon" in row:
         text += f"; epsilon {row['epsilon']:.3g}, noise on the gap ±{shown(row['gap_error'])}"
     return text

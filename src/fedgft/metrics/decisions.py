@@ -5,8 +5,10 @@ A model that gives everybody the same decision has a gap of zero, so a gap alone
 a model is fair and useful.
 """
 
+import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from fedgft.metrics.metric import Metric
 from fedgft.metrics.tally import Tally
 from fedgft.types import Value
 
+NEAR = 0.003  # a gap this close to its target has met it: decisions on a few thousand rows
 RARE = 0.005  # other decisions in fewer rows than this: the model is constant
 SELDOM = 0.05  # and where it is no more accurate than a constant model, in fewer than this
 SHARE = 0.25  # other decisions are few where they are below this share of the other labels
@@ -63,6 +66,27 @@ def collapsed(tally: Tally) -> np.ndarray:
         useless = tally.accuracy() <= constant_accuracy(tally)
         few = (other < RARE) | ((other < SELDOM) & useless)
         return np.asarray(few & (other < SHARE * wanted))
+
+
+def described(tally: Tally, classes: Sequence[str], groups: Sequence[str]) -> dict[str, Any]:
+    """Of one model, for JSON: `accuracy_constant`, `balanced_accuracy`, `collapsed`, and
+    `selection_rates` by group, of the positive one of two classes and else of each class. None
+    where something is not known."""
+    rates = selection_rates(tally)
+    selected: dict[str, Any] = {}
+    for group, own in zip(groups, rates, strict=True):
+        each = {name: _known(rate) for name, rate in zip(classes, own, strict=True)}
+        selected[group] = each[classes[1]] if len(classes) == 2 else each
+    return {
+        "accuracy_constant": _known(constant_accuracy(tally)),
+        "balanced_accuracy": _known(balanced_accuracy(tally)),
+        "selection_rates": selected,
+        "collapsed": bool(collapsed(tally)),
+    }
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def condition_names(metric: Metric, classes: Sequence[str]) -> tuple[str, ...]:
