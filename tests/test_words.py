@@ -478,6 +478,8 @@ def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
                "fedgft-control", "--out", tmp_path, "--strict"]  # fmt: skip
     code, out, _ = run(capsys, *command, "--target", 0.0)
     assert code == 4 and "Nothing reached 0 points" in out and "What to try" in out
+    assert "Its balanced accuracy is" in out and "The gap is widest between" in out
+    assert "always predicting the most frequent class" in out
     code, out, _ = run(capsys, *command, "--target", 0.9, "--json")
     chosen = json.loads(out)["chosen"]
     assert code == 0 and chosen["saved_reached"] and chosen["seed"] == chosen["replicate"]

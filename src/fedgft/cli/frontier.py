@@ -229,7 +229,9 @@ def _say(
     chosen: "Spot | None", saved: int | None, metric: "Metric", study: "Study", tested: str,
     target: float | None,
 ) -> None:  # fmt: skip
+    from fedgft.experiments.frontier import spot_row
     from fedgft.report.figures import NAMES
+    from fedgft.report.words import balance, widest
 
     if chosen is None or saved is None:
         say("nothing was chosen: no method's gap is estimable in every replicate")
@@ -245,11 +247,13 @@ def _say(
     knob = study.protocol.strengths.get(chosen.method)
     with_ = "" if knob is None else f" with {knob} {chosen.strength:.3g}"
     lost = int(chosen.collapsed().sum())
+    row = spot_row(study, metric, None, chosen)
     paragraph(
         f"Chosen: {NAMES[chosen.method]}{with_}. On {tested} it is right in {100 * accuracy:.1f}% "
         f"of cases, gap {100 * gap:.1f} points, on average over the replicates. Saved is the model "
         f"of seed {study.seeds[saved]} ({_why(target)}): gap {own:.1f} on its clients' rows, "
-        f"{there:.1f} on {tested}."
+        f"{there:.1f} on {tested}. {balance(row)} The gap is widest between "
+        f"{widest(row['widest'], row['seeds'])}."
     )
     if lost:
         paragraph(

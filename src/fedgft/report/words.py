@@ -165,6 +165,20 @@ def widest(found: Row | None, replicates: int) -> str:
     return f"{found['high']} (the higher rate) and {found['low']}, {found['condition']}{often}"
 
 
+def balance(row: Row) -> str:
+    """Balanced accuracy, who is selected, and what a constant model reaches; on test rows."""
+    rates = [
+        f"{100 * rate:.1f}% of {group}"
+        for group, rate in row["selection_rates"].items()
+        if isinstance(rate, float)
+    ]
+    who = f", it selects {_join(rates)}" if 0 < len(rates) <= GROUPS else ""
+    return (
+        f"Its balanced accuracy is {100 * row['balanced_accuracy']:.1f}%{who}; always predicting "
+        f"the most frequent class is right in {100 * row['accuracy_constant']:.1f}%."
+    )
+
+
 def _counted(row: Row) -> str:
     times, seeds = row["reached"], row["seeds"]
     where = "on the clients' own rows (within 0.3 points)"
