@@ -154,13 +154,18 @@ def people(groups=("man", "woman"), classes=("no", "yes")) -> Dataset:
     )
 
 
-def result(study: Study, method: str, runs: list[Tally], *, metric=SP, target=0.02) -> Result:
-    """As if each replicate had been trained into the model with these sums on all its rows."""
+def history_of(runs: list[Tally], rounds: int = 50) -> History:
+    """As if training had led to the models with these sums, on the clients' rows and on others."""
     each = stack(runs)
     both = stack([each, each])
     clients = each.map(lambda array: array[:, None])
-    seeds = len(runs)
-    made = History(np.array([0, 50]), both, both, clients, clients, np.zeros((seeds, 6)), 1.0, "x")
+    params = np.full((len(runs), 6), float(rounds))
+    return History(np.array([0, rounds]), both, both, clients, clients, params, 1.0, "x")
+
+
+def result(study: Study, method: str, runs: list[Tally], *, metric=SP, target=0.02) -> Result:
+    """As if each replicate had been trained into the model with these sums on all its rows."""
+    seeds, made = len(runs), history_of(runs)
     return Result(
         0.5,
         method,
@@ -383,6 +388,26 @@ def test_replicates_that_miss_their_target_are_trained_for_more_rounds() -> None
     assert [last[i] for i in range(6)] == found.rounds.tolist()
     plain = long.run(0.5, "fedavg", SP)
     assert plain.rounds.tolist() == [8] * 6  # which has no target
+
+
+def test_of_runs_that_never_meet_their_target_the_nearest_counts(monkeypatch) -> None:
+    gaps = {50: (0.10, 0.10, 0.01, 0.10), 100: (0.20, 0.05, 0.0, 0.20), 200: (0.15, 0.08, 0.0, 0.0)}
+    trained = []
+
+    def simulate(self, what, batch, algorithm, settings) -> History:
+        trained.append(list(batch.seeds))
+        each = [gapped(gaps[settings.rounds][seed], 0.8) for seed in batch.seeds]
+        return history_of(each, settings.rounds)
+
+    monkeypatch.setattr(Study, "_simulate", simulate)
+    study = lab(4, target=(0.02,), lr=(0.01,))
+    found = study.run(0.5, "fedgft-control", SP)
+    assert trained == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
+    assert found.rounds.tolist() == [50, 100, 50, 200]
+    assert found.history.params[:, 0].tolist() == [50, 100, 50, 200]
+    assert found.history.rounds.tolist() == [0, 50]
+    own = found.history.federation[-1].gap(SP, "hard")
+    assert own == pytest.approx([0.10, 0.05, 0.01, 0.0], abs=2e-3)
 
 
 def test_rounds_that_were_given_are_kept_to() -> None:
