@@ -1,5 +1,6 @@
 """`fedgft frontier`: what fairness costs, for every method over its whole range."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -65,6 +66,7 @@ def frontier(
     from fedgft.experiments.checks import contradiction
     from fedgft.experiments.frontier import choose, spot_row
     from fedgft.experiments.shelf import Shelf
+    from fedgft.federated.control import TargetMissedWarning
     from fedgft.files import open_folder
     from fedgft.metrics import get_metric
     from fedgft.report.figures import replicates
@@ -77,7 +79,8 @@ def frontier(
     wanted = get_metric(metric)
     with open_folder(out_):
         kept = options.checkpoints(out_)
-        with guarded(kept), bar() as progress:
+        with guarded(kept), bar() as progress, warnings.catch_warnings():
+            warnings.simplefilter("ignore", TargetMissedWarning)  # some targets are out of reach
             study, spots = _spots(
                 options, wanted, list(methods), alpha, progress, points=points, checkpoints=kept,
                 shelf=Shelf(out_ / "cells") if references else None,

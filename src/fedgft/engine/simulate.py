@@ -91,6 +91,9 @@ class History:
             after=at_client(self.after, other.after),
             params=params,
             seconds=self.seconds + other.seconds,
+            control=None
+            if self.control is None or other.control is None
+            else self.control.with_runs(at, other.control),
         )
 
 

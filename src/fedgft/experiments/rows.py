@@ -11,9 +11,9 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.experiments.study import Result, Study
+from fedgft.federated.control import NEAR
 from fedgft.metrics import Metric, NotEstimableWarning, Tally
 from fedgft.metrics.decisions import (
-    NEAR,
     balanced_accuracy,
     collapsed,
     condition_names,
@@ -252,7 +252,13 @@ def _target(study: Study, result: Result) -> dict[str, Any]:
     """What was asked for, and how many replicates have it on the federation's rows (to 0.3 points,
     the resolution of decisions on a few thousand rows). Some of these models may have collapsed."""
     if result.method != "fedgft-control":
-        return {"target": None, "target_of": None, "reached": None, "reached_collapsed": None}
+        return {
+            "target": None,
+            "target_of": None,
+            "reached": None,
+            "reached_collapsed": None,
+            "missed_because": None,
+        }
     federation, kind = result.history.federation, study.protocol.control
     assert federation is not None
     within = federation[-1].gap(result.metric, kind) <= result.strength + NEAR
@@ -262,7 +268,14 @@ def _target(study: Study, result: Result) -> dict[str, Any]:
         "target_of": of,
         "reached": int(within.sum()),
         "reached_collapsed": int((within & collapsed(federation[-1])).sum()),
+        "missed_because": _reason(result, within),
     }
+
+
+def _reason(result: Result, within: np.ndarray) -> str | None:
+    """What happened in the first replicate that missed its target, in words."""
+    missed, control = np.flatnonzero(~within), result.history.control
+    return control.reason(int(missed[0])) if len(missed) and control is not None else None
 
 
 def _told(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:

@@ -12,13 +12,14 @@ from fedgft.data.scaling import raw_scaling
 from fedgft.errors import FedgftError
 from fedgft.experiments.rows import number
 from fedgft.experiments.study import Result, Study
+from fedgft.federated.control import NEAR
 from fedgft.files import whole
-from fedgft.metrics.decisions import NEAR, collapsed
+from fedgft.metrics.decisions import collapsed
 from fedgft.models import ResNet18, get_model, named
 from fedgft.saved import write_model
 
 # columns of text that may hold nothing but nulls
-TEXT = ("rule", "target_of", "widest", "widest_federation")
+TEXT = ("rule", "target_of", "missed_because", "widest", "widest_federation")
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:

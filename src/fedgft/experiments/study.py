@@ -29,12 +29,14 @@ from fedgft.experiments.checkpoints import Checkpoints, run_key
 from fedgft.experiments.checks import check_groups
 from fedgft.experiments.protocol import Protocol
 from fedgft.federated import Algorithm
+from fedgft.federated.control import NEAR, TargetMissedWarning
 from fedgft.federated.methods import SINGLE
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
-from fedgft.metrics.decisions import NEAR, collapsed
+from fedgft.metrics.decisions import collapsed
 from fedgft.models import get_model
 
 ONE_POINT = 0.01
+UNSETTLED = 1e-9  # counts as a miss, and less than any other
 OnProgress = Callable[[str, int], None]  # what is being done, and how many more run-rounds it took
 
 
@@ -166,7 +168,9 @@ class Study:
             )
             said = what if factor == 1 else f"{what}, {longer.rounds} rounds"
             algorithm = self.protocol.algorithm(method, metric, part.strength, penalty=penalty)
-            return self._simulate(said, part, algorithm, longer)
+            with warnings.catch_warnings():  # of those that still miss it in the end, below
+                warnings.simplefilter("ignore", TargetMissedWarning)
+                return self._simulate(said, part, algorithm, longer)
 
         history = train(batch, 1)
         factors = np.ones(len(batch.lr), int)
@@ -183,6 +187,8 @@ class Study:
             better = np.flatnonzero(nearer < off[missed])
             history = history.with_runs(missed[better], again.part(better))
             off[missed[better]], factors[missed[better]] = nearer[better], factor
+        if history.control is not None and (text := history.control.warning()) is not None:
+            warnings.warn(f"{what}: {text}", TargetMissedWarning, stacklevel=4)
         return history, factors * self.protocol.settings.rounds
 
     def _chosen(self, point: Point, method: str) -> tuple[str, ...]:
@@ -347,13 +353,16 @@ class Study:
 
 
 def miss(history: History, metric: Metric, kind: Kind, target: np.ndarray) -> np.ndarray:
-    """By how much each run misses its target on the federation's rows; 0 where it is met.
+    """By how much each run misses its target on the federation's rows; 0 where it is met, and next
+    to 0 where it is met although the gap has not settled.
 
     Infinite where the gap is not estimable, and where the model has collapsed: it meets any target.
     """
     assert history.federation is not None
     last = history.federation[-1]
     over = np.maximum(last.gap(metric, kind) - target - NEAR, 0.0)
+    if history.control is not None:
+        over = np.maximum(over, np.where(history.control.settled, 0.0, UNSETTLED))
     return np.where(np.isfinite(over) & ~collapsed(last), over, np.inf)
 
 

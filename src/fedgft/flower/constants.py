@@ -13,13 +13,20 @@ import numpy as np
 from fedgft.engine.picking import SLACK, WORTH
 from fedgft.federated import Cohort
 from fedgft.federated.algorithm import Pricing
-from fedgft.federated.control import ControllerState, StepDamper, at_speed, plain, restored
+from fedgft.federated.control import (
+    NEAR,
+    ControllerState,
+    StepDamper,
+    at_speed,
+    plain,
+    restored,
+)
 from fedgft.files import parsed
 from fedgft.flower.checks import Noise
 from fedgft.flower.private import gap_error
 from fedgft.flower.wire import Names
 from fedgft.metrics import Kind, Metric, Tally
-from fedgft.metrics.decisions import NEAR, described
+from fedgft.metrics.decisions import described
 
 EVERYBODY = Cohort(
     run=np.zeros(1, int), client=np.zeros(1, int), weight=np.ones(1), bounds=np.array([0, 1]),

@@ -16,7 +16,6 @@ from fedgft.metrics.metric import Metric
 from fedgft.metrics.tally import Tally
 from fedgft.types import Value
 
-NEAR = 0.003  # a gap this close to its target has met it: decisions on a few thousand rows
 RARE = 0.005  # other decisions in fewer rows than this: the model is constant
 SELDOM = 0.05  # and where it is no more accurate than a constant model, in fewer than this
 SHARE = 0.25  # other decisions are few where they are below this share of the other labels

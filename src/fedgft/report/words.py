@@ -107,7 +107,8 @@ def advice(row: Row, *, python: bool = False) -> str:
     ]
     if row["collapsed"]:
         tried = [names["target"], names["lr"].format(lr=row["lr"]), names["metric"]]
-    said = f"What to try: {'; '.join(tried)}. {names['frontier']}"
+    why = "" if row["missed_because"] is None else f"{row['missed_because']} "
+    said = f"{why}What to try: {'; '.join(tried)}. {names['frontier']}"
     if row["floor"] is not None and row["target"] < row["floor"]:
         said += (
             f" On as many test rows as these a perfectly fair model shows "
