@@ -58,12 +58,13 @@ def test_a_record_from_the_shelf_is_the_one_that_was_trained(tmp_path):
 
 
 def test_work_is_what_the_progress_bar_sees(tmp_path):
-    done: list[int] = []
-    busy = runner(tmp_path, on_progress=lambda what, amount: done.append(amount))
+    done: list[tuple[str, int]] = []
+    busy = runner(tmp_path, on_progress=lambda *said: done.append(said))
     both = [*CELLS, *(replace(c, metric="eop") for c in CELLS)]
     expected = busy.work(both)
     busy.records(both)
-    assert sum(done) == expected > 0
+    beyond = "learning rate 0."  # a rate beyond the edge of the grid comes on top of the bar
+    assert sum(amount for what, amount in done if beyond not in what) == expected > 0
 
 
 def test_a_cell_does_not_depend_on_the_others_in_its_batch(tmp_path):

@@ -16,6 +16,7 @@ from fedgft.audit.rates import Gap, Rates, apart, quotient, rates_of
 from fedgft.audit.sums import Sums
 from fedgft.audit.views import View
 from fedgft.metrics import Metric, Tally, get_metric
+from fedgft.metrics.decisions import condition_names
 
 Plain = dict[str, Any]
 
@@ -25,8 +26,7 @@ def metric_plain(
 ) -> Plain:
     unknown = bool(np.isnan(rates.rate).any())
     limits = rates.interval() if drawn is None else drawn.rates
-    conditions = metric.conditions(len(seen.classes))
-    names = [_condition(c, seen.classes) for c in conditions]
+    names = condition_names(metric, seen.classes)
     shown = gap.condition or 0
     named = [seen.names[g] for g in gap.pair or ()]
     numbers = {k: v for k, v in asdict(gap).items() if k not in ("condition", "pair")}
@@ -35,7 +35,7 @@ def metric_plain(
     out["pair"] = named or None
     out["condition"] = names[shown]
     out["groups"] = _groups(seen, rates, limits, shown)
-    if len(conditions) > 1:
+    if len(names) > 1:
         out["conditions"] = {n: _groups(seen, rates, limits, v) for v, n in enumerate(names)}
     if reference is not None:
         out["reference"] = seen.names[reference]
@@ -47,13 +47,6 @@ def signed(where: Locality) -> Plain:
     """The named pair, the first minus the second, with an interval of its own."""
     keys = ("signed_gap", "signed_low", "signed_high")
     return dict(zip(keys, map(number, where.whole), strict=True))
-
-
-def _condition(text: str, classes: Sequence[str]) -> str:
-    """`class 1 given label 0` in the data's own words."""
-    words = text.split(" given ")
-    said = {f"{w} {i}": f"{w} {c}" for i, c in enumerate(classes) for w in ("class", "label")}
-    return " given ".join(said.get(word, word) for word in words)
 
 
 def _groups(seen: View, rates: Rates, limits: tuple[np.ndarray, np.ndarray], v: int) -> Plain:

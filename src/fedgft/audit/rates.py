@@ -16,10 +16,18 @@ import numpy as np
 
 from fedgft.audit.views import View
 from fedgft.metrics import Kind, Metric
-from fedgft.metrics.intervals import Z95, Limits, difference, folded, ratio, simultaneous, wilson
+from fedgft.metrics.intervals import (
+    FEW,
+    Z95,
+    Limits,
+    difference,
+    folded,
+    ratio,
+    simultaneous,
+    wilson,
+)
 from fedgft.types import Value
 
-FEW = 10  # rows: with fewer in a group there is a rate, but no interval is claimed for it
 FEW_EVENTS = 5  # of the larger rate: with fewer, no interval is claimed for a ratio
 CLEAR = 5.0  # a count must be so many standard deviations of its noise to divide by
 

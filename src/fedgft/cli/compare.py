@@ -1,5 +1,6 @@
 """`fedgft compare`: one row per combination of method, metric and heterogeneity."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -8,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import comparison, note, out, print_json, wrote
+from fedgft.cli.console import (
+    MISSED,
+    comparison,
+    decisions,
+    note,
+    out,
+    paragraph,
+    print_json,
+    wrote,
+)
 from fedgft.cli.names import Alphas, Flag, Methods, Metrics, Place, check_methods
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
@@ -19,6 +29,8 @@ if TYPE_CHECKING:
     from fedgft.experiments.checkpoints import Checkpoints
     from fedgft.saved import SavedModel
 
+MODEL = "model.safetensors"  # the one that is handed over
+
 
 def compare(
     *,
@@ -26,6 +38,7 @@ def compare(
     metrics: Metrics = ("sp",),
     alpha: Alphas = (0.5,),
     out_: Annotated[Place | None, Parameter(name="--out")] = None,
+    strict: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,
 ) -> None:
@@ -41,9 +54,14 @@ def compare(
         Dirichlet concentrations: small is heterogeneous.
     out_
         Folder for rows.parquet, rounds.parquet and the figure.
+    strict
+        End with exit code 4 where fedgft-control misses its target in more than half of the
+        replicates, or meets it with a collapsed model.
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
+    from fedgft.report.words import missed
+
     options, out_ = options or Options(), None if out_ is None else expanded(out_)
     with nullcontext() if out_ is None else open_folder(out_):
         study, results, rows = run(options, list(methods), list(metrics), list(alpha), folder=out_)
@@ -53,7 +71,25 @@ def compare(
         print_json(rows)
     else:
         report(study, results, rows)
+        for row in rows:
+            _say_target(row, rows)
     wrote(paths)
+    if strict and any(missed(row) > row["seeds"] / 2 for row in rows):
+        raise SystemExit(MISSED)
+
+
+def _say_target(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Of a row with a target: whether it was reached, and if not, what to try."""
+    from fedgft.report.words import advice, reached
+
+    if row["target"] is None:
+        return
+    cell = ("metric", "alpha")
+    same = [r for r in rows if all(r[name] == row[name] for name in cell)]
+    plain = next((r for r in same if r["method"] == "fedavg"), None)
+    where = "" if row["alpha"] is None else f", alpha {row['alpha']:g}"
+    paragraph(f"{row['metric']}{where}. {reached(row, plain)}")
+    paragraph(advice(row))
 
 
 def run(
@@ -72,6 +108,7 @@ def run(
     from fedgft.errors import FedgftError
     from fedgft.experiments import row
     from fedgft.experiments.checks import contradiction
+    from fedgft.federated.control import TargetMissedWarning
     from fedgft.metrics import get_metric
 
     options.check()
@@ -92,10 +129,12 @@ def run(
             raise FedgftError(f"--alpha: a partition by {study.kind} has no concentration to vary")
         images = study.rows(alphas[0]) if study.dataset.images else None
         progress.expect(study.work(alphas, methods, metrics), images=images)
-        results = [
-            study.run(alpha, method, metric)
-            for alpha in alphas for metric in wanted for method in methods
-        ]  # fmt: skip
+        with warnings.catch_warnings():  # told below, with what to try
+            warnings.simplefilter("ignore", TargetMissedWarning)
+            results = [
+                study.run(alpha, method, metric)
+                for alpha in alphas for metric in wanted for method in methods
+            ]  # fmt: skip
     said = [text for m in wanted if (text := contradiction(study.dataset, m))]
     if options.fedbn:
         said.append(
@@ -128,15 +167,17 @@ def report(study: "Study", results: list["Result"], rows: list[dict[str, Any]]) 
     from fedgft.experiments import choices
 
     out.print(comparison(rows))
+    out.print(decisions(rows))
     for text in choices(study, results):
         note(f"chosen on inner splits, {text}")
 
 
 def save(
     study: "Study", results: list["Result"], rows: list[dict[str, Any]], folder: Path, *,
-    models: Mapping[int, str] = MappingProxyType({}),
+    models: Mapping[str, int] = MappingProxyType({}), why: str | None = None,
 ) -> list[Path]:  # fmt: skip
-    """`models`: of the last method, replicates and names for their files."""
+    """`models`: names of files and the replicates of the last method whose models they are to hold;
+    `why` is said in the one that is handed over."""
     from fedgft.experiments import round_rows
     from fedgft.experiments.store import save_model, write_rows
     from fedgft.report.figures import save as save_figure
@@ -144,10 +185,11 @@ def save(
 
     each = [line for result in results for line in round_rows(study, result)]
     with staged(folder) as place:
-        for i, name in models.items():
-            save_model(study, results[-1], i, place / name)
+        for name, i in models.items():
+            said = why if name == MODEL else None
+            save_model(study, results[-1], i, place / name, why=said)
         write_rows(rows, place / "rows.parquet")
         write_rows(each, place / "rounds.parquet")
         save_figure(trajectories(study, results), place, "rounds")
-    names = (*models.values(), "rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg")
+    names = (*models, "rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg")
     return [folder / name for name in names]

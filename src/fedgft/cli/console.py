@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fedgft.report.section import Section
 
 Row = dict[str, Any]
+MISSED = 4  # the exit code of a missed target, with --strict
+START = "the start, untrained"
+GROUPS = 4  # that have a column each in a table of 80 characters
 
 
 class Terminal(Console):
@@ -58,6 +61,12 @@ def wrote(paths: Sequence[Path]) -> None:
         err.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
+def paragraph(text: str) -> None:
+    """A result in words, on stdout; names from data in it are text. Nothing where it is empty."""
+    if text:
+        out.print(printable(text), markup=False, highlight=False, emoji=False)
+
+
 def print_json(value: Any) -> None:
     """Nothing else ever goes to stdout beside it."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
@@ -83,6 +92,14 @@ def comparison(rows: Sequence[Row]) -> Table:
     for name in ("accuracy", f"decisions\n{where}", "95%\ninterval", "by\nchance",
                  "decisions\nclients", "scores\nclients", f"scores\n{where}"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
+    for row in _in_sections(table, rows):
+        table.add_row(*_cells(row, heldout=heldout))
+    few = any(row["gap_hard_test_low"] is None and row["gap_hard_test"] is not None for row in rows)
+    return _explained(table, any(row["gap_hard_test"] is None for row in rows), few=few)
+
+
+def _in_sections(table: Table, rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows; a new metric or alpha has its own section of the table, with a heading."""
     last = None
     for row in rows:
         cell = (row["metric"], row["alpha"])
@@ -92,17 +109,86 @@ def comparison(rows: Sequence[Row]) -> Table:
             how = "" if row["alpha"] is None else f"α={row['alpha']:g}"
             table.add_row(f"[bold]{row['metric']}[/bold]", how)  # apart: columns are narrow
         last = cell
-        table.add_row(*_cells(row, heldout=heldout))
-    return _explained(table, any(row["gap_hard_test"] is None for row in rows))
+        yield row
 
 
-def _explained(table: Table, dashes: bool) -> Table:
+def decisions(rows: Sequence[Row]) -> Table:
+    """The decisions behind the gaps: balanced accuracy, what a constant model reaches, and which
+    share of each group is selected."""
+    where = "held-out" if rows[0]["protocol"] == "heldout" else "test"
+    table = _table(f"decisions on {where} rows, in per cent")
+    table.add_column("method", no_wrap=True)
+    groups = list(rows[0]["selection_rates"])
+    shown = groups if len(groups) <= GROUPS else ["least", "most"]
+    lost = any(row["collapsed"] for row in rows)
+    names = [
+        "balanced\naccuracy",
+        "constant\naccuracy",
+        *(f"selected\n{escape(printable(g))}" for g in shown),
+    ]
+    for name in [*names, *(["collapsed\nreplicates"] if lost else [])]:
+        table.add_column(name, justify="right")
+    for row in _in_sections(table, rows):
+        cells = [
+            points(row["balanced_accuracy"], row["balanced_accuracy_sd"]),
+            points(row["accuracy_constant"]),
+            *_selected(row["selection_rates"], few=shown is groups),
+        ]
+        if lost:
+            cells.append(f"{row['collapsed']} of {row['seeds']}" if row["collapsed"] else "")
+        table.add_row(_name(row), *cells)
+    notes = ["constant: always predicts the most frequent class"]
+    if any(isinstance(rate, dict) for rate in rows[0]["selection_rates"].values()):
+        notes.append("selected: given the class in which the groups differ most")
+    if lost:
+        notes.append("collapsed: the model gives nearly everybody the same decision")
+    table.caption, table.caption_justify = "\n".join(notes), "left"
+    return table
+
+
+def _selected(rates: dict[str, Any], *, few: bool) -> list[str]:
+    """Of every group, or of many groups the lowest and the highest rate with their names."""
+    flat = _of_one_class(rates)
+    if few:
+        return [points(rate) for rate in flat.values()]
+    known = {group: rate for group, rate in flat.items() if rate is not None}
+    if not known:
+        return ["-", "-"]
+    ends = (min(known, key=known.__getitem__), max(known, key=known.__getitem__))
+    return [f"{points(known[g])} {escape(printable(g))}" for g in ends]
+
+
+def _of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
+    """By group; of more than two classes the one in which the groups differ most."""
+    first = next(iter(rates.values()))
+    if not isinstance(first, dict):
+        return rates
+
+    def apart(name: str) -> float:
+        known = [each[name] for each in rates.values() if each[name] is not None]
+        return max(known) - min(known) if known else -1.0
+
+    widest = max(first, key=apart)
+    return {group: each[widest] for group, each in rates.items()}
+
+
+def _explained(table: Table, dashes: bool, *, few: bool = False) -> Table:
+    notes = []
     if dashes:
-        table.caption = (
+        notes.append(
             "-: not estimable, a group has no row to take a rate from (not: fair), or training "
             "diverged"
         )
+    if few:
+        notes.append("n<10: not estimable: fewer than ten rows of a group to take a rate from")
+    table.caption = "\n".join(notes) or None
     return table
+
+
+def _name(row: Row) -> str:
+    from fedgft.report.figures import NAMES
+
+    return NAMES[row["method"]]
 
 
 def _table(title: str) -> Table:
@@ -119,16 +205,15 @@ def _table(title: str) -> Table:
 
 
 def _cells(row: Row, *, heldout: bool) -> list[str]:
-    from fedgft.report.figures import NAMES
-
     low, high = row["gap_hard_test_low"], row["gap_hard_test_high"]
+    unsure = "" if row["gap_hard_test"] is None else "n<10"
     hard = points(row["gap_hard_test"], row["gap_hard_test_sd"])
     soft = points(row["gap_soft"], row["gap_soft_sd"])
     return [
-        NAMES[row["method"]],
+        _name(row),
         points(row["accuracy"], row["accuracy_sd"]),
         f"[bold]{hard}[/bold]" if heldout else hard,
-        "" if low is None else f"{100 * low:.1f}-{100 * high:.1f}",
+        unsure if low is None else f"{100 * low:.1f}-{100 * high:.1f}",
         points(row["floor"]),
         points(row["gap_hard"], row["gap_hard_sd"]),
         soft if heldout else f"[bold]{soft}[/bold]",
@@ -136,13 +221,22 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
     ]
 
 
-def clients(rows: Sequence[Row], *, most: int = 20) -> Table:
-    """Every client before and after; the largest first where there are many."""
+def clients(rows: Sequence[Row], *, seed: int, before: str, most: int = 20) -> Table:
+    """Every client under the model of one replicate and under the one `before` it (its name in the
+    table); the largest first where there are many."""
     table = _table(
-        "the first replicate's clients before and after: accuracy and decision gap, points"
+        f"clients under the model of seed {seed} and under {before}: accuracy and gap of decisions"
     )
-    for name in ("client", "rows", "accuracy\nbefore", "accuracy\nafter", "gap\nbefore",
-                 "gap\nafter", "adds to the\nglobal gap"):  # fmt: skip
+    head = "start" if before == START else before
+    for name in (
+        "client",
+        "rows",
+        f"accuracy\n{head}",
+        "accuracy\nafter",
+        f"gap\n{head}",
+        "gap\nafter",
+        "adds to the\nglobal gap",
+    ):
         table.add_column(name, justify="left" if name == "client" else "right")
     for row in sorted(rows, key=lambda r: -r["rows"])[:most]:
         table.add_row(

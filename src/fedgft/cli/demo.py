@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
-from fedgft.cli.console import note, out, print_json, wrote
+from fedgft.cli.console import note, out, paragraph, print_json, wrote
 from fedgft.cli.names import Flag, Place, Whole, check_seeds
 from fedgft.cli.options import Options
 from fedgft.cli.progress import bar
@@ -50,7 +50,7 @@ def demo(
     comparing.report(study, results, rows)
     out.print()
     title = get_metric("sp").title
-    out.print(findings(rows, groups=study.dataset.group_names, title=title), highlight=False)
+    paragraph(findings(rows, groups=study.dataset.group_names, title=title))
     out.print()
     wrote(paths)
 

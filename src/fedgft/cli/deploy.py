@@ -327,6 +327,7 @@ def local(
         Print one line of JSON at the end, and nothing else, to stdout.
     """
     from fedgft.deploy.local import Plan, nodes_of, run_local
+    from fedgft.deploy.outcome import closing
 
     if data == [] or set_ == []:
         raise FedgftError(f"{'--data' if data == [] else '--set'} needs a value")
@@ -364,7 +365,7 @@ def local(
         logs = place / "logs"
         raise FedgftError(f"the run ended as {made['status']}: {made['why']} (logs in {logs})")
     if not json:
-        out.print(_closing(made, metric), markup=False, highlight=False, soft_wrap=True)
+        out.print(closing(made, metric), markup=False, highlight=False, soft_wrap=True)
     wrote([place / name for name in ("model.safetensors", "history.json", "report.html")
            if (place / name).exists()])  # fmt: skip
 
@@ -405,18 +406,3 @@ def _told(row: dict[str, Any], rounds: int, metric: str, said: set[str]) -> None
 
 def _share(value: float | None, unit: str = "") -> str:
     return "not estimable" if value is None else f"{100 * value:.1f}{unit}"
-
-
-def _closing(made: dict[str, Any], metric: str) -> str:
-    said = _share(made["gap_hard"], " points")
-    text = f"{metric} gap of decisions on the training rows of {made['sites']} site(s): {said}."
-    held = made.get("held_out")
-    if held is not None and held["gap_hard"] is not None:
-        low, high = _share(held["gap_hard_low"]), _share(held["gap_hard_high"])
-        right = f"{_share(held['accuracy_low'])} to {_share(held['accuracy_high'])}"
-        text += (f" On the rows that they held out: {_share(held['gap_hard'], ' points')} (95% "
-                 f"interval {low} to {high}), accuracy {_share(held['accuracy'], '%')} "
-                 f"({right}).")  # fmt: skip
-    elif held is not None:
-        text += " On the rows that they held out it is not estimable: too few rows, or noise."
-    return text + f" {made['rounds']} round(s), {made['seconds']:.0f} s."

@@ -2,7 +2,7 @@
 
 CODES = (
     "Exit codes: 0 done, 2 something to mend (said in one line), 3 a gap above --fail-above, "
-    "130 interrupted."
+    "4 a target missed (with --strict), 130 interrupted."
 )
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "fedgft": (

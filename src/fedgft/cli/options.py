@@ -64,9 +64,9 @@ class Options(RowOptions):
     server_lr: float | None = None
     "Learning rate of the server, for --base fedavgm, fedadam, fedyogi and fedadagrad."
     lr: float | None = None
-    "Local learning rate [default: the protocol's]."
+    "Local learning rate [default: chosen, or the protocol's]."
     rounds: Whole | None = None
-    "Communication rounds [default: the protocol's]."
+    "Communication rounds [default: the protocol's, and more where fedgft-control needs them]."
     epochs: Whole | None = None
     "Local epochs a round [default: 1]."
     batch_size: Whole | None = None
@@ -133,6 +133,7 @@ class Options(RowOptions):
             beta=protocol.beta if self.beta is None else (self.beta,),
             target=protocol.target if self.target is None else (self.target,),
             control="soft" if self.control == "scores" else "hard",
+            round_factors=protocol.round_factors if self.rounds is None else (),
             **{n: v for n in SIMPLE if (v := getattr(self, n)) is not None},
         )  # fmt: skip
 

@@ -30,7 +30,10 @@ class Bar:
         self.task = self.progress.add_task("training", total=total, images=images)
 
     def advance(self, what: str, amount: int) -> None:
-        self.progress.update(self.task, description=escape(what), advance=amount)
+        """`amount` more is done; where that is more than was expected, the bar grows."""
+        task = self.progress.tasks[self.task]
+        total = None if task.total is None else max(task.total, task.completed + amount)
+        self.progress.update(self.task, description=escape(what), advance=amount, total=total)
         self._log(self.task, what)
 
     def rows(self, done: int) -> None:

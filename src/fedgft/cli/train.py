@@ -1,19 +1,16 @@
 """`fedgft train`: one method, its model saved."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from fedgft.cli import compare as comparing
-from fedgft.cli.console import clients, out, print_json, wrote
+from fedgft.cli.console import MISSED, START, clients, out, paragraph, print_json, wrote
 from fedgft.cli.names import Flag, MethodName, MetricName, Place
 from fedgft.cli.options import Options
 from fedgft.errors import FedgftError
 from fedgft.files import expanded, open_folder
-
-if TYPE_CHECKING:
-    from fedgft.experiments import Result, Study
 
 
 def train(
@@ -24,10 +21,14 @@ def train(
     init: Place | None = None,
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-train"),
     all_models: Annotated[bool, Flag] = False,
+    strict: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,
 ) -> None:
     """Train one method, save its model, and show every client before and after.
+
+    Saved is the most accurate of the replicates that met the target on their clients' rows; if none
+    did, the one nearest to it.
 
     Parameters
     ----------
@@ -44,12 +45,16 @@ def train(
     out_
         Folder for the model, the rows and the figure.
     all_models
-        Save every replicate's model, not the first one's alone.
+        Save every replicate's model, not that of one alone.
+    strict
+        End with exit code 4 where the saved model misses the target, or has collapsed.
     json
         Print the result as JSON, and nothing else, to stdout.
     """
     from fedgft.experiments import client_rows
-    from fedgft.report.words import reached
+    from fedgft.experiments.rows import pick
+    from fedgft.experiments.store import trained
+    from fedgft.report.words import WHY, advice, reached, saved
     from fedgft.saved import load_model
 
     options, out_ = options or Options(), expanded(out_)
@@ -58,26 +63,40 @@ def train(
     start = None if init is None else load_model(init)
     method = method or usual(options)
     asked = method == "fedgft-control"  # what it costs is told beside plain FedAvg
+    if strict and not asked:
+        raise FedgftError(f"--strict is for fedgft-control, which has a target, not for {method}")
     with open_folder(out_):
         study, results, rows = comparing.run(
             options, ["fedavg", method] if asked else [method], [metric], [alpha], folder=out_,
             start=start,
         )  # fmt: skip
-        models = {i: f"model-{seed}.safetensors" for i, seed in enumerate(study.seeds)}
-        kept = {**(models if all_models else {}), 0: "model.safetensors"}
-        paths = comparing.save(study, results, rows, out_, models=kept)
+        result, row = results[-1], rows[-1]
+        chosen = pick(study, result)
+        why = WHY[chosen.why].format(met=chosen.met)
+        kept = {comparing.MODEL: chosen.replicate}
+        if all_models:
+            kept |= {f"model-{seed}.safetensors": i for i, seed in enumerate(study.seeds)}
+        paths = comparing.save(study, results, rows, out_, models=kept, why=why)
         comparing.finished(study)
-    result, row = results[-1], rows[-1]
-    table = client_rows(study, result)
+    plain = results[0] if asked else None
+    table = client_rows(study, result, replicate=chosen.replicate, plain=plain)
+    about: dict[str, Any] = {**trained(study, result, chosen.replicate), "why": why}
     if json:
         price = {"accuracy_fedavg": rows[0]["accuracy"]} if asked else {}
-        print_json({**row, **price, "clients": table, "files": [str(path) for path in paths]})
-        return
-    comparing.report(study, results, rows)
-    if asked:
-        out.print(reached(row, rows[0]), _saved(study, result), highlight=False)
-    out.print(clients(table))
-    wrote(paths)
+        before = {"clients_before": "start" if plain is None else "fedavg"}
+        files = {"files": [str(path) for path in paths]}
+        print_json({**row, **price, "saved": about, **before, "clients": table, **files})
+    else:
+        comparing.report(study, results, rows)
+        if asked:
+            paragraph(reached(row, rows[0]))
+            paragraph(advice(row))
+        paragraph(saved(about, why))
+        before = START if plain is None else "FedAvg"
+        out.print(clients(table, seed=about["seed"], before=before))
+        wrote(paths)
+    if strict and (chosen.why != "met" or chosen.collapsed):
+        raise SystemExit(MISSED)
 
 
 def usual(options: Options) -> MethodName:
@@ -87,17 +106,3 @@ def usual(options: Options) -> MethodName:
         return "fedgft-control"
     published = given("lam", "penalty", "spread") or options.protocol == "paper"
     return "fedgft" if published else "fedgft-control"
-
-
-def _saved(study: "Study", result: "Result") -> str:
-    """Of the model that is on disk, which is one of many replicates."""
-    assert result.history.federation is not None
-    kind = study.protocol.control
-    own, test = (
-        100 * float(tally[-1].gap(result.metric, kind)[0])
-        for tally in (result.history.federation, result.history.test)
-    )
-    return (
-        f"The saved model, of seed {study.seeds[0]}: gap {own:.1f} on its clients' rows, "
-        f"{test:.1f} on test rows."
-    )

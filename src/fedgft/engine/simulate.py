@@ -53,7 +53,7 @@ class History:
     executor: str
     control: ControlReport | None = None  # for a method with a target: whether each run reached it
 
-    def part(self, runs: slice) -> "History":
+    def part(self, runs: slice | np.ndarray) -> "History":
         """Some of the runs, with their share of the time."""
         share = len(self.params[runs]) / len(self.params)
         return History(
@@ -66,6 +66,34 @@ class History:
             seconds=self.seconds * share,
             executor=self.executor,
             control=None if self.control is None else self.control.part(runs),
+        )
+
+    def with_runs(self, at: np.ndarray, other: "History") -> "History":
+        """This history with its runs `at` replaced by those of another, measured as often."""
+
+        def at_client(mine: Tally | None, theirs: Tally | None) -> Tally | None:
+            return None if mine is None or theirs is None else mine.replaced(at, theirs)
+
+        def at_round(mine: Tally | None, theirs: Tally | None) -> Tally | None:
+            if mine is None or theirs is None:
+                return None
+            return mine.replaced((slice(None), at), theirs)
+
+        params = self.params.copy()
+        params[at] = other.params
+        test = at_round(self.test, other.test)
+        assert test is not None
+        return replace(
+            self,
+            federation=at_round(self.federation, other.federation),
+            test=test,
+            before=at_client(self.before, other.before),
+            after=at_client(self.after, other.after),
+            params=params,
+            seconds=self.seconds + other.seconds,
+            control=None
+            if self.control is None or other.control is None
+            else self.control.with_runs(at, other.control),
         )
 
 

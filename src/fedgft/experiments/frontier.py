@@ -14,12 +14,13 @@ import numpy as np
 from fedgft.engine.picking import SLACK
 from fedgft.errors import FedgftError
 from fedgft.experiments.references import fairlearn_fit, thresholds
-from fedgft.experiments.rows import mean_of, mean_sd
+from fedgft.experiments.rows import behind, interval, mean_of, mean_sd
 from fedgft.experiments.shelf import Shelf
 from fedgft.experiments.study import Point, Result, Study
 from fedgft.federated.methods import SINGLE
 from fedgft.metrics import Metric, NotEstimableWarning, Tally, stack
-from fedgft.metrics.intervals import floor, gap_interval
+from fedgft.metrics.decisions import collapsed
+from fedgft.metrics.intervals import floor
 
 TRAINED = (*SINGLE, "lft", "fairfed", "fedgft", "fedgft-control")
 BOUNDS = (0.001, 0.01, 0.03)  # of ExponentiatedGradient
@@ -54,16 +55,21 @@ class Spot:
         """On average, on the federation's rows."""
         return self.mean(metric, "federation")[1] <= target + SLACK
 
+    def collapsed(self) -> np.ndarray:
+        """(replicate,): the model gives nearly everybody the same class."""
+        return collapsed(self.federation)
+
     def nearest(self, metric: Metric, target: float | None) -> int:
         """The replicate that is handed over: the most accurate within the target, or else the
-        fairest; without a target, the one whose gap is nearest to the mean."""
+        fairest; without a target, the one whose gap is nearest to the mean. Collapsed models only
+        where there are no others."""
         accuracy, gap = self.values(metric, "federation")
         if target is None:
-            return int(np.nanargmin(np.abs(gap - np.nanmean(gap))))
-        within = gap <= target + SLACK
+            return int(np.nanargmin(np.abs(gap - np.nanmean(gap)) + self.collapsed()))
+        within = (gap <= target + SLACK) & ~self.collapsed()
         if within.any():
             return int(np.argmax(np.where(within, accuracy, -np.inf)))
-        return int(np.nanargmin(gap))
+        return int(np.nanargmin(gap + self.collapsed()))
 
 
 def strengths(
@@ -150,7 +156,6 @@ def fairlearn(
 def spot_row(study: Study, metric: Metric, alpha: float | None, spot: Spot) -> dict[str, Any]:
     """As `fedgft compare` has them; null where a method has no scores or no strength."""
     decisions = spot.test.statistics(metric, "hard")
-    low, high = gap_interval(metric, decisions)
     out: dict[str, Any] = {
         "data": study.dataset.name, "alpha": alpha, "method": spot.method, "metric": metric.name,
         "protocol": study.protocol.name, "seeds": len(spot.test.count), "strength": spot.strength,
@@ -159,8 +164,9 @@ def spot_row(study: Study, metric: Metric, alpha: float | None, spot: Spot) -> d
         out |= mean_sd("accuracy" + name, tally.accuracy())
     out |= mean_sd("gap_hard", spot.federation.gap(metric, "hard"))
     out |= mean_sd("gap_hard_test", spot.test.gap(metric, "hard"))
-    out |= {"gap_hard_test_low": mean_of(low), "gap_hard_test_high": mean_of(high),
-            "floor": mean_of(floor(metric, decisions))}  # fmt: skip
+    out |= interval(metric, spot.test)
+    out |= {"floor": mean_of(floor(metric, decisions))}
+    out |= behind(study.dataset, metric, spot.federation, spot.test)
     out |= {"gap_soft": mean_of(spot.federation.gap(metric, "soft")),
             "gap_soft_test": mean_of(spot.test.gap(metric, "soft"))}  # fmt: skip
     return out
@@ -196,8 +202,10 @@ def knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
 
 def choose(spots: Sequence[Spot], metric: Metric, target: float | None) -> Spot | None:
     """The most accurate trained method within the target, or else nearest to it; without one the
-    knee, or where nothing bends the fairest. On the federation's rows, means over replicates."""
-    trained = [s for s in spots if s.method in TRAINED]
+    knee, or where nothing bends the fairest. On the federation's rows, means over replicates. What
+    has collapsed in half of the replicates or more is chosen only where everything has."""
+    known = [s for s in spots if s.method in TRAINED]
+    trained = [s for s in known if s.collapsed().mean() < 0.5] or known
     front = pareto(trained, metric)
     if target is None:
         return knee(trained, metric) or (front[0] if front else None)

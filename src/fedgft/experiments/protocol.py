@@ -6,7 +6,8 @@
 | features | raw | standardised by federated sums over training rows |
 | start | every client its own in round 1 | one common start |
 | client Adam | state kept, batches fixed once | m reset each round, v shared; reshuffled |
-| learning rate, rounds | 0.002 constant, 20 | cosine, start chosen on an inner split; 50 |
+| learning rate | 0.002 constant | cosine, start chosen on an inner split |
+| rounds | 20 | 50; of fedgft-control 100 or 200 where 50 miss the target |
 | strength | lam 20, beta 1 | chosen on an inner split |
 | target of fedgft-control | 0 | 0 |
 | FairFed | the authors' code | as published |
@@ -29,11 +30,18 @@ from fedgft.metrics.spread import Spread
 LAMS = (1.0, 10.0, 20.0, 50.0)
 BETAS = (0.1, 1.0, 10.0)
 RATES = (0.005, 0.01, 0.02, 0.03)
+MORE_RATES = (0.001, 0.002, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A tuple of several values means: chosen among them on an inner split of the training rows."""
+    """A tuple of several values means: chosen among them on an inner split of the training rows.
+
+    `more_lr` are candidates outside `lr`: a replicate whose best rate is the lowest or the highest
+    of `lr` also tries those beyond it, from the nearest on, for as long as the next one is better.
+    `round_factors`: a replicate of fedgft-control that misses its target is trained again from the
+    start with so many times the rounds, in this order, until it meets the target.
+    """
 
     name: str
     test: TestRows
@@ -45,6 +53,8 @@ class Protocol:
     fairfed: Rule
     headline: tuple[Literal["federation", "test"], Kind]
     target: tuple[float, ...] = (0.0,)
+    more_lr: tuple[float, ...] = ()
+    round_factors: tuple[int, ...] = ()
     penalty: str = "half"
     spread: Spread = "range"
     control: Kind = "hard"  # which gap is held against the target
@@ -106,6 +116,8 @@ PROTOCOLS: dict[str, Protocol] = {
         beta=BETAS,
         fairfed="subtract",
         headline=("test", "hard"),
+        more_lr=MORE_RATES,
+        round_factors=(2, 4),
     ),
 }
 "heldout, what to trust, and paper, how the published numbers were made."
@@ -124,7 +136,8 @@ def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol
 
 def _for_images(protocol: Protocol) -> Protocol:
     """20 rounds of batches of 64 from one start: the mean of networks that began apart is noise.
-    Test rows are apart. Strengths are given and not chosen, for that takes eight times as long."""
+    Test rows are apart. Strengths are given and not chosen, for that takes eight times as long; for
+    the same reason no replicate is trained again with more rounds."""
     paper = protocol.name == "paper"
     settings = replace(
         protocol.settings, rounds=20, batch_size=64, start="common",
@@ -132,5 +145,11 @@ def _for_images(protocol: Protocol) -> Protocol:
     )  # fmt: skip
     rate, lam = (0.0005, 20.0) if paper else (0.001, 10.0)
     return replace(
-        protocol, settings=settings, test="disjoint", lr=(rate,), lam=(lam,), beta=(1.0,)
+        protocol,
+        settings=settings,
+        test="disjoint",
+        lr=(rate,),
+        lam=(lam,),
+        beta=(1.0,),
+        round_factors=(),
     )

@@ -1,18 +1,27 @@
-"""Results as rows: one a combination, one a round, one a client. All rates are fractions."""
+"""Results as rows: per combination, per round, per client. All rates are fractions."""
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
+from fedgft.data.dataset import Dataset
 from fedgft.experiments.study import Result, Study
-from fedgft.metrics import NotEstimableWarning
-from fedgft.metrics.intervals import floor, gap_interval
+from fedgft.federated.control import NEAR
+from fedgft.metrics import Metric, NotEstimableWarning, Tally
+from fedgft.metrics.decisions import (
+    balanced_accuracy,
+    collapsed,
+    condition_names,
+    constant_accuracy,
+    selection_rates,
+)
+from fedgft.metrics.intervals import FEW, floor, gap_interval
 from fedgft.theory import analyse
-
-NEAR = 0.003  # a target is said to be reached; a pick (`picking.SLACK`) aims a little closer
 
 
 def row(study: Study, result: Result) -> dict[str, Any]:
@@ -22,7 +31,6 @@ def row(study: Study, result: Result) -> dict[str, Any]:
     federation, test = history.federation, history.test
     assert federation is not None  # studies evaluate on both
     decisions = test[-1].statistics(metric, "hard")
-    low, high = gap_interval(metric, decisions)
     cell = study.cell(result)
     out: dict[str, Any] = {
         "data": study.dataset.name,
@@ -37,13 +45,14 @@ def row(study: Study, result: Result) -> dict[str, Any]:
         **_told(cell, "gap_hard", federation[-1].gap(metric, "hard")),
         **_told(cell, "gap_soft_test", test[-1].gap(metric, "soft")),
         **_told(cell, "gap_hard_test", test[-1].gap(metric, "hard")),
-        "gap_hard_test_low": mean_of(low),
-        "gap_hard_test_high": mean_of(high),
+        **interval(metric, test[-1]),
         "floor": mean_of(floor(metric, decisions)),
+        **behind(study.dataset, metric, federation[-1], test[-1]),
         **_apart(cell, result),
         "seconds": history.seconds,
         "lr": mean_of(result.lr),
         "strength": mean_of(result.strength) if result.method in study.protocol.strengths else None,
+        "rounds": _trained_for(result.rounds),
         **_target(study, result),
         "base": study.protocol.base,
         "executor": history.executor,
@@ -66,8 +75,9 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
 
 
 def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
-    """One row a replicate and measured round."""
+    """One row per replicate and measured round."""
     history, metric, out = result.history, result.metric, []
+    stretch = result.stretch
     assert history.federation is not None
     gaps = {
         name: tally.gap(metric, kind)
@@ -85,17 +95,24 @@ def round_rows(study: Study, result: Result) -> list[dict[str, Any]]:
                 {"data": study.dataset.name, "alpha": study.concentration(result.alpha),
                  "method": result.method, "metric": metric.name,
                  "protocol": study.protocol.name, "seed": seed,
-                 "round": after, "accuracy": _number(accuracy[e, i]),
-                 **{name: _number(gap[e, i]) for name, gap in gaps.items()}}
+                 "round": after * int(stretch[i]), "accuracy": number(accuracy[e, i]),
+                 **{name: number(gap[e, i]) for name, gap in gaps.items()}}
             )  # fmt: skip
     return out
 
 
-def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dict[str, Any]]:
-    """Every client's rows, accuracy and gap under the starting and under the final model."""
+def client_rows(
+    study: Study, result: Result, *, replicate: int = 0, plain: Result | None = None
+) -> list[dict[str, Any]]:
+    """Every client's rows, accuracy and gap before and after.
+
+    After is under the final model of the replicate; before is under FedAvg's final model of the
+    same replicate, where `plain` has it, and otherwise under the model that training started from.
+    """
     history, metric = result.history, result.metric
-    assert history.before is not None and history.after is not None
-    before, after = history.before[replicate], history.after[replicate]
+    start = history.before if plain is None else plain.history.after
+    assert start is not None and history.after is not None
+    before, after = start[replicate], history.after[replicate]
     names = study.dataset.client_names if study.kind == "column" else ()
     keys = result.federations[replicate].keys
     analysis = analyse(metric, after, "hard")
@@ -110,7 +127,7 @@ def client_rows(study: Study, result: Result, *, replicate: int = 0) -> list[dic
         "contribution": contribution,
     }
     # Each column is taken once, not once a client: there may be a million of them.
-    columns = [map(_number, values.tolist()) for values in measured.values()]
+    columns = [map(number, values.tolist()) for values in measured.values()]
     rows = map(int, after.rows().tolist())
     return [
         {"client": names[key] if names else str(key), "rows": count,
@@ -129,7 +146,7 @@ def _apart(cell: str, result: Result) -> dict[str, float | None]:
     if after is None:
         return {"heterogeneity": None, "total_variation": None}
     each = [analyse(metric, after[i], "soft") for i in range(len(after.count))]
-    variation = _number(float(np.mean([found.total_variation for found in each])))
+    variation = number(float(np.mean([found.total_variation for found in each])))
     if not metric.proper(after.count.shape[-2]):
         return {"heterogeneity": None, "total_variation": variation}
     infinite = sum(math.isinf(found.heterogeneity) for found in each)
@@ -140,21 +157,125 @@ def _apart(cell: str, result: Result) -> dict[str, float | None]:
             NotEstimableWarning, stacklevel=3,
         )  # fmt: skip
     return {
-        "heterogeneity": _number(float(np.mean([found.heterogeneity for found in each]))),
+        "heterogeneity": number(float(np.mean([found.heterogeneity for found in each]))),
         "total_variation": variation,
     }
 
 
+def interval(metric: Metric, tally: Tally) -> dict[str, Any]:
+    """The 95% interval of the gap of decisions, averaged over the replicates, and the fewest rows
+    that any of its rates is made of. None where every replicate has fewer than ten."""
+    decisions = tally.statistics(metric, "hard")
+    low, high = gap_interval(metric, decisions, fewest=FEW)
+    return {
+        "gap_hard_test_low": mean_of(low),
+        "gap_hard_test_high": mean_of(high),
+        "fewest_rows": number(float(decisions[..., 1, :, :].min())),
+    }
+
+
+def behind(data: Dataset, metric: Metric, federation: Tally, test: Tally) -> dict[str, Any]:
+    """What stands behind accuracy and gap. Tallies are (replicate, ...).
+
+    `accuracy_constant`: of always predicting the most frequent class. `selection_rates`: by group,
+    the share of its rows that is given the positive class (of more than two classes: each class).
+    `collapsed`: replicates that give nearly everybody the same class, on the clients' rows.
+    `widest`: the groups behind the gap of decisions, the one with the higher rate first.
+    """
+    out: dict[str, Any] = {"accuracy_constant": mean_of(constant_accuracy(test))}
+    out |= mean_sd("balanced_accuracy", balanced_accuracy(test))
+    for name, tally in (("", test), ("_federation", federation)):
+        out["selection_rates" + name] = _selected(data, tally)
+        out["widest" + name] = _widest(data, metric, tally)
+    return out | {"collapsed": int(collapsed(federation).sum())}
+
+
+def _selected(data: Dataset, tally: Tally) -> dict[str, Any]:
+    rates = selection_rates(tally)
+    out: dict[str, Any] = {}
+    for g, group in enumerate(data.group_names):
+        each = {name: mean_of(rates[:, g, c]) for c, name in enumerate(data.classes)}
+        out[group] = each[data.classes[1]] if len(data.classes) == 2 else each
+    return out
+
+
+def _widest(data: Dataset, metric: Metric, tally: Tally) -> dict[str, Any] | None:
+    """The condition and the pair that are widest apart in most replicates; None: not estimable."""
+    decisions = tally.statistics(metric, "hard")
+    known = decisions[np.isfinite(metric.readout(decisions))]
+    if not len(known):
+        return None
+    pair = metric.worst(known)
+    each = zip(pair.condition.tolist(), pair.high.tolist(), pair.low.tolist(), strict=True)
+    (condition, high, low), times = Counter(each).most_common(1)[0]
+    return {
+        "high": data.group_names[high],
+        "low": data.group_names[low],
+        "condition": condition_names(metric, data.classes)[condition],
+        "replicates": times,
+    }
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The replicate whose model is handed over, and why."""
+
+    replicate: int
+    why: Literal["met", "nearest", "first"]
+    met: int  # replicates that met the target; 0 without one
+    collapsed: bool
+
+
+def pick(study: Study, result: Result) -> Pick:
+    """Of the replicates that met the target on their clients' rows the most accurate one there; if
+    none did, the one whose gap is nearest to it. Collapsed models only where there are no others.
+    Without a target the first replicate that did not diverge."""
+    federation = result.history.federation
+    assert federation is not None
+    last = federation[-1]
+    accuracy, lost = last.accuracy(), collapsed(last)
+    finite = np.isfinite(accuracy)
+    if result.method != "fedgft-control":
+        at = int(np.argmax(finite))
+        return Pick(at, "first", 0, bool(lost[at]))
+    gap = last.gap(result.metric, study.protocol.control)
+    met = (gap <= result.strength + NEAR) & ~lost
+    if met.any():
+        at = int(np.argmax(np.where(met, accuracy, -np.inf)))
+        return Pick(at, "met", int(met.sum()), False)
+    order = np.where(np.isfinite(gap), gap, np.inf) + np.where(lost, 1.0, 0.0)
+    at = int(np.argmin(order))
+    return Pick(at, "nearest", 0, bool(lost[at]))
+
+
 def _target(study: Study, result: Result) -> dict[str, Any]:
     """What was asked for, and how many replicates have it on the federation's rows (to 0.3 points,
-    the resolution of decisions on a few thousand rows)."""
+    the resolution of decisions on a few thousand rows). Some of these models may have collapsed."""
     if result.method != "fedgft-control":
-        return {"target": None, "target_of": None, "reached": None}
+        return {
+            "target": None,
+            "target_of": None,
+            "reached": None,
+            "reached_collapsed": None,
+            "missed_because": None,
+        }
     federation, kind = result.history.federation, study.protocol.control
     assert federation is not None
     within = federation[-1].gap(result.metric, kind) <= result.strength + NEAR
     of = {"hard": "decisions", "soft": "scores"}[kind]
-    return {"target": mean_of(result.strength), "target_of": of, "reached": int(within.sum())}
+    return {
+        "target": mean_of(result.strength),
+        "target_of": of,
+        "reached": int(within.sum()),
+        "reached_collapsed": int((within & collapsed(federation[-1])).sum()),
+        "missed_because": _reason(result, within),
+    }
+
+
+def _reason(result: Result, within: np.ndarray) -> str | None:
+    """What happened in the first replicate that missed its target, in words."""
+    missed, control = np.flatnonzero(~within), result.history.control
+    return control.reason(int(missed[0])) if len(missed) and control is not None else None
 
 
 def _told(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:
@@ -179,9 +300,15 @@ def mean_of(values: np.ndarray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _number(value: float) -> float | None:
+def number(value: Any) -> float | None:
     """JSON has no NaN and no infinity: not estimable is null."""
     return float(value) if math.isfinite(value) else None
+
+
+def _trained_for(rounds: np.ndarray) -> dict[str, int]:
+    """How many replicates were trained for how many rounds: {"50": 18, "100": 2}."""
+    each, times = np.unique(rounds, return_counts=True)
+    return {str(n): int(count) for n, count in zip(each.tolist(), times, strict=True)}
 
 
 def _counts(values: np.ndarray) -> str:

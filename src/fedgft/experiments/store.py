@@ -1,5 +1,6 @@
 """What a study leaves: rows as Parquet, and the models of its runs."""
 
+import json
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -9,22 +10,31 @@ import numpy as np
 
 from fedgft.data.scaling import raw_scaling
 from fedgft.errors import FedgftError
+from fedgft.experiments.rows import number
 from fedgft.experiments.study import Result, Study
+from fedgft.federated.control import NEAR
 from fedgft.files import whole
+from fedgft.metrics.decisions import collapsed
 from fedgft.models import ResNet18, get_model, named
 from fedgft.saved import write_model
 
-TEXT = ("rule", "target_of")  # columns of text that may hold nothing but nulls
+# columns of text that may hold nothing but nulls
+TEXT = ("rule", "target_of", "missed_because", "widest", "widest_federation")
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """Rows as Parquet, which their owner alone can read.
 
-    A column of nothing but nulls has a type too, so that files combine.
+    A column of nothing but nulls has a type too, so that files combine, and for the same reason
+    what is itself a table (rates by group) becomes JSON text.
     """
     import polars as pl
 
-    frame, buffer = pl.DataFrame(rows, infer_schema_length=None), BytesIO()
+    flat = [
+        {name: json.dumps(v) if isinstance(v, dict) else v for name, v in row.items()}
+        for row in rows
+    ]
+    frame, buffer = pl.DataFrame(flat, infer_schema_length=None), BytesIO()
     empty = [name for name, kind in frame.schema.items() if kind == pl.Null]
     frame = frame.with_columns(
         pl.col(name).cast(pl.String if name in TEXT else pl.Float64) for name in empty
@@ -37,8 +47,11 @@ def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     return path
 
 
-def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path:
-    """Parameters by their torch names, the scaler, and how a raw table becomes features."""
+def save_model(
+    study: Study, result: Result, replicate: int, path: Path, *, why: str | None = None
+) -> Path:
+    """Parameters by their torch names, the scaler, and how a raw table becomes features; and how
+    the model was trained, what came of its target, and `why` it is this replicate's."""
     data = study.dataset
     width, classes = data.features.shape[1], len(data.classes)
     shapes = get_model(study.model).shapes(features=width, classes=classes)
@@ -53,12 +66,38 @@ def save_model(study: Study, result: Result, replicate: int, path: Path) -> Path
     about = {
         "data": data.name, "method": result.method, "metric": result.metric.name,
         "protocol": study.protocol.name, "seed": int(study.seeds[replicate]),
+        "trained": {**trained(study, result, replicate), "why": why},
         "columns": data.columns,
         "classes": data.classes, "groups": data.group_names, "model": get_model(study.model).name,
         "encoder": None if data.encoder is None else data.encoder.to_json(),
         **_network(study.model),
     }  # fmt: skip
     return write_model(named(flat, shapes), raw_scaling(result.federations[replicate]), about, path)
+
+
+def trained(study: Study, result: Result, replicate: int) -> dict[str, Any]:
+    """How one replicate was trained and what came of it; gaps are those of the clients' rows and of
+    the test rows, of decisions unless the target is one for scores."""
+    history, metric = result.history, result.metric
+    assert history.federation is not None
+    own, test = history.federation[-1][replicate], history.test[-1][replicate]
+    aimed = result.method == "fedgft-control"
+    kind = study.protocol.control if aimed else "hard"
+    gap = float(own.gap(metric, kind))
+    target = float(result.strength[replicate]) if aimed else None
+    return {
+        "seed": int(study.seeds[replicate]),
+        "rounds": int(result.rounds[replicate]),
+        "lr": float(result.lr[replicate]),
+        "target": target,
+        "gap_of": {"hard": "decisions", "soft": "scores"}[kind],
+        "gap": number(gap),
+        "gap_test": number(test.gap(metric, kind)),
+        "reached": None if target is None else bool(gap <= target + NEAR),
+        "collapsed": bool(collapsed(own)),
+        "accuracy": number(own.accuracy()),
+        "accuracy_test": number(test.accuracy()),
+    }
 
 
 def _network(model: Any) -> dict[str, Any]:

@@ -127,9 +127,17 @@ class ControlReport:
         """(r,): whether that is at most STEADY."""
         return self.swing <= STEADY
 
-    def part(self, runs: slice) -> "ControlReport":
+    def part(self, runs: slice | np.ndarray) -> "ControlReport":
         """The report of some of the runs."""
         return ControlReport(self.target[runs], self.gap[runs], self.gaps[runs], self.kind)
+
+    def with_runs(self, at: np.ndarray, other: "ControlReport") -> "ControlReport":
+        """This report with its runs `at` replaced by those of another, which may have had more
+        rounds: of its gaps on the way as many are kept, evenly spread."""
+        gap, gaps = self.gap.copy(), self.gaps.copy()
+        kept = np.linspace(0, other.gaps.shape[1] - 1, gaps.shape[1]).round().astype(int)
+        gap[at], gaps[at] = other.gap, other.gaps[:, kept]
+        return ControlReport(self.target, gap, gaps, self.kind)
 
     def reason(self, run: int = 0) -> str:
         """One sentence on what happened in this run, and what to try if the target was missed."""

@@ -13,12 +13,20 @@ import numpy as np
 from fedgft.engine.picking import SLACK, WORTH
 from fedgft.federated import Cohort
 from fedgft.federated.algorithm import Pricing
-from fedgft.federated.control import ControllerState, StepDamper, at_speed, plain, restored
+from fedgft.federated.control import (
+    NEAR,
+    ControllerState,
+    StepDamper,
+    at_speed,
+    plain,
+    restored,
+)
 from fedgft.files import parsed
 from fedgft.flower.checks import Noise
 from fedgft.flower.private import gap_error
 from fedgft.flower.wire import Names
 from fedgft.metrics import Kind, Metric, Tally
+from fedgft.metrics.decisions import described
 
 EVERYBODY = Cohort(
     run=np.zeros(1, int), client=np.zeros(1, int), weight=np.ones(1), bounds=np.array([0, 1]),
@@ -50,9 +58,26 @@ class Constants:
             "rows": float(total.rows()),
             "clients": clients,
         }
+        if noise is None and self.names is not None:
+            row |= described(total, self.names.classes, self.names.groups)
         if noise is not None:
             row["gap_error"] = _finite(gap_error(self.metric, total, noise, clients))
-        self.history.append(row)
+        self.history.append(row | self._target(row))
+
+    def _target(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Where there is a target: which, of what, and whether the rows that were measured meet it;
+        None where the gap is not known, or where noise decides."""
+        target = getattr(self.pricing, "target", None)
+        if target is None:
+            return {}
+        kind, limit = kind_of(self.pricing), float(target) + NEAR
+        gap, error = row[f"gap_{kind}"], row.get("gap_error", 0.0)
+        unsure = gap is None or error is None or abs(gap - limit) < 2 * error
+        return {
+            "target": float(target),
+            "target_of": {"hard": "decisions", "soft": "scores"}[kind],
+            "reached": None if unsure else gap <= limit,
+        }
 
     def _estimable(self, total: Tally) -> bool:
         """Whether every group has a rate; without one the last constants stay."""

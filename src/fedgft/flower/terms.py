@@ -92,6 +92,9 @@ def query(
     return Message(content, dst_node_id=node, message_type=kind)
 
 
+VERDICT = {True: "met", False: "missed", None: "cannot be judged"}
+
+
 def line(row: dict[str, Any], metric: str) -> str:
     """One row of the history, to be read."""
     shown = lambda v: "not estimable" if v is None else f"{v:.4f}"  # noqa: E731
@@ -101,6 +104,10 @@ def line(row: dict[str, Any], metric: str) -> str:
     if row.get("clipped"):
         sites = ", ".join(f"{s} {100 * v:.1f}" for s, v in row["clipped"].items())
         text += f"; held to the limits, by points of gap: {sites}"
+    if row.get("target") is not None:
+        text += f"; target {row['target']:.4f} for {row['target_of']}: {VERDICT[row['reached']]}"
+    if row.get("collapsed"):
+        text += "; the model has collapsed: nearly everybody gets the same decision"
     if "epsilon" in row:
         text += f"; epsilon {row['epsilon']:.3g}, noise on the gap ±{shown(row['gap_error'])}"
     return text

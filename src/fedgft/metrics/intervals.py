@@ -19,6 +19,7 @@ from fedgft.metrics.metric import Metric
 from fedgft.types import Statistics, Value
 
 Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
+FEW = 10  # rows: with fewer in a group there is a rate, but no interval is claimed for it
 Limits = tuple[Value, Value]
 
 
@@ -85,10 +86,11 @@ def folded(low: Value, high: Value) -> Limits:
     return np.maximum(np.maximum(low, -high), 0.0), np.maximum(high, -low)
 
 
-def gap_interval(metric: Metric, statistics: Statistics) -> Limits:
+def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> Limits:
     """95% interval of the largest hard gap between two groups, under any condition.
 
-    `statistics` are counts, not means, and all rates must be estimable; NaN goes through.
+    `statistics` are counts, not means, and all rates must be estimable; NaN goes through. NaN, too,
+    where a group has fewer than `fewest` rows under some condition.
     """
     statistics = np.asarray(statistics, dtype=float)
     rates, rows = metric.rates(statistics), statistics[..., 1, :, :]
@@ -98,7 +100,11 @@ def gap_interval(metric: Metric, statistics: Statistics) -> Limits:
     with np.errstate(divide="ignore", invalid="ignore"):
         lower, upper = newcombe((rates[..., i], rows[..., i]), (rates[..., j], rows[..., j]), z)
     low, high = folded(lower, upper)
-    return low.max((-2, -1)), high.max((-2, -1))
+    enough = (rows >= fewest).all((-2, -1))
+    return (
+        np.where(enough, low.max((-2, -1)), np.nan),
+        np.where(enough, high.max((-2, -1)), np.nan),
+    )
 
 
 def floor(metric: Metric, statistics: Statistics) -> Value:

@@ -65,6 +65,20 @@ class Tally:
     def __getitem__(self, index: Any) -> "Tally":
         return self.map(lambda array: array[index])
 
+    def replaced(self, index: Any, other: "Tally") -> "Tally":
+        """A copy in which the entries at `index`, of leading axes, are those of another tally."""
+
+        def put(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+            out = mine.copy()
+            out[index] = theirs
+            return out
+
+        return Tally(
+            put(self.count, other.count),
+            put(self.score, other.score),
+            put(self.decision, other.decision),
+        )
+
     def sum(self, axis: int = 0) -> "Tally":
         return self.map(lambda array: array.sum(axis))
 

@@ -76,9 +76,11 @@ def trajectories(study: Study, results: Sequence[Result]) -> Any:
         how = "" if study.concentration(alpha) is None else f", alpha {alpha:g}"
         columns.append(_column(study, mine, title=metric.title + how))
     n = len(study.seeds)
+    longer = any((r.stretch > 1).any() for r in results)
+    more = "\nreplicates that took more rounds are drawn as wide as the others" if longer else ""
     return over_rounds(
         columns,
-        title=f"{study.dataset.name}, protocol {study.protocol.name}: {replicates(n)}",
+        title=f"{study.dataset.name}, protocol {study.protocol.name}: {replicates(n)}{more}",
         gap=gap_label(study.protocol),
     )
 

@@ -10,10 +10,12 @@ from fedgft.experiments.frontier import Spot, knee, pareto, within
 from fedgft.federated.methods import SINGLE
 from fedgft.layout import Table
 from fedgft.metrics import Metric
+from fedgft.metrics.decisions import constant_accuracy
 from fedgft.metrics.intervals import floor
 from fedgft.report.figures import NAMES, STYLES, band, tidy
 
 SHOWN = 8.0  # points of accuracy below the best: who wants to pay more?
+GONE = "†"  # at least one replicate's model has collapsed
 FEW = 3  # replicates below which there is no band worth drawing
 
 
@@ -115,10 +117,14 @@ def table(
             (NAMES[method], _pair(fairest, metric), _pair(bend, metric),
              *(_pair(within(mine, metric, g), metric) for g in gaps))
         )  # fmt: skip
+    constant = float(np.mean(constant_accuracy(spots[0].test)))
+    gone = any(GONE in cell for row in rows for cell in row)
     header = ("method", "fairest", "knee", *(f"gap <= {100 * g:g}" for g in gaps))
     notes = (
         f"accuracy on {tested} @ gap of decisions on the clients' rows, points;",
         "within a gap: the most accurate strength; -: none, or not in every replicate",
+        f"always predicting the most frequent class: {100 * constant:.1f}",
+        *([f"{GONE}: collapsed in some replicate, nearly everybody gets one decision"] * gone),
     )
     return Table(title, header, tuple(rows), stubs=1, notes=notes)
 
@@ -127,4 +133,5 @@ def _pair(spot: Spot | None, metric: Metric) -> str:
     if spot is None:
         return "-"
     gap, accuracy = spot.mean(metric, "federation")[1], spot.mean(metric, "test")[0]
-    return f"{100 * accuracy:.1f}@{100 * gap:.1f}"
+    mark = GONE if spot.collapsed().any() else ""
+    return f"{100 * accuracy:.1f}@{100 * gap:.1f}{mark}"

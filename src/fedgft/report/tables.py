@@ -10,6 +10,7 @@ from fedgft.layout import Table
 from fedgft.report.figures import NAMES
 
 MARK = "✗"  # more than two published brackets away
+COLLAPSED = "†"
 DASH = "–"
 ROWS = "In this protocol the test rows are also among the clients' rows."
 IMAGES = "In this protocol no test image is a client's, but people of whom a client has others are."
@@ -74,27 +75,60 @@ def decisions(experiment: Experiment, records: Sequence[Record]) -> Table:
     header, rows = [LABELS[name] for name in experiment.varied], []
     for metric in experiment.metrics:
         name = metric.upper()
-        header += [f"accuracy, {name} runs", f"{name} gap", "95% interval", "by chance"]
+        header += [f"accuracy, {name} runs", "balanced accuracy", "selected, by group"]
+        header += [f"{name} gap", "95% interval", "by chance"]
     for variant in by_variant(experiment, records):
         cells = [value(next(iter(variant.values())).cell, name) for name in experiment.varied]
         for record in variant.values():
             row = record.row
             low, high = row["gap_hard_test_low"], row["gap_hard_test_high"]
             cells += [
-                ours(row, "accuracy"),
+                ours(row, "accuracy") + (f" {COLLAPSED}" if row["collapsed"] else ""),
+                ours(row, "balanced_accuracy"),
+                selected(row["selection_rates"]),
                 ours(row, "gap_hard_test"),
                 DASH if low is None else f"{100 * low:.1f} to {100 * high:.1f}",
                 DASH if row["floor"] is None else f"{100 * row['floor']:.1f}",
             ]
         rows.append(tuple(cells))
     rows_of = "held-out rows" if records[0].cell.protocol == "heldout" else "the test rows"
-    notes = ["The interval is that of one replicate's test rows, averaged over the replicates."]
+    rows_seen = [record.row for record in records]
+    notes = [
+        "The interval is that of one replicate's test rows, averaged over the replicates.",
+        f"Selected, by group: {', '.join(rows_seen[0]['selection_rates'])}, per cent. Always "
+        f"predicting the most frequent class is right in {_constant(rows_seen)}% of the test rows.",
+    ]
+    if any(row["collapsed"] for row in rows_seen):
+        notes.append(
+            f"{COLLAPSED}: in some replicate the model has collapsed: it gives nearly everybody "
+            "the same decision."
+        )
+    if any(row["gap_hard_test_low"] is None and row["gap_hard_test"] for row in rows_seen):
+        notes.append(f"{DASH} for an interval: not estimable: fewer than ten rows.")
     if records[0].cell.protocol == "paper":
         notes.append(IMAGES if records[0].cell.data == "celeba" else ROWS)
     return Table(
         f"{_where(records)}: gaps of decisions on {rows_of}",
         tuple(header), tuple(rows), len(experiment.varied), tuple(notes),
     )  # fmt: skip
+
+
+def selected(rates: dict[str, Any]) -> str:
+    """Selection rates by group, in per cent; of more than two classes every class of a group."""
+    out = []
+    for rate in rates.values():
+        each = list(rate.values()) if isinstance(rate, dict) else [rate]
+        known = [f"{100 * value:.1f}" for value in each if value is not None]
+        out.append("/".join(known) or DASH)
+    return ", ".join(out)
+
+
+def _constant(rows: Sequence[dict[str, Any]]) -> str:
+    known = [100 * row["accuracy_constant"] for row in rows if row["accuracy_constant"] is not None]
+    if not known:
+        return DASH
+    low, high = f"{min(known):.1f}", f"{max(known):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def ours(row: dict[str, Any], name: str) -> str:

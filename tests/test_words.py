@@ -1,0 +1,604 @@
+"""What a training run says of itself: of models that have collapsed, of targets that were missed,
+of the groups behind a gap, and of what was saved. On made data."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
+
+from fedgft.cli import main
+from fedgft.data.dataset import Dataset
+from fedgft.data.synthetic import synthetic
+from fedgft.engine import History
+from fedgft.experiments import (
+    PROTOCOLS,
+    Result,
+    Study,
+    client_rows,
+    get_protocol,
+    round_rows,
+    row,
+)
+from fedgft.experiments.checkpoints import Checkpoints
+from fedgft.experiments.frontier import Spot, choose, spot_row
+from fedgft.experiments.rows import pick
+from fedgft.experiments.store import save_model, write_rows
+from fedgft.metrics import Tally, get_metric, stack
+from fedgft.metrics.decisions import (
+    balanced_accuracy,
+    collapsed,
+    condition_names,
+    constant_accuracy,
+    selection_rates,
+)
+from fedgft.metrics.intervals import gap_interval
+from fedgft.report.words import advice, findings, missed, reached, saved, widest
+from fedgft.saved import load_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+    pytest.mark.filterwarnings("ignore::fedgft.federated.control.TargetMissedWarning"),
+]
+SP, EOP, EO = (get_metric(name) for name in ("sp", "eop", "eo"))
+
+
+def run(capsys, *arguments):
+    try:
+        main([str(a) for a in arguments])
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    captured = capsys.readouterr()
+    return code, " ".join(captured.out.split()), captured.err
+
+
+# Decisions, from sums
+
+
+def drawn(seed: int, *, rows: int = 500, classes: int = 2, groups: int = 3):
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(classes), rows)
+    labels = rng.choice(classes, rows, p=rng.dirichlet(np.full(classes, 3.0)))
+    group = rng.integers(-1, groups, rows)
+    return probs, labels, group
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_decisions_are_those_of_scikit_learn(classes: int) -> None:
+    for seed in range(20):
+        probs, labels, group = drawn(seed, classes=classes)
+        tally = Tally.of(probs, labels, group, num_groups=3)
+        chosen = probs.argmax(1)
+        assert balanced_accuracy(tally) == pytest.approx(balanced_accuracy_score(labels, chosen))
+        constant = DummyClassifier(strategy="most_frequent").fit(probs, labels).predict(probs)
+        assert constant_accuracy(tally) == pytest.approx(accuracy_score(labels, constant))
+        for g in range(3):
+            shares = np.bincount(chosen[group == g], minlength=classes) / (group == g).sum()
+            assert selection_rates(tally)[g] == pytest.approx(shares)
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes")
+def test_a_class_without_rows_is_left_out_of_balanced_accuracy() -> None:
+    probs, labels, group = drawn(0, classes=3)
+    tally = Tally.of(probs, np.minimum(labels, 1), group, num_groups=3)
+    expected = balanced_accuracy_score(np.minimum(labels, 1), probs.argmax(1))
+    assert balanced_accuracy(tally) == pytest.approx(expected)
+
+
+def table(*cells: tuple[int, int]) -> Tally:
+    """Of each group, for label 0 and then for label 1: rows, and how many of them are accepted."""
+    decision = np.zeros((2, len(cells) // 2 + 1, 2))
+    for at, (rows, accepted) in enumerate(cells):
+        group, label = divmod(at, 2)
+        decision[label, group] = rows - accepted, accepted
+    return Tally(decision.sum(-1), decision, decision)
+
+
+# 21,791 people, 92.3% of them positive. The plain model is right in 93.0% of all cases, the other
+# one accepts 21,785 of them and is right in 92.3%.
+PLAIN = table((900, 600), (7_100, 6_900), (778, 700), (13_013, 12_988))
+ACCEPTS_ALL = table((900, 898), (7_100, 7_099), (778, 776), (13_013, 13_012))
+
+
+@pytest.mark.parametrize(
+    ("tally", "expected"),
+    [
+        (ACCEPTS_ALL, True),
+        (PLAIN, False),
+        (table((950, 0), (50, 0)), True),  # refuses all
+        (table((500, 20), (500, 20)), True),  # accepts 4% and is no better than a constant
+        (table((500, 0), (500, 40)), False),  # accepts 4%, all of them rightly
+        (table((99_500, 100), (500, 200)), False),  # fraud is rare, and so are accusations
+        (table((99_500, 5), (500, 5)), True),  # one accusation where there are fifty
+        (table((400, 80), (600, 500)), False),
+    ],
+)
+def test_what_is_a_collapsed_model(tally: Tally, expected: bool) -> None:
+    assert collapsed(tally) == expected
+    assert collapsed(stack([tally, tally])).tolist() == [expected, expected]
+    lost = tally.map(lambda array: np.nan * array)
+    assert not collapsed(lost)  # diverged, which is another thing
+
+
+def test_conditions_have_the_names_of_the_classes() -> None:
+    assert condition_names(EO, ("no", "yes")) == (
+        "class yes given label no",
+        "class yes given label yes",
+    )
+    both = get_metric("sp+eop")
+    assert condition_names(both, ("no", "yes")) == ("sp: class yes", "eop: class yes")
+
+
+def test_no_interval_below_ten_rows() -> None:
+    statistics = np.array([[[5.0, 30.0]], [[9.0, 60.0]]])
+    assert np.isnan(gap_interval(SP, statistics, fewest=10)).all()
+    statistics[1, 0, 0] = 10
+    assert np.isfinite(gap_interval(SP, statistics, fewest=10)).all()
+
+
+# Rows and sentences
+
+
+def people(groups=("man", "woman"), classes=("no", "yes")) -> Dataset:
+    rng = np.random.default_rng(0)
+    return Dataset(
+        "people",
+        rng.standard_normal((60, 2)),
+        np.arange(60) % len(classes),
+        np.arange(60) // len(classes) % len(groups),
+        ("x0", "x1"),
+        classes,
+        groups,
+    )
+
+
+def history_of(runs: list[Tally], rounds: int = 50) -> History:
+    """As if training had led to the models with these sums, on the clients' rows and on others."""
+    each = stack(runs)
+    both = stack([each, each])
+    clients = each.map(lambda array: array[:, None])
+    params = np.full((len(runs), 6), float(rounds))
+    return History(np.array([0, rounds]), both, both, clients, clients, params, 1.0, "x")
+
+
+def result(study: Study, method: str, runs: list[Tally], *, metric=SP, target=0.02) -> Result:
+    """As if each replicate had been trained into the model with these sums on all its rows."""
+    seeds, made = len(runs), history_of(runs)
+    return Result(
+        0.5,
+        method,
+        metric,
+        made,
+        study.federations(0.5),
+        np.full(seeds, 0.01),
+        np.full(seeds, target),
+        np.full(seeds, 50),
+    )
+
+
+def lab(seeds: int, **changes) -> Study:
+    return Study(people(), replace(get_protocol("heldout"), **changes), range(seeds), clients=2)
+
+
+def test_a_model_that_accepts_everybody_is_called_collapsed() -> None:
+    study = lab(20)
+    plain = row(study, result(study, "fedavg", [PLAIN] * 20))
+    fair = row(study, result(study, "fedgft-control", [ACCEPTS_ALL] * 19 + [PLAIN]))
+    assert (fair["reached"], fair["reached_collapsed"], fair["collapsed"]) == (19, 19, 19)
+    assert 100 * (plain["accuracy"] - fair["accuracy"]) == pytest.approx(0.7, abs=0.05)
+    assert fair["accuracy_constant"] == pytest.approx(20_113 / 21_791)
+    assert fair["balanced_accuracy"] < 0.52 < plain["balanced_accuracy"]
+    assert fair["selection_rates_federation"]["man"] > 0.99
+    assert plain["collapsed"] == 0 and missed(fair) == 20 and missed(plain) == 0
+    said = reached(fair, plain)
+    assert "in 19 of 20 replicates, but 19 of these models have collapsed" in said
+    assert "nearly everybody the same decision" in said
+    assert "always predicting the most frequent class is right in 92.3%" in said
+    assert "0.7 points less than FedAvg" in said
+    assert "collapsed in 19 of 20 replicates" in findings(
+        [plain, fair], groups=("man", "woman"), title="statistical parity"
+    )
+    assert "a larger --target" in advice(fair) and "--lr" in advice(fair)
+    assert "--" not in advice(fair, python=True) and "target=" in advice(fair, python=True)
+    chosen = pick(study, result(study, "fedgft-control", [ACCEPTS_ALL] * 19 + [PLAIN]))
+    assert chosen.replicate == 19 and chosen.why == "nearest" and not chosen.collapsed
+
+
+def test_nothing_is_called_collapsed_that_is_not() -> None:
+    study = lab(3)
+    fair = row(study, result(study, "fedgft-control", [PLAIN] * 3, target=0.3))
+    assert fair["collapsed"] == 0 and advice(fair) == ""
+    assert "collapsed" not in reached(fair, fair)
+
+
+def gapped(gap: float, right: float) -> Tally:
+    """Two groups of 1,000 rows whose decisions have this gap and this accuracy."""
+    cells = []
+    for accepted in (500 + 500 * gap, 500 - 500 * gap):
+        hits, wrong = round(right * accepted), round((1 - right) * accepted)
+        positives = hits + round((1 - right) * (1000 - accepted))
+        cells += [(1000 - positives, wrong), (positives, hits)]
+    return table(*cells)
+
+
+def test_the_saved_replicate_is_the_best_that_met_the_target(tmp_path) -> None:
+    gaps = [0.103, 0.02, 0.011, 0.3, 0.019]
+    right = [0.9, 0.7, 0.8, 0.95, 0.75]
+    study = lab(5)
+    made = result(study, "fedgft-control", [gapped(g, r) for g, r in zip(gaps, right, strict=True)])
+    fair = row(study, made)
+    chosen = pick(study, made)
+    assert fair["reached"] == chosen.met == 3
+    assert (chosen.replicate, chosen.why) == (2, "met")  # not seed 0, whose gap is 10.3 points
+    path = save_model(study, made, 2, tmp_path / "m.safetensors", why="because")
+    about = load_model(path).about["trained"]
+    assert about["seed"] == 2 and about["target"] == 0.02 and about["reached"]
+    assert about["gap"] == pytest.approx(0.011, abs=1e-3) and about["why"] == "because"
+    said = saved(about, "because")
+    assert "seed 2: because" in said and "(target 2.0: met)" in said
+    assert "reached on the clients' own rows (within 0.3 points) in 3 of 5" in reached(fair)
+    assert "missed in 2" in reached(fair)
+    strict = result(study, "fedgft-control", made_tallies(made), target=0.0)
+    none = pick(study, strict)
+    assert (none.replicate, none.why, none.met) == (2, "nearest", 0)
+    assert "missed on the clients' own rows (within 0.3 points) in all 5" in reached(
+        row(study, strict)
+    )
+    assert "--rounds 100; 50 were tried" in advice(row(study, strict))
+    assert "Settings(rounds=100)" in advice(row(study, strict), python=True)
+    first = pick(study, result(study, "fedgft", made_tallies(made)))
+    assert (first.replicate, first.why) == (0, "first")
+
+
+def made_tallies(made: Result) -> list[Tally]:
+    assert made.history.federation is not None
+    return [made.history.federation[-1][i] for i in range(len(made.lr))]
+
+
+def test_the_groups_and_the_class_behind_a_gap_are_named() -> None:
+    groups, classes = ("a", "b", "c"), ("red", "green", "blue")
+    rng = np.random.default_rng(0)
+    labels, group = rng.integers(0, 3, 3000), rng.integers(0, 3, 3000)
+    chosen = np.where((group == 2) & (rng.random(3000) < 0.5), 1, labels)  # c is often "green"
+    tally = Tally.of(np.eye(3)[chosen], labels, group, num_groups=3)
+    study = Study(people(groups, classes), get_protocol("heldout"), range(2), clients=2)
+    found = row(study, result(study, "fedgft-control", [tally] * 2))
+    assert found["widest"]["condition"] == "class green" and found["widest"]["high"] == "c"
+    assert found["widest"]["replicates"] == 2
+    assert set(found["selection_rates"]["c"]) == set(classes)
+    assert f"widest between c (the higher rate) and {found['widest']['low']}, class green" in (
+        reached(found)
+    )
+    other = {"high": "a", "low": "b", "condition": "class x", "replicates": 3}
+    assert widest(other, 5).endswith("in 3 of 5 replicates")
+    assert widest(None, 5) == "not estimable"
+    given = row(study, result(study, "fedgft-control", [tally] * 2, metric=EO))
+    assert " given label " in given["widest"]["condition"]
+
+
+def test_intervals_are_withheld_below_ten_rows_in_training() -> None:
+    study, few = lab(2), table((30, 10), (30, 20), (4, 1), (5, 3))
+    made = result(study, "fedgft-control", [few] * 2)
+    found = row(study, made)
+    assert found["gap_hard_test"] is not None and found["fewest_rows"] == 9
+    assert found["gap_hard_test_low"] is None and found["gap_hard_test_high"] is None
+    plain = row(study, result(study, "fedavg", [few] * 2))
+    said = findings([plain, found], groups=("man", "woman"), title="sp")
+    assert "not estimable: fewer than ten rows" in said
+    spot = Spot("fedgft-control", 0.02, few[None], few[None])
+    assert spot_row(study, SP, 0.5, spot)["gap_hard_test_low"] is None
+    enough = row(study, result(study, "fedavg", [table((30, 10), (30, 20), (5, 1), (5, 3))] * 2))
+    assert enough["gap_hard_test_low"] is not None
+
+
+def test_rows_with_tables_in_them_go_to_parquet(tmp_path) -> None:
+    study = lab(2)
+    rows = [row(study, result(study, m, [PLAIN] * 2)) for m in ("fedavg", "fedgft-control")]
+    kept = pl.read_parquet(write_rows(rows, tmp_path / "r.parquet"))
+    assert json.loads(kept["selection_rates"][0]) == rows[0]["selection_rates"]
+    assert json.loads(kept["rounds"][1]) == {"50": 2}
+    assert kept["collapsed"].to_list() == [0, 0]
+
+
+def test_a_collapsed_spot_is_not_chosen_from_a_frontier() -> None:
+    gone = Spot("fedgft-control", 0.0, ACCEPTS_ALL[None], ACCEPTS_ALL[None])
+    plain = Spot("fedavg", None, PLAIN[None], PLAIN[None])
+    assert choose([plain, gone], SP, 0.02) is plain
+    assert choose([gone], SP, 0.02) is gone
+    both = stack([ACCEPTS_ALL, PLAIN])
+    assert Spot("fedgft-control", 0.0, both, both).nearest(SP, 0.02) == 1
+    assert spot_row(lab(1), SP, None, gone)["collapsed"] == 1
+
+
+# The grid of learning rates, and the rounds
+
+
+def quick(seeds=range(3), *, rounds: int = 4, **changes) -> Study:
+    base = get_protocol("heldout")
+    settings = replace(base.settings, rounds=rounds, eval_every=0)
+    return Study(
+        synthetic(rows=1500, seed=3),
+        replace(base, settings=settings, **changes),
+        seeds,
+        clients=4,
+    )
+
+
+def inner_accuracy(rates: tuple[float, ...]) -> np.ndarray:
+    """(rate, replicate): each rate by itself on the same inner splits."""
+    return np.stack(
+        [quick(lr=(rate, 9.0))._inner("", 0.5, quick()._plain(), None, lr=np.array([[rate]]))[0][0]
+         for rate in rates]
+    )  # fmt: skip
+
+
+def test_the_grid_of_rates_grows_where_its_edge_is_best() -> None:
+    grid, more = (0.005, 0.01, 0.02, 0.03), (0.001, 0.002, 0.05, 0.1, 0.2)
+    every = (*more[:2], *grid, *more[2:])
+    accuracy = inner_accuracy(every)
+    expected = []
+    for own in accuracy.T:  # uphill from the best of the grid, outwards, one step at a time
+        at = 2 + int(np.argmax(own[2:6]))
+        step = {2: -1, 5: 1}.get(at, 0)
+        while step and 0 <= at + step < len(every) and own[at + step] > own[at]:
+            at += step
+        expected.append(every[at])
+    found = quick().rate(0.5)
+    assert found.tolist() == expected
+    assert max(expected) > 0.03  # of four rounds, so that the edge is chosen at all
+    assert quick([2]).rate(0.5).tolist() == expected[2:]  # whatever the others choose
+    assert set(quick(more_lr=()).rate(0.5)) <= set(grid)
+    assert quick(lr=(0.01,)).rate(0.5).tolist() == [0.01] * 3
+
+
+def test_a_rate_inside_the_grid_is_left_alone() -> None:
+    """Nothing more is trained for it, so nothing can change."""
+    trained = []
+    study = replace(quick(), on_progress=lambda *said: trained.append(said))
+    chosen, accuracy = np.array([0.01, 0.02, 0.01]), np.full((4, 3), 0.8)
+    assert study._beyond_the_edge(0.5, chosen, accuracy).tolist() == chosen.tolist()
+    assert not trained
+    lost = np.full((4, 3), np.nan)  # no rate is known, so none is at the edge
+    assert study._beyond_the_edge(0.5, np.full(3, 0.03), lost).tolist() == [0.03] * 3
+    assert not trained
+
+
+def test_replicates_that_miss_their_target_are_trained_for_more_rounds() -> None:
+    fixed = {"lr": (0.03,), "target": (0.06,)}
+    long = quick(range(6), rounds=8, **fixed, round_factors=(2, 4))
+    found = long.run(0.5, "fedgft-control", SP)
+    alone = {n: quick(range(6), rounds=8 * n, **fixed, round_factors=()) for n in (1, 2, 4)}
+    each = {n: study.run(0.5, "fedgft-control", SP) for n, study in alone.items()}
+    gaps = {n: r.history.federation[-1].gap(SP, "hard") for n, r in each.items()}
+    for i in range(6):
+        over = {n: max(gaps[n][i] - 0.063, 0.0) for n in gaps}
+        steady = {n: bool(r.history.control.settled[i]) for n, r in each.items()}
+        met = [n for n in (1, 2, 4) if over[n] == 0 and steady[n]]
+        kept = met[0] if met else min((1, 2, 4), key=lambda n: (over[n], not steady[n]))
+        assert found.rounds[i] == 8 * kept
+        np.testing.assert_array_equal(found.history.params[i], each[kept].history.params[i])
+        np.testing.assert_array_equal(
+            found.history.after.decision[i], each[kept].history.after.decision[i]
+        )
+    assert len(set(found.rounds.tolist())) > 1  # or the test says nothing
+    line = row(long, found)
+    assert line["rounds"] == {str(n): found.rounds.tolist().count(n) for n in set(found.rounds)}
+    assert line["reached"] >= row(alone[1], each[1])["reached"]
+    gap = found.history.federation[-1].gap(SP, "hard")
+    assert found.history.control.gap == pytest.approx(gap)
+    if line["reached"] < 6:
+        assert "above the target of 6.0" in line["missed_because"]
+        assert line["missed_because"] in advice(line)
+    last = {r["seed"]: r["round"] for r in round_rows(long, found)}
+    assert [last[i] for i in range(6)] == found.rounds.tolist()
+    plain = long.run(0.5, "fedavg", SP)
+    assert plain.rounds.tolist() == [8] * 6  # which has no target
+
+
+def test_of_runs_that_never_meet_their_target_the_nearest_counts(monkeypatch) -> None:
+    gaps = {50: (0.10, 0.10, 0.01, 0.10), 100: (0.20, 0.05, 0.0, 0.20), 200: (0.15, 0.08, 0.0, 0.0)}
+    trained = []
+
+    def simulate(self, what, batch, algorithm, settings) -> History:
+        trained.append(list(batch.seeds))
+        each = [gapped(gaps[settings.rounds][seed], 0.8) for seed in batch.seeds]
+        return history_of(each, settings.rounds)
+
+    monkeypatch.setattr(Study, "_simulate", simulate)
+    study = lab(4, target=(0.02,), lr=(0.01,))
+    found = study.run(0.5, "fedgft-control", SP)
+    assert trained == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
+    assert found.rounds.tolist() == [50, 100, 50, 200]
+    assert found.history.params[:, 0].tolist() == [50, 100, 50, 200]
+    assert found.history.rounds.tolist() == [0, 50]
+    own = found.history.federation[-1].gap(SP, "hard")
+    assert own == pytest.approx([0.10, 0.05, 0.01, 0.0], abs=2e-3)
+
+
+def test_rounds_that_were_given_are_kept_to() -> None:
+    from fedgft.cli.options import Options
+
+    assert Options().settled().round_factors == (2, 4)
+    assert Options(rounds=50).settled().round_factors == ()
+    assert Options(lr=0.1).settled().lr == (0.1,)
+    assert Options(protocol="paper").settled().round_factors == ()
+    assert get_protocol("heldout", images=True).round_factors == ()
+
+
+# From the command line
+
+
+QUICK = "--data synthetic --seeds 3 --lr 0.03 --clients 4"
+
+
+def test_training_for_more_rounds_is_resumed_to_the_same_bits(
+    capsys, tmp_path, monkeypatch
+) -> None:
+    base = get_protocol("heldout")
+    short = replace(base, settings=replace(base.settings, rounds=3))
+    monkeypatch.setitem(PROTOCOLS, "heldout", short)
+    command = ["train", *shlex.split(QUICK), "--target", 0.001, "--json", "--checkpoint-every", 1]
+    put, calls = Checkpoints.put, []
+
+    def interrupted(self, *given):
+        put(self, *given)
+        calls.append(given)
+        if len(calls) == 7:  # two each of FedAvg and the target, then the longer runs
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "put", interrupted)
+        assert run(capsys, *command, "--out", tmp_path / "cut")[0] == 130
+    code, cut, err = run(capsys, *command, "--resume", "--out", tmp_path / "cut")
+    assert code == 0, err
+    code, whole, err = run(capsys, *command, "--out", tmp_path / "whole")
+    assert code == 0, err
+    first, second = json.loads(cut), json.loads(whole)
+    assert first["saved"] == second["saved"] and first["clients"] == second["clients"]
+    assert sum(first["rounds"].values()) == 3 and set(first["rounds"]) - {"3"}
+
+
+def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
+    command = ["train", *shlex.split(QUICK), "--rounds", 8, "--target", 0.12]
+    code, out, _ = run(capsys, *command, "--json", "--strict", "--all-models", "--out", tmp_path)
+    found = json.loads(out)
+    kept = load_model(tmp_path / "model.safetensors").about
+    assert found["clients_before"] == "fedavg"
+    assert code == 0 and found["saved"]["reached"] and not found["saved"]["collapsed"]
+    assert kept["seed"] == found["saved"]["seed"] and kept["trained"] == found["saved"]
+    each = [load_model(tmp_path / f"model-{seed}.safetensors").about for seed in range(3)]
+    met = [a["trained"] for a in each if a["trained"]["reached"]]
+    assert found["reached"] == len(met)
+    assert kept["seed"] == max(met, key=lambda a: a["accuracy"])["seed"]
+    assert f"the most accurate of the {len(met)} that met the target" in found["saved"]["why"]
+    code, out, _ = run(capsys, *command, "--out", tmp_path / "t")
+    assert code == 0
+    assert f"The saved model is that of seed {kept['seed']}: the most accurate of the" in out
+    assert f"clients under the model of seed {kept['seed']} and under FedAvg" in out
+    assert "balanced constant selected selected" in out and "What to try" not in out
+    assert "constant: always predicts the most frequent class" in out
+
+
+def test_a_missed_target_is_told_with_what_to_try_and_has_an_exit_code(capsys, tmp_path) -> None:
+    command = ["train", *shlex.split(QUICK), "--rounds", 2, "--target", 0]
+    code, out, _ = run(capsys, *command, "--strict", "--out", tmp_path / "t")
+    assert code == 4
+    assert "missed on the clients' own rows (within 0.3 points) in all 3 replicates" in out
+    assert "What to try: more rounds (--rounds 4; 2 were tried)" in out
+    assert "none met the target on its clients' rows, and this one is nearest to it" in out
+    assert "(target 0.0: missed)" in out
+    about = load_model(tmp_path / "t/model.safetensors").about["trained"]
+    assert about["reached"] is False and about["why"].startswith("none met the target")
+    code, _, err = run(capsys, *command[:-2], "--strict", "--method", "fedavg")
+    assert code == 2 and "--strict is for fedgft-control" in err
+
+
+def test_compare_says_whether_a_target_was_reached(capsys) -> None:
+    command = ["compare", *shlex.split(QUICK), "--rounds", 2]
+    both = ("--methods", "fedavg", "fedgft-control")
+    code, out, _ = run(capsys, *command, *both, "--target", 0, "--strict")
+    assert code == 4 and "What to try" in out and "where FedAvg has" in out
+    assert run(capsys, *command, *both, "--target", 0)[0] == 0  # only where it is asked for
+    code, out, _ = run(capsys, *command, *both[:1], *both[2:], "--target", 0.9, "--strict")
+    assert code == 0 and "in 3 of 3 replicates" in out and "What to try" not in out
+
+
+def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
+    command = ["frontier", *shlex.split(QUICK), "--rounds", 2, "--points", 2, "--methods",
+               "fedgft-control", "--out", tmp_path, "--strict"]  # fmt: skip
+    code, out, _ = run(capsys, *command, "--target", 0.0)
+    assert code == 4 and "Nothing reached 0 points" in out and "What to try" in out
+    assert "Its balanced accuracy is" in out and "The gap is widest between" in out
+    assert "always predicting the most frequent class" in out
+    code, out, _ = run(capsys, *command, "--target", 0.9, "--json")
+    chosen = json.loads(out)["chosen"]
+    assert code == 0 and chosen["saved_reached"] and chosen["seed"] == chosen["replicate"]
+    about = load_model(tmp_path / "model.safetensors").about["trained"]
+    assert about["why"] == chosen["why"] and about["gap"] == pytest.approx(chosen["saved_gap"])
+    code, _, err = run(capsys, *command)
+    assert code == 2 and "--strict is about a target" in err
+
+
+def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> None:
+    """94% have the label, and nothing but the group says anything about it."""
+    rng = np.random.default_rng(0)
+    sex = rng.choice(["[b]man", "woman"], 1200)
+    ok = np.where(rng.random(1200) < np.where(sex == "woman", 0.97, 0.92), "yes", "no")
+    frame = pl.DataFrame({"x": rng.standard_normal(1200), "sex": sex, "ok": ok})
+    frame.write_csv(tmp_path / "t.csv")
+    command = ["compare", "--data", tmp_path / "t.csv", "--label", "ok", "--group", "sex",
+               "--alpha", 100, "--seeds", 2, "--rounds", 20, "--lr", 0.03, "--clients", 3,
+               "--target", 0.5, "--methods", "fedavg", "fedgft-control", "--strict"]  # fmt: skip
+    code, out, _ = run(capsys, *command)
+    assert code == 4
+    assert "in 2 of 2 replicates, but 2 of these models have collapsed" in out
+    assert "collapsed: the model gives nearly everybody the same decision" in out
+    assert "[b]man" in out and out.count("2 of 2") >= 3
+    code, out, _ = run(capsys, *command, "--json")
+    assert [r["collapsed"] for r in json.loads(out)] == [2, 2]
+
+
+def test_before_is_fedavg_where_it_was_trained_beside(capsys, tmp_path) -> None:
+    study = quick(range(2), lr=(0.03,), round_factors=())
+    plain, fair = (study.run(0.5, m, SP) for m in ("fedavg", "fedgft-control"))
+    rows = client_rows(study, fair, replicate=1, plain=plain)
+    own = plain.history.after[1]
+    assert [r["accuracy_before"] for r in rows] == pytest.approx(own.accuracy().tolist())
+    assert rows[0]["accuracy_after"] == pytest.approx(fair.history.after[1].accuracy()[0])
+    start = client_rows(study, fair, replicate=1)
+    assert start[0]["accuracy_before"] == pytest.approx(fair.history.before[1].accuracy()[0])
+    command = ["train", *shlex.split(QUICK), "--rounds", 2, "--out", tmp_path]
+    _, out, _ = run(capsys, *command, "--method", "fedgft", "--lam", 1)
+    assert "under the start, untrained" in out and "the first that did not diverge" in out
+
+
+# Deployed
+
+
+def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
+    from flwr.serverapp.strategy import FedAvg
+
+    from fedgft.flower import FedGFT
+    from fedgft.flower.terms import line
+    from grid import biased, grid_of, options, start_of, train_config
+
+    made = biased()
+    for target, met in ((0.001, False), (0.99, True)):
+        ours = FedGFT(FedAvg(**options()), target=target, channel="query")
+        result = ours.start(grid_of(made), start_of(made), 2, train_config=train_config())
+        assert result.arrays and len(ours.history) == 3
+        last = ours.history[-1]
+        assert (last["target"], last["target_of"]) == (target, "decisions")
+        assert last["reached"] is met is (last["gap_hard"] <= target + 0.003)
+        assert set(last["selection_rates"]) == {"0", "1"} and not last["collapsed"]
+        rates = list(last["selection_rates"].values())
+        assert abs(rates[0] - rates[1]) == pytest.approx(last["gap_hard"])
+        assert ("met" if met else "missed") in line(last, "sp")
+    plain = FedGFT(FedAvg(**options()), lam=1.0, channel="query")
+    plain.start(grid_of(made), start_of(made), 1, train_config=train_config())
+    assert "target" not in plain.history[-1]
+
+
+def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
+    """18.6 points for a target of 2 must be said."""
+    from fedgft.deploy.outcome import closing, summary
+
+    row = {"round": 5, "accuracy": 0.84, "gap_soft": 0.1, "gap_hard": 0.186, "target": 0.02,
+           "target_of": "decisions", "reached": False, "collapsed": False,
+           "accuracy_constant": 0.76}  # fmt: skip
+    held = {"about": {"measured": row, "metric": "sp"}, "sites": ["a", "b"], "held_out": {}}
+    (tmp_path / "history.json").write_text(json.dumps(held))
+    made = summary(tmp_path, "finished:completed", seconds=3.0, sites=2, limit=9.0)
+    assert made["target"] == 0.02 and made["reached"] is False
+    said = closing(made, "sp")
+    assert "on the training rows of 2 site(s): 18.6 points, target 2.0: missed." in said
+    assert "What to try" in said and "is right in 76.0%" in said
+    met = closing({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
+    assert "target 2.0: met." in met and "has collapsed" in met and "What to try" not in met
+    assert "cannot be judged" in closing({**made, "reached": None}, "sp")
+    assert "target" not in closing({**made, "target": None}, "sp")
