@@ -435,8 +435,12 @@ def test_a_body_of_the_usual_size_passes(hosts: Hosts) -> None:
 
 def test_headers_without_end(hosts: Hosts) -> None:
     with connect(hosts, hosts.folder.port) as wire:
-        wire.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nX: " + b"x" * 70_000)
-        assert answer(wire)[0] in (0, 400, 431)
+        try:
+            wire.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nX: " + b"x" * 70_000)
+            assert answer(wire)[0] in (0, 400, 431)
+        except OSError:  # the gate has closed the connection already
+            pass
+    assert send(hosts, hosts.folder.port, request("/v1/fleet/pull-messages"))[0] == 401
 
 
 def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> None:

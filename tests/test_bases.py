@@ -32,6 +32,7 @@ from fedgft.federated import (
     lrw,
     with_base,
 )
+from fedgft.federated.control import Loop
 from fedgft.metrics import CATALOG
 from fedgft.models import get_model
 from fedgft.optim import Optimizer, reach
@@ -181,15 +182,15 @@ def test_locally_fair_training_is_pulled_back_to_the_start_of_the_round(executor
     np.testing.assert_allclose(local, plain, **EXACT)
 
 
-def test_gains_are_smaller_where_the_answer_is_late_or_blurred() -> None:
+def test_the_controller_knows_when_the_answer_is_late_or_blurred() -> None:
     made, plain = federation(), controlled(SP)
-    assert rounds_of(made, plain)._share() == (1.0, 1.0)
-    assert rounds_of(made, with_base(plain, "scaffold"))._share() == (0.5, 0.5)
-    for base in ("fedadam", "fedavgm"):  # inertia of its own: hardly an integral, more damping
-        integral, proportional = rounds_of(made, with_base(plain, base))._share()
-        assert integral < 0.5 < 1.0 < proportional
+    assert rounds_of(made, plain)._loop() == Loop(delay=1, caution=1.0)
+    assert rounds_of(made, with_base(plain, "scaffold"))._loop().caution == 0.5
+    for base in ("fedadam", "fedavgm"):
+        assert rounds_of(made, with_base(plain, base))._loop().caution == 0.5
     for options in ({"cohort": 2}, {"noise": 1.0}):
-        assert rounds_of(made, plain, **options)._share() == (0.5, 0.5)
+        assert rounds_of(made, plain, **options)._loop().caution == 0.5
+    assert rounds_of(made, plain, lag=True)._loop().delay == 2
 
 
 def test_fednova_by_hand() -> None:

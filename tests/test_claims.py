@@ -88,7 +88,7 @@ def test_text_is_escaped_wherever_it_goes(tmp_path):
     section = Section("table1", bad, bad, bad, bad, (), (table,), (), (bad,), (bad,))
     page = html([section], tmp_path)
     assert "<script>" not in page and "&lt;script&gt;" in page
-    assert re.search(r"\| 1 \| .*\\\| & \[b\] \|", markdown(section))
+    assert re.search(r"\| 1 \| .*\\\| & \\\[b\\\] \|", markdown(section))
 
 
 def test_paired_differences():

@@ -320,7 +320,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--strategy", "FedNice"], "FedAvgM"),
         (["--channel", "post"], "--channel"),
         (["--method", "magic"], "--method"),
-        (["--epsilon", "-1"], "--epsilon"),
+        (["--epsilon", "-1"], "epsilon must be a positive number"),
         (["--epsilon", "1", "--method", "fairfed"], "every client's own sums"),
         (["--set", "lr"], "--set lr"),
         (["--set", "learning=3"], "--set learning"),

@@ -298,9 +298,9 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
 
     from fedgft.deploy.folder import app_settings
     from fedgft.deploy.processes import Processes
+    from fedgft.flower.ledger import open_ledger
     from fedgft.flower.running import client
     from fedgft.flower.serving import serve
-    from fedgft.flower.shield import enter
     from grid import InProcess
 
     rng, sites = np.random.default_rng(0), []
@@ -326,8 +326,9 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
         "model.safetensors": 0o644, "report.html": 0o644, "report.md": 0o644, "audit.json": 0o644,
     }  # fmt: skip
     node = {"max-epsilon": 5.0, "ledger": str(tmp_path / "ledger.json")}
-    enter(Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={}),
-          "north", 0.01)  # fmt: skip
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+    with open_ledger(context, "north") as ledger:
+        ledger.charge(0.01, limit=5.0, delta=1e-6, file="ledger.json")
     assert mode(tmp_path / "ledger.json") == 0o600
     with Processes(tmp_path, tmp_path / "home", tmp_path / "logs") as processes:
         processes.start("one", ["true"])

@@ -291,7 +291,7 @@ def test_an_empty_group_keeps_the_last_constants(how: dict) -> None:
 
     made = federation([(40, (0,), (0, 1)), (30, (0,), (0, 1)), (35, (0, 1), (0, 1))])
     grid = grid_of(made)
-    gone = {"from": 3}
+    gone = {"from": 4}
     for node, app in list(grid.apps.items()):
 
         def leaving(message, context, app=app, node=node):
@@ -301,13 +301,13 @@ def test_an_empty_group_keeps_the_last_constants(how: dict) -> None:
 
         grid.apps[node] = leaving
     ours = FedGFT(flower.FedAvg(**options()), channel="query", final=False, **how)
-    prices = []
-    ours.hearing.on_round = lambda row: prices.append(ours.hearing.constants.price.copy())
-    run(grid, made, ours, 4)
-    assert [row["gap_soft"] is None for row in ours.history] == [False, False, True, True]
-    np.testing.assert_array_equal(prices[1], prices[2])
+    prices = []  # of a target there is none before the second model
+    ours.hearing.on_round = lambda row: prices.append(ours.hearing.constants.price)
+    run(grid, made, ours, 5)
+    assert [row["gap_soft"] is None for row in ours.history] == [False] * 3 + [True] * 2
     np.testing.assert_array_equal(prices[2], prices[3])
-    assert np.abs(prices[0]).max() > 0 and not np.array_equal(prices[0], prices[1])
+    np.testing.assert_array_equal(prices[3], prices[4])
+    assert np.abs(prices[1]).max() > 0 and not np.array_equal(prices[1], prices[2])
 
 
 EVALUATIONS = {

@@ -129,7 +129,10 @@ def test_clients_whose_parts_cancel_are_not_shown_as_zero():
     count, accepted = zero + np.array([4.0, 4.0, 0.0]), zero.copy()
     accepted[:, 0, :, 0] = accepted[:, 1, :, 1] = 4.0
     decision = np.stack((count - accepted, accepted), axis=-1)
-    federations = [replace(f, keys=f.keys[:2]) for f in result.federations]
+    federations = [
+        replace(f, keys=f.keys[:2], offsets=f.offsets[:3], rows=f.rows[: f.offsets[2]])
+        for f in result.federations
+    ]
     tally = Tally(count, decision, decision)
     history = replace(result.history, before=tally, after=tally)
     rows = client_rows(study, replace(result, history=history, federations=federations))

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from fedgft.arguments import path_of
 from fedgft.errors import FedgftError
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ DEEPEST = 64  # lists in lists in lists: several times what any file of ours has
 
 def expanded(path: str | Path) -> Path:
     """With ~ written out."""
+    from fedgft.arguments import path_of  # it brings NumPy, which `fedgft --help` does without
+
     path_of("path", path)
     try:
         return Path(path).expanduser()
