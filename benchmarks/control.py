@@ -234,8 +234,14 @@ def banded(bands: int) -> Dataset:
         edges = {3: (30, 45), 5: (25, 35, 45, 60)}[bands]
         band = np.searchsorted(edges, age, side="right")
         names = tuple(f"{g}, age band {b + 1}" for g in data.group_names for b in range(bands))
+        shown = (band[:, None] == np.arange(bands)).astype(data.features.dtype)
         KNOWN["bands", bands] = replace(
-            data, groups=(data.groups * bands + band).astype(data.groups.dtype), group_names=names
+            data,
+            features=np.hstack((data.features, shown)),
+            columns=(*data.columns, *(f"age band {b + 1}" for b in range(bands))),
+            groups=(data.groups * bands + band).astype(data.groups.dtype),
+            group_names=names,
+            encoder=None,
         )
     return KNOWN["bands", bands]
 
@@ -268,10 +274,10 @@ def pooled_reference(bands: int, metric: str) -> Row:
     data, rows, test = made.dataset, made.rows, made.test
     bound = {"sp": DemographicParity, "eop": TruePositiveRateParity}[metric](difference_bound=0.002)
     fit = ExponentiatedGradient(LogisticRegression(max_iter=300), bound, max_iter=15)
-    fit.fit(data.features[rows], data.labels[rows], sensitive_features=data.groups[rows])
+    fit.fit(made.seen(rows), data.labels[rows], sensitive_features=data.groups[rows])
     found = {}
     for name, at in (("train", rows), ("test", test)):
-        positive = fit._pmf_predict(data.features[at])[:, 1]
+        positive = np.clip(fit._pmf_predict(made.seen(at))[:, 1], 0.0, 1.0)
         count = Tally.of(
             np.stack((1 - positive, positive), 1),
             data.labels[at],

@@ -188,6 +188,7 @@ def _pooled(federation: Federation, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 def _decided(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> Tally:
     """The tally of decisions, each with its probability; there are no scores."""
     data = federation.dataset
+    positive = np.clip(positive, 0.0, 1.0)  # a mixture's weights add up to one but for rounding
     probs = np.stack((1 - positive, positive), 1)
     tally = Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
     return _of_decisions(tally.score)

@@ -5,14 +5,14 @@ strength. For each condition v and group i the server holds two multipliers, one
 band of width `target` around a common center m, and converts them into the price of a row:
 
     above_i = rate_i - m - target/2          below_i = m - target/2 - rate_i
-    up_i   <- clip(up_i   + k (above_i - PAST last above_i), 0, LARGEST)
-    down_i <- clip(down_i + k (below_i - PAST last below_i), 0, LARGEST)
+    up_i   <- clip(up_i   + k (above_i - PAST last above_i), 0, max(LARGEST, LARGEST_SUM / w_i))
+    down_i <- clip(down_i + k (below_i - PAST last below_i), 0, max(LARGEST, LARGEST_SUM / w_i))
     q_i     = up_i - down_i, less its mean over rows         price of a row of group i
 
 All rates lie within the band exactly if the gap is at most the target. Clients add
 <v, statistics of the scores>, where v = sum_i w_i q_i d rate_i / dS and w_i = P(event, group i).
 With two groups w_0 q_0 = -w_1 q_1 is the one constant C of the paper's Theorem 5.1. Because q is a
-price per row, a group of fifty rows is pushed no harder than a group of fifty thousand.
+price per row, a small group that answers its price needs no larger one than a large group.
 
 The gain k follows the measured response, so that no constant belongs to one optimizer:
 
@@ -51,6 +51,8 @@ RESPONSE_BOUNDS = (0.01, 2.0)
 FORGET = 0.8
 LARGEST = 8.0
 "The largest price of a row. A price of two already decides nearly every row of a calibrated model."
+LARGEST_SUM = 3.0
+"The largest price of a group as a whole: small groups that share all features with others need it."
 SLOWEST = 0.05
 "The speed that damping ends with."
 NEAR = 0.003
@@ -94,7 +96,7 @@ class ControllerState(NamedTuple):
     pushes: Any = None  # (delay, r, v, g): price changes times speed, oldest first
     fall: Any = None  # running sum of pushes times the falls that followed
     moved: Any = None  # running sum of squared pushes
-    trust: Any = None  # (r, v)
+    trust: Any = None
     v: Statistics | None = None  # the last message
 
 
@@ -289,8 +291,9 @@ class Controlled:
         state = _with_response(state, rates, weight)
         state = state._replace(trust=_trust(state, above, below, weight))
         gain = np.where(known, self._gain(state, weight), 0.0)
-        up = (state.up + gain * (above - PAST * state.above)).clip(0.0, LARGEST)
-        down = (state.down + gain * (below - PAST * state.below)).clip(0.0, LARGEST)
+        limit = np.maximum(LARGEST, LARGEST_SUM / np.maximum(weight, 1e-6))
+        up = (state.up + gain * (above - PAST * state.above)).clip(0.0, limit)
+        down = (state.down + gain * (below - PAST * state.below)).clip(0.0, limit)
         prices = np.where(known, up - down, 0.0)
         prices = np.where(known, prices - (weight * prices).sum(-1, keepdims=True), 0.0)
         push = state.speed * (prices - state.prices)
@@ -337,7 +340,7 @@ class Controlled:
         firmness = (
             GAIN * state.loop[1] * (important / important.sum())[:, None] * len(important) ** 0.5
         )
-        return firmness * state.trust[..., None] / (response * max(state.speed, SLOWEST))
+        return firmness * state.trust / (response * max(state.speed, SLOWEST))
 
 
 def band_center(
@@ -374,7 +377,7 @@ def _started(state: ControllerState) -> ControllerState:
         pushes=np.zeros((state.loop[0], *zero.shape)),
         fall=zero,
         moved=zero,
-        trust=np.ones(zero.shape[:2]),
+        trust=np.ones_like(zero),
     )
 
 
@@ -398,13 +401,12 @@ def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> 
 def _trust(
     state: ControllerState, above: np.ndarray, below: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """(r, v): halved after a swing, where the violation has changed sides and is still half as
-    large; less by 15% while rates rise where prices rise (a runaway); else it recovers by 15%, up
-    to 1."""
+    """(r, v, g): halved after a swing, where a group's violation has changed sides and is still
+    half as large; less by 15% while rates rise where prices rise (a runaway); else it recovers by
+    15%, up to 1."""
     now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
     last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)
-    turned = (weight * now * last).sum(-1) < 0
-    large = (weight * now**2).sum(-1) > 0.25 * (weight * last**2).sum(-1)
-    wrong = (weight * state.fall).sum(-1) < 0
-    change = np.where(turned & large, 0.5, np.where(wrong, 0.85, 1.15))
+    turned = (now * last < 0) & (now**2 > 0.25 * last**2)
+    wrong = (weight * state.fall).sum(-1, keepdims=True) < 0
+    change = np.where(turned, 0.5, np.where(wrong, 0.85, 1.15))
     return np.minimum(change * state.trust, 1.0)
