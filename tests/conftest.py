@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -48,6 +49,13 @@ def pytest_collection_finish() -> None:
     whenever it converts parameters, a quarter of a second each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def flower_may_log():
+    """Setting up a database of Flower's turns off the loggers that are there already."""
+    logging.disable(logging.NOTSET)
+    logging.getLogger("flwr").disabled = False
 
 
 @pytest.fixture(scope="session")

@@ -106,9 +106,9 @@ def test_synthetic_shape_and_encoder():
     frame = pl.DataFrame({**raw, "group": [str(g) for g in data.groups]})
     np.testing.assert_array_equal(data.encoder.encode(frame)[0], data.features)
     assert known_gaps()["hard statistical parity gap"] > 0.3
-    for wrong in ({"groups": 1}, {"gap": 1.0}, {"signal": 0.0}, {"rows": 0}):
-        with pytest.raises(FedgftError, match="synthetic data"):
-            synthetic(**wrong)
+    for name, value in (("groups", 1), ("gap", 1.0), ("signal", 0.0), ("rows", 0)):
+        with pytest.raises(FedgftError, match=name):
+            synthetic(**{name: value})
 
 
 @pytest.mark.parametrize(

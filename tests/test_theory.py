@@ -66,10 +66,10 @@ def test_a_local_gap_of_one_is_possible_and_a_global_one_is_not():
     found = analysed(theory.locally_unfair_globally_fair(3, 1.0), "sp")
     assert (found.local_gaps == 1).all()
     for gap in (1.0, 0.0, -0.5, math.nan):
-        with pytest.raises(FedgftError, match="gap must lie"):
+        with pytest.raises(FedgftError, match="gap must"):
             theory.locally_fair_globally_unfair(3, gap)
     for gap in (0.0, 1.01, math.nan):
-        with pytest.raises(FedgftError, match="gap must lie"):
+        with pytest.raises(FedgftError, match="gap must"):
             theory.locally_unfair_globally_fair(3, gap)
     for build in (theory.locally_fair_globally_unfair, theory.locally_unfair_globally_fair):
         for unfit, message in (((1, 0.5), "clients must be 2 or more"), ((3, 1.1), "gap must lie")):
