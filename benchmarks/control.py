@@ -539,8 +539,9 @@ def shown(row: Row | None) -> list[str]:
     runs, gaps = len(row["gaps"]), np.array(row["gaps"])
     late = f" (late rounds {row['late'][0]:.1f} to {row['late'][1]:.1f})" if "late" in row else ""
     most = f", at most {gaps.max():.1f}" if runs > 1 else ""
+    plain = row["case"].endswith("as it is")  # it has no target
     return [
-        f"{runs - row['missed']} of {runs}",
+        "-" if plain else f"{runs - row['missed']} of {runs}",
         f"{gaps.mean():.1f}{most}{late}",
         f"{np.mean(row['accuracy']):.1f}",
     ]
