@@ -49,6 +49,8 @@ PRIOR_WEIGHT = 0.1
 "How many squared units of price must have moved before the measured response counts as much."
 RESPONSE_BOUNDS = (0.01, 2.0)
 FORGET = 0.8
+LEAST_TRUST = 0.1
+"Trust falls no further: without any push the response would never be measured again."
 LARGEST = 8.0
 "The largest price of a row. A price of two already decides nearly every row of a calibrated model."
 LARGEST_SUM = 3.0
@@ -403,10 +405,11 @@ def _trust(
 ) -> np.ndarray:
     """(r, v, g): halved after a swing, where a group's violation has changed sides and is still
     half as large; less by 15% while rates rise where prices rise (a runaway); else it recovers by
-    15%, up to 1."""
+    15%. It stays between LEAST_TRUST and 1."""
     now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
     last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)
     turned = (now * last < 0) & (now**2 > 0.25 * last**2)
-    wrong = (weight * state.fall).sum(-1, keepdims=True) < 0
+    fall, moved = ((weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved))
+    wrong = fall < -RESPONSE_BOUNDS[0] * moved
     change = np.where(turned, 0.5, np.where(wrong, 0.85, 1.15))
-    return np.minimum(change * state.trust, 1.0)
+    return np.clip(change * state.trust, LEAST_TRUST, 1.0)
