@@ -440,7 +440,8 @@ def test_headers_without_end(hosts: Hosts) -> None:
             assert answer(wire)[0] in (0, 400, 431)
         except OSError:  # the gate has closed the connection already
             pass
-    assert send(hosts, hosts.folder.port, request("/v1/fleet/pull-messages"))[0] == 401
+    answered = send(hosts, hosts.folder.port, request("/v1/fleet/pull-messages"))[0]
+    assert answered in (400, 401)  # the gate still answers others
 
 
 def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> None:
