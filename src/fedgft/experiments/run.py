@@ -128,6 +128,7 @@ class Runner:
         return self._data[name]
 
     def _protocol(self, cell: Cell) -> Protocol:
+        """The cell's protocol, with the fixed grid of rates and rounds that a table is made with."""
         images = self.data(cell.data).images
         base = get_protocol(cell.protocol, images=images, data=cell.data)
         engine = self.engine if images else {}
@@ -136,6 +137,7 @@ class Runner:
         return replace(
             base, settings=settings, fairfed=cell.rule or base.fairfed,
             train_rows=train or base.train_rows, test_rows=test or base.test_rows,
+            more_lr=(), round_factors=(),
         )  # fmt: skip
 
     def _rows(self, cell: Cell, protocol: Protocol) -> int:
