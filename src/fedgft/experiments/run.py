@@ -128,7 +128,7 @@ class Runner:
         return self._data[name]
 
     def _protocol(self, cell: Cell) -> Protocol:
-        """The cell's protocol, with the fixed grid of rates and rounds that a table is made with."""
+        """The protocol of a cell, with a fixed grid of rates and a fixed number of rounds."""
         images = self.data(cell.data).images
         base = get_protocol(cell.protocol, images=images, data=cell.data)
         engine = self.engine if images else {}
