@@ -30,9 +30,9 @@ def noisy(epsilon: float, **more):
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
 def test_laplace_noise_has_the_stated_variance_and_budget(epsilon):
     privacy, add = mechanism(epsilon, 0.0)
-    drawn = np.array(add([0] * 400_000))
-    assert drawn.dtype.kind == "i" and abs(drawn.mean()) < 5 * math.sqrt(privacy.variance / 400_000)
-    assert drawn.var() == pytest.approx(privacy.variance, rel=0.05)  # noise of 0.6% at most
+    drawn = np.array(add([0] * 120_000))
+    assert drawn.dtype.kind == "i" and abs(drawn.mean()) < 5 * math.sqrt(privacy.variance / 120_000)
+    assert drawn.var() == pytest.approx(privacy.variance, rel=0.05)  # noise of 1% at most
     # P(x) / P(x + 1) = e^epsilon for a count that one row moves by 1
     share = (drawn == 0).sum() / (drawn == 1).sum()
     assert math.log(share) == pytest.approx(epsilon, abs=0.1)
