@@ -463,9 +463,9 @@ def write_page(out: Path) -> None:
         "",
         "Made by `python benchmarks/control.py`; `before` is the controller of version 0.1 (commit "
         "a2e8751). Gaps of decisions on the clients' training rows, in points. A run reaches its "
-        "target here if its gap is at most one point above it. The grid and the small federations were "
-        "measured before the floor under the controller's trust, the last change to it; the grid ran "
-        "on a machine without numba, its networks on a GPU.",
+        "target here if its gap is at most one point above it. The grid and the small federations "
+        "were measured before the floor under the controller's trust, the last change to it; the "
+        "grid ran on a machine without numba, its networks on a GPU.",
         "",
         *grid_table(rows),
         *case_table("small", "Four sites, 900 training rows in all, 20 draws", rows),
