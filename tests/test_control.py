@@ -20,6 +20,7 @@ from fedgft.federated import Algorithm, Controlled, Objective, Penalty, controll
 from fedgft.federated.control import (
     LARGEST,
     LARGEST_SUM,
+    LEAST_TRUST,
     Loop,
     StepDamper,
     TargetMissedWarning,
@@ -156,16 +157,17 @@ def test_the_gain_follows_the_response(response: float, lag: float) -> None:
     assert state.gaps[0, -5:].max() < 0.035
 
 
-def test_a_response_that_looked_wrong_is_measured_again() -> None:
-    """Early rounds moved rates against their prices by chance. Trust keeps a floor, so that prices
-    go on moving and the target is reached in the end."""
-    base, shares, rule = np.array([0.6, 0.4]), np.array([0.3, 0.7]), Controlled(SP, 0.02)
-    state, rates = rule.init(Loop()), base
-    for t in range(80):
-        state = rule.steer(state, statistics([[rates.clip(0, 1)]], shares))
-        chance = np.array([0.05, -0.05]) * t if t < 4 else 0.0
-        rates = base + chance - 0.1 * state.prices[0, 0]
-    assert state.gaps[0, -1] < 0.03
+def test_trust_has_a_floor_so_that_prices_go_on_moving() -> None:
+    """Rates that rise where prices rise cost trust, but a controller that no longer pushes would
+    never measure a response again and would keep its first impression for ever."""
+    rule, wide = Controlled(SP), statistics([[[0.7, 0.3]]], [0.5, 0.5])
+    state = rule.steer(rule.init(Loop()), wide)
+    for _ in range(60):
+        wrong = np.ones_like(state.fall)
+        state = rule.steer(state._replace(fall=-wrong, moved=wrong), wide)
+    assert (state.trust == LEAST_TRUST).all()
+    before = state.prices
+    assert np.abs(rule.steer(state, wide).prices - before).max() > 1e-3
 
 
 def test_a_swing_halves_the_trust() -> None:
