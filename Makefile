@@ -19,7 +19,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test docs coverage hardening bench results dist clean check-python rebuild
+.PHONY: help demo test quick docs coverage hardening bench results dist clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -35,10 +35,15 @@ test: $(TEST) ## install for development, then lint, types, layers and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --durations=20
+
+quick: $(TEST) ## lint and the tests that take no time: laws, units, each command once (a minute)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
 
 docs: $(TEST) ## build the documentation into site/, without a network
-	$(BIN)/python docs/build.py
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . site
 
 coverage: $(TEST) ## which lines of src/ no test runs; fails below 95%
 	$(BIN)/coverage erase
@@ -63,12 +68,14 @@ bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py --json | tee results/speed.jsonl
 	$(BIN)/python benchmarks/reproduce.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python docs/tables.py
 
 results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into results/ (an hour)
 	$(BIN)/fedgft reproduce all --data adult compas --seeds 20 --out results
 	$(BIN)/python benchmarks/decisions.py --out results
 	$(BIN)/python benchmarks/flower.py --deployed --out results
 	$(BIN)/fedgft demo | sed 's/ *$$//' > results/demo.txt && cp fedgft-demo/sites.svg docs/
+	$(BIN)/python docs/tables.py
 
 dist: $(TEST) ## build the wheel and the source archive into dist/
 	rm -rf dist
@@ -86,7 +93,7 @@ $(TEST): pyproject.toml constraints.txt $(REBUILD)
 	$(call install,-e '.[test]')
 
 define install
-@echo "Installing into .venv; the first time this downloads PyTorch and takes a minute or more."
+@echo "Installing into .venv; the first time this takes a minute."
 @rm -f $(COMPLETE) $(DEMO) $(TEST)
 @$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(1)
 @printf '%s' '$(CURDIR)' > $(COMPLETE)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from timing import Neighbours, command
+from timing import Neighbors, command
 
 from fedgft.audit import measure, write_sums
 
@@ -34,10 +34,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for file in _elsewhere(_tables, place, args.rows):
-            _show(_case(f"measure {file.suffix[1:]}, {args.rows:,}", [
-                "measure", str(file), "--label", "y", "--group", "race", "--group", "sex",
-                "--score", "p", "--out", str(place / f"{file.suffix[1:]}.json"), "--name", "big",
-            ], file.stat().st_size), args.json)  # fmt: skip
+            _show(
+                _case(
+                    f"measure {file.suffix[1:]}, {args.rows:,}",
+                    [
+                        "measure",
+                        str(file),
+                        "--label",
+                        "y",
+                        "--group",
+                        "race",
+                        "--group",
+                        "sex",
+                        "--score",
+                        "p",
+                        "--out",
+                        str(place / f"{file.suffix[1:]}.json"),
+                        "--name",
+                        "big",
+                    ],
+                    file.stat().st_size,
+                ),
+                args.json,
+            )
         size = _elsewhere(site_files, place / "sites", args.sites)
         for name, more in (("audit --json", ["--json"]), ("audit --out", ["--out", folder])):
             command = ["audit", str(place / "sites"), *more]
@@ -52,11 +71,15 @@ def _elsewhere(make: Callable[..., Any], *arguments: Any) -> Any:
 
 def _tables(place: Path, rows: int) -> list[Path]:
     generator = np.random.default_rng(0)
-    frame = pl.DataFrame({
-        "id": np.arange(rows), "y": generator.integers(0, 2, rows),
-        "race": generator.choice(["White", "Black", "Asian"], rows),
-        "sex": generator.choice(["M", "F"], rows), "p": generator.random(rows).round(6),
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "id": np.arange(rows),
+            "y": generator.integers(0, 2, rows),
+            "race": generator.choice(["White", "Black", "Asian"], rows),
+            "sex": generator.choice(["M", "F"], rows),
+            "p": generator.random(rows).round(6),
+        }
+    )
     frame.write_csv(place / "big.csv")
     frame.write_parquet(place / "big.parquet")
     return [place / "big.csv", place / "big.parquet"]
@@ -82,10 +105,15 @@ def site_files(place: Path, sites: int) -> int:
 
 def _case(name: str, arguments: list[str], size: int) -> dict[str, object]:
     """One command; the peak memory is that of its process alone."""
-    with Neighbours() as others:
+    with Neighbors() as others:
         done = command("-m", "fedgft", *arguments)
-    return {"case": name, "seconds": round(done.seconds, 2), "peak_mb": round(done.peak_mb),
-            "megabytes": round(size / 1e6, 1), "others": others.cores}  # fmt: skip
+    return {
+        "case": name,
+        "seconds": round(done.seconds, 2),
+        "peak_mb": round(done.peak_mb),
+        "megabytes": round(size / 1e6, 1),
+        "others": others.cores,
+    }
 
 
 def _show(row: dict[str, object], as_json: bool) -> None:

@@ -13,14 +13,16 @@ import numpy as np
 from timing import alone, clock, in_turns, peak_mb
 from workload import BATCH, LR, ROUNDS, WORKLOADS, Workload, many_clients
 
+from fedgft.algorithms import Algorithm, fedavg, fedgft
 from fedgft.data.dataset import Federation
 from fedgft.engine import History, Settings, simulate
-from fedgft.federated import Algorithm, fedavg, fedgft
 from fedgft.metrics import get_metric
 
 PLAIN_REPLICATES = 3  # of 20: the plain loop's time is scaled up
-COHORT, GROWTH_ROUNDS = 100, 200
-FEW, MANY = 1_000, 100_000
+COHORT = 100
+GROWTH_ROUNDS = 200
+FEW = 1_000
+MANY = 100_000
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,18 @@ Run = Callable[[int], Any]  # of a repeat's number, which decides the order of t
 
 def ours(work: Workload, algorithm: Algorithm, settings: Settings) -> Run:
     """All replicates in one call."""
-    federations, start = work.federations(), work.start()
+    federations = work.federations()
+    start = work.start()
     replicates = np.arange(work.replicates)
     return lambda repeat: simulate(
-        federations, work.model, algorithm, settings,
-        seeds=replicates + 100 * repeat, lr=LR, init=start,
-    )  # fmt: skip
+        federations,
+        work.model,
+        algorithm,
+        settings,
+        seeds=replicates + 100 * repeat,
+        lr=LR,
+        init=start,
+    )
 
 
 def plain(work: Workload) -> Run:
@@ -95,7 +103,8 @@ def against_plain(case: str, options: Options) -> dict[str, Any]:
 def growth(case: str, options: Options) -> dict[str, Any]:
     """A round of 100 clients out of 100,000 against a round of 100 out of 1,000."""
     peak = alone(case, "ours", *options.arguments())["peak_mb"]
-    many, few = many_clients(MANY), many_clients(FEW)
+    many = many_clients(MANY)
+    few = many_clients(FEW)
     rounds_of(many, options), rounds_of(few, options)  # warm-up
     costs = [(rounds_of(many, options), rounds_of(few, options)) for _ in range(options.repeats)]
     many_seconds, few_seconds = np.array(costs).T
@@ -114,8 +123,15 @@ def rounds_of(federation: Federation, options: Options) -> float:
     """Median seconds of a round with a small cohort."""
     stamps: list[float] = []
     settings = replace(options.settings(), rounds=GROWTH_ROUNDS, cohort=COHORT, eval_every=0)
-    simulate([federation], "logistic", fedavg(), settings, seeds=[0], lr=LR,
-             on_round=lambda done, total: stamps.append(time.perf_counter()))  # fmt: skip
+    simulate(
+        [federation],
+        "logistic",
+        fedavg(),
+        settings,
+        seeds=[0],
+        lr=LR,
+        on_round=lambda done, total: stamps.append(time.perf_counter()),
+    )
     return float(np.median(np.diff(stamps)[:-1]))  # the last round is followed by the evaluation
 
 

@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.algorithms import fedavg, fedgft_control
 from fedgft.data import load
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.partition import partition
-from fedgft.data.scaling import standardise
+from fedgft.data.scale import standardize
 from fedgft.engine import Settings, simulate
-from fedgft.federated import controlled, fedavg
 from fedgft.metrics import get_metric
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
 
 ROOT = Path(__file__).parents[1]
 ONE_POINT = 0.01
@@ -136,7 +136,7 @@ def trained(
 ) -> Row:
     """Gaps of decisions on the clients' rows, and whether each miss was said."""
     chosen = get_metric(metric)
-    history = simulate(made, model, controlled(chosen, targets), settings, seeds=seeds, lr=lr)
+    history = simulate(made, model, fedgft_control(chosen, targets), settings, seeds=seeds, lr=lr)
     assert history.federation is not None
     gap = history.federation[-1].gap(chosen, "hard")
     missed = ~(gap <= targets + ONE_POINT)
@@ -167,7 +167,7 @@ def dataset(name: str) -> Dataset:
 def federation(name: str, alpha: float, seed: int) -> Federation:
     key = (name, alpha, seed)
     if key not in KNOWN:
-        KNOWN[key] = standardise(partition(dataset(name), clients=10, alpha=alpha, seed=seed))
+        KNOWN[key] = standardize(partition(dataset(name), clients=10, alpha=alpha, seed=seed))
     return KNOWN[key]
 
 
@@ -184,7 +184,7 @@ def small(device: str) -> Iterator[tuple[str, Any]]:
 def few_rows(data: str, metric: str, target: float, settings: Settings) -> Row:
     rows = []
     for seed in range(20):
-        made = standardise(
+        made = standardize(
             partition(draw(dataset(data), 1286, seed), clients=4, alpha=5.0, seed=seed)
         )
         row = trained(
@@ -247,8 +247,9 @@ def banded(bands: int) -> Dataset:
 
 
 def many_groups(bands: int, metric: str, lr: float, settings: Settings) -> Row:
-    data, seeds = banded(bands), [0, 1, 2]
-    made = [standardise(partition(data, clients=47, alpha=5.0, seed=seed)) for seed in seeds]
+    data = banded(bands)
+    seeds = [0, 1, 2]
+    made = [standardize(partition(data, clients=47, alpha=5.0, seed=seed)) for seed in seeds]
     row = trained(made, "logistic", metric, np.zeros(3), settings, seeds=seeds, lr=lr)
     plain = simulate(made, "logistic", fedavg(), settings, seeds=seeds, lr=lr)
     assert plain.federation is not None
@@ -268,17 +269,19 @@ def pooled_reference(bands: int, metric: str) -> Row:
     )
     from sklearn.linear_model import LogisticRegression
 
-    from fedgft.metrics import Tally
+    from fedgft.sums import Sums
 
-    made = standardise(partition(banded(bands), clients=47, alpha=5.0, seed=0))
-    data, rows, test = made.dataset, made.rows, made.test
+    made = standardize(partition(banded(bands), clients=47, alpha=5.0, seed=0))
+    data = made.dataset
+    rows = made.rows
+    test = made.test
     bound = {"sp": DemographicParity, "eop": TruePositiveRateParity}[metric](difference_bound=0.002)
     fit = ExponentiatedGradient(LogisticRegression(max_iter=300), bound, max_iter=15)
-    fit.fit(made.seen(rows), data.labels[rows], sensitive_features=data.groups[rows])
+    fit.fit(made.scale_rows(rows), data.labels[rows], sensitive_features=data.groups[rows])
     found = {}
     for name, at in (("train", rows), ("test", test)):
-        positive = np.clip(fit._pmf_predict(made.seen(at))[:, 1], 0.0, 1.0)
-        count = Tally.of(
+        positive = np.clip(fit._pmf_predict(made.scale_rows(at))[:, 1], 0.0, 1.0)
+        count = Sums.of(
             np.stack((1 - positive, positive), 1),
             data.labels[at],
             data.groups[at],
@@ -413,9 +416,10 @@ def own_app(setting: str, name: str, method: str) -> Row:
         "late": points(np.array([min(late), max(late)])),
         "accuracy": points(np.array([float((chosen == y).float().mean())])),
         "missed": int(missed),
-        "warned": int(missed and strategy.measured is not None
-                      and strategy.measured.get("reached") is False),
-    }  # fmt: skip
+        "warned": int(
+            missed and strategy.measured is not None and strategy.measured.get("reached") is False
+        ),
+    }
 
 
 def torch_model() -> Any:
@@ -538,7 +542,8 @@ def case_table(part: str, title: str, rows: dict[str, list[Row]]) -> list[str]:
 def shown(row: Row | None) -> list[str]:
     if row is None:
         return ["-", "-", "-"]
-    runs, gaps = len(row["gaps"]), np.array(row["gaps"])
+    runs = len(row["gaps"])
+    gaps = np.array(row["gaps"])
     late = f" (late rounds {row['late'][0]:.1f} to {row['late'][1]:.1f})" if "late" in row else ""
     most = f", at most {gaps.max():.1f}" if runs > 1 else ""
     plain = row["case"].endswith("as it is")  # it has no target

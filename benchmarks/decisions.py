@@ -21,16 +21,14 @@ import numpy as np
 
 from fedgft.data import load
 from fedgft.data.dataset import Dataset
-from fedgft.engine.picking import SLACK
-from fedgft.experiments import Point, Result, Study, get_protocol
-from fedgft.experiments.frontier import BOUNDS
-from fedgft.experiments.references import fairlearn_fit, thresholds
-from fedgft.experiments.shelf import Shelf
-from fedgft.files import whole
-from fedgft.layout import Table
+from fedgft.engine.select_best import SLACK
+from fedgft.formatting import SIGNS, Table
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.intervals import floor
-from fedgft.report.section import SIGNS
+from fedgft.store import atomic_write
+from fedgft.study import Point, Result, Study, get_protocol
+from fedgft.study.cache import ResultCache
+from fedgft.study.tradeoff import BOUNDS, fit_fairlearn, threshold_tallies
 
 ALPHAS = (0.5, 5.0, 100.0)
 LIMIT = {"adult": 0.005, "compas": 0.012}  # of the gap on the federation's rows
@@ -42,8 +40,11 @@ class Lab:
     """Studies by data set and options, and the columns that all tables share."""
 
     def __init__(self, seeds: int, first: int, out: Path) -> None:
-        self.seeds, self.first, self.out = seeds, first, out
-        self._data, self._studies = {}, {}
+        self.seeds = seeds
+        self.first = first
+        self.out = out
+        self._data = {}
+        self._studies = {}
 
     def data(self, name: str, group: str | None = None) -> Dataset:
         if (name, group) not in self._data:
@@ -51,9 +52,16 @@ class Lab:
         return self._data[name, group]
 
     def study(
-        self, name: str, *, group: str | None = None, settings: Any = None,
-        seeds: int | None = None, model: str = "logistic", clients: int = 10, **protocol: Any,
-    ) -> Study:  # fmt: skip
+        self,
+        name: str,
+        *,
+        group: str | None = None,
+        settings: Any = None,
+        seeds: int | None = None,
+        model: str = "logistic",
+        clients: int = 10,
+        **protocol: Any,
+    ) -> Study:
         count = seeds or self.seeds
         key = (name, group, str(settings), count, model, clients, str(protocol))
         if key not in self._studies:
@@ -93,45 +101,84 @@ def points(value: float) -> str:
 
 def cells(lab: Lab) -> Part:
     """Twelve cells: is the gap of decisions gone, on both kinds of rows, and what does it cost?"""
-    rows, bad = [], {"federation": [], "held out": [], "FedAvg": [], "EG": [], "paper": []}
+    rows = []
+    bad = {"federation": [], "held out": [], "FedAvg": [], "EG": [], "paper": []}
     for data in ("adult", "compas"):
         for name in ("sp", "eop"):
-            metric, pooled = get_metric(name), fairlearn(lab, data, name)
+            metric = get_metric(name)
+            pooled = fairlearn(lab, data, name)
             for alpha in ALPHAS:
-                study, where = lab.study(data), f"{data} {name} alpha {alpha:g}"
-                plain, paper, ours = (run(study, alpha, m, metric)
-                                      for m in ("fedavg", "fedgft", "fedgft-control"))  # fmt: skip
-                gap, test = hard(ours, "federation").mean(), hard(ours, "test")
+                study = lab.study(data)
+                where = f"{data} {name} alpha {alpha:g}"
+                plain, paper, ours = (
+                    run(study, alpha, m, metric) for m in ("fedavg", "fedgft", "fedgft-control")
+                )
+                gap = hard(ours, "federation").mean()
+                test = hard(ours, "test")
                 limit = 1.4 * chance(ours) + 2 * test.std(ddof=1) / len(test) ** 0.5
                 theirs = np.interp(gap, *pooled)
-                _, adjusted = thresholds(study, plain, [SLACK])[0]
-                worse = (accuracy(paper) > accuracy(ours)
-                         and hard(paper, "test").mean() < test.mean())  # fmt: skip
+                _, adjusted = threshold_tallies(study, plain, [SLACK])[0]
+                worse = (
+                    accuracy(paper) > accuracy(ours) and hard(paper, "test").mean() < test.mean()
+                )
                 for key, failed in (
-                    ("federation", gap > LIMIT[data]), ("held out", test.mean() > limit),
+                    ("federation", gap > LIMIT[data]),
+                    ("held out", test.mean() > limit),
                     ("FedAvg", accuracy(ours) < accuracy(plain) - 0.02),
-                    ("EG", accuracy(ours) < theirs - 0.007), ("paper", worse),
-                ):  # fmt: skip
+                    ("EG", accuracy(ours) < theirs - 0.007),
+                    ("paper", worse),
+                ):
                     bad[key] += [where] if failed else []
                 rows.append(
-                    (data, name, f"{alpha:g}", points(accuracy(plain)),
-                     points(hard(plain, "test").mean()), points(accuracy(paper)),
-                     points(hard(paper, "test").mean()), points(accuracy(ours)), points(gap),
-                     points(test.mean()), points(chance(ours)), points(limit), points(theirs),
-                     points(adjusted.accuracy().mean()),
-                     points(adjusted.gap(metric, "hard").mean()))
-                )  # fmt: skip
-    header = ("data", "metric", "alpha", "FedAvg accuracy", "FedAvg gap, held out",
-              "FedGFT accuracy", "FedGFT gap, held out", "control accuracy",
-              "control gap, federation", "control gap, held out", "by chance",
-              "1.4 chance + 2 SE", "EG accuracy at that gap", "thresholds accuracy",
-              "thresholds gap, held out")  # fmt: skip
-    table = Table("Decisions, target 0", header, tuple(rows), stubs=3, notes=(
-        f"{lab.seeds} replicates; points; accuracy on held-out rows. FedGFT: the paper's form, lam "
-        "chosen on an inner split. EG: Fairlearn's ExponentiatedGradient on the pooled rows, "
-        "interpolated between its bounds at our gap on the federation's rows. Thresholds: FedAvg "
-        "with one threshold a group, from histograms; it needs the group of everybody.",
-    ))  # fmt: skip
+                    (
+                        data,
+                        name,
+                        f"{alpha:g}",
+                        points(accuracy(plain)),
+                        points(hard(plain, "test").mean()),
+                        points(accuracy(paper)),
+                        points(hard(paper, "test").mean()),
+                        points(accuracy(ours)),
+                        points(gap),
+                        points(test.mean()),
+                        points(chance(ours)),
+                        points(limit),
+                        points(theirs),
+                        points(adjusted.accuracy().mean()),
+                        points(adjusted.gap(metric, "hard").mean()),
+                    )
+                )
+    header = (
+        "data",
+        "metric",
+        "alpha",
+        "FedAvg accuracy",
+        "FedAvg gap, held out",
+        "FedGFT accuracy",
+        "FedGFT gap, held out",
+        "control accuracy",
+        "control gap, federation",
+        "control gap, held out",
+        "by chance",
+        "1.4 chance + 2 SE",
+        "EG accuracy at that gap",
+        "thresholds accuracy",
+        "thresholds gap, held out",
+    )
+    table = Table(
+        "Decisions, target 0",
+        header,
+        tuple(rows),
+        stubs=3,
+        notes=(
+            f"{lab.seeds} replicates; points; accuracy on held-out rows. FedGFT: the paper's form, "
+            "lam "
+            "chosen on an inner split. EG: Fairlearn's ExponentiatedGradient on the pooled rows, "
+            "interpolated between its bounds at our gap on the federation's rows. Thresholds: "
+            "FedAvg "
+            "with one threshold a group, from histograms; it needs the group of everybody.",
+        ),
+    )
     said = {
         "federation": "mean gap on the federation's rows at most 0.5 (Adult) and 1.2 (COMPAS)",
         "held out": "held-out gap at most 1.4 times the floor plus two standard errors",
@@ -149,12 +196,17 @@ def judged(text: str, failed: list[str], total: int) -> tuple[str, bool]:
 
 def fairlearn(lab: Lab, data: str, name: str) -> tuple[list[float], list[float]]:
     """Gap on the training rows and held-out accuracy at each bound, means over replicates."""
-    metric, shelf = get_metric(name), Shelf(lab.out / "cells")
+    metric = get_metric(name)
+    shelf = ResultCache(lab.out / "cells")
     each = []
     for bound in BOUNDS:
-        fits = [fairlearn_fit(f, metric, bound, shelf) for f in lab.study(data).federations(100.0)]
-        each.append([np.mean([train.gap(metric, "hard") for train, _ in fits]),
-                     np.mean([test.accuracy() for _, test in fits])])  # fmt: skip
+        fits = [fit_fairlearn(f, metric, bound, shelf) for f in lab.study(data).federations(100.0)]
+        each.append(
+            [
+                np.mean([train.gap(metric, "hard") for train, _ in fits]),
+                np.mean([test.accuracy() for _, test in fits]),
+            ]
+        )
         print(f"Fairlearn {data} {name} {bound}", file=sys.stderr)
     gap, right = np.array(sorted(each)).T.tolist()
     return gap, right
@@ -162,7 +214,9 @@ def fairlearn(lab: Lab, data: str, name: str) -> tuple[list[float], list[float]]
 
 def targets(lab: Lab) -> Part:
     """Asked for a gap, reached it, and not overshot."""
-    rows, late, wasted = [], [], []
+    rows = []
+    late = []
+    wasted = []
     for data, (asked, near) in TARGETS.items():
         for name in ("sp", "eop"):
             metric = get_metric(name)
@@ -171,89 +225,195 @@ def targets(lab: Lab) -> Part:
                 plain = hard(run(study, alpha, "fedavg", metric), "federation")
                 for target in asked:
                     ours = run(study, alpha, "fedgft-control", metric, target)
-                    gap, where = hard(ours, "federation"), f"{data} {name} {alpha:g} {target:g}"
-                    reached, free = int((gap <= target + near).sum()), plain > 2 * target
+                    gap = hard(ours, "federation")
+                    where = f"{data} {name} {alpha:g} {target:g}"
+                    reached = int((gap <= target + near).sum())
+                    free = plain > 2 * target
                     used = gap[free].mean() if free.any() else float("nan")
                     late += [where] if reached < 0.95 * lab.seeds else []
                     wasted += [where] if free.any() and used < target / 2 else []
                     rows.append(
-                        (data, name, f"{alpha:g}", points(target), f"{reached} of {lab.seeds}",
-                         points(gap.max()), points(gap.mean()), f"{int(free.sum())}",
-                         points(used) if free.any() else "",
-                         f"{int((gap[free] >= target / 2).sum())}",
-                         points(hard(ours, "test").mean()), points(accuracy(ours)))
-                    )  # fmt: skip
-    header = ("data", "metric", "alpha", "target", "reached", "largest gap", "mean gap",
-              "FedAvg above 2t", "mean gap there", "of them at least t/2", "gap, held out",
-              "accuracy")  # fmt: skip
-    table = Table("Targets", header, tuple(rows), stubs=3, notes=(
-        "Gaps of decisions on the federation's rows, points; reached: to 0.3 points on Adult, to "
-        "0.5 on COMPAS.",))  # fmt: skip
-    return "A target instead of a knob", [table], [
-        judged("target reached in at least 19 of 20 replicates", late, len(rows)),
-        judged("at least half of the target used, on average, where FedAvg exceeds it twofold",
-               wasted, len(rows)),
-    ]  # fmt: skip
+                        (
+                            data,
+                            name,
+                            f"{alpha:g}",
+                            points(target),
+                            f"{reached} of {lab.seeds}",
+                            points(gap.max()),
+                            points(gap.mean()),
+                            f"{int(free.sum())}",
+                            points(used) if free.any() else "",
+                            f"{int((gap[free] >= target / 2).sum())}",
+                            points(hard(ours, "test").mean()),
+                            points(accuracy(ours)),
+                        )
+                    )
+    header = (
+        "data",
+        "metric",
+        "alpha",
+        "target",
+        "reached",
+        "largest gap",
+        "mean gap",
+        "FedAvg above 2t",
+        "mean gap there",
+        "of them at least t/2",
+        "gap, held out",
+        "accuracy",
+    )
+    table = Table(
+        "Targets",
+        header,
+        tuple(rows),
+        stubs=3,
+        notes=(
+            "Gaps of decisions on the federation's rows, points; reached: to 0.3 points on Adult, "
+            "to "
+            "0.5 on COMPAS.",
+        ),
+    )
+    return (
+        "A target instead of a knob",
+        [table],
+        [
+            judged("target reached in at least 19 of 20 replicates", late, len(rows)),
+            judged(
+                "at least half of the target used, on average, where FedAvg exceeds it twofold",
+                wasted,
+                len(rows),
+            ),
+        ],
+    )
 
 
 def metrics(lab: Lab) -> Part:
     """Other metrics, more groups, more classes, several attributes, several metrics at once."""
     asked = (
-        ("adult", None, "cal", 20), ("compas", None, "cal", 20), ("adult", None, "eo", 20),
-        ("compas", None, "eo", 20), ("adult", "race,sex", "sp", 20),
+        ("adult", None, "cal", 20),
+        ("compas", None, "cal", 20),
+        ("adult", None, "eo", 20),
+        ("compas", None, "eo", 20),
+        ("adult", "race,sex", "sp", 20),
         ("adult", "race,sex", "eop", 20),
-        ("compas-races", None, "sp", 20), ("compas-races", None, "eop", 20),
-        ("adult-hours", None, "sp", 5), ("adult-hours", None, "eop", 5),
-        ("adult", None, "sp+eop", 20), ("adult", None, "sp+eop+cal", 20),
-    )  # fmt: skip
-    rows, halved, threefold = [], [], []
+        ("compas-races", None, "sp", 20),
+        ("compas-races", None, "eop", 20),
+        ("adult-hours", None, "sp", 5),
+        ("adult-hours", None, "eop", 5),
+        ("adult", None, "sp+eop", 20),
+        ("adult", None, "sp+eop+cal", 20),
+    )
+    rows = []
+    halved = []
+    threefold = []
     for data, group, name, most in asked:
-        seeds, metric = min(most, lab.seeds), get_metric(name)
+        seeds = min(most, lab.seeds)
+        metric = get_metric(name)
         for alpha in ALPHAS:
             study = lab.study(data, group=group, seeds=seeds)
             plain, ours = (run(study, alpha, m, metric) for m in ("fedavg", "fedgft-control"))
             before, after = (hard(r, "federation").mean() for r in (plain, ours))
-            cost, where = accuracy(plain) - accuracy(ours), f"{data} alpha {alpha:g}"
+            cost = accuracy(plain) - accuracy(ours)
+            where = f"{data} alpha {alpha:g}"
             if name == "cal" and before > 0.03:
                 halved += [where] if after > before / 2 else []
             if group:
                 threefold += [f"{where} {name}"] if after > before / 3 or cost > 0.025 else []
             rows.append(
-                (data, group or "", name, f"{alpha:g}", f"{seeds}", points(before), points(after),
-                 points(hard(plain, "test").mean()), points(hard(ours, "test").mean()),
-                 points(chance(ours)), points(accuracy(plain)), points(accuracy(ours)))
-            )  # fmt: skip
-    header = ("data", "groups", "metric", "alpha", "replicates", "FedAvg gap", "control gap",
-              "FedAvg, held out", "control, held out", "by chance", "FedAvg accuracy",
-              "control accuracy")  # fmt: skip
+                (
+                    data,
+                    group or "",
+                    name,
+                    f"{alpha:g}",
+                    f"{seeds}",
+                    points(before),
+                    points(after),
+                    points(hard(plain, "test").mean()),
+                    points(hard(ours, "test").mean()),
+                    points(chance(ours)),
+                    points(accuracy(plain)),
+                    points(accuracy(ours)),
+                )
+            )
+    header = (
+        "data",
+        "groups",
+        "metric",
+        "alpha",
+        "replicates",
+        "FedAvg gap",
+        "control gap",
+        "FedAvg, held out",
+        "control, held out",
+        "by chance",
+        "FedAvg accuracy",
+        "control accuracy",
+    )
     table = Table("Largest gap between any two groups, target 0", header, tuple(rows), stubs=4)
-    return "Any metric, any groups", [table], [
-        judged("predictive parity: the gap at least halves where FedAvg's exceeds 3 points",
-               halved, sum(r[2] == "cal" and float(r[5]) > 3 for r in rows)),
-        judged("race x sex on Adult, SP and EOP: largest gap at least 3-fold down for at most 2.5 "
-               "points of accuracy", threefold, 6),
-    ]  # fmt: skip
+    return (
+        "Any metric, any groups",
+        [table],
+        [
+            judged(
+                "predictive parity: the gap at least halves where FedAvg's exceeds 3 points",
+                halved,
+                sum(r[2] == "cal" and float(r[5]) > 3 for r in rows),
+            ),
+            judged(
+                "race x sex on Adult, SP and EOP: largest gap at least 3-fold down for at most 2.5 "
+                "points of accuracy",
+                threefold,
+                6,
+            ),
+        ],
+    )
 
 
 def bases(lab: Lab) -> Part:
     """The same target on other federated algorithms."""
-    rows, gaps = [], {}
-    for base in ("fedavg", "fedprox", "scaffold", "fednova", "fedadam", "fedavgm", "fedyogi",
-                 "fedadagrad"):  # fmt: skip
+    rows = []
+    gaps = {}
+    for base in (
+        "fedavg",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "fedadam",
+        "fedavgm",
+        "fedyogi",
+        "fedadagrad",
+    ):
         study = lab.study("adult", base=base)
         for name in ("sp", "eop"):
             metric = get_metric(name)
-            plain, paper, ours = (run(study, 0.5, m, metric)
-                                  for m in ("fedavg", "fedgft", "fedgft-control"))  # fmt: skip
+            plain, paper, ours = (
+                run(study, 0.5, m, metric) for m in ("fedavg", "fedgft", "fedgft-control")
+            )
             gaps[base, name] = hard(ours, "federation").mean()
             rows.append(
-                (base, name, points(accuracy(plain)), points(hard(plain, "federation").mean()),
-                 points(accuracy(paper)), points(hard(paper, "federation").mean()),
-                 points(accuracy(ours)), points(gaps[base, name]),
-                 points(hard(ours, "test").mean()))
-            )  # fmt: skip
-    header = ("base", "metric", "plain accuracy", "plain gap", "FedGFT accuracy", "FedGFT gap",
-              "control accuracy", "control gap", "control gap, held out")  # fmt: skip
+                (
+                    base,
+                    name,
+                    points(accuracy(plain)),
+                    points(hard(plain, "federation").mean()),
+                    points(accuracy(paper)),
+                    points(hard(paper, "federation").mean()),
+                    points(accuracy(ours)),
+                    points(gaps[base, name]),
+                    points(hard(ours, "test").mean()),
+                )
+            )
+    header = (
+        "base",
+        "metric",
+        "plain accuracy",
+        "plain gap",
+        "FedGFT accuracy",
+        "FedGFT gap",
+        "control accuracy",
+        "control gap",
+        "control gap, held out",
+    )
     table = Table("Adult, alpha 0.5", header, tuple(rows), stubs=2)
     five = ("fedavg", "fedprox", "scaffold", "fednova", "fedadam")
     apart = [n for n in ("sp", "eop") if np.ptp([gaps[b, n] for b in five]) > 0.01]
@@ -275,38 +435,75 @@ def beyond(lab: Lab) -> Part:
     for said, options in asked:
         for data in ("adult", "compas"):
             for name in ("sp", "eop"):
-                metric, study = get_metric(name), lab.study(data, **options)
+                metric = get_metric(name)
+                study = lab.study(data, **options)
                 for alpha in (0.5, 100.0):
-                    plain, ours = (run(study, alpha, m, metric)
-                                   for m in ("fedavg", "fedgft-control"))  # fmt: skip
+                    plain, ours = (
+                        run(study, alpha, m, metric) for m in ("fedavg", "fedgft-control")
+                    )
                     rows.append(
-                        (said, data, name, f"{alpha:g}", points(accuracy(plain)),
-                         points(hard(plain, "federation").mean()), points(accuracy(ours)),
-                         points(hard(ours, "federation").mean()), points(hard(ours, "test").mean()),
-                         points(chance(ours)))
-                    )  # fmt: skip
-    header = ("what", "data", "metric", "alpha", "FedAvg accuracy", "FedAvg gap",
-              "control accuracy", "control gap", "control gap, held out", "by chance")  # fmt: skip
-    return "Sampling, noise, hidden layers", [
-        Table("Target 0", header, tuple(rows), stubs=4)], []  # fmt: skip
+                        (
+                            said,
+                            data,
+                            name,
+                            f"{alpha:g}",
+                            points(accuracy(plain)),
+                            points(hard(plain, "federation").mean()),
+                            points(accuracy(ours)),
+                            points(hard(ours, "federation").mean()),
+                            points(hard(ours, "test").mean()),
+                            points(chance(ours)),
+                        )
+                    )
+    header = (
+        "what",
+        "data",
+        "metric",
+        "alpha",
+        "FedAvg accuracy",
+        "FedAvg gap",
+        "control accuracy",
+        "control gap",
+        "control gap, held out",
+        "by chance",
+    )
+    return "Sampling, noise, hidden layers", [Table("Target 0", header, tuple(rows), stubs=4)], []
 
 
 def speed(lab: Lab) -> Part:
     """The whole frontier as a user has it, start-up included."""
-    rows, slow = [], []
+    rows = []
+    slow = []
     for data, most in (("compas", 60), ("adult", 240)):
         with tempfile.TemporaryDirectory() as folder:
             begun = time.perf_counter()
             subprocess.run(
-                [sys.executable, "-m", "fedgft", "frontier", "--data", data, "--seeds",
-                 str(lab.seeds), "--out", folder, "--json"],
-                check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "fedgft",
+                    "frontier",
+                    "--data",
+                    data,
+                    "--seeds",
+                    str(lab.seeds),
+                    "--out",
+                    folder,
+                    "--json",
+                ],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             seconds = time.perf_counter() - begun
         rows.append((data, f"{seconds:.0f}", f"{most}"))
         slow += [data] if seconds > most else []
-    table = Table("fedgft frontier: 5 methods x 12 strengths", ("data", "seconds", "limit"),
-                  tuple(rows), stubs=1)  # fmt: skip
+    table = Table(
+        "fedgft frontier: 5 methods x 12 strengths",
+        ("data", "seconds", "limit"),
+        tuple(rows),
+        stubs=1,
+    )
     return "Speed", [table], [judged("frontier within its limit", slow, 2)]
 
 
@@ -317,19 +514,38 @@ def pictures(lab: Lab) -> Part:
             kept = Path(folder) / "cells"
             kept.symlink_to((lab.out / "cells").resolve(), target_is_directory=True)
             subprocess.run(
-                [sys.executable, "-m", "fedgft", "frontier", "--data", data, "--seeds",
-                 str(lab.seeds), "--target", "0.02", "--references", "--out", folder],
-                check=True, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "fedgft",
+                    "frontier",
+                    "--data",
+                    data,
+                    "--seeds",
+                    str(lab.seeds),
+                    "--target",
+                    "0.02",
+                    "--references",
+                    "--out",
+                    folder,
+                ],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
             (lab.out / "figures").mkdir(parents=True, exist_ok=True)
             shutil.copy(Path(folder) / "frontier.svg", lab.out / "figures" / f"frontier-{data}.svg")
     return "Frontier", [], []
 
 
 PARTS: dict[str, Callable[[Lab], Part]] = {
-    "cells": cells, "targets": targets, "metrics": metrics, "bases": bases, "beyond": beyond,
-    "speed": speed, "pictures": pictures,
-}  # fmt: skip
+    "cells": cells,
+    "targets": targets,
+    "metrics": metrics,
+    "bases": bases,
+    "beyond": beyond,
+    "speed": speed,
+    "pictures": pictures,
+}
 
 
 def page(parts: list[Part]) -> Iterator[str]:
@@ -353,7 +569,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args()
-    lab, made = Lab(args.seeds, args.seed, args.out), []
+    lab = Lab(args.seeds, args.seed, args.out)
+    made = []
     for name in args.only:
         begun = time.perf_counter()
         made.append(PARTS[name](lab))
@@ -361,7 +578,7 @@ def main() -> None:
         for text, holds in made[-1][2]:
             print(f"{SIGNS[holds]} {text}")
     args.out.mkdir(parents=True, exist_ok=True)
-    with whole(args.out / "decisions.md") as part:
+    with atomic_write(args.out / "decisions.md") as part:
         part.write_text("\n\n".join(filter(None, page(made))) + "\n")
     print(f"wrote {args.out / 'decisions.md'}", file=sys.stderr)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 ROLES = {  # word on the command line -> what the process does; the first that fits
-    "fedgft.deploy.engine superlink": "SuperLink",
-    "fedgft.deploy.engine supernode": "SuperNodes",
+    "fedgft.deploy.flower_patches superlink": "SuperLink",
+    "fedgft.deploy.flower_patches supernode": "SuperNodes",
     "deploy server": "gate",
     "deploy site": "sites' runners",
     "flower-superlink": "SuperLink",
@@ -50,15 +50,29 @@ def main() -> None:
     seen: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "fedgft", "deploy", "local", "--sites", str(args.sites),
-            "--rounds", str(args.rounds), "--lam", "5", "--set", "schedule=constant",
-            "--out", f"{folder}/run", "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "fedgft",
+            "deploy",
+            "local",
+            "--sites",
+            str(args.sites),
+            "--rounds",
+            str(args.rounds),
+            "--lam",
+            "5",
+            "--set",
+            "schedule=constant",
+            "--out",
+            f"{folder}/run",
+            "--json",
+        ]
         began = time.monotonic()
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as run:
             assert run.stderr is not None
             os.set_blocking(run.stderr.fileno(), False)
-            main_process, text = psutil.Process(run.pid), b""
+            main_process = psutil.Process(run.pid)
+            text = b""
             while run.poll() is None:
                 text += run.stderr.read() or b""
                 while text.count(b"\nround ") + text.startswith(b"round ") > len(seen):

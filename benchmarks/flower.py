@@ -27,17 +27,20 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
 
 import fedgft  # noqa: E402
+from fedgft.algorithms import Adaptive, fedavg  # noqa: E402
+from fedgft.algorithms import fedgft as penalized  # noqa: E402
 from fedgft.engine import Settings, simulate  # noqa: E402
-from fedgft.federated import Adaptive, fedavg  # noqa: E402
-from fedgft.federated import fedgft as penalised  # noqa: E402
+from fedgft.fair_model import load_model  # noqa: E402
 from fedgft.flower import Budget, FedGFT  # noqa: E402
-from fedgft.flower.running import federation  # noqa: E402
-from fedgft.flower.sites import first_arrays, flat  # noqa: E402
+from fedgft.flower.client import first_arrays  # noqa: E402
+from fedgft.flower.client import flatten_arrays as flat  # noqa: E402
+from fedgft.flower.client_app import federation  # noqa: E402
 from fedgft.metrics import get_metric  # noqa: E402
-from fedgft.saved import load_model  # noqa: E402
 from grid import gap_of, grid_of, options  # noqa: E402
 
-SP, LAM, LR = get_metric("sp"), 5.0, 0.01
+SP = get_metric("sp")
+LAM = 5.0
+LR = 0.01
 CUT = {"data": "adult", "group": "", "alpha": 0.5, "seed": 0, "test-share": 0.3}
 CASES = {  # name -> Flower's strategy, lam or none, channel, ours for the server
     "FedAvg": ("FedAvg", None, "query", None),
@@ -57,8 +60,11 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     lines = ["# FedGFT on Flower", "", "Made by `python benchmarks/flower.py`.", ""]
-    for name, part in (("same", lambda: same(args.deployed)), ("cost", cost),
-                       ("private", lambda: private(args.seeds))):  # fmt: skip
+    for name, part in (
+        ("same", lambda: same(args.deployed)),
+        ("cost", cost),
+        ("private", lambda: private(args.seeds)),
+    ):
         if args.only in (None, name):
             made = part()
             print("\n".join(made), flush=True)
@@ -78,20 +84,23 @@ def inner(name: str) -> Any:
 
 def start(made: Any, seed: int) -> Any:
     data = made.dataset
-    width, classes = data.features.shape[1], len(data.classes)
+    width = data.features.shape[1]
+    classes = len(data.classes)
     return first_arrays("logistic", features=width, classes=classes, seed=seed)
 
 
 def config(seed: int, rounds: int, schedule: str = "constant") -> ConfigRecord:
-    return ConfigRecord({"lr": LR, "batch-size": 256, "seed": seed, "rounds": rounds,
-                         "schedule": schedule})  # fmt: skip
+    return ConfigRecord(
+        {"lr": LR, "batch-size": 256, "seed": seed, "rounds": rounds, "schedule": schedule}
+    )
 
 
 def same(deployed: bool) -> list[str]:
     """Adult, three sites, five rounds: the largest difference of any parameter."""
-    made, rows = federation(CUT, 3), []
+    made = federation(CUT, 3)
+    rows = []
     for title, (name, lam, channel, server) in CASES.items():
-        algorithm = fedavg() if lam is None else penalised(SP, lam)
+        algorithm = fedavg() if lam is None else penalized(SP, lam)
         algorithm = algorithm if server is None else replace(algorithm, server=server)
         settings = Settings(schedule="constant", state="reset", rounds=5, lag=channel == "train")
         expected = simulate([made], "logistic", algorithm, settings, seeds=[0], lr=LR).params[0]
@@ -115,10 +124,27 @@ def _deployed(name: str, lam: float | None, channel: str) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [
-            sys.executable, "-m", "fedgft", "deploy", "local", "--sites", "3", "--rounds", "5",
-            *method, "--strategy", name, "--channel", channel, "--set", "schedule=constant",
-            f"lr={LR}", "--out", str(out), "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "fedgft",
+            "deploy",
+            "local",
+            "--sites",
+            "3",
+            "--rounds",
+            "5",
+            *method,
+            "--strategy",
+            name,
+            "--channel",
+            channel,
+            "--set",
+            "schedule=constant",
+            f"lr={LR}",
+            "--out",
+            str(out),
+            "--json",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1200)
         print(done.stdout.strip(), file=sys.stderr, flush=True)
         ((weight, bias),) = load_model(out / "model.safetensors").layers
@@ -140,7 +166,8 @@ def cost() -> list[str]:
     messages = {}
     for _ in range(5):
         for kind, make in kinds.items():
-            grid, strategy = grid_of(made), make()
+            grid = grid_of(made)
+            strategy = make()
             inside = _clock(grid)
             began = time.perf_counter()
             strategy.start(grid, start(made, 0), 10, train_config=config(0, 10))
@@ -152,17 +179,33 @@ def cost() -> list[str]:
     idle = statistics.median(server["FedAvg"])
     rows = []
     for kind in kinds:
-        whole, own = statistics.median(seconds[kind]), statistics.median(server[kind])
-        rows.append([kind, f"{messages[kind]:.0f}", f"{1e3 * whole:.0f} ms", f"{whole / bare:.2f}",
-                     f"{1e3 * own:.1f} ms", f"{(own - idle) / bare:.1%}"])  # fmt: skip
-    header = ["Adult, 10 clients, in-process engine", "messages a client and round", "a round",
-              "over FedAvg's", "of it on the server", "more there, of FedAvg's round"]  # fmt: skip
+        whole = statistics.median(seconds[kind])
+        own = statistics.median(server[kind])
+        rows.append(
+            [
+                kind,
+                f"{messages[kind]:.0f}",
+                f"{1e3 * whole:.0f} ms",
+                f"{whole / bare:.2f}",
+                f"{1e3 * own:.1f} ms",
+                f"{(own - idle) / bare:.1%}",
+            ]
+        )
+    header = [
+        "Adult, 10 clients, in-process engine",
+        "messages a client and round",
+        "a round",
+        "over FedAvg's",
+        "of it on the server",
+        "more there, of FedAvg's round",
+    ]
     return ["## What it costs", "", *table(header, rows)]
 
 
 def _clock(grid: Any) -> list[float]:
     """How long the clients and the wire take: all but the server's own work."""
-    inside, real = [], grid.send_and_receive
+    inside = []
+    real = grid.send_and_receive
 
     def timed(messages: Any, **how: Any) -> Any:
         asked = list(messages)  # configuring the round is the server's work
@@ -177,23 +220,23 @@ def _clock(grid: Any) -> list[float]:
 
 def private(seeds: int) -> list[str]:
     """Adult, ten clients, 20 rounds, epsilon 1 and delta 1e-6 for all their statistics."""
-    data, rows = fedgft.load("adult"), []
+    data = fedgft.load("adult")
+    rows = []
     for metric in ("sp", "eop"):
         for alpha in (0.5, 100.0):
             found: dict[str, list[tuple[float, float]]] = {}
             errors = []
             for seed in range(seeds):
                 cut = fedgft.partition(data, clients=10, alpha=alpha, seed=seed)
-                made = fedgft.standardise(cut)
+                made = fedgft.standardize(cut)
                 budget = Budget(1.0, 1e-6, releases=20)
                 how = {"channel": "query", "final": False}
                 runs = {
                     "FedAvg": inner("FedAvg"),
                     "FedGFT": FedGFT(inner("FedAvg"), metric, lam=LAM, **how),
                     "private": FedGFT(inner("FedAvg"), metric, lam=LAM, budget=budget, **how),
-                    "target": FedGFT(inner("FedAvg"), metric, target=0.0, budget=budget,
-                                     **how),
-                }  # fmt: skip
+                    "target": FedGFT(inner("FedAvg"), metric, target=0.0, budget=budget, **how),
+                }
                 for name, strategy in runs.items():
                     told = config(seed, 20, "cosine")
                     result = strategy.start(grid_of(made), start(made, seed), 20, train_config=told)
@@ -209,8 +252,15 @@ def private(seeds: int) -> list[str]:
                 )
                 cells.append(f"{soft:.1f} / {hard:.1f}")
             rows.append([*cells, f"{100 * np.mean(errors):.1f}"])
-    header = ["metric", "alpha", "FedAvg", f"FedGFT, lam {LAM:g}, no noise", "epsilon 1, lam 5",
-              "epsilon 1, target 0", "error that the noise puts on one round's gap"]  # fmt: skip
+    header = [
+        "metric",
+        "alpha",
+        "FedAvg",
+        f"FedGFT, lam {LAM:g}, no noise",
+        "epsilon 1, lam 5",
+        "epsilon 1, target 0",
+        "error that the noise puts on one round's gap",
+    ]
     said = (
         f"Adult, 10 clients, 20 rounds, {seeds} seeds; epsilon 1, delta 1e-6 for all statistics of "
         "a run; gaps of scores / of decisions on the clients' rows, in points."

@@ -15,13 +15,13 @@ import time
 import numpy as np
 import torch
 
+from fedgft.algorithms import fedavg, fedgft
 from fedgft.data.dataset import Dataset
 from fedgft.data.partition import partition
 from fedgft.engine import Settings, simulate
-from fedgft.federated import fedavg, fedgft
 from fedgft.metrics import get_metric
 from fedgft.models import ResNet18
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
 
 WARM = 3  # rounds before the clock starts: graphs are captured, convolutions chosen
 
@@ -30,9 +30,12 @@ def pictures(rows: int, size: int) -> Dataset:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (rows, size, size, 3), np.uint8)
     return Dataset(
-        name="noise", features=pixels.transpose(0, 3, 1, 2), columns=("red", "green", "blue"),
-        labels=rng.integers(0, 2, rows), groups=rng.integers(0, 2, rows),
-    )  # fmt: skip
+        name="noise",
+        features=pixels.transpose(0, 3, 1, 2),
+        columns=("red", "green", "blue"),
+        labels=rng.integers(0, 2, rows),
+        groups=rng.integers(0, 2, rows),
+    )
 
 
 def sync(device: str) -> None:
@@ -47,7 +50,8 @@ def plain(data: Dataset, parts: list[np.ndarray], args: argparse.Namespace, half
     y = torch.as_tensor(data.labels, device=device)
     torch.backends.cudnn.benchmark = True
     model = ResNet18().module(features=3, classes=2).to(device)
-    rows, total = [torch.as_tensor(p, device=device) for p in parts], sum(map(len, parts))
+    rows = [torch.as_tensor(p, device=device) for p in parts]
+    total = sum(map(len, parts))
     for round in range(args.plain_rounds + 1):
         if round == 1:
             sync(device)
@@ -111,7 +115,8 @@ def compare(size: int, args: argparse.Namespace) -> None:
     data = pictures(args.rows + 64, size)
     share = 64 / len(data)
     federation = partition(data, clients=args.clients, alpha=args.alpha, test_share=share)
-    rows, parts = len(federation.rows), [federation.client(k) for k in range(args.clients)]
+    rows = len(federation.rows)
+    parts = [federation.client(k) for k in range(args.clients)]
 
     def tell(what: str, seconds: float, **more) -> None:
         about = {"size": size, "batch_size": args.batch_size, "clients": args.clients}

@@ -25,32 +25,39 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
 
 import fedgft  # noqa: E402
+from fedgft.algorithms import Cohort, fedgft_control  # noqa: E402
 from fedgft.data.synthetic import synthetic  # noqa: E402
-from fedgft.engine import Settings, simulate  # noqa: E402
-from fedgft.engine.predict import probabilities  # noqa: E402
-from fedgft.engine.schedule import batches, keys, learning_rate  # noqa: E402
-from fedgft.federated import Cohort, controlled  # noqa: E402
+from fedgft.engine import Settings, predict_proba, simulate  # noqa: E402
+from fedgft.engine.plan import batches, keys, learning_rate  # noqa: E402
 from fedgft.flower import FedGFT, Measured  # noqa: E402
-from fedgft.flower.sites import first_arrays, flat  # noqa: E402
-from fedgft.flower.wire import Names, Report, pack_report, price_in, request_of  # noqa: E402
-from fedgft.metrics import Tally, get_metric, stack  # noqa: E402
-from fedgft.metrics.robust import Limits, hold, size_limit  # noqa: E402
+from fedgft.flower.client import first_arrays, flatten_arrays  # noqa: E402
+from fedgft.flower.messages import Names, Report, pack_report, read_price, read_request  # noqa: E402
+from fedgft.metrics import get_metric  # noqa: E402
+from fedgft.metrics.robust_aggregation import Limits, limit_sites, size_limit  # noqa: E402
+from fedgft.sums import Sums, stack  # noqa: E402
 from grid import InProcess, options  # noqa: E402
 
 SP = get_metric("sp")
-ROUNDS, CLIENTS, LR, BATCH = 20, 10, 0.01, 256
-Lie = Callable[[Tally], tuple[Tally, float]]  # a site's true sums -> those it sends, and its rows
+ROUNDS = 20
+CLIENTS = 10
+LR = 0.01
+BATCH = 256
+Lie = Callable[[Sums], tuple[Sums, float]]  # a site's true sums -> those it sends, and its rows
 
 
 class NumpySite:
     """A client of a logistic model: one epoch of Adam a round, and sums of the model it is sent."""
 
     def __init__(self, made: Any, client: int, lie: Lie | None = None) -> None:
-        data, rows = made.dataset, made.client(client)
-        self.x = made.seen(rows).astype(np.float32)
-        self.y, self.a = data.labels[rows], data.groups[rows]
+        data = made.dataset
+        rows = made.client(client)
+        self.x = made.scale_rows(rows).astype(np.float32)
+        self.y = data.labels[rows]
+        self.a = data.groups[rows]
         self.names = Names.of(data.classes, data.group_names)
-        self.name, self.key, self.lie = f"site-{client}", int(made.keys[client]), lie
+        self.name = f"site-{client}"
+        self.key = int(made.keys[client])
+        self.lie = lie
 
     def __call__(self, message: Message, context: Any) -> Message:
         arrays = message.content["arrays"]
@@ -60,30 +67,34 @@ class NumpySite:
             sums = sums if self.lie is None else self.lie(sums)[0]
             record = pack_report(Report(self.name, self.names, sums))
             return Message(RecordDict({"fedgft": record}), reply_to=message)
-        request = request_of(message)
-        price = price_in(request, self.names, site=self.name).astype(np.float32)
+        request = read_request(message)
+        price = read_price(request, self.names, site=self.name).astype(np.float32)
         weight, bias = self.fit(weight, bias, price, message.content["config"])
         rows = float(len(self.y)) if self.lie is None else self.lie(self.tally(weight, bias))[1]
-        content = RecordDict({
-            "arrays": ArrayRecord({"weight": Array(weight), "bias": Array(bias)}),
-            "metrics": MetricRecord({"num-examples": rows}),
-        })  # fmt: skip
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"weight": Array(weight), "bias": Array(bias)}),
+                "metrics": MetricRecord({"num-examples": rows}),
+            }
+        )
         return Message(content, reply_to=message)
 
-    def tally(self, weight: np.ndarray, bias: np.ndarray) -> Tally:
+    def tally(self, weight: np.ndarray, bias: np.ndarray) -> Sums:
         probs = _softmax((self.x @ weight.T + bias).astype(np.float64))
-        return Tally.of(probs, self.y, self.a, num_groups=len(self.names.groups))
+        return Sums.of(probs, self.y, self.a, num_groups=len(self.names.groups))
 
     def fit(self, weight: Any, bias: Any, price: np.ndarray, config: Any) -> Any:
         """One epoch of Adam on cross-entropy and the server's prices."""
         theta = np.concatenate((weight, bias[:, None]), 1)
-        first, second = np.zeros_like(theta), np.zeros_like(theta)
+        first = np.zeros_like(theta)
+        second = np.zeros_like(theta)
         number = int(config["server-round"])
         lr = float(learning_rate(np.float64(LR), "cosine", round=number - 1, rounds=ROUNDS))
         seed = keys(keys(int(config["seed"]), self.key), number, 0)
         drawn = batches(np.arange(len(self.y)), seed=int(seed), batch_size=BATCH)
         for step, at in enumerate(drawn, 1):
-            x, y = self.x[at], self.y[at]
+            x = self.x[at]
+            y = self.y[at]
             probs = _softmax(x @ theta[:, :-1].T + theta[:, -1])
             dear = price[y, self.a[at]]
             slope = probs * (1 + dear - (dear * probs).sum(1, keepdims=True))
@@ -113,11 +124,19 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def federation(data: Any, alpha: float, seed: int = 0) -> Any:
-    return fedgft.standardise(fedgft.partition(data, clients=CLIENTS, alpha=alpha, seed=seed))
+    return fedgft.standardize(fedgft.partition(data, clients=CLIENTS, alpha=alpha, seed=seed))
 
 
-def run(made: Any, *, limits: Limits | None, seed: int = 0, liar: int = -1, lie: Lie | None = None,
-        steer: bool = True, counts: Any = None) -> dict[str, Any]:  # fmt: skip
+def run(
+    made: Any,
+    *,
+    limits: Limits | None,
+    seed: int = 0,
+    liar: int = -1,
+    lie: Lie | None = None,
+    steer: bool = True,
+    counts: Any = None,
+) -> dict[str, Any]:
     """One run; gaps and accuracy of the model that is handed over, and what the server reports."""
     sites = [NumpySite(made, k, lie if k == liar else None) for k in range(made.num_clients)]
     data = made.dataset
@@ -133,16 +152,19 @@ def run(made: Any, *, limits: Limits | None, seed: int = 0, liar: int = -1, lie:
         result = strategy.start(DirectGrid(sites), start, ROUNDS, train_config=told)
     finally:
         log.removeHandler(heard)
-    params = flat(result.arrays)
+    params = flatten_arrays(result.arrays)
     truth, unseen = (_sums(made, params, rows) for rows in (made.rows, made.test))
     row = strategy.measured or {}
     return {
-        "gap": 100 * float(truth.gap(SP, "hard")), "accuracy": 100 * float(truth.accuracy()),
+        "gap": 100 * float(truth.gap(SP, "hard")),
+        "accuracy": 100 * float(truth.accuracy()),
         "gap_unseen": 100 * float(unseen.gap(SP, "hard")),
         "accuracy_unseen": 100 * float(unseen.accuracy()),
         "reported": 100 * (row.get("gap_hard") or float("nan")),
-        "touched": heard.texts, "row": row, "params": params,
-    }  # fmt: skip
+        "touched": heard.texts,
+        "row": row,
+        "params": params,
+    }
 
 
 class _Warnings(logging.Handler):
@@ -157,50 +179,50 @@ class _Warnings(logging.Handler):
             self.texts.append(record.getMessage())
 
 
-def _sums(made: Any, params: np.ndarray, rows: np.ndarray) -> Tally:
+def _sums(made: Any, params: np.ndarray, rows: np.ndarray) -> Sums:
     data = made.dataset
-    probs = probabilities(made, "logistic", params, rows)
-    return Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    probs = predict_proba(made, "logistic", params, rows)
+    return Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
 
 
 # Lies: a site's true sums -> the sums that it sends, and the rows that it says it trains on
 
 
-def _filled(count: np.ndarray, accepted: int) -> Tally:
+def _filled(count: np.ndarray, accepted: int) -> Sums:
     """Everybody of the group `accepted` is accepted and of every other group refused."""
     table = np.zeros((*count.shape, 2))
     table[..., 0] = count
     table[:, accepted] = table[:, accepted, ::-1]
-    return Tally(count, table, table)
+    return Sums(count, table, table)
 
 
-def _with(count: np.ndarray, accepted: int) -> tuple[Tally, float]:
+def _with(count: np.ndarray, accepted: int) -> tuple[Sums, float]:
     return _filled(count, accepted), float(count.sum())
 
 
-def reversed_rates(true: Tally) -> tuple[Tally, float]:
+def reversed_rates(true: Sums) -> tuple[Sums, float]:
     return _with(true.count, MINORITY)
 
 
-def all_minority_true_labels(true: Tally) -> tuple[Tally, float]:
+def all_minority_true_labels(true: Sums) -> tuple[Sums, float]:
     count = np.zeros_like(true.count)
     count[:, MINORITY] = true.count.sum(1)
     return _with(count, MINORITY)
 
 
-def all_minority_label_1(true: Tally) -> tuple[Tally, float]:
+def all_minority_label_1(true: Sums) -> tuple[Sums, float]:
     return _with(_cell(true, {(1, MINORITY): 1.0}), MINORITY)
 
 
-def many_rows(true: Tally) -> tuple[Tally, float]:
+def many_rows(true: Sums) -> tuple[Sums, float]:
     return _with(np.round(true.count * 1e11 / true.rows()), MINORITY)
 
 
-def many_examples(true: Tally) -> tuple[Tally, float]:
+def many_examples(true: Sums) -> tuple[Sums, float]:
     return true, 1e12
 
 
-def _cell(true: Tally, shares: dict[tuple[int, int], float], times: float = 1.0) -> np.ndarray:
+def _cell(true: Sums, shares: dict[tuple[int, int], float], times: float = 1.0) -> np.ndarray:
     count = np.zeros_like(true.count)
     for cell, share in shares.items():
         count[cell] = round(float(true.rows()) * times * share)
@@ -211,9 +233,9 @@ class Stale:
     """Its sums of the first model, for ever."""
 
     def __init__(self) -> None:
-        self.kept: Tally | None = None
+        self.kept: Sums | None = None
 
-    def __call__(self, true: Tally) -> tuple[Tally, float]:
+    def __call__(self, true: Sums) -> tuple[Sums, float]:
         self.kept = true if self.kept is None else self.kept
         return self.kept, float(true.rows())
 
@@ -224,12 +246,12 @@ class Changing:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, true: Tally) -> tuple[Tally, float]:
+    def __call__(self, true: Sums) -> tuple[Sums, float]:
         self.asked += 1
         return (true, float(true.rows())) if self.asked < 10 else all_minority_true_labels(true)
 
 
-def impossible(true: Tally) -> tuple[Tally, float]:
+def impossible(true: Sums) -> tuple[Sums, float]:
     return true.map(lambda table: table * float("nan")), float(true.rows())
 
 
@@ -252,20 +274,25 @@ class Adaptive:
     truth, of some hundred tried. Rates beyond the limits are cut to them: these are the worst
     accepted ones. With `agreed` counts it has the rates alone."""
 
-    def __init__(self, made: Any, liar: int, params: np.ndarray, limits: Limits | None,
-                 agreed: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self, made: Any, liar: int, params: np.ndarray, limits: Limits | None, agreed: bool = False
+    ) -> None:
         sites = [NumpySite(made, k) for k in range(made.num_clients)]
         width = made.dataset.features.shape[1]
-        weight, bias = params[: 2 * width].reshape(2, width), params[2 * width :]
+        weight = params[: 2 * width].reshape(2, width)
+        bias = params[2 * width :]
         self.sums = [site.tally(weight, bias) for site in sites]
-        self.liar, self.limits, self.agreed = liar, limits, agreed
+        self.liar = liar
+        self.limits = limits
+        self.agreed = agreed
         self.count, self.accepted, self.shift = self._worst()
 
-    def __call__(self, true: Tally) -> tuple[Tally, float]:
+    def __call__(self, true: Sums) -> tuple[Sums, float]:
         return _with(self.count, self.accepted)
 
     def _worst(self) -> tuple[np.ndarray, int, float]:
-        own, true = self.sums[self.liar], _difference(sum(self.sums[1:], start=self.sums[0]))
+        own = self.sums[self.liar]
+        true = _difference(sum(self.sums[1:], start=self.sums[0]))
         found = (own.count, 0, 0.0)
         for accepted in (0, 1):
             for count in self._counts(accepted):
@@ -289,16 +316,18 @@ class Adaptive:
                     out.append(np.round(honest * own.count * times + (1 - honest) * lie))
         return out
 
-    def _believed(self, lie: Tally) -> Tally:
+    def _believed(self, lie: Sums) -> Sums:
         tallies = [lie if k == self.liar else t for k, t in enumerate(self.sums)]
         if self.limits is not None:
             agreed = [self.agreed] * len(tallies)
-            held = hold(tallies, SP, ("hard", "soft"), self.limits, agreed=agreed, reach=False)
-            tallies = held.tallies
+            held = limit_sites(
+                tallies, SP, ("hard", "soft"), self.limits, agreed=agreed, reach=False
+            )
+            tallies = held.sums
         return sum(tallies[1:], start=tallies[0])
 
 
-def _difference(total: Tally) -> float:
+def _difference(total: Sums) -> float:
     rates = SP.rates(total.statistics(SP, "hard"))[0]
     return float(rates[0] - rates[1])
 
@@ -363,7 +392,8 @@ def lies(quick: bool) -> list[str]:
     for alpha, liars in ((100.0, (0,)), (0.5, (3, 0, 6) if quick else (0, 6, 8, 3))):
         made = federation(data, alpha)
         shares = made.sizes / made.sizes.sum()
-        free, fair = run(made, limits=None, steer=False), run(made, limits=Limits())
+        free = run(made, limits=None, steer=False)
+        fair = run(made, limits=Limits())
         out += [
             f"### alpha {alpha:g}",
             "",
@@ -416,9 +446,11 @@ def _cells(
 
 def _counts(made: Any) -> dict[str, np.ndarray]:
     """Every site's true rows by label and group."""
-    data, out = made.dataset, {}
+    data = made.dataset
+    out = {}
     for k in range(made.num_clients):
-        rows, count = made.client(k), np.zeros((2, len(data.group_names) + 1))
+        rows = made.client(k)
+        count = np.zeros((2, len(data.group_names) + 1))
         np.add.at(count, (data.labels[rows], data.groups[rows]), 1.0)
         out[f"site-{k}"] = count
     return out
@@ -428,17 +460,19 @@ class Limited:
     """The simulator's controller, fed with every site's sums within the limits."""
 
     def __init__(self, inner: Any, limits: Limits) -> None:
-        self.inner, self.limits, self.metric = inner, limits, inner.metric
+        self.inner = inner
+        self.limits = limits
+        self.metric = inner.metric
         self.touched: set[int] = set()  # runs
         self.last: Any = None
 
-    def update(self, state: Any, cohort: Any, received: Tally) -> Any:
+    def update(self, state: Any, cohort: Any, received: Sums) -> Any:
         return self.inner.update(state, *self._held(cohort, received))
 
-    def excess(self, cohort: Any, received: Tally) -> Any:
+    def excess(self, cohort: Any, received: Sums) -> Any:
         return self.inner.excess(*self._held(cohort, received))
 
-    def _held(self, cohort: Any, received: Tally) -> tuple[Cohort, Tally]:
+    def _held(self, cohort: Any, received: Sums) -> tuple[Cohort, Sums]:
         """One unit a run, which stands for all of its sites."""
         if self.last is not None and self.last[0] is received:  # asked twice a round
             return self.last[1]
@@ -446,10 +480,10 @@ class Limited:
         totals = []
         for r in range(runs):
             sites = [received[i] for i in range(cohort.bounds[r], cohort.bounds[r + 1])]
-            held = hold(sites, SP, ("hard", "soft"), self.limits, reach=False)
+            held = limit_sites(sites, SP, ("hard", "soft"), self.limits, reach=False)
             if any(held.why):
                 self.touched.add(r)
-            totals.append(sum(held.tallies[1:], start=held.tallies[0]))
+            totals.append(sum(held.sums[1:], start=held.sums[0]))
         one = np.arange(runs)
         whole = Cohort(one, np.zeros(runs, int), np.ones(runs), np.arange(runs + 1), full=True)
         self.last = received, (whole, stack(totals))
@@ -496,7 +530,7 @@ def _honest_row(name: str, data: Any, alpha: float, seeds: int) -> list[str]:
 
 
 def _simulated(made: list[Any], limits: Limits | None) -> tuple[dict[str, np.ndarray], int]:
-    method = controlled(SP, 0.0)
+    method = fedgft_control(SP, 0.0)
     watched = None
     if limits is not None:
         watched = Limited(method.objective.penalties[0], limits)

@@ -13,7 +13,7 @@ from json import loads
 from pathlib import Path
 from typing import Any
 
-from timing import Neighbours, command
+from timing import Neighbors, command
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "results" / "hardening" / "load.md"
@@ -27,32 +27,40 @@ class Case:
     command: bool = True  # of fedgft's; else a call of the library
 
 
-MANY, FEW = (100_000, 1_000_000), (2_000, 20_000)  # clients
-ROWS, FEW_ROWS = (5_000_000, 50_000_000), (50_000, 500_000)
-CUT, FEW_CUT = (10_000, 100_000), (1_000, 10_000)
+# clients
+MANY = (100_000, 1_000_000)
+FEW = (2_000, 20_000)
+ROWS = (5_000_000, 50_000_000)
+FEW_ROWS = (50_000, 500_000)
+CUT = (10_000, 100_000)
+FEW_CUT = (1_000, 10_000)
 CASES = {
     "fedavg": Case("simulator, 1,000 of {} clients, FedAvg", MANY, FEW, command=False),
     "fedgft": Case("simulator, 1,000 of {} clients, FedGFT", MANY, FEW, command=False),
     "train_parquet": Case("`fedgft train`, 1,000 of {} clients, Parquet", MANY, FEW),
     "train_csv": Case("`fedgft train`, 1,000 of {} clients, CSV", MANY, FEW),
     "sites": Case("`fedgft audit --out` of {} sites", (1_000, 10_000), (20, 200)),
-    "bins": Case("`fedgft audit --out` of 100 sites of 5 classes, 12 groups and {} bins",
-                 (100, 1_000), (10, 100)),
+    "bins": Case(
+        "`fedgft audit --out` of 100 sites of 5 classes, 12 groups and {} bins",
+        (100, 1_000),
+        (10, 100),
+    ),
     "measure_parquet": Case("`fedgft measure` of {} rows, Parquet", ROWS, FEW_ROWS),
     "measure_csv": Case("`fedgft measure` of {} rows, CSV", ROWS, FEW_ROWS),
     "predict": Case("`fedgft predict` of {} rows", (500_000, 5_000_000), (10_000, 100_000)),
     "compare": Case("`fedgft compare`, {} replicates", (20, 200), (2, 20)),
     "dirichlet": Case("Dirichlet partition, {} clients of 10 rows", CUT, FEW_CUT, command=False),
     "pure": Case("pure partition, {} clients of 10 rows", CUT, FEW_CUT, command=False),
-    "server": Case("deployment's server, a round with {} replies", (1_000, 10_000), (100, 1_000),
-                   command=False),
-}  # fmt: skip
+    "server": Case(
+        "deployment's server, a round with {} replies", (1_000, 10_000), (100, 1_000), command=False
+    ),
+}
 
 
 def main() -> None:
     args = _parse()
     lines = []
-    with Neighbours() as others:
+    with Neighbors() as others:
         for name in args.names:
             case = CASES[name]
             small, large = (_run(name, case, n) for n in (case.quick if args.quick else case.sizes))
@@ -67,7 +75,8 @@ def main() -> None:
 def _run(name: str, case: Case, size: int) -> dict[str, Any]:
     """One size of one case, in a folder that goes with it."""
     with tempfile.TemporaryDirectory() as folder:
-        place, script = Path(folder), str(HERE / "loads.py")
+        place = Path(folder)
+        script = str(HERE / "loads.py")
         if not case.command:
             done = command(script, "work", name, str(size), cwd=place)
             return {"size": size, "peak": done.peak_mb, "seconds": loads(done.said)}
@@ -88,8 +97,13 @@ def _lines(case: Case, small: dict[str, Any], large: dict[str, Any]) -> list[str
             wall, processor = run["seconds"][part]
             times = (run["size"] / small["size"], processor / before, run["peak"] / small["peak"])
             more = [f"{x:.3g}" for x in times] if run is large else ["", "", ""]
-            cells = [what + run.get("more", ""), _shown(wall), _shown(processor),
-                     f"{run['peak']:,.0f}", *more]  # fmt: skip
+            cells = [
+                what + run.get("more", ""),
+                _shown(wall),
+                _shown(processor),
+                f"{run['peak']:,.0f}",
+                *more,
+            ]
             out.append(f"| {' | '.join(cells)} |")
     return out
 
@@ -99,12 +113,19 @@ def _shown(seconds: float) -> str:
 
 
 def _page(lines: list[str], others: float) -> str:
-    return "\n".join([
-        "# Load", "", WORDS.format(others=others), "",
-        "| case | seconds | processor's seconds | peak memory, MB | times larger | times the "
-        "processor's seconds | times the memory |",
-        "|---|--:|--:|--:|--:|--:|--:|", *lines, "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Load",
+            "",
+            WORDS.format(others=others),
+            "",
+            "| case | seconds | processor's seconds | peak memory, MB | times larger | times the "
+            "processor's seconds | times the memory |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+            *lines,
+            "",
+        ]
+    )
 
 
 WORDS = """\

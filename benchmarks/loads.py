@@ -14,13 +14,51 @@ from typing import Any
 import numpy as np
 
 Seconds = dict[str, tuple[float, float]]  # of the clock, and of the processors
-COHORT, ROWS_EACH, ROUNDS, PIECE = 1000, 4, 12, 1_000_000
-TRAIN = ["--label", "y", "--group", "sex", "--client", "c", "--cohort", str(COHORT),
-         "--method", "fedgft", "--lam", "1", "--lr", "0.01", "--rounds", "5", "--seeds", "1",
-         "--eval-every", "0", "--out", "trained"]  # fmt: skip
+COHORT = 1000
+ROWS_EACH = 4
+ROUNDS = 12
+PIECE = 1_000_000
+TRAIN = [
+    "--label",
+    "y",
+    "--group",
+    "sex",
+    "--client",
+    "c",
+    "--cohort",
+    str(COHORT),
+    "--method",
+    "fedgft",
+    "--lam",
+    "1",
+    "--lr",
+    "0.01",
+    "--rounds",
+    "5",
+    "--seeds",
+    "1",
+    "--eval-every",
+    "0",
+    "--out",
+    "trained",
+]
 MEASURE = ["--label", "y", "--group", "race", "--group", "sex", "--score", "p", "--out", "big.json"]
-SYNTHETIC = ["compare", "--data", "synthetic", "--methods", "fedavg", "fedgft", "--lam", "1",
-             "--lr", "0.01", "--rounds", "10", "--out", "compared"]  # fmt: skip
+SYNTHETIC = [
+    "compare",
+    "--data",
+    "synthetic",
+    "--methods",
+    "fedavg",
+    "fedgft",
+    "--lam",
+    "1",
+    "--lr",
+    "0.01",
+    "--rounds",
+    "10",
+    "--out",
+    "compared",
+]
 
 
 # The files of a case; each returns what the command is called with, or nothing
@@ -55,8 +93,14 @@ def bins(size: int) -> list[str]:
             "region": rng.integers(6, size=2000).astype(str),
             "sex": rng.choice(["F", "M"], 2000),
         }
-        found = measure(rng.integers(5, size=2000).astype(str), scores, sensitive_features=groups,
-                        classes=list("01234"), bins=size, site=f"site {k}")  # fmt: skip
+        found = measure(
+            rng.integers(5, size=2000).astype(str),
+            scores,
+            sensitive_features=groups,
+            classes=list("01234"),
+            bins=size,
+            site=f"site {k}",
+        )
         write_sums(found, Path("sites") / f"{k}.json")
     return ["audit", "sites", "--out", "report"]
 
@@ -98,12 +142,15 @@ def compare(size: int) -> list[str]:
 def rounds(size: int, *, fair: bool) -> Seconds:
     from workload import federation
 
+    from fedgft.algorithms import fedavg, fedgft
     from fedgft.data.dataset import Dataset
     from fedgft.engine import Settings, simulate
-    from fedgft.federated import fedavg, fedgft
     from fedgft.metrics import get_metric
 
-    rng, held, test, width = np.random.default_rng(7), ROWS_EACH * size, 1000, 20
+    rng = np.random.default_rng(7)
+    held = ROWS_EACH * size
+    test = 1000
+    width = 20
     features = rng.standard_normal((held + test, width), dtype=np.float32)
     label, group = rng.integers(2, size=(2, held + test))
     data = Dataset("load", features, label, group, tuple(f"x{i}" for i in range(width)))
@@ -118,9 +165,16 @@ def rounds(size: int, *, fair: bool) -> Seconds:
         eval_on="test",
         threads=2,
     )
-    clock, began = [], _now()
-    simulate([made], "logistic", algorithm, settings, seeds=[0],
-             on_round=lambda done, total: clock.append(_now()))  # fmt: skip
+    clock = []
+    began = _now()
+    simulate(
+        [made],
+        "logistic",
+        algorithm,
+        settings,
+        seeds=[0],
+        on_round=lambda done, total: clock.append(_now()),
+    )
     # the first round compiles, the last one is measured as well
     wall, processor = np.median(np.diff(clock, axis=0)[:-1], axis=0).tolist()
     return {"a round": (wall, processor), "all of it": _since(began)}
@@ -131,7 +185,8 @@ def partitioned(size: int, *, kind: str) -> Seconds:
     from fedgft.data.dataset import Dataset
     from fedgft.data.partition import partition as cut
 
-    rng, rows = np.random.default_rng(0), 10 * size
+    rng = np.random.default_rng(0)
+    rows = 10 * size
     label, group = rng.integers(2, size=(2, rows))
     features = np.zeros((rows, 1), np.float32)
     data = Dataset("load", features, label, group, ("x",))
@@ -147,25 +202,33 @@ def server(size: int) -> Seconds:
     from flwr.supercore.task_identity import TaskIdentity
 
     from fedgft.flower import FedGFT
-    from fedgft.flower.wire import RECORD, Names, Report, pack_report
-    from fedgft.metrics import Tally
+    from fedgft.flower.messages import RECORD, Names, Report, pack_report
+    from fedgft.sums import Sums
 
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # who sends
+    # who sends
+    TaskIdentity.run_id = 1
+    TaskIdentity.node_id = 1
+    TaskIdentity.task_id = 1
 
-    rng, names = np.random.default_rng(0), Names.of(("0", "1"), ("a", "b"))
+    rng = np.random.default_rng(0)
+    names = Names.of(("0", "1"), ("a", "b"))
     sent = ArrayRecord({"weight": _array(rng, (2, 20)), "bias": _array(rng, (2,))})
 
     def reply(node: int) -> Message:
-        tally = Tally.of(rng.dirichlet((1, 1), 50), *rng.integers(2, size=(2, 50)), num_groups=2)
-        content = RecordDict({
-            "arrays": sent, "metrics": MetricRecord({"num-examples": 50}),
-            RECORD: pack_report(Report(f"site {node}", names, tally)),
-        })  # fmt: skip
+        tally = Sums.of(rng.dirichlet((1, 1), 50), *rng.integers(2, size=(2, 50)), num_groups=2)
+        content = RecordDict(
+            {
+                "arrays": sent,
+                "metrics": MetricRecord({"num-examples": 50}),
+                RECORD: pack_report(Report(f"site {node}", names, tally)),
+            }
+        )
         asked = Message(RecordDict(), dst_node_id=node, message_type="train")
         return Message(content, reply_to=asked)
 
     strategy = FedGFT(FedAvg(), "sp", lam=1.0, channel="train")
-    strategy.sent, strategy.asked = sent, size
+    strategy.sent = sent
+    strategy.asked = size
     replies = [reply(100 + i) for i in range(size)]
     began = _now()
     strategy.aggregate_train(1, replies)
@@ -196,15 +259,20 @@ def _people(clients: int) -> Any:
     """Four rows a client, a client's name in each of them."""
     import polars as pl
 
-    rng, rows = np.random.default_rng(0), ROWS_EACH * clients
-    group, x = rng.integers(2, size=rows), rng.standard_normal((rows, 6)).round(4)
+    rng = np.random.default_rng(0)
+    rows = ROWS_EACH * clients
+    group = rng.integers(2, size=rows)
+    x = rng.standard_normal((rows, 6)).round(4)
     label = rng.random(rows) < 1 / (1 + np.exp(0.5 - x[:, 0] - x[:, 1] - group))
     client = pl.Series("c", np.repeat(np.arange(clients), ROWS_EACH)).cast(pl.String)
-    return pl.DataFrame([
-        pl.Series("y", label.astype(np.int8)), ("p" + client).alias("c"),
-        pl.Series("sex", group).replace_strict({0: "F", 1: "M"}),
-        *(pl.Series(f"x{i}", x[:, i]) for i in range(6)),
-    ])  # fmt: skip
+    return pl.DataFrame(
+        [
+            pl.Series("y", label.astype(np.int8)),
+            ("p" + client).alias("c"),
+            pl.Series("sex", group).replace_strict({0: "F", 1: "M"}),
+            *(pl.Series(f"x{i}", x[:, i]) for i in range(6)),
+        ]
+    )
 
 
 def _pieces(rows: int) -> Any:
@@ -213,16 +281,20 @@ def _pieces(rows: int) -> Any:
     rng = np.random.default_rng(0)
     for start in range(0, rows, PIECE):
         n = min(PIECE, rows - start)
-        yield pl.DataFrame({
-            "y": rng.integers(0, 2, n), "race": rng.choice(["White", "Black", "Asian"], n),
-            "sex": rng.choice(["M", "F"], n), "p": rng.random(n).round(6),
-        })  # fmt: skip
+        yield pl.DataFrame(
+            {
+                "y": rng.integers(0, 2, n),
+                "race": rng.choice(["White", "Black", "Asian"], n),
+                "sex": rng.choice(["M", "F"], n),
+                "p": rng.random(n).round(6),
+            }
+        )
 
 
 MAKE: dict[str, Callable[[int], list[str]]] = {
-    f.__name__: f for f in (train_parquet, train_csv, sites, bins, measure_parquet, measure_csv,
-                            predict, compare)
-}  # fmt: skip
+    f.__name__: f
+    for f in (train_parquet, train_csv, sites, bins, measure_parquet, measure_csv, predict, compare)
+}
 WORK: dict[str, Callable[[int], Seconds]] = {
     "fedavg": lambda size: rounds(size, fair=False),
     "fedgft": lambda size: rounds(size, fair=True),

@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedgft.algorithms import fedavg
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine import Settings, simulate
-from fedgft.federated import fedavg
 
-ROWS, STEPS, WIDTH, CLIENTS = 6000, 20, 8, 10
+ROWS = 6000
+STEPS = 20
+WIDTH = 8
+CLIENTS = 10
 
 
 class Recurrent(nn.Module):
@@ -117,7 +120,8 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---|")
     for name in sys.argv[1:] or MODULES:
         for batch in (256, 32):
-            line, taken = [name, str(batch)], ""
+            line = [name, str(batch)]
+            taken = ""
             for executor in ("sequential", "stacked", "auto"):
                 used, taken = seconds(made, MODULES[name], executor, batch)
                 line.append(f"{used:.2f}")

@@ -3,7 +3,7 @@
     pip install pfl 'flwr[simulation]'       # in an environment of its own, beside fedgft
     python benchmarks/peers.py --repeats 3
 
-Rows, clients, model, optimiser, rounds and the test after each round are those of `workload.py`.
+Rows, clients, model, optimizer, rounds and the test after each round are those of `workload.py`.
 Each peer gets plain slices of tensors, which suit it best, and no DataLoader. A peer that is not
 installed is left out. One JSON line a peer and workload.
 """
@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import Neighbours, in_turns
+from timing import Neighbors, in_turns
 from torch.nn.functional import cross_entropy
 from workload import BATCH, FEATURES, LR, ROUNDS, TRAIN, WORKLOADS, Workload, dataset
 
+from fedgft.algorithms import fedavg
 from fedgft.engine import Settings, simulate
-from fedgft.federated import fedavg
 
 
 def module(work: Workload) -> torch.nn.Module:
@@ -49,8 +49,9 @@ def ours(work: Workload, seed: int) -> float:
     settings = Settings(
         schedule="constant", rounds=ROUNDS, batch_size=BATCH, state="reset", eval_on="test"
     )
-    history = simulate(work.federations(), work.model, fedavg(), settings, seeds=[seed], lr=LR,
-                       init=work.start())  # fmt: skip
+    history = simulate(
+        work.federations(), work.model, fedavg(), settings, seeds=[seed], lr=LR, init=work.start()
+    )
     return float(history.test[-1].accuracy()[0])
 
 
@@ -85,19 +86,23 @@ def pfl(work: Workload, seed: int) -> float:
 
     np.random.seed(seed)
     torch.manual_seed(seed)
-    (x, y), parts = tensors(), [torch.from_numpy(p) for p in work.parts(0)]
+    (x, y) = tensors()
+    parts = [torch.from_numpy(p) for p in work.parts(0)]
 
     def user(k: int) -> Dataset:
         rows = parts[k][torch.randperm(len(parts[k]))]
         return Dataset([x[rows], y[rows]], user_id=str(k))
 
     everybody = FederatedDataset(user, MinimizeReuseUserSampler(list(range(work.clients))))
-    net, test = Net(), Dataset([x[TRAIN:], y[TRAIN:]])
+    net = Net()
+    test = Dataset([x[TRAIN:], y[TRAIN:]])
     whole = NNEvalHyperParams(local_batch_size=None)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=ROUNDS, evaluation_frequency=ROUNDS + 1,
-            train_cohort_size=work.clients, val_cohort_size=0,
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=ROUNDS + 1,
+            train_cohort_size=work.clients,
+            val_cohort_size=0,
         ),
         backend=SimulatedBackend(everybody, everybody, postprocessors=[WeightByDatapoints()]),
         model=PyTorchModel(net, torch.optim.Adam, torch.optim.SGD(net.parameters(), lr=1.0)),
@@ -107,7 +112,7 @@ def pfl(work: Workload, seed: int) -> float:
         model_eval_params=whole,
         callbacks=[CentralEvaluationCallback(test, whole, frequency=1)],
         send_metrics_to_platform=False,
-    )  # fmt: skip
+    )
     return right(net)
 
 
@@ -120,24 +125,31 @@ def flower(work: Workload, seed: int) -> float:
     from flwr.simulation import run_simulation
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    client, server, last = ClientApp(), ServerApp(), {}
+    client = ClientApp()
+    server = ServerApp()
+    last = {}
     x, y = (t.numpy() for t in tensors())
-    parts, net = work.parts(0), module(work)
+    parts = work.parts(0)
+    net = module(work)
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        k, turn = context.node_config["partition-id"], message.content["config"]["server-round"]
+        k = context.node_config["partition-id"]
+        turn = message.content["config"]["server-round"]
         own = np.random.default_rng((seed, int(k), int(turn))).permutation(parts[int(k)])
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.Adam(net.parameters(), lr=LR)
         for rows in torch.from_numpy(own).split(BATCH):
             optimizer.zero_grad()
-            features, labels = torch.from_numpy(x[rows.numpy()]), torch.from_numpy(y[rows.numpy()])
+            features = torch.from_numpy(x[rows.numpy()])
+            labels = torch.from_numpy(y[rows.numpy()])
             cross_entropy(net(features), labels).backward()
             optimizer.step()
-        told = {"arrays": ArrayRecord(net.state_dict()),
-                "metrics": MetricRecord({"num-examples": len(own)})}  # fmt: skip
+        told = {
+            "arrays": ArrayRecord(net.state_dict()),
+            "metrics": MetricRecord({"num-examples": len(own)}),
+        }
         return Message(content=RecordDict(told), reply_to=message)
 
     @server.main()
@@ -151,15 +163,21 @@ def flower(work: Workload, seed: int) -> float:
 
         every = {"min_train_nodes": work.clients, "min_available_nodes": work.clients}
         FedAvg(fraction_train=1.0, fraction_evaluate=0.0, **every).start(
-            grid=grid, initial_arrays=ArrayRecord(seen.state_dict()), num_rounds=ROUNDS,
+            grid=grid,
+            initial_arrays=ArrayRecord(seen.state_dict()),
+            num_rounds=ROUNDS,
             evaluate_fn=test,
-        )  # fmt: skip
+        )
 
     run_simulation(
-        server, client, num_supernodes=work.clients,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                        "init_args": {"log_to_driver": False, "logging_level": "error"}},
-    )  # fmt: skip
+        server,
+        client,
+        num_supernodes=work.clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"log_to_driver": False, "logging_level": "error"},
+        },
+    )
     return last["accuracy"]
 
 
@@ -185,18 +203,30 @@ def main() -> None:
             except ImportError as missing:
                 print(json.dumps({"peer": peer, "left out": str(missing)}), flush=True)
                 continue
-            with Neighbours() as others:
+            with Neighbors() as others:
                 (own, theirs), (mine, other) = in_turns(
-                    lambda i, w=work: ours(w, i), lambda i, w=work, r=run: r(w, i),
+                    lambda i, w=work: ours(w, i),
+                    lambda i, w=work, r=run: r(w, i),
                     repeats=args.repeats,
-                )  # fmt: skip
-            seconds, slower = statistics.median(own), statistics.median(theirs)
-            print(json.dumps({
-                "workload": name, "peer": peer, "version": version(package.replace("ray", "flwr")),
-                "seconds": round(seconds, 3), "peer_seconds": round(slower, 2),
-                "ratio": round(slower / seconds), "accuracy": round(float(np.mean(mine)), 4),
-                "peer_accuracy": round(float(np.mean(other)), 4), "others": others.cores,
-            }), flush=True)  # fmt: skip
+                )
+            seconds = statistics.median(own)
+            slower = statistics.median(theirs)
+            print(
+                json.dumps(
+                    {
+                        "workload": name,
+                        "peer": peer,
+                        "version": version(package.replace("ray", "flwr")),
+                        "seconds": round(seconds, 3),
+                        "peer_seconds": round(slower, 2),
+                        "ratio": round(slower / seconds),
+                        "accuracy": round(float(np.mean(mine)), 4),
+                        "peer_accuracy": round(float(np.mean(other)), 4),
+                        "others": others.cores,
+                    }
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """The loop that a federated simulation in PyTorch usually is: client after client, a DataLoader
-each, the global weights loaded into a working model, an optimiser made anew every round."""
+each, the global weights loaded into a working model, an optimizer made anew every round."""
 
 import copy
 
@@ -19,7 +19,8 @@ def run(work: Workload, parts: list[np.ndarray], *, seed: int) -> float:
     train, test = _loaders(parts)
     sizes = [len(part) for part in parts]
     model = _model(work)
-    client_model, accuracy = _model(work), 0.0
+    client_model = _model(work)
+    accuracy = 0.0
     for _ in range(ROUNDS):
         states = []
         for loader in train:

@@ -11,16 +11,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from timing import Neighbours, peak_mb
+from timing import Neighbors, peak_mb
 
 from fedgft.data import load
-from fedgft.experiments.convergence import MODES
-from fedgft.experiments.paper import CONVERGENCE, EXPERIMENTS, NAMES
-from fedgft.experiments.run import Runner
-from fedgft.experiments.shelf import Shelf
-from fedgft.report.page import write_page
-from fedgft.report.reproduction import make
-from fedgft.report.section import write
+from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS, NAMES
+from fedgft.paper.convergence import MODES
+from fedgft.paper.page import write, write_page
+from fedgft.paper.runner import Runner
+from fedgft.paper.section import make
+from fedgft.study.cache import ResultCache
 
 COLUMNS = ("experiment", "seconds", "replicates", "seconds_per_replicate", "client_rounds")
 
@@ -29,8 +28,9 @@ def main() -> None:
     args = _parse()
     if not args.json:
         print("".join(f"{name:>22}" for name in COLUMNS))
-    with tempfile.TemporaryDirectory() as folder, Neighbours() as others:
-        runner, spent = Runner(load, Shelf(Path(folder) / "cells")), 0.0
+    with tempfile.TemporaryDirectory() as folder, Neighbors() as others:
+        runner = Runner(load, ResultCache(Path(folder) / "cells"))
+        spent = 0.0
         upto = [_count(runner, args.names[:n], args) for n in range(len(args.names) + 1)]
         for name, before, after in zip(args.names, upto, upto[1:], strict=False):
             started = time.perf_counter()
@@ -47,28 +47,48 @@ def main() -> None:
 def _count(runner: Runner, names: list[str], args: argparse.Namespace) -> tuple[int, int]:
     """Replicates that these experiments train, those that choose a setting included, and their
     client-rounds; what they share is counted once. For a runner that has nothing yet."""
-    cells = [c for name in names if name in EXPERIMENTS for p in args.protocol for d in args.data
-             for c in EXPERIMENTS[name].cells(d, p, seeds=args.seeds)]  # fmt: skip
+    cells = [
+        c
+        for name in names
+        if name in EXPERIMENTS
+        for p in args.protocol
+        for d in args.data
+        for c in EXPERIMENTS[name].cells(d, p, seeds=args.seeds)
+    ]
     runs = runner.work(cells, lambda cell, protocol: 1)
     rounds = runner.work(cells, lambda cell, protocol: cell.clients * protocol.settings.rounds)
     for spec in CONVERGENCE if "convergence" in names else ():
         paths = len(MODES) * len(spec.rules) * args.seeds
-        runs, rounds = runs + paths, rounds + paths * spec.clients * spec.rounds
+        runs = runs + paths
+        rounds = rounds + paths * spec.clients * spec.rounds
     return runs, rounds
 
 
 def _row(name: str, seconds: float, replicates: int, client_rounds: int) -> dict:
     each = seconds / replicates if replicates else None
-    return {"experiment": name, "seconds": seconds, "replicates": replicates,
-            "seconds_per_replicate": each, "client_rounds": client_rounds}  # fmt: skip
+    return {
+        "experiment": name,
+        "seconds": seconds,
+        "replicates": replicates,
+        "seconds_per_replicate": each,
+        "client_rounds": client_rounds,
+    }
 
 
 def _show(row: dict, as_json: bool) -> None:
     if as_json:
         print(json.dumps(row), flush=True)
         return
-    shown = (f"{v:,.3f}" if isinstance(v, float) else "-" if v is None else f"{v:,}"
-             if isinstance(v, int) else v for v in (row[n] for n in COLUMNS))  # fmt: skip
+    shown = (
+        f"{v:,.3f}"
+        if isinstance(v, float)
+        else "-"
+        if v is None
+        else f"{v:,}"
+        if isinstance(v, int)
+        else v
+        for v in (row[n] for n in COLUMNS)
+    )
     rest = f"   peak {row['peak_mb']:.0f} MB, others {row['others']}" if "peak_mb" in row else ""
     print("".join(f"{v:>22}" for v in shown) + rest, flush=True)
 
@@ -79,8 +99,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--data", nargs="+", choices=("adult", "compas"), default=["adult", "compas"]
     )
-    parser.add_argument("--protocol", nargs="+", choices=("paper", "heldout"),
-                        default=["paper", "heldout"])  # fmt: skip
+    parser.add_argument(
+        "--protocol", nargs="+", choices=("paper", "heldout"), default=["paper", "heldout"]
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     args = parser.parse_args()

@@ -20,8 +20,16 @@ EVERYTHING = [
     ("penalty", "auto"),
     ("startup", "auto"),
 ]
-COLUMNS = ("case", "executor", "seconds", "plain_seconds", "ratio", "accuracy", "plain_accuracy",
-           "peak_mb")  # fmt: skip
+COLUMNS = (
+    "case",
+    "executor",
+    "seconds",
+    "plain_seconds",
+    "ratio",
+    "accuracy",
+    "plain_accuracy",
+    "peak_mb",
+)
 
 
 def main() -> None:
@@ -31,13 +39,13 @@ def main() -> None:
             _show(_in_own_process(case, executor, args), args.json)
         return
     from cases import CASES, Options, once  # heavy
-    from timing import Neighbours
+    from timing import Neighbors
 
     options = Options(executor=args.executor, repeats=args.repeats, threads=args.threads)
     if args.once:
         print(json.dumps(once(args.case, args.once, options)))
     else:
-        with Neighbours() as others:
+        with Neighbors() as others:
             result = CASES[args.case](args.case, options)
         _show({**result, "others": others.cores}, args.json)
 
@@ -57,8 +65,19 @@ def _parse() -> argparse.Namespace:
 
 def _in_own_process(case: str, executor: str, args: argparse.Namespace) -> dict:
     """So that no case runs in the memory, caches or threads that another one left behind."""
-    command = [sys.executable, __file__, "--json", "--case", case, "--executor", executor,
-               "--repeats", str(args.repeats), "--threads", str(args.threads)]  # fmt: skip
+    command = [
+        sys.executable,
+        __file__,
+        "--json",
+        "--case",
+        case,
+        "--executor",
+        executor,
+        "--repeats",
+        str(args.repeats),
+        "--threads",
+        str(args.threads),
+    ]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 

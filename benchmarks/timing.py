@@ -36,10 +36,10 @@ def in_turns(*runs: Callable[[int], Any], repeats: int) -> tuple[np.ndarray, lis
     return seconds, [[result for _, result in turns] for turns in by_run]
 
 
-class Neighbours:
+class Neighbors:
     """How many cores others kept busy between `__enter__` and `__exit__`: the noise."""
 
-    def __enter__(self) -> "Neighbours":
+    def __enter__(self) -> "Neighbors":
         self.at, self.busy = time.perf_counter(), self._busy()
         return self
 
@@ -48,7 +48,8 @@ class Neighbours:
         self.cores = max(0.0, round(busy, 2))
 
     def _busy(self) -> float:
-        machine, own = psutil.cpu_times(), os.times()
+        machine = psutil.cpu_times()
+        own = os.times()
         idle = machine.idle + getattr(machine, "iowait", 0.0)
         return sum(machine) - idle - sum(own[:4])  # own children are not others
 

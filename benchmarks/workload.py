@@ -1,7 +1,7 @@
-"""What every side of a benchmark computes: the same rows, clients, model and optimiser.
+"""What every side of a benchmark computes: the same rows, clients, model and optimizer.
 
 W1 is a table of the size of Adult, split over ten clients by a label-skewed Dirichlet(0.5):
-nn.Linear + cross-entropy from zero, one epoch of Adam a round in batches of 256, optimisers made
+nn.Linear + cross-entropy from zero, one epoch of Adam a round in batches of 256, optimizers made
 anew each round, 20 rounds of FedAvg weighted by rows, test accuracy after each round. The other
 workloads change one thing: W1x20 is 20 replicates of it, each with a split and an order of its
 own, W2a has 100 clients, W2b 1,000, and mlp a hidden layer of 64.
@@ -15,8 +15,12 @@ import numpy as np
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.models import MODELS, Model
 
-TRAIN, TEST, FEATURES = 32_561, 16_281, 100
-ROUNDS, BATCH, LR = 20, 256, 2e-3
+TRAIN = 32_561
+TEST = 16_281
+FEATURES = 100
+ROUNDS = 20
+BATCH = 256
+LR = 2e-3
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ WORKLOADS = {
 @cache
 def dataset() -> Dataset:
     """Training rows, then test rows; the label leans on all features and on the group."""
-    rng, rows = np.random.default_rng(20240611), TRAIN + TEST
+    rng = np.random.default_rng(20240611)
+    rows = TRAIN + TEST
     group = (rng.random(rows) < 0.15).astype(np.int64)
     features = rng.standard_normal((rows, FEATURES), dtype=np.float32)
     features[:, 0] += group
@@ -83,7 +88,10 @@ def split(labels: np.ndarray, clients: int, *, seed: int) -> list[np.ndarray]:
 
 def many_clients(clients: int) -> Federation:
     """Clients of 20 rows and 50 features each, and 1,000 test rows."""
-    rng, held, test, width = np.random.default_rng(7), 20 * clients, 1000, 50
+    rng = np.random.default_rng(7)
+    held = 20 * clients
+    test = 1000
+    width = 50
     features = rng.standard_normal((held + test, width), dtype=np.float32)
     label, group = rng.integers(2, size=(2, held + test))
     data = Dataset("growth", features, label, group, _names(width))

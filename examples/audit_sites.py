@@ -16,9 +16,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from fedgft.audit import audit, measure_file, write_sums
-from fedgft.audit.gathering import gather
-from fedgft.audit.text import SIGNS
+from fedgft.audit.site_file import gather
 from fedgft.data import prepared_frame
+from fedgft.formatting import SIGNS
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "adult-sites")
 (folder / "sums").mkdir(parents=True, exist_ok=True)
@@ -39,8 +39,14 @@ tested = people.with_columns(score=pl.Series(score)).filter(pl.Series(~train))
 for (site,), rows in tested.partition_by("occupation", as_dict=True).items():
     name = "Not stated" if site == "?" else site
     rows.select("income", "race", "sex", "score").write_csv(folder / f"{name}.csv")
-    sums = measure_file(folder / f"{name}.csv", label="income", group="sex", score="score",
-                        positive=">50K", classes=("<=50K", ">50K"))  # fmt: skip
+    sums = measure_file(
+        folder / f"{name}.csv",
+        label="income",
+        group="sex",
+        score="score",
+        positive=">50K",
+        classes=("<=50K", ">50K"),
+    )
     write_sums(sums, folder / "sums" / f"{name}.json")
 
 # Anyone: the files of all sites together.

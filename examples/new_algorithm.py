@@ -31,7 +31,7 @@ class ByNeed:
         rows = np.maximum(local.received.rows(), 1)  # a client may have none
         loss = 1 - np.einsum("...cgc->...", local.received.score) / rows
         q = np.broadcast_to(self.q, len(cohort.bounds) - 1)[cohort.run]
-        return cohort.normalised(cohort.weight * loss**q), state
+        return cohort.normalized(cohort.weight * loss**q), state
 
 
 # One client in ten, whose first two features mean the opposite of what they mean elsewhere.
@@ -50,9 +50,11 @@ def show(names, algorithm):
     )
     gap = history.test[-1].gap(fedgft.get_metric("sp"), "hard")
     for i, name in enumerate(names):
-        print(f"{name}: accuracy of all {history.test[-1].accuracy()[i]:.3f}, "
-              f"of client a {history.after.accuracy()[i, 0]:.3f}, gap {gap[i]:.3f}")  # fmt: skip
+        print(
+            f"{name}: accuracy of all {history.test[-1].accuracy()[i]:.3f}, "
+            f"of client a {history.after.accuracy()[i, 0]:.3f}, gap {gap[i]:.3f}"
+        )
 
 
 show(["q = 0", "q = 2", "q = 8"], fedgft.Algorithm(weighting=ByNeed(np.array([0.0, 2.0, 8.0]))))
-show(["q = 8, target 0.02"], replace(fedgft.controlled("sp", 0.02), weighting=ByNeed(8.0)))
+show(["q = 8, target 0.02"], replace(fedgft.fedgft_control("sp", 0.02), weighting=ByNeed(8.0)))

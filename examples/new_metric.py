@@ -11,7 +11,9 @@ benefit = fedgft.Metric("benefit", "benefit parity", lambda p, y: p[:, 1:] * (1 
 
 # From here on it is a metric like any other. On rows, with anybody's predictions:
 fedgft.CATALOG["benefit"] = benefit  # known by name now, in an audit too
-repaid, accepted, sex = [1, 1, 0, 0, 1, 0], [1, 1, 0, 0, 1, 1], list("fffmmm")
+repaid = [1, 1, 0, 0, 1, 0]
+accepted = [1, 1, 0, 0, 1, 1]
+sex = list("fffmmm")
 site = fedgft.audit.measure(repaid, accepted, sensitive_features=sex, site="north")
 found = fedgft.audit.audit(site).to_dict()["metrics"]["benefit"]
 print(f"an audit of six rows: benefit gap {found['gap']:.3f}")
@@ -22,8 +24,8 @@ federations = [fedgft.partition(data, clients=5, alpha=0.5, seed=seed) for seed 
 settings = fedgft.Settings(rounds=40, schedule="cosine", eval_every=0)
 for name, method in {
     "FedAvg": fedgft.fedavg(),
-    "statistical parity": fedgft.controlled("sp"),
-    "benefit parity": fedgft.controlled("benefit"),
+    "statistical parity": fedgft.fedgft_control("sp"),
+    "benefit parity": fedgft.fedgft_control("benefit"),
 }.items():
     history = fedgft.simulate(federations, "logistic", method, settings, seeds=range(8), lr=0.02)
     last = history.test[-1]

@@ -30,8 +30,8 @@ def loans(rows):
     amount = rng.gamma(4, 5, rows).round(1)
     repaid = rng.random(rows) < 1 / (1 + np.exp(-(income - 30) / 5 + (amount - 20) / 10))
     bank = rng.choice(["city", "rural", "online"], rows)
-    return pl.DataFrame({"income": income, "amount": amount, "sex": sex, "bank": bank,
-                         "repaid": np.where(repaid, "yes", "no")})  # fmt: skip
+    paid = np.where(repaid, "yes", "no")
+    return pl.DataFrame(dict(income=income, amount=amount, sex=sex, bank=bank, repaid=paid))
 
 
 def run(command):

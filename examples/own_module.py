@@ -19,15 +19,17 @@ class Residual(nn.Module):
 
     def __init__(self, features, width=16):
         super().__init__()
-        self.enter, self.inner = nn.Linear(features, width), nn.Linear(width, width)
-        self.norm, self.leave = nn.LayerNorm(width), nn.Linear(width, 2)
+        self.enter = nn.Linear(features, width)
+        self.inner = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.leave = nn.Linear(width, 2)
 
     def forward(self, x):
         x = torch.tanh(self.enter(x))
         return self.leave(self.norm(x + torch.tanh(self.inner(x))))
 
 
-# Group 1 is right of centre more often, and y = 1 where two features have the same sign.
+# Group 1 is right of center more often, and y = 1 where two features have the same sign.
 rng = np.random.default_rng(0)
 data = fedgft.synthetic(rows=4000, features=2, gap=0.0)
 x = rng.standard_normal((len(data), 2)) + 1.0 * data.groups[:, None]
@@ -52,4 +54,4 @@ def show(names, model, method):
 
 show(["linear"], "logistic", fedgft.fedavg())
 targets = np.array([0.99, 0.02])  # one a run; no gap exceeds 0.99, so nothing is pushed
-show(["residual", "residual, fair"], lambda: Residual(3), fedgft.controlled(sp, targets))
+show(["residual", "residual, fair"], lambda: Residual(3), fedgft.fedgft_control(sp, targets))

@@ -30,7 +30,8 @@ model = RandomForestClassifier(50, min_samples_leaf=20, random_state=0).fit(
 )
 
 # Every site, on its own: rows that the model has not seen, and nothing leaves but `sums`.
-sums, pooled = [], []
+sums = []
+pooled = []
 for name, place in places.items():
     x, y, sex = hospital(*place)
     scores = model.predict_proba(x)[:, 1]

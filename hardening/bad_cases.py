@@ -29,8 +29,18 @@ class Case:
     @property
     def command(self) -> str:
         first = self.arguments[0] if self.arguments else ""
-        known = ("demo", "train", "compare", "frontier", "predict", "measure", "audit", "reproduce",
-                 "data", "deploy")  # fmt: skip
+        known = (
+            "demo",
+            "train",
+            "compare",
+            "frontier",
+            "predict",
+            "measure",
+            "audit",
+            "reproduce",
+            "data",
+            "deploy",
+        )
         return first if first in known else "fedgft"
 
     @property
@@ -40,9 +50,15 @@ class Case:
 
 def case(line: str, *says: str, about: str = "", **files: Any) -> Case:
     """`files`: what is made beside it, with _csv for .csv and so on."""
-    named = {name.replace("__", "/").replace("_csv", ".csv").replace("_parquet", ".parquet")
-             .replace("_json", ".json").replace("_safetensors", ".safetensors")
-             .replace("_png", ".png"): made for name, made in files.items()}  # fmt: skip
+    named = {
+        name.replace("__", "/")
+        .replace("_csv", ".csv")
+        .replace("_parquet", ".parquet")
+        .replace("_json", ".json")
+        .replace("_safetensors", ".safetensors")
+        .replace("_png", ".png"): made
+        for name, made in files.items()
+    }
     return Case(tuple(shlex.split(line)), says, about, named)
 
 
@@ -52,9 +68,24 @@ def cases() -> list[Case]:
     import bad_sums
     import bad_tables
 
-    order = {name: i for i, name in enumerate(
-        ("fedgft", "demo", "train", "compare", "frontier", "predict", "measure", "audit",
-         "reproduce", "data", "deploy"))}  # fmt: skip
+    order = {
+        name: i
+        for i, name in enumerate(
+            (
+                "fedgft",
+                "demo",
+                "train",
+                "compare",
+                "frontier",
+                "predict",
+                "measure",
+                "audit",
+                "reproduce",
+                "data",
+                "deploy",
+            )
+        )
+    }
     found = [*bad_options.cases(), *bad_tables.cases(), *bad_sums.cases()]
     once = {(each.arguments, each.about): each for each in found}
     return sorted(once.values(), key=lambda each: order[each.command])
@@ -131,8 +162,16 @@ def stock_tables(place: Path) -> None:
 
     (place / "faces").mkdir(parents=True)
     rng = Random(0)
-    rows = [(f"{rng.gauss(0, 1):.4f}", rng.choice(("Ulm", "Bonn")), rng.choice("fm"),
-             rng.choice("01"), rng.choice(("north", "south"))) for _ in range(200)]  # fmt: skip
+    rows = [
+        (
+            f"{rng.gauss(0, 1):.4f}",
+            rng.choice(("Ulm", "Bonn")),
+            rng.choice("fm"),
+            rng.choice("01"),
+            rng.choice(("north", "south")),
+        )
+        for _ in range(200)
+    ]
     lines = ["x,town,sex,ok,site", *map(",".join, rows)]
     (place / "table.csv").write_text("\n".join(lines) + "\n")
     pl.read_csv(place / "table.csv").write_parquet(place / "table.parquet")

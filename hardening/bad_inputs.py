@@ -46,7 +46,8 @@ class Outcome:
 
     def faults(self, case: Case) -> list[str]:
         """What is wrong with the answer; nothing, if all is well."""
-        lines, found = self.err.splitlines(), []
+        lines = self.err.splitlines()
+        found = []
         if self.code is None:
             found.append(f"no answer within {SECONDS} seconds")
         elif self.code != case.code:
@@ -60,8 +61,9 @@ class Outcome:
         found += [f"does not say {name!r}" for name in case.says if name not in self.err]
         if not self.err.isprintable() and any(not c.isprintable() for c in "".join(lines)):
             found.append("unprintable characters")
-        changed = {n for n in {*self.before, *self.after}
-                   if self.before.get(n) != self.after.get(n)}  # fmt: skip
+        changed = {
+            n for n in {*self.before, *self.after} if self.before.get(n) != self.after.get(n)
+        }
         return found + [f"{name!r} was left, changed or taken away" for name in sorted(changed)]
 
 
@@ -69,9 +71,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Every file, folder, link and pipe in it, plain files with what they hold."""
     return {
         str(path.relative_to(folder)): path.read_bytes()[:10_000_000]
-        if path.is_file() and not path.is_symlink() else b""
+        if path.is_file() and not path.is_symlink()
+        else b""
         for path in sorted(folder.rglob("*"))
-    }  # fmt: skip
+    }
 
 
 def prepare(case: Case, folder: Path, pantry: Path) -> None:
@@ -177,7 +180,8 @@ def called(case: Case) -> int:
 
 def run_all(wanted: list[Case], place: Path) -> Iterator[tuple[Case, Outcome]]:
     """A few at a time; what they hand back comes in the order of the cases."""
-    waiting, running = list(enumerate(wanted)), {}
+    waiting = list(enumerate(wanted))
+    running = {}
     done: dict[int, Outcome] = {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
@@ -202,14 +206,15 @@ def table(rows: list[tuple[Case, Outcome]]) -> str:
     short = sum(bool(outcome.faults(case)) for case, outcome in rows)
     seconds = [outcome.seconds for _, outcome in rows]
     lines = [
-        "# Bad inputs", "",
+        "# Bad inputs",
+        "",
         f"{len(rows)} command lines with something wrong in them, each run in a folder of its own "
         f"(FOLDER) by `python hardening/bad_inputs.py`. {len(rows) - short} of them end with exit "
         f"code {' or '.join(map(str, codes))} and one line that names what is wrong, print nothing "
         f"on stdout, and leave, change or take away no file; {short} fall short. They take "
         f"{sum(seconds):.0f} seconds of a processor once everything is imported, the slowest "
         f"{max(seconds):.1f}.",
-    ]  # fmt: skip
+    ]
     for command, some in groupby(rows, key=lambda row: row[0].command):
         some = list(some)
         lines += [

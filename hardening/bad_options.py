@@ -8,18 +8,39 @@ from bad_cases import TABLE, Case, case, cut, folder, taken
 
 QUICK = "--data synthetic --seeds 1 --rounds 1"  # if it runs, not for long
 COMMANDS = {  # what else the command line must have
-    ("demo",): "", ("train",): QUICK, ("compare",): QUICK, ("frontier",): QUICK,
-    ("measure",): "said.csv --label y --group g --score p", ("audit",): "north.json",
-    ("reproduce",): "table1", ("deploy", "init"): "new --sites a --host h --make-keys",
+    ("demo",): "",
+    ("train",): QUICK,
+    ("compare",): QUICK,
+    ("frontier",): QUICK,
+    ("measure",): "said.csv --label y --group g --score p",
+    ("audit",): "north.json",
+    ("reproduce",): "table1",
+    ("deploy", "init"): "new --sites a --host h --make-keys",
     ("deploy", "local"): "",
-}  # fmt: skip
+}
 HAVE_ALL = "train"  # the commands below share options with it, and are tried with their own
 SHARERS = ("compare", "frontier")
 BIG = "9" * 30
 COUNTS = ("x", "1.5", "-1", BIG)
 NUMBERS = ("x", "nan", "inf", "-1")
-ZERO = ("clients", "seeds", "rounds", "epochs", "batch-size", "steps", "threads", "lanes", "points",
-        "train-rows", "test-rows", "cohort", "lr", "alpha", "timeout", "sites")  # fmt: skip
+ZERO = (
+    "clients",
+    "seeds",
+    "rounds",
+    "epochs",
+    "batch-size",
+    "steps",
+    "threads",
+    "lanes",
+    "points",
+    "train-rows",
+    "test-rows",
+    "cohort",
+    "lr",
+    "alpha",
+    "timeout",
+    "sites",
+)
 
 
 def cases() -> Iterator[Case]:
@@ -28,7 +49,7 @@ def cases() -> Iterator[Case]:
 
 
 def _generated() -> Iterator[Case]:
-    from fedgft.cli.commands import app
+    from fedgft.cli.app import app
 
     shared = {a.name for a in _options(app[HAVE_ALL])}
     for path, rest in COMMANDS.items():
@@ -94,32 +115,60 @@ def _lines() -> Iterator[Case]:
         yield case(line + quick, *says)
     yield case("demo --out there", "--out", about="a file is there", there=b"mine")
     yield case("frontier --out there", "--out", about="a file is there", there=b"mine")
-    yield case("compare --data synthetic --out there", "--out", about="a file is there",
-               there=b"mine")  # fmt: skip
+    yield case(
+        "compare --data synthetic --out there", "--out", about="a file is there", there=b"mine"
+    )
     yield case("reproduce simpson --out there", "--out", about="a file is there", there=b"mine")
     readme = {"there": folder, "there/README.md": "# Mine"}
     foreign = {"there": folder, "there/index.html": "my own page"}
-    yield Case(("reproduce", "simpson", "--out", "there"), ("there", "index.html"),
-               "somebody's index.html is there", foreign)  # fmt: skip
-    yield Case(("reproduce", "simpson", "--out", "there"), ("there", "README.md"),
-               "somebody's README.md is there", readme)  # fmt: skip
-    yield case("data get compas --out there.csv", "there.csv", "folder", about="a folder",
-               there_csv=folder)  # fmt: skip
-    yield case("data get compas --out table.csv/x.csv", "--out", "table.csv",
-               about="in a file as if it were a folder", table_csv=taken("table.csv"))  # fmt: skip
-    yield Case(("deploy", "init", "there", "--sites", "a", "--host", "h"), ("there", "not empty"),
-               "keys are there", {"there": folder, "there/ca.key": "secret"})  # fmt: skip
+    yield Case(
+        ("reproduce", "simpson", "--out", "there"),
+        ("there", "index.html"),
+        "somebody's index.html is there",
+        foreign,
+    )
+    yield Case(
+        ("reproduce", "simpson", "--out", "there"),
+        ("there", "README.md"),
+        "somebody's README.md is there",
+        readme,
+    )
+    yield case(
+        "data get compas --out there.csv", "there.csv", "folder", about="a folder", there_csv=folder
+    )
+    yield case(
+        "data get compas --out table.csv/x.csv",
+        "--out",
+        "table.csv",
+        about="in a file as if it were a folder",
+        table_csv=taken("table.csv"),
+    )
+    yield Case(
+        ("deploy", "init", "there", "--sites", "a", "--host", "h"),
+        ("there", "not empty"),
+        "keys are there",
+        {"there": folder, "there/ca.key": "secret"},
+    )
     yield case("deploy init there --sites a --host h", "there", about="a file", there=b"mine")
     local = "deploy local --label ok --group sex"
-    yield Case(("deploy", "local", "--out", "there"), ("--out", "not empty"), "files are there",
-               {"there": folder, "there/mine.txt": "mine"})  # fmt: skip
+    yield Case(
+        ("deploy", "local", "--out", "there"),
+        ("--out", "not empty"),
+        "files are there",
+        {"there": folder, "there/mine.txt": "mine"},
+    )
     yield case("deploy local --out there", "--out", "file", about="a file is there", there=b"mine")
-    yield case("deploy local --out there --resume", "--resume", about="an empty folder",
-               there=folder)  # fmt: skip
+    yield case(
+        "deploy local --out there --resume", "--resume", about="an empty folder", there=folder
+    )
     yield case(f"{local} --data t.csv", "t.csv", about="an empty file", t_csv=b"")
     yield case(f"{local} --data t.csv", "t.csv", "'ok'", about="other columns", t_csv="a,b\n1,2\n")
-    yield case(f"{local} --data t.parquet", "t.parquet", about="half a Parquet",
-               t_parquet=cut("table.parquet", 0.5))  # fmt: skip
+    yield case(
+        f"{local} --data t.parquet",
+        "t.parquet",
+        about="half a Parquet",
+        t_parquet=cut("table.parquet", 0.5),
+    )
 
 
 LINES = (

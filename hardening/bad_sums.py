@@ -52,7 +52,9 @@ ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
     "noise without a scale": (_in("privacy", mechanism="discrete laplace"), ("privacy.epsilon",)),
     "a min_cell that is not kept to": (_in("privacy", min_cell=1000), ("min-cell",)),
     "withheld cells that are not there": (
-        _in("privacy", min_cell=3, suppressed_cells=9), ("suppressed_cells",)),
+        _in("privacy", min_cell=3, suppressed_cells=9),
+        ("suppressed_cells",),
+    ),
     "no cells": (lambda held: held.pop("cells"), ("cells",)),
     "cells that are a number": (_top(cells=3), ("cells",)),
     "a cell that is a number": (_top(cells=[3]), ("cells[0]",)),
@@ -62,8 +64,10 @@ ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
     "a count that is a word": (_first(count="many"), ("cells[0].count",)),
     "a count that is true": (_first(count=True), ("cells[0].count",)),
     "a count of 10^30": (_first(count=10**30), ("cells[0].count",)),
-    "a count with one more": (lambda held: held["cells"][0].update(
-        count=held["cells"][0]["count"] + 1), ("cells[0]",)),
+    "a count with one more": (
+        lambda held: held["cells"][0].update(count=held["cells"][0]["count"] + 1),
+        ("cells[0]",),
+    ),
     "a count withheld without a word": (_first(count=None), ("cells[0].count",)),
     "a label that is no class": (_first(label="9"), ("cells[0].label",)),
     "a group of two names": (_first(group=["f", "g"]), ("cells[0].group",)),
@@ -76,13 +80,15 @@ ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
     "an empty histogram": (_scores(histogram=[]), ("histogram",)),
     "a negative bin": (_scores(histogram=[-1, 2]), ("histogram",)),
     "rows beyond the threshold": (
-        lambda held: held["cells"][0]["scores"]["1"].update(first_bin=70), ("histogram",)),
-}  # fmt: skip
+        lambda held: held["cells"][0]["scores"]["1"].update(first_bin=70),
+        ("histogram",),
+    ),
+}
 TOGETHER: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong beside north.json
     "other classes": (lambda held: _renamed(held), ("classes",)),
     "another group column": (_top(groups=["race"]), ("'g'", "'race'")),
     "another threshold": (lambda held: _emptied(held, threshold=0.7), ("threshold",)),
-    "bins that do not divide": (lambda held: _emptied(held, bins=33), ("--bins",)),
+    "bins that do not divide": (lambda held: _emptied(held, bins=33), ("bins",)),
     "the same site again": (_top(site="north"), ("'north'", "already")),
 }
 
@@ -103,8 +109,14 @@ def cases() -> Iterator[Case]:
             "audit s.json", "s.json", *says, about=about, s_json=changed("north.json", change)
         )
     for about, (change, says) in TOGETHER.items():
-        yield case("audit north.json s.json", "s.json", "north", *says, about=about,
-                   s_json=changed("south.json", change))  # fmt: skip
+        yield case(
+            "audit north.json s.json",
+            "s.json",
+            "north",
+            *says,
+            about=about,
+            s_json=changed("south.json", change),
+        )
     yield from _contents()
     for line, *says in LINES:
         yield case(line, *says)
@@ -116,35 +128,55 @@ def cases() -> Iterator[Case]:
     yield Case(("audit", "there"), ("'north'", "already"), "one site in two files", both)
     for name in ("report.html", "report.md", "audit.json"):
         mine = {"there": folder, f"there/{name}": "mine"}
-        yield Case(("audit", "north.json", "--out", "there"), ("--out", name),
-                   f"somebody's {name} is there", mine)  # fmt: skip
-    yield Case(("audit", "--compare", "there", "there"), ("there",), "an empty folder twice",
-               {"there": folder})  # fmt: skip
+        yield Case(
+            ("audit", "north.json", "--out", "there"),
+            ("--out", name),
+            f"somebody's {name} is there",
+            mine,
+        )
+    yield Case(
+        ("audit", "--compare", "there", "there"),
+        ("there",),
+        "an empty folder twice",
+        {"there": folder},
+    )
     broken = {"there": folder, "there/audit.json": '{\n  "format": "fedgft-audit-1",'}
-    yield Case(("audit", "--compare", "there", "there"), ("audit.json",), "half an audit.json",
-               broken)  # fmt: skip
+    yield Case(
+        ("audit", "--compare", "there", "there"), ("audit.json",), "half an audit.json", broken
+    )
     hollow = {"there": folder, "there/audit.json": '{\n  "format": "fedgft-audit-1"\n}\n'}
-    yield Case(("audit", "--compare", "there", "there"), ("audit.json",), "a hollow audit.json",
-               hollow)  # fmt: skip
+    yield Case(
+        ("audit", "--compare", "there", "there"), ("audit.json",), "a hollow audit.json", hollow
+    )
     other = {"there": folder, "there/audit.json": '{\n  "format": "fedgft-audit-9"\n}\n'}
     yield Case(("audit", "--compare", "there", "there"), ("audit.json",), "an audit to come", other)
 
 
 def _contents() -> Iterator[Case]:
     for about, content in {
-        "empty": b"", "no JSON": "hello", "a list": "[]", "null": "null", "a number": "7",
-        "binary junk": bytes(range(256)), "UTF-16": "{}".encode("utf-16"), "a folder": folder,
-        "a pipe": fifo, "a link to nothing": dangling, "half of it": cut("north.json", 0.5),
-        "all but the end": cut("north.json", 0.99), "too deep": "[" * 100_000,
+        "empty": b"",
+        "no JSON": "hello",
+        "a list": "[]",
+        "null": "null",
+        "a number": "7",
+        "binary junk": bytes(range(256)),
+        "UTF-16": "{}".encode("utf-16"),
+        "a folder": folder,
+        "a pipe": fifo,
+        "a link to nothing": dangling,
+        "half of it": cut("north.json", 0.5),
+        "all but the end": cut("north.json", 0.99),
+        "too deep": "[" * 100_000,
         "NaN": '{"format": "fedgft-sums-1", "threshold": NaN}',
         "Infinity": '{"format": "fedgft-sums-1", "bins": Infinity}',
         "80 MB": lambda path, _: path.write_bytes(b" " * 80_000_000),
         "a number of 10,000 digits": '{"format": "fedgft-sums-1", "bins": ' + "9" * 10_000 + "}",
-    }.items():  # fmt: skip
+    }.items():
         says = () if about == "a folder" else ("s.json",)
         yield case("audit s.json", *says, about=about, s_json=content)
-    made = case("audit s.json", "s.json", about="no permission to read",
-                s_json=locked("north.json"))  # fmt: skip
+    made = case(
+        "audit s.json", "s.json", about="no permission to read", s_json=locked("north.json")
+    )
     yield Case(made.arguments, made.says, made.about, made.files, powerless=True)
 
 

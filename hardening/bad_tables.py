@@ -36,32 +36,45 @@ UNFIT: dict[str, tuple[str, tuple[str, ...]]] = {
     "one row": ("x,sex,ok\n1,f,0\n", ("'ok'", "one class")),
     "one class": (GOOD.replace(",0,", ",1,"), ("'ok'", "one class")),
     "a label of fractions": (
-        "x,sex,ok\n" + "".join(f"1,f,{i}.5\n" for i in range(9)), ("'ok'", "fractions")),
+        "x,sex,ok\n" + "".join(f"1,f,{i}.5\n" for i in range(9)),
+        ("'ok'", "fractions"),
+    ),
     "a label of 10,000 classes": (
-        "x,sex,ok\n" + "".join(f"{i % 5},{'fm'[i % 2]},c{i}\n" for i in range(10_000)), ("'ok'",)),
+        "x,sex,ok\n" + "".join(f"{i % 5},{'fm'[i % 2]},c{i}\n" for i in range(10_000)),
+        ("'ok'",),
+    ),
     "a label with a gap": (GOOD.replace("1,m,0", "1,m,"), ("'ok'", "lacks")),
     "a label of NaN": (GOOD.replace("1,m,0", "1,m,NaN"), ("'ok'",)),
     "a label column that is all missing": (
-        GOOD.replace(",0,", ",,").replace(",1,", ",,"), ("'ok'",)),
+        GOOD.replace(",0,", ",,").replace(",1,", ",,"),
+        ("'ok'",),
+    ),
     "a group column that is all missing": (
-        GOOD.replace(",f,", ",,").replace(",m,", ",,"), ("'sex'",)),
+        GOOD.replace(",f,", ",,").replace(",m,", ",,"),
+        ("'sex'",),
+    ),
     "inf in a feature": (GOOD.replace("3,", "inf,", 1), ("'x'", "infinite")),
     "-inf in a feature": (GOOD.replace("3,", "-inf,", 1), ("'x'", "infinite")),
     "NaN in a feature": (GOOD.replace("3,", "NaN,", 1), ("'x'",)),
     "1e308 in a feature": (GOOD.replace("3,", "1e308,", 1), ("'x'",)),
     "1e309 in a feature": (GOOD.replace("3,", "1e309,", 1), ("'x'",)),
     "a stray word among numbers": (
-        "x,sex,ok\n" + "".join(f"{i},{'fm'[i % 2]},{i // 2 % 2}\n" for i in range(60))
-        + "oops,f,1\n", ("'x'", "oops")),
+        "x,sex,ok\n"
+        + "".join(f"{i},{'fm'[i % 2]},{i // 2 % 2}\n" for i in range(60))
+        + "oops,f,1\n",
+        ("'x'", "oops"),
+    ),
     "a name in every row": (
         "x,sex,ok\n" + "".join(f"p{i},{'fm'[i % 2]},{i // 2 % 2}\n" for i in range(1200)),
-        ("'x'",)),
+        ("'x'",),
+    ),
     "NUL in the header": ("x\0,sex\0,ok\0\n" + "1,f,0\n2,m,1\n" * 9, ("'ok'",)),
-    "escape sequences in the header": (
-        GOOD.replace("ok", "\x1b[31mok\x1b[0m"), ("'ok'",)),
+    "escape sequences in the header": (GOOD.replace("ok", "\x1b[31mok\x1b[0m"), ("'ok'",)),
     "a column name of 20,000 letters": (
-        GOOD.replace("x,", LONG + ",", 1).replace("ok", "no"), ("'ok'",)),
-}  # fmt: skip
+        GOOD.replace("x,", LONG + ",", 1).replace("ok", "no"),
+        ("'ok'",),
+    ),
+}
 
 
 def cases() -> Iterator[Case]:
@@ -149,8 +162,13 @@ def _train() -> Iterator[Case]:
         if "--client site" in given or "--client " in given:
             line = line.replace("--clients 2", "")
         yield case(line, *says)
-    made = case(f"train {TABLE} {QUICK} --out there/deep", "--out", "there",
-                about="no permission to write", there=locked(""))  # fmt: skip
+    made = case(
+        f"train {TABLE} {QUICK} --out there/deep",
+        "--out",
+        "there",
+        about="no permission to write",
+        there=locked(""),
+    )
     yield Case(made.arguments, made.says, made.about, made.files, powerless=True)
 
 
@@ -169,17 +187,37 @@ def _predict() -> Iterator[Case]:
     ):
         yield case(f"predict {given}", *says)
     line = "predict model.safetensors t.csv"
-    yield case(f"{line} --out x.csv", "t.csv", "'x'", about="a column is missing",
-               t_csv="town,sex,site\nUlm,f,north\n")  # fmt: skip
-    yield case(line, "t.csv", "'x'", "a", about="words where numbers were",
-               t_csv="x,town,sex,site\na,Ulm,f,north\n")  # fmt: skip
+    yield case(
+        f"{line} --out x.csv",
+        "t.csv",
+        "'x'",
+        about="a column is missing",
+        t_csv="town,sex,site\nUlm,f,north\n",
+    )
+    yield case(
+        line,
+        "t.csv",
+        "'x'",
+        "a",
+        about="words where numbers were",
+        t_csv="x,town,sex,site\na,Ulm,f,north\n",
+    )
     yield case(line, "t.csv", "'x'", about="inf", t_csv="x,town,sex,site\ninf,Ulm,f,north\n")
-    yield case(line, "t.csv", "'score'", about="it has a column score",
-               t_csv="x,town,sex,site,score\n1,Ulm,f,north,1\n")  # fmt: skip
+    yield case(
+        line,
+        "t.csv",
+        "'score'",
+        about="it has a column score",
+        t_csv="x,town,sex,site,score\n1,Ulm,f,north,1\n",
+    )
     yield case("predict nested.parquet table.csv", "nested.parquet")
     for share in (0.0, 0.01, 0.5, 0.99):
-        yield case("predict m.safetensors table.csv", "m.safetensors", about=f"{share:.0%} of it",
-                   m_safetensors=cut("model.safetensors", share))  # fmt: skip
+        yield case(
+            "predict m.safetensors table.csv",
+            "m.safetensors",
+            about=f"{share:.0%} of it",
+            m_safetensors=cut("model.safetensors", share),
+        )
     head = b'{"__metadata__":{"fedgft":"{}"}}'
     for about, content in {
         "junk": b"garbage" * 99,
@@ -193,8 +231,9 @@ def _predict() -> Iterator[Case]:
         "a version to come": _claims({"format": "fedgft-model-2"}),
         "a header that is a list": _claims([1, 2]),
     }.items():
-        yield case("predict m.safetensors table.csv", "m.safetensors", about=about,
-                   m_safetensors=content)  # fmt: skip
+        yield case(
+            "predict m.safetensors table.csv", "m.safetensors", about=about, m_safetensors=content
+        )
 
 
 def _claims(about: Any) -> bytes:
@@ -293,20 +332,27 @@ def _images() -> Iterator[Case]:
     for about, change in _SPOILED.items():
         yield case(f"{base} {quick}", "faces", about=about, faces=_album(change))
     table = "image,sex,ok\n../x.png,f,1\n1.png,m,0\n"
-    yield case(f"{base} {quick}".replace("faces.csv", "t.csv"), "t.csv", "'image'",
-               about="a name that leads out of the folder", t_csv=table)  # fmt: skip
+    yield case(
+        f"{base} {quick}".replace("faces.csv", "t.csv"),
+        "t.csv",
+        "'image'",
+        about="a name that leads out of the folder",
+        t_csv=table,
+    )
 
 
 _SPOILED: dict[str, Any] = {
     "an image is missing": lambda place: (place / "3.png").unlink(),
     "half an image": lambda place: (place / "3.png").write_bytes(
-        (place / "3.png").read_bytes()[:45]),
+        (place / "3.png").read_bytes()[:45]
+    ),
     "an empty image": lambda place: (place / "3.png").write_bytes(b""),
     "words called png": lambda place: (place / "3.png").write_text("no image"),
     "an image that says it has 10^9 x 10^9 pixels": lambda place: (place / "3.png").write_bytes(
-        _absurd((place / "3.png").read_bytes())),
+        _absurd((place / "3.png").read_bytes())
+    ),
     "a folder called png": lambda place: ((place / "3.png").unlink(), (place / "3.png").mkdir()),
-}  # fmt: skip
+}
 
 
 def _absurd(png: bytes) -> bytes:

@@ -15,7 +15,6 @@ import argparse
 import hashlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -28,7 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 LONGEST = 1 << 16  # bytes of an input
 PATIENCE = 30  # seconds for one input
-COMPILED = ("fedgft.engine.kernels", "fedgft.engine.schedule")  # numba cannot compile traces
+COMPILED = (
+    "fedgft.engine.executors.numba_kernels",
+    "fedgft.engine.plan",
+)  # numba cannot compile traces
 
 
 def main() -> None:
@@ -67,15 +69,25 @@ def _run(name: str, seconds: int, megabytes: int) -> dict[str, Any]:
     """A process of its own: libFuzzer ends it, and its peak memory is the target's."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, __file__, name, "--child", folder, f"-max_total_time={seconds}",
-            f"-rss_limit_mb={megabytes}", f"-timeout={PATIENCE}", f"-max_len={LONGEST}",
-            f"-artifact_prefix={folder}/found-", "-print_final_stats=1", "-verbosity=1",
-        ]  # fmt: skip
+            sys.executable,
+            __file__,
+            name,
+            "--child",
+            folder,
+            f"-max_total_time={seconds}",
+            f"-rss_limit_mb={megabytes}",
+            f"-timeout={PATIENCE}",
+            f"-max_len={LONGEST}",
+            f"-artifact_prefix={folder}/found-",
+            "-print_final_stats=1",
+            "-verbosity=1",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         found = [_kept(name, path) for path in Path(folder).glob("found-*")]
     said = lambda key: int(re.findall(rf"stat::{key}:\s+(\d+)", done.stderr)[-1])  # noqa: E731
     try:
-        runs, peak = said("number_of_executed_units"), said("peak_rss_mb")
+        runs = said("number_of_executed_units")
+        peak = said("peak_rss_mb")
     except IndexError:
         runs = peak = None
     row = {"target": name, "runs": runs, "seconds": seconds, "peak_mb": peak, "found": found}
@@ -90,9 +102,10 @@ def _page(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     bad = sum(bool(row["found"] or "said" in row) for row in rows)
     lines = "\n".join(
         f"| `{row['target']}` | {row['runs']:,} | {row['peak_mb']} | {', '.join(row['found'])} |"
-        if "said" not in row else f"| `{row['target']}` | ended early | | {row['found']} |"
+        if "said" not in row
+        else f"| `{row['target']}` | ended early | | {row['found']} |"
         for row in rows
-    )  # fmt: skip
+    )
     return (
         "# Fuzzing\n\nMade by `python hardening/fuzz.py all`: every reader of files and messages "
         f"from outside, {args.seconds} seconds each, on inputs that coverage chooses "
@@ -126,17 +139,11 @@ def child(name: str, corpus: str, options: list[str]) -> None:
         for seed in target.seeds():
             (Path(corpus) / f"seed-{seed.name}").write_bytes(seed.read_bytes())
             target.accepts(seed.read_bytes())  # what is loaded late is loaded here
-    from fuzzing.mutation import mutated
-
-    def mutator(data: bytes, longest: int, seed: int) -> bytes:
-        rng = random.Random(seed)
-        made = mutated(data, target.form, rng)
-        return atheris.Mutate(made, longest) if rng.random() < 0.2 else made[:longest]
 
     def one(data: bytes) -> None:
         target.accepts(data)
 
-    atheris.Setup([sys.argv[0], *options, corpus], one, custom_mutator=mutator)
+    atheris.Setup([sys.argv[0], *options, corpus], one)
     atheris.Fuzz()
 
 

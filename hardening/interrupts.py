@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from killing import Case, cases, contents, leftovers, sound
 
-from fedgft.files import whole
-from fedgft.layout import Table
+from fedgft.formatting import Table
+from fedgft.store import atomic_write
 
 OUTCOMES = ("one line, exit code 130", "it was over", "before our first line", "anything else")
 
@@ -34,8 +34,14 @@ def start(case: Case, folder: Path) -> subprocess.Popen[str]:
     (folder / "out").mkdir(parents=True)
     command = [sys.executable, "-m", "fedgft", *case.command(folder), *case.usual]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                            env=env, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
+    )
 
 
 def outcome(code: int, said: str, out: Path, calm: dict[str, Any]) -> str:
@@ -64,7 +70,8 @@ def outcome(code: int, said: str, out: Path, calm: dict[str, Any]) -> str:
 def attack(case: Case, place: Path, rng: np.random.Generator, each: int) -> Counter[str]:
     began = time.monotonic()
     assert start(case, place / "calm").wait() == 0
-    seconds, calm = time.monotonic() - began, contents(place / "calm" / "out")
+    seconds = time.monotonic() - began
+    calm = contents(place / "calm" / "out")
     early = rng.uniform(0, 0.1 * seconds, each // 2)
     seen: Counter[str] = Counter()
     for i, after in enumerate((*early, *rng.uniform(0, seconds, each - len(early)))):
@@ -82,11 +89,15 @@ def attack(case: Case, place: Path, rng: np.random.Generator, each: int) -> Coun
 def page(found: dict[str, Counter[str]]) -> str:
     rows = tuple((n, *(str(seen[o]) for o in OUTCOMES)) for n, seen in found.items())
     table = Table("Ctrl-C at random moments", ("command", *OUTCOMES), rows, 1)
-    return "\n".join([
-        "# Interrupted", "",
-        "Made by `python hardening/interrupts.py`, whose first lines say how.", "",
-        table.markdown(),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Interrupted",
+            "",
+            "Made by `python hardening/interrupts.py`, whose first lines say how.",
+            "",
+            table.markdown(),
+        ]
+    )
 
 
 def main() -> None:
@@ -95,13 +106,14 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("results/hardening"))
     args = parser.parse_args()
-    rng, found = np.random.default_rng(args.seed), {}
+    rng = np.random.default_rng(args.seed)
+    found = {}
     with tempfile.TemporaryDirectory() as place:
         for case in cases(Path(place)):
             own = Path(place) / case.name.replace(" ", "-")
             found[case.name] = attack(case, own, rng, args.each)
             print(case.name, dict(found[case.name]), flush=True)
-    with whole(args.out / "interrupts.md") as part:
+    with atomic_write(args.out / "interrupts.md") as part:
         part.write_text(page(found), "utf-8")
     sys.exit(1 if any(seen[OUTCOMES[3]] for seen in found.values()) else 0)
 

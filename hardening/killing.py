@@ -14,7 +14,7 @@ import polars as pl
 from fedgft.audit import measure, write_sums
 from fedgft.data.synthetic import synthetic
 from fedgft.errors import FedgftError
-from fedgft.experiments.checkpoints import Checkpoints
+from fedgft.study.cache import Checkpoints
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -39,29 +39,84 @@ def cases(place: Path) -> list[Case]:
     _table(place / "table.csv")
     _predictions(place / "site.csv")
     _sites(place / "sites")
-    faces = ["train", "--data", "celeba", "--images", str(place / "faces"), "--size", "8",
-             "--train-rows", "40", "--test-rows", "24", "--clients", "3", "--alpha", "5",
-             "--batch-size", "20", "--seeds", "1", "--rounds", "3",
-             "--method", "fedgft"]  # fmt: skip
-    table = ["train", "--data", str(place / "table.csv"), "--label", "ok", "--group", "sex",
-             "--rounds", "30", "--seeds", "4"]  # fmt: skip
+    faces = [
+        "train",
+        "--data",
+        "celeba",
+        "--images",
+        str(place / "faces"),
+        "--size",
+        "8",
+        "--train-rows",
+        "40",
+        "--test-rows",
+        "24",
+        "--clients",
+        "3",
+        "--alpha",
+        "5",
+        "--batch-size",
+        "20",
+        "--seeds",
+        "1",
+        "--rounds",
+        "3",
+        "--method",
+        "fedgft",
+    ]
+    table = [
+        "train",
+        "--data",
+        str(place / "table.csv"),
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--rounds",
+        "30",
+        "--seeds",
+        "4",
+    ]
     paper = ["reproduce", "penalty", "--data", "compas", "--protocol", "heldout"]
     site = ["measure", str(place / "site.csv"), "--label", "y", "--group", "sex", "--score", "p"]
     into = lambda folder: ["--out", str(folder / "out")]  # noqa: E731
     return [
-        Case("train, images", lambda f: [*faces, "--cache", str(f / "cache"), *into(f)],
-             ("--seed", "7"), 8, continues=True),
+        Case(
+            "train, images",
+            lambda f: [*faces, "--cache", str(f / "cache"), *into(f)],
+            ("--seed", "7"),
+            8,
+            continues=True,
+        ),
         Case("train, a table", lambda f: [*table, *into(f)], ("--seed", "7"), 10),
-        Case("train, a table with checkpoints",
-             lambda f: [*table, "--checkpoint-every", "1", *into(f)], ("--seed", "7"), 8,
-             continues=True),
-        Case("reproduce", lambda f: [*paper, *into(f)], ("--seeds", "2"), 12, continues=True,
-             usual=("--seeds", "3")),
-        Case("audit", lambda f: ["audit", str(place / "sites"), *into(f)],
-             ("--reference-groups", "m"), 6),
-        Case("measure", lambda f: [*site, "--out", str(f / "out" / "site.json")],
-             ("--threshold", "0.6"), 6),
-    ]  # fmt: skip
+        Case(
+            "train, a table with checkpoints",
+            lambda f: [*table, "--checkpoint-every", "1", *into(f)],
+            ("--seed", "7"),
+            8,
+            continues=True,
+        ),
+        Case(
+            "reproduce",
+            lambda f: [*paper, *into(f)],
+            ("--seeds", "2"),
+            12,
+            continues=True,
+            usual=("--seeds", "3"),
+        ),
+        Case(
+            "audit",
+            lambda f: ["audit", str(place / "sites"), *into(f)],
+            ("--reference-groups", "m"),
+            6,
+        ),
+        Case(
+            "measure",
+            lambda f: [*site, "--out", str(f / "out" / "site.json")],
+            ("--threshold", "0.6"),
+            6,
+        ),
+    ]
 
 
 def _table(path: Path) -> None:
@@ -72,20 +127,26 @@ def _table(path: Path) -> None:
 
 
 def _predictions(path: Path) -> None:
-    rng, rows = np.random.default_rng(0), 3_000_000
-    pl.DataFrame({
-        "y": rng.integers(0, 2, rows), "sex": rng.choice(["f", "m"], rows),
-        "p": rng.random(rows).round(4),
-    }).write_csv(path)  # fmt: skip
+    rng = np.random.default_rng(0)
+    rows = 3_000_000
+    pl.DataFrame(
+        {
+            "y": rng.integers(0, 2, rows),
+            "sex": rng.choice(["f", "m"], rows),
+            "p": rng.random(rows).round(4),
+        }
+    ).write_csv(path)
 
 
 def _sites(folder: Path) -> None:
     folder.mkdir()
     rng = np.random.default_rng(0)
     for k in range(1500):
-        y, score = rng.integers(0, 2, 200), rng.random(200)
-        sums = measure(y, score, sensitive_features={"sex": rng.choice(["f", "m"], 200)},
-                       site=f"site-{k}")  # fmt: skip
+        y = rng.integers(0, 2, 200)
+        score = rng.random(200)
+        sums = measure(
+            y, score, sensitive_features={"sex": rng.choice(["f", "m"], 200)}, site=f"site-{k}"
+        )
         write_sums(sums, folder / f"{k}.json")
 
 
@@ -103,14 +164,16 @@ def _hidden(path: Path, out: Path) -> bool:
 
 def visible(out: Path) -> dict[str, int]:
     """Files that a user sees, and when each was written."""
-    return {str(p.relative_to(out)): os.stat(p).st_mtime_ns
-            for p in _paths(out) if not _hidden(p, out) and p.exists()}  # fmt: skip
+    return {
+        str(p.relative_to(out)): os.stat(p).st_mtime_ns
+        for p in _paths(out)
+        if not _hidden(p, out) and p.exists()
+    }
 
 
 def leftovers(out: Path) -> list[str]:
     """Hidden files; the lock of a folder that is kept is none."""
-    return [str(p.relative_to(out)) for p in _paths(out)
-            if _hidden(p, out) and p.name != ".lock"]  # fmt: skip
+    return [str(p.relative_to(out)) for p in _paths(out) if _hidden(p, out) and p.name != ".lock"]
 
 
 def contents(out: Path) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 from killing import Case, cases, contents, leftovers, sound, visible
 
-from fedgft.files import whole
-from fedgft.layout import Table
+from fedgft.formatting import Table
+from fedgft.store import atomic_write
 
 IN_A_ROW = 4  # kills of one and the same run
 LATE = 0.9  # a run that was over before its moment is killed so much earlier the next time
@@ -49,7 +49,8 @@ class Range:
     """Runs of one case: an undisturbed one to compare with, an earlier one to write over."""
 
     def __init__(self, case: Case, place: Path) -> None:
-        self.case, self.place = case, place / case.name.replace(" ", "-")
+        self.case = case
+        self.place = place / case.name.replace(" ", "-")
         self.place.mkdir()
         self.earlier = self._finished("earlier", case.earlier)
         began = time.monotonic()
@@ -67,13 +68,20 @@ class Range:
         (folder / "out").mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "fedgft", *self.case.command(folder), *more]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                text=True, env=env, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
 
     def killed(self, folder: Path, after: float, *, writing: bool) -> str | None:
         """When, in words, or None if it was over before."""
         more = ("--resume",) if list(folder.rglob("checkpoints/*.safetensors")) else ()
-        before, began = visible(folder / "out"), time.monotonic()
+        before = visible(folder / "out")
+        began = time.monotonic()
         process = self._start(folder, (*self.case.usual, *more))
         if writing:
             while process.poll() is None and not self._begun(folder / "out", before):
@@ -94,7 +102,8 @@ class Range:
         return bool(parts) or not now.items() <= before.items()
 
     def state(self, folder: Path) -> str:
-        out, wanted = folder / "out", contents(self.calm / "out")
+        out = folder / "out"
+        wanted = contents(self.calm / "out")
         there = contents(out)
         new = sum(there.get(n) == c for n, c in wanted.items() if n not in self.same)
         kept = len(list(out.rglob("checkpoints/*.safetensors")))
@@ -106,10 +115,11 @@ class Range:
     @property
     def same(self) -> set[str]:
         """Outputs that the earlier run has as well: they say nothing about how far a run got."""
-        old, new = contents(self.earlier / "out"), contents(self.calm / "out")
+        old = contents(self.earlier / "out")
+        new = contents(self.calm / "out")
         return {name for name in new if old.get(name) == new[name]}
 
-    def whole(self, folder: Path, *, over: bool) -> bool:
+    def atomic_write(self, folder: Path, *, over: bool) -> bool:
         """`over`: the outputs of the earlier run were there."""
         old = contents(self.earlier / "out") if over else {}
         return sound(folder / "out", contents(self.calm / "out"), old)
@@ -121,7 +131,8 @@ class Range:
         if process.returncode == 2 and "--resume goes on from there" in said:
             process = self._start(folder, (*self.case.usual, "--resume"))
             said = process.communicate()[1]
-        found, calm = contents(folder / "out"), contents(self.calm / "out")
+        found = contents(folder / "out")
+        calm = contents(self.calm / "out")
         old = contents(self.earlier / "out")
         beside = {n for n in found if n not in calm and not n.startswith("cells/")}
         good = process.returncode == 0 and calm.items() <= found.items() and not beside - set(old)
@@ -132,19 +143,22 @@ class Range:
 
 def attack(ground: Range, rng: np.random.Generator, number: int) -> list[Kill]:
     """So many kills, each of a run of its own."""
-    out, by_clock = [], number - number // 3
+    out = []
+    by_clock = number - number // 3
     spread = (np.arange(by_clock) + rng.random(by_clock)) / by_clock * ground.seconds
     moments = [(float(t), False) for t in spread]
     moments += [(float(t), True) for t in rng.uniform(0, 0.2, number - by_clock)]
     for i, (after, writing) in enumerate(moments):
-        folder, moment = ground.place / "killed", None
+        folder = ground.place / "killed"
+        moment = None
         while moment is None:
             shutil.rmtree(folder, ignore_errors=True)
             if i % 2:
                 shutil.copytree(ground.earlier / "out", folder / "out")
             moment = ground.killed(folder, after, writing=writing)
             after *= LATE
-        state, good = ground.state(folder), ground.whole(folder, over=i % 2 == 1)
+        state = ground.state(folder)
+        good = ground.whole(folder, over=i % 2 == 1)
         out.append(Kill(ground.case.name, moment, state, good, ground.resumed(folder)))
         print(out[-1], flush=True)
     return out
@@ -152,7 +166,9 @@ def attack(ground: Range, rng: np.random.Generator, number: int) -> list[Kill]:
 
 def in_a_row(ground: Range, rng: np.random.Generator) -> Kill:
     """One run: killed, continued, killed, continued, until it has been killed often enough."""
-    folder, moments, good = ground.place / "killed", [], True
+    folder = ground.place / "killed"
+    moments = []
+    good = True
     shutil.rmtree(folder, ignore_errors=True)
     while len(moments) < IN_A_ROW:
         after = rng.uniform(0.3, 0.6) * ground.seconds
@@ -170,32 +186,50 @@ def in_a_row(ground: Range, rng: np.random.Generator) -> Kill:
 
 def page(grounds: list[Range], single: list[Kill], rows: list[Kill]) -> str:
     mark = lambda good: "yes" if good else "NO"  # noqa: E731
-    count, right = Counter(k.case for k in single), Counter(k.case for k in single if k.identical)
+    count = Counter(k.case for k in single)
+    right = Counter(k.case for k in single if k.identical)
     intact = Counter(k.case for k in single if k.whole)
     summary = Table(
-        "By command", ("command", "undisturbed, s", "kills", "all files whole", "same results"),
-        tuple((n, f"{g.seconds:.1f}", str(count[n]), str(intact[n]), str(right[n]))
-              for g in grounds for n in [g.case.name]), 1,
-    )  # fmt: skip
+        "By command",
+        ("command", "undisturbed, s", "kills", "all files whole", "same results"),
+        tuple(
+            (n, f"{g.seconds:.1f}", str(count[n]), str(intact[n]), str(right[n]))
+            for g in grounds
+            for n in [g.case.name]
+        ),
+        1,
+    )
     each = Table(
-        "Each kill", ("command", "killed after", "found then", "whole", "same results"),
-        tuple((k.case, k.moment, k.state, mark(k.whole), mark(k.identical))
-              for k in (*single, *rows)), 3,
-    )  # fmt: skip
+        "Each kill",
+        ("command", "killed after", "found then", "whole", "same results"),
+        tuple(
+            (k.case, k.moment, k.state, mark(k.whole), mark(k.identical)) for k in (*single, *rows)
+        ),
+        3,
+    )
     total = sum(k.whole and k.identical for k in single)
     chains = sum(k.whole and k.identical for k in rows)
-    return "\n".join([
-        "# Killed, and finished again", "",
-        "Made by `python hardening/kills.py`, whose first lines say how.", "",
-        f"- {total} of {len(single)} killed runs left whole files only, and ended with the results "
-        "of an undisturbed run.",
-        f"- {chains} of {len(rows)} runs that were killed several times in a row did so too "
-        f"({', '.join(str(k.times) for k in rows)} kills).", "",
-        "Models, figures and pages are compared byte for byte; Parquet and JSON value by value, "
-        "without what is meant to differ: the seconds that a run took (a column of the rows, a "
-        "field of the cells) and digests of files that hold them (`digest`, `stamp`, `files`).", "",
-        summary.markdown(), each.markdown(),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Killed, and finished again",
+            "",
+            "Made by `python hardening/kills.py`, whose first lines say how.",
+            "",
+            f"- {total} of {len(single)} killed runs left whole files only, and ended with the "
+            "results "
+            "of an undisturbed run.",
+            f"- {chains} of {len(rows)} runs that were killed several times in a row did so too "
+            f"({', '.join(str(k.times) for k in rows)} kills).",
+            "",
+            "Models, figures and pages are compared byte for byte; Parquet and JSON value by "
+            "value, "
+            "without what is meant to differ: the seconds that a run took (a column of the rows, a "
+            "field of the cells) and digests of files that hold them (`digest`, `stamp`, `files`).",
+            "",
+            summary.markdown(),
+            each.markdown(),
+        ]
+    )
 
 
 def main() -> None:
@@ -204,14 +238,17 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the fifty kills")
     parser.add_argument("--out", type=Path, default=Path("results/hardening"))
     args = parser.parse_args()
-    rng, single, rows, grounds = np.random.default_rng(args.seed), [], [], []
+    rng = np.random.default_rng(args.seed)
+    single = []
+    rows = []
+    grounds = []
     with tempfile.TemporaryDirectory() as place:
         for case in cases(Path(place)):
             grounds.append(Range(case, Path(place)))
             single += attack(grounds[-1], rng, max(1, round(args.scale * case.kills)))
             rows += [in_a_row(grounds[-1], rng)] if case.continues else []
         text = page(grounds, single, rows)
-    with whole(args.out / "kills.md") as part:
+    with atomic_write(args.out / "kills.md") as part:
         part.write_text(text, "utf-8")
     print(text)
     good = all(k.whole and k.identical for k in (*single, *rows))

@@ -45,7 +45,7 @@ FOUND = (
     " named no argument, 6 answers were wrong, 5 calls did not end. Among them:\n"
     "\n"
     "- indices of groups, labels, clients and rows outside their range in `Dataset`, "
-    "`Federation`, `Tally` and `Penalty`, counted as other groups or read from other "
+    "`Federation`, `Sums` and `Penalty`, counted as other groups or read from other "
     "rows;\n"
     "- NaN and infinite probabilities, logits and scores, counted as decisions for class "
     "0 and so as fair;\n"
@@ -106,13 +106,15 @@ def _fault_of_error(case: Case, error: Exception) -> str:
 def _same(found: Any, answer: Any) -> bool:
     if isinstance(answer, dict | tuple):
         return found == answer
-    mine, right = np.asarray(found, float), np.asarray(answer, float)
+    mine = np.asarray(found, float)
+    right = np.asarray(answer, float)
     return mine.shape == right.shape and np.allclose(mine, right, CLOSE, CLOSE, equal_nan=True)
 
 
 def run_all(only: str) -> Iterator[tuple[Case, Outcome]]:
     """In a process of its own, begun anew after a call that ends it (or does not end)."""
-    start, total = 0, 1
+    start = 0
+    total = 1
     while start < total:
         command = [sys.executable, "-W", "ignore", __file__, "--only", only, "--start", str(start)]
         case = None
@@ -125,7 +127,8 @@ def run_all(only: str) -> Iterator[tuple[Case, Outcome]]:
                     case = Case(*about, call=list, answer=None)
                 else:
                     yield case, Outcome(*said)
-                    start, case = start + 1, None
+                    start = start + 1
+                    case = None
         code = process.returncode
         if case is not None:
             hung = code == -signal.SIGALRM
@@ -195,13 +198,17 @@ def table(rows: list[tuple[Case, Outcome]], seconds: float) -> str:
         ]
         for case, outcome in short:
             given = f"{case.argument}: {_cell(case.given)}"
-            fault, said = _cell(outcome.fault), _cell(outcome.said)
+            fault = _cell(outcome.fault)
+            said = _cell(outcome.said)
             lines.append(f"| `{case.what}` | {given} | {fault} | {said} |")
     return "\n".join(lines) + "\n" + FOUND
 
 
 def _counts(rows: list[tuple[Case, Outcome]], key: Any) -> list[str]:
-    total, answers, errors, short = Counter(), Counter(), Counter(), Counter()
+    total = Counter()
+    answers = Counter()
+    errors = Counter()
+    short = Counter()
     for case, outcome in rows:
         name = key(case)
         total[name] += 1

@@ -31,7 +31,7 @@ import fedgft
 from fedgft import audit as audits
 from fedgft import data as datasets
 from fedgft import theory
-from fedgft.metrics import stack
+from fedgft.sums import stack
 
 
 @cache
@@ -98,7 +98,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
         ("type", "paths", ["a.json"], False),
         ("type", "None in it", [site(), None], False),
         ("empty", "none", [], False),
-        ("empty", "sums of nothing", audits.Sums(), False),
+        ("empty", "sums of nothing", audits.SiteSums(), False),
         ("range", "other thresholds", [site(), other], False),
         ("unusual", "a tuple", (site(),), True),
         ("type", "a path", "north.json", False),
@@ -268,37 +268,37 @@ def table_cases(folder: Path) -> Iterator[Case]:
 
 
 def theory_cases() -> Iterator[Case]:
-    tally = stack([fedgft.Tally.of(PROBS[k::2], Y[k::2], A[k::2], num_groups=2) for k in (0, 1)])
-    for argument in ("metric", "tally", "kind"):
+    tally = stack([fedgft.Sums.of(PROBS[k::2], Y[k::2], A[k::2], num_groups=2) for k in (0, 1)])
+    for argument in ("metric", "sums", "kind"):
         for kind, given, value in SCALARS:
-            call = {"metric": fedgft.CATALOG["sp"], "tally": tally, "kind": "hard"}
+            call = {"metric": fedgft.CATALOG["sp"], "sums": tally, "kind": "hard"}
             yield Case(
-                "fedgft.analyse",
+                "fedgft.analyze",
                 argument,
                 given,
                 kind,
                 lambda call=call, argument=argument, value=value: (
-                    fedgft.analyse(**call | {argument: value}).gap
+                    fedgft.analyze(**call | {argument: value}).gap
                 ),
                 None,
             )
     answer = oracle.gap("sp", [0] * ROWS, PROBS[:, 1], A.tolist())
     yield Case(
-        "fedgft.analyse",
+        "fedgft.analyze",
         "kind",
         "soft",
         "unusual",
-        lambda: fedgft.analyse(fedgft.CATALOG["sp"], tally, "soft").gap,
+        lambda: fedgft.analyze(fedgft.CATALOG["sp"], tally, "soft").gap,
         answer,
         strict=True,
     )
-    one = fedgft.Tally.of(PROBS, Y, 0 * A, num_groups=1)
+    one = fedgft.Sums.of(PROBS, Y, 0 * A, num_groups=1)
     yield Case(
-        "fedgft.analyse",
-        "tally",
+        "fedgft.analyze",
+        "sums",
         "one group",
         "range",
-        lambda: fedgft.analyse(fedgft.CATALOG["sp"], stack([one]), "hard"),
+        lambda: fedgft.analyze(fedgft.CATALOG["sp"], stack([one]), "hard"),
         None,
         ("group",),
     )

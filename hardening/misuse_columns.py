@@ -184,7 +184,8 @@ def _values(call: dict[str, Any]) -> tuple[Any, ...]:
 def counted(sums: Any) -> Any:
     """The counts of a site's sums, by the names of group, label and decision."""
     (site,) = sums.sites.values()
-    classes, out = tuple(map(oracle.text, map(_number, sums.asked.classes))), {}
+    classes = tuple(map(oracle.text, map(_number, sums.require_spec().classes)))
+    out = {}
     for (group, *more), table in site.tables.items():
         for i, label in enumerate(classes):
             for j, decision in enumerate(classes):

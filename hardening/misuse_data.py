@@ -1,4 +1,4 @@
-"""`Dataset`, `Federation`, `partition`, `standardise`, `synthetic`."""
+"""`Dataset`, `Federation`, `partition`, `standardize`, `synthetic`."""
 
 import math
 from collections.abc import Iterator
@@ -182,7 +182,7 @@ def dataset_cases() -> Iterator[Case]:
             ANY if good else None,
             strict=good,
         )
-    for argument in ("centre", "scale"):
+    for argument in ("center", "scale"):
         for kind, given, value in (
             ("shape", "short", np.ones(2)),
             ("NaN", "NaN", np.full(3, np.nan)),
@@ -226,7 +226,9 @@ def made() -> Any:
 
 
 def federation_cases() -> Iterator[Case]:
-    rows, offsets, test = np.arange(18), np.array([0, 10, 18]), np.arange(18, 24)
+    rows = np.arange(18)
+    offsets = np.array([0, 10, 18])
+    test = np.arange(18, 24)
     base = {"dataset": data(), "rows": rows, "offsets": offsets, "test": test}
     make = lambda **f: fedgft.Federation(**base | f)  # noqa: E731
     good_rows = np.arange(18)
@@ -311,11 +313,11 @@ def federation_cases() -> Iterator[Case]:
             None,
         )
         yield Case(
-            "fedgft.standardise",
+            "fedgft.standardize",
             "federation",
             given,
             kind,
-            lambda value=value: fedgft.standardise(value),
+            lambda value=value: fedgft.standardize(value),
             None,
         )
         yield Case(
@@ -328,27 +330,27 @@ def federation_cases() -> Iterator[Case]:
         )
     deep = replace(data(), features=np.zeros((ROWS, 4, 3), np.float32), columns=())
     yield Case(
-        "fedgft.standardise",
+        "fedgft.standardize",
         "federation",
         "sequences (n, T, C)",
         "shape",
-        lambda: fedgft.standardise(fedgft.partition(deep, "iid", clients=2)),
+        lambda: fedgft.standardize(fedgft.partition(deep, "iid", clients=2)),
         None,
     )
     yield Case(
-        "fedgft.standardise",
+        "fedgft.standardize",
         "federation",
         "a Dataset",
         "type",
-        lambda: fedgft.standardise(data()),
+        lambda: fedgft.standardize(data()),
         None,
     )
     yield Case(
-        "fedgft.standardise",
+        "fedgft.standardize",
         "federation",
         "a federation",
         "unusual",
-        lambda: np.round(fedgft.standardise(made()).mean, 9).tolist(),
+        lambda: np.round(fedgft.standardize(made()).mean, 9).tolist(),
         np.round(FEATURES[made().rows].astype(float).mean(0), 9).tolist(),
         strict=True,
     )

@@ -98,7 +98,9 @@ def shares(rows: list[Any], classes: list[Any]) -> list[dict[Any, float]] | None
 
 def gap(metric: str, y_true: Any, y_pred: Any, groups: Any, weight: Any = None) -> float | None:
     """The largest difference between groups, NaN where a group has no row of the event."""
-    labels, predicted, grouped = column(y_true), column(y_pred), column(groups)
+    labels = column(y_true)
+    predicted = column(y_pred)
+    grouped = column(groups)
     if labels is None or predicted is None or grouped is None or not scalars(labels):
         return None
     weights = [1.0] * len(labels) if weight is None else column(weight)
@@ -150,7 +152,8 @@ def rate(metric: str, rows: list[Any], name: tuple[str, ...], c: Any, y: Any) ->
     for label, probs, group, weight in rows:
         if group != name:
             continue
-        p, own = probs.get(c, 0.0), float(label == c)
+        p = probs.get(c, 0.0)
+        own = float(label == c)
         outcome, event = {
             "sp": (p, 1.0),
             "eop": (p, own),
@@ -257,10 +260,12 @@ def message(metric: str, logits: Any, y: Any, a: Any, groups: int, *, hard: bool
     rows = [[number(v) for v in row] for row in held]
     if any(len(row) != 2 or any(v is None or not math.isfinite(v) for v in row) for row in rows):
         return None
-    labels, owners = indices(y, len(rows), 0, 2), indices(a, len(rows), -1, groups)
+    labels = indices(y, len(rows), 0, 2)
+    owners = indices(a, len(rows), -1, groups)
     if labels is None or owners is None:
         return None
-    above, below = [0.0] * groups, [0.0] * groups
+    above = [0.0] * groups
+    below = [0.0] * groups
     for row, label, owner in zip(rows, labels, owners, strict=True):
         if owner < 0:
             continue

@@ -1,4 +1,4 @@
-"""Sums from Python: `Tally` and `Penalty`."""
+"""Sums from Python: `Sums` and `Penalty`."""
 
 import math
 from collections.abc import Iterator
@@ -60,7 +60,8 @@ def tally_gap(probs: Any, labels: Any, groups: Any, num_groups: Any) -> float | 
     rows = oracle.column(probs)
     if rows is None or any(not isinstance(r, list | tuple) or len(r) != 2 for r in rows):
         return None
-    y, a = oracle.indices(labels, len(rows), 0, 2), oracle.indices(groups, len(rows), -1, 2)
+    y = oracle.indices(labels, len(rows), 0, 2)
+    a = oracle.indices(groups, len(rows), -1, 2)
     if y is None or a is None:
         return None
     recorded = [g if g >= 0 else None for g in a]
@@ -76,7 +77,7 @@ def tally_cases() -> Iterator[Case]:
 
     def call(**given: Any) -> float:
         held = base | given
-        made = fedgft.Tally.of(
+        made = fedgft.Sums.of(
             held["probs"], held["labels"], held["groups"], num_groups=held["num_groups"]
         )
         return float(made.gap("eop", "soft"))
@@ -86,7 +87,7 @@ def tally_cases() -> Iterator[Case]:
             if argument != "probs" and isinstance(value, np.ndarray) and value.shape == A.shape:
                 value = value if argument == "groups" else _as_labels(value)
             yield Case(
-                "fedgft.Tally.of",
+                "fedgft.Sums.of",
                 argument,
                 given,
                 kind,
@@ -96,13 +97,13 @@ def tally_cases() -> Iterator[Case]:
                 strict=kind == "unusual",
             )
     yield from scalar_cases(
-        "fedgft.Tally.of", call, {"num_groups": whole(2, 10_000)}, says={"num_groups": ("groups",)}
+        "fedgft.Sums.of", call, {"num_groups": whole(2, 10_000)}, says={"num_groups": ("groups",)}
     )
-    tally = fedgft.Tally.of(PROBS, Y, A, num_groups=2)
+    tally = fedgft.Sums.of(PROBS, Y, A, num_groups=2)
     for what, method in (("gap", tally.gap), ("statistics", tally.statistics)):
         for kind, given, value in SCALARS:
             yield Case(
-                f"fedgft.Tally.{what}",
+                f"fedgft.Sums.{what}",
                 "metric",
                 given,
                 kind,
@@ -110,7 +111,7 @@ def tally_cases() -> Iterator[Case]:
                 None,
             )
             yield Case(
-                f"fedgft.Tally.{what}",
+                f"fedgft.Sums.{what}",
                 "kind",
                 given,
                 kind,
@@ -119,7 +120,7 @@ def tally_cases() -> Iterator[Case]:
             )
         for metric in oracle.METRICS:
             yield Case(
-                f"fedgft.Tally.{what}",
+                f"fedgft.Sums.{what}",
                 "metric",
                 metric,
                 "unusual",
@@ -240,10 +241,13 @@ def _loss(held: dict[str, Any], gap: float, message: np.ndarray) -> float | None
     rows = found[0]
     if not rows:
         return 0.0
-    total, above, below = message[0], message[1:3], message[3:5]
+    total = message[0]
+    above = message[1:3]
+    below = message[3:5]
     sign = math.copysign(1.0, gap)
     part = 0.0
     for g, way in ((0, sign), (1, -sign)):
-        numerator, event = above[g] / total, below[g] / total
+        numerator = above[g] / total
+        event = below[g] / total
         part += way * (found[1 + g] / rows / event - numerator / event**2 * found[3 + g] / rows)
     return 3.0 * abs(gap) * part

@@ -37,27 +37,40 @@ STEPS = (
     Step("clone", "git clone -q {source} fedgft && cd fedgft", "fedgft/README.md"),
     Step("the demo's figure", "make demo", "fedgft/fedgft-demo/sites.svg"),
     Step("the same, once everything is installed", "make demo", "fedgft/fedgft-demo/sites.svg"),
-    Step("a report on an own CSV", f"{FEDGFT} measure mine.csv {TABLE} --score p --report report",
-         "fedgft/report/report.html"),
-    Step("a fair model for it",
-         f"{FEDGFT} train --data mine.csv {TABLE} --client bank --leave-out p --target 0.02",
-         "fedgft/fedgft-train/model.safetensors"),
-    Step("what it says of everybody",
-         f"{FEDGFT} predict fedgft-train/model.safetensors mine.csv --out scored.csv",
-         "fedgft/scored.csv"),
-)  # fmt: skip
+    Step(
+        "a report on an own CSV",
+        f"{FEDGFT} measure mine.csv {TABLE} --score p --report report",
+        "fedgft/report/report.html",
+    ),
+    Step(
+        "a fair model for it",
+        f"{FEDGFT} train --data mine.csv {TABLE} --client bank --leave-out p --target 0.02",
+        "fedgft/fedgft-train/model.safetensors",
+    ),
+    Step(
+        "what it says of everybody",
+        f"{FEDGFT} predict fedgft-train/model.safetensors mine.csv --out scored.csv",
+        "fedgft/scored.csv",
+    ),
+)
 
 
 def own_table(path: Path, rows: int = 6000) -> None:
     """Loans, the score of an earlier model, and three banks."""
     rng = np.random.default_rng(7)
-    sex, income = rng.choice(["f", "m"], rows), rng.normal(3.0, 1.0, rows).round(2)
+    sex = rng.choice(["f", "m"], rows)
+    income = rng.normal(3.0, 1.0, rows).round(2)
     chance = 1 / (1 + np.exp(2.2 - 0.6 * income - 0.7 * (sex == "m")))
-    pl.DataFrame({
-        "income": income, "years": rng.integers(0, 30, rows), "sex": sex,
-        "bank": rng.choice(["north", "south", "east"], rows), "p": chance.round(3),
-        "repaid": (rng.random(rows) < chance).astype(int),
-    }).write_csv(path)  # fmt: skip
+    pl.DataFrame(
+        {
+            "income": income,
+            "years": rng.integers(0, 30, rows),
+            "sex": sex,
+            "bank": rng.choice(["north", "south", "east"], rows),
+            "p": chance.round(3),
+            "repaid": (rng.random(rows) < chance).astype(int),
+        }
+    ).write_csv(path)
 
 
 def walk(place: Path) -> list[tuple[Step, float]]:
@@ -71,8 +84,9 @@ def walk(place: Path) -> list[tuple[Step, float]]:
         folder = place / "fedgft" if (place / "fedgft").exists() else place
         command = step.command.format(source=shlex.quote(str(ROOT)))
         began = time.monotonic()
-        done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True,
-                              text=True)  # fmt: skip
+        done = subprocess.run(
+            command, shell=True, cwd=folder, env=env, capture_output=True, text=True
+        )
         took.append((step, time.monotonic() - began))
         print(f"{took[-1][1]:7.1f} s  {step.does}", flush=True)
         if done.returncode or not (place / step.brings).is_file():

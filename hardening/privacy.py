@@ -29,19 +29,24 @@ from flwr.serverapp import strategy as flower
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fedgft.audit import audit, measure, merge
-from fedgft.audit.sitefile import from_json, to_json
+from fedgft.audit.site_file import from_json, to_json
 from fedgft.data import prepared_frame
-from fedgft.data.table import read_frame
+from fedgft.data.read import read_frame
 from fedgft.errors import FedgftError
-from fedgft.files import whole
 from fedgft.flower import Budget, FedGFT
-from fedgft.flower.checks import Noise
-from fedgft.flower.private import discrete_gaussian, honest, noised, share_of
-from fedgft.flower.secure import Cohort, SecureSum
-from fedgft.flower.sites import client_site
-from fedgft.flower.tables import _file, _held_out
-from fedgft.flower.wire import prices
-from fedgft.metrics import Tally
+from fedgft.flower.client import client_site
+from fedgft.flower.client_app import _file, _held_out
+from fedgft.flower.messages import make_request
+from fedgft.flower.secure_sum_server import Cohort, SecureSum
+from fedgft.privacy.noise import (
+    Noise,
+    add_noise,
+    draw_discrete_gaussian,
+    honest_clients,
+    share_noise,
+)
+from fedgft.store import atomic_write
+from fedgft.sums import Sums
 from grid import app_of, biased, grid_of, options, start_of, train_config
 from neighbors import by_row, by_shuffle, epsilon_shown, likelihood_ratio, sensitivity
 
@@ -58,22 +63,40 @@ def table(head: list[str], rows: Rows) -> str:
 
 
 def measured_sensitivity(pairs: int) -> tuple[Rows, bool]:
-    rows, right = [], True
-    for title, split in (("version 0.1: a shuffle of all rows", by_shuffle),
-                         ("now: a keyed hash of each row", by_row)):  # fmt: skip
+    rows = []
+    right = True
+    for title, split in (
+        ("version 0.1: a shuffle of all rows", by_shuffle),
+        ("now: a keyed hash of each row", by_row),
+    ):
         moved = np.array(sensitivity(pairs, rows=ROWS, seed=1, split=split))
-        rows.append([title, f"made, {ROWS:,} rows", f"{pairs:,}", f"{moved.mean():.2f}",
-                     f"{moved.max():.2f}"])  # fmt: skip
+        rows.append(
+            [
+                title,
+                f"made, {ROWS:,} rows",
+                f"{pairs:,}",
+                f"{moved.mean():.2f}",
+                f"{moved.max():.2f}",
+            ]
+        )
         right &= split is by_shuffle or moved.max() <= 1
     moved = adult_sensitivity(100)
-    rows.append(["now, from the CSV on", "Adult, 1,987 rows", "100", f"{moved.mean():.2f}",
-                 f"{moved.max():.2f}"])  # fmt: skip
+    rows.append(
+        [
+            "now, from the CSV on",
+            "Adult, 1,987 rows",
+            "100",
+            f"{moved.mean():.2f}",
+            f"{moved.max():.2f}",
+        ]
+    )
     return rows, right and moved.max() <= 1
 
 
 def adult_sensitivity(pairs: int) -> np.ndarray:
     """Through the code of a deployed site: the file is read, and its rows are held out."""
-    people, rng = prepared_frame("adult"), np.random.default_rng(0)
+    people = prepared_frame("adult")
+    rng = np.random.default_rng(0)
     labels, groups = (sorted(people[name].unique()) for name in ("income", "sex"))
 
     def counts(context: Context) -> np.ndarray:
@@ -114,7 +137,7 @@ def shown(budget: Budget, draws: int, *, apart: float = 1.0, smaller: float = 1.
     for rows in (400.0, 400.0 + apart):
         count = np.full((draws, 1, 1), rows)
         score = np.stack((0 * count, count), -1)
-        sent = noised(Tally(count, score, score), planted, None)
+        sent = add_noise(Sums(count, score, score), planted, None)
         both = np.stack((sent.count, sent.score[..., 1]), -1)[:, 0, 0]
         deviation = np.array([noise.count, noise.value])
         found.append(likelihood_ratio(both, np.ones(2), deviation))
@@ -125,19 +148,22 @@ def shown_secretly(budget: Budget, draws: int, clients: int, *, keeping: int) ->
     """Of a secure sum, when only so many clients keep their share of the noise to themselves."""
     noise = budget.noise("soft")
     assert noise is not None
-    share, unit, found = share_of(noise, clients), 2**20, []
+    share = share_noise(noise, clients)
+    unit = 2**20
+    found = []
     for rows in (400.0, 401.0):
         total = np.full((draws, 2), rows * unit)
         for _ in range(keeping):
             for column, deviation in enumerate((share.count, share.value)):
-                total[:, column] += discrete_gaussian(draws, deviation * unit)
+                total[:, column] += draw_discrete_gaussian(draws, deviation * unit)
         each = np.array([noise.count * 2**0.5, noise.value])
         found.append(likelihood_ratio(total / unit, np.ones(2), each))
     return epsilon_shown(*found, budget.delta, sure=0.95)
 
 
 def measured_epsilon(draws: int) -> tuple[Rows, bool]:
-    rows, right = [], True
+    rows = []
+    right = True
     # 2.5% of honest lower bounds are above the true epsilon, which is below the account
     for epsilon, delta in ((0.5, 0.01), (1.0, 0.01), (1.0, 1e-6), (3.0, 0.01)):
         budget = Budget(epsilon, delta)
@@ -145,17 +171,19 @@ def measured_epsilon(draws: int) -> tuple[Rows, bool]:
         rows.append(["as shipped", f"{epsilon:g}", f"{delta:g}", f"{found:.2f}", "no more"])
         right &= found <= epsilon
     budget = Budget(1.0, 0.01)
-    for title, how in (("noise a third as large", {"smaller": 3.0}),
-                       ("the split of version 0.1 (12 rows apart)", {"apart": 12.0})):  # fmt: skip
+    for title, how in (
+        ("noise a third as large", {"smaller": 3.0}),
+        ("the split of version 0.1 (12 rows apart)", {"apart": 12.0}),
+    ):
         found = shown(budget, draws, **how)
         rows.append([f"planted fault: {title}", "1", "0.01", f"{found:.2f}", "more: found"])
         right &= found > 1.0
-    for keeping in (10, honest(10), 1):
+    for keeping in (10, honest_clients(10), 1):
         found = shown_secretly(budget, draws // 2, 10, keeping=keeping)
         title = f"secure sum of 10 sites, {10 - keeping} of which give their noise away"
-        verdict = "no more" if keeping >= honest(10) else "more: beyond what is promised"
+        verdict = "no more" if keeping >= honest_clients(10) else "more: beyond what is promised"
         rows.append([title, "1", "0.01", f"{found:.2f}", verdict])
-        right &= (found <= 1.0) == (keeping >= honest(10))
+        right &= (found <= 1.0) == (keeping >= honest_clients(10))
     return rows, right
 
 
@@ -163,7 +191,7 @@ def measured_epsilon(draws: int) -> tuple[Rows, bool]:
 
 
 def ask(grid, arrays, nodes, cohort=None):
-    request = prices(None, None, statistics="received", privacy={"secure": 1.0})
+    request = make_request(None, None, statistics="received", privacy={"secure": 1.0})
     one = SecureSum(grid, arrays, request, ConfigRecord(), 60.0)
     return one.ask(nodes, cohort or Cohort())
 
@@ -216,7 +244,8 @@ def attacks() -> tuple[Rows, bool]:
         grid.apps[100] = app_of(liar)
         ask(grid, arrays, list(grid.apps))
 
-    rows, right = [], True
+    rows = []
+    right = True
     for title, before, attack in (
         ("a site misses a round: total of 4 less total of 3", "its exact counts", missing),
         ("one model, asked of 4 sites and then of 3", "its exact decisions", twice),
@@ -227,7 +256,8 @@ def attacks() -> tuple[Rows, bool]:
     ):
         try:
             attack(grid_of(made))
-            said, right = "**got through**", False
+            said = "**got through**"
+            right = False
         except FedgftError as error:
             said = str(error).split("; ")[0]
         rows.append([title, before, said.split(" (/")[0]])
@@ -240,7 +270,8 @@ def attacks() -> tuple[Rows, bool]:
 def costs() -> Rows:
     rows = []
     for clients in (4, 10):
-        made, row = biased(clients=clients, rows=20_000), [str(clients)]
+        made = biased(clients=clients, rows=20_000)
+        row = [str(clients)]
         for secure in (False, True):
             budget = Budget(1.0, 1e-6, releases=4)
             ours = FedGFT(
@@ -284,18 +315,22 @@ def site_files() -> Rows:
     ):
         files = [to_json(sums, min_bin=least) for sums in exact.values()]
         told = [json.loads(text)["reveals"] for text in files]
-        made = audit(merge(from_json(text, source="file") for text in files),
-                     adjust_to={"sp": 0.02}).to_dict()  # fmt: skip
+        made = audit(
+            merge(from_json(text, source="file") for text in files), adjust_to={"sp": 0.02}
+        ).to_dict()
         area = made["auc"]["1"] if "auc" in made else made["scores"]["auc"]["1"]
         few = sum(t["score_counts_below_5"] for t in told)
         every = sum(t["score_counts"] for t in told)
         found = made["adjusted"][0]
-        rows.append([
-            title, f"{few:,} of {every:,}",
-            *(f"{area[g]['auc']:.3f} ± {area[g]['bin_error']:.3f}" for g in ("Male", "Female")),
-            f"{100 * made['metrics']['sp']['gap']:.2f}",
-            f"{100 * found['gap']:.2f}, accuracy {100 * found['accuracy']:.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                title,
+                f"{few:,} of {every:,}",
+                *(f"{area[g]['auc']:.3f} ± {area[g]['bin_error']:.3f}" for g in ("Male", "Female")),
+                f"{100 * made['metrics']['sp']['gap']:.2f}",
+                f"{100 * found['gap']:.2f}, accuracy {100 * found['accuracy']:.2f}",
+            ]
+        )
     return rows
 
 
@@ -328,17 +363,19 @@ def main() -> None:
         "## Noise with and without secure sums\n",
         "Standard error that the noise puts on the gap, points; epsilon 1, delta 1e-6, four "
         "releases, 20,000 rows.\n",
-        table(["sites", "each site its own noise", "epsilon", "shares in a secure sum", "epsilon"],
-              costs()),
+        table(
+            ["sites", "each site its own noise", "epsilon", "shares in a secure sum", "epsilon"],
+            costs(),
+        ),
         "## What a site's file shows\n",
         "Adult, a site for every occupation, a logistic model that does not see sex (half of the "
         "people are measured). Numbers about scores that are of fewer than five people; areas "
         "under the curve with what the file leaves open; the gap of statistical parity; and what "
         "the search for thresholds by group (at most 2 points) says it reaches.\n",
         table(["file", "of few", "AUC men", "AUC women", "gap", "adjusted gap"], site_files()),
-    ]  # fmt: skip
+    ]
     args.out.mkdir(parents=True, exist_ok=True)
-    with whole(args.out / "privacy.md") as part:
+    with atomic_write(args.out / "privacy.md") as part:
         part.write_text("\n".join(page), "utf-8")
     print("\n".join(page))
     if not (right_1 and right_2 and right_3):

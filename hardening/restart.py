@@ -18,10 +18,17 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from fedgft.deploy.folder import Folder
-from fedgft.deploy.local import Plan, federation, nodes_of, start_server, submit, watch
-from fedgft.deploy.outcome import progress
-from fedgft.deploy.processes import Processes, members
+from fedgft.deploy.init import FederationFolder
+from fedgft.deploy.local_run import (
+    LocalRunPlan,
+    read_progress,
+    site_arguments,
+    start_federation,
+    start_server,
+    submit_run,
+    wait_for_run,
+)
+from fedgft.deploy.processes import Processes, list_descendants
 
 SITES = ("north", "south", "east")
 
@@ -57,8 +64,8 @@ def main() -> None:
 
 def both(base: Path, rounds: int) -> tuple[dict[str, object], dict[str, object]]:
     """What came of the undisturbed run, and of the one whose server was killed."""
-    plan = Plan(SITES, nodes_of(SITES, []), {}, base / "federation", limit=600.0)
-    with federation(plan) as (folder, processes):
+    plan = LocalRunPlan(SITES, site_arguments(SITES, []), {}, base / "federation", limit=600.0)
+    with start_federation(plan) as (folder, processes):
         started = {site: processes.running[site].pid for site in SITES}
         nodes = json.loads(folder.names.read_text("utf-8"))
         expected = run(folder, processes, plan, base / "undisturbed", rounds, kill=False)
@@ -66,30 +73,36 @@ def both(base: Path, rounds: int) -> tuple[dict[str, object], dict[str, object]]
         assert nodes == json.loads(folder.names.read_text("utf-8"))
         for row in (expected, found):
             row["sites that were started again"] = sum(
-                processes.running[site].pid != started[site] or not processes.alive(site)
+                processes.running[site].pid != started[site] or not processes.is_alive(site)
                 for site in SITES
             )
     return expected, found
 
 
 def run(
-    folder: Folder, processes: Processes, plan: Plan, out: Path, rounds: int, *, kill: bool
+    folder: FederationFolder,
+    processes: Processes,
+    plan: LocalRunPlan,
+    out: Path,
+    rounds: int,
+    *,
+    kill: bool,
 ) -> dict[str, object]:
     """One run to its end."""
     config = {"rounds": rounds, "sites": 3, "out": str(out), "data": "compas", "lam": 5.0}
     plan = replace(plan, config=config, out=out)
     began = time.monotonic()
     down = 0.0
-    number = submit(folder, processes, plan)
+    number = submit_run(folder, processes, plan)
     if kill:
         await_round(out, 1)
         down = restart(folder, processes)
         plan = replace(plan, config={**config, "resume": True}, resume=True)
-        number = submit(folder, processes, plan)
+        number = submit_run(folder, processes, plan)
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    status = watch(processes, plan, number, lambda row: None)
-    assert status == "finished:completed", (status, progress(out)[-1])
-    rows = [row for row in progress(out) if "round" in row]
+    status = wait_for_run(processes, plan, number, lambda row: None)
+    assert status == "finished:completed", (status, read_progress(out)[-1])
+    rows = [row for row in read_progress(out) if "round" in row]
     return {
         "rounds": rows[-1]["round"],
         "sites heard in the last round": rows[-1]["clients"],
@@ -101,15 +114,15 @@ def run(
 
 def await_round(out: Path, number: int, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
-    while not any(row.get("round") == number for row in progress(out)):
+    while not any(row.get("round") == number for row in read_progress(out)):
         assert time.monotonic() < deadline, "the round was not finished"
         time.sleep(0.2)
 
 
-def restart(folder: Folder, processes: Processes) -> float:
+def restart(folder: FederationFolder, processes: Processes) -> float:
     """Kill the server with all of its children, and start it again; seconds in between."""
     began = time.monotonic()
-    family = members(processes.running["server"].pid)
+    family = list_descendants(processes.running["server"].pid)
     for pid in family:
         try:
             os.kill(pid, signal.SIGKILL)

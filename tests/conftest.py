@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from importlib.machinery import ModuleSpec, PathFinder
@@ -16,6 +17,11 @@ from hypothesis import settings
 # The workers of pytest-xdist share the cores. Torch reads this when a test first imports it;
 # most tests never do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Started in the background (nohup, `make test &` in a script) Python ignores SIGINT, and so would
+# every process that the tests interrupt on purpose.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What sites remember goes to a folder of this run of the tests, not to the user's own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedgft-state-")

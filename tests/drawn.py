@@ -1,4 +1,4 @@
-"""Pictures that tests draw themselves: a bright disc where the label is 1, on a ground whose colour
+"""Pictures that tests draw themselves: a bright disc where the label is 1, on a ground whose color
 goes with the group, so that a small network learns the label and picks the group up on the way."""
 
 import numpy as np
@@ -14,12 +14,16 @@ def pictures(rows: int = 240, size: int = 32, seed: int = 0) -> Dataset:
     pixels[..., 0] += (80 * group)[:, None, None]
     high, wide = np.ogrid[:size, :size]
     for i in range(rows):
-        at, radius = rng.uniform(size / 3, 2 * size / 3, 2), size / 6 + label[i] * size / 8
+        at = rng.uniform(size / 3, 2 * size / 3, 2)
+        radius = size / 6 + label[i] * size / 8
         pixels[i, (high - at[0]) ** 2 + (wide - at[1]) ** 2 < radius**2] += 80
     return Dataset(
-        name="drawn", features=pixels.clip(0, 255).astype(np.uint8).transpose(0, 3, 1, 2),
-        labels=label, groups=group, columns=("red", "green", "blue"),
-    )  # fmt: skip
+        name="drawn",
+        features=pixels.clip(0, 255).astype(np.uint8).transpose(0, 3, 1, 2),
+        labels=label,
+        groups=group,
+        columns=("red", "green", "blue"),
+    )
 
 
 def celeba_folder(folder, rows: int = 240, size: int = 32, seed: int = 0):

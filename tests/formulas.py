@@ -36,10 +36,15 @@ class Parts(NamedTuple):
 
 def parts(score: Tensor, y: Tensor, group: Tensor, metric: str) -> Parts:
     event = (y == 1) if metric == "eop" else torch.ones_like(y, dtype=torch.bool)
-    zero, one = event & (group == 0), event & (group == 1)
+    zero = event & (group == 0)
+    one = event & (group == 1)
     n = max(len(y), 1)
-    return Parts((score * zero).sum() / n, zero.sum().item() / n,
-                 (score * one).sum() / n, one.sum().item() / n)  # fmt: skip
+    return Parts(
+        (score * zero).sum() / n,
+        zero.sum().item() / n,
+        (score * one).sum() / n,
+        one.sum().item() / n,
+    )
 
 
 def gap(parts: Parts) -> float | None:
@@ -70,7 +75,8 @@ def row_weights(client: Client) -> Tensor:
     known = [(a, y) for a, y in zip(client.a.tolist(), client.y.tolist(), strict=True) if a >= 0]
 
     def weight(a: int, y: int) -> float:
-        same_group, same_label = sum(i == a for i, _ in known), sum(j == y for _, j in known)
+        same_group = sum(i == a for i, _ in known)
+        same_label = sum(j == y for _, j in known)
         return same_group * same_label / (len(known) * known.count((a, y)))
 
     pairs = zip(client.a.tolist(), client.y.tolist(), strict=True)
@@ -88,7 +94,8 @@ class FairFed:
     def weights(self, cohort, received: list | None, trained: list) -> list[float]:
         if received is None:
             return normal([self.bar[k] for k, _ in cohort])
-        shares, beta = [w for _, w in cohort], self.method.strength
+        shares = [w for _, w in cohort]
+        beta = self.method.strength
         overall = gap(mean_parts([p for p, _ in received], shares))
         accuracy = sum(w * right for w, (_, right) in zip(shares, received, strict=True))
         local = trained if self.method.rule == "exp" else received

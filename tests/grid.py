@@ -21,13 +21,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedgft.data.dataset import Federation
 from fedgft.data.partition import partition
 from fedgft.data.synthetic import synthetic
-from fedgft.engine import Settings, simulate
-from fedgft.engine.predict import probabilities
+from fedgft.engine import Settings, predict_proba, simulate
 from fedgft.flower import Site, register
-from fedgft.flower.sites import client_site, first_arrays
-from fedgft.metrics import Tally, get_metric
+from fedgft.flower.client import client_site, first_arrays
+from fedgft.metrics import get_metric
+from fedgft.sums import Sums
 
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+TaskIdentity.run_id = 1
+TaskIdentity.node_id = 1
+TaskIdentity.task_id = 1
 logging.getLogger("flwr").setLevel(logging.WARNING)
 
 Handler = Callable[[Message, Context], Message]
@@ -114,7 +116,9 @@ def grid_of(federation: Federation, model: Any = "logistic") -> InProcess:
     return InProcess([app_of(site) for site in sites])
 
 
-SEED, LR, BATCH = 7, 0.01, 64
+SEED = 7
+LR = 0.01
+BATCH = 64
 
 
 def biased(clients: int = 3, rows: int = 1500) -> Federation:
@@ -148,7 +152,8 @@ def simulated(made: Federation, algorithm: Any, rounds: int, **more: Any) -> np.
 
 def gap_of(made: Federation, params: np.ndarray, metric: str = "sp", kind: str = "soft") -> float:
     """On the clients' rows."""
-    data, rows = made.dataset, made.rows
-    probs = probabilities(made, "logistic", params, rows)
-    tally = Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    data = made.dataset
+    rows = made.rows
+    probs = predict_proba(made, "logistic", params, rows)
+    tally = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
     return float(tally.gap(get_metric(metric), kind))

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from scipy.stats import beta
 
-from fedgft.data.holdout import held_out_by_row
+from fedgft.data.partition import hold_out_by_row
 
 Table = pl.DataFrame
 Split = Callable[[Table, int], np.ndarray]
@@ -19,10 +19,13 @@ Split = Callable[[Table, int], np.ndarray]
 def people(rows: int, seed: int) -> Table:
     """A small table with many identical rows, as tables with a few coarse columns have them."""
     rng = np.random.default_rng(seed)
-    return pl.DataFrame({
-        "sex": rng.choice(["f", "m"], rows), "income": rng.integers(0, 8, rows),
-        "ok": rng.integers(0, 2, rows),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "sex": rng.choice(["f", "m"], rows),
+            "income": rng.integers(0, 8, rows),
+            "ok": rng.integers(0, 2, rows),
+        }
+    )
 
 
 def neighbors(pairs: int, *, rows: int, seed: int) -> Iterator[tuple[Table, Table]]:
@@ -41,7 +44,7 @@ def neighbors(pairs: int, *, rows: int, seed: int) -> Iterator[tuple[Table, Tabl
 def by_row(table: Table, seed: int) -> np.ndarray:
     """Held out row by row, with a salt of the pair's own."""
     salt = seed.to_bytes(32, "big")
-    return held_out_by_row(
+    return hold_out_by_row(
         table.select(pl.struct(pl.all()).struct.json_encode()).to_series().to_list(),
         share=0.3,
         salt=salt,
@@ -83,14 +86,17 @@ def epsilon_shown(
     other; the other half estimates both probabilities, by Clopper and Pearson at level `sure`.
     """
     half = len(one) // 2
-    best, chosen = -math.inf, (one, other, 0.0)
+    best = -math.inf
+    chosen = (one, other, 0.0)
     for sign in (1, -1):
         for first, second in ((one, other), (other, one)):
-            a, b = sign * first, sign * second
+            a = sign * first
+            b = sign * second
             cuts = np.quantile(a[:half], np.linspace(0.02, 0.98, 49))
             bounds = _bounds(a[:half], b[:half], cuts, delta, sure)
             if bounds.max() > best:
-                best, chosen = bounds.max(), (a, b, cuts[bounds.argmax()])
+                best = bounds.max()
+                chosen = (a, b, cuts[bounds.argmax()])
     a, b, cut = chosen
     return float(_bounds(a[half:], b[half:], np.array([cut]), delta, sure)[0])
 

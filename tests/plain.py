@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedgft.engine.schedule import batches, keys
+from fedgft.engine.plan import batches, keys
 from formulas import (
     Client,
     FairFed,
@@ -48,12 +48,15 @@ class ResetFirst:
     """Adam that can forget its first moment and how old that is, but keeps the second."""
 
     def __init__(self, parameters, lr: float, **options) -> None:
-        self.parameters, self.param_groups = list(parameters), [{"lr": lr}]
-        self.v, self.v_steps = [torch.zeros_like(p) for p in self.parameters], 0
+        self.parameters = list(parameters)
+        self.param_groups = [{"lr": lr}]
+        self.v = [torch.zeros_like(p) for p in self.parameters]
+        self.v_steps = 0
         self.clear()
 
     def clear(self) -> None:
-        self.m, self.m_steps = [torch.zeros_like(p) for p in self.parameters], 0
+        self.m = [torch.zeros_like(p) for p in self.parameters]
+        self.m_steps = 0
 
     def zero_grad(self) -> None:
         for p in self.parameters:
@@ -61,20 +64,25 @@ class ResetFirst:
 
     @torch.no_grad()
     def step(self) -> None:
-        self.m_steps, self.v_steps = self.m_steps + 1, self.v_steps + 1
+        self.m_steps = self.m_steps + 1
+        self.v_steps = self.v_steps + 1
         for p, m, v in zip(self.parameters, self.m, self.v, strict=True):
             m.mul_(0.9).add_(p.grad, alpha=0.1)
             v.mul_(0.999).add_(p.grad**2, alpha=0.001)
-            first, second = m / (1 - 0.9**self.m_steps), v / (1 - 0.999**self.v_steps)
+            first = m / (1 - 0.9**self.m_steps)
+            second = v / (1 - 0.999**self.v_steps)
             p -= self.param_groups[0]["lr"] * first / (second.sqrt() + 1e-8)
 
 
 class Worker:
-    """One client: its rows, its own module and optimiser."""
+    """One client: its rows, its own module and optimizer."""
 
     def __init__(self, client: Client, module: nn.Module, method: Method, plan: Plan, seed: int):
-        self.client, self.model = client, copy.deepcopy(module)
-        self.method, self.plan, self.seed = method, plan, seed
+        self.client = client
+        self.model = copy.deepcopy(module)
+        self.method = method
+        self.plan = plan
+        self.seed = seed
         reweighs = method.name in ("lrw", "fairfed")
         self.weights = row_weights(client) if reweighs else torch.ones(len(client.y)).double()
         self.optimizer = self.new_optimizer()
@@ -112,7 +120,8 @@ class Worker:
             self.optimizer.step()
 
     def loss(self, batch: Tensor, start: nn.Module, constants) -> Tensor:
-        y, a = self.client.y[batch], self.client.a[batch]
+        y = self.client.y[batch]
+        a = self.client.a[batch]
         logits = self.model.train()(self.client.x[batch])
         loss = (self.weights[batch] * cross_entropy(logits, y, reduction="none")).mean()
         if constants is not None:  # lambda C F_k, with the constants' b and d
@@ -134,13 +143,16 @@ def federate(
     seed: int = 0,
 ) -> np.ndarray:
     """The global model after all rounds, flat: parameters, then floating-point buffers."""
-    sizes, model, constants = [len(c.y) for c in clients], copy.deepcopy(module), None
+    sizes = [len(c.y) for c in clients]
+    model = copy.deepcopy(module)
+    constants = None
     workers = [Worker(client, module, method, plan, seed) for client in clients]
     fairfed = FairFed(method, sizes)
     everybody = [(k, n / sum(sizes)) for k, n in enumerate(sizes)]
     for t in range(len(plan.rates)):
         cohort = plan.cohorts[t] if plan.cohorts else everybody
-        who, weights = [k for k, _ in cohort], [w for _, w in cohort]
+        who = [k for k, _ in cohort]
+        weights = [w for _, w in cohort]
         own = plan.starts is not None and t == 0
         received = None if own else [measure(model, clients[k], method.metric) for k in who]
         if method.name == "fedgft" and received is not None:
@@ -166,9 +178,10 @@ def average(models: list[nn.Module], weights: list[float]) -> dict[str, Tensor]:
     states = [m.state_dict() for m in models]
     return {
         name: sum(w * s[name] for w, s in zip(weights, states, strict=True))
-        if value.is_floating_point() else value
+        if value.is_floating_point()
+        else value
         for name, value in states[0].items()
-    }  # fmt: skip
+    }
 
 
 def share(optimizers: list[ResetFirst], weights: list[float], workers: list[Worker]) -> None:
@@ -177,7 +190,8 @@ def share(optimizers: list[ResetFirst], weights: list[float], workers: list[Work
     mean = [sum(w * v for w, v in zip(weights, each, strict=True)) for each in lists]
     age = round(sum(w * o.v_steps for w, o in zip(weights, optimizers, strict=True)))
     for worker in workers:
-        worker.optimizer.v, worker.optimizer.v_steps = [v.clone() for v in mean], age
+        worker.optimizer.v = [v.clone() for v in mean]
+        worker.optimizer.v_steps = age
 
 
 def flat(model: nn.Module) -> np.ndarray:

@@ -27,8 +27,11 @@ def fairlearn(y, d, g) -> dict[str, tuple[float, float | None]]:
     """Difference and ratio; which of them have a rate in every group is for us to say."""
     g = pd.Series(g)  # of an array with one row it would lose the axis
     shared = {"sensitive_features": g}
-    rates = {"acc": by_group(accuracy_score, y, d, g), "cal": by_group(precision, y, d, g),
-             "fpr": by_group(false_positive_rate, y, d, g)}  # fmt: skip
+    rates = {
+        "acc": by_group(accuracy_score, y, d, g),
+        "cal": by_group(precision, y, d, g),
+        "fpr": by_group(false_positive_rate, y, d, g),
+    }
     out: dict[str, tuple[float, float | None]] = {
         name: (difference(y, d, **shared), ratio(y, d, **shared))
         for name, difference, ratio in (

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedgft.algorithms import Algorithm
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import History, Settings, simulate
-from fedgft.experiments import Study, get_protocol
-from fedgft.federated import Algorithm
 from fedgft.models import get_model
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
+from fedgft.study import Study, get_protocol
 from formulas import Client
 
 # size, groups and labels to draw from: mixed, one group, the other, no row of the event, one row,
@@ -37,8 +37,15 @@ def dataset(parts: list, *, features: int = 4, seed: int = 0, classes: int = 2, 
     x[:, 0] += 0.7 * label
     x[:, 1] += 0.9 * group - 0.3 * label * group
     names = tuple(f"x{i}" for i in range(features))
-    return Dataset("small", x, label, group, names, tuple(map(str, range(classes))),
-                   tuple(map(str, range(groups))))  # fmt: skip
+    return Dataset(
+        "small",
+        x,
+        label,
+        group,
+        names,
+        tuple(map(str, range(classes))),
+        tuple(map(str, range(groups))),
+    )
 
 
 def federation(parts: list = CLIENTS, **options) -> Federation:
@@ -59,19 +66,22 @@ def reordered(made: Federation, order: list[int]) -> Federation:
     rows = [made.client(k) for k in order]
     offsets = np.concatenate(([0], np.cumsum([len(r) for r in rows]))).astype(np.int64)
     keys = made.keys[order]
-    return Federation(made.dataset, np.concatenate(rows), offsets, made.test,
-                      made.mean, made.spread, keys)  # fmt: skip
+    return Federation(
+        made.dataset, np.concatenate(rows), offsets, made.test, made.mean, made.spread, keys
+    )
 
 
 def clients(made: Federation) -> list[Client]:
     """What the plain loop is given: tensors, as the model sees them."""
-    data, out = made.dataset, []
+    data = made.dataset
+    out = []
     for k in range(made.num_clients):
         rows = made.client(k)
         x = data.features[rows]
         if made.mean is not None and made.spread is not None:
             x = (x - made.mean) / made.spread
-        y, a = torch.tensor(data.labels[rows]), torch.tensor(data.groups[rows])
+        y = torch.tensor(data.labels[rows])
+        a = torch.tensor(data.groups[rows])
         out.append(Client(torch.tensor(x), y, a, int(made.keys[k])))
     return out
 
@@ -88,9 +98,19 @@ def module(made: Federation, model="logistic", *, seed: int = 0) -> torch.nn.Mod
 SGD = Optimizer("sgd")
 
 
-def run(made: Federation, algorithm: Algorithm, *, executor: str = "auto", model="logistic",
-        seed: int = 0, lr: float = 0.05, init=None, on_state=None, resume=None,
-        **options) -> History:  # fmt: skip
+def run(
+    made: Federation,
+    algorithm: Algorithm,
+    *,
+    executor: str = "auto",
+    model="logistic",
+    seed: int = 0,
+    lr: float = 0.05,
+    init=None,
+    on_state=None,
+    resume=None,
+    **options,
+) -> History:
     """One run in float64: three rounds of small batches unless told otherwise."""
     chosen = {"rounds": 3, "batch_size": 8, "precision": "fp64", "executor": executor} | options
     return simulate(

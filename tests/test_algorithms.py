@@ -1,24 +1,31 @@
 """The laws of an algorithm, and every method against the plain loop."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from fedgft.errors import FedgftError
-from fedgft.federated import (
+from fedgft.algorithms import METHODS as METHOD_TABLE
+from fedgft.algorithms import (
     Algorithm,
+    LinearizedPenalty,
+    Objective,
     Proximal,
-    controlled,
     fairfed,
     fedavg,
     fedgft,
+    fedgft_control,
     get_method,
     lft,
     lrw,
+    with_base,
 )
-from fedgft.metrics import CATALOG, get_metric
+from fedgft.algorithms.registry import methods_by_setting
+from fedgft.cli.options import MethodName
+from fedgft.errors import FedgftError
+from fedgft.metrics import CATALOG, Metric, get_metric
 from formulas import Method
 from plain import federate
 from small import CLIENTS, EXECUTORS, SGD, clients, federation, module, reordered, run, several
@@ -69,7 +76,8 @@ def test_fedprox_equals_the_plain_loop(method: Method, executor: str) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_methods_differ(method: Method) -> None:
     """So that the tests above cannot pass by computing FedAvg throughout."""
-    made, others = federation(), [m for m in METHODS if m != method]
+    made = federation()
+    others = [m for m in METHODS if m != method]
     mine = run(made, algorithm(method)).params
     assert all(np.abs(run(made, algorithm(m)).params - mine).max() > 1e-4 for m in others)
 
@@ -100,7 +108,8 @@ def test_beta_zero_is_local_reweighing() -> None:
 
 def rates(name: str, probs: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> list:
     """[condition][group], by the definition of each metric on pooled rows."""
-    groups, every = range(int(a.max()) + 1), range(probs.shape[1])
+    groups = range(int(a.max()) + 1)
+    every = range(probs.shape[1])
     classes = every[1:] if len(every) == 2 else every  # the positive one, or each against the rest
 
     def mean(values: torch.Tensor, where: torch.Tensor) -> list[torch.Tensor]:
@@ -108,8 +117,10 @@ def rates(name: str, probs: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> l
 
     everywhere = torch.ones_like(y, dtype=torch.bool)
     right = probs.gather(1, y[:, None])[:, 0]
-    ratio = [[(probs[:, c] * (y == c))[a == g].sum() / probs[a == g, c].sum() for g in groups]
-             for c in classes]  # fmt: skip
+    ratio = [
+        [(probs[:, c] * (y == c))[a == g].sum() / probs[a == g, c].sum() for g in groups]
+        for c in classes
+    ]
     return {
         "sp": [mean(probs[:, c], everywhere) for c in classes],
         "eop": [mean(probs[:, c], y == c) for c in classes],
@@ -136,7 +147,7 @@ def central_step(made, model: torch.nn.Module, name: str, *, lam: float, lr: flo
 @pytest.mark.parametrize("lam", [0.0, 4.0])
 @pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
 def test_one_full_batch_step_is_the_central_step(metric, lam: float, executor: str) -> None:
-    """Theorem 5.1, for every metric of the catalogue, proper or not."""
+    """Theorem 5.1, for every metric of the catalog, proper or not."""
     made = several()
     method = fedgft(metric, lam, penalty="l2")
     found = run(made, method, executor=executor, rounds=1, batch_size=64, optimizer=SGD)
@@ -177,7 +188,7 @@ def test_a_client_without_rows_does_not_matter(method: Method, executor: str) ->
     np.testing.assert_allclose(found.params, expected.params, **EXACT)
 
 
-@pytest.mark.parametrize("make", [lft, fairfed, fedgft, controlled])
+@pytest.mark.parametrize("make", [lft, fairfed, fedgft, fedgft_control])
 def test_a_metric_may_be_named(make) -> None:
     assert make("sp", 0.5) == make(CATALOG["sp"], 0.5)
     with pytest.raises(FedgftError, match="'fairness' is not known"):
@@ -188,11 +199,11 @@ def test_methods_by_name() -> None:
     with pytest.raises(FedgftError, match=r"fedavgg.*fedavg, lrw, lft, fairfed, fedgft"):
         get_method("fedavgg", CATALOG["sp"], 1.0)
     for wrong in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(FedgftError, match="--lam"):
+        with pytest.raises(FedgftError, match="lam must be"):
             fedgft(CATALOG["sp"], wrong)
-    with pytest.raises(FedgftError, match="--beta"):
+    with pytest.raises(FedgftError, match="beta must be"):
         fairfed(CATALOG["sp"], -0.5)
-    with pytest.raises(FedgftError, match=r"--penalty 'l3'.*l1, l2, half"):
+    with pytest.raises(FedgftError, match=r"penalty 'l3'.*l1, l2, half"):
         fedgft(CATALOG["sp"], 1.0, penalty="l3")
     with pytest.raises(FedgftError, match="mu"):
         Proximal(-1.0)
@@ -204,3 +215,46 @@ def test_data_have_every_kind_of_client() -> None:
     groups = [set(made.dataset.groups[made.client(k)]) for k in range(made.num_clients)]
     assert {0} in groups and {1} in groups and {-1, 0, 1} in groups
     assert not made.dataset.labels[made.client(3)].any()
+
+
+@dataclass(frozen=True)
+class OnlyPrices:
+    """A penalty that has what `Pricing` asks for and nothing else."""
+
+    inner: LinearizedPenalty
+    metric: Metric = CATALOG["sp"]
+
+    def init(self, runs):
+        return self.inner.init(runs)
+
+    def update(self, state, cohort, received):
+        return self.inner.update(state, cohort, received)
+
+    def price(self, state, *, run, classes):
+        return self.inner.price(state, run=run, classes=classes)
+
+
+def test_a_penalty_needs_no_more_than_prices() -> None:
+    rule = LinearizedPenalty(CATALOG["sp"], 2.0)
+    first, second = (
+        run(federation(), Algorithm(objective=Objective(penalties=(penalty,))))
+        for penalty in (rule, OnlyPrices(rule))
+    )
+    np.testing.assert_array_equal(first.params, second.params)
+
+
+def test_a_strength_is_one_number_or_one_per_run() -> None:
+    two = np.ones(2)
+    methods = (fedgft("sp", two), lft("sp", two), fairfed("sp", two), fedgft_control("sp", 0 * two))
+    for method in methods:
+        for given in (method, with_base(method, "fednova")):
+            with pytest.raises(FedgftError, match="one for each of 1 run"):
+                run(federation(), given)
+
+
+def test_one_table_of_methods() -> None:
+    """The command line's names and the settings of methods are those of the registry."""
+    assert get_args(MethodName) == tuple(METHOD_TABLE)
+    readers = methods_by_setting()
+    assert readers["lam"] == readers["penalty"] == ("lft", "fedgft")
+    assert readers["target"] == ("fedgft-control",)

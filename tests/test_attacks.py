@@ -26,18 +26,24 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from fedgft.deploy.folder import Folder, make_folder
-from fedgft.deploy.gate import PASSED, Limits, Refusal, Signatures
-from fedgft.deploy.keys import authority, node_key, private_key, public_key, registered_keys
-from fedgft.deploy.local import start_server
-from fedgft.deploy.processes import Processes, free_port, programs
-from fedgft.deploy.site import SitePlan, signed_headers, why_refused
+from fedgft.deploy.certificates import (
+    create_authority,
+    create_node_key,
+    read_private_key,
+    read_public_key,
+    read_site_keys,
+)
+from fedgft.deploy.gate import FLEET_PATHS, Limits, Refusal, Signatures
+from fedgft.deploy.init import FederationFolder, create_federation
+from fedgft.deploy.local_run import start_server
+from fedgft.deploy.processes import Processes, flower_commands_folder, free_port
+from fedgft.deploy.site import SitePlan, find_refusal, signed_headers
 from fedgft.errors import FedgftError
 
 
 @dataclass
 class Hosts:
-    folder: Folder
+    folder: FederationFolder
     processes: Processes
     open: int  # port of a SuperLink without a gate
 
@@ -50,7 +56,7 @@ class Hosts:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory) -> Iterator[Hosts]:
     base = tmp_path_factory.mktemp("attacked")
-    folder = make_folder(
+    folder = create_federation(
         base / "federation",
         sites=("north", "south"),
         host="127.0.0.1",
@@ -60,14 +66,26 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
     )
     other = free_port()
     with Processes(folder.path, folder.engine, base / "logs") as processes:
-        processes.start("open", [
-            f"{programs()}flower-superlink", "--ssl-ca-certfile", "ca.crt", "--ssl-certfile",
-            "server.crt", "--ssl-keyfile", "server.tls", "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port",
-            str(other),
-        ])  # fmt: skip
+        processes.start(
+            "open",
+            [
+                f"{flower_commands_folder()}flower-superlink",
+                "--ssl-ca-certfile",
+                "ca.crt",
+                "--ssl-certfile",
+                "server.crt",
+                "--ssl-keyfile",
+                "server.tls",
+                "--enable-supernode-auth",
+                "--disable-runtime-dependency-installation",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(other),
+            ],
+        )
         start_server(folder, processes)
-        processes.await_port("open", other)
+        processes.wait_for_port("open", other)
         yield Hosts(folder, processes, other)
 
 
@@ -120,7 +138,7 @@ def request(
 
 
 def signed(hosts: Hosts, site: str = "north") -> dict[str, str]:
-    return signed_headers(private_key(hosts.folder.nodes / f"{site}.key"))
+    return signed_headers(read_private_key(hosts.folder.nodes / f"{site}.key"))
 
 
 PULL = PullMessagesRequest().SerializeToString()
@@ -169,17 +187,17 @@ def test_every_path_that_passes_asks_the_superlink_for_a_signature(hosts: Hosts)
     from flwr.superlink.routers.fleet.router import router
 
     theirs = {route.path.encode() for route in router.routes}
-    assert theirs - PASSED == {b"/v1/fleet/register-node", b"/v1/fleet/unregister-node"}
-    assert theirs >= PASSED
-    for path in sorted(PASSED):
+    assert theirs - FLEET_PATHS == {b"/v1/fleet/register-node", b"/v1/fleet/unregister-node"}
+    assert theirs >= FLEET_PATHS
+    for path in sorted(FLEET_PATHS):
         status, said = send(hosts, hosts.folder.port, request(path.decode()))
         assert status == 400 and b"not signed" in said
 
 
 def test_an_intruder_cannot_register_a_key(hosts: Hosts, tmp_path: Path) -> None:
-    node_key(tmp_path, "intruder")
-    mine = public_key(tmp_path / "intruder.pub")
-    own = signed_headers(private_key(tmp_path / "intruder.key"))
+    create_node_key(tmp_path, "intruder")
+    mine = read_public_key(tmp_path / "intruder.pub")
+    own = signed_headers(read_private_key(tmp_path / "intruder.key"))
     for path, body in (
         ("/v1/fleet/register-node", RegisterNodeFleetRequest(public_key=mine)),
         ("/v1/control/register-node", RegisterNodeRequest(public_key=mine, name="intruder")),
@@ -189,9 +207,18 @@ def test_an_intruder_cannot_register_a_key(hosts: Hosts, tmp_path: Path) -> None
     status, _ = send(hosts, hosts.open, raw)
     assert status == 200, "Flower registers any key"
     body = ActivateNodeRequest(public_key=mine, heartbeat_interval=30.0).SerializeToString()
-    activate = lambda port: send(hosts, port, request(  # noqa: E731
-        "/v1/fleet/activate-node", body, signed_headers(private_key(tmp_path / "intruder.key"))
-    ))  # fmt: skip
+
+    def activate(port):
+        return send(
+            hosts,
+            port,
+            request(
+                "/v1/fleet/activate-node",
+                body,
+                signed_headers(read_private_key(tmp_path / "intruder.key")),
+            ),
+        )
+
     assert activate(hosts.open)[0] == 200, "and then the intruder is a node"
     status, said = activate(hosts.folder.port)
     assert status == 400 and b"unknown key" in said
@@ -256,11 +283,10 @@ def _smuggled(hosts: Hosts) -> dict[str, bytes]:
         "a space before the colon": f"{head}Content-Length : {one}\r\n\r\n".encode() + INNER,
         "a folded header": f"{head}X: a\r\n Content-Length: {one}\r\n\r\n".encode() + INNER,
         "a zero byte": f"{head}X: a\x00b\r\nContent-Length: 0\r\n\r\n".encode() + INNER,
-        "HTTP/1.0": request(
-            "/v1/fleet/pull-messages", PULL, signed(hosts), version="HTTP/1.0"
-        ) + INNER,
+        "HTTP/1.0": request("/v1/fleet/pull-messages", PULL, signed(hosts), version="HTTP/1.0")
+        + INNER,
         "upgrade": f"{head}Upgrade: h2c\r\nContent-Length: 0\r\n\r\n".encode() + INNER,
-    }  # fmt: skip
+    }
 
 
 def test_smuggled_requests_do_not_arrive(hosts: Hosts) -> None:
@@ -300,7 +326,7 @@ def test_a_copied_signature_is_good_once(hosts: Hosts) -> None:
     for path in ("/v1/fleet/pull-messages", "/v1/fleet/push-object"):
         status, said = send(hosts, hosts.folder.port, request(path, PULL, once))
         assert status == 409 and b"replay" in said
-    mine = public_key(hosts.folder.nodes / "south.pub")
+    mine = read_public_key(hosts.folder.nodes / "south.pub")
     body = RegisterNodeRequest(public_key=mine, name="south").SerializeToString()
     assert send(hosts, hosts.open, request("/v1/control/register-node", body))[0] == 200
     body = ActivateNodeRequest(public_key=mine, heartbeat_interval=30.0).SerializeToString()
@@ -319,8 +345,11 @@ def test_a_signature_in_another_form_is_a_copy_too(hosts: Hosts) -> None:
         encode_dss_signature,
     )
 
-    order = int("FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF"
-                "581A0DB248B0A77AECEC196ACCC52973", 16)  # fmt: skip
+    order = int(
+        "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC7634D81F4372DDF"
+        "581A0DB248B0A77AECEC196ACCC52973",
+        16,
+    )
     once = signed(hosts)
     assert send(hosts, hosts.folder.port, request("/v1/fleet/pull-messages", PULL, once))[0] == 401
     r, s = decode_dss_signature(b64decode(once[FLEET_HTTP_SIGNATURE_HEADER]))
@@ -346,7 +375,7 @@ def test_another_sites_signature(hosts: Hosts) -> None:
 def moved(hosts: Hosts, seconds: float) -> dict[str, str]:
     from base64 import b64encode
 
-    key = private_key(hosts.folder.nodes / "north.key")
+    key = read_private_key(hosts.folder.nodes / "north.key")
     moment = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
     return {
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
@@ -372,13 +401,16 @@ def test_signatures_are_forgotten_only_when_they_are_too_old(tmp_path: Path, mon
     """What the gate no longer remembers is refused for its age."""
     import fedgft.deploy.gate as gate
 
-    node_key(tmp_path, "a")
-    key = private_key(tmp_path / "a.key")
+    create_node_key(tmp_path, "a")
+    key = read_private_key(tmp_path / "a.key")
     start = datetime.now(UTC)
     passed = [0.0]
-    now = lambda: start + timedelta(seconds=passed[0])  # noqa: E731
+
+    def now():
+        return start + timedelta(seconds=passed[0])
+
     monkeypatch.setattr(gate.time, "monotonic", lambda: 1000 + passed[0])
-    checks = Signatures(lambda: registered_keys(tmp_path), clock=now)
+    checks = Signatures(lambda: read_site_keys(tmp_path), clock=now)
     passed[0] = 1.0
     monkeypatch.setattr("flwr.supercore.date.now", now)
     headers = {name.encode(): value.encode() for name, value in signed_headers(key).items()}
@@ -393,10 +425,15 @@ def test_signatures_are_forgotten_only_when_they_are_too_old(tmp_path: Path, mon
 def test_a_key_that_is_taken_away_is_refused(hosts: Hosts) -> None:
     """And one that is put there is registered, without a restart."""
     path = hosts.folder.nodes / "late.pub"
-    node_key(hosts.folder.nodes, "late")
-    ask = lambda: send(hosts, hosts.folder.port, request(  # noqa: E731
-        "/v1/fleet/pull-messages", PULL, signed(hosts, "late")
-    ))[0]  # fmt: skip
+    create_node_key(hosts.folder.nodes, "late")
+
+    def ask():
+        return send(
+            hosts,
+            hosts.folder.port,
+            request("/v1/fleet/pull-messages", PULL, signed(hosts, "late")),
+        )[0]
+
     until(lambda: ask() == 401 and "registered site 'late'" in hosts.log)
     path.unlink()
     until(lambda: ask() == 400)
@@ -448,7 +485,7 @@ def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> N
     """Half requests that never end, from one address: the gate takes 32, and drops them."""
     slow = []
     try:
-        for _ in range(Limits().strangers):
+        for _ in range(Limits().unauthenticated):
             wire = connect(hosts, hosts.folder.port)
             wire.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nX: ")
             slow.append(wire)
@@ -457,9 +494,12 @@ def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> N
         began = time.monotonic()
         assert answer(slow[0])[0] in (0, 408)
         assert time.monotonic() - began < Limits().header_seconds + 5
-        ask = lambda: send(hosts, hosts.folder.port, request(  # noqa: E731
-            "/v1/fleet/pull-messages", PULL, signed(hosts)
-        ))[0]  # fmt: skip
+
+        def ask():
+            return send(
+                hosts, hosts.folder.port, request("/v1/fleet/pull-messages", PULL, signed(hosts))
+            )[0]
+
         until(lambda: ask() == 401)
     finally:
         for wire in slow:
@@ -467,10 +507,10 @@ def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> N
 
 
 def test_many_connections_of_a_site(hosts: Hosts) -> None:
-    """Those that have shown a signature do not count as strangers."""
+    """Those that have shown a signature do not count as unauthenticated."""
     wires = []
     try:
-        for _ in range(Limits().strangers + 10):
+        for _ in range(Limits().unauthenticated + 10):
             wire = connect(hosts, hosts.folder.port)
             wires.append(wire)
             wire.sendall(request("/v1/fleet/pull-messages", PULL, signed(hosts)))
@@ -486,9 +526,11 @@ def test_many_connections_of_a_site(hosts: Hosts) -> None:
 def plan(hosts: Hosts, **changed) -> SitePlan:
     folder = hosts.folder
     held = {
-        "server": folder.address, "certificate": folder.path / "ca.crt",
-        "key": folder.nodes / "north.key", "told": 'site="north"',
-    }  # fmt: skip
+        "server": folder.address,
+        "certificate": folder.path / "ca.crt",
+        "key": folder.nodes / "north.key",
+        "node_config": 'site="north"',
+    }
     return SitePlan(**(held | changed))
 
 
@@ -511,14 +553,14 @@ def test_old_tls_is_not_spoken(hosts: Hosts) -> None:
 
 
 def test_a_refused_site_reads_why(hosts: Hosts, tmp_path: Path, monkeypatch) -> None:
-    assert why_refused(plan(hosts)) == ("", False)
-    node_key(tmp_path, "unknown")
-    said, passes = why_refused(plan(hosts, key=tmp_path / "unknown.key"))
+    assert find_refusal(plan(hosts)) == ("", False)
+    create_node_key(tmp_path, "unknown")
+    said, passes = find_refusal(plan(hosts, key=tmp_path / "unknown.key"))
     assert "unknown key" in said and not passes
-    authority(tmp_path)
-    said, passes = why_refused(plan(hosts, certificate=tmp_path / "ca.crt"))
+    create_authority(tmp_path)
+    said, passes = find_refusal(plan(hosts, certificate=tmp_path / "ca.crt"))
     assert "was not issued by the authority in" in said and not passes
-    said, passes = why_refused(plan(hosts, server=f"127.0.0.1:{free_port()}"))
+    said, passes = find_refusal(plan(hosts, server=f"127.0.0.1:{free_port()}"))
     assert "cannot be reached" in said and passes
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
@@ -533,27 +575,30 @@ def test_a_refused_site_reads_why(hosts: Hosts, tmp_path: Path, monkeypatch) -> 
 
         thread = threading.Thread(target=greet)
         thread.start()
-        said, passes = why_refused(plan(hosts, server=f"127.0.0.1:{plain.getsockname()[1]}"))
+        said, passes = find_refusal(plan(hosts, server=f"127.0.0.1:{plain.getsockname()[1]}"))
         thread.join()
     assert "does not speak TLS" in said and not passes
-    ahead = lambda: datetime.now(UTC) + timedelta(seconds=60)  # noqa: E731
-    monkeypatch.setattr("flwr.supercore.date.now", ahead)
-    said, passes = why_refused(plan(hosts))
+
+    def ahead():
+        return datetime.now(UTC) + timedelta(seconds=60)
+
+    monkeypatch.setattr("fedgft.deploy.site.now", ahead)
+    said, passes = find_refusal(plan(hosts))
     assert "60 s ahead of the server's" in said and not passes
     direct = plan(hosts, server=f"127.0.0.1:{hosts.open}")  # as behind another proxy
     clock = time.time
     monkeypatch.setattr("fedgft.deploy.site.time.time", lambda: clock() + 60)
-    assert "s ahead of the server's; switch on NTP" in why_refused(direct)[0]
+    assert "s ahead of the server's; switch on NTP" in find_refusal(direct)[0]
 
 
 def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    node_key(tmp_path, "a")
+    create_node_key(tmp_path, "a")
     (tmp_path / "a.key").chmod(0o640)
     with pytest.raises(FedgftError, match="chmod 600"):
-        private_key(tmp_path / "a.key")
+        read_private_key(tmp_path / "a.key")
     (tmp_path / "b.key").write_text("no key")
     with pytest.raises(FedgftError, match="not the private key"):
-        private_key(tmp_path / "b.key")
+        read_private_key(tmp_path / "b.key")
 
 
 # Another user of the server's host
@@ -598,7 +643,7 @@ def test_the_same_user_can_control_the_superlink(hosts: Hosts) -> None:
 
 def test_whose_socket_it_is() -> None:
     """Only while it is open: a closed one is listed as root's."""
-    from fedgft.deploy.engine import socket_owner
+    from fedgft.deploy.flower_patches import socket_owner
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -622,25 +667,25 @@ def test_secrets_of_the_server_are_for_its_user(hosts: Hosts) -> None:
 
 
 def test_another_release_of_flower_is_refused(monkeypatch) -> None:
-    from fedgft.deploy import engine
+    from fedgft.deploy import flower_patches as engine
 
-    engine.check_engine()
+    engine.check_flower_version()
     for found in ("1.42.0", "1.4.1", "2.0", "1.410.0"):
         monkeypatch.setattr(engine, "version", lambda name, found=found: found)
         with pytest.raises(FedgftError, match=f"tested with Flower 1.41, and {found} is installed"):
-            engine.check_engine()
+            engine.check_flower_version()
 
 
 def test_the_extra_asks_for_the_release_that_was_tested() -> None:
     import tomllib
 
-    from fedgft.deploy.engine import TESTED
+    from fedgft.deploy.flower_patches import TESTED_FLOWER
 
     root = Path(__file__).parents[1]
     extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    major, minor = map(int, TESTED.split("."))
-    assert f"flwr>={TESTED},<{major}.{minor + 1}" in extra["flower"]
-    assert f"flwr=={TESTED}." in (root / "constraints.txt").read_text()
+    major, minor = map(int, TESTED_FLOWER.split("."))
+    assert f"flwr>={TESTED_FLOWER},<{major}.{minor + 1}" in extra["flower"]
+    assert f"flwr=={TESTED_FLOWER}." in (root / "constraints.txt").read_text()
 
 
 def test_the_attacks_left_the_server_up(hosts: Hosts) -> None:

@@ -7,14 +7,20 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from fedgft.audit import audit, bootstrap, measure
-from fedgft.audit.locality import locality, within_sites
-from fedgft.audit.private import mechanism
-from fedgft.audit.rates import FEW, apart, rates_of, widest
-from fedgft.audit.sums import COUNT, NOISE, Question, Site, Sums
-from fedgft.audit.views import pool, views
+from fedgft.audit import audit, measure
+from fedgft.audit import between_sites as bootstrap
+from fedgft.audit.between_sites import estimate_metric, estimate_within_sites
+from fedgft.audit.rates import (
+    FEW,
+    estimate_difference,
+    estimate_rates,
+    find_largest_gap,
+    list_views,
+    pool_sites,
+)
 from fedgft.metrics import CATALOG
-from fedgft.metrics.tally import Tally
+from fedgft.privacy.noise import calibrate_noise
+from fedgft.sums import COUNT, NOISE, MeasurementSpec, SiteSums, SiteTables, Sums
 from fedgft.theory import Compared, compare
 
 FEDERATIONS = 2000
@@ -28,29 +34,32 @@ def federations(*, seed: int, smallest: int, noise: float = 0.0):
     site to site. Some groups are small, some sites have none of a group.
     """
     generator = np.random.default_rng(seed)
-    privacy, add = mechanism(noise, 0.0) if noise else (None, None)
+    mechanism = calibrate_noise(noise, 0.0) if noise else None
     for _ in range(FEDERATIONS):
-        groups, sites = generator.integers(2, 6), generator.integers(2, 7)
+        groups = generator.integers(2, 6)
+        sites = generator.integers(2, 7)
         rows = np.exp(generator.uniform(np.log(smallest), np.log(3000), groups)).astype(int)
         where = generator.dirichlet(np.ones(sites), groups)
         what = generator.dirichlet(4 * generator.dirichlet(np.full(4, 2.0)) + 0.2, (groups, sites))
         chance = (where[..., None] * what).reshape(groups, -1)
         counts = np.stack([generator.multinomial(n, p) for n, p in zip(rows, chance, strict=True)])
-        if add is not None:
-            counts = np.array(add(counts.ravel().tolist())).reshape(counts.shape)
+        if mechanism is not None:
+            counts = np.array(mechanism.add(counts.ravel().tolist())).reshape(counts.shape)
         tables = np.zeros((groups, sites, 2, 2, 3))
         tables[..., COUNT] = counts.reshape(groups, sites, 2, 2)
-        tables[..., NOISE] = privacy.variance if privacy else 0.0
+        tables[..., NOISE] = mechanism.variance if mechanism else 0.0
         names = [(str(g),) for g in range(groups)]
-        held = {str(k): Site(dict(zip(names, tables[:, k], strict=True))) for k in range(sites)}
+        held = {
+            str(k): SiteTables(dict(zip(names, tables[:, k], strict=True))) for k in range(sites)
+        }
         truth = chance.reshape(groups, sites, 2, 2).sum(1)
-        yield Sums(Question(("0", "1"), ("g",)), held), truth
+        yield SiteSums(MeasurementSpec(("0", "1"), ("g",)), held), truth
 
 
 def true_rates(metric, truth: np.ndarray) -> np.ndarray:
     decision = np.moveaxis(truth, 0, 1)
     decision = np.concatenate((decision, np.zeros_like(decision[:, :1])), 1)
-    tally = Tally(decision.sum(-1), decision, decision)
+    tally = Sums(decision.sum(-1), decision, decision)
     return metric.rates(tally.statistics(metric, "hard"))
 
 
@@ -58,18 +67,21 @@ def coverage(
     *, seed: int, smallest: int, noise: float = 0.0, metrics: tuple[str, ...] = METRICS
 ) -> tuple[float, float, int]:
     """Of signed gaps of all pairs, and of largest gaps, over all metrics."""
-    pairs, largest = [], []
+    pairs = []
+    largest = []
     for sums, truth in federations(seed=seed, smallest=smallest, noise=noise):
-        (seen,) = views(pool(sums))
+        (view,) = list_views(pool_sites(sums))
         for name in metrics:
             metric = CATALOG[name]
-            rates, true = rates_of(metric, seen, "hard"), true_rates(metric, truth)
-            i, j = np.triu_indices(len(seen.names), 1)
-            _, low, high = apart(rates[0, i], rates[0, j])
+            rates = estimate_rates(metric, view, "hard")
+            true = true_rates(metric, truth)
+            i, j = np.triu_indices(len(view.groups), 1)
+            _, low, high = estimate_difference(rates[0, i], rates[0, j])
             known = ~np.isnan(low)
             apart_truly = true[0, i] - true[0, j]
             pairs += ((low <= apart_truly) & (apart_truly <= high))[known].tolist()
-            gap, wanted = widest(rates), float(np.ptp(true))
+            gap = find_largest_gap(rates)
+            wanted = float(np.ptp(true))
             if gap.low is not None and gap.high is not None:
                 largest.append(gap.low <= wanted <= gap.high)
             elif gap.low is not None:  # some groups are too small: the lower limit still holds
@@ -98,10 +110,10 @@ def test_without_knowing_of_the_noise_they_would_not_hold():
     """The check above can fail: the same noise, not declared."""
     missed = []
     for sums, truth in islice(federations(seed=1, smallest=60, noise=0.5), 400):
-        (seen,) = views(pool(sums))
-        silent = rates_of(CATALOG["eop"], seen, "hard")
-        blind = replace(silent, error=0 * silent.error, valid=silent.n >= FEW)
-        _, low, high = apart(blind[0, 0], blind[0, 1])
+        (view,) = list_views(pool_sites(sums))
+        silent = estimate_rates(CATALOG["eop"], view, "hard")
+        blind = replace(silent, variance=0 * silent.variance, valid=silent.n >= FEW)
+        _, low, high = estimate_difference(blind[0, 0], blind[0, 1])
         true = true_rates(CATALOG["eop"], truth)
         if not np.isnan(low):
             missed.append(not low <= true[0, 0] - true[0, 1] <= high)
@@ -115,10 +127,11 @@ def test_the_gap_within_sites_is_covered():
     for _ in range(FEDERATIONS):
         b, d = generator.integers(3, 60, (2, 12))
         base = generator.uniform(0.1, 0.6, 12)
-        a, c = generator.binomial(b, base + 0.2), generator.binomial(d, base)
+        a = generator.binomial(b, base + 0.2)
+        c = generator.binomial(d, base)
         sums = np.stack([np.stack((a, c), -1), np.stack((b, d), -1)], 1)[:, :, None].astype(float)
         terms = compare(sums, np.ones(12), Compared(0, 0, 1), proper=True)
-        _, low, high = within_sites(terms, np.zeros((12, 4)), False)
+        _, low, high = estimate_within_sites(terms, np.zeros((12, 4)), False)
         hits.append(low <= 0.2 <= high)
     assert np.mean(hits) == pytest.approx(0.95, abs=0.015)  # noise 0.5%
 
@@ -127,17 +140,24 @@ def test_withheld_cells_are_in_the_intervals():
     """Whatever the withheld counts were, the interval reaches what the full counts say."""
     generator = np.random.default_rng(6)
     for _ in range(60):
-        n, rate = 300, generator.uniform(0.02, 0.3)
+        n = 300
+        rate = generator.uniform(0.02, 0.3)
         g = generator.choice(["a", "b"], n)
-        y, d = generator.integers(0, 2, n), (generator.random(n) < rate).astype(int)
+        y = generator.integers(0, 2, n)
+        d = (generator.random(n) < rate).astype(int)
         parts = [(y[i::6], d[i::6], g[i::6]) for i in range(6)]
         full, kept = (
-            audit([measure(y, d, sensitive_features=g, site=str(i), min_cell=k)
-                   for i, (y, d, g) in enumerate(parts)]).to_dict()
+            audit(
+                [
+                    measure(y, d, sensitive_features=g, site=str(i), min_cell=k)
+                    for i, (y, d, g) in enumerate(parts)
+                ]
+            ).to_dict()
             for k in (0, 10)
-        )  # fmt: skip
+        )
         for name in METRICS:
-            exact, wide = full["metrics"][name], kept["metrics"][name]
+            exact = full["metrics"][name]
+            wide = kept["metrics"][name]
             for group, found in wide["groups"].items():
                 if found["low"] is not None and exact["groups"][group]["rate"] is not None:
                     assert found["low"] <= exact["groups"][group]["rate"] <= found["high"]
@@ -149,7 +169,8 @@ def test_withheld_cells_are_in_the_intervals():
 def test_withheld_cells_at_their_worst():
     """Every site withholds one row where it might be nine; the exact numbers stay inside."""
     counts = np.zeros((100, 2, 2, 2))  # site, group, label, decision
-    counts[:, 0, 1], counts[:, 1, 1] = (10, 1), (10, 10)
+    counts[:, 0, 1] = (10, 1)
+    counts[:, 1, 1] = (10, 10)
     exact, kept = (audit(federation(counts, k)).to_dict()["metrics"]["sp"] for k in (0, 10))
     assert exact["groups"]["0"]["rate"] == pytest.approx(1 / 11)
     assert kept["groups"]["0"]["low"] <= 1 / 11 <= kept["groups"]["0"]["high"]
@@ -157,7 +178,7 @@ def test_withheld_cells_at_their_worst():
     assert kept["ratio_low"] <= exact["ratio"] <= kept["ratio_high"]
 
 
-def federation(counts: np.ndarray, min_cell: int) -> Sums:
+def federation(counts: np.ndarray, min_cell: int) -> SiteSums:
     """Sites with these counts, measured row by row."""
     parts = []
     for k, table in enumerate(counts.astype(int)):
@@ -170,8 +191,10 @@ def federation(counts: np.ndarray, min_cell: int) -> Sums:
 def test_a_handful_of_rows_is_no_view_from_within():
     """One row of either group in one site: no gap within sites, and no paradox, is claimed."""
     counts = np.zeros((3, 2, 2, 2))
-    counts[0, 0, 1], counts[1, 1, 1] = (40, 60), (60, 40)
-    counts[2, 0, 1], counts[2, 1, 1] = (1, 0), (0, 1)
+    counts[0, 0, 1] = (40, 60)
+    counts[1, 1, 1] = (60, 40)
+    counts[2, 0, 1] = (1, 0)
+    counts[2, 1, 1] = (0, 1)
     made = audit(federation(counts, 0))
     assert made.to_dict()["within"]["sp"] == {"gap": None, "low": None, "high": None}
     assert not any("Simpson" in text for text in made.warnings)
@@ -179,16 +202,18 @@ def test_a_handful_of_rows_is_no_view_from_within():
 
 def test_the_gap_within_sites_knows_of_the_noise():
     """Without the noise's own variance the nominal 95% would be little more than half of that."""
-    hits, generator = [], np.random.default_rng(9)
-    privacy, add = mechanism(0.5, 0.0)
+    hits = []
+    generator = np.random.default_rng(9)
+    mechanism = calibrate_noise(0.5, 0.0)
     for _ in range(1000):
         rows = generator.integers(40, 120, (12, 2))
         base = generator.uniform(0.2, 0.5, 12)
         got = generator.binomial(rows, np.stack((base + 0.2, base), -1))
-        noisy = np.array(add(np.stack((got, rows - got), -1).ravel().tolist())).reshape(12, 2, 2)
+        exact = np.stack((got, rows - got), -1)
+        noisy = np.array(mechanism.add(exact.ravel().tolist())).reshape(12, 2, 2)
         sums = np.stack((noisy[..., 0], noisy.sum(-1)), 1)[:, :, None].astype(float)
         terms = compare(sums, np.ones(12), Compared(0, 0, 1), proper=True)
-        _, low, high = within_sites(terms, np.full((12, 4), privacy.variance), False)
+        _, low, high = estimate_within_sites(terms, np.full((12, 4), mechanism.variance), False)
         hits.append(low <= 0.2 <= high)
     assert np.mean(hits) == pytest.approx(0.95, abs=0.025)  # noise 0.7%
 
@@ -237,7 +262,7 @@ def test_drawing_sites_holds_no_table_of_all_pairs():
     """Of sixty groups there are 1,770 pairs: a number for each in every draw would be large."""
     drawn = np.random.default_rng(0).random((500, 1, 60))
     tracemalloc.start()
-    low, high = bootstrap._differences(drawn, drawn.mean(0))
+    low, high = bootstrap._difference_limits(drawn, drawn.mean(0))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert low.shape == high.shape == (1, 1770) and most < 8 * 500 * 1770
@@ -276,6 +301,6 @@ def test_sites_against_the_whole_need_more_than_one_in_forty():
         d = (generator.random(100) < np.where(g == "a", 0.52, 0.45)).astype(int)
         parts.append(measure(np.ones(100, int), d, sensitive_features=g, site=str(k)))
     made = audit(parts)
-    where = locality(CATALOG["sp"], made.view, widest(rates_of(CATALOG["sp"], made.view, "hard")))
-    assert (where.local[2] < 0).any() and not (where.beyond < 0).any()
+    where = estimate_metric(CATALOG["sp"], made.view).sites
+    assert (where.local.high < 0).any() and not (where.direction < 0).any()
     assert not any("the other way round" in text for text in made.warnings)

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from fedgft.cli.commands import app
-from fedgft.cli.names import _place, _whole
+from fedgft.cli.app import app
+from fedgft.cli.parameters import read_path, read_whole_number
 
 sys.path.append(str(Path(__file__).parents[1] / "hardening"))
 
@@ -52,7 +52,8 @@ def test_the_page_names_no_folder_of_the_machine(tmp_path):
 
 def options() -> list[Any]:
     """Of every command; those of one command alone have the same types."""
-    found, waiting = [], [app]
+    found = []
+    waiting = [app]
     while waiting:
         command = waiting.pop()
         waiting += [command[name] for name in command if not name.startswith("-")]
@@ -61,7 +62,7 @@ def options() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("kind", "converter"), [(int, _whole), (Path, _place)])
+@pytest.mark.parametrize(("kind", "converter"), [(int, read_whole_number), (Path, read_path)])
 def test_no_command_has_a_way_of_its_own_to_read_numbers_and_paths(kind, converter):
     """A fraction is not cut, and an empty name is not the folder that we are in."""
     mine = [a for a in options() if a.hint is kind or kind in get_args(a.hint)]

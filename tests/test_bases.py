@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgft.engine import Settings, fused, plain_kernels
-from fedgft.engine.book import open_book
-from fedgft.engine.choose import choose_executor
-from fedgft.engine.rounds import Rounds
-from fedgft.engine.schedule import batches, everybody, keys
-from fedgft.errors import FedgftError
-from fedgft.federated import (
+from fedgft.algorithms import (
     BASES,
     Adaptive,
     Algorithm,
@@ -24,18 +18,23 @@ from fedgft.federated import (
     Proximal,
     Scaffold,
     ServerMomentum,
-    controlled,
     fairfed,
     fedavg,
     fedgft,
+    fedgft_control,
     lft,
     lrw,
     with_base,
 )
-from fedgft.federated.control import Loop
+from fedgft.algorithms.controller import Loop
+from fedgft.engine import Settings
+from fedgft.engine.executors import choose_executor, fused, numpy_kernels
+from fedgft.engine.plan import batches, full_cohort, index_rows, keys
+from fedgft.engine.round import Rounds
+from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.models import get_model
-from fedgft.optim import Optimizer, reach
+from fedgft.optimizers import Optimizer, reach
 from small import EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 SP = CATALOG["sp"]
@@ -45,13 +44,16 @@ every_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 def scaffold_by_hand(made, *, rounds: int, lr: float, batch_size: int) -> np.ndarray:
     """Karimireddy et al., Algorithm 1 with option II, clients weighing n_k / n."""
-    every, model = clients(made), module(made)
+    every = clients(made)
+    model = module(made)
     sizes = torch.tensor([len(c.y) for c in every], dtype=torch.float64)
     flat = lambda: torch.cat([p.detach().flatten() for p in model.parameters()])  # noqa: E731
-    x, c = flat(), torch.zeros_like(flat())
+    x = flat()
+    c = torch.zeros_like(flat())
     own = [torch.zeros_like(x) for _ in every]
     for t in range(rounds):
-        ends, fresh = [], []
+        ends = []
+        fresh = []
         for k, client in enumerate(every):
             y = x.clone()
             key = keys(keys(np.uint64(0), np.uint64(client.key)), 1 + t, 0)
@@ -67,7 +69,8 @@ def scaffold_by_hand(made, *, rounds: int, lr: float, batch_size: int) -> np.nda
             fresh.append(own[k] - c + (x - y) / (steps * lr))
         share = sizes / sizes.sum()
         c = c + sum(w * (new - old) for w, new, old in zip(share, fresh, own, strict=True))
-        x, own = sum(w * y for w, y in zip(share, ends, strict=True)), fresh
+        x = sum(w * y for w, y in zip(share, ends, strict=True))
+        own = fresh
     return x.numpy()
 
 
@@ -87,24 +90,39 @@ def rounds_of(made, method: Algorithm, **options) -> Rounds:
         batch_size=8,
         **{"schedule": "constant", "state": "reset", "rounds": 20, **options},
     )
-    book, model = open_book([made, made]), get_model("logistic")
-    executor = choose_executor(book, model, method, settings)
-    return Rounds(book, model, method, settings, executor, seeds=np.array([0, 1], np.uint64),
-                  lr=np.array([0.05, 0.02]), all_clients=everybody([made, made]))  # fmt: skip
+    index = index_rows([made, made])
+    model = get_model("logistic")
+    executor = choose_executor(index, model, method, settings)
+    return Rounds(
+        index,
+        model,
+        method,
+        settings,
+        executor,
+        seeds=np.array([0, 1], np.uint64),
+        lr=np.array([0.05, 0.02]),
+    )
 
 
 @every_executor
 @pytest.mark.parametrize("sampling", ["uniform", "size"])
 def test_scaffold_keeps_its_mean_whoever_takes_part(executor: str, sampling: str) -> None:
-    made, last = federation(), None
-    rounds = rounds_of(made, Algorithm(correction=Scaffold()), cohort=2, sampling=sampling,
-                       rounds=6, executor=executor)  # fmt: skip
+    made = federation()
+    last = None
+    rounds = rounds_of(
+        made,
+        Algorithm(correction=Scaffold()),
+        cohort=2,
+        sampling=sampling,
+        rounds=6,
+        executor=executor,
+    )
     state = rounds.init(None)
     for t in range(6):
         state = rounds.step(state, t)
-        own = np.asarray(state.variates.own).reshape(2, made.num_clients, -1)
+        own = np.asarray(state.correction.own).reshape(2, made.num_clients, -1)
         mean = np.einsum("k,rkw->rw", made.sizes / made.sizes.sum(), own)
-        np.testing.assert_allclose(np.asarray(state.variates.server), mean, **EXACT)
+        np.testing.assert_allclose(np.asarray(state.correction.server), mean, **EXACT)
         if last is not None:  # at most two clients of a run have learnt something
             changed = (np.abs(own - last) > 0).any(-1).sum(1)
             assert (changed <= 2).all() and changed.sum() > 0
@@ -113,10 +131,11 @@ def test_scaffold_keeps_its_mean_whoever_takes_part(executor: str, sampling: str
 
 @pytest.mark.parametrize("rule", ["momentum", "adam"])
 def test_scaffold_in_all_executors(rule, monkeypatch) -> None:
-    made, method = federation(), with_base(fedgft(SP, 5.0), "scaffold", mu=0.2)
+    made = federation()
+    method = with_base(fedgft(SP, 5.0), "scaffold", mu=0.2)
     options = {"optimizer": Optimizer(rule), "epochs": 2}
     found = [run(made, method, executor=name, **options).params for name in EXECUTORS]
-    monkeypatch.setattr(fused, "kernels", plain_kernels)
+    monkeypatch.setattr(fused, "kernels", numpy_kernels)
     found.append(run(made, method, executor="fused", **options).params)
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=0, atol=1e-9)
@@ -148,7 +167,9 @@ def test_reach_is_how_far_a_constant_gradient_leads(rule: str, steps: int) -> No
 @pytest.mark.parametrize("rule", ["sgd", "momentum"])
 def test_reach_with_a_pull_back(rule: str) -> None:
     """Of several clients at once, each with its own number of steps."""
-    steps, lr, mu = np.array([1, 5, 30, 0]), 0.1, 5.0
+    steps = np.array([1, 5, 30, 0])
+    lr = 0.1
+    mu = 5.0
     far = []
     for count in steps:
         value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -164,8 +185,12 @@ def test_fednova_knows_the_pull_of_fedprox() -> None:
     made = several()
     pulled = Algorithm(correction=Proximal(4.0), weighting=FedNova())
     found = run(made, pulled, rounds=1, optimizer=SGD).params[0]
-    ends = [run(reordered(made, [k]), Algorithm(correction=Proximal(4.0)), rounds=1,
-                optimizer=SGD).params[0] for k in range(made.num_clients)]  # fmt: skip
+    ends = [
+        run(
+            reordered(made, [k]), Algorithm(correction=Proximal(4.0)), rounds=1, optimizer=SGD
+        ).params[0]
+        for k in range(made.num_clients)
+    ]
     start = np.concatenate([p.detach().flatten().numpy() for p in module(made).parameters()])
     tau = (1 - (1 - 0.05 * 4.0) ** -(-made.sizes // 8)) / (0.05 * 4.0)
     weight = made.sizes / made.sizes.sum()
@@ -176,21 +201,23 @@ def test_fednova_knows_the_pull_of_fedprox() -> None:
 @every_executor
 def test_locally_fair_training_is_pulled_back_to_the_start_of_the_round(executor: str) -> None:
     """It trains epoch by epoch; with lam 0 it is FedProx all the same."""
-    made, options = federation(), {"executor": executor, "epochs": 4}
+    made = federation()
+    options = {"executor": executor, "epochs": 4}
     plain = run(made, with_base(fedavg(), "fedprox", mu=5.0), **options).params
     local = run(made, with_base(lft(SP, 0.0), "fedprox", mu=5.0), **options).params
     np.testing.assert_allclose(local, plain, **EXACT)
 
 
 def test_the_controller_knows_when_the_answer_is_late_or_blurred() -> None:
-    made, plain = federation(), controlled(SP)
-    assert rounds_of(made, plain)._loop() == Loop(delay=1, caution=1.0)
-    assert rounds_of(made, with_base(plain, "scaffold"))._loop().caution == 0.5
+    made = federation()
+    plain = fedgft_control(SP)
+    assert rounds_of(made, plain).loop() == Loop(delay=1, caution=1.0)
+    assert rounds_of(made, with_base(plain, "scaffold")).loop().caution == 0.5
     for base in ("fedadam", "fedavgm"):
-        assert rounds_of(made, with_base(plain, base))._loop().caution == 0.5
+        assert rounds_of(made, with_base(plain, base)).loop().caution == 0.5
     for options in ({"cohort": 2}, {"noise": 1.0}):
-        assert rounds_of(made, plain, **options)._loop().caution == 0.5
-    assert rounds_of(made, plain, lag=True)._loop().delay == 2
+        assert rounds_of(made, plain, **options).loop().caution == 0.5
+    assert rounds_of(made, plain, lag=True).loop().delay == 2
 
 
 def test_fednova_by_hand() -> None:
@@ -201,7 +228,8 @@ def test_fednova_by_hand() -> None:
         for k in range(made.num_clients)
     ]
     start = np.concatenate([p.detach().flatten().numpy() for p in module(made).parameters()])
-    tau, weight = -(-made.sizes // 8), made.sizes / made.sizes.sum()
+    tau = -(-made.sizes // 8)
+    weight = made.sizes / made.sizes.sum()
     moved = sum(w * (end - start) / t for w, end, t in zip(weight, ends, tau, strict=True))
     expected = start + (weight * tau).sum() * moved
     found = run(made, Algorithm(weighting=FedNova()), rounds=1, optimizer=SGD).params[0]
@@ -218,21 +246,23 @@ def test_fednova_changes_nothing_where_all_make_as_many_steps() -> None:
 
 
 def test_fednova_gives_nothing_to_a_client_without_rows() -> None:
-    cohort = everybody([several()])
+    cohort = full_cohort([several()])
     local = Local(None, None, reach=np.array([2.0, 0.0, 1.0, 4.0, 1.0]))
     found, _ = FedNova().coefficients(None, cohort, local)
     assert found[1] == 0 and np.isfinite(found).all()
 
 
 def test_servers_by_their_formulas() -> None:
-    params, update = np.array([[1.0, -2.0]]), np.array([[0.5, -0.01]])
+    params = np.array([[1.0, -2.0]])
+    update = np.array([[0.5, -0.01]])
     server = ServerMomentum(lr=0.5, momentum=0.9)
     state = server.init(params)
     once, state = server.step(state, params, update)
     np.testing.assert_allclose(once, params + 0.5 * update)
     twice, _ = server.step(state, once, update)
     np.testing.assert_allclose(twice, once + 0.5 * 1.9 * update)
-    v0, square = 1e-6, update**2
+    v0 = 1e-6
+    square = update**2
     second = {
         "adam": 0.99 * v0 + 0.01 * square,
         "yogi": v0 - 0.01 * square * np.sign(v0 - square),
@@ -255,7 +285,8 @@ def test_a_server_without_momentum_is_averaging() -> None:
 
 @every_executor
 def test_servers_in_all_executors(executor: str) -> None:
-    made, method = federation(), with_base(fedgft(SP, 5.0), "fedyogi")
+    made = federation()
+    method = with_base(fedgft(SP, 5.0), "fedyogi")
     np.testing.assert_allclose(
         run(made, method, executor=executor).params, run(made, method).params, atol=1e-10, rtol=0
     )
@@ -274,7 +305,7 @@ def test_buffers_take_the_mean_and_not_the_server_step() -> None:
         np.testing.assert_allclose(found.params[0, -8:], plain.params[0, -8:], atol=1e-9)
 
 
-OBJECTIVES = (fedavg(), lrw(), lft(SP, 3.0), fedgft(CATALOG["eo"], 3.0), controlled(SP, 0.1))
+OBJECTIVES = (fedavg(), lrw(), lft(SP, 3.0), fedgft(CATALOG["eo"], 3.0), fedgft_control(SP, 0.1))
 CORRECTIONS = (Proximal(), Proximal(0.3), Scaffold())
 FAIRFED = (FairFed(SP, 0.5), FairFed(SP, 0.5, "exp"))
 WEIGHTINGS = (BySize(), *FAIRFED, FedNova(), FedNova(FAIRFED[0]))
@@ -284,7 +315,8 @@ SERVERS = (Averaging(), ServerMomentum(), Adaptive("adam"), Adaptive("yogi"), Ad
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_everything_goes_with_everything(cohort) -> None:
     """objective x correction x weighting x server, for a few rounds: each is its own method."""
-    made, seen = federation(), set()
+    made = federation()
+    seen = set()
     for objective, *slots in product(OBJECTIVES, CORRECTIONS, WEIGHTINGS, SERVERS):
         method = Algorithm(objective.objective, *slots)
         found = run(made, method, cohort=cohort, rounds=3, eval_every=0, state="shared")
@@ -297,17 +329,17 @@ def test_everything_goes_with_everything(cohort) -> None:
 
 def test_methods_and_bases_by_name() -> None:
     for base in BASES:
-        for method in (fedavg(), lrw(), lft(SP), fairfed(SP), fedgft(SP), controlled(SP)):
+        for method in (fedavg(), lrw(), lft(SP), fairfed(SP), fedgft(SP), fedgft_control(SP)):
             found = with_base(method, base)
             assert found.objective == method.objective
             if base != "fednova":
                 assert found.weighting == method.weighting
     assert with_base(fairfed(SP), "fednova").weighting == FedNova(FairFed(SP))
     assert with_base(fedavg(), "fednova", mu=0.5).correction == Proximal(0.5)
-    with pytest.raises(FedgftError, match="--base 'fedmax' is not known"):
+    with pytest.raises(FedgftError, match="base 'fedmax' is not known"):
         with_base(fedavg(), "fedmax")
     for wrong in (lambda: Scaffold(-1.0), lambda: Proximal(float("nan"))):
-        with pytest.raises(FedgftError, match="--mu"):
+        with pytest.raises(FedgftError, match="mu must be"):
             wrong()
-    with pytest.raises(FedgftError, match="--server-lr"):
+    with pytest.raises(FedgftError, match="server_lr must be"):
         with_base(fedavg(), "fedadam", server_lr=0.0)

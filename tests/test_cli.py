@@ -14,7 +14,7 @@ import pytest
 from fedgft.cli import main
 from fedgft.data import SOURCES
 from fedgft.data.synthetic import synthetic
-from fedgft.saved import load_model
+from fedgft.fair_model import load_model
 
 # an infinite heterogeneity is said, and is no error
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -60,9 +60,25 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def test_compare_prints_only_json_with_all_the_fields(capsys):
     code, out, _ = run(
-        capsys, "compare", "--data", "synthetic", "--methods", "fedavg", "lrw", "lft", "fairfed",
-        "fedgft", "--metrics", "sp", "eop", "--alpha", "0.5", "5", "--json", *QUICK,
-    )  # fmt: skip
+        capsys,
+        "compare",
+        "--data",
+        "synthetic",
+        "--methods",
+        "fedavg",
+        "lrw",
+        "lft",
+        "fairfed",
+        "fedgft",
+        "--metrics",
+        "sp",
+        "eop",
+        "--alpha",
+        "0.5",
+        "5",
+        "--json",
+        *QUICK,
+    )
     rows = json.loads(out)
     assert code == 0
     assert len(rows) == 5 * 2 * 2
@@ -118,13 +134,12 @@ def test_all_models_and_init(capsys, tmp_path):
 
 
 def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch):
-    from fedgft import data
     from fedgft.errors import FedgftError
 
     def unreachable(name, **options):
         raise FedgftError("no source")
 
-    monkeypatch.setattr(data, "load", unreachable)
+    monkeypatch.setattr("fedgft.cli.demo.load", unreachable)
     code, out, err = run(capsys, "demo", "--seeds", "2", "--out", tmp_path)
     assert code == 0
     assert "synthetic" in err
@@ -137,9 +152,20 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
 def test_text_from_data_is_escaped(capsys, tmp_path):
     file = table(tmp_path / "t.parquet")
     code, out, _ = run(
-        capsys, "train", "--data", file, "--label", "ok", "--group", "sex", "--client", "site",
-        "--out", tmp_path / "o", *QUICK,
-    )  # fmt: skip
+        capsys,
+        "train",
+        "--data",
+        file,
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--client",
+        "site",
+        "--out",
+        tmp_path / "o",
+        *QUICK,
+    )
     assert code == 0
     assert "[b]east[/b]" in out
 
@@ -252,9 +278,23 @@ def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
     frame = frame.with_columns(last, split.extend(pl.Series(["train"] * (400 - len(split)))))
     frame.write_csv(tmp_path / "t.csv")
     code, out, _ = run(
-        capsys, "train", "--data", tmp_path / "t.csv", "--label", "ok", "--group", "sex",
-        "--client", "site", "--split", "part", "--json", "--out", tmp_path / "o", *QUICK,
-    )  # fmt: skip
+        capsys,
+        "train",
+        "--data",
+        tmp_path / "t.csv",
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--client",
+        "site",
+        "--split",
+        "part",
+        "--json",
+        "--out",
+        tmp_path / "o",
+        *QUICK,
+    )
     alone = next(c for c in json.loads(out)["clients"] if c["client"] == "alone")
     assert code == 0
     assert alone["rows"] == 1
@@ -263,7 +303,7 @@ def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
 
 def test_help_is_quick_and_imports_nothing_heavy():
     heavy = ("torch", "numba", "polars", "matplotlib", "numpy", "jaxtyping")
-    loads = "import sys; from fedgft.cli.commands import app; "
+    loads = "import sys; from fedgft.cli.app import app; "
     code = loads + f"print([m for m in {heavy} if m in sys.modules])"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -291,14 +331,15 @@ def test_columns_that_are_left_out_are_no_features(capsys, tmp_path):
     assert run(capsys, "predict", model, tmp_path / "new.csv")[0] == 0
     own = ["--data", file, "--label", "ok", "--group", "sex"]
     every = ["x", "y <b>&", "town", "sex", "site"]
-    for given, says in (([*own, "--leave-out", "tow"], "'tow' (--leave-out); did you mean 'town'?"),
-                        ([*own, "--leave-out", *every], "no column is left to learn from"),
-                        ([*own, "--leave-out", "ok"], "'ok' is both --label and --leave-out"),
-                        ([*own, "--leave-out"], "--leave-out needs columns"),
-                        (["--data", "adult", "--leave-out", "age"], "--leave-out: the data set"),
-                        (["--data", "synthetic", "--leave-out", "x0"], "--leave-out: the synth"),
-                        ([*own, "--images", tmp_path, "--leave-out", "x"], "is for tables"),
-                        ):  # fmt: skip
+    for given, says in (
+        ([*own, "--leave-out", "tow"], "'tow' (--leave-out); did you mean 'town'?"),
+        ([*own, "--leave-out", *every], "no column is left to learn from"),
+        ([*own, "--leave-out", "ok"], "'ok' is both --label and --leave-out"),
+        ([*own, "--leave-out"], "--leave-out needs columns"),
+        (["--data", "adult", "--leave-out", "age"], "--leave-out: the data set"),
+        (["--data", "synthetic", "--leave-out", "x0"], "--leave-out: the synth"),
+        ([*own, "--images", tmp_path, "--leave-out", "x"], "is for tables"),
+    ):
         code, _, err = run(capsys, "train", *given, *QUICK, "--out", tmp_path / "none")
         assert code == 2 and says in " ".join(err.split()), err
     assert not (tmp_path / "none").exists()

@@ -25,7 +25,8 @@ FEDGFT = [sys.executable, "-m", "fedgft"]
 
 def tiny(path: Path) -> Path:
     """So few rows that a group has no test row of the event."""
-    rng, rows = np.random.default_rng(0), 44
+    rng = np.random.default_rng(0)
+    rows = 44
     sex = ["f"] * 4 + ["m"] * (rows - 4)
     part = ["train"] * 4 + ["train", "train", "test", "test"] * 10
     x = rng.normal(size=rows)
@@ -133,9 +134,11 @@ def test_predict_keeps_the_users_own_columns(capsys, tmp_path):
     assert len(json.loads(out)) == 400
     late = datetime(2020, 1, 2, 3, 4)
     odd = pl.read_csv(file).with_columns(
-        pl.lit(late).alias("seen"), pl.lit(late.date()).alias("day"),
-        pl.lit(float("nan")).alias("by"), pl.lit(Decimal("1.50")).alias("cost"),
-    )  # fmt: skip
+        pl.lit(late).alias("seen"),
+        pl.lit(late.date()).alias("day"),
+        pl.lit(float("nan")).alias("by"),
+        pl.lit(Decimal("1.50")).alias("cost"),
+    )
     odd.write_parquet(tmp_path / "odd.parquet")
     code, out, err = run(
         capsys, "predict", tmp_path / "model.safetensors", tmp_path / "odd.parquet", "--json"
@@ -161,8 +164,13 @@ def test_predict_keeps_the_users_own_columns(capsys, tmp_path):
 def test_predict_of_three_classes_writes_over_no_column_and_minds_no_other(capsys, tmp_path):
     """`score` is not among those it writes then, `score_b` is."""
     rng = np.random.default_rng(0)
-    frame = pl.DataFrame({"x": rng.normal(size=300), "sex": rng.choice(["f", "m"], 300),
-                          "ok": rng.choice(["a", "b", "c"], 300)})  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "x": rng.normal(size=300),
+            "sex": rng.choice(["f", "m"], 300),
+            "ok": rng.choice(["a", "b", "c"], 300),
+        }
+    )
     frame.write_csv(tmp_path / "t.csv")
     where = ["--data", tmp_path / "t.csv", "--label", "ok", "--group", "sex", "--out", tmp_path]
     assert run(capsys, "train", *where, *QUICK)[0] == 0
@@ -177,10 +185,11 @@ def test_predict_of_three_classes_writes_over_no_column_and_minds_no_other(capsy
 
 
 NAMELESS = [
-    (shutil.Error("no copy"), "no copy"), (OSError("torn"), "torn"),
+    (shutil.Error("no copy"), "no copy"),
+    (OSError("torn"), "torn"),
     (OSError(28, "No space left"), "stdout: No space left"),
     (OSError(28, "No space left", "a.csv"), "a.csv: No space left"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("error", "said"), NAMELESS)
@@ -190,7 +199,8 @@ def test_an_error_of_the_system_is_one_line_that_names_what_it_can(
     def meta(*_, **__):
         raise error
 
-    monkeypatch.setattr("fedgft.cli.commands.app", SimpleNamespace(meta=meta))
+    monkeypatch.setattr("fedgft.cli.app._load_command", lambda arguments: None)
+    monkeypatch.setattr("fedgft.cli.app.app", SimpleNamespace(meta=meta))
     assert run(capsys, "data", "list") == (2, "", f"fedgft: {said}\n")
 
 
@@ -250,8 +260,9 @@ def results(folder: Path) -> dict[str, object]:
     """Everything a reader sees of it, and the rows without the time they took."""
     found: dict[str, object] = {
         str(p.relative_to(folder)): p.read_bytes()
-        for pattern in ("*.md", "*.html", "figures/*.svg") for p in sorted(folder.glob(pattern))
-    }  # fmt: skip
+        for pattern in ("*.md", "*.html", "figures/*.svg")
+        for p in sorted(folder.glob(pattern))
+    }
     for path in sorted(folder.glob("*.parquet")):
         found[path.name] = pl.read_parquet(path).drop("seconds").rows()
     return found
@@ -260,7 +271,8 @@ def results(folder: Path) -> dict[str, object]:
 def test_reproduce_killed_three_times_ends_as_if_it_had_not_been(tmp_path, compas):
     """While cells are trained, later while cells are trained, and while figures are drawn."""
     command = [*FEDGFT, "reproduce", "table1", "penalty", "--data", "compas", "--seeds", "3"]
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    calm = tmp_path / "calm"
+    killed = tmp_path / "killed"
     done = subprocess.run([*command, "--out", calm], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     cells = len(list((calm / "cells").glob("*.json")))
@@ -269,10 +281,12 @@ def test_reproduce_killed_three_times_ends_as_if_it_had_not_been(tmp_path, compa
         lambda: len(list((killed / "cells").glob("*.json"))) >= cells // 2,
         lambda: any((killed / "figures").glob("*.png")),
     )
-    rng, kept = np.random.default_rng(), {}
+    rng = np.random.default_rng()
+    kept = {}
     for there in reached:
-        process = subprocess.Popen([*command, "--out", killed], stderr=subprocess.DEVNULL,
-                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            [*command, "--out", killed], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
         while not there() and process.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.1))

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from fedgft.algorithms import LinearizedPenalty
 from fedgft.errors import FedgftError
-from fedgft.federated import Linearised
-from fedgft.metrics import CATALOG, Tally, get_metric
+from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.spread import SPREADS, spread_gradient
+from fedgft.sums import Sums
 
 NAMES = ("sp", "eop", "eo", "cal", "acc", "fpr")
 
@@ -75,8 +76,10 @@ def test_equal_rates_have_no_gradient(spread: str) -> None:
 
 def test_the_variance_pulls_every_group_and_the_range_two() -> None:
     S = np.stack((np.array([[0.1, 0.2, 0.4]]), np.full((1, 3), 0.5)))
-    pulled = {s: (np.abs(spread_gradient(CATALOG["sp"], S, s)[1][0]) > 1e-12).sum()
-              for s in ("range", "variance")}  # fmt: skip
+    pulled = {
+        s: (np.abs(spread_gradient(CATALOG["sp"], S, s)[1][0]) > 1e-12).sum()
+        for s in ("range", "variance")
+    }
     assert pulled == {"range": 2, "variance": 3}
 
 
@@ -84,8 +87,9 @@ def test_the_variance_pulls_every_group_and_the_range_two() -> None:
 def test_several_metrics_are_their_conditions_together(classes: int) -> None:
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(classes), 90)
-    labels, groups = rng.integers(0, classes, 90), rng.integers(0, 3, 90)
-    tally = Tally.of(probs, labels, groups, num_groups=3)
+    labels = rng.integers(0, classes, 90)
+    groups = rng.integers(0, 3, 90)
+    tally = Sums.of(probs, labels, groups, num_groups=3)
     both = get_metric("sp+0.5*eop+2*cal")
     parts = [get_metric(n) for n in ("sp", "eop", "cal")]
     for kind in ("soft", "hard"):
@@ -104,13 +108,14 @@ def test_several_metrics_are_their_conditions_together(classes: int) -> None:
 def test_penalties_of_several_metrics_add_up() -> None:
     """v of the sum is the sum of the weighted v, condition by condition."""
     rng = np.random.default_rng(1)
-    tally = Tally.of(rng.dirichlet([1, 1], 60), rng.integers(0, 2, 60), rng.integers(0, 2, 60),
-                     num_groups=2)  # fmt: skip
+    tally = Sums.of(
+        rng.dirichlet([1, 1], 60), rng.integers(0, 2, 60), rng.integers(0, 2, 60), num_groups=2
+    )
     both = get_metric("sp+0.5*eop")
     S = tally.statistics(both, "soft") / 60
-    v = Linearised(both, 3.0, "l2").cotangent(S, np.zeros_like(S))
+    v = LinearizedPenalty(both, 3.0, "l2").cotangent(S, np.zeros_like(S))
     for at, (name, weight) in enumerate((("sp", 1.0), ("eop", 0.5))):
-        one = Linearised(get_metric(name), 3.0, "l2")
+        one = LinearizedPenalty(get_metric(name), 3.0, "l2")
         own = S[:, at : at + 1]
         np.testing.assert_allclose(v[:, at : at + 1], weight * one.cotangent(own, 0 * own))
 
@@ -125,11 +130,19 @@ def test_classes_can_be_told_from_conditions(metric: str, classes: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("dp", "'dp' is not known"), ("sp+sp", "twice"), ("x*sp", "'x' is no positive weight"),
-     ("-1*sp", "no positive weight"), ("0*sp", "no positive weight"), ("sp+", "'' is not known"),
-     ("inf*sp", "no positive weight"), ("nan*sp+eop", "no positive weight"),
-     ("9.9e-7*sp", "no positive weight"), ("1000000.5*sp", "no positive weight")],
-)  # fmt: skip
+    [
+        ("dp", "'dp' is not known"),
+        ("sp+sp", "twice"),
+        ("x*sp", "'x' is no positive weight"),
+        ("-1*sp", "no positive weight"),
+        ("0*sp", "no positive weight"),
+        ("sp+", "'' is not known"),
+        ("inf*sp", "no positive weight"),
+        ("nan*sp+eop", "no positive weight"),
+        ("9.9e-7*sp", "no positive weight"),
+        ("1000000.5*sp", "no positive weight"),
+    ],
+)
 def test_names_that_are_no_metrics(text: str, says: str) -> None:
     with pytest.raises(FedgftError, match=says):
         get_metric(text)
@@ -147,5 +160,6 @@ def test_names() -> None:
     both = get_metric("sp+2*cal")
     assert both.title == "statistical parity and predictive parity"
     assert both.conditions(2) == ("sp: class 1", "cal: class 1")
-    with pytest.raises(FedgftError, match="--spread"):
-        Linearised(CATALOG["sp"], 1.0, spread="median")
+    with pytest.raises(FedgftError) as caught:
+        LinearizedPenalty(CATALOG["sp"], 1.0, spread="median")
+    assert caught.value.field == "spread"

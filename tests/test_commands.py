@@ -1,4 +1,4 @@
-"""The command line as one piece: help, examples, completion, quiet and verbose, colour, codes."""
+"""The command line as one piece: help, examples, completion, quiet and verbose, color, codes."""
 
 import os
 import re
@@ -11,10 +11,11 @@ from importlib.metadata import version
 
 import pytest
 
-from fedgft.cli.commands import app
-from fedgft.cli.examples import CODES, EXAMPLES
-from fedgft.cli.names import HEADINGS
+from fedgft.cli.app import app
+from fedgft.cli.commands import EXAMPLES, EXIT_CODES, SUMMARIES
+from fedgft.cli.console import output, render
 from fedgft.cli.options import Options
+from fedgft.settings import OPTIONS
 from test_cli import QUICK, run, table
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -49,18 +50,64 @@ def test_every_example_is_one(line):
 
 def test_help_says_what_exit_codes_mean(capsys):
     _, out, _ = run(capsys, "--help")
-    assert " ".join(CODES.split()) in " ".join(out.split())
+    assert " ".join(EXIT_CODES.split()) in " ".join(out.split())
     for code in ("0", "2", "3", "130"):
-        assert re.search(rf"\b{code}\b", CODES)
+        assert re.search(rf"\b{code}\b", EXIT_CODES)
 
 
 def test_every_shared_option_has_its_heading(capsys):
-    assert sorted(n for names in HEADINGS.values() for n in names) == sorted(
+    assert sorted(n for names in OPTIONS.values() for n in names) == sorted(
         field.name for field in fields(Options)
     )
     _, out, _ = run(capsys, "compare", "--help")
-    places = [out.index(f"─ {heading} ─") for heading in HEADINGS]
+    places = [out.index(f"─ {heading} ─") for heading in OPTIONS]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_summary_is_the_first_paragraph_of_the_help(capsys, name):
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0 and SUMMARIES[name] in " ".join(out.split())
+
+
+def test_no_command_is_imported_for_the_list_of_commands():
+    code = (
+        "import sys; from fedgft.cli import main; main(['--help']); "
+        "print([m for m in sys.modules if m.startswith(('fedgft.', 'numpy', 'torch'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(re.findall(r"'([\w.]+)'", done.stdout.splitlines()[-1]))
+    own = {"app", "commands", "console"}
+    assert loaded <= {
+        "fedgft.cli",
+        *(f"fedgft.cli.{name}" for name in own),
+        "fedgft.errors",
+        "fedgft.formatting",
+        "fedgft.settings",
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "option"),
+    [
+        ("train", "batch_size", "--batch-size"),
+        ("train", "out", "--out"),
+        ("train", "fedbn", "--fedbn"),
+        ("compare", "metric", "--metrics"),
+        ("deploy local", "set", "--set"),
+        ("deploy local", "app", "--app"),
+        ("deploy keys", "sites", "SITE"),
+        ("measure", "predictions", "PREDICTIONS"),
+        ("measure", "exclude_empty", "--exclude-empty"),  # of another command
+        ("measure", "conditions", "conditions"),  # of none
+    ],
+)
+def test_messages_name_options(monkeypatch, command, field, option):
+    found = app
+    for word in command.split():
+        found = found[word]
+    monkeypatch.setattr(output, "command", found)
+    assert render(f"`{field}` is wrong") == f"{option} is wrong"
 
 
 def test_version(capsys):
@@ -88,8 +135,19 @@ def test_a_verdict_is_said_even_quietly(capsys, tmp_path):
     rows = "y,sex,p\n" + "1,f,0.9\n0,f,0.8\n1,m,0.2\n0,m,0.1\n" * 30
     (tmp_path / "p.csv").write_text(rows)
     site = tmp_path / "site.json"
-    run(capsys, "measure", tmp_path / "p.csv", "--label", "y", "--group", "sex", "--score", "p",
-        "--out", site)  # fmt: skip
+    run(
+        capsys,
+        "measure",
+        tmp_path / "p.csv",
+        "--label",
+        "y",
+        "--group",
+        "sex",
+        "--score",
+        "p",
+        "--out",
+        site,
+    )
     code, _, err = run(capsys, "audit", site, "--fail-above", "sp=0.1", "-q")
     assert code == 3 and "--fail-above" in err
 
@@ -98,20 +156,24 @@ def styled(**environment: str) -> bool:
     """Whether a table comes with escape sequences."""
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
     said = subprocess.run(
-        [sys.executable, "-m", "fedgft", "data", "list"], capture_output=True, check=True,
+        [sys.executable, "-m", "fedgft", "data", "list"],
+        capture_output=True,
+        check=True,
         env={**clean, "TERM": "xterm-256color", **environment},
-    ).stdout  # fmt: skip
+    ).stdout
     return b"\x1b[" in said
 
 
-def test_colour_is_for_terminals_and_no_color_is_heard():
+def test_color_is_for_terminals_and_no_color_is_heard():
     assert not styled()
     assert styled(FORCE_COLOR="1")
     help_ = subprocess.run(
-        [sys.executable, "-m", "fedgft", "train", "--help"], capture_output=True, check=True,
+        [sys.executable, "-m", "fedgft", "train", "--help"],
+        capture_output=True,
+        check=True,
         env={**os.environ, "FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color"},
-    ).stdout  # fmt: skip
-    assert not re.search(rb"\x1b\[(\d+;)*(3[0-7]|9[0-7]|38)", help_)  # bold is no colour
+    ).stdout
+    assert not re.search(rb"\x1b\[(\d+;)*(3[0-7]|9[0-7]|38)", help_)  # bold is no color
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

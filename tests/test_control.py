@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import fedgft as package
-from fedgft.data.partition import partition
-from fedgft.data.scaling import standardise
-from fedgft.data.synthetic import synthetic
-from fedgft.engine import Settings, simulate
-from fedgft.errors import FedgftError
-from fedgft.federated import Algorithm, Controlled, Objective, Penalty, controlled, fedavg
-from fedgft.federated.control import (
-    LARGEST,
-    LARGEST_SUM,
-    LEAST_TRUST,
-    Loop,
+from fedgft import Penalty
+from fedgft.algorithms import Algorithm, Controller, Objective, fedavg, fedgft_control
+from fedgft.algorithms.controller import (
+    MAX_GROUP_PRICE,
+    MAX_ROW_PRICE,
+    MIN_TRUST,
     StepDamper,
     TargetMissedWarning,
     damping,
 )
+from fedgft.data.partition import partition
+from fedgft.data.scale import standardize
+from fedgft.data.synthetic import synthetic
+from fedgft.engine import Settings, simulate
+from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, get_metric
 
 SP = CATALOG["sp"]
@@ -33,13 +33,15 @@ SP = CATALOG["sp"]
 
 def statistics(rates, events) -> np.ndarray:
     """(run, 2, v, g) of given rates."""
-    rates, events = np.array(rates, float), np.array(events, float)
+    rates = np.array(rates, float)
+    events = np.array(events, float)
     return np.stack((rates * events, np.broadcast_to(events, rates.shape)), axis=-3)
 
 
 def center_by_search(rates, weights, width: float) -> float:
     """The center of the band that is nearest to the rates, by a search over a fine grid."""
-    low, high = min(rates), max(rates)
+    low = min(rates)
+    high = max(rates)
     if high - low <= width:
         return (low + high) / 2
     grid = np.linspace(low, high, 200_001)
@@ -52,7 +54,9 @@ class ByHand:
     """The rule of one run and condition, written out group by group."""
 
     def __init__(self, groups: int, target: float) -> None:
-        self.target, self.seen, self.trust = target, False, [1.0] * groups
+        self.target = target
+        self.seen = False
+        self.trust = [1.0] * groups
         self.up, self.down, self.above, self.below = ([0.0] * groups for _ in range(4))
         self.prices, self.push, self.fall, self.moved = ([0.0] * groups for _ in range(4))
         self.rates: list[float] = []
@@ -61,7 +65,8 @@ class ByHand:
         every = range(len(rates))
         weights = [s / sum(shares) for s in shares]
         if not self.seen:
-            self.seen, self.rates = True, list(rates)
+            self.seen = True
+            self.rates = list(rates)
             return self.prices
         center = center_by_search(rates, weights, self.target)
         above = [r - center - self.target / 2 for r in rates]
@@ -97,7 +102,10 @@ class ByHand:
         middle = sum(w * q for w, q in zip(weights, raw, strict=True))
         prices = [q - middle for q in raw]
         self.push = [speed * (prices[i] - self.prices[i]) for i in every]
-        self.prices, self.above, self.below, self.rates = prices, above, below, list(rates)
+        self.prices = prices
+        self.above = above
+        self.below = below
+        self.rates = list(rates)
         return prices
 
 
@@ -109,8 +117,9 @@ class ByHand:
 )
 def test_the_prices_are_the_rule_written_out(rates, target: float, speed: float) -> None:
     shares = np.array([0.2, 0.1, 0.4])
-    rule, plain = Controlled(SP, target), ByHand(3, target)
-    state = rule.init(Loop())._replace(speed=speed)
+    rule = Controller(SP, target)
+    plain = ByHand(3, target)
+    state = rule.init(1)._replace(speed=speed)
     for row in rates:
         state = rule.steer(state, statistics([[row]], shares))
         expected = plain.step(list(row), list(shares), speed)
@@ -120,12 +129,14 @@ def test_the_prices_are_the_rule_written_out(rates, target: float, speed: float)
 @pytest.mark.parametrize("name", ["sp", "eo", "cal", "acc", "sp+0.5*eop"])
 def test_the_message_is_the_gradient_of_the_priced_rates(name: str) -> None:
     """v = d sum_i (w_i q_i rate_i) / dS, by torch's autograd, for three groups."""
-    metric, rng = get_metric(name), np.random.default_rng(1)
+    metric = get_metric(name)
+    rng = np.random.default_rng(1)
     conditions = len(metric.conditions(2))
-    S = statistics(rng.uniform(0.2, 0.8, (1, conditions, 3)),
-                   rng.uniform(0.1, 0.3, (1, conditions, 3)))  # fmt: skip
-    rule = Controlled(metric, 0.05)
-    state = rule.steer(rule.steer(rule.init(Loop()), S), S)
+    S = statistics(
+        rng.uniform(0.2, 0.8, (1, conditions, 3)), rng.uniform(0.1, 0.3, (1, conditions, 3))
+    )
+    rule = Controller(metric, 0.05)
+    state = rule.steer(rule.steer(rule.init(1), S), S)
     leaf = torch.tensor(S, requires_grad=True)
     rates = leaf[:, 0] / leaf[:, 1]
     price = torch.tensor(state.prices * S[:, 1])
@@ -136,8 +147,8 @@ def test_the_message_is_the_gradient_of_the_priced_rates(name: str) -> None:
 
 def test_the_first_model_sets_no_price() -> None:
     """It has not been trained, so its gap says nothing."""
-    rule = Controlled(SP)
-    state = rule.steer(rule.init(Loop()), statistics([[[0.9, 0.1]]], [0.5, 0.5]))
+    rule = Controller(SP)
+    state = rule.steer(rule.init(1), statistics([[[0.9, 0.1]]], [0.5, 0.5]))
     assert state.v is None and state.gaps.tolist() == [[0.8]]
 
 
@@ -146,10 +157,11 @@ def test_the_first_model_sets_no_price() -> None:
 def test_the_gain_follows_the_response(response: float, lag: float) -> None:
     """A population whose rates answer a price with any strength, at once or slowly, is brought to
     the target in forty rounds: a plant that knows nothing of our rule."""
-    base, shares = np.array([0.6, 0.4]), np.array([0.3, 0.7])
+    base = np.array([0.6, 0.4])
+    shares = np.array([0.3, 0.7])
     rates = base
-    rule = Controlled(SP, 0.02)
-    state = rule.init(Loop())
+    rule = Controller(SP, 0.02)
+    state = rule.init(1)
     for _ in range(40):
         state = rule.steer(state, statistics([[rates.clip(0, 1)]], shares))
         goal = base - response / (1 - lag) * state.prices[0, 0]
@@ -160,19 +172,20 @@ def test_the_gain_follows_the_response(response: float, lag: float) -> None:
 def test_trust_has_a_floor_so_that_prices_go_on_moving() -> None:
     """Rates that rise where prices rise cost trust, but a controller that no longer pushes would
     never measure a response again and would keep its first impression for ever."""
-    rule, wide = Controlled(SP), statistics([[[0.7, 0.3]]], [0.5, 0.5])
-    state = rule.steer(rule.init(Loop()), wide)
+    rule = Controller(SP)
+    wide = statistics([[[0.7, 0.3]]], [0.5, 0.5])
+    state = rule.steer(rule.init(1), wide)
     for _ in range(60):
         wrong = np.ones_like(state.fall)
         state = rule.steer(state._replace(fall=-wrong, moved=wrong), wide)
-    assert (state.trust == LEAST_TRUST).all()
+    assert (state.trust == MIN_TRUST).all()
     before = state.prices
     assert np.abs(rule.steer(state, wide).prices - before).max() > 1e-3
 
 
 def test_a_swing_halves_the_trust() -> None:
-    rule = Controlled(SP)
-    state = rule.init(Loop())
+    rule = Controller(SP)
+    state = rule.init(1)
     for high, low in ((0.7, 0.3), (0.7, 0.3), (0.3, 0.7), (0.7, 0.3)):
         state = rule.steer(state, statistics([[[high, low]]], [0.5, 0.5]))
     assert (state.trust[0, 0] == 0.25).all()
@@ -181,18 +194,19 @@ def test_a_swing_halves_the_trust() -> None:
 def test_the_push_on_a_small_group_is_bounded() -> None:
     """Fifty rows of a hundred thousand that do not answer: their price has a limit, and the large
     groups hardly notice it."""
-    rule = Controlled(SP)
-    state = rule.init(Loop())
+    rule = Controller(SP)
+    state = rule.init(1)
     for _ in range(50):
         state = rule.steer(state, statistics([[[0.2, 0.2, 0.9]]], [0.6, 0.3995, 0.0005]))
-    assert 0.0005 * state.prices[0, 0, 2] <= LARGEST_SUM
+    assert 0.0005 * state.prices[0, 0, 2] <= MAX_GROUP_PRICE
     assert np.abs(state.prices[0, 0, :2]).max() < 0.001 * state.prices[0, 0, 2]
 
 
 def test_within_the_target_nothing_is_pushed() -> None:
-    rule = Controlled(SP, 0.1)
-    wide, narrow = statistics([[[0.8, 0.2]]], [0.5, 0.5]), statistics([[[0.55, 0.5]]], [0.5, 0.5])
-    state = rule.steer(rule.steer(rule.init(Loop()), wide), wide)
+    rule = Controller(SP, 0.1)
+    wide = statistics([[[0.8, 0.2]]], [0.5, 0.5])
+    narrow = statistics([[[0.55, 0.5]]], [0.5, 0.5])
+    state = rule.steer(rule.steer(rule.init(1), wide), wide)
     assert np.abs(state.v).max() > 0
     for _ in range(200):
         state = rule.steer(state, narrow)
@@ -200,19 +214,19 @@ def test_within_the_target_nothing_is_pushed() -> None:
 
 
 def test_a_target_out_of_reach_is_no_divergence() -> None:
-    rule = Controlled(SP, 0.0)
-    state = rule.init(Loop())
+    rule = Controller(SP, 0.0)
+    state = rule.init(1)
     for _ in range(1000):
         state = rule.steer(state, statistics([[[0.9, 0.1]]], [0.5, 0.5]))
-    assert np.abs(state.prices).max() == pytest.approx(LARGEST)
-    assert np.abs(state.v).max() <= LARGEST + 1e-9
+    assert np.abs(state.prices).max() == pytest.approx(MAX_ROW_PRICE)
+    assert np.abs(state.v).max() <= MAX_ROW_PRICE + 1e-9
 
 
 def test_a_group_that_is_not_there_rests() -> None:
     """Its multipliers stay as they are; the others go on, and nothing becomes NaN."""
-    rule = Controlled(SP)
+    rule = Controller(SP)
     given = statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.3])
-    state = rule.steer(rule.steer(rule.init(Loop()), given), given)
+    state = rule.steer(rule.steer(rule.init(1), given), given)
     again = rule.steer(state, statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.0]))
     for side in ("up", "down"):
         np.testing.assert_array_equal(getattr(again, side)[..., 2], getattr(state, side)[..., 2])
@@ -224,24 +238,28 @@ def test_a_group_that_is_not_there_rests() -> None:
 
 
 def test_an_empty_group_has_no_price() -> None:
-    rule = Controlled(SP)
+    rule = Controller(SP)
     given = statistics([[[0.7, 0.3]]], [0.3, 0.0])
-    state = rule.steer(rule.steer(rule.init(Loop()), given), given)
+    state = rule.steer(rule.steer(rule.init(1), given), given)
     assert (state.v == 0).all() and np.isnan(state.gaps).all()
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [({"target": -0.1}, "--target"), ({"target": 1.0}, "--target"),
-     ({"target": float("nan")}, "--target"), ({"pick": 1.5}, "--pick")],
-)  # fmt: skip
+    [
+        ({"target": -0.1}, "target"),
+        ({"target": 1.0}, "target"),
+        ({"target": float("nan")}, "target"),
+        ({"pick": 1.5}, "pick"),
+    ],
+)
 def test_wrong_targets(wrong, says) -> None:
     with pytest.raises(FedgftError, match=says):
-        Controlled(SP, **wrong)
+        Controller(SP, **wrong)
 
 
 DATA = synthetic(rows=4000, seed=0)
-MADE = [standardise(partition(DATA, clients=6, alpha=0.5, seed=s)) for s in range(4)]
+MADE = [standardize(partition(DATA, clients=6, alpha=0.5, seed=s)) for s in range(4)]
 
 
 def trained(method: Algorithm, *, rounds: int = 30, on_model=None, **options):
@@ -256,7 +274,8 @@ PRICED = {"sp": 0.08, "eop": 0.03, "eo": 0.06, "fpr": 0.03, "cal": 0.06}
 @pytest.mark.parametrize("name", ["sp", "eop", "eo", "fpr", "cal"])
 def test_the_gap_of_decisions_goes_away(name: str) -> None:
     metric = get_metric(name)
-    plain, fair = trained(fedavg()), trained(controlled(metric))
+    plain = trained(fedavg())
+    fair = trained(fedgft_control(metric))
     before = plain.federation[-1].gap(metric, "hard").mean()
     after = fair.federation[-1].gap(metric, "hard").mean()
     assert after < max(0.005, before / 10)
@@ -265,7 +284,8 @@ def test_the_gap_of_decisions_goes_away(name: str) -> None:
 
 def test_two_metrics_at_once() -> None:
     metric = get_metric("sp+eop")
-    plain, fair = trained(fedavg()), trained(controlled(metric))
+    plain = trained(fedavg())
+    fair = trained(fedgft_control(metric))
     before, after = (h.federation[-1].gap(metric, "hard").mean() for h in (plain, fair))
     assert after < before / 6
 
@@ -275,7 +295,7 @@ def test_a_metric_that_prices_cannot_move_is_left_alone_and_reported() -> None:
     prices rise, so the controller backs off, keeps the accuracy, and says that it missed."""
     metric = get_metric("acc")
     with pytest.warns(TargetMissedWarning, match=r"missed in \d of 4 runs"):
-        fair = trained(controlled(metric))
+        fair = trained(fedgft_control(metric))
     plain = trained(fedavg())
     assert fair.test[-1].accuracy().mean() > plain.test[-1].accuracy().mean() - 0.02
     assert not fair.control.reached.all()
@@ -288,17 +308,23 @@ def test_a_constant_rate_settles_all_the_same(options: dict) -> None:
     """Without damping the same runs scatter; with it they end within the target."""
     chosen = {"rounds": 30, "state": "shared", "batch_size": 64, **options}
     damped, free = (
-        simulate(MADE, "logistic", controlled(SP, 0.02, damp=d, pick=0.0), Settings(**chosen),
-                 seeds=range(4), lr=0.05)
+        simulate(
+            MADE,
+            "logistic",
+            fedgft_control(SP, 0.02, damp=d, pick=0.0),
+            Settings(**chosen),
+            seeds=range(4),
+            lr=0.05,
+        )
         for d in (True, False)
-    )  # fmt: skip
+    )
     assert (damped.federation[-1].gap(SP, "hard") <= 0.03).all()
     assert damped.control.swing.max() < free.control.swing.max()
 
 
 def test_every_miss_is_reported_and_warned() -> None:
     with pytest.warns(TargetMissedWarning, match=r"missed in [1-4] of 4 runs.*more rounds"):
-        short = trained(controlled(SP, 0.0, pick=0.0), rounds=2)
+        short = trained(fedgft_control(SP, 0.0, pick=0.0), rounds=2)
     gap = short.federation[-1].gap(SP, "hard")
     np.testing.assert_array_equal(short.control.reached, gap <= 0.003)
     np.testing.assert_array_equal(short.control.gap, gap)
@@ -313,7 +339,9 @@ def test_mixtures_reach_what_single_rounds_miss() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         last, picked = (
-            simulate(MADE, "logistic", controlled(SP, 0.0, pick=p), chosen, seeds=range(4), lr=0.05)
+            simulate(
+                MADE, "logistic", fedgft_control(SP, 0.0, pick=p), chosen, seeds=range(4), lr=0.05
+            )
             for p in (0.0, 1.0)
         )
     assert picked.control.gap.mean() < last.control.gap.mean()
@@ -322,7 +350,8 @@ def test_mixtures_reach_what_single_rounds_miss() -> None:
 
 @pytest.mark.parametrize("target", [0.02, 0.05])
 def test_a_target_is_reached_and_used(target: float) -> None:
-    plain, fair = trained(fedavg()), trained(controlled(SP, target))
+    plain = trained(fedavg())
+    fair = trained(fedgft_control(SP, target))
     assert (plain.federation[-1].gap(SP, "hard") > 2 * target).all()
     gap = fair.federation[-1].gap(SP, "hard")
     assert (gap <= target + 0.005).all()
@@ -332,22 +361,24 @@ def test_a_target_is_reached_and_used(target: float) -> None:
 def test_one_target_a_run() -> None:
     """A batch of runs with their own targets is what each would be alone."""
     each = np.array([0.0, 0.03, 0.06, 0.1])
-    together = trained(controlled(SP, each)).params
+    together = trained(fedgft_control(SP, each)).params
     for i, target in enumerate(each):
-        alone = trained(controlled(SP, float(target))).params
+        alone = trained(fedgft_control(SP, float(target))).params
         np.testing.assert_array_equal(together[i], alone[i])
 
 
 def test_scores_may_be_held_against_the_target() -> None:
-    fair = trained(controlled(SP, 0.02, kind="soft"))
+    fair = trained(fedgft_control(SP, 0.02, kind="soft"))
     assert (fair.federation[-1].gap(SP, "soft") <= 0.025).all()
 
 
 def test_the_pick_is_the_best_of_the_last_rounds() -> None:
     """By accuracy less twice what the gap is above its target, looked up model by model."""
     models: list[np.ndarray] = []
-    last = trained(controlled(SP, 0.03, pick=0.0), on_model=lambda n, p: models.append(p.copy()))
-    picked = trained(controlled(SP, 0.03, pick=0.5))
+    last = trained(
+        fedgft_control(SP, 0.03, pick=0.0), on_model=lambda n, p: models.append(p.copy())
+    )
+    picked = trained(fedgft_control(SP, 0.03, pick=0.5))
     score = last.federation.accuracy() - 2 * np.maximum(
         last.federation.gap(SP, "hard") - 0.03 - 0.002, 0
     )
@@ -361,16 +392,19 @@ def test_the_pick_is_the_best_of_the_last_rounds() -> None:
 
 
 def test_measuring_less_often_picks_the_same() -> None:
-    often, seldom = (trained(controlled(SP, 0.03), eval_every=e).params for e in (1, 0))
+    often, seldom = (trained(fedgft_control(SP, 0.03), eval_every=e).params for e in (1, 0))
     np.testing.assert_array_equal(often, seldom)
 
 
 def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
-    alone = [standardise(partition(replace(DATA, groups=np.zeros(len(DATA), int)), clients=3,
-                                   alpha=1.0, seed=0))]  # fmt: skip
+    alone = [
+        standardize(
+            partition(replace(DATA, groups=np.zeros(len(DATA), int)), clients=3, alpha=1.0, seed=0)
+        )
+    ]
     chosen = Settings(schedule="constant", state="reset", rounds=6, batch_size=64)
     picked, last = (
-        simulate(alone, "logistic", controlled(SP, pick=p), chosen, seeds=[0]).params
+        simulate(alone, "logistic", fedgft_control(SP, pick=p), chosen, seeds=[0]).params
         for p in (1.0, 0.0)
     )
     np.testing.assert_array_equal(picked, last)
@@ -379,23 +413,30 @@ def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
 @pytest.mark.parametrize("name", ["eop", "eo", "cal"])
 def test_cohorts_without_a_group_do_no_harm(name: str) -> None:
     """One client of ten a round, and each of them lacks something."""
-    made = [standardise(partition(DATA, clients=10, alpha=0.1, seed=s)) for s in range(4)]
+    made = [standardize(partition(DATA, clients=10, alpha=0.1, seed=s)) for s in range(4)]
     chosen = Settings(schedule="constant", state="reset", rounds=20, cohort=1, batch_size=64)
-    method = controlled(get_metric(name))
+    method = fedgft_control(get_metric(name))
     found = simulate(made, "logistic", method, chosen, seeds=range(4), lr=0.02)
     assert np.isfinite(found.params).all()
 
 
 def test_everybody_as_a_cohort_is_everybody() -> None:
-    plain, asked = trained(controlled(SP)), trained(controlled(SP), cohort=6)
+    plain = trained(fedgft_control(SP))
+    asked = trained(fedgft_control(SP), cohort=6)
     np.testing.assert_array_equal(plain.params, asked.params)
 
 
 def test_a_metric_that_is_not_affine_is_steered() -> None:
-    squared = Metric("sq", "squared", lambda p, y: p[:, 1:] ** 2, lambda p, y: 1 + 0 * y[:, :1],
-                     lambda classes: ("all",))  # fmt: skip
+    squared = Metric(
+        "sq",
+        "squared",
+        lambda p, y: p[:, 1:] ** 2,
+        lambda p, y: 1 + 0 * y[:, :1],
+        lambda classes: ("all",),
+    )
     penalty = Penalty(squared, target=0.0)
-    y, a = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])
+    y = torch.tensor([0, 1, 0, 1])
+    a = torch.tensor([0, 0, 1, 1])
     logits = torch.tensor([[0.0, 2.0], [0.0, 2.0], [2.0, 0.0], [2.0, 0.0]])
     for _ in range(2):
         assert penalty.update(penalty.statistics(logits, y, a)) == 1.0
@@ -404,19 +445,20 @@ def test_a_metric_that_is_not_affine_is_steered() -> None:
 
 def test_a_cohort_and_noise_are_no_ground_for_a_pick() -> None:
     for options in ({"cohort": 3}, {"noise": 5.0}):
-        with_, without = (trained(controlled(SP, pick=p), **options).params for p in (0.6, 0.0))
+        with_, without = (trained(fedgft_control(SP, pick=p), **options).params for p in (0.6, 0.0))
         np.testing.assert_array_equal(with_, without)
 
 
 def test_noise_is_what_the_seed_says_and_does_harm_by_its_size() -> None:
-    quiet, loud = (trained(controlled(SP), noise=s) for s in (1.0, 50.0))
-    np.testing.assert_array_equal(quiet.params, trained(controlled(SP), noise=1.0).params)
+    quiet, loud = (trained(fedgft_control(SP), noise=s) for s in (1.0, 50.0))
+    np.testing.assert_array_equal(quiet.params, trained(fedgft_control(SP), noise=1.0).params)
     gaps = [h.federation[-1].gap(SP, "hard").mean() for h in (quiet, loud)]
     assert gaps[0] < 0.02
     assert gaps[1] > gaps[0]
-    plain, noisy = trained(fedavg()), trained(fedavg(), noise=50.0)
+    plain = trained(fedavg())
+    noisy = trained(fedavg(), noise=50.0)
     np.testing.assert_array_equal(plain.params, noisy.params)  # who sends nothing is not disturbed
-    with pytest.raises(FedgftError, match="--noise"):
+    with pytest.raises(FedgftError, match="noise"):
         Settings(noise=-1.0)
 
 
@@ -426,9 +468,9 @@ def test_more_groups_reach_the_target_pair_by_pair() -> None:
     x = three.features.copy()
     x[:, 0] += 0.8 * three.groups
     three = replace(three, features=x)
-    made = [standardise(partition(three, clients=5, alpha=1.0, seed=s)) for s in range(2)]
+    made = [standardize(partition(three, clients=5, alpha=1.0, seed=s)) for s in range(2)]
     chosen = Settings(rounds=30, state="shared", schedule="cosine", batch_size=64)
-    fair = simulate(made, "logistic", controlled(SP, 0.03), chosen, seeds=[0, 1], lr=0.03)
+    fair = simulate(made, "logistic", fedgft_control(SP, 0.03), chosen, seeds=[0, 1], lr=0.03)
     assert (fair.federation[-1].gap(SP, "hard") <= 0.035).all()
 
 
@@ -442,7 +484,8 @@ def test_the_own_loop_takes_a_target_too() -> None:
     y = (x[:, 0] + 0.5 * torch.tensor(rng.standard_normal(3000)) > 0.5).long()
     model = torch.nn.Linear(3, 2).double()
     penalty = Penalty("sp", target=0.02)
-    optimizer, gap = torch.optim.Adam(model.parameters(), lr=0.05), None
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    gap = None
     for t in range(60):
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * (1 - t / 60) + 0.001
@@ -465,14 +508,16 @@ def test_the_own_loop_takes_a_target_too() -> None:
 
 def test_two_penalties_add_up() -> None:
     """A penalty on scores beside a target for decisions: two fillings of one slot."""
-    from fedgft.federated import Linearised
+    from fedgft.algorithms import LinearizedPenalty
 
-    both = Algorithm(objective=Objective(penalties=(Linearised(SP, 1.0), Controlled(SP, 0.02))))
+    both = Algorithm(
+        objective=Objective(penalties=(LinearizedPenalty(SP, 1.0), Controller(SP, 0.02)))
+    )
     assert (trained(both).federation[-1].gap(SP, "hard") <= 0.025).all()
 
 
 def test_prices_start_from_zero() -> None:
-    assert Controlled(SP).price(Controlled(SP).init(Loop()), run=np.zeros(1, int), classes=2) == 0.0
+    assert Controller(SP).price(Controller(SP).init(1), run=np.zeros(1, int), classes=2) == 0.0
 
 
 def test_damping_follows_a_cosine_unless_the_rate_does() -> None:
@@ -483,7 +528,8 @@ def test_damping_follows_a_cosine_unless_the_rate_does() -> None:
 
 
 def test_steps_of_constant_length_are_shortened_and_falling_ones_are_not() -> None:
-    constant, falling = StepDamper(40), StepDamper(40)
+    constant = StepDamper(40)
+    falling = StepDamper(40)
     kept = [constant.share(3.0) for _ in range(40)]
     assert kept[:10] == [1.0] * 10 and kept[-1] < 0.1
     assert min(falling.share(3.0 * 0.8**t) for t in range(40)) == 1.0

@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedgft.algorithms import fedgft
 from fedgft.data.partition import partition
-from fedgft.data.scaling import standardise
+from fedgft.data.scale import standardize
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
-from fedgft.experiments.convergence import MODES, RATES, Descent, Pooled, bounds, descend, summary
-from fedgft.federated import fedgft
 from fedgft.metrics import CATALOG
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
+from fedgft.paper.convergence import MODES, RATES, Descent, Pooled, bounds, descend, summary
 
 LAM = 7.0
 
 
 @pytest.fixture(scope="module")
 def federation():
-    return standardise(partition(synthetic(rows=300, features=3, seed=2), clients=4, seed=1))
+    return standardize(partition(synthetic(rows=300, features=3, seed=2), clients=4, seed=1))
 
 
 def objective(pooled: Pooled, params: torch.Tensor) -> torch.Tensor:
@@ -41,13 +41,14 @@ def as_torch(gradient: np.ndarray) -> np.ndarray:
 
 
 def test_value_and_gradient_are_those_of_autograd(federation):
-    pooled, rng = Pooled.of(federation), np.random.default_rng(0)
+    pooled = Pooled.of(federation)
+    rng = np.random.default_rng(0)
     for _ in range(5):
         params = rng.normal(size=2 * pooled.x.shape[1])
         leaf = torch.tensor(params, requires_grad=True)
         value = objective(pooled, leaf)
         (expected,) = torch.autograd.grad(value, leaf)
-        found = pooled.at(params, lam=LAM, batch_size=8)
+        found = pooled.evaluate(params, lam=LAM, batch_size=8)
         assert found.value == pytest.approx(float(value.detach()), abs=1e-12)
         np.testing.assert_allclose(as_torch(found.gradient), expected.numpy(), atol=1e-12)
 
@@ -64,23 +65,32 @@ def test_one_round_of_the_engine_is_one_step_of_gradient_descent(federation):
         precision="fp64",
         optimizer=Optimizer("sgd"),
     )
-    simulate([federation], "logistic", fedgft(CATALOG["sp"], LAM, penalty="l2"), settings,
-             seeds=[0], lr=0.1, on_model=lambda t, p: models.append(p[0].copy()))  # fmt: skip
+    simulate(
+        [federation],
+        "logistic",
+        fedgft(CATALOG["sp"], LAM, penalty="l2"),
+        settings,
+        seeds=[0],
+        lr=0.1,
+        on_model=lambda t, p: models.append(p[0].copy()),
+    )
     pooled = Pooled.of(federation)
     for before, after in pairwise(models):
-        gradient = as_torch(pooled.at(before, lam=LAM, batch_size=8).gradient)
+        gradient = as_torch(pooled.evaluate(before, lam=LAM, batch_size=8).gradient)
         np.testing.assert_allclose(after, before - 0.1 * gradient, atol=1e-10)
 
 
 def test_the_noise_is_that_of_all_batches():
     """sigma^2 by listing every batch of two rows of every client."""
-    made = standardise(
+    made = standardize(
         partition(synthetic(rows=24, features=2, seed=0), clients=3, alpha=5, seed=0)
     )
-    pooled, lam = Pooled.of(made), 2.0
+    pooled = Pooled.of(made)
+    lam = 2.0
     params = np.arange(2 * pooled.x.shape[1]) / 5
-    found = pooled.at(params, lam=lam, batch_size=2)
-    each, sizes = [], []
+    found = pooled.evaluate(params, lam=lam, batch_size=2)
+    each = []
+    sizes = []
     for k in range(3):
         rows = np.flatnonzero(pooled.client == k)
         gradients = [_own(pooled, params, lam, list(batch)) for batch in combinations(rows, 2)]
@@ -124,7 +134,8 @@ def test_the_measured_gradient_stays_below_the_bound(mode, rule):
 def test_a_step_beyond_the_smoothness_breaks_the_bound():
     """The check can fail: with ten times the step the proof allows, it does."""
     spec = Descent(clients=4, lam=50.0, rate=3.0, rounds=100, points=15)
-    path = descend(synthetic(rows=2000, features=3, seed=0), spec, "full", "constant",
-                   seeds=range(4))  # fmt: skip
+    path = descend(
+        synthetic(rows=2000, features=3, seed=0), spec, "full", "constant", seeds=range(4)
+    )
     assert path.smoothness * spec.rate > 1
     assert summary(spec, path, seeds=4)[-1]["gradient"] > bounds(spec, path)[-1]

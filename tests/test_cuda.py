@@ -7,20 +7,33 @@ import pytest
 import torch
 
 from drawn import pictures
+from fedgft.algorithms import Algorithm, fedavg, fedgft, get_method, with_base
 from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate
 from fedgft.errors import FedgftError
-from fedgft.federated import Algorithm, fedavg, fedgft, get_method, with_base
 from fedgft.metrics import CATALOG
 from fedgft.models import ResNet18
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 SP = CATALOG["sp"]
-METHODS = ("fedavg", "lrw", "fairfed", "fedgft", "lft", "fedprox", "scaffold", "kept Adam", "fedbn",
-           "mirrored")  # fmt: skip
-OPTIONS = {"kept Adam": {"optimizer": Optimizer("adam"), "state": "keep"},
-           "fedbn": {"norms": "local"}, "mirrored": {"augment": "flip"}}  # fmt: skip
+METHODS = (
+    "fedavg",
+    "lrw",
+    "fairfed",
+    "fedgft",
+    "lft",
+    "fedprox",
+    "scaffold",
+    "kept Adam",
+    "fedbn",
+    "mirrored",
+)
+OPTIONS = {
+    "kept Adam": {"optimizer": Optimizer("adam"), "state": "keep"},
+    "fedbn": {"norms": "local"},
+    "mirrored": {"augment": "flip"},
+}
 
 
 def method_of(name: str) -> Algorithm:
@@ -36,8 +49,14 @@ def trained(
 ) -> History:
     extra = {n: options.pop(n) for n in ("on_state", "resume") if n in options}
     made = partition(pictures(rows), kind, clients=clients, alpha=5.0, test_share=0.2)
-    chosen = {"rounds": 3, "batch_size": 16, "device": "cuda", "deterministic": True,
-              "optimizer": Optimizer("momentum"), "eval_every": 0} | options  # fmt: skip
+    chosen = {
+        "rounds": 3,
+        "batch_size": 16,
+        "device": "cuda",
+        "deterministic": True,
+        "optimizer": Optimizer("momentum"),
+        "eval_every": 0,
+    } | options
     return simulate(
         [made],
         ResNet18(),
@@ -92,7 +111,8 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str) -> None:
 
 def test_scores_in_one_pass_are_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """BatchNorm inside the convolution, as when a model is measured."""
-    taken, one = [], torch.cudnn_convolution_relu
+    taken = []
+    one = torch.cudnn_convolution_relu
     monkeypatch.setattr(torch, "cudnn_convolution_relu", lambda *a: taken.append(1) or one(*a))
     torch.manual_seed(1)
     module = ResNet18().module(features=3, classes=2).to("cuda", memory_format=torch.channels_last)

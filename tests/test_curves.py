@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from fedgft.audit import audit, measure
-from fedgft.audit.curves import curves, sweep
+from fedgft.audit.thresholds import compute_curves, sweep_thresholds
 from pooled import estimable, fairlearn
 
 
@@ -16,7 +16,8 @@ from pooled import estimable, fairlearn
 def scored():
     generator = np.random.default_rng(3)
     n = 4000
-    g, y = generator.choice(["a", "b"], n), generator.integers(0, 2, n)
+    g = generator.choice(["a", "b"], n)
+    y = generator.integers(0, 2, n)
     p = np.clip(0.25 * y + 0.1 * (g == "a") + 0.6 * generator.random(n), 0, 1)
     parts = [measure(y[i::4], p[i::4], sensitive_features=g[i::4], site=str(i)) for i in range(4)]
     return y, p, g, audit(parts, adjust_to={"sp": 0.02, "eop": 0.02, "eo": 0.05})
@@ -24,7 +25,7 @@ def scored():
 
 def test_curves_are_exact_at_the_edges_and_bounded_between(scored):
     y, p, g, made = scored
-    for curve in curves(made.view):
+    for curve in compute_curves(made.view):
         mine = g == curve.group
         for t in (0.1, 0.29, 0.5, 0.83):
             i = round(100 * t)
@@ -41,7 +42,7 @@ def test_curves_are_exact_at_the_edges_and_bounded_between(scored):
 
 def test_sweep_is_fairlearn_at_every_threshold(scored):
     y, p, g, made = scored
-    found = sweep(made.view)
+    found = sweep_thresholds(made.view)
     for i in range(5, 95, 10):
         d = (p >= i / 100).astype(int)
         assert found.accuracy[i] == pytest.approx((d == y).mean(), abs=1e-12)
@@ -65,7 +66,9 @@ def test_group_thresholds_meet_their_metric_on_the_rows_at_least_cost(scored):
 
 def best_pair(y, p, g, found) -> float:
     wanted = {"sp": [y >= 0], "eop": [y == 1], "eo": [y == 0, y == 1]}[found["metric"]]
-    edges, best, table = np.append(np.arange(100) / 100, 2.0), 0.0, {}
+    edges = np.append(np.arange(100) / 100, 2.0)
+    best = 0.0
+    table = {}
     for group in ("a", "b"):
         mine = g == group
         d = p[mine][None, :] >= edges[:, None]
@@ -82,7 +85,8 @@ def test_what_no_thresholds_can_do_is_said():
     """Precision of three groups cannot be made equal: the smallest gap there is."""
     generator = np.random.default_rng(5)
     n = 300
-    g, y = generator.choice(["a", "b", "c"], n), generator.integers(0, 2, n)
+    g = generator.choice(["a", "b", "c"], n)
+    y = generator.integers(0, 2, n)
     p = np.clip(0.3 * y * (g != "a") + 0.7 * generator.random(n), 0, 1)
     made = audit(measure(y, p, sensitive_features=g, site="n", bins=10), adjust_to={"cal": 0.0})
     (found,) = made.to_dict()["adjusted"]
@@ -103,7 +107,7 @@ def test_a_score_of_one_reaches_a_threshold_of_one():
     site = measure([1, 0] * 20, None, scores=np.ones(40), threshold=1.0, sensitive_features=groups)
     made = audit(site, adjust_to={"fpr": 0.0})
     assert made.to_dict()["accuracy"]["rate"] == 0.5
-    found = sweep(made.view)
+    found = sweep_thresholds(made.view)
     assert found.thresholds[-1] == 0.99 and found.accuracy[-1] == 0.5
 
 

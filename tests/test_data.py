@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fedgft.data import Encoder, load_table
-from fedgft.data.columns import positive_last
+from fedgft.data.encode import put_positive_last
 from fedgft.errors import FedgftError
 
 TABLE = """age,job,sex,site,part,hired
@@ -33,9 +33,9 @@ def write(tmp_path):
 
 def test_import_is_light():
     code = (
-        "import sys, fedgft.data, fedgft.data.partition, fedgft.data.scaling, "
+        "import sys, fedgft.data, fedgft.data.partition, fedgft.data.scale, "
         "fedgft.data.synthetic; "
-        "print([m for m in ('polars', 'torch', 'pandas') if m in sys.modules])"
+        "print([m for m in ('torch', 'pandas', 'PIL', 'numba') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -76,7 +76,8 @@ def test_parquet_equals_csv(write, tmp_path):
     path = write(TABLE)
     parquet = tmp_path / "people.parquet"
     pl.read_csv(path).write_parquet(parquet)
-    one, two = load_table(path, **ROLES), load_table(parquet, **ROLES)
+    one = load_table(path, **ROLES)
+    two = load_table(parquet, **ROLES)
     np.testing.assert_array_equal(one.features, two.features)
     assert one.encoder == two.encoder
 
@@ -114,10 +115,10 @@ def test_positive(write):
 
 def test_positive_in_another_case():
     """Where classes differ in case alone it decides."""
-    assert positive_last(("No", "Yes"), "NO", where="y") == ("Yes", "No")
-    assert positive_last(("Yes", "yes"), "Yes", where="y") == ("yes", "Yes")
-    with pytest.raises(FedgftError, match=r"y holds 'YES' and 'yes', no 'Yes' \(--positive\)"):
-        positive_last(("YES", "yes"), "Yes", where="y")
+    assert put_positive_last(("No", "Yes"), "NO", where="y") == ("Yes", "No")
+    assert put_positive_last(("Yes", "yes"), "Yes", where="y") == ("yes", "Yes")
+    with pytest.raises(FedgftError, match=r"y holds 'YES' and 'yes', no 'Yes' \(positive\)"):
+        put_positive_last(("YES", "yes"), "Yes", where="y")
 
 
 def rows(*lines, header="x,g,y"):
@@ -134,15 +135,15 @@ GOOD = ("1,a,0", "2,b,1")
 ERRORS = {
     "empty file": ("", {}, "the file is empty"),
     "header only": ("x,g,y\n", {}, "the file has no rows"),
-    "misspelt label": (rows(*GOOD), {"label": "Y "}, r"no column 'Y ' \(--label\).*'y'"),
-    "misspelt group": (rows(*GOOD), {"group": "gg"}, r"no column 'gg' \(--group\).*'g'"),
-    "misspelt client": (rows(*GOOD), {"client": "q"}, r"'q' \(--client\); there are: x, g, y"),
-    "misspelt split": (rows(*GOOD), {"split": "q"}, r"no column 'q' \(--split\)"),
-    "no group": (rows(*GOOD), {"group": " , "}, "--group needs the name"),
+    "misspelt label": (rows(*GOOD), {"label": "Y "}, r"no column 'Y ' \(label\).*'y'"),
+    "misspelt group": (rows(*GOOD), {"group": "gg"}, r"no column 'gg' \(group\).*'g'"),
+    "misspelt client": (rows(*GOOD), {"client": "q"}, r"'q' \(client\); there are: x, g, y"),
+    "misspelt split": (rows(*GOOD), {"split": "q"}, r"no column 'q' \(split\)"),
+    "no group": (rows(*GOOD), {"group": " , "}, "group needs the name"),
     "one class": (rows("1,a,1", "2,b,1"), {}, "label column 'y' has one class only, '1'"),
     "missing labels": (rows("1,a,", "2,b,1", "3,b,"), {}, r"column 'y' lacks 2 value"),
     "fractions": (rows("1,a,0.5", "2,b,1"), {}, "'y' holds fractions"),
-    "empty group": (rows("1,,0", "2,,1"), {}, r"group column 'g' \(--group\) is empty"),
+    "empty group": (rows("1,,0", "2,,1"), {}, r"group column 'g' \(group\) is empty"),
     "nan": (rows("NaN,a,0", "2,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
     "infinite": (rows("1,a,0", "-inf,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN"),
     "nan in text": (ages("nan"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
@@ -155,11 +156,11 @@ ERRORS = {
     "label twice": (rows("0,a,0", "1,b,1", header='"y",g,y'), {}, "column 'y' is in the header"),
     "no name twice": (rows("1,a,0,,", "2,b,1,,", header="x,g,y,,"), {}, "column '' is in the"),
     "overflow": (rows("1,a,0", "1e300,b,1"), {}, r"column 'x' holds 1 value"),
-    "two parts": (rows(*GOOD), {"group": "y"}, "column 'y' is both --label and --group"),
-    "bad split": (rows(*GOOD), {"split": "g"}, "column 'g' is both --group and --split"),
+    "two parts": (rows(*GOOD), {"group": "y"}, "column 'y' is both label and group"),
+    "bad split": (rows(*GOOD), {"split": "g"}, "column 'g' is both group and split"),
     "split word": (rows(*GOOD), {"split": "x"}, "'x' must hold 'train' or 'test', not '1'"),
-    "no positive": (rows(*GOOD), {"positive": "2"}, r"holds '0' and '1', no '2' \(--positive\)"),
-    "three": (rows(*GOOD, "3,a,2"), {"positive": "2"}, "3 classes; --positive needs two"),
+    "no positive": (rows(*GOOD), {"positive": "2"}, r"holds '0' and '1', no '2' \(positive\)"),
+    "three": (rows(*GOOD, "3,a,2"), {"positive": "2"}, "3 classes; positive needs two"),
     "damaged": (rows("1,a,0", "2,b,1,5,6"), {}, "cannot be read as CSV"),
     "no features": (
         rows("a,0", "b,1", header="g,y"),
@@ -213,7 +214,7 @@ def test_file_names_are_no_patterns(write, tmp_path, name, ending):
 def test_notes_on_the_classes(write):
     path = write("x,g,y\n1,a,no\n2,b,yes\n")
     note = load_table(path, label="y", group="g").notes[0]
-    assert note == f"{path}: positive class: 'yes' (--positive names another)"
+    assert note == f"{path}: positive class: 'yes' (set positive to name another)"
     asked = load_table(path, label="y", group="g", positive="no")
     assert asked.notes[0] == f"{path}: positive class: 'no'"
     three = load_table(write("x,g,y\n1,a,p\n2,b,q\n3,b,r\n"), label="y", group="g")

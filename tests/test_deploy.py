@@ -20,14 +20,20 @@ import numpy as np
 import psutil
 import pytest
 
-from fedgft.deploy.commands import instructions
-from fedgft.deploy.folder import copy_app, load_folder, make_folder
-from fedgft.deploy.keys import authority, node_key
-from fedgft.deploy.local import Plan, federation, nodes_of, run_local, submit, watch
-from fedgft.deploy.outcome import summary
-from fedgft.deploy.processes import Processes, free_port, members, programs
+from fedgft.deploy.certificates import create_authority, create_node_key
+from fedgft.deploy.init import copy_app, create_federation, format_instructions, load_federation
+from fedgft.deploy.local_run import (
+    LocalRunPlan,
+    run_local,
+    site_arguments,
+    start_federation,
+    submit_run,
+    summarize_run,
+    wait_for_run,
+)
+from fedgft.deploy.processes import Processes, flower_commands_folder, free_port, list_descendants
 from fedgft.errors import FedgftError
-from fedgft.files import open_folder
+from fedgft.store import open_folder
 
 LIMIT = 300.0  # seconds for any run here; the usual one takes a sixth of that
 FEDGFT = [sys.executable, "-m", "fedgft"]
@@ -48,21 +54,29 @@ def left_behind(folder: Path) -> list[str]:
 
 
 def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
-    made = make_folder(tmp_path / "f", sites=("north", "south"), host="fair.example.org", port=9093,
-                       aliases=("10.0.0.7",), make_keys=True)  # fmt: skip
+    made = create_federation(
+        tmp_path / "f",
+        sites=("north", "south"),
+        host="fair.example.org",
+        port=9093,
+        aliases=("10.0.0.7",),
+        make_keys=True,
+    )
     mode = lambda path: stat.S_IMODE(path.stat().st_mode)  # noqa: E731
     secret = [made.path / "ca.key", made.path / "server.tls"]
     secret += [made.nodes / f"{site}.key" for site in ("north", "south")]
     assert all(mode(path) == 0o600 for path in secret)
     assert mode(made.path) == mode(made.nodes) == 0o700
-    text = instructions(made)
+    text = format_instructions(made)
     for path in secret:
         body = path.read_text().splitlines()[1]
         assert body not in text
     with pytest.raises(FedgftError, match="not written over"):
-        make_folder(tmp_path / "f", sites=("north",), host="127.0.0.1", port=1, make_keys=True)
+        create_federation(
+            tmp_path / "f", sites=("north",), host="127.0.0.1", port=1, make_keys=True
+        )
     with pytest.raises(FedgftError, match="not written over"):
-        node_key(made.nodes, "north")
+        create_node_key(made.nodes, "north")
 
 
 def test_sites_make_their_own_keys(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -78,7 +92,7 @@ def test_sites_make_their_own_keys(tmp_path: Path, monkeypatch, capsys) -> None:
     given = [f"{site}={site}/{site}.pub" for site in said]
     main(["deploy", "init", "f", "--sites", *given, "--host", "fair.example.org"])
     printed = capsys.readouterr().out
-    made = load_folder(tmp_path / "f")
+    made = load_federation(tmp_path / "f")
     assert made.sites() == ("north", "south") and made.address == "fair.example.org:9093"
     assert [path.name for path in sorted(made.nodes.iterdir())] == ["north.pub", "south.pub"]
     held = [path.read_bytes() for path in made.path.rglob("*") if path.is_file()]
@@ -112,7 +126,7 @@ def test_bad_public_keys_are_refused(sites, says, tmp_path: Path, monkeypatch, c
     from fedgft.cli import main
 
     monkeypatch.chdir(tmp_path)
-    node_key(tmp_path, "a")
+    create_node_key(tmp_path, "a")
     (tmp_path / "bad.pub").write_text("ecdsa-sha2-nistp384 AAAA")
     key = rsa.generate_private_key(65537, 2048).public_key()
     (tmp_path / "rsa.pub").write_bytes(
@@ -126,18 +140,24 @@ def test_bad_public_keys_are_refused(sites, says, tmp_path: Path, monkeypatch, c
 
 def test_a_folder_that_is_no_federation(tmp_path: Path) -> None:
     with pytest.raises(FedgftError, match="deploy init makes"):
-        load_folder(tmp_path)
+        load_federation(tmp_path)
     for text in ("{}", "[", '{"host": "a b", "port": 1, "inner": 2}'):
         (tmp_path / "federation.json").write_text(text)
         with pytest.raises(FedgftError):
-            load_folder(tmp_path)
+            load_federation(tmp_path)
 
 
 def test_the_certificate_names_every_address(tmp_path: Path) -> None:
     from cryptography import x509
 
-    made = make_folder(tmp_path / "f", sites=("a",), host="fair.example.org", port=1,
-                       aliases=("10.0.0.7", "::1"), make_keys=True)  # fmt: skip
+    made = create_federation(
+        tmp_path / "f",
+        sites=("a",),
+        host="fair.example.org",
+        port=1,
+        aliases=("10.0.0.7", "::1"),
+        make_keys=True,
+    )
     found = x509.load_pem_x509_certificate((made.path / "server.crt").read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fair.example.org", "localhost"]
@@ -168,17 +188,17 @@ def test_the_certificate_names_every_address(tmp_path: Path) -> None:
 def test_bad_names_are_refused(how: dict, says: str, tmp_path: Path) -> None:
     with pytest.raises(FedgftError, match=says):
         held = {"sites": ("a",), "host": "h", "port": 1, "make_keys": True}
-        make_folder(tmp_path / "f", **(held | how))
+        create_federation(tmp_path / "f", **(held | how))
     assert not (tmp_path / "f").exists() or not any((tmp_path / "f").iterdir())
 
 
 def test_the_commands_can_be_copied(tmp_path: Path) -> None:
     """Every line of them is a comment, nothing, or a command whose options its program knows; and
     none opens the engine to other hosts."""
-    made = make_folder(
+    made = create_federation(
         tmp_path / "f", sites=("north", "south"), host="h.example.org", port=9093, make_keys=True
     )
-    text = instructions(made)
+    text = format_instructions(made)
 
     def help_of(*command: str) -> str:
         told = [*command, "--help"]
@@ -188,20 +208,24 @@ def test_the_commands_can_be_copied(tmp_path: Path) -> None:
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words and words[0] not in ("cd", "export"):
-            start, command = {"fedgft": (3, [*FEDGFT, *words[1:3]]),
-                              "flwr": (2, [f"{programs()}flwr", words[1]])}[words[0]]  # fmt: skip
+            start, command = {
+                "fedgft": (3, [*FEDGFT, *words[1:3]]),
+                "flwr": (2, [f"{flower_commands_folder()}flwr", words[1]]),
+            }[words[0]]
             known = help_of(*command)
             options = [word for word in words[start:] if word.startswith("--")]
             assert all(option in known for option in options), line
             seen.add(tuple(words[:start]))
     assert seen == {("fedgft", "deploy", "server"), ("fedgft", "deploy", "site"), ("flwr", "run")}
-    known = help_of(f"{programs()}flower-superlink")
+    known = help_of(f"{flower_commands_folder()}flower-superlink")
     arguments = made.superlink_arguments()
     assert all(word in known for word in arguments if word.startswith("--"))
     told = dict(pairwise(arguments))
     assert told["--host"] == "127.0.0.1" and told["--database"].endswith("state.db")
-    assert told["--port"] == "9094" and 'address = "127.0.0.1:9094"' in (
-        made.engine / "config.toml").read_text()  # fmt: skip
+    assert (
+        told["--port"] == "9094"
+        and 'address = "127.0.0.1:9094"' in (made.engine / "config.toml").read_text()
+    )
     assert "0.0.0.0" not in text
 
 
@@ -213,7 +237,7 @@ def test_the_app_builds(tmp_path: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts:
             assert (tmp_path / "app" / path.relative_to(example)).read_bytes() == path.read_bytes()
     processes = Processes(tmp_path, tmp_path / "home", tmp_path / "logs")
-    processes.run(f"{programs()}flwr", "build", "--app", str(tmp_path / "app"))
+    processes.run(f"{flower_commands_folder()}flwr", "build", "--app", str(tmp_path / "app"))
     assert list(tmp_path.rglob("*.fab"))
 
 
@@ -225,12 +249,14 @@ def test_every_setting_of_the_app_is_used_and_there() -> None:
     root = Path(__file__).parents[1]
     config = tomllib.loads((root / "examples/flower/pyproject.toml").read_text())
     known = set(config["tool"]["flwr"]["app"]["config"])
-    sources = [root / "src/fedgft/flower/running.py", root / "src/fedgft/flower/serving.py",
-               root / "src/fedgft/flower/tables.py",
-               root / "examples/flower/fairapp/server_app.py"]  # fmt: skip
+    sources = [
+        root / "src/fedgft/flower/client_app.py",
+        root / "src/fedgft/flower/server_app.py",
+        root / "examples/flower/fairapp/server_app.py",
+    ]
     text = "\n".join(path.read_text() for path in sources)
     read = set(re.findall(r'(?<!node_)config(?:\.get\(|\[)"([a-z-]+)"', text))
-    from fedgft.flower.serving import SETTINGS
+    from fedgft.flower.server_app import TRAINING_SETTINGS as SETTINGS
 
     assert read <= known, read - known
     quoted = set(re.findall(r'"([a-z-]+)"', text)) | set(SETTINGS)
@@ -242,17 +268,19 @@ def test_every_setting_of_the_app_is_used_and_there() -> None:
 
 def test_processes_end_with_their_children(tmp_path: Path) -> None:
     """Also those that do not listen, and those that went into a session of their own."""
-    deaf = ("import signal,subprocess,sys,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);"
-            "subprocess.Popen([sys.executable,'-c','import time;time.sleep(99)'],"
-            "start_new_session=True);time.sleep(99)")  # fmt: skip
+    deaf = (
+        "import signal,subprocess,sys,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);"
+        "subprocess.Popen([sys.executable,'-c','import time;time.sleep(99)'],"
+        "start_new_session=True);time.sleep(99)"
+    )
     processes = Processes(tmp_path, tmp_path / "home", tmp_path / "logs")
     processes.start("deaf", [sys.executable, "-c", deaf])
     pid = processes.running["deaf"].pid
     deadline = time.monotonic() + 30
-    while len(members(pid)) < 2 and time.monotonic() < deadline:
+    while len(list_descendants(pid)) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
-    family = members(pid)
-    assert len(family) == 2 and processes.alive("deaf")
+    family = list_descendants(pid)
+    assert len(family) == 2 and processes.is_alive("deaf")
     processes.stop()
     gone = lambda p: not psutil.pid_exists(p) or psutil.Process(p).status() == "zombie"  # noqa: E731
     assert all(gone(p) for p in family)
@@ -262,7 +290,7 @@ def test_a_process_that_ends_at_once_says_why(tmp_path: Path) -> None:
     with Processes(tmp_path, tmp_path / "home", tmp_path / "logs") as processes:
         processes.start("x", [sys.executable, "-c", "print('no such thing'); raise SystemExit(3)"])
         with pytest.raises(FedgftError, match="x ended at once: no such thing"):
-            processes.await_port("x", free_port())
+            processes.wait_for_port("x", free_port())
 
 
 def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
@@ -283,7 +311,7 @@ def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
 
 
 def test_one_run_a_folder(tmp_path: Path) -> None:
-    plan = Plan(("north",), ((),), {}, tmp_path / "out")
+    plan = LocalRunPlan(("north",), ((),), {}, tmp_path / "out")
     busy = pytest.raises(FedgftError, match="another run is writing there")
     with open_folder(plan.out), busy:
         run_local(plan, lambda row: None, lambda text: None)
@@ -297,7 +325,7 @@ def test_a_port_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(FedgftError, match=f"--port {port}: cannot be used"):
+        with pytest.raises(FedgftError, match=f"port {port}: cannot be used"):
             free_port(port)
 
 
@@ -320,7 +348,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--strategy", "FedNice"], "FedAvgM"),
         (["--channel", "post"], "--channel"),
         (["--method", "magic"], "--method"),
-        (["--epsilon", "-1"], "epsilon must be a positive number"),
+        (["--epsilon", "-1"], "--epsilon must be above 0"),
         (["--epsilon", "1", "--method", "fairfed"], "every client's own sums"),
         (["--set", "lr"], "--set lr"),
         (["--set", "learning=3"], "--set learning"),
@@ -328,12 +356,12 @@ def test_a_port_in_use_is_named() -> None:
         (["--set", "out=elsewhere"], "--out"),
         (["--set", "lr=nan"], "--set lr=nan"),
         (["--set", "lr=fast"], "must be like 0.01"),
-        (["--set", "batch-size=0"], "batch-size is '0': must be a whole number from 1 on"),
-        (["--set", "epochs=-3"], "epochs is '-3'"),
-        (["--set", "lr=-1.0"], "lr is '-1.0': must be a number above 0"),
-        (["--set", "optimizer=foo"], "optimizer is 'foo': choose from sgd"),
-        (["--set", "schedule=bar"], "schedule is 'bar': choose from constant"),
-        (["--set", "test-share=7.0"], "test-share is '7.0': must be at least 0 and below 1"),
+        (["--set", "batch-size=0"], "--set batch-size=0: batch_size must be at least 1"),
+        (["--set", "epochs=-3"], "--set epochs=-3"),
+        (["--set", "lr=-1.0"], "--set lr=-1.0: lr must be above 0"),
+        (["--set", "optimizer=foo"], "optimizer 'foo' is not known; choose from"),
+        (["--set", "schedule=bar"], "schedule 'bar' is not known; choose from"),
+        (["--set", "test-share=7.0"], "--set test-share=7.0: test_share must be below 1"),
         (["--set", "schema=nowhere.json"], "nowhere.json: cannot be read (No such file"),
         (["--set", "schema=taken/thesis.txt"], "thesis.txt: not a schema"),
         (["--epsilon", "1", "--set", "delta=2.0"], "delta 2 must lie between 0 and 1"),
@@ -367,10 +395,13 @@ def test_mistakes_are_found_before_anything_starts(
 
 def test_a_schema_is_looked_for_where_its_name_was_typed(tmp_path: Path, monkeypatch) -> None:
     """The server works in a folder of its own, where a relative name would mean nothing."""
-    from fedgft.cli.deploying import more_settings
+    from fedgft.cli.deploy_local import parse_app_settings
 
     monkeypatch.chdir(tmp_path)
-    told = {name: more_settings([f"schema={name}"], None, {}) for name in ("s.json", "a/b", "")}
+    told = {
+        name: parse_app_settings([f"schema={name}"], None, reserved={})
+        for name in ("s.json", "a/b", "")
+    }
     assert told["s.json"] == {"schema": str(tmp_path.resolve() / "s.json")}
     assert told["a/b"] == {"schema": str(tmp_path.resolve() / "a" / "b")}
     assert told[""] == {"schema": ""}  # as the app has it: none
@@ -389,8 +420,14 @@ def start(arguments: list[str]) -> Iterator[subprocess.Popen]:
     """The command line in a process of its own, which does not outlive the test."""
     listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - shells turn it off
     command = [*FEDGFT, "deploy", "local", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          preexec_fn=listen, start_new_session=True) as running:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
+        start_new_session=True,
+    ) as running:
         try:
             yield running
         finally:
@@ -405,17 +442,35 @@ def finished(arguments: list[str]) -> tuple[int, str, str]:
 
 def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> None:
     """Two sites, two rounds, FedGFT on FedAdam, for real: the same parameters to 1e-5."""
+    from fedgft.algorithms import Adaptive, fedgft
     from fedgft.engine import Settings, simulate
-    from fedgft.federated import Adaptive, fedgft
-    from fedgft.flower.running import federation as cut
+    from fedgft.fair_model import load_model
+    from fedgft.flower.client_app import federation as cut
     from fedgft.metrics import get_metric
-    from fedgft.saved import load_model
 
     out = tmp_path / "run"
-    code, said, notes = finished([
-        "--sites", "2", "--rounds", "2", "--data", "compas", "--lam", "5", "--strategy", "FedAdam",
-        "--set", "schedule=constant", "lr=0.01", "--timeout", "280", "--json", "--out", str(out),
-    ])  # fmt: skip
+    code, said, notes = finished(
+        [
+            "--sites",
+            "2",
+            "--rounds",
+            "2",
+            "--data",
+            "compas",
+            "--lam",
+            "5",
+            "--strategy",
+            "FedAdam",
+            "--set",
+            "schedule=constant",
+            "lr=0.01",
+            "--timeout",
+            "280",
+            "--json",
+            "--out",
+            str(out),
+        ]
+    )
     assert code == 0, notes
     assert len(said.splitlines()) == 1
     row = json.loads(said)
@@ -464,10 +519,21 @@ def test_all_sites_failing_is_an_error(tmp_path: Path) -> None:
         (tmp_path / f"{name}.csv").write_text("x,y,sex\n")  # which only reading them shows
     out = tmp_path / "run"
     files = [str(tmp_path / f"{name}.csv") for name in "ab"]
-    code, said, notes = finished([
-        "--data", *files, "--label", "y", "--group", "sex", "--rounds", "1", "--json", "--out",
-        str(out),
-    ])  # fmt: skip
+    code, said, notes = finished(
+        [
+            "--data",
+            *files,
+            "--label",
+            "y",
+            "--group",
+            "sex",
+            "--rounds",
+            "1",
+            "--json",
+            "--out",
+            str(out),
+        ]
+    )
     assert code == 2
     assert json.loads(said)["status"] == "finished:failed"
     assert "a.csv: the file has no rows" in notes
@@ -478,9 +544,9 @@ def test_a_column_that_a_site_lacks_is_seen_before_anything_starts(tmp_path: Pat
     for name, head in (("a", "x,y,sex\n1,0,f\n"), ("b", "x,y\n1,0\n")):
         (tmp_path / f"{name}.csv").write_text(head)
     files = [str(tmp_path / f"{name}.csv") for name in "ab"]
-    code, said, notes = finished([
-        "--data", *files, "--label", "y", "--group", "sex", "--out", str(tmp_path / "run"),
-    ])  # fmt: skip
+    code, said, notes = finished(
+        ["--data", *files, "--label", "y", "--group", "sex", "--out", str(tmp_path / "run")]
+    )
     assert (code, said) == (2, "") and "b.csv: no column 'sex' (--group)" in notes
     assert not (tmp_path / "run").exists()
 
@@ -491,28 +557,28 @@ def test_intruders_are_refused_and_a_lost_site_is_survived(compas_here, tmp_path
     out = tmp_path / "run"
     sites = ("north", "south", "east")
     config = {"rounds": 2, "sites": 3, "out": str(out), "data": "compas"}
-    plan = Plan(sites, nodes_of(sites, []), config, out, limit=LIMIT)
-    with federation(plan) as (folder, processes):
+    plan = LocalRunPlan(sites, site_arguments(sites, []), config, out, limit=LIMIT)
+    with start_federation(plan) as (folder, processes):
         _no_other_server_or_wire(folder)
         _start_intruders(folder, processes)
         foreign = _foreign_app(tmp_path)
-        run = submit(folder, processes, replace(plan, app=foreign))
+        run = submit_run(folder, processes, replace(plan, app=foreign))
         killed = []
 
         def told(row) -> None:
             if row.get("round") == 0 and not killed:
-                killed.extend(members(processes.running["east"].pid))
+                killed.extend(list_descendants(processes.running["east"].pid))
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
 
-        status = watch(processes, plan, run, told)
+        status = wait_for_run(processes, plan, run, told)
         for name, says in REFUSED.items():
             words = (plan.out / "logs" / f"{name}.log").read_text("utf-8", "replace")
             assert says in " ".join(words.split()), (name, words[-2000:])
         log = (plan.out / "logs" / "server.log").read_text("utf-8", "replace")
         assert log.count("Activated node_id") == 3
         assert "unknown key" in log
-    made = summary(out, status, seconds=0.0, sites=3, limit=LIMIT)
+    made = summarize_run(out, status, seconds=0.0, sites=3, limit=LIMIT)
     assert status == "finished:completed" and made["rounds"] == 2
     rows = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
     counted = [row["clients"] for row in rows if "round" in row]
@@ -547,19 +613,38 @@ def _start_intruders(folder, processes) -> None:
     """A key that nobody registered, an authority that is not ours, and a node without TLS."""
     strange = folder.path / "strange"
     strange.mkdir()
-    authority(strange)
-    node_key(strange, "unknown")
+    create_authority(strange)
+    create_node_key(strange, "unknown")
     key = str(strange / "unknown.key")
 
     def command(key: Path, authority_: Path) -> list[str]:
-        return [*FEDGFT, "deploy", "site", "north", "--server", folder.address, "--ca",
-                str(authority_), "--key", str(key)]  # fmt: skip
+        return [
+            *FEDGFT,
+            "deploy",
+            "site",
+            "north",
+            "--server",
+            folder.address,
+            "--ca",
+            str(authority_),
+            "--key",
+            str(key),
+        ]
 
     processes.start("unknown-key", command(strange / "unknown.key", folder.path / "ca.crt"))
     processes.start("wrong-authority", command(folder.nodes / "north.key", strange / "ca.crt"))
-    node = [f"{programs()}flower-supernode", "--superlink", folder.address, "--port"]
-    processes.start("flowers-own", [*node, str(free_port()), "--root-certificates", "ca.crt",
-                                    "--auth-supernode-private-key", key])  # fmt: skip
+    node = [f"{flower_commands_folder()}flower-supernode", "--superlink", folder.address, "--port"]
+    processes.start(
+        "flowers-own",
+        [
+            *node,
+            str(free_port()),
+            "--root-certificates",
+            "ca.crt",
+            "--auth-supernode-private-key",
+            key,
+        ],
+    )
     processes.start("no-tls", [*node, str(free_port()), "--insecure"])
 
 
@@ -577,7 +662,7 @@ def _no_other_server_or_wire(folder) -> None:
     connect(folder.path / "ca.crt", "127.0.0.1")
     other = folder.path / "other"
     other.mkdir()
-    authority(other)
+    create_authority(other)
     with pytest.raises(ssl.SSLCertVerificationError):
         connect(other / "ca.crt", "127.0.0.1")
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -10,22 +10,24 @@ import sys
 import numpy as np
 import pytest
 
+from fedgft.algorithms import fedavg
 from fedgft.data.partition import partition
-from fedgft.data.scaling import standardise
+from fedgft.data.scale import standardize
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
-from fedgft.federated import fedavg
 
 
 @pytest.mark.parametrize("state", ["keep", "shared"])
 def test_results_do_not_depend_on_where_the_memory_lies(state: str) -> None:
-    """To the last digit: whether a loop was vectorised once hung on the distance of two arrays."""
-    rng, litter, seen = np.random.default_rng(0), [], set()
+    """To the last digit: whether a loop was vectorized once hung on the distance of two arrays."""
+    rng = np.random.default_rng(0)
+    litter = []
+    seen = set()
     settings = Settings(rounds=20, state=state, schedule="cosine", threads=2)
     data = synthetic(rows=600, features=3, seed=6)
     for _ in range(50):
         litter = [*litter[-19:], rng.normal(size=rng.integers(1, 5000))]
-        made = [standardise(partition(data, seed=seed)) for seed in (0, 1)]
+        made = [standardize(partition(data, seed=seed)) for seed in (0, 1)]
         found = simulate(made, "logistic", fedavg(), settings, seeds=[0, 1], lr=0.01)
         assert found.federation is not None
         seen.add(found.params.tobytes() + found.federation.score.tobytes())
@@ -47,10 +49,11 @@ def test_the_process_that_compiles_and_the_next_one_agree(tmp_path) -> None:
     """To the last digit: a kernel from the disk is the one that was compiled."""
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     said = [
-        subprocess.run([sys.executable, "-c", TWICE], env=env, capture_output=True, text=True,
-                       check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", TWICE], env=env, capture_output=True, text=True, check=True
+        ).stdout
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert said[0].startswith("fused ")
     assert said[0] == said[1]
     assert any(tmp_path.rglob("*.nbc"))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgft.data.scaling import standardise
+from fedgft.algorithms import fairfed, fedavg, fedgft, fedgft_control, lft, with_base
+from fedgft.data.scale import standardize
 from fedgft.engine import Settings, simulate
-from fedgft.engine.schedule import keys, sample
+from fedgft.engine.plan import keys, sample_cohort
 from fedgft.errors import FedgftError
-from fedgft.federated import controlled, fairfed, fedavg, fedgft, lft, with_base
-from fedgft.metrics import CATALOG, Tally
-from fedgft.optim import Optimizer
+from fedgft.metrics import CATALOG
+from fedgft.optimizers import Optimizer
+from fedgft.sums import Sums
 from formulas import Method
 from plain import Plan, federate
 from small import CLIENTS, EXECUTORS, clients, federation, module, reordered, run, several
@@ -60,7 +61,8 @@ def test_settings_mean_what_the_plain_loop_does(name: str, executor: str) -> Non
 @every_executor
 @pytest.mark.parametrize("state", ["keep", "reset"])
 def test_local_prices_are_refreshed_every_epoch(state: str, executor: str) -> None:
-    made, plan = federation(), Plan(epochs=2, state=state)
+    made = federation()
+    plan = Plan(epochs=2, state=state)
     expected = federate(clients(made), module(made), Method("lft", "sp", 4.0), plan)
     found = run(made, lft(SP, 4.0), executor=executor, epochs=2, state=state)
     np.testing.assert_allclose(found.params[0], expected, **PLAIN)
@@ -81,7 +83,7 @@ def test_own_starts(method: Method, executor: str) -> None:
 def cohorts(made, rule, *, size: int, rounds: int) -> tuple:
     out = []
     for t in range(rounds):
-        drawn = sample([made], size, rule, seeds=np.array([0], np.uint64), round=t)
+        drawn = sample_cohort([made], size, rule, seeds=np.array([0], np.uint64), round=t)
         out.append(list(zip(drawn.client.tolist(), drawn.weight.tolist(), strict=True)))
     return tuple(out)
 
@@ -91,7 +93,8 @@ def cohorts(made, rule, *, size: int, rounds: int) -> tuple:
 @pytest.mark.parametrize("state", ["reset", "keep", "shared"])
 def test_cohorts_equal_the_plain_loop(rule: str, state: str, executor: str) -> None:
     """Two of six clients a round: some cohorts lack a group, and the last constants stay."""
-    made, drawn = federation(), cohorts(federation(), rule, size=2, rounds=8)
+    made = federation()
+    drawn = cohorts(federation(), rule, size=2, rounds=8)
     groups = [
         {g for k, _ in c for g in made.dataset.groups[made.client(k)] if g >= 0} for c in drawn
     ]
@@ -111,7 +114,8 @@ def test_constants_are_zero_before_any_cohort_has_both_groups() -> None:
 
 @every_executor
 def test_a_cohort_of_all_is_full_participation(executor: str) -> None:
-    made, method = federation(), fedgft(SP, 5.0)
+    made = federation()
+    method = fedgft(SP, 5.0)
     found = run(made, method, executor=executor, cohort=len(CLIENTS))
     expected = run(made, method, executor=executor)
     np.testing.assert_allclose(found.params, expected.params, **EXACT)
@@ -119,7 +123,8 @@ def test_a_cohort_of_all_is_full_participation(executor: str) -> None:
 
 @every_executor
 def test_one_seed_one_result(executor: str) -> None:
-    made, method = federation(), fedgft(SP, 5.0)
+    made = federation()
+    method = fedgft(SP, 5.0)
     first, second = (run(made, method, executor=executor, cohort=4) for _ in range(2))
     np.testing.assert_array_equal(first.params, second.params)
     other = run(made, method, executor=executor, cohort=4, seed=1)
@@ -133,12 +138,10 @@ TWO = [BASE, reordered(BASE, [5, 4, 3, 2, 0, 0])]
 @every_executor
 def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
     """Other data, other seed, other learning rate, other lam: every run keeps to its own."""
-    lr, lam, seeds = (
-        np.array([0.05, 0.01, 0.05, 0.02]),
-        np.array([0.0, 5.0, 5.0, 9.0]),
-        [3, 3, 4, 5],
-    )
-    made = [TWO[0], standardise(TWO[1]), standardise(TWO[0]), TWO[1]]
+    lr = np.array([0.05, 0.01, 0.05, 0.02])
+    lam = np.array([0.0, 5.0, 5.0, 9.0])
+    seeds = [3, 3, 4, 5]
+    made = [TWO[0], standardize(TWO[1]), standardize(TWO[0]), TWO[1]]
     settings = Settings(
         schedule="constant",
         rounds=3,
@@ -159,9 +162,9 @@ def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
 
 @pytest.mark.parametrize("rule", ["subtract", "authors", "exp"])
 def test_beta_may_differ_from_run_to_run(rule) -> None:
-    beta, settings = (
-        np.array([0.1, 2.0]),
-        Settings(schedule="constant", state="reset", rounds=3, batch_size=8, precision="fp64"),
+    beta = np.array([0.1, 2.0])
+    settings = Settings(
+        schedule="constant", state="reset", rounds=3, batch_size=8, precision="fp64"
     )
     found = simulate(TWO, "logistic", fairfed(SP, beta, rule=rule), settings, seeds=[0, 0])
     for i, made in enumerate(TWO):
@@ -172,7 +175,8 @@ def test_beta_may_differ_from_run_to_run(rule) -> None:
 
 @every_executor
 def test_looking_does_not_change_training(executor: str) -> None:
-    made, method = federation(), fedgft(SP, 5.0)
+    made = federation()
+    method = fedgft(SP, 5.0)
     base = run(made, method, executor=executor, eval_every=1)
     for options in ({"eval_every": 0}, {"eval_every": 2}, {"eval_on": "test"}):
         found = run(made, method, executor=executor, **options)
@@ -181,7 +185,7 @@ def test_looking_does_not_change_training(executor: str) -> None:
 
 def test_history_is_what_the_model_does() -> None:
     """The sums of the start and of the end, recomputed from the parameters."""
-    made = standardise(federation())
+    made = standardize(federation())
     found = run(made, fedgft(SP, 5.0), eval_every=2)
     assert found.rounds.tolist() == [0, 2, 3]
     start = torch.nn.utils.parameters_to_vector(module(made).parameters()).detach().numpy()
@@ -194,19 +198,20 @@ def test_history_is_what_the_model_does() -> None:
         np.testing.assert_allclose(by_client.score[0].sum(0), tallies[0].score, rtol=1e-12)
 
 
-def _tally(made, params: np.ndarray, rows: np.ndarray) -> Tally:
+def _tally(made, params: np.ndarray, rows: np.ndarray) -> Sums:
     data = made.dataset
     x = torch.tensor((data.features[rows] - made.mean) / made.spread)
-    weight, bias = torch.tensor(params[:8]).view(2, 4), torch.tensor(params[8:])
+    weight = torch.tensor(params[:8]).view(2, 4)
+    bias = torch.tensor(params[8:])
     probs = (x @ weight.T + bias).softmax(-1).numpy()
-    return Tally.of(probs, data.labels[rows], data.groups[rows], num_groups=2)
+    return Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=2)
 
 
 @pytest.mark.parametrize("optimizer", [Optimizer("adam"), Optimizer("sgd")], ids=lambda o: o.rule)
 @every_executor
-def test_standardised_federations(optimizer: Optimizer, executor: str) -> None:
-    """The same as training on features that were standardised before."""
-    made = standardise(several())
+def test_standardized_federations(optimizer: Optimizer, executor: str) -> None:
+    """The same as training on features that were standardized before."""
+    made = standardize(several())
     x = (made.dataset.features - made.mean) / made.spread
     explicit = replace(made, dataset=replace(made.dataset, features=x), mean=None, spread=None)
     method = fedgft(SP, 5.0)
@@ -218,7 +223,8 @@ def test_standardised_federations(optimizer: Optimizer, executor: str) -> None:
 
 @every_executor
 def test_float32_is_close_to_float64(executor: str) -> None:
-    made, method = federation(), fedgft(SP, 5.0)
+    made = federation()
+    method = fedgft(SP, 5.0)
     found = run(made, method, executor=executor, precision="fp32", optimizer=Optimizer("momentum"))
     expected = run(made, method, executor=executor, optimizer=Optimizer("momentum"))
     assert found.params.dtype == np.float32
@@ -248,42 +254,44 @@ def test_a_run_that_diverged_says_so(executor: str, precision: str) -> None:
 
 
 MISFITS = {
-    "no runs": ({"seeds": []}, "no federation"),
-    "rates": ({"lr": np.full(3, 0.1)}, r"--lr must be one number, or one for each of 2 run\(s\)"),
-    "a negative rate": ({"lr": -1.0}, "--lr must be a number >= 0"),
-    "no rate": ({"lr": np.array([0.1, np.nan])}, "--lr must be a number >= 0"),
-    "strengths": ({"algorithm": fedgft(SP, np.ones(3))}, "--lam must be one number, or one for"),
-    "local strengths": ({"algorithm": lft(SP, np.ones(1))}, "--lam must be one number, or one for"),
-    "targets": ({"algorithm": controlled(SP, np.zeros(3))}, "--target must be one number"),
-    "weights": ({"algorithm": fairfed(SP, np.ones(3))}, "--beta must be one number"),
-    "wrapped": ({"algorithm": with_base(fairfed(SP, np.ones(3)), "fednova")}, "--beta must be one"),
+    "no runs": ({"seeds": []}, None),
+    "rates": ({"lr": np.full(3, 0.1)}, "lr"),
+    "a negative rate": ({"lr": -1.0}, "lr"),
+    "no rate": ({"lr": np.array([0.1, np.nan])}, "lr"),
+    "strengths": ({"algorithm": fedgft(SP, np.ones(3))}, "lam"),
+    "local strengths": ({"algorithm": lft(SP, np.ones(1))}, "lam"),
+    "targets": ({"algorithm": fedgft_control(SP, np.zeros(3))}, "target"),
+    "weights": ({"algorithm": fairfed(SP, np.ones(3))}, "beta"),
+    "wrapped": ({"algorithm": with_base(fairfed(SP, np.ones(3)), "fednova")}, "beta"),
     "norms": (
         {"settings": Settings(schedule="constant", state="reset", rounds=20, norms="local")},
-        "no BatchNorm that clients could keep",
+        "fedbn",
     ),
 }
 
 
 @pytest.mark.parametrize("what", MISFITS)
 def test_numbers_that_do_not_fit_the_runs_are_refused(what: str) -> None:
-    change, says = MISFITS[what]
+    change, field = MISFITS[what]
     given = {
         "algorithm": fedavg(),
         "settings": Settings(schedule="constant", state="reset", rounds=1),
         "seeds": [0, 1],
         **change,
     }
-    with pytest.raises(FedgftError, match=says):
+    with pytest.raises(FedgftError) as caught:
         simulate([federation()] * len(given["seeds"]), "logistic", **given)
+    assert caught.value.field == field
 
 
 def test_numbers_that_are_none_are_refused() -> None:
     for beta in (np.nan, np.inf, -1.0):
-        with pytest.raises(FedgftError, match="--beta must be a number >= 0"):
+        with pytest.raises(FedgftError, match="must be a number >= 0") as caught:
             fairfed(SP, beta)
+        assert caught.value.field == "beta"
     odd = Settings(schedule="constant", state="reset", rounds=20)
     object.__setattr__(odd, "eval_on", "train")  # the tests' own check of types would be first
-    with pytest.raises(FedgftError, match="--eval-on 'train' is not known; choose from both, test"):
+    with pytest.raises(FedgftError, match="eval_on 'train' is not known; choose from both, test"):
         odd.__post_init__()
 
 
@@ -291,8 +299,8 @@ def test_memory_that_runs_out_on_a_cpu_is_no_matter_of_pictures_or_lanes(monkeyp
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("fedgft.engine.fused.Fused.measure", full)
-    with pytest.raises(FedgftError, match=r"try --batch-size 128 \(it is 256\)$"):
+    monkeypatch.setattr("fedgft.engine.executors.fused.Fused.measure", full)
+    with pytest.raises(FedgftError, match=r"try batch_size 128 \(it is 256\)$"):
         simulate(
             [federation()],
             "logistic",

@@ -7,14 +7,20 @@ import numpy as np
 import pytest
 
 from fedgft.audit import measure
-from fedgft.audit.private import with_noise
-from fedgft.audit.sums import COUNT
-from fedgft.flower.checks import Noise
-from fedgft.flower.private import Budget, discrete_gaussian, honest, noised, share_of
-from fedgft.metrics import Tally
+from fedgft.audit.suppression import add_noise_to_site
+from fedgft.privacy.noise import (
+    Budget,
+    Noise,
+    add_noise,
+    draw_discrete_gaussian,
+    honest_clients,
+    share_noise,
+)
+from fedgft.sums import COUNT, Sums
 from neighbors import epsilon_shown, likelihood_ratio
 
-DRAWS, DELTA = 4000, 0.01
+DRAWS = 4000
+DELTA = 0.01
 
 
 def releases(rows: float, budget: Budget, *, too_small: float = 1.0) -> np.ndarray:
@@ -23,7 +29,7 @@ def releases(rows: float, budget: Budget, *, too_small: float = 1.0) -> np.ndarr
     loud = Noise(noise.kind, noise.count / too_small, noise.value / too_small)
     count = np.full((DRAWS, 1, 1), rows)
     score = np.stack((0 * count, count), -1)  # every score is 1: the most that a row can add
-    sent = noised(Tally(count, score, score), loud, None)
+    sent = add_noise(Sums(count, score, score), loud, None)
     table = np.stack((sent.count, sent.score[..., 1]), -1)[:, 0, 0]
     return likelihood_ratio(table, np.ones(2), np.array([noise.count, noise.value]))
 
@@ -41,17 +47,19 @@ def test_noisy_sums_show_no_more_than_epsilon(fault: float) -> None:
 @pytest.mark.parametrize("fault", ["none", "shares too small"])
 def test_secure_sums_show_no_more_than_epsilon(fault: str) -> None:
     """Of seven sites, two give their shares away, and the noise of the others is as accounted."""
-    budget, clients = Budget(1.0, DELTA), 7
-    noise, unit = budget.noise("soft"), 2**20
-    share = share_of(noise, clients)
+    budget = Budget(1.0, DELTA)
+    clients = 7
+    noise = budget.noise("soft")
+    unit = 2**20
+    share = share_noise(noise, clients)
     smaller = 3.0 if fault == "shares too small" else 1.0
 
     def sums(rows: float) -> np.ndarray:
         """The count, which has half of its budget, and the score, in a total of one cell."""
         total = np.full((DRAWS, 2), rows * unit)
-        for _ in range(honest(clients)):
+        for _ in range(honest_clients(clients)):
             for column, deviation in enumerate((share.count, share.value)):
-                total[:, column] += discrete_gaussian(DRAWS, deviation * unit / smaller)
+                total[:, column] += draw_discrete_gaussian(DRAWS, deviation * unit / smaller)
         deviation = np.array([noise.count * 2**0.5, noise.value])
         return likelihood_ratio(total / unit, np.ones(2), deviation)
 
@@ -70,7 +78,9 @@ def test_a_noisy_site_file_shows_no_more_than_epsilon(fault: float) -> None:
         exact = measure(
             ones, ones, sensitive_features=groups, site="n", classes=[0, 1], values=values
         )
-        draws = (with_noise(exact, fault, 0.0, values=values, declared=True) for _ in range(1000))
+        draws = (
+            add_noise_to_site(exact, fault, 0.0, values=values, declared=True) for _ in range(1000)
+        )
         return np.array([d.sites["n"].tables[("a",)][1, 1, COUNT] for d in draws])
 
     found = epsilon_shown(files(30), files(31), 0.0)

@@ -9,18 +9,23 @@ import numpy as np
 import polars as pl
 
 from fedgft.audit import audit, measure
-from fedgft.audit.change import compare
-from fedgft.layout import Table
-from fedgft.report.claims import Finding
-from fedgft.report.page import write_page
-from fedgft.report.section import FORMAT, Section
-from fedgft.seals import sealed
+from fedgft.audit.comparison import compare
+from fedgft.formatting import Table
+from fedgft.paper.claims import Finding
+from fedgft.paper.page import FORMAT, write_page
+from fedgft.paper.section import Section
+from fedgft.store import dump_checksummed
 from test_cli import run
 
 HOSTILE = (
-    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title></style></textarea>",
-    "{{ 7*7 }}", "' onmouseover='alert(1)", "<!-- & -->", "</script><svg onload=alert(1)>",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</title></style></textarea>",
+    "{{ 7*7 }}",
+    "' onmouseover='alert(1)",
+    "<!-- & -->",
+    "</script><svg onload=alert(1)>",
+)
 TAGS = {"img", "script", "svg", "iframe", "object", "embed", "link", "base", "form", "textarea"}
 
 
@@ -29,7 +34,10 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         HTMLParser.__init__(self)
-        self.found, self.scripts, self.text, self.comments = [], [], [], []
+        self.found = []
+        self.scripts = []
+        self.text = []
+        self.comments = []
         self.feed(text)
         self.close()
 
@@ -59,18 +67,36 @@ def check(path: Path, *, own: set[str], names: tuple[str, ...]) -> Page:
 
 def test_names_in_a_report_are_text(tmp_path, capsys) -> None:
     """From a table whose columns, groups, labels and sites have such names, to the written page."""
-    label, group, score = HOSTILE[0], HOSTILE[6], HOSTILE[2]
+    label = HOSTILE[0]
+    group = HOSTILE[6]
+    score = HOSTILE[2]
     rng = np.random.default_rng(0)
     files = []
     for i, site in enumerate((HOSTILE[3], HOSTILE[1])):
-        frame = pl.DataFrame({
-            label: rng.choice([HOSTILE[4], "yes"], 80), group: rng.choice(HOSTILE[:2], 80),
-            score: rng.random(80),
-        })  # fmt: skip
+        frame = pl.DataFrame(
+            {
+                label: rng.choice([HOSTILE[4], "yes"], 80),
+                group: rng.choice(HOSTILE[:2], 80),
+                score: rng.random(80),
+            }
+        )
         frame.write_csv(tmp_path / "rows.csv")
         files.append(tmp_path / f"site-{i}.json")
-        run(capsys, "measure", tmp_path / "rows.csv", "--label", label, "--group", group,
-            "--score", score, "--name", site, "--out", files[-1])  # fmt: skip
+        run(
+            capsys,
+            "measure",
+            tmp_path / "rows.csv",
+            "--label",
+            label,
+            "--group",
+            group,
+            "--score",
+            score,
+            "--name",
+            site,
+            "--out",
+            files[-1],
+        )
     assert run(capsys, "audit", *files, "--out", tmp_path / "out")[0] == 0
     page = check(
         tmp_path / "out/report.html", own={"link", "script"}, names=(*HOSTILE[:2], HOSTILE[6])
@@ -85,10 +111,16 @@ def test_names_in_a_report_are_text(tmp_path, capsys) -> None:
 def test_names_in_a_comparison_are_text(tmp_path) -> None:
     rng = np.random.default_rng(0)
     made = [
-        audit(measure(rng.integers(0, 2, 90), rng.random(90), site=HOSTILE[1],
-                      sensitive_features={HOSTILE[2]: rng.choice(HOSTILE[:3], 90)})).to_dict()
+        audit(
+            measure(
+                rng.integers(0, 2, 90),
+                rng.random(90),
+                site=HOSTILE[1],
+                sensitive_features={HOSTILE[2]: rng.choice(HOSTILE[:3], 90)},
+            )
+        ).to_dict()
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     (tmp_path / "report.html").write_text(compare(*made).to_html(), "utf-8")
     check(tmp_path / "report.html", own={"link"}, names=HOSTILE[:3])
 
@@ -98,7 +130,9 @@ def test_words_in_the_page_of_the_paper_are_text(tmp_path) -> None:
     bad = " ".join(HOSTILE)
     table = Table(bad, (bad, bad), ((bad, bad),), 1, (bad,))
     section = Section("table1", bad, bad, bad, bad, (Finding(bad),), (table,), (), (bad,), (bad,))
-    text = sealed(json.loads(json.dumps({"stamp": "", "files": [], **asdict(section)})), FORMAT)
+    text = dump_checksummed(
+        json.loads(json.dumps({"stamp": "", "files": [], **asdict(section)})), FORMAT
+    )
     (tmp_path / "table1.json").write_text(text, "utf-8")
     write_page(tmp_path)
     check(tmp_path / "index.html", own={"link"}, names=HOSTILE)
@@ -111,6 +145,6 @@ def test_a_section_names_no_figure_elsewhere(tmp_path) -> None:
     for name in ("../../secret", str(tmp_path / "secret")):
         section = Section("table1", "t", "c", "n", "h", (), (), ((name, "a figure"),))
         whole = json.loads(json.dumps({"stamp": "", "files": [], **asdict(section)}))
-        (tmp_path / "page/table1.json").write_text(sealed(whole, FORMAT), "utf-8")
+        (tmp_path / "page/table1.json").write_text(dump_checksummed(whole, FORMAT), "utf-8")
         write_page(tmp_path / "page")
         assert "data:image" not in (tmp_path / "page/index.html").read_text()

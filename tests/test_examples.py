@@ -43,15 +43,19 @@ def test_all_of_them_are_run_and_listed():
 
 def test_own_loop(tmp_path):
     text = printed("own_loop.py", tmp_path)
-    gap, right = figures(text, "gap"), figures(text, "accuracy")
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
     assert gap["lam 0"] > 0.3 and gap["lam 20"] < gap["lam 0"] / 3
     assert right["lam 20"] > right["lam 0"] - 0.1
 
 
 def test_own_module(tmp_path):
     text = printed("own_module.py", tmp_path)
-    gap, right = figures(text, "gap"), figures(text, "accuracy")
-    linear, own, fair = "linear (fused)", "residual (stacked)", "residual, fair (stacked)"
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
+    linear = "linear (fused)"
+    own = "residual (stacked)"
+    fair = "residual, fair (stacked)"
     assert right[own] > right[linear] + 0.15
     assert gap[own] > 0.15 and gap[fair] < 0.06 and right[fair] > right[own] - 0.05
 
@@ -67,10 +71,16 @@ def test_new_metric(tmp_path):
 
 def test_new_algorithm(tmp_path):
     text = printed("new_algorithm.py", tmp_path)
-    worst, gap = figures(text, "of client a"), figures(text, "gap")
+    worst = figures(text, "of client a")
+    gap = figures(text, "gap")
     assert worst["q = 0"] + 0.05 < worst["q = 2"] < worst["q = 8"] - 0.05
     fair = "q = 8, target 0.02"
     assert gap["q = 8"] > 0.2 and gap[fair] < 0.04 and worst[fair] > worst["q = 0"] + 0.05
+
+
+def test_feddyn(tmp_path):
+    gap = figures(printed("feddyn.py", tmp_path), "gap")
+    assert gap["FedDyn"] > 0.3 and gap["FedGFT on FedDyn"] < 0.2 < gap["FedAvg"]
 
 
 def test_sklearn_audit(tmp_path):
@@ -83,6 +93,7 @@ def test_sklearn_audit(tmp_path):
 
 def test_own_csv(tmp_path):
     text = printed("own_csv.py", tmp_path)
-    gap, right = figures(text, "gap"), figures(text, "accuracy")
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
     assert gap["before"] > 0.2 and gap["after"] < 0.06 and right["after"] > 0.7
     assert text.count("$ fedgft train") == text.count("$ fedgft predict") == 2

@@ -5,14 +5,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedgft.algorithms import Algorithm, Proximal, fairfed, fedavg, fedgft, lft, lrw
 from fedgft.data.dataset import Federation
-from fedgft.data.scaling import standardise
-from fedgft.engine import Settings, fused, kernels, plain_kernels, simulate
+from fedgft.data.scale import standardize
+from fedgft.engine import Settings, simulate
+from fedgft.engine.executors import fused, numba_kernels, numpy_kernels
 from fedgft.errors import FedgftError
-from fedgft.federated import Algorithm, Proximal, fairfed, fedavg, fedgft, lft, lrw
 from fedgft.metrics import CATALOG
 from fedgft.models import MLP
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
 from formulas import Method
 from plain import Plan, federate
 from small import EXECUTORS, clients, federation, module, run, several
@@ -29,19 +30,27 @@ OPTIMIZERS = {
     "sgd": (Optimizer("sgd"), optim.SGD, {}, True),
     "sgd decay": (Optimizer("sgd", 0.1), optim.SGD, {"weight_decay": 0.1}, True),
     "momentum": (Optimizer("momentum"), optim.SGD, {"momentum": 0.9}, True),
-    "momentum decay": (Optimizer("momentum", 0.1), optim.SGD,
-                       {"momentum": 0.9, "weight_decay": 0.1}, False),
+    "momentum decay": (
+        Optimizer("momentum", 0.1),
+        optim.SGD,
+        {"momentum": 0.9, "weight_decay": 0.1},
+        False,
+    ),
     "adam": (Optimizer("adam"), optim.Adam, {}, True),
     "adam decay": (Optimizer("adam", 0.1), optim.Adam, {"weight_decay": 0.1}, False),
-    "adam betas": (Optimizer("adam", first=0.8, second=0.95, epsilon=1e-3), optim.Adam,
-                   {"betas": (0.8, 0.95), "eps": 1e-3}, True),
+    "adam betas": (
+        Optimizer("adam", first=0.8, second=0.95, epsilon=1e-3),
+        optim.Adam,
+        {"betas": (0.8, 0.95), "eps": 1e-3},
+        True,
+    ),
     "adamw": (Optimizer("adamw", 0.1), optim.AdamW, {"weight_decay": 0.1}, True),
-}  # fmt: skip
+}
 
 
 @every_executor
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimisers_are_those_of_torch(name: str, executor: str) -> None:
+def test_optimizers_are_those_of_torch(name: str, executor: str) -> None:
     ours, theirs, options, exact = OPTIMIZERS[name]
     if executor == "fused" and not exact:
         with pytest.raises(FedgftError, match="weight decay"):
@@ -77,9 +86,10 @@ METHODS = {
 @pytest.mark.parametrize("rule", ["momentum", "adamw"])
 @pytest.mark.parametrize("method", METHODS)
 def test_numba_is_numpy_is_stacked_is_sequential(method: str, rule, monkeypatch) -> None:
-    made, options = standardise(federation()), {"optimizer": Optimizer(rule), "epochs": 2}
+    made = standardize(federation())
+    options = {"optimizer": Optimizer(rule), "epochs": 2}
     found = [run(made, METHODS[method], executor=name, **options) for name in EXECUTORS]
-    monkeypatch.setattr(fused, "kernels", plain_kernels)
+    monkeypatch.setattr(fused, "kernels", numpy_kernels)
     found.append(run(made, METHODS[method], executor="fused", **options))
     assert [f.executor for f in found] == [*EXECUTORS, "fused"]
     for other in found[1:]:
@@ -91,7 +101,7 @@ def test_numba_is_numpy_is_stacked_is_sequential(method: str, rule, monkeypatch)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_mlp_stacked_is_sequential(method: str) -> None:
-    made = standardise(federation())
+    made = standardize(federation())
     auto, slow = (
         run(made, METHODS[method], model=SMALL, executor=e) for e in ("auto", "sequential")
     )
@@ -132,15 +142,15 @@ def test_threads_do_not_change_a_bit(executor: str, clients: int) -> None:
 def test_the_kernel_is_compiled_once() -> None:
     """Layouts, read-only data, ints for floats: each would be a signature, and seconds, more."""
     run(federation(), fedavg())
-    before = len(kernels.train.signatures), len(kernels.measure.signatures)
-    made = standardise(federation())
+    before = len(numba_kernels.train.signatures), len(numba_kernels.measure.signatures)
+    made = standardize(federation())
     made.dataset.features.flags.writeable = False
     run(made, Algorithm(correction=Proximal(1)), cohort=3, epochs=2, batches="fixed", state="keep")
     run(
         made, fairfed(SP, 1, rule="exp"), sampling="size", cohort=2, optimizer=Optimizer("adamw", 1)
     )
     run(made, lft(SP, 3), optimizer=Optimizer("momentum", first=0), eval_on="test", start="own")
-    assert (len(kernels.train.signatures), len(kernels.measure.signatures)) == before
+    assert (len(numba_kernels.train.signatures), len(numba_kernels.measure.signatures)) == before
 
 
 WRONG = [
@@ -150,13 +160,13 @@ WRONG = [
     ("stacked", {"model": lambda: nn.Sequential(nn.Dropout(), nn.Linear(4, 2))}, "dropout"),
     ("stacked", {"model": lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))}, "BatchNorm"),
     ("auto", {"model": lambda: nn.Linear(7, 2)}, "does not take rows of shape"),
-    ("auto", {"model": lambda: nn.Linear(4, 1)}, "one score a class"),
+    ("auto", {"model": lambda: nn.Linear(4, 1)}, "one score per class"),
     ("auto", {"model": "resnet"}, "'resnet' is not known"),
     ("auto", {"init": np.zeros(11)}, "10 parameters"),
     ("auto", {"cohort": 7}, "between 1 and the 6 clients"),
-    ("auto", {"seed": -1}, "--seed"),
-    ("auto", {"rounds": 0}, "--rounds must be at least 1"),
-]  # fmt: skip
+    ("auto", {"seed": -1}, "seed must not be negative"),
+    ("auto", {"rounds": 0}, "rounds must be at least 1"),
+]
 
 
 @pytest.mark.parametrize(("executor", "options", "message"), WRONG, ids=[w[2] for w in WRONG])
@@ -166,7 +176,8 @@ def test_what_cannot_be_done_is_said(executor: str, options: dict, message: str)
 
 
 def test_weight_decay_with_a_proximal_term_is_not_fused() -> None:
-    method, options = Algorithm(correction=Proximal(0.3)), {"optimizer": Optimizer("adamw", 0.1)}
+    method = Algorithm(correction=Proximal(0.3))
+    options = {"optimizer": Optimizer("adamw", 0.1)}
     auto, slow = (run(federation(), method, executor=e, **options) for e in ("auto", "sequential"))
     assert auto.executor == "stacked"
     np.testing.assert_allclose(auto.params, slow.params, **PLAIN)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedgft.federated import Cohort, FairFed, Local, reweigh
-from fedgft.metrics import CATALOG, Tally, stack
+from fedgft.algorithms import Cohort, FairFed, Local, reweigh
+from fedgft.metrics import CATALOG
+from fedgft.sums import Sums, stack
 
 # Scores, labels, groups. Rates 0.7 and 0.3; 0.5 and 0.6; 0.8 and nothing. Together 2/3 and 0.45.
 CLIENTS = [
@@ -21,15 +22,20 @@ TRAINED = [((0.7, 0.5, 0.5, 0.3), *CLIENTS[0][1:]), *CLIENTS[1:]]  # rates 0.6 a
 GAP = 2 / 3 - 0.45
 DELTA = np.array([0.4 - GAP, GAP + 0.1, 0.1])  # the last by accuracy; their mean is 0.2
 SIZES = np.array([[4, 4, 2]])
-COHORT = Cohort(run=np.zeros(3, int), client=np.arange(3), weight=np.array([0.4, 0.4, 0.2]),
-                bounds=np.array([0, 3]), full=True)  # fmt: skip
+COHORT = Cohort(
+    run=np.zeros(3, int),
+    client=np.arange(3),
+    weight=np.array([0.4, 0.4, 0.2]),
+    bounds=np.array([0, 3]),
+    full=True,
+)
 
 
-def tally(clients: list) -> Tally:
+def tally(clients: list) -> Sums:
     made = []
     for score, labels, groups in clients:
         probs = np.stack((1 - np.array(score), np.array(score)), axis=1)
-        made.append(Tally.of(probs, np.array(labels), np.array(groups), num_groups=2))
+        made.append(Sums.of(probs, np.array(labels), np.array(groups), num_groups=2))
     return stack(made)
 
 
@@ -45,7 +51,7 @@ def test_subtract() -> None:
     np.testing.assert_allclose(kept, [[7 / 15, 0, 0.6]], atol=1e-12)
     np.testing.assert_allclose(weights, [0.4375, 0, 0.5625], atol=1e-12)
     _, again = rule.coefficients(kept, COHORT, seen(tally(CLIENTS), None))
-    np.testing.assert_allclose(again, [[8 / 15, 0, 1.0]], atol=1e-12)  # they grow: not normalised
+    np.testing.assert_allclose(again, [[8 / 15, 0, 1.0]], atol=1e-12)  # they grow: not normalized
 
 
 def test_authors() -> None:
@@ -93,9 +99,11 @@ def test_everybody_clipped_falls_back_to_sizes() -> None:
 
 @given(arrays(np.float64, (3, 2, 3), elements=st.integers(1, 50).map(float)))
 def test_reweighing_makes_label_and_group_independent(count: np.ndarray) -> None:
-    known, weights = count[..., :-1], reweigh(count)
+    known = count[..., :-1]
+    weights = reweigh(count)
     mass = known * weights[..., :-1]
-    by_label, by_group = mass.sum(2, keepdims=True), mass.sum(1, keepdims=True)
+    by_label = mass.sum(2, keepdims=True)
+    by_group = mass.sum(1, keepdims=True)
     total = mass.sum((1, 2), keepdims=True)
     np.testing.assert_allclose(mass * total, by_label * by_group, rtol=1e-12)
     np.testing.assert_allclose(by_label, known.sum(2, keepdims=True), rtol=1e-12)  # nobody lost

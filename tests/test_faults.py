@@ -13,8 +13,8 @@ import pytest
 
 from drawn import celeba_folder
 from fedgft.cli import main
-from fedgft.data import fetching
-from fedgft.data.pixels import Album, load_pixels
+from fedgft.data import public as fetching
+from fedgft.data.image_cache import ImageCache
 from fedgft.errors import FedgftError
 from test_cli import QUICK, run, table
 
@@ -43,13 +43,26 @@ def disk(tmp_path) -> Iterator[Path]:
 def inputs(tmp_path_factory) -> Path:
     """A table, a model of it, its sums and pictures."""
     place = tmp_path_factory.mktemp("inputs")
-    file, model = table(place / "t.csv"), place / "model.safetensors"
+    file = table(place / "t.csv")
+    model = place / "model.safetensors"
     for given in (
-        ["train", "--data", file, "--label", "ok", "--group", "sex", *QUICK, "--method", "fedavg",
-         "--out", place],
+        [
+            "train",
+            "--data",
+            file,
+            "--label",
+            "ok",
+            "--group",
+            "sex",
+            *QUICK,
+            "--method",
+            "fedavg",
+            "--out",
+            place,
+        ],
         ["predict", model, file, "-o", place / "p.csv"],
         ["measure", place / "p.csv", *COLUMNS, "-o", place / "north.json"],
-    ):  # fmt: skip
+    ):
         main([str(a) for a in given])
     celeba_folder(place / "faces", 120, 32)
     return place
@@ -89,8 +102,11 @@ def fill(disk: Path, *, room: int) -> Path:
 
 def held(folder: Path) -> dict[str, bytes]:
     """Every file; the lock that a folder of cells keeps says nothing."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*"))
-            if p.is_file() and p.name not in (".lock", "filler")}  # fmt: skip
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name not in (".lock", "filler")
+    }
 
 
 def one_line(err: str) -> str:
@@ -102,13 +118,22 @@ def one_line(err: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "room"),
-    [("train", 0), ("train", 2), ("compare", 2), ("measure", 0), ("audit", 2), ("csv", 0),
-     ("parquet", 0), ("data", 2)],
-)  # fmt: skip
+    [
+        ("train", 0),
+        ("train", 2),
+        ("compare", 2),
+        ("measure", 0),
+        ("audit", 2),
+        ("csv", 0),
+        ("parquet", 0),
+        ("data", 2),
+    ],
+)
 def test_a_full_disk(name, room, disk, inputs, capsys, request):
     if name == "data":
         request.getfixturevalue("compas")
-    earlier, out = COMMANDS[name][1], disk / "out"
+    earlier = COMMANDS[name][1]
+    out = disk / "out"
     out.mkdir()
     if name == "audit":
         (out / "report.md").write_text("<!-- fedgft audit --> of last year")
@@ -148,15 +173,27 @@ def test_reproduce_goes_on_when_there_is_room_again(disk, tmp_path, capsys, inpu
 
 def test_caches_on_a_full_disk(disk, inputs, tmp_path, monkeypatch, capsys):
     filler = fill(disk, room=0)
-    pictures = ("train", "--data", "celeba", "--images", inputs / "faces", "--cache", disk,
-                "--size", 16, "--out", tmp_path / "out")  # fmt: skip
+    pictures = (
+        "train",
+        "--data",
+        "celeba",
+        "--images",
+        inputs / "faces",
+        "--cache",
+        disk,
+        "--size",
+        16,
+        "--out",
+        tmp_path / "out",
+    )
     code, _, err = run(capsys, *pictures)
     assert code == 2 and "No space left" in one_line(err) and "--cache" in err
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: str(disk / "cache"))
     content = (inputs / "t.csv").read_bytes()
-    file = fetching.RemoteFile("t.csv", fetching.hashlib.sha256(content).hexdigest(),
-                               (inputs / "t.csv").as_uri(), "none")  # fmt: skip
+    file = fetching.RemoteFile(
+        "t.csv", fetching.hashlib.sha256(content).hexdigest(), (inputs / "t.csv").as_uri(), "none"
+    )
     with pytest.raises(FedgftError, match=r"cache folder cannot be written \(No space left"):
         fetching.obtain([file])
     assert not list((disk / "cache").iterdir())
@@ -213,14 +250,15 @@ def test_no_result_hangs_on_the_time_of_day(tmp_path, capsys, monkeypatch):
 def test_files_of_another_time(year, inputs, tmp_path):
     """Pictures, or a cache of them, from before the clock was right or from the future."""
     at = (year - 1970) * 365.25 * 24 * 3600
-    folder, names = inputs / "faces" / "img_align_celeba", ("000001.jpg", "000002.jpg")
-    album = lambda: Album(folder, names, 16, None, tmp_path)  # noqa: E731
-    calm, _ = load_pixels(album(), fetching.silent)
+    folder = inputs / "faces" / "img_align_celeba"
+    names = ("000001.jpg", "000002.jpg")
+    album = lambda: ImageCache(folder, names, 16, None, tmp_path)  # noqa: E731
+    calm, _ = album().load(fetching.silent)
     for file in tmp_path.iterdir():
         os.utime(file, (at, at))
-    again, _ = load_pixels(album(), fetching.silent)
+    again, _ = album().load(fetching.silent)
     np.testing.assert_array_equal(again, calm)
     for name in names:
         os.utime(folder / name, (at, at))
-    anew, _ = load_pixels(album(), fetching.silent)
+    anew, _ = album().load(fetching.silent)
     np.testing.assert_array_equal(anew, calm)

@@ -18,14 +18,20 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from fedgft.audit import measure, read_sums, write_sums
-from fedgft.engine.snapshot import Snapshot
+from fedgft.data.write import escape_formulas, write_table
+from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
-from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.experiments.shelf import Shelf
-from fedgft.files import alone, open_folder, open_private, private_folder, staged, whole
-from fedgft.layout import Table, escape_markdown, unescape_markdown
-from fedgft.report.page import contents
-from fedgft.saved import without_formulas, write_frame
+from fedgft.formatting import Table, escape_markdown, unescape_markdown
+from fedgft.paper.page import contents
+from fedgft.store import (
+    atomic_write,
+    exclusive_lock,
+    make_private_folder,
+    open_folder,
+    open_private_file,
+    stage_files,
+)
+from fedgft.study.cache import Checkpoints, ResultCache
 from test_cli import QUICK, run
 from test_faults import command, inputs, one_line
 
@@ -77,7 +83,7 @@ def test_a_link_planted_as_the_temporary_file_is_not_followed(inputs, victim, tm
 
 def test_a_hard_link_planted_as_the_temporary_file_is_not_written_to(victim, tmp_path):
     os.link(victim, tmp_path / ".x.part")
-    with whole(tmp_path / "x") as part:
+    with atomic_write(tmp_path / "x") as part:
         part.write_text("ours")
     assert victim.read_text() == SECRET and (tmp_path / "x").read_text() == "ours"
 
@@ -85,7 +91,7 @@ def test_a_hard_link_planted_as_the_temporary_file_is_not_written_to(victim, tmp
 def test_a_temporary_file_that_becomes_a_link_meanwhile_is_not_followed(victim, tmp_path):
     """What is written goes to the file that was opened, whatever its name means by then."""
     with pytest.raises(FedgftError, match=r"x: cannot be written \(.*was replaced"):  # noqa: SIM117
-        with whole(tmp_path / "x") as part:
+        with atomic_write(tmp_path / "x") as part:
             (tmp_path / ".x.part").unlink()
             (tmp_path / ".x.part").symlink_to(victim)
             part.write_text("ours")
@@ -94,11 +100,14 @@ def test_a_temporary_file_that_becomes_a_link_meanwhile_is_not_followed(victim, 
 
 def test_a_pipe_or_folder_planted_as_the_temporary_file_stops_nothing_for_ever(tmp_path):
     os.mkfifo(tmp_path / ".a.part")
+    with atomic_write(tmp_path / "a") as part:
+        part.write_text("ours")
+    assert (tmp_path / "a").read_text() == "ours" and os.listdir(tmp_path) == ["a"]
     (tmp_path / ".b.part").mkdir()
-    for name in "ab":
-        says = rf"{name}: cannot be written \(.{name}.part there is no regular file; remove it\)"
-        with pytest.raises(FedgftError, match=says), whole(tmp_path / name):
+    with pytest.raises(FedgftError, match="b: cannot be written") as caught:  # noqa: SIM117
+        with atomic_write(tmp_path / "b"):
             pass
+    assert caught.value.kind == "file"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
@@ -106,25 +115,28 @@ def test_another_users_temporary_file_is_neither_waited_for_nor_written_to(tmp_p
     theirs = tmp_path / ".x.part"
     theirs.write_text("theirs")
     os.chown(theirs, 12345, 12345)
-    with pytest.raises(FedgftError, match="another user's; remove it"), whole(tmp_path / "x"):
-        pass
-    assert theirs.read_text() == "theirs"
+    with open(theirs) as opened:
+        with atomic_write(tmp_path / "x", private=True) as part:
+            part.write_text("ours")
+        assert opened.read() == "theirs"
+    assert (tmp_path / "x").stat().st_uid == os.geteuid() and mode(tmp_path / "x") == 0o600
 
 
 def test_what_a_killed_run_left_is_replaced_and_a_running_one_is_waited_for(tmp_path):
-    path, order = tmp_path / "x", []
+    path = tmp_path / "x"
+    order = []
     (tmp_path / ".x.part").write_text("half of")
     started = threading.Event()
 
     def second() -> None:
         started.wait()
-        with whole(path) as part:
+        with atomic_write(path) as part:
             order.append("second")
             part.write_text("second")
 
     other = threading.Thread(target=second)
     other.start()
-    with whole(path) as part:
+    with atomic_write(path) as part:
         started.set()
         part.write_text("first")
         other.join(0.3)
@@ -165,9 +177,12 @@ def test_a_link_among_the_results_is_replaced_and_not_followed(
 def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FedgftError, match=r"pipe: cannot be written \(it is no"):  # noqa: SIM117
-        with whole(tmp_path / "pipe"):
+        with atomic_write(tmp_path / "pipe"):
             pass
-    with pytest.raises(FedgftError, match="pipe: cannot be written"), staged(tmp_path) as place:
+    with (
+        pytest.raises(FedgftError, match="pipe: cannot be written"),
+        stage_files(tmp_path) as place,
+    ):
         (place / "pipe").write_text("ours")
     assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode) and os.listdir(tmp_path) == ["pipe"]
 
@@ -196,7 +211,7 @@ def test_links_planted_inside_an_output_folder_are_not_followed(victim, tmp_path
     out.mkdir()
     (out / ".fedgft.part").symlink_to(victim.parent)
     (out / ".fedgft-probe.part").symlink_to(tmp_path / "made-by-a-probe")
-    with open_folder(out), staged(out) as place:
+    with open_folder(out), stage_files(out) as place:
         assert not place.is_symlink()
         (place / "one").write_text("ours")
     assert os.listdir(out) == ["one"] and not (tmp_path / "made-by-a-probe").exists()
@@ -204,18 +219,21 @@ def test_links_planted_inside_an_output_folder_are_not_followed(victim, tmp_path
     (out / "cells" / ".lock").symlink_to(victim)
     (out / "figures").symlink_to(victim.parent)
     (victim.parent / ".x.png.part").write_text("theirs")
-    with pytest.raises(FedgftError, match=r"\.lock: is a symbolic link"), alone(out / "cells"):
+    with (
+        pytest.raises(FedgftError, match=r"\.lock: is a symbolic link"),
+        exclusive_lock(out / "cells"),
+    ):
         pass
     (out / "cells" / ".lock").unlink()
-    with alone(out / "cells"):
+    with exclusive_lock(out / "cells"):
         assert (victim.parent / ".x.png.part").exists()
     (out / "logs").symlink_to(victim.parent)
     with pytest.raises(FedgftError, match="logs: is a symbolic link"):
-        private_folder(out / "logs")
+        make_private_folder(out / "logs")
     (out / "log").symlink_to(victim)
     for how in ("wb", "ab"):
         with pytest.raises(FedgftError, match="log: is a symbolic link"):
-            open_private(out / "log", how)
+            open_private_file(out / "log", how)
     assert victim.read_text() == SECRET
 
 
@@ -223,7 +241,7 @@ def test_a_link_among_the_parents_is_followed(tmp_path):
     """As /tmp or /home are on some systems."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with open_folder(tmp_path / "link" / "out") as out, whole(out / "x") as part:
+    with open_folder(tmp_path / "link" / "out") as out, atomic_write(out / "x") as part:
         part.write_text("ours")
     assert (tmp_path / "real" / "out" / "x").read_text() == "ours"
 
@@ -235,19 +253,19 @@ def test_private_files_are_their_owners_alone_whatever_was_there(usual_umask, tm
     for path in (tmp_path / "x", tmp_path / ".x.part"):
         path.write_text("old")
         path.chmod(0o666)
-    with whole(tmp_path / "x", private=True) as part:
+    with atomic_write(tmp_path / "x", private=True) as part:
         assert mode(tmp_path / ".x.part") == 0o600  # from its first byte on
         part.write_text("new")
-    with whole(tmp_path / "y") as part:
+    with atomic_write(tmp_path / "y") as part:
         part.write_text("to publish")
     assert modes(tmp_path) == {"x": 0o600, "y": 0o644}
     (tmp_path / "log").write_text("old\n")
     (tmp_path / "log").chmod(0o666)
-    with open_private(tmp_path / "log", "ab") as file:
+    with open_private_file(tmp_path / "log", "ab") as file:
         file.write(b"new\n")
     assert (tmp_path / "log").read_text() == "old\nnew\n" and mode(tmp_path / "log") == 0o600
     (tmp_path / "folder").mkdir(0o755)
-    assert mode(private_folder(tmp_path / "folder")) == 0o700
+    assert mode(make_private_folder(tmp_path / "folder")) == 0o700
 
 
 def test_what_measure_and_audit_write(usual_umask, inputs, tmp_path, capsys):
@@ -268,9 +286,12 @@ def test_what_train_writes(usual_umask, inputs, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(capsys, *command("train", inputs, out))[0] == 0
     assert modes(out) == {
-        "model.safetensors": 0o644, "rows.parquet": 0o600, "rounds.parquet": 0o600,
-        "rounds.png": 0o644, "rounds.svg": 0o644,
-    }  # fmt: skip
+        "model.safetensors": 0o644,
+        "rows.parquet": 0o600,
+        "rounds.parquet": 0o600,
+        "rounds.png": 0o644,
+        "rounds.svg": 0o644,
+    }
 
 
 def test_what_an_interrupted_run_keeps(usual_umask, tmp_path):
@@ -285,7 +306,7 @@ def test_what_an_interrupted_run_keeps(usual_umask, tmp_path):
         kept.found()[0].chmod(0o644)
         kept.put("0" * 32, 1, lambda: Snapshot(2, {}, {"x": np.zeros(1)}))
         assert mode(kept.found()[0]) == 0o600
-    Shelf(tmp_path / "cells").put("key", {"rows": 3})
+    ResultCache(tmp_path / "cells").put("key", {"rows": 3})
     assert mode(tmp_path / "cells") == 0o700 and modes(tmp_path / "cells") == {"key.json": 0o600}
 
 
@@ -296,35 +317,50 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
     from flwr.app import Context, RecordDict
     from flwr.serverapp import strategy as flower
 
-    from fedgft.deploy.folder import app_settings
+    from fedgft.deploy.init import read_app_config
     from fedgft.deploy.processes import Processes
-    from fedgft.flower.ledger import open_ledger
-    from fedgft.flower.running import client
-    from fedgft.flower.serving import serve
+    from fedgft.flower.client_app import client
+    from fedgft.flower.server_app import serve
+    from fedgft.privacy.ledger import open_ledger
     from grid import InProcess
 
-    rng, sites = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    sites = []
     for name in ("north", "south", "east"):
-        group, x = rng.choice(["f", "m"], 200), rng.normal(size=200).round(3)
+        group = rng.choice(["f", "m"], 200)
+        x = rng.normal(size=200).round(3)
         ok = (x + (group == "m") + rng.normal(size=200) > 0.5).astype(int)
         pl.DataFrame({"x": x, "sex": group, "ok": ok}).write_csv(tmp_path / f"{name}.csv")
         sites.append({"site": name, "data": str(tmp_path / f"{name}.csv")})
     out = tmp_path / "run"
     (out / "sites").mkdir(parents=True)
-    config = app_settings(None) | {
-        "data": "csv", "label": "ok", "group": "sex", "sites": 3, "rounds": 2, "out": str(out),
-    }  # fmt: skip
+    config = read_app_config(None) | {
+        "data": "csv",
+        "label": "ok",
+        "group": "sex",
+        "sites": 3,
+        "rounds": 2,
+        "out": str(out),
+    }
     grid = InProcess([client()] * 3, sites)
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     for context in grid.contexts.values():
         context.run_config = config
     serve(grid, server, flower.FedAvg(min_train_nodes=1, min_available_nodes=1))
     assert modes(out) == {
-        "checkpoint.safetensors": 0o600, "history.json": 0o600, "progress.jsonl": 0o600,
-        "schema.json": 0o600, "sites": 0o700, "sites/site-0.json": 0o600,
-        "sites/site-1.json": 0o600, "sites/site-2.json": 0o600,
-        "model.safetensors": 0o644, "report.html": 0o644, "report.md": 0o644, "audit.json": 0o644,
-    }  # fmt: skip
+        "checkpoint.safetensors": 0o600,
+        "history.json": 0o600,
+        "progress.jsonl": 0o600,
+        "schema.json": 0o600,
+        "sites": 0o700,
+        "sites/site-0.json": 0o600,
+        "sites/site-1.json": 0o600,
+        "sites/site-2.json": 0o600,
+        "model.safetensors": 0o644,
+        "report.html": 0o644,
+        "report.md": 0o644,
+        "audit.json": 0o644,
+    }
     node = {"max-epsilon": 5.0, "ledger": str(tmp_path / "ledger.json")}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
     with open_ledger(context, "north") as ledger:
@@ -351,20 +387,35 @@ def hostile_table(path: Path) -> Path:
     """Classes, groups and sites that are formulas, and numbers that are negative."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=300).round(3)
-    pl.DataFrame({
-        "=x": x, "y": -np.abs(x),
-        "town": rng.choice(["@SUM(A1)", "-2+3", "\t=1", "Ulm"], 300),
-        "sex": rng.choice(["+f", "m"], 300),
-        "ok": np.where(x + rng.normal(size=300) > 0, "=1+1", "-1"),
-    }).write_csv(path)  # fmt: skip
+    pl.DataFrame(
+        {
+            "=x": x,
+            "y": -np.abs(x),
+            "town": rng.choice(["@SUM(A1)", "-2+3", "\t=1", "Ulm"], 300),
+            "sex": rng.choice(["+f", "m"], 300),
+            "ok": np.where(x + rng.normal(size=300) > 0, "=1+1", "-1"),
+        }
+    ).write_csv(path)
     return path
 
 
 def test_a_class_that_is_a_formula_is_text_in_what_predict_writes(tmp_path, capsys):
     """From training on such a table to the written and the printed CSV."""
     file = hostile_table(tmp_path / "t.csv")
-    train = ("train", "--data", file, "--label", "ok", "--group", "sex", *QUICK, "--method",
-             "fedavg", "--out", tmp_path)  # fmt: skip
+    train = (
+        "train",
+        "--data",
+        file,
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        *QUICK,
+        "--method",
+        "fedavg",
+        "--out",
+        tmp_path,
+    )
     assert run(capsys, *train)[0] == 0
     predict = ("predict", tmp_path / "model.safetensors", file)
     code, _, err = run(capsys, *predict, "-o", tmp_path / "s.csv")
@@ -391,22 +442,29 @@ def test_a_class_that_is_a_formula_is_text_in_what_predict_writes(tmp_path, caps
 @given(st.lists(st.text("=+-@\t\r\n'\",;.0159eE x＝", max_size=6), min_size=1, max_size=8))
 def test_no_text_leads_a_cell_as_a_formula(texts):
     frame = pl.DataFrame({"t": texts, "c": pl.Series(texts, dtype=pl.Categorical)})
-    safe, changed = without_formulas(frame)
+    safe, changed = escape_formulas(frame)
     assert changed == 2 * sum(a != b for a, b in zip(texts, safe["t"], strict=True))
     for before, after in zip(texts, safe["t"], strict=True):
         assert after in (before, f"'{before}") and not formula(after)
         if before[:1] not in tuple("=+-@\t\r\n＝"):
             assert after == before
     assert safe["c"].cast(pl.String).to_list() == safe["t"].to_list()
-    assert without_formulas(safe)[1] == 0
+    assert escape_formulas(safe)[1] == 0
 
 
 def test_numbers_stay_numbers_in_csv(tmp_path):
-    frame = pl.DataFrame({
-        "a": [-0.5, 1e-9], "b": [-3, 4], "c": ["-0.5", "+1e5"], "d": [None, "-.5"], "-e": [1, 2],
-        "=f": ["x", "y"], "'=f": ["x", "y"],
-    })  # fmt: skip
-    path = write_frame(frame, tmp_path / "x.csv")
+    frame = pl.DataFrame(
+        {
+            "a": [-0.5, 1e-9],
+            "b": [-3, 4],
+            "c": ["-0.5", "+1e5"],
+            "d": [None, "-.5"],
+            "-e": [1, 2],
+            "=f": ["x", "y"],
+            "'=f": ["x", "y"],
+        }
+    )
+    path = write_table(frame, tmp_path / "x.csv")
     found = list(csv.reader(path.read_text().splitlines()))
     assert found[0] == ["a", "b", "c", "d", "'-e", "''=f", "'=f"]
     assert [row[1:4] for row in found[1:]] == [["-3", "-0.5", ""], ["4", "+1e5", "-.5"]]
@@ -415,8 +473,22 @@ def test_numbers_stay_numbers_in_csv(tmp_path):
 # Markdown
 
 PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-OURS = {"heading", "bullet_list", "list_item", "paragraph", "table", "thead", "tbody", "tr", "th",
-        "td", "strong", "text", "inline", "softbreak"}  # fmt: skip
+OURS = {
+    "heading",
+    "bullet_list",
+    "list_item",
+    "paragraph",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "strong",
+    "text",
+    "inline",
+    "softbreak",
+}
 
 
 def elements(text: str) -> list[tuple[str, str]]:
@@ -429,25 +501,55 @@ def elements(text: str) -> list[tuple[str, str]]:
 
 
 HOSTILE = (
-    "[north](javascript:alert(1))", "](javascript:alert(1))", "![x](http://evil.example/t.png)",
-    "<img src=x onerror=alert(1)>", "<http://evil.example>", "`code`", "**bold** _it_ ~~no~~",
-    "a | b | c", "# heading", "&lt;script&gt;", "[x]: http://evil.example", "line\n\n# two",
-    "\\[x](javascript:alert(1))", "\\", "-", "1. list", "```", "$x$", "</td><script>",
-)  # fmt: skip
+    "[north](javascript:alert(1))",
+    "](javascript:alert(1))",
+    "![x](http://evil.example/t.png)",
+    "<img src=x onerror=alert(1)>",
+    "<http://evil.example>",
+    "`code`",
+    "**bold** _it_ ~~no~~",
+    "a | b | c",
+    "# heading",
+    "&lt;script&gt;",
+    "[x]: http://evil.example",
+    "line\n\n# two",
+    "\\[x](javascript:alert(1))",
+    "\\",
+    "-",
+    "1. list",
+    "```",
+    "$x$",
+    "</td><script>",
+)
 
 
 def test_names_of_sites_are_text_in_a_report(tmp_path, capsys):
     """Every site of `fedgft measure --name` with such a name, to the written report.md."""
-    rng, files = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    files = []
     for i, name in enumerate(HOSTILE):
-        frame = pl.DataFrame({
-            "ok": rng.integers(0, 2, 60), "d": rng.integers(0, 2, 60),
-            "[sex](javascript:alert(2))": rng.choice([HOSTILE[i], "m"], 60),
-        })  # fmt: skip
+        frame = pl.DataFrame(
+            {
+                "ok": rng.integers(0, 2, 60),
+                "d": rng.integers(0, 2, 60),
+                "[sex](javascript:alert(2))": rng.choice([HOSTILE[i], "m"], 60),
+            }
+        )
         frame.write_csv(tmp_path / "rows.csv")
         files.append(tmp_path / f"{i}.json")
-        given = ("measure", tmp_path / "rows.csv", "--label", "ok", "--decision", "d", "--group",
-                 frame.columns[2], f"--name={name}", "--out", files[-1])  # fmt: skip
+        given = (
+            "measure",
+            tmp_path / "rows.csv",
+            "--label",
+            "ok",
+            "--decision",
+            "d",
+            "--group",
+            frame.columns[2],
+            f"--name={name}",
+            "--out",
+            files[-1],
+        )
         code, _, err = run(capsys, *given)
         assert code == 0, err
     assert run(capsys, "audit", *files, "--out", tmp_path / "out")[0] == 0

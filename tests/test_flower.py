@@ -10,10 +10,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
 from torch.nn.functional import cross_entropy
 
+from fedgft.algorithms import Adaptive, fairfed, fedavg, fedgft, fedgft_control, with_base
 from fedgft.errors import FedgftError
-from fedgft.federated import Adaptive, controlled, fairfed, fedavg, fedgft, with_base
 from fedgft.flower import FairFed, FedGFT, Measured, Site, penalty_of, register, statistics
-from fedgft.flower.sites import client_site, flat
+from fedgft.flower.client import client_site
+from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics import CATALOG, get_metric
 from grid import (
     LR,
@@ -66,7 +67,8 @@ def test_the_other_adaptive_servers_equal_flowers(name: str) -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_bare_strategy_equals_the_simulator(server: str) -> None:
-    made, (strategy, on) = biased(), SERVERS[server]
+    made = biased()
+    (strategy, on) = SERVERS[server]
     expected = simulated(made, on(fedavg()), ROUNDS)
     np.testing.assert_allclose(trained(made, strategy()), expected, **CLOSE)
     measured = Measured(strategy(), channel="train")
@@ -79,10 +81,11 @@ def test_the_bare_strategy_equals_the_simulator(server: str) -> None:
 @pytest.mark.parametrize("how", [{"lam": 5.0}, {"lam": 2.0, "penalty": "l1"}, {"target": 0.02}])
 def test_fedgft_equals_the_simulator(server: str, channel: str, how: dict) -> None:
     """In channel "train" the constants are a round old, and the simulator's are with `lag`."""
-    made, (strategy, on) = biased(), SERVERS[server]
+    made = biased()
+    (strategy, on) = SERVERS[server]
     loop = {"pick": 0.0, "damp": False} if "target" in how else {}
     ours = FedGFT(strategy(), "sp", channel=channel, **how, **loop)
-    algorithm = controlled(SP, **how, **loop) if "target" in how else fedgft(SP, **how)
+    algorithm = fedgft_control(SP, **how, **loop) if "target" in how else fedgft(SP, **how)
     expected = simulated(made, on(algorithm), ROUNDS, lag=channel == "train")
     np.testing.assert_allclose(trained(made, ours), expected, **CLOSE)
     assert not np.allclose(expected, simulated(made, on(fedavg()), ROUNDS), atol=1e-3)
@@ -151,7 +154,8 @@ def iid():
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_composes(name: str, channel: str) -> None:
     """Three clients, ten rounds: the gap falls at least threefold against the bare strategy."""
-    made, kind = iid(), getattr(flower, name)
+    made = iid()
+    kind = getattr(flower, name)
     share = {"fraction_evaluate": 1.0} if channel == "evaluate" else {}
     strategy = lambda: kind(**options(**share), **STRATEGIES[name])  # noqa: E731
     bare = gap_of(made, trained(made, strategy(), 10, **HARDER))
@@ -176,8 +180,9 @@ def test_it_refuses_to_sit_inside_an_accounting_wrapper() -> None:
 
     class Accountant(PrivacyAccountant):
         def __init__(self) -> None:
-            self._config = PrivacyConfig(delta=1e-5, population_size=3,
-                                         sampling_method="no-amplification")  # fmt: skip
+            self._config = PrivacyConfig(
+                delta=1e-5, population_size=3, sampling_method="no-amplification"
+            )
 
         config = property(lambda self: self._config)
         num_releases = 0
@@ -226,7 +231,8 @@ def test_evaluate_is_exact_but_for_round_one() -> None:
 
 
 def test_the_strategy_sees_none_of_our_records() -> None:
-    made, seen = biased(), []
+    made = biased()
+    seen = []
 
     class Curious(flower.FedAvg):
         def aggregate_train(self, server_round, replies):
@@ -328,7 +334,8 @@ def test_the_penalty_line_alone_in_a_handler_of_ones_own() -> None:
     data = made.dataset
 
     def app_for(k):
-        app, rows = ClientApp(), made.client(k)
+        app = ClientApp()
+        rows = made.client(k)
         x, y, a = (torch.tensor(c[rows]) for c in (data.features, data.labels, data.groups))
 
         @app.train()
@@ -344,12 +351,15 @@ def test_the_penalty_line_alone_in_a_handler_of_ones_own() -> None:
             from flwr.app import ArrayRecord
 
             return Message(
-                RecordDict({
-                    "arrays": ArrayRecord(model.state_dict()), "fedgft": sums,
-                    "metrics": MetricRecord({"num-examples": len(y)}),
-                }),
+                RecordDict(
+                    {
+                        "arrays": ArrayRecord(model.state_dict()),
+                        "fedgft": sums,
+                        "metrics": MetricRecord({"num-examples": len(y)}),
+                    }
+                ),
                 reply_to=message,
-            )  # fmt: skip
+            )
 
         return app
 
@@ -364,7 +374,7 @@ def test_mods_go_on_training_alone() -> None:
     from flwr.clientapp.mod import fixedclipping_mod
 
     made = biased()
-    from fedgft.flower.sites import client_site
+    from fedgft.flower.client import client_site
 
     sites = [client_site(made, k, "logistic") for k in range(3)]
     apps = [register(ClientApp(), lambda m, c, s=s: s, mods=[fixedclipping_mod]) for s in sites]
@@ -385,7 +395,7 @@ def test_mods_go_on_training_alone() -> None:
         (lambda s: FedGFT(s), "either lam or target"),
         (lambda s: FedGFT(s, lam=1.0, target=0.1), "either lam or target"),
         (lambda s: FedGFT(s, "nonsense", lam=1.0), "nonsense"),
-        (lambda s: FedGFT(s, lam=-1.0), "--lam"),
+        (lambda s: FedGFT(s, lam=-1.0), "lam must be"),
         (lambda s: FedGFT(s, lam=1.0, channel="post"), "channel 'post'"),
         (lambda s: FedGFT(s, lam=1.0, max_share=0.0), "max_share"),
         (lambda s: FedGFT(s, lam=1.0, secure=True), "channel='query'"),
@@ -394,7 +404,7 @@ def test_mods_go_on_training_alone() -> None:
         (lambda s: FairFed(s, channel="evaluate"), "'train' or 'query'"),
         (lambda s: Site(None, rows=(), groups=["a", "a"]), "two different names"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(make, says: str) -> None:
     with pytest.raises(FedgftError, match=says):
         make(flower.FedAvg(**options()))
@@ -426,20 +436,85 @@ def test_clients_that_know_nothing_of_it() -> None:
         apps.append(app)
     for channel in ("train", "query"):
         with pytest.raises(FedgftError, match=f"no client sent statistics.*'{channel}'"):
-            trained(made, FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel),
-                    grid=InProcess(apps))  # fmt: skip
+            trained(
+                made,
+                FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel),
+                grid=InProcess(apps),
+            )
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("optimizer", "x"), ("schedule", "x"), ("batch-size", 0), ("epochs", -3), ("lr", -1.0),
-     ("weight-decay", -0.1)],
-)  # fmt: skip
+    [
+        ("optimizer", "x"),
+        ("schedule", "x"),
+        ("batch-size", 0),
+        ("epochs", -3),
+        ("lr", -1.0),
+        ("weight-decay", -0.1),
+    ],
+)
 def test_settings_of_training_are_named(key: str, value) -> None:
     """Whoever sends them; a site would have stumbled over them somewhere within."""
     made = biased()
-    with pytest.raises(FedgftError, match=f"{key} is '{value}': "):
+    with pytest.raises(FedgftError, match=key.replace("-", "_")):
         trained(made, FedGFT(flower.FedAvg(**options()), lam=1.0), **{key: value})
+
+
+WITHOUT_TORCH = """
+import json, sys, tomllib
+sys.modules["torch"] = None  # an import of it fails
+import numpy as np, polars as pl
+from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from fedgft.flower.client_app import client
+from fedgft.flower.server_app import serve
+from grid import InProcess, options
+
+app, folder = sys.argv[1:]
+rng = np.random.default_rng(0)
+sites = []
+for name in ("north", "south"):
+    x, sex = rng.normal(size=300), rng.choice(["f", "m"], 300)
+    ok = rng.choice(["no", "maybe", "yes"], 300)  # three classes
+    pl.DataFrame({"x": x, "sex": sex, "ok": ok}).write_csv(f"{folder}/{name}.csv")
+    sites.append({"site": name, "data": f"{folder}/{name}.csv"})
+with open(app, "rb") as file:
+    config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
+config |= {"data": "csv", "label": "ok", "group": "sex", "sites": 2, "rounds": 2}
+config |= {"out": f"{folder}/run", **json.loads(METHOD)}
+grid = InProcess([client()] * 2, sites)
+server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+for context in grid.contexts.values():
+    context.run_config = config
+serve(grid, server, FedAvg(**options()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "note"),
+    [
+        ({"method": "fedgft", "lam": 2.0}, ""),
+        ({"method": "fedgft-control", "target": 0.05}, ""),
+        ({"method": "fedgft", "target": 0.05}, "runs fedgft-control"),
+    ],
+)
+def test_a_linear_model_is_deployed_without_torch(tmp_path, method: dict, note: str) -> None:
+    """Server, clients and report; of `fedgft` without lam, version 0.1 made the controller."""
+    import json
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    here = Path(__file__).parent
+    script = WITHOUT_TORCH.replace("METHOD", repr(json.dumps(method)))
+    app = here.parent / "examples" / "flower" / "pyproject.toml"
+    subprocess.run([sys.executable, "-c", script, app, tmp_path], cwd=here, check=True)
+    held = json.loads((tmp_path / "run" / "history.json").read_text())
+    assert len(held["history"]) == 3 and held["held_out"]["rows"]["counted"] > 100
+    assert ("target" in held["history"][-1]) == ("target" in method)
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert note in (tmp_path / "run" / "progress.jsonl").read_text()
 
 
 def test_a_whole_run_on_tables(tmp_path) -> None:
@@ -450,15 +525,15 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     import polars as pl
     from flwr.app import Context
 
-    from fedgft.flower.running import client
-    from fedgft.flower.serving import serve
-    from fedgft.flower.tables import _held_out
-    from fedgft.saved import load_model
+    from fedgft.fair_model import load_model
+    from fedgft.flower.client_app import _held_out, client
+    from fedgft.flower.server_app import serve
 
     rng = np.random.default_rng(0)
     sites = []
     for name in ("north", "south", "east", "odd"):
-        group, x = rng.choice(["f", "m"], 400), rng.normal(size=400).round(3)
+        group = rng.choice(["f", "m"], 400)
+        x = rng.normal(size=400).round(3)
         ok = (x + (group == "m") + rng.normal(size=400) > 0.5).astype(int)
         frame = pl.DataFrame({"x": x, "sex": group, "job": rng.choice(["a", "b"], 400), "ok": ok})
         frame = frame.drop("job") if name == "odd" else frame
@@ -475,8 +550,9 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     for key, value in (("batch-size", 0), ("test-share", 7.0), ("model", "x"), ("beta", "1")):
         server.run_config = {**config, key: value}
-        with pytest.raises(FedgftError, match=f"{key} is '{value}'"):
+        with pytest.raises(FedgftError) as wrong:
             serve(grid, server, flower.FedAvg(**options()))
+        assert wrong.value.field == key.replace("-", "_") and f"{value}"[:1] in str(wrong.value)
     assert not grid.messages  # nobody was troubled with it
     server.run_config = config
     serve(grid, server, flower.FedAvg(**options()))
@@ -500,7 +576,7 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     assert held["held_out"]["rows"]["counted"] == 3 * 400 - trained
     schema = json.loads((out / "schema.json").read_text())
     assert schema["mean"][0] == pytest.approx(np.concatenate(kept).mean())
-    table, _ = load_model(out / "model.safetensors").predict(
+    table, _ = load_model(out / "model.safetensors").add_predictions(
         pl.read_csv(tmp_path / "north.csv"), source="north"
     )
     assert table["score"].is_between(0, 1).all()

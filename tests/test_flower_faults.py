@@ -1,4 +1,4 @@
-"""What goes wrong between organisations: clients that fail, lie, vanish or misunderstand."""
+"""What goes wrong between organizations: clients that fail, lie, vanish or misunderstand."""
 
 import logging
 import time
@@ -10,11 +10,13 @@ from flwr.serverapp import strategy as flower
 
 from fedgft.errors import FedgftError
 from fedgft.flower import FairFed, FedGFT, Measured
-from fedgft.flower.checks import check_report
-from fedgft.flower.sites import client_site, flat
-from fedgft.flower.wire import Names, Report, pack_report
-from fedgft.metrics import CATALOG, Tally
-from fedgft.metrics.robust import share_limit
+from fedgft.flower.client import client_site
+from fedgft.flower.client import flatten_arrays as flat
+from fedgft.flower.messages import Names, Report, pack_report
+from fedgft.flower.replies import check_report
+from fedgft.metrics import CATALOG
+from fedgft.metrics.robust_aggregation import share_limit
+from fedgft.sums import Sums
 from grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]
@@ -114,7 +116,8 @@ def test_impossible_statistics_are_left_out(kind: str, channel: str, said) -> No
 
 def test_a_client_cannot_claim_all_rows(said) -> None:
     """Huge and consistent, with as many examples: cut down to its largest allowed share."""
-    made, factor = biased(), 1e6
+    made = biased()
+    factor = 1e6
 
     def boast(reply, message):
         if "fedgft" in reply.content:
@@ -132,7 +135,7 @@ def test_a_client_cannot_claim_all_rows(said) -> None:
     mine = own.tally(own.rows)
     others = sum(
         (_tally(made, k) for k in (0, 1)),
-        start=Tally(*[0 * t for t in (mine.count, mine.score, mine.decision)]),
+        start=Sums(*[0 * t for t in (mine.count, mine.score, mine.decision)]),
     )
     share = float(others.rows() / mine.rows())
     expected = others + mine.map(lambda t: t * share)
@@ -178,7 +181,7 @@ UPDATES = {
     "another size": (lambda c: c.update(arrays=_spoiled(shape=(2, 5))), "shape"),
     "lists": (lambda c: c["metrics"].update(train_loss=[1.0, 2.0]), "another form"),
     "two models": (lambda c: c.update(more=_arrays(weight=(2, 5))), "one ArrayRecord"),
-}  # fmt: skip
+}
 
 
 def _arrays(fill=0.0, **shapes):
@@ -230,7 +233,8 @@ def test_all_clients_failing_is_an_error_and_soon() -> None:
 
 
 def test_training_that_fails_while_statistics_come() -> None:
-    made, grid = biased(), grid_of(biased())
+    made = biased()
+    grid = grid_of(biased())
     for node, app in list(grid.apps.items()):
 
         def lazy(message, context, app=app):
@@ -245,7 +249,8 @@ def test_training_that_fails_while_statistics_come() -> None:
 
 
 def test_all_clients_failing_for_a_while_is_survived() -> None:
-    made, grid = biased(), grid_of(biased())
+    made = biased()
+    grid = grid_of(biased())
     sick = {"rounds": {2, 3}}
     for node, app in list(grid.apps.items()):
 
@@ -302,7 +307,7 @@ def test_an_empty_group_keeps_the_last_constants(how: dict) -> None:
         grid.apps[node] = leaving
     ours = FedGFT(flower.FedAvg(**options()), channel="query", final=False, **how)
     prices = []  # of a target there is none before the second model
-    ours.hearing.on_round = lambda row: prices.append(ours.hearing.constants.price)
+    ours.on_round = lambda row: prices.append(ours.aggregator.price)
     run(grid, made, ours, 5)
     assert [row["gap_soft"] is None for row in ours.history] == [False] * 3 + [True] * 2
     np.testing.assert_array_equal(prices[2], prices[3])
@@ -363,7 +368,7 @@ def test_fairfed_needs_a_strategy_with_weights(name: str) -> None:
     [
         (lambda c: c.__setitem__("fedgft.version", 2), "speaks version 2"),
         (lambda c: c.__setitem__("fedgft.groups", ["x", "y"]), "site 'site-2' has the groups 0, 1"),
-        (lambda c: c.__setitem__("fedgft.price", [0.0]), "sent 1 numbers as 'price', not 12"),
+        (lambda c: c.__setitem__("fedgft.price", [0.0]), "price must hold 12 numbers, not 1"),
     ],
 )
 def test_a_server_of_another_kind_is_named_at_the_site(change, says: str, said) -> None:
@@ -404,13 +409,14 @@ def test_named_groups_bind_every_site(said) -> None:
 
 
 def test_reports_are_read_back_as_they_were_sent() -> None:
-    from fedgft.flower.wire import unpack_report
+    from fedgft.flower.messages import unpack_report
 
     made = biased()
-    tally, names = _tally(made, 0), Names.of(2, 2)
+    tally = _tally(made, 0)
+    names = Names.of(2, 2)
     found = unpack_report(pack_report(Report("north", names, tally)), node="node 1")
     for a, b in zip(("count", "score", "decision"), ("count", "score", "decision"), strict=True):
-        np.testing.assert_array_equal(getattr(found.tally, a), getattr(tally, b))
+        np.testing.assert_array_equal(getattr(found.sums, a), getattr(tally, b))
     check_report(found, examples=float(tally.rows()))
     with pytest.raises(FedgftError, match="claim"):
         check_report(found, examples=float(tally.rows()) - 1)
@@ -438,10 +444,11 @@ def test_a_restarted_server_goes_on_with_the_same_constants(name, how, tmp_path)
 
     class Killed(Exception): ...
 
-    first, grid = fresh(file), grid_of(made)
+    first = fresh(file)
+    grid = grid_of(made)
 
     def kill(node, message):
-        if message.metadata.message_type == "train" and first.done == 3:
+        if message.metadata.message_type == "train" and first.state.rounds_done == 3:
             raise Killed
         return False
 
@@ -452,9 +459,7 @@ def test_a_restarted_server_goes_on_with_the_same_constants(name, how, tmp_path)
     found = run(grid_of(made), made, second, 6)[0]
     np.testing.assert_array_equal(flat(found.arrays), flat(expected.arrays))
     assert [row["round"] for row in second.history] == [0, 1, 2, 3, 4, 5, 6]
-    np.testing.assert_array_equal(
-        second.hearing.constants.price, undisturbed.hearing.constants.price
-    )
+    np.testing.assert_array_equal(second.aggregator.price, undisturbed.aggregator.price)
     assert not [f for f in tmp_path.iterdir() if f.name.endswith(".part")]
 
 
@@ -470,7 +475,8 @@ def test_fairfed_is_restarted_with_its_weights(tmp_path) -> None:
 
 
 def test_channel_evaluate_is_restarted_exactly(tmp_path) -> None:
-    made, file = biased(), tmp_path / "c.safetensors"
+    made = biased()
+    file = tmp_path / "c.safetensors"
 
     def fresh(**how):
         inner = flower.FedAvg(**options(fraction_evaluate=1.0))
@@ -479,10 +485,11 @@ def test_channel_evaluate_is_restarted_exactly(tmp_path) -> None:
     class Killed(Exception): ...
 
     expected = run(grid_of(made), made, fresh(), 5)[0]
-    first, grid = fresh(checkpoint=file), grid_of(made)
+    first = fresh(checkpoint=file)
+    grid = grid_of(made)
 
     def kill(node, message):  # after the third round's training, before anybody was heard
-        if message.metadata.message_type == "evaluate" and first.done == 3:
+        if message.metadata.message_type == "evaluate" and first.state.rounds_done == 3:
             raise Killed
         return False
 
@@ -498,7 +505,8 @@ def test_numbers_without_an_axis_survive_a_checkpoint(tmp_path) -> None:
     """BatchNorm counts its batches in one."""
     import torch
 
-    made, file = biased(), tmp_path / "c.safetensors"
+    made = biased()
+    file = tmp_path / "c.safetensors"
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
     first = ArrayRecord(model.state_dict())
     from fedgft.flower import Site
@@ -514,16 +522,20 @@ def test_numbers_without_an_axis_survive_a_checkpoint(tmp_path) -> None:
     for rounds in (1, 2):
         ours = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file)
         result = ours.start(grid(), first, rounds, train_config=train_config())
-    assert ours.done == 2 and result.arrays["0.num_batches_tracked"].numpy().shape == ()
+    assert (
+        ours.state.rounds_done == 2 and result.arrays["0.num_batches_tracked"].numpy().shape == ()
+    )
 
 
 def test_a_run_that_lacks_only_its_end_is_finished(tmp_path) -> None:
     """Stopped between the last round and the report: the model is measured as any other."""
-    made, file = biased(), tmp_path / "c.safetensors"
+    made = biased()
+    file = tmp_path / "c.safetensors"
     first = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file, final=False)
     run(grid_of(made), made, first)
     again = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file)
-    grid, seen = grid_of(made), []
+    grid = grid_of(made)
+    seen = []
     grid.lose = lambda node, message: bool(seen.append(dict(message.content["config"])))
     run(grid, made, again)
     assert [row["round"] for row in again.history] == [0, 1, 2, 3]
@@ -539,8 +551,13 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path) -> None:
         run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file))
     file.unlink()
     run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file))
-    for other in ({"metric": "eo", "lam": 1.0}, {"lam": 2.0}, {"target": 0.0},
-                  {"lam": 1.0, "spread": "variance"}, {"lam": 1.0, "penalty": "l2"}):  # fmt: skip
+    for other in (
+        {"metric": "eo", "lam": 1.0},
+        {"lam": 2.0},
+        {"target": 0.0},
+        {"lam": 1.0, "spread": "variance"},
+        {"lam": 1.0, "penalty": "l2"},
+    ):
         with pytest.raises(FedgftError, match="of another run"):
             run(grid_of(made), made, FedGFT(flower.FedAvg(**options()), checkpoint=file, **other))
     with pytest.raises(FedgftError, match="of another run"):

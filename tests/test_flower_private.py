@@ -14,15 +14,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.serverapp import strategy as flower
 
 from fedgft.errors import FedgftError
-from fedgft.flower import Budget, FairFed, FedGFT, shield
-from fedgft.flower.checks import Noise, check_report
-from fedgft.flower.ledger import ledger_file, open_ledger, read_ledger, salt_of
-from fedgft.flower.private import epsilon_of, gap_error, noised, total_rho, without_small
-from fedgft.flower.sites import client_site, flat
-from fedgft.flower.tables import DESCRIBE
-from fedgft.flower.terms import query
-from fedgft.flower.wire import REPORT, VERSION, Names, Report, prices
-from fedgft.metrics import CATALOG, Tally, get_metric
+from fedgft.flower import Budget, FairFed, FedGFT
+from fedgft.flower.client import client_site, flatten_arrays
+from fedgft.flower.client_app import DESCRIBE
+from fedgft.flower.messages import REPORT, VERSION, Names, Report, make_request
+from fedgft.flower.replies import check_report, make_query
+from fedgft.metrics import CATALOG, get_metric
+from fedgft.privacy.ledger import ledger_file, open_ledger, read_ledger, read_salt
+from fedgft.privacy.noise import (
+    Noise,
+    add_noise,
+    drop_small_cells,
+    epsilon_of,
+    gap_error,
+    total_rho,
+)
+from fedgft.privacy.policy import SitePolicy
+from fedgft.sums import Sums
 from grid import InProcess, app_of, biased, gap_of, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]
@@ -75,7 +83,7 @@ def test_releases_add_up_to_the_budget() -> None:
 def test_noise_has_the_spread_it_declares(kind: str) -> None:
     exact = tally_of(biased())
     noise = Noise(kind, count=3.0, value=2.0)
-    draws = [noised(exact, noise, None) for _ in range(400)]
+    draws = [add_noise(exact, noise, None) for _ in range(400)]
     table, true = ("score", exact.score) if kind == "soft" else ("decision", exact.decision)
     values = np.stack([getattr(draw, table) for draw in draws])
     counts = np.stack([draw.count for draw in draws])
@@ -84,19 +92,20 @@ def test_noise_has_the_spread_it_declares(kind: str) -> None:
     np.testing.assert_allclose(values.sum(-1), counts, atol=1e-6)  # the first class follows
     other = draws[0].decision if kind == "soft" else draws[0].score
     assert np.isnan(other).all()  # is not sent
-    again = noised(exact, noise, draws[0].count)
+    again = add_noise(exact, noise, draws[0].count)
     np.testing.assert_array_equal(again.count, draws[0].count)  # released once
 
 
 @pytest.mark.parametrize("metric", ["sp", "eop", "eo", "acc", "fpr"])
 def test_the_error_of_the_gap_is_that_of_many_draws(metric: str) -> None:
-    made, metric = biased(rows=6000), get_metric(metric)
+    made = biased(rows=6000)
+    metric = get_metric(metric)
     exact = [tally_of(made, k) for k in range(3)]
     noise = Noise("soft", count=4.0, value=3.0)
     total = sum(exact[1:], start=exact[0])
     gaps = []
     for _ in range(300):
-        sums = [noised(t, noise, None) for t in exact]
+        sums = [add_noise(t, noise, None) for t in exact]
         statistics = sum(t.statistics(metric, "soft") for t in sums)
         rates = metric.rates(statistics)
         condition, high, low = metric.worst(total.statistics(metric, "soft"))
@@ -124,7 +133,7 @@ def test_a_site_does_not_answer_beyond_its_budget() -> None:
     ours = FedGFT(flower.FedAvg(**options()), lam=5.0, budget=budget, channel="query")
     with pytest.raises(FedgftError, match="and 4 rounds need 5"):
         run(ours, made, rounds=4)
-    ours.hearing.check_budget = lambda rounds: None
+    ours.aggregator.check_budget = lambda rounds: None
     _, grid = run(ours, made, rounds=4)
     assert len(ours.history) == 2  # the constants stay as they are afterwards
     for context in grid.contexts.values():
@@ -163,11 +172,7 @@ def test_a_site_sets_limits_that_no_server_can_lift() -> None:
     ):
         with pytest.raises(FedgftError, match=says):
             run(fair(budget=budget), made, grid)
-    run(
-        fair(budget=Budget(0.5, 1e-6, releases=9)),
-        made,
-        grid,
-    )
+    run(fair(budget=Budget(0.5, 1e-6, releases=9)), made, grid)
 
 
 def test_a_server_cannot_change_the_terms() -> None:
@@ -183,19 +188,19 @@ def test_declared_noise_widens_the_checks_and_undeclared_noise_does_not() -> Non
     noise = Noise("soft", count=20.0, value=20.0)
     names = Names.of(2, 2)
     for _ in range(20):
-        report = Report("north", names, noised(tally_of(made), noise, None))
+        report = Report("north", names, add_noise(tally_of(made), noise, None))
         check_report(report, examples=float(tally_of(made).rows()), noise=noise)
         with pytest.raises(FedgftError):
             check_report(report, examples=None)
-    wild = report.tally.map(lambda table: table * 50)
+    wild = report.sums.map(lambda table: table * 50)
     with pytest.raises(FedgftError):
         check_report(Report("north", names, wild), examples=4000.0, noise=noise)
 
 
 def test_small_cells_are_not_reported() -> None:
     count = np.array([[3.0, 30.0, 0.0], [12.0, 9.0, 0.0]])
-    tally = Tally(count, count[..., None] * [0.4, 0.6], count[..., None] * [1.0, 0.0])
-    kept = without_small(tally, 10)
+    tally = Sums(count, count[..., None] * [0.4, 0.6], count[..., None] * [1.0, 0.0])
+    kept = drop_small_cells(tally, 10)
     np.testing.assert_array_equal(kept.count, [[0, 30, 0], [12, 0, 0]])
     assert kept.score[0, 0].sum() == 0 and kept.decision[1, 1].sum() == 0
     made = biased()
@@ -219,10 +224,10 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 def test_private_training_is_still_fair() -> None:
     made = biased(clients=5, rows=20_000)
-    bare = gap_of(made, flat(run(flower.FedAvg(**options()), made, rounds=10)[0].arrays))
+    bare = gap_of(made, flatten_arrays(run(flower.FedAvg(**options()), made, rounds=10)[0].arrays))
     budget = Budget(2.0, 1e-6, releases=11)
     ours = FedGFT(flower.FedAvg(**options()), lam=5.0, budget=budget)
-    found = gap_of(made, flat(run(ours, made, rounds=10)[0].arrays))
+    found = gap_of(made, flatten_arrays(run(ours, made, rounds=10)[0].arrays))
     assert found < bare / 2, (bare, found)
 
 
@@ -234,7 +239,8 @@ def test_the_number_of_examples_gives_nothing_away() -> None:
     sent: the true number would tell what they hide."""
     made = biased(rows=6000)
     for budget in (Budget(1.0, releases=9), Budget(min_count=300)):
-        grid, seen = grid_of(made), []
+        grid = grid_of(made)
+        seen = []
         for node, app in list(grid.apps.items()):
 
             def listen(message, context, app=app, seen=seen):
@@ -252,7 +258,8 @@ def test_the_number_of_examples_gives_nothing_away() -> None:
 
 
 def test_a_ledger_holds_over_all_runs(tmp_path) -> None:
-    made, file = biased(), tmp_path / "ledger.json"
+    made = biased()
+    file = tmp_path / "ledger.json"
     settings = {"max-epsilon": 1.2, "max-delta": 1e-6, "ledger": str(file)}
     runs = count(1)
 
@@ -280,8 +287,8 @@ def context_of(**node) -> Context:
 
 def question(grid, arrays, budget, node=100, kind="soft"):
     """One question about a model; the record that comes back, or the site's error."""
-    request = prices(None, None, statistics="received", privacy=budget.asked(kind))
-    (reply,) = grid.send_and_receive([query(arrays, ConfigRecord(), request, node)])
+    request = make_request(None, None, statistics="received", privacy=budget.to_request(kind))
+    (reply,) = grid.send_and_receive([make_query(arrays, ConfigRecord(), request, node)])
     if reply.has_error():
         raise FedgftError(reply.error.reason)
     return reply.content["fedgft"]
@@ -295,8 +302,10 @@ def moved(arrays, step):
 def test_a_restarted_site_sends_the_same_numbers_again() -> None:
     """Its process ends after it answered; the server asks again about the same model, and then
     about another. The account is that of two releases and one of the counts."""
-    made, budget = biased(), Budget(1.0, releases=2)
-    grid, first = grid_of(made), start_of(made)
+    made = biased()
+    budget = Budget(1.0, releases=2)
+    grid = grid_of(made)
+    first = start_of(made)
     sent = question(grid, first, budget)
     grid.restart(100)
     again = question(grid, first, budget)
@@ -322,7 +331,7 @@ def test_what_a_site_remembers_is_for_its_owner_alone(tmp_path) -> None:
     grid.contexts[100].node_config["max-epsilon"] = 2.0
     for node in (100, 101):
         question(grid, start_of(made), Budget(1.0), node)
-        salt_of(grid.contexts[node], "site")
+        read_salt(grid.contexts[node], "site")
     files = [tmp_path / "ledger.json", *Path(grid.folder).rglob("*")]
     assert {file.name for file in files} == {"ledger.json", "salt", "100", "101"}
     for file in files:
@@ -341,14 +350,17 @@ def test_a_ledger_of_the_first_version_is_read(tmp_path) -> None:
 
 def test_a_noisy_report_is_sent_once_a_run_over_restarts() -> None:
     made = biased(rows=3000)
-    grid, arrays = grid_of(made), start_of(made)
+    grid = grid_of(made)
+    arrays = start_of(made)
     site = client_site(made, 0, "logistic")
     site.held_out = site.rows
     grid.apps[100] = app_of(site)
 
     def report(model):
-        request = prices(None, None, statistics="none", privacy=Budget(1.0).asked("hard"))
-        asked = query(model, ConfigRecord(), request, 100, kind=f"query.{REPORT}")
+        request = make_request(
+            None, None, statistics="none", privacy=Budget(1.0).to_request("hard")
+        )
+        asked = make_query(model, ConfigRecord(), request, 100, kind=f"query.{REPORT}")
         (reply,) = grid.send_and_receive([asked])
         if reply.has_error():
             raise FedgftError(reply.error.reason)
@@ -371,9 +383,9 @@ def test_runs_that_enter_a_ledger_at_once_take_turns(tmp_path, monkeypatch) -> N
 
     def enter(rho: float) -> None:
         with open_ledger(context, "north") as ledger:
-            shield.charge(ledger, context, rho)
+            SitePolicy(context, "north").charge(ledger, rho)
 
-    monkeypatch.setattr("fedgft.flower.ledger.epsilon_of", slow)
+    monkeypatch.setattr("fedgft.privacy.ledger.epsilon_of", slow)
     file = tmp_path / "ledger.json"
     context = context_of(**{"max-epsilon": 5.0, "ledger": str(file)})
     with ThreadPoolExecutor(4) as pool:
@@ -411,7 +423,7 @@ def test_a_limit_that_holds_nothing_back_is_refused(node: dict, says: str) -> No
 
 def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
     """Of fewer rows than its min-count a site says nothing, also where it describes its table."""
-    from fedgft.flower.running import client
+    from fedgft.flower.client_app import client
 
     people = {"x": [*map(float, range(112))], "sex": ["f"] * 12 + ["m"] * 100, "ok": [0, 1] * 56}
     pl.DataFrame(people).write_csv(tmp_path / "north.csv")
@@ -420,7 +432,7 @@ def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
     def said(run_config: dict, **node) -> list[str]:
         grid = InProcess([client()], [{"data": str(tmp_path / "north.csv"), **node}])
         grid.contexts[100].run_config = config | run_config
-        asked = query(None, ConfigRecord(), {"version": VERSION}, 100, f"query.{DESCRIBE}")
+        asked = make_query(None, ConfigRecord(), {"version": VERSION}, 100, f"query.{DESCRIBE}")
         (reply,) = grid.send_and_receive([asked])
         return json.loads(reply.content["fedgft"]["description"])["groups"]
 
@@ -432,13 +444,14 @@ def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
 
 def test_the_server_counts_what_it_asked_for(tmp_path) -> None:
     """Also what it did not get, and the counts that sites draw anew after a restart."""
-    made, file = biased(), tmp_path / "c.safetensors"
+    made = biased()
+    file = tmp_path / "c.safetensors"
     budget = Budget(1.0, 1e-6, releases=9)
     first = fair(budget=budget, checkpoint=file, final=False)
     grid = grid_of(made)
-    grid.lose = lambda node, message: first.done == 1
+    grid.lose = lambda node, message: first.state.rounds_done == 1
     run(first, made, grid, 3)
-    assert first.hearing.released == 3 and len(first.history) == 2
+    assert first.state.releases == 3 and len(first.history) == 2
     again = fair(budget=budget, checkpoint=file, final=False)
     run(again, made, rounds=4)
     assert again.history[-1]["epsilon"] == pytest.approx(budget.spent(4, 2))

@@ -19,8 +19,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedgft.data import fetching, load_table
-from fedgft.data.decoding import ONE_AT_A_TIME, decode, decoders
+from fedgft.data import load_table
+from fedgft.data import public as fetching
+from fedgft.data.image_cache import LARGE_IMAGE_LOCK, decode, open_decoders
 from fedgft.errors import FedgftError
 from fedgft.resnet import read_weights
 from fuzzing import SEEDS, messages, targets
@@ -126,13 +127,17 @@ def site_of(**change) -> bytes:
 
 def many_classes() -> bytes:
     """One row in each of a few groups, and room for millions."""
-    classes, groups = [str(i) for i in range(20)], [f"g{i}" for i in range(3)]
+    classes = [str(i) for i in range(20)]
+    groups = [f"g{i}" for i in range(3)]
     scores = {name: {"first_bin": 0, "histogram": [1]} for name in classes}
     cell = {"label": "0", "decision": "0", "count": 1, "scores": scores}
     return site_of(
-        classes=classes, threshold=None, bins=300, cells=[{"group": [g], **cell} for g in groups],
+        classes=classes,
+        threshold=None,
+        bins=300,
+        cells=[{"group": [g], **cell} for g in groups],
         rows={"counted": 3, "label_missing": 0, "prediction_missing": 0},
-    )  # fmt: skip
+    )
 
 
 def header(shape: list[int]) -> bytes:
@@ -159,14 +164,15 @@ def large_picture() -> bytes:
 def wheel() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("toy/toy.txt", bytes(8 * fetching.MOST))
+        archive.writestr("toy/toy.txt", bytes(8 * fetching.MAX_FILE_BYTES))
     return buffer.getvalue()
 
 
 def weights(*, compressed: bool) -> bytes:
     """A state dict with its one tensor compressed; or one with a class that torch would make, of
     two gigabytes, to no purpose."""
-    buffer, out = io.BytesIO(), io.BytesIO()
+    buffer = io.BytesIO()
+    out = io.BytesIO()
     torch.save({"fc.weight": torch.zeros(2**25)}, buffer)
     with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
@@ -203,11 +209,12 @@ BOMBS = {
     "an image of 10^10 pixels": ("image", lambda: picture(10**5, 10**5)),
     "an image of 80 million pixels": ("image", large_picture),
     "a journal of 10^7 images": (
-        "image-journal", lambda: b'{"key": "THE-KEY"}\n{"names": 10000000, '
-        b'"rows": 10000000, "crc": 1, "bad": {}}\n'),
+        "image-journal",
+        lambda: b'{"key": "THE-KEY"}\n{"names": 10000000, "rows": 10000000, "crc": 1, "bad": {}}\n',
+    ),
     "an archive's member": ("data-wheel", wheel),
     "a message's array": ("client-reply", reply),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BOMBS)
@@ -235,8 +242,8 @@ def test_large_pictures_are_decoded_one_at_a_time(tmp_path) -> None:
     Image.new("P", (50, 40)).save(tmp_path / "small.png")
     assert (tmp_path / "large.png").stat().st_size < 10_000
     look = lambda name: decode(tmp_path / name, size=8, crop=None)  # noqa: E731
-    with decoders() as pool, ThreadPoolExecutor(1) as other:
-        with ONE_AT_A_TIME:  # as if another thread had one in hand
+    with open_decoders() as pool, ThreadPoolExecutor(1) as other:
+        with LARGE_IMAGE_LOCK:  # as if another thread had one in hand
             waiting = other.submit(look, "large.png")
             assert pool.submit(look, "small.png").result().shape == (8, 8, 3)
             with pytest.raises(TimeoutError):

@@ -34,10 +34,11 @@ main(["compare", "--data", "synthetic", "--rounds", "1", "--seeds", "1"])
 """
 
 
-@pytest.mark.parametrize("module", ["cyclopts", "fedgft.cli.train", "numba"])
+@pytest.mark.parametrize("module", ["cyclopts", "fedgft.cli.study_session", "numba"])
 def test_an_interrupt_while_modules_are_imported(module):
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 130
     assert done.stdout == "" and "interrupted" in done.stderr and done.stderr.count("\n") == 1
 

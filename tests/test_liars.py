@@ -11,8 +11,9 @@ from fedgft.data.partition import partition
 from fedgft.data.synthetic import synthetic
 from fedgft.errors import FedgftError
 from fedgft.flower import FedGFT, Measured
-from fedgft.flower.sites import client_site, flat
-from fedgft.metrics.robust import Limits
+from fedgft.flower.client import client_site
+from fedgft.flower.client import flatten_arrays as flat
+from fedgft.metrics.robust_aggregation import Limits
 from grid import app_of, gap_of, grid_of, options, start_of, train_config
 
 
@@ -100,7 +101,8 @@ def test_honest_sums_are_added_up_as_they_are() -> None:
 
 @pytest.mark.parametrize("channel", ["train", "query"])
 def test_counts_are_declared_once(channel: str, said) -> None:
-    made, asked = federation(4), []
+    made = federation(4)
+    asked = []
 
     def later(content, message):
         if "fedgft" in content:
@@ -115,7 +117,8 @@ def test_counts_are_declared_once(channel: str, said) -> None:
 
 
 def test_a_restarted_server_remembers_what_was_declared(tmp_path, said) -> None:
-    made, file = federation(4), tmp_path / "c.safetensors"
+    made = federation(4)
+    file = tmp_path / "c.safetensors"
     how = {"channel": "query", "checkpoint": file, "final": False}
     run(grid_of(made), made, Measured(flower.FedAvg(**options()), **how), 1)
     again = Measured(flower.FedAvg(**options()), **how)
@@ -140,7 +143,8 @@ def test_counts_that_were_agreed_on(said) -> None:
 
 def test_a_name_belongs_to_the_node_that_used_it_first(said) -> None:
     """Node 103 takes the name of node 101 in the second round: 101 stays, 103 is out."""
-    made, grid = federation(4), grid_of(federation(4))
+    made = federation(4)
+    grid = grid_of(federation(4))
     impostor = app_of(client_site(made, 3, "logistic", name="site-1"))
     honest = grid.apps[103]
     seen = []
@@ -159,7 +163,8 @@ def test_a_name_belongs_to_the_node_that_used_it_first(said) -> None:
 
 
 def test_sites_without_a_name_are_told_apart() -> None:
-    made, grid = federation(3), grid_of(federation(3))
+    made = federation(3)
+    grid = grid_of(federation(3))
     for k in range(3):
         grid.apps[100 + k] = app_of(client_site(made, k, "logistic", name="unnamed"))
     ours = Measured(flower.FedAvg(**options()), channel="query")
@@ -233,7 +238,7 @@ def test_another_kind_of_numbers_is_refused(dtype: str, said) -> None:
 def test_a_description_under_the_name_of_another_node_is_left_out(said) -> None:
     from flwr.app import ConfigRecord
 
-    from fedgft.flower.tables import _descriptions
+    from fedgft.flower.server_app import read_descriptions as _descriptions
 
     records = {
         node: ConfigRecord({"version": 1, "site": "north", "description": f'{{"rows": {node}}}'})
@@ -247,9 +252,9 @@ def test_a_description_under_the_name_of_another_node_is_left_out(said) -> None:
 def test_a_site_may_pin_its_schema(tmp_path) -> None:
     from flwr.app import Context, RecordDict
 
-    from fedgft.data.encoding import Encoder, Numeric
+    from fedgft.data.encode import Encoder, Numeric
     from fedgft.data.schema import Schema
-    from fedgft.flower.tables import table_site
+    from fedgft.flower.client_app import table_site
     from fedgft.models import get_model
 
     file = tmp_path / "north.csv"
@@ -260,7 +265,7 @@ def test_a_site_may_pin_its_schema(tmp_path) -> None:
     def site(**more):
         node = {"data": str(file), **more}
         context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
-        return table_site(context, schema, lambda **shape: get_model("logistic"))
+        return table_site(context, schema, get_model("logistic"))
 
     assert site().name == site(**{"schema-hash": schema.fingerprint()}).name == "north"
     with pytest.raises(FedgftError, match="takes part with the schema 00ff only"):

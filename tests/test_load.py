@@ -8,22 +8,22 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.audit import audit, gathering, measure, write_sums
-from fedgft.audit.charts import charts
-from fedgft.audit.counting import Columns, batches_of
-from fedgft.data.partition import iid
+from fedgft.audit import audit, measure, write_sums
+from fedgft.audit import site_file as gathering
+from fedgft.audit.measurement import Columns, batches_of
+from fedgft.data.partition import partition
 from fedgft.data.synthetic import synthetic
-from fedgft.engine.book import open_book
-from fedgft.engine.schedule import sample
-from fedgft.experiments import Study, client_rows, get_protocol
-from fedgft.flower.checks import most_common
-from fedgft.metrics import CATALOG, Tally
+from fedgft.engine.plan import index_rows, sample_cohort
+from fedgft.flower.replies import most_common
+from fedgft.metrics import CATALOG
+from fedgft.study import Study, client_rows, get_protocol
+from fedgft.sums import Sums
 
 
 def test_a_client_more_costs_no_pass_over_all_clients(monkeypatch):
     calls = []
-    rows = Tally.rows
-    monkeypatch.setattr(Tally, "rows", lambda tally: calls.append(1) or rows(tally))
+    rows = Sums.rows
+    monkeypatch.setattr(Sums, "rows", lambda tally: calls.append(1) or rows(tally))
 
     def counted(clients: int) -> int:
         study = Study(synthetic(rows=600, seed=3), get_protocol("paper"), [0], clients=clients)
@@ -37,12 +37,17 @@ def test_a_client_more_costs_no_pass_over_all_clients(monkeypatch):
 
 def test_keys_of_a_cohort_are_read_by_the_cohort_alone():
     """Of every replicate, whose clients may have other names; a round does not look at the rest."""
-    made = [iid(synthetic(rows=400, seed=1), clients=40, seed=seed) for seed in (0, 1)]
-    made = [type(f)(made[0].dataset, f.rows, f.offsets, f.test, keys=_Watched.of(40, first))
-            for f, first in zip(made, (0, 500), strict=True)]  # fmt: skip
-    cohort = sample(made, 3, "uniform", seeds=np.array([4, 5], np.uint64), round=0)
+    made = [
+        partition(synthetic(rows=400, seed=1), "iid", test_share=0, clients=40, seed=seed)
+        for seed in (0, 1)
+    ]
+    made = [
+        type(f)(made[0].dataset, f.rows, f.offsets, f.test, keys=_Watched.of(40, first))
+        for f, first in zip(made, (0, 500), strict=True)
+    ]
+    cohort = sample_cohort(made, 3, "uniform", seeds=np.array([4, 5], np.uint64), round=0)
     _Watched.read = 0
-    keys = open_book(made).keys(cohort)
+    keys = index_rows(made).keys(cohort)
     assert keys.tolist() == (cohort.client + 500 * cohort.run).tolist()
     assert _Watched.read == 2 * 3
 
@@ -63,8 +68,13 @@ class _Watched(np.ndarray):
 
 def test_sites_are_read_one_at_a_time(tmp_path, monkeypatch):
     for k in range(6):
-        sums = measure([1, 0] * 20, np.linspace(0.1, 0.9, 40), sensitive_features=list("ab") * 20,
-                       site=f"site {k}", bins=100 if k < 3 else 20)  # fmt: skip
+        sums = measure(
+            [1, 0] * 20,
+            np.linspace(0.1, 0.9, 40),
+            sensitive_features=list("ab") * 20,
+            site=f"site {k}",
+            bins=100 if k < 3 else 20,
+        )
         write_sums(sums, tmp_path / f"{k}.json")
     alive: weakref.WeakSet = weakref.WeakSet()
     read = gathering.read_sums
@@ -76,14 +86,14 @@ def test_sites_are_read_one_at_a_time(tmp_path, monkeypatch):
         return sums
 
     monkeypatch.setattr(gathering, "read_sums", watched)
-    total = gathering.gather(gathering.site_files([tmp_path]))
-    assert len(total.sites) == 6 and total.asked.bins == 20
+    total = gathering.gather(gathering.find_site_files([tmp_path]))
+    assert len(total.sites) == 6 and total.require_spec().bins == 20
     assert sum(counts.sum() for counts in total.histogram.values()) == 6 * 40
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_a_table_is_measured_in_pieces(tmp_path, monkeypatch, ending: str):
-    monkeypatch.setattr("fedgft.audit.counting.ROWS", 1000)
+    monkeypatch.setattr("fedgft.audit.measurement.ROWS", 1000)
     frame = pl.DataFrame({"y": [0, 1] * 5000, "g": ["a", "b"] * 5000, "p": [0.3, 0.6] * 5000})
     file = tmp_path / f"big.{ending}"
     frame.write_csv(file) if ending == "csv" else frame.write_parquet(file)
@@ -113,16 +123,23 @@ def test_thousands_of_replies_are_counted_in_one_pass():
 
 
 def test_figures_of_many_sites_and_classes_say_what_they_leave_out():
-    rng, classes = np.random.default_rng(0), list("abcdefgh")
+    rng = np.random.default_rng(0)
+    classes = list("abcdefgh")
     sites = [
-        measure(classes * 3, rng.dirichlet(np.ones(8), 24), sensitive_features=list("fm") * 12,
-                site=f"s{k}", classes=classes, bins=10)
+        measure(
+            classes * 3,
+            rng.dirichlet(np.ones(8), 24),
+            sensitive_features=list("fm") * 12,
+            site=f"s{k}",
+            classes=classes,
+            bins=10,
+        )
         for k in range(45)
-    ]  # fmt: skip
-    found = {figure.name: figure for figure in charts(audit(sites))}
+    ]
+    found = {figure.name: figure for figure in audit(sites).report(figures=True).figures}
     rows = found["forest"].spec["data"]["values"]
     assert len({row["name"] for row in rows}) == 40 + 1  # and all of them together
     assert "the 40 that move the gap most, of 45 sites" in found["forest"].caption
     assert "the first 6 of 8 classes" in found["roc"].caption and "roc5" in found
-    few = {figure.name: figure for figure in charts(audit(sites[:40]))}
+    few = {figure.name: figure for figure in audit(sites[:40]).report(figures=True).figures}
     assert "Shown" not in few["forest"].caption

@@ -23,8 +23,15 @@ def sites(tmp_path: Path, monkeypatch) -> Path:
         y = generator.integers(0, 2, n)
         race = generator.choice(["White", "Black", "Asian"], n)
         score = np.clip(0.3 * y + 0.15 * (race == "White") + 0.55 * generator.random(n), 0, 1)
-        frame = pl.DataFrame({"id": range(n), "y": y, "race": race,
-                              "sex": generator.choice(["F", "M"], n), "p": score})  # fmt: skip
+        frame = pl.DataFrame(
+            {
+                "id": range(n),
+                "y": y,
+                "race": race,
+                "sex": generator.choice(["F", "M"], n),
+                "p": score,
+            }
+        )
         if name == "east":
             frame.write_parquet(tmp_path / "east.parquet")
         else:
@@ -45,8 +52,20 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 def measured(capsys, folder: Path, *more: str) -> None:
     for file in ("north.csv", "south.csv", "east.parquet"):
-        code, out, _ = run(capsys, "measure", file, "--label", "y", "--group", "race", "--group",
-                           "sex", "--score", "p", *more)  # fmt: skip
+        code, out, _ = run(
+            capsys,
+            "measure",
+            file,
+            "--label",
+            "y",
+            "--group",
+            "race",
+            "--group",
+            "sex",
+            "--score",
+            "p",
+            *more,
+        )
         assert code == 0 and out == ""
     assert sorted(p.name for p in folder.glob("*.json")) == [
         "east.json",
@@ -57,8 +76,9 @@ def measured(capsys, folder: Path, *more: str) -> None:
 
 def test_from_files_to_a_report(sites, capsys):
     measured(capsys, sites)
-    code, out, err = run(capsys, "audit", "north.json", "south.json", "east.json", "--json",
-                         "--out", "report")  # fmt: skip
+    code, out, err = run(
+        capsys, "audit", "north.json", "south.json", "east.json", "--json", "--out", "report"
+    )
     assert code == 0
     found = json.loads(out)
     assert found["rows"]["counted"] == 1800 and set(found["sites"]) == {"north", "south", "east"}
@@ -101,17 +121,19 @@ def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
     frame = pl.read_csv("north.csv")
     frame.with_columns(pl.col("y").cast(pl.Float64)).write_csv("floats.csv")  # "1.0" is "1"
     frame.write_parquet("north.parquet")
-    made = [measure_file(f, label="y", group=["race", "sex"], score="p", site="n")
-            for f in ("north.csv", "floats.csv", "north.parquet")]  # fmt: skip
+    made = [
+        measure_file(f, label="y", group=["race", "sex"], score="p", site="n")
+        for f in ("north.csv", "floats.csv", "north.parquet")
+    ]
     for other in made[1:]:
-        assert other.question == made[0].question
+        assert other.spec == made[0].spec
         for group, table in made[0].sites["n"].tables.items():
             assert np.allclose(table, other.sites["n"].tables[group], rtol=0, atol=1e-9)
 
 
 def test_batches_do_not_matter(sites, monkeypatch):
     whole = measure_file("north.csv", label="y", group="race", score="p")
-    monkeypatch.setattr("fedgft.audit.counting.ROWS", 7)
+    monkeypatch.setattr("fedgft.audit.measurement.ROWS", 7)
     pieces = measure_file("north.csv", label="y", group="race", score="p")
     for group, table in whole.sites["north"].tables.items():
         assert np.allclose(table, pieces.sites["north"].tables[group], rtol=0, atol=1e-9)
@@ -138,18 +160,18 @@ def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
     Path("p.csv").write_text("y,g,d\nyes,a,no\nyes,b,yes\n")
     asked = ("measure", "p.csv", "--label", "y", "--group", "g", "--decision", "d")
     assert run(capsys, *asked)[0] == 0
-    assert read_sums("p.json").question.classes == ("no", "yes")
+    assert read_sums("p.json").spec.classes == ("no", "yes")
     Path("p.csv").write_text("y,g,d\nyes,a,yes\nyes,b,yes\n")
     code, _, err = run(capsys, *asked)
     assert code == 2 and "'yes' is the only label here" in err and "--classes" in err
     assert run(capsys, *asked, "--classes", "no", "yes")[0] == 0
     assert run(capsys, *asked, "--positive", "no")[0] == 0
-    assert read_sums("p.json").question.classes == ("yes", "no")
+    assert read_sums("p.json").spec.classes == ("yes", "no")
     code, _, err = run(capsys, *asked, "--positive", "YES")
     assert code == 2 and "'yes' is the only label here" in err
     Path("p.csv").write_text("y,g,d\nYes,a,No\nNo,b,Yes\n")
     assert run(capsys, *asked, "--positive", "no")[0] == 0  # as `train` takes it
-    assert read_sums("p.json").question.classes == ("Yes", "No")
+    assert read_sums("p.json").spec.classes == ("Yes", "No")
 
 
 @pytest.mark.parametrize(
@@ -246,8 +268,21 @@ def test_old_and_new(sites, capsys):
         (sites / name).mkdir()
         for file in ("north.csv", "south.csv"):
             out = f"{name}/{file[:-4]}.json"
-            run(capsys, "measure", file, "--label", "y", "--group", "race", "--score", "p",
-                "--threshold", threshold, "-o", out)  # fmt: skip
+            run(
+                capsys,
+                "measure",
+                file,
+                "--label",
+                "y",
+                "--group",
+                "race",
+                "--score",
+                "p",
+                "--threshold",
+                threshold,
+                "-o",
+                out,
+            )
     code, out, _ = run(capsys, "audit", "--compare", "old/", "new/", "--json")
     assert code == 0
     sp = json.loads(out)["views"]["race"]["sp"]
@@ -282,12 +317,15 @@ def test_it_says_what_the_file_reveals(sites, capsys):
     _, out, err = run(capsys, *given, "--json")
     told = json.loads(out)
     counts = [cell["count"] for cell in told["cells"]]
-    spread = [n for c in told["cells"] for s in c.get("scores", {}).values()
-              for n in s["histogram"] if n]  # fmt: skip
+    spread = [
+        n for c in told["cells"] for s in c.get("scores", {}).values() for n in s["histogram"] if n
+    ]
     assert told["reveals"] == {
-        "cells": len(counts), "cells_below_10": sum(n < 10 for n in counts),
-        "score_counts": len(spread), "score_counts_below_5": 0,
-    }  # fmt: skip
+        "cells": len(counts),
+        "cells_below_10": sum(n < 10 for n in counts),
+        "score_counts": len(spread),
+        "score_counts_below_5": 0,
+    }
     said = " ".join(err.split())
     assert f"the file shows {len(counts)} count(s) of people by group, label and decision" in said
     assert f"shows {len(spread)} count(s) of people with scores in some range, each of at " in said
@@ -305,8 +343,20 @@ def test_nothing_is_left_when_it_is_killed(sites, more):
     """SIGKILL at random moments: the file is there whole, or not at all."""
     import time
 
-    command = [sys.executable, "-m", "fedgft", "measure", "north.csv", "--label", "y", "--group",
-               "race", "--score", "p", *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "fedgft",
+        "measure",
+        "north.csv",
+        "--label",
+        "y",
+        "--group",
+        "race",
+        "--score",
+        "p",
+        *more,
+    ]
     for wait in (0.4, 0.8):
         process = subprocess.Popen(command, cwd=sites, stderr=subprocess.DEVNULL)
         time.sleep(wait)
@@ -323,6 +373,6 @@ def test_two_score_columns_for_two_classes_follow_the_threshold(tmp_path):
     path.write_text("y,g,p0,p1\n1,a,0.6,0.4\n0,a,0.65,0.35\n1,b,0.7,0.3\n0,b,0.8,0.2\n")
     two = measure_file(path, label="y", group="g", score=["p0", "p1"], threshold=0.3)
     one = measure_file(path, label="y", group="g", score="p1", threshold=0.3)
-    assert two.question == one.question
+    assert two.spec == one.spec
     for group, table in one.sites["p"].tables.items():
         assert np.array_equal(table, two.sites["p"].tables[group])

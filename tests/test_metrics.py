@@ -1,4 +1,4 @@
-"""The laws of a metric, for every metric of the catalogue; two and three classes and groups."""
+"""The laws of a metric, for every metric of the catalog; two and three classes and groups."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedgft.errors import FedgftError
-from fedgft.metrics import CATALOG, Metric, Tally, concatenate, get_metric, price, stack
+from fedgft.metrics import CATALOG, Metric, get_metric, price
+from fedgft.sums import Sums, concatenate, stack
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # rounding of a few hundred float64 additions
 
@@ -40,14 +41,15 @@ class Rows:
     def decided(self) -> "Rows":
         return replace(self, probs=np.eye(self.probs.shape[1])[self.probs.argmax(1)])
 
-    def tally(self) -> Tally:
-        return Tally.of(self.probs, self.labels, self.groups, num_groups=self.num_groups)
+    def tally(self) -> Sums:
+        return Sums.of(self.probs, self.labels, self.groups, num_groups=self.num_groups)
 
 
 def random_rows(classes: int, num_groups: int, *, rows: int = 400, seed: int = 0) -> Rows:
     """Enough rows for every cell of label, group and decision to be there."""
     rng = np.random.default_rng(seed)
-    labels, groups = rng.integers(classes, size=rows), rng.integers(num_groups, size=rows)
+    labels = rng.integers(classes, size=rows)
+    groups = rng.integers(num_groups, size=rows)
     bias = rng.dirichlet(np.ones(classes), (classes, num_groups))[labels, groups]
     return Rows((rng.dirichlet(np.ones(classes), rows) + bias) / 2, labels, groups, num_groups)
 
@@ -115,7 +117,8 @@ def test_gap_lies_between_zero_and_one(metric, rows):
 @every_shape
 def test_copies_of_one_group_are_treated_alike(metric, classes, num_groups):
     rows = random_rows(classes, 1)
-    probs, labels = np.tile(rows.probs, (num_groups, 1)), np.tile(rows.labels, num_groups)
+    probs = np.tile(rows.probs, (num_groups, 1))
+    labels = np.tile(rows.labels, num_groups)
     groups = np.repeat(np.arange(num_groups), len(rows.labels))
     assert gap(metric, Rows(probs, labels, groups, num_groups)) == pytest.approx(0, abs=1e-13)
 
@@ -140,7 +143,9 @@ EVENTS = {  # name -> for each condition: outcome, event; y the label, z the dec
 @every_metric
 @every_shape
 def test_hard_gap_equals_counting_rows_one_by_one(metric, classes, num_groups):
-    rows, gaps, counts = random_rows(classes, num_groups), [], []
+    rows = random_rows(classes, num_groups)
+    gaps = []
+    counts = []
     decisions = rows.probs.argmax(1)
     for outcome, event in EVENTS[metric.name](classes):
         rates = []
@@ -283,7 +288,8 @@ def test_runs_side_by_side_have_the_gaps_they_have_alone():
     runs = stack([stack(each[:3]), stack(each[3:])])
     for metric in CATALOG.values():
         statistics = runs.statistics(metric, "hard")
-        gaps, worst = metric.readout(statistics), metric.worst(statistics)
+        gaps = metric.readout(statistics)
+        worst = metric.worst(statistics)
         gradient = metric.gradient(statistics)
         for at, tally in zip(np.ndindex(2, 3), each, strict=True):
             own = tally.statistics(metric, "hard")

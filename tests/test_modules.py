@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedgft.algorithms import fedavg, fedgft
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.engine import stacked
-from fedgft.engine.predict import probabilities
-from fedgft.federated import fedavg, fedgft
+from fedgft.engine import predict_proba
+from fedgft.engine.executors import stacked
 from fedgft.metrics import CATALOG
 from fedgft.models import MLP, Module, get_model
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
 from formulas import Method
 from plain import Plan, federate
 from small import clients, federation, reordered, run
@@ -31,8 +31,14 @@ PLAN = Plan(batch_size=9, optimizer=lambda params, lr: torch.optim.SGD(params, l
 
 
 def batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5),
-                         nn.BatchNorm1d(5), nn.Linear(5, 2))  # fmt: skip
+    return nn.Sequential(
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, 5),
+        nn.BatchNorm1d(5),
+        nn.Linear(5, 2),
+    )
 
 
 def dropout() -> nn.Module:
@@ -89,8 +95,10 @@ def test_threads_do_not_change_a_bit(make) -> None:
 
 def test_runs_of_one_module_have_their_own_dropout() -> None:
     init = Module(dropout).init(0, features=4, classes=2)
-    one, two = (run(federation(), fedavg(), model=dropout, init=init, batch_size=64,
-                    seed=s).params for s in (0, 1))  # fmt: skip
+    one, two = (
+        run(federation(), fedavg(), model=dropout, init=init, batch_size=64, seed=s).params
+        for s in (0, 1)
+    )
     assert np.abs(one - two).max() > 1e-6  # one batch a client: only dropout differs
 
 
@@ -140,8 +148,9 @@ def test_images_and_channels_last() -> None:
     made = Federation(data, rows[:45], np.array([0, 17, 45]), rows[45:])
 
     def make() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
-                             nn.Linear(64, 2))  # fmt: skip
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
+        )
 
     found = run(made, fedgft(SP, 5.0), model=make, batch_size=9, optimizer=MOMENTUM)
     expected = federate(clients(made), plain_start(make), FAIR, PLAN)
@@ -156,7 +165,7 @@ import numpy as np
 from fedgft.data.partition import partition
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import Settings, simulate
-from fedgft.federated import fedgft
+from fedgft.algorithms import fedgft
 from fedgft.metrics import CATALOG
 made = partition(synthetic(rows=900, features=3), clients=4)
 def train():
@@ -182,28 +191,68 @@ def test_without_numba_and_after_a_fork() -> None:
         command = [sys.executable, "-W", "ignore", "-c", SCRIPT, how]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
-    base, bare = told("plain"), told("no-numba")
+    base = told("plain")
+    bare = told("no-numba")
     assert base[0] == bare[0] == "fused"
     np.testing.assert_allclose(np.float64(bare[1:]), np.float64(base[1:]), rtol=0, atol=1e-10)
     if hasattr(os, "fork"):
         assert told("fork") == base
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # any import of it fails
+if sys.argv[1] == "no-numba":
+    sys.modules["numba"] = None
+import numpy as np
+import fedgft
+from fedgft.engine import predict_proba
+from fedgft.errors import FedgftError
+made = fedgft.standardize(fedgft.partition(fedgft.synthetic(rows=900, features=3), clients=4))
+settings = fedgft.Settings(rounds=3, batch_size=32)
+for method in (fedgft.fedgft_control("sp", 0.05), fedgft.with_base(fedgft.fedavg(), "scaffold")):
+    history = fedgft.simulate([made], "logistic", method, settings, seeds=[0])
+    assert history.executor == "fused" and np.isfinite(history.test[-1].accuracy()).all()
+probs = predict_proba(made, "logistic", history.params[0], made.test)
+assert probs.shape == (len(made.test), 2) and np.allclose(probs.sum(1), 1)
+for model in ("mlp", "resnet18"):
+    try:
+        fedgft.simulate([made], model, fedgft.fedavg(), settings, seeds=[0])
+    except FedgftError as error:
+        print(error.kind, str(error).count("\\n"), error)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "no-numba"])
+def test_linear_models_need_no_torch(how: str) -> None:
+    """They are trained, measured and used without it; a network is refused in one line."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, how]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("extra 0 ") and line.endswith("pip install 'fedgft[torch]'")
+
+
 def test_programs_of_a_callers_module_are_captured_once_and_go_with_the_simulation() -> None:
     """He may change it before the next one, so nothing of it is kept."""
     mine = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    before, seen, capture = stacked.captured.cache_info().currsize, [], stacked.make_fx
+    before = stacked.capture_gradient.cache_info().currsize
+    seen = []
+    capture = stacked.make_fx
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stacked, "make_fx", lambda one: seen.append(one) or capture(one))
         for rounds in (1, 5):
             assert run(federation(), fedavg(), model=mine, rounds=rounds).executor == "stacked"
             seen.append(None)
     assert seen.index(None) == (len(seen) - 2) // 2 > 0  # as often in five rounds as in one
-    assert stacked.captured.cache_info().currsize == before
+    assert stacked.capture_gradient.cache_info().currsize == before
 
 
 def test_scores_of_rows_build_the_network_once_and_draw_no_numbers(monkeypatch) -> None:
-    made, built = federation(), []
+    made = federation()
+    built = []
 
     class Counted(MLP):
         def module(self, **size: int) -> nn.Module:
@@ -211,9 +260,9 @@ def test_scores_of_rows_build_the_network_once_and_draw_no_numbers(monkeypatch) 
             return super().module(**size)
 
     params = MLP().init(0, features=4, classes=2)
-    whole = probabilities(made, MLP(), params, made.rows)
+    whole = predict_proba(made, MLP(), params, made.rows)
     state = torch.get_rng_state()
-    monkeypatch.setattr("fedgft.engine.predict.PIECE", 40)
-    np.testing.assert_allclose(probabilities(made, Counted(), params, made.rows), whole, **EXACT)
+    monkeypatch.setattr(sys.modules["fedgft.engine.simulate"], "MAX_PREDICTED", 40)
+    np.testing.assert_allclose(predict_proba(made, Counted(), params, made.rows), whole, **EXACT)
     assert len(built) == 1 and len(made.rows) > 10
     assert torch.equal(torch.get_rng_state(), state)

@@ -12,7 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SPOILT = ("__pycache__", ".pyc", ".nbi", ".nbc", ".hypothesis", "_cache", ".coverage", "/cells/")
+SPOILT = (
+    "__pycache__",
+    ".pyc",
+    ".nbi",
+    ".nbc",
+    ".hypothesis",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".import_linter_cache",
+    ".coverage",
+    "/cells/",
+)
 
 
 def build(root: Path, out: Path, target: str) -> Path:
@@ -53,7 +64,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     for name in (
         "py.typed",
         "templates/audit.html",
-        "experiments/published/table1.csv",
+        "paper/published/table1.csv",
         "templates/flower/pyproject.toml",
         "templates/flower/fairapp/task.py",
     ):

@@ -31,17 +31,38 @@ PROBE = """<script>addEventListener("load", () => {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, compas) -> Path:
     out = tmp_path_factory.mktemp("results")
-    command = [sys.executable, "-m", "fedgft", "reproduce", "table1", "pure", "simpson", "--data",
-               "compas", "--seeds", "2", "--out", str(out)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "fedgft",
+        "reproduce",
+        "table1",
+        "pure",
+        "simpson",
+        "--data",
+        "compas",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return out
 
 
 def browse(page: Path, *options: str) -> tuple[str, list[str]]:
     """The document after it has loaded, and whatever was said on its console."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu",
-               "--enable-logging=stderr", f"--user-data-dir={page.parent / 'profile'}",
-               "--virtual-time-budget=10000", *options, page.as_uri()]  # fmt: skip
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={page.parent / 'profile'}",
+        "--virtual-time-budget=10000",
+        *options,
+        page.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedgft import Penalty
+from fedgft.algorithms import SLOPES, LinearizedPenalty, fedgft
 from fedgft.errors import FedgftError
-from fedgft.federated import SLOPES, Linearised, Penalty, fedgft
 from fedgft.metrics import CATALOG, Metric, price
 from small import clients, federation, run, several
 
@@ -72,13 +73,15 @@ def test_more_groups_and_classes(metric: Metric) -> None:
 
 
 @every_metric
-def test_the_simulator_minimises_the_same(metric: Metric) -> None:
+def test_the_simulator_minimizes_the_same(metric: Metric) -> None:
     """One full-batch step of the engine against the loop with one line more."""
     from small import SGD, module
 
     made = several()
     found = run(made, fedgft(metric, 4.0), rounds=1, batch_size=64, optimizer=SGD)
-    model, penalty = module(made), Penalty(metric, 4.0)  # both with their default J
+    # both with their default J
+    model = module(made)
+    penalty = Penalty(metric, 4.0)
     held = clients(made)
     penalty.update(sum(penalty.statistics(model(c.x), c.y, c.a) for c in held))
     for c in held:
@@ -91,8 +94,13 @@ def test_the_simulator_minimises_the_same(metric: Metric) -> None:
 
 def test_a_metric_that_is_not_affine_works_here_only() -> None:
     """Squared scores: sums of scores cannot carry them, so the simulator says no."""
-    squared = Metric("sq", "squared", lambda p, y: p[:, 1:] ** 2, lambda p, y: 1 + 0 * y[:, :1],
-                     lambda classes: ("all",))  # fmt: skip
+    squared = Metric(
+        "sq",
+        "squared",
+        lambda p, y: p[:, 1:] ** 2,
+        lambda p, y: 1 + 0 * y[:, :1],
+        lambda classes: ("all",),
+    )
     made = federation()
     logits, y, a = rows(made)
     penalty = Penalty(squared, 3.0, penalty="l2")
@@ -107,7 +115,8 @@ def test_a_metric_that_is_not_affine_works_here_only() -> None:
 def test_zero_before_the_first_update_and_without_lam() -> None:
     made = federation()
     logits, y, a = rows(made)
-    fresh, off = Penalty("sp", 3.0), Penalty("sp", 0.0)
+    fresh = Penalty("sp", 3.0)
+    off = Penalty("sp", 0.0)
     send(off, made, logits, y, a)
     for penalty in (fresh, off):
         value = penalty(logits, y, a)
@@ -129,7 +138,8 @@ def test_rows_without_a_group_cost_nothing_and_messages_are_detached() -> None:
 def test_a_round_without_a_group_keeps_the_last_constants() -> None:
     made = federation()
     logits, y, a = rows(made)
-    penalty, only = Penalty("sp", 3.0), a == 0
+    penalty = Penalty("sp", 3.0)
+    only = a == 0
     assert np.isnan(penalty.update(penalty.statistics(logits[only], y[only], a[only])))
     assert penalty(logits, y, a).item() == 0.0
     send(penalty, made, logits, y, a)
@@ -159,7 +169,7 @@ def test_price_is_the_derivative_of_the_statistics(metric: Metric) -> None:
             (slope,) = torch.autograd.grad((one * torch.tensor(v)).sum(), probs)
             np.testing.assert_allclose(table[y, a], slope[0].numpy(), atol=1e-12)
     assert not table[:, 2].any()
-    per_run = Linearised(metric, np.array([2.0, 0.0])).price(
+    per_run = LinearizedPenalty(metric, np.array([2.0, 0.0])).price(
         np.stack((v, v)), run=np.array([0, 1]), classes=2
     )
     np.testing.assert_allclose(per_run[0], 2 * table)

@@ -13,11 +13,25 @@ import pytest
 
 from drawn import celeba_folder
 from fedgft.data.dataset import PIXEL_MEAN
-from fedgft.saved import load_model
+from fedgft.fair_model import load_model
 from test_cli import run
 
-SMALL = ("--size", "16", "--train-rows", "60", "--test-rows", "24", "--clients", "3", "--alpha",
-         "5", "--batch-size", "16", "--seeds", "1")  # fmt: skip
+SMALL = (
+    "--size",
+    "16",
+    "--train-rows",
+    "60",
+    "--test-rows",
+    "24",
+    "--clients",
+    "3",
+    "--alpha",
+    "5",
+    "--batch-size",
+    "16",
+    "--seeds",
+    "1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +51,13 @@ def test_three_rounds_of_celeba(capsys, tmp_path, faces) -> None:
     """The paper's third data set in small: ResNet-18 with BatchNorm, two methods side by side."""
     began = time.monotonic()
     code, out, err = run(
-        capsys, "compare", *arguments(faces, tmp_path / "out", "--rounds", 3, "--json"),
-        "--methods", "fedavg", "fedgft",
-    )  # fmt: skip
+        capsys,
+        "compare",
+        *arguments(faces, tmp_path / "out", "--rounds", 3, "--json"),
+        "--methods",
+        "fedavg",
+        "fedgft",
+    )
     assert code == 0, err
     rows = json.loads(out)
     assert [row["method"] for row in rows] == ["fedavg", "fedgft"]
@@ -62,11 +80,40 @@ def test_an_own_folder_with_a_table(capsys, tmp_path, faces) -> None:
         )
     (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
     code, out, err = run(
-        capsys, "train", "--data", tmp_path / "people.csv", "--images", faces / "img_align_celeba",
-        "--cache", tmp_path, "--label", "mood", "--group", "sex,age", "--client", "site", "--split",
-        "part", "--size", 16, "--rounds", 1, "--method", "fedgft", "--norm", "group", "--stem",
-        "small", "--seeds", 1, "--batch-size", 32, "--out", tmp_path / "out", "--json",
-    )  # fmt: skip
+        capsys,
+        "train",
+        "--data",
+        tmp_path / "people.csv",
+        "--images",
+        faces / "img_align_celeba",
+        "--cache",
+        tmp_path,
+        "--label",
+        "mood",
+        "--group",
+        "sex,age",
+        "--client",
+        "site",
+        "--split",
+        "part",
+        "--size",
+        16,
+        "--rounds",
+        1,
+        "--method",
+        "fedgft",
+        "--norm",
+        "group",
+        "--stem",
+        "small",
+        "--seeds",
+        1,
+        "--batch-size",
+        32,
+        "--out",
+        tmp_path / "out",
+        "--json",
+    )
     assert code == 0, err
     found = json.loads(out)
     assert [c["client"] for c in found["clients"]] == ["s0", "s1"]
@@ -74,8 +121,9 @@ def test_an_own_folder_with_a_table(capsys, tmp_path, faces) -> None:
     assert saved.about["classes"] == ["a", "b", "c"] and len(saved.about["groups"]) == 4
     assert saved.about["network"] == {"norm": "group", "stem": "small"}
     assert saved.tensors["fc.weight"].shape == (3, 512)
-    code, _, err = run(capsys, "predict", tmp_path / "out" / "model.safetensors",
-                       tmp_path / "people.csv")  # fmt: skip
+    code, _, err = run(
+        capsys, "predict", tmp_path / "out" / "model.safetensors", tmp_path / "people.csv"
+    )
     assert code == 2 and "model for images" in err
 
 
@@ -85,9 +133,13 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(capsys, tmp_path, faces) -> N
     code, _, err = run(capsys, *command)
     assert code == 0, err
     killed = [str(tmp_path / "killed") if a == str(tmp_path / "whole") else a for a in command]
-    process = subprocess.Popen([sys.executable, "-m", "fedgft", *killed],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    deadline, kept = time.monotonic() + 60, tmp_path / "killed" / "checkpoints"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedgft", *killed],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    kept = tmp_path / "killed" / "checkpoints"
     while not list(kept.glob("*.safetensors")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
@@ -124,10 +176,10 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(capsys, tmp_path, faces) -> N
         (("--device", "tpu"), "choose cpu, cuda"),
         (("--executor", "stacked"), "--executor stacked cannot take this"),
         (("--lanes", "0"), "--lanes must be at least 1"),
-        (("--checkpoint-every", "-1"), "--checkpoint-every must lie between 0"),
+        (("--checkpoint-every", "-1"), "--checkpoint-every must be at least 0"),
         (("--resume",), "no checkpoints"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named_and_leave_nothing(capsys, tmp_path, faces, more, said: str) -> None:
     if more == ("--device", "cuda"):
         torch = pytest.importorskip("torch")
@@ -161,7 +213,7 @@ def test_the_paper_draws_from_everybody(faces) -> None:
     """Held out, people are apart by the official partition; in the paper pictures are drawn from
     all, and so are the same in neither replicate."""
     from fedgft.data import load_celeba
-    from fedgft.experiments import Study, get_protocol
+    from fedgft.study import Study, get_protocol
 
     data = load_celeba(faces, size=16, cache=faces / "cache", valid="test")
     for name in ("heldout", "paper"):
@@ -180,9 +232,19 @@ def test_what_a_file_says_does_not_reach_the_terminal(capsys, tmp_path, faces) -
     rows = "\n".join(f"\x1b[31mevil{i}.png,{i % 2},{i // 2 % 2}" for i in range(8))
     (tmp_path / "bad.csv").write_text("image,y,g\n" + rows + "\n")
     code, _, err = run(
-        capsys, "train", "--data", tmp_path / "bad.csv", "--images", faces, "--label", "y",
-        "--group", "g", "--out", tmp_path / "new",
-    )  # fmt: skip
+        capsys,
+        "train",
+        "--data",
+        tmp_path / "bad.csv",
+        "--images",
+        faces,
+        "--label",
+        "y",
+        "--group",
+        "g",
+        "--out",
+        tmp_path / "new",
+    )
     assert code == 2 and "evil" in err and "\x1b" not in err
     assert not (tmp_path / "new").exists()
 

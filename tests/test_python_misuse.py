@@ -10,17 +10,19 @@ import pytest
 import torch
 from torch import nn
 
+from fedgft import Penalty
+from fedgft.algorithms import fedavg
 from fedgft.audit import audit, measure, merge
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.partition import partition
-from fedgft.data.scaling import standardise
+from fedgft.data.read import load_table
+from fedgft.data.scale import standardize
 from fedgft.data.synthetic import synthetic
-from fedgft.data.table import load_table
 from fedgft.engine import Settings, simulate
 from fedgft.errors import FedgftError
-from fedgft.federated import Penalty, fedavg
-from fedgft.metrics import CATALOG, Tally, functions
+from fedgft.metrics import CATALOG, functions
 from fedgft.models import MLP, get_model
+from fedgft.sums import Sums
 
 RNG = np.random.default_rng(0)
 Y, A = RNG.integers(2, size=(2, 400))
@@ -34,14 +36,14 @@ def test_an_error_is_a_value_error_and_is_not_taken_for_one_of_the_readers(tmp_p
     (tmp_path / "t.csv").write_text("y,g\n0,a\n1,b\n")
     with pytest.raises(FedgftError, match=r"^[^:]*t.csv: no column 'x'"):
         load_table(tmp_path / "t.csv", label="x", group="g")
-    from fedgft.audit.change import compare
+    from fedgft.audit.comparison import compare
 
     one = audit(measure(Y, Y, sensitive_features=A)).to_dict()
-    with pytest.raises(FedgftError, match=r"^--compare: groups differ"):
+    with pytest.raises(FedgftError, match=r"^compare: groups differ"):
         compare(one, one | {"groups": "others"})
 
 
-# -- Penalty and Tally ---------------------------------------------------------------------------
+# -- Penalty and Sums ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -64,11 +66,13 @@ def test_sums_are_counted_in_float64_whatever_the_logits_are(dtype, how):
 
 
 def test_the_loss_of_half_precision_logits_is_that_of_single_precision():
-    y, a = torch.as_tensor(Y), torch.as_tensor(A)
+    y = torch.as_tensor(Y)
+    a = torch.as_tensor(A)
     logits = torch.as_tensor(RNG.standard_normal((400, 2))).half()
     penalty = Penalty("sp", 50.0)
     penalty.update(penalty.statistics(logits.float(), y, a))
-    half, single = penalty(logits, y, a), penalty(logits.float(), y, a)
+    half = penalty(logits, y, a)
+    single = penalty(logits.float(), y, a)
     assert half.dtype == torch.float32 and half == single
 
 
@@ -77,7 +81,7 @@ def test_numbers_that_are_none_are_never_fair(bad):
     probs = np.full((4, 2), 0.5)
     probs[2, 1] = bad
     with pytest.raises(FedgftError, match="probs"):
-        Tally.of(probs, Y[:4], A[:4], num_groups=2)
+        Sums.of(probs, Y[:4], A[:4], num_groups=2)
     logits = torch.as_tensor(probs)
     for penalty in (Penalty("sp", 1.0), Penalty("sp", target=0.1)):
         with pytest.raises(FedgftError, match="logits"):
@@ -118,7 +122,8 @@ def test_penalty_names_what_is_wrong(case):
 
 
 def test_penalty_takes_whole_numbers_of_any_type_and_batches_without_rows():
-    penalty, expected = Penalty("sp", 1.0), None
+    penalty = Penalty("sp", 1.0)
+    expected = None
     logits = torch.as_tensor(RNG.standard_normal((400, 2)))
     for kind in (np.int64, np.int32, np.uint8, np.float32):
         found = penalty.statistics(logits, Y.astype(kind), torch.as_tensor(A.astype(kind)))
@@ -204,7 +209,8 @@ def test_what_was_a_segmentation_fault_is_an_error():
 
 
 def test_a_federation_checks_itself():
-    data, rows = MADE.dataset, np.arange(400)
+    data = MADE.dataset
+    rows = np.arange(400)
     wrong = {
         "rows": (rows + 1, np.array([0, 400]), rows[:0]),
         "test": (rows, np.array([0, 400]), np.array([-1])),
@@ -218,10 +224,10 @@ def test_a_federation_checks_itself():
         Federation(data, rows, np.array([0, 400]), rows[:0], keys=np.arange(2, dtype=np.uint64))
 
 
-def test_sequences_are_not_standardised():
+def test_sequences_are_not_standardized():
     data = Dataset("s", RNG.standard_normal((40, 5, 3)), Y[:40], A[:40], ())
     with pytest.raises(FedgftError, match="3 axes"):
-        standardise(partition(data, clients=2))
+        standardize(partition(data, clients=2))
 
 
 # -- simulate and Settings -----------------------------------------------------------------------
@@ -237,7 +243,7 @@ class Pair(nn.Module):
 
 
 class Lookup(nn.Module):
-    """Column 3 is the group, 0 or 1; standardised it is -1 or so."""
+    """Column 3 is the group, 0 or 1; standardized it is -1 or so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +257,7 @@ def trained(model, settings=SHORT):
     return simulate([MADE], model, fedavg(), settings, seeds=[0])
 
 
-MADE_TALLY = Tally.of(np.eye(2)[Y], Y, A, num_groups=2)
+MADE_TALLY = Sums.of(np.eye(2)[Y], Y, A, num_groups=2)
 
 
 def test_outputs_and_indices_that_a_module_cannot_have_are_named():
@@ -259,7 +265,7 @@ def test_outputs_and_indices_that_a_module_cannot_have_are_named():
         trained(Pair)
     with pytest.raises(FedgftError, match="model must make an"):
         trained(lambda: 3)
-    for made in (standardise(MADE), replace(MADE, mean=np.full(4, -2.0), spread=np.ones(4))):
+    for made in (standardize(MADE), replace(MADE, mean=np.full(4, -2.0), spread=np.ones(4))):
         with pytest.raises(FedgftError, match=r"out of range|embedding"):
             simulate([made], Lookup, fedavg(), SHORT, seeds=[0])
 
@@ -347,7 +353,8 @@ def test_thresholds_that_decide_all_alike_are_not_feasible(metric):
 class Recurrent(nn.Module):
     def __init__(self, kind) -> None:
         super().__init__()
-        self.core, self.head = kind(2, 8, batch_first=True), nn.Linear(8, 2)
+        self.core = kind(2, 8, batch_first=True)
+        self.head = nn.Linear(8, 2)
 
     def forward(self, x):
         return self.head(self.core(x.reshape(-1, 2, 2))[0][:, -1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedgft.audit import audit, measure
-from fedgft.audit.change import compare
+from fedgft.audit.comparison import compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -58,7 +58,8 @@ def file(made, tmp_path_factory):
 def opened(browser, path, **options):
     """A page with everything it complains about or asks the network for."""
     page = browser.new_page(**options)
-    page.trouble, page.asked = [], []
+    page.trouble = []
+    page.asked = []
     page.on("console", lambda message: page.trouble.append(message.text))
     page.on("pageerror", lambda error: page.trouble.append(str(error)))
     page.on("request", lambda request: page.asked.append(request.url))
@@ -80,8 +81,10 @@ def test_it_opens_complete_and_fits(browser, file, width, scheme):
     assert figures == ["forest", "waterfall", "rates", "thresholds", "roc", "calibration"]
     assert page.locator("figure svg").count() == 6
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    ink, paper = (page.evaluate(f"getComputedStyle(document.body).{name}")
-                  for name in ("color", "backgroundColor"))  # fmt: skip
+    ink, paper = (
+        page.evaluate(f"getComputedStyle(document.body).{name}")
+        for name in ("color", "backgroundColor")
+    )
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
     label = page.locator("#rates svg text").first
     assert label.evaluate("e => getComputedStyle(e).fill") == ink  # figures have the page's ink
@@ -89,9 +92,10 @@ def test_it_opens_complete_and_fits(browser, file, width, scheme):
 
 
 def test_the_slider_shows_accuracy_and_gap_at_its_threshold(browser, file, made):
-    from fedgft.audit.curves import sweep
+    from fedgft.audit.thresholds import sweep_thresholds
 
-    page, found = opened(browser, file), sweep(made.view)
+    page = opened(browser, file)
+    found = sweep_thresholds(made.view)
     shown = "all => all.map(e => e.textContent).filter(t => /^[0-9]+\\.[0-9]$/.test(t))"
     for threshold in (0.5, 0.25, 0.8):
         page.locator("#thresholds input[type=range]").evaluate(
@@ -133,7 +137,7 @@ def test_hostile_names_are_text_and_nothing_else(browser, file):
 
 
 def test_the_page_would_refuse_a_script_that_got_in(browser, file, tmp_path):
-    """The second line of defence, and proof that trouble is noticed."""
+    """The second line of defense, and proof that trouble is noticed."""
     worse = tmp_path / "worse.html"
     worse.write_text(file.read_text().replace("<main>", f"<main>{HOSTILE[0]}"))
     page = opened(browser, worse)

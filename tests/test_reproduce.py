@@ -11,16 +11,16 @@ from typing import get_args
 import numpy as np
 import pytest
 
-import fedgft.experiments.shelf as shelf_module
+import fedgft.study.cache as cache_module
 from fedgft.cli.reproduce import Name
 from fedgft.data.synthetic import synthetic
 from fedgft.errors import FedgftError
-from fedgft.experiments.paper import EXPERIMENTS, NAMES
-from fedgft.experiments.run import CURVES, Runner, batches
-from fedgft.experiments.shelf import Shelf, code_hash, data_hash, key_of
-from fedgft.experiments.spec import Cell
-from fedgft.files import alone
-from fedgft.report.section import Made, Section, _stamp, read
+from fedgft.paper.cells import EXPERIMENTS, NAMES, Cell
+from fedgft.paper.page import _stamp, read
+from fedgft.paper.runner import CURVES, Runner, batches
+from fedgft.paper.section import Made, Section
+from fedgft.store import exclusive_lock
+from fedgft.study.cache import ResultCache, code_hash, data_hash, key_of
 from test_cli import FIELDS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -31,13 +31,14 @@ def small(name: str):
 
 
 def runner(folder: Path, **options) -> Runner:
-    return Runner(small, Shelf(folder), **options)
+    return Runner(small, ResultCache(folder), **options)
 
 
 CELLS = [
     Cell("compas", "heldout", "sp", seeds=2, method=m, alpha=a)
-    for m in ("fedavg", "fairfed", "fedgft") for a in (0.5, 5.0)
-]  # fmt: skip
+    for m in ("fedavg", "fairfed", "fedgft")
+    for a in (0.5, 5.0)
+]
 
 
 # --- the runner
@@ -68,7 +69,8 @@ def test_work_is_what_the_progress_bar_sees(tmp_path):
 
 
 def test_a_cell_does_not_depend_on_the_others_in_its_batch(tmp_path):
-    alone_, among = runner(tmp_path / "a"), runner(tmp_path / "b").records(CELLS)
+    alone_ = runner(tmp_path / "a")
+    among = runner(tmp_path / "b").records(CELLS)
     for cell, record in zip(CELLS, among, strict=True):
         (one,) = alone_.records([cell])
         for name in CURVES:
@@ -86,14 +88,15 @@ def test_hyper_parameters_share_a_batch():
 
 
 def test_the_key_is_over_spec_data_and_code(monkeypatch):
-    data, cell = small("compas"), CELLS[0]
+    data = small("compas")
+    cell = CELLS[0]
     key = key_of(cell, None, data)
     assert key_of(cell, None, small("compas")) == key
     assert key_of(replace(cell, alpha=0.6), None, data) != key
     features = data.features.copy()
     features[7, 0] += 1e-3
     assert key_of(cell, None, replace(data, features=features)) != key
-    monkeypatch.setattr(shelf_module, "code_hash", lambda: "another engine")
+    monkeypatch.setattr(cache_module, "code_hash", lambda: "another engine")
     assert key_of(cell, None, data) != key
 
 
@@ -107,10 +110,11 @@ def test_a_data_set_that_was_hashed_is_not_kept():
 
 
 def test_pages_are_stamped_with_the_code_that_lays_them_out(monkeypatch):
-    made, read = Made(Section("a", "b", "c", "d", "e", (), (), (), (), ()), [], {}), Path.read_bytes
+    made = Made(Section("a", "b", "c", "d", "e", (), (), (), (), ()), [], {})
+    read = Path.read_bytes
     before = _stamp(made)
     assert _stamp(made) == before
-    for name in ("layout.py", "section.py"):
+    for name in ("formatting.py", "section.py"):
         with monkeypatch.context() as patch:
             more = lambda path, name=name: read(path) + b"#" * (path.name == name)  # noqa: E731
             patch.setattr(Path, "read_bytes", more)
@@ -120,22 +124,30 @@ def test_pages_are_stamped_with_the_code_that_lays_them_out(monkeypatch):
 def test_the_code_hash_sees_the_engine_and_not_the_report(monkeypatch, tmp_path):
     import shutil
 
-    root = Path(shelf_module.fedgft.__file__).parent
+    root = Path(cache_module.fedgft.__file__).parent
     copy = tmp_path / "fedgft"
     shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(shelf_module.fedgft, "__file__", str(copy / "__init__.py"))
+    monkeypatch.setattr(cache_module.fedgft, "__file__", str(copy / "__init__.py"))
     fresh = code_hash.__wrapped__
     before = fresh()
     assert before == code_hash()
-    (copy / "report" / "figures.py").write_text("# drawn differently\n")
+    (copy / "study" / "figures.py").write_text("# drawn differently\n")
     assert fresh() == before
-    (copy / "engine" / "vector.py").write_text("# counted differently\n")
+    (copy / "engine" / "plan.py").write_text("# counted differently\n")
     assert fresh() != before
 
 
-BROKEN = ["", "{", "[]", '{"key": "other"}', '{"key": "KEY"}', "[" * 100_000,
-          '{"key": "KEY", "row": {}, "rounds": [1], "curves": 3}',
-          '{KEPT, "rounds": [1]}', '{KEPT, "row": {"accuracy": NaN}}']  # fmt: skip
+BROKEN = [
+    "",
+    "{",
+    "[]",
+    '{"key": "other"}',
+    '{"key": "KEY"}',
+    "[" * 100_000,
+    '{"key": "KEY", "row": {}, "rounds": [1], "curves": 3}',
+    '{KEPT, "rounds": [1]}',
+    '{KEPT, "row": {"accuracy": NaN}}',
+]
 
 
 @pytest.mark.parametrize("text", BROKEN)
@@ -151,29 +163,33 @@ def test_what_cannot_be_read_is_computed_again(tmp_path, text):
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with (
-        alone(tmp_path / "cells"),
+        exclusive_lock(tmp_path / "cells"),
         pytest.raises(FedgftError, match="another run is writing there"),
-        alone(tmp_path / "cells"),
+        exclusive_lock(tmp_path / "cells"),
     ):
         pass
-    ours, theirs = tmp_path / ".table1.md.part", tmp_path / "deep" / ".film.part"
+    ours = tmp_path / ".table1.md.part"
+    theirs = tmp_path / "deep" / ".film.part"
     theirs.parent.mkdir()
     for file in (ours, theirs, tmp_path / ".download.part"):
         file.write_text("half")
-    with alone(tmp_path / "cells"):
+    with exclusive_lock(tmp_path / "cells"):
         assert not ours.exists()
         assert theirs.exists() and (tmp_path / ".download.part").exists()
 
 
 def test_only_what_was_open_is_said_to_be_chosen(tmp_path):
-    open_, fixed = CELLS[4], replace(CELLS[4], lam=10.0, lr=0.01)
+    open_ = CELLS[4]
+    fixed = replace(CELLS[4], lam=10.0, lr=0.01)
     first, second = runner(tmp_path).records([open_, fixed])
     assert [text.split(": ")[1].split()[0] for text in first.chosen] == ["learning", "lam"]
     assert second.chosen == ()
 
 
 def test_what_could_not_be_chosen_is_kept_in_the_notes(tmp_path):
-    few = Runner(lambda name: replace(synthetic(rows=40, features=2), name=name), Shelf(tmp_path))
+    few = Runner(
+        lambda name: replace(synthetic(rows=40, features=2), name=name), ResultCache(tmp_path)
+    )
     cells = [replace(CELLS[4], alpha=alpha, metric="eop") for alpha in (0.5, 5.0)]
     for cell, record in zip(cells, few.records(cells), strict=True):
         said = [note for note in record.notes if "too small to choose" in note]
@@ -195,13 +211,25 @@ def test_reproduce_writes_everything_and_prints_only_json(capsys, tmp_path, comp
     trained = [r for r in rows if r["experiment"] == "pure"]
     assert len(trained) == 2 * 2 * len(EXPERIMENTS["pure"].variants)
     for row in trained:
-        assert {*FIELDS, "published_accuracy", "published_accuracy_bracket", "published_gap",
-                "published_gap_bracket"} <= set(row)  # fmt: skip
+        assert {
+            *FIELDS,
+            "published_accuracy",
+            "published_accuracy_bracket",
+            "published_gap",
+            "published_gap_bracket",
+        } <= set(row)
     (simpson,) = [r for r in rows if r.get("example") == "simpson"]
     assert simpson["gap"] == pytest.approx(0.48)
-    for name in ("index.html", "README.md", "pure.md", "pure.parquet", "simpson.md",
-                 "figures/simpson.svg", "figures/simpson.png",
-                 "figures/pure-compas-heldout.svg"):  # fmt: skip
+    for name in (
+        "index.html",
+        "README.md",
+        "pure.md",
+        "pure.parquet",
+        "simpson.md",
+        "figures/simpson.svg",
+        "figures/simpson.png",
+        "figures/pure-compas-heldout.svg",
+    ):
         assert (tmp_path / name).stat().st_size > 0
     text = (tmp_path / "pure.md").read_text()
     for name in re.findall(r"\]\((figures/.*?)\)", text):
@@ -236,10 +264,10 @@ def test_one_experiment_is_shown_with_its_tables(capsys, tmp_path):
         ((), "name an experiment: table1"),
         (("table2",), "table2"),
         (("table1", "--data", "celeba"), "--images must name the folder"),
-        (("table1", "--seeds", "0"), "--seeds must lie between 1"),
+        (("table1", "--seeds", "0"), "--seeds must be at least 1"),
         (("table1", "--protocol", "mine"), "mine"),
-        (("table1", "--protocol"), "--protocol needs at least one value"),
-        (("table1", "--data"), "--data needs at least one value"),
+        (("table1", "--protocol"), "--protocol needs a value"),
+        (("table1", "--data"), "--data needs a value"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(capsys, tmp_path, arguments, says):

@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 
 from fedgft.errors import FedgftError
 from fedgft.models import ResNet18, get_model, tensors
-from fedgft.resnet import Net, load_weights
+from fedgft.resnet import ResNet, load_weights
 
 
-def net(classes: int = 2, norm: str = "batch", stem: str = "imagenet") -> Net:
+def net(classes: int = 2, norm: str = "batch", stem: str = "imagenet") -> ResNet:
     torch.manual_seed(5)
-    return Net(channels=3, classes=classes, norm=norm, stem=stem)
+    return ResNet(channels=3, classes=classes, norm=norm, stem=stem)
 
 
 def test_it_has_the_published_number_of_parameters() -> None:
@@ -25,9 +25,14 @@ def test_it_has_the_published_number_of_parameters() -> None:
     assert len(tensors(module)) == 62 + 2 * 20
     names = set(module.state_dict())
     for name in (
-        "conv1.weight", "bn1.running_var", "layer1.0.conv1.weight", "layer2.0.downsample.0.weight",
-        "layer2.0.downsample.1.bias", "layer4.1.bn2.weight", "fc.bias",
-    ):  # fmt: skip
+        "conv1.weight",
+        "bn1.running_var",
+        "layer1.0.conv1.weight",
+        "layer2.0.downsample.0.weight",
+        "layer2.0.downsample.1.bias",
+        "layer4.1.bn2.weight",
+        "fc.bias",
+    ):
         assert name in names
 
 
@@ -71,7 +76,8 @@ def test_scores_have_all_digits_in_bf16() -> None:
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth", "nested.pth"])
 def test_weights_are_the_start(tmp_path, ending: str) -> None:
-    file, given = tmp_path / f"given.{ending}", net()
+    file = tmp_path / f"given.{ending}"
+    given = net()
     if ending == "safetensors":
         save_file(given.state_dict(), file)
     else:
@@ -84,7 +90,7 @@ def test_weights_are_the_start(tmp_path, ending: str) -> None:
 
 def test_batch_norm_is_no_start_for_group_norm(tmp_path) -> None:
     save_file(net().state_dict(), tmp_path / "w.safetensors")
-    with pytest.raises(FedgftError, match=r"--norm must be that of the file"):
+    with pytest.raises(FedgftError, match=r"norm must be that of the file"):
         load_weights(net(norm="group"), tmp_path / "w.safetensors")
 
 
@@ -140,10 +146,14 @@ class Trap:
         (lambda file: torch.save({"w": torch.zeros(3)}, file), "has no tensor"),
         (lambda file: torch.save(net(stem="small").state_dict(), file), "conv1.weight has the sh"),
         (lambda file: torch.save(net(norm="group").state_dict(), file), "has no tensor"),
-        (lambda file: torch.save({n: t * float("nan") for n, t in net().state_dict().items()},
-                                 file), "numbers that cannot be"),
+        (
+            lambda file: torch.save(
+                {n: t * float("nan") for n, t in net().state_dict().items()}, file
+            ),
+            "numbers that cannot be",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_files_are_refused(tmp_path, make, said: str) -> None:
     file = tmp_path / "w.pth"
     make(file)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgft.engine.snapshot import Snapshot
+from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
-from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.files import open_folder, staged, whole
-from fedgft.saved import load_model
+from fedgft.fair_model import load_model
+from fedgft.store import atomic_write, open_folder, stage_files
+from fedgft.study.cache import Checkpoints
 from test_cli import run
 from test_faults import command, held, one_line
 
@@ -35,9 +35,14 @@ def test_two_runs_on_one_folder(tmp_path):
     """One wins, and what is there is all its own."""
     given = [sys.executable, "-m", "fedgft", *command("train", Path(), tmp_path / "out")]
     both = [
-        subprocess.Popen([*given, "--seed", str(seed)], stdout=subprocess.DEVNULL,
-                         stderr=subprocess.PIPE, text=True) for seed in (1, 2)
-    ]  # fmt: skip
+        subprocess.Popen(
+            [*given, "--seed", str(seed)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in (1, 2)
+    ]
     said = [process.communicate(timeout=120)[1] for process in both]
     codes = [process.returncode for process in both]
     if sorted(codes) == [0, 2]:
@@ -52,9 +57,9 @@ def test_two_runs_on_one_folder(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from fedgft.files import whole
+from fedgft.store import atomic_write
 for i in range(100):
-    with whole(Path(sys.argv[1])) as part:
+    with atomic_write(Path(sys.argv[1])) as part:
         for _ in range(20):
             part.write_text(sys.argv[2] * 1000)
             part.file.flush()
@@ -75,8 +80,11 @@ def test_two_that_write_the_same_file(tmp_path):
 
 def test_files_that_belong_together_come_together(tmp_path):
     (tmp_path / "one").write_text("old")
-    with pytest.raises(FedgftError, match=f"^{tmp_path}/two: bad luck$"), staged(tmp_path) as place:
-        with whole(place / "one") as part:
+    with (
+        pytest.raises(FedgftError, match=f"^{tmp_path}/two: bad luck$"),
+        stage_files(tmp_path) as place,
+    ):
+        with atomic_write(place / "one") as part:
             part.write_text("new")
         raise FedgftError(f"{place / 'two'}: bad luck")
     assert held(tmp_path) == {"one": b"old"}
@@ -107,13 +115,18 @@ def test_a_kill_in_the_middle_of_a_checkpoint_leaves_nothing_for_long(tmp_path, 
     assert any(name.endswith("/.tmpAbCdEf") for name in held(tmp_path / "out"))
     assert run(capsys, *given, "--resume")[0] == 0
     assert set(held(tmp_path / "out")) == {
-        "model.safetensors", "rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg",
-    }  # fmt: skip
+        "model.safetensors",
+        "rows.parquet",
+        "rounds.parquet",
+        "rounds.png",
+        "rounds.svg",
+    }
 
 
 def test_a_kill_while_checkpoints_are_cleared(tmp_path):
     """The one that --resume asks for first is the last to go."""
-    kept, keys = Checkpoints(tmp_path / "checkpoints"), [f"{i:032x}" for i in (2, 3, 1)]
+    kept = Checkpoints(tmp_path / "checkpoints")
+    keys = [f"{i:032x}" for i in (2, 3, 1)]
     for key in keys:
         assert kept.get(key) is None
         kept.put(key, 1, lambda: Snapshot(1, {}, {"x": np.zeros(1)}))

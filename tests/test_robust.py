@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 
 from fedgft.errors import FedgftError
-from fedgft.metrics import CATALOG, Tally
-from fedgft.metrics.robust import (
+from fedgft.metrics import CATALOG
+from fedgft.metrics.robust_aggregation import (
     NO_LIMITS,
     Limits,
-    Spread,
-    hold,
+    NoiseLevel,
+    limit_sites,
     norm_limit,
     share_limit,
     size_limit,
 )
+from fedgft.sums import Sums
 
-SP, EOP, EO = CATALOG["sp"], CATALOG["eop"], CATALOG["eo"]
+SP = CATALOG["sp"]
+EOP = CATALOG["eop"]
+EO = CATALOG["eo"]
 BOTH = ("hard", "soft")
 
 
@@ -35,7 +38,7 @@ def people(alpha=0.5, sites=10, rows=8000, seed=0, classes=2, groups=2):
         decision = np.zeros((*shape, classes))
         for cell in np.ndindex(*shape):
             decision[cell] = rng.multinomial(int(count[k][cell]), rates[cell])
-        out.append(Tally(count[k], 0.5 * decision + 0.5 * count[k][..., None] * rates, decision))
+        out.append(Sums(count[k], 0.5 * decision + 0.5 * count[k][..., None] * rates, decision))
     return out
 
 
@@ -44,7 +47,7 @@ def lie_of(count, accepted=0):
     table = np.zeros((*count.shape, 2))
     table[..., 0] = count
     table[:, accepted] = table[:, accepted, ::-1]
-    return Tally(count.astype(float), table, table)
+    return Sums(count.astype(float), table, table)
 
 
 def rates_of(tallies):
@@ -58,7 +61,8 @@ def rates_of(tallies):
 
 def change(tallies, k):
     """What leaving site k out does to the difference of the two groups' rates."""
-    now, without = rates_of(tallies), rates_of([t for j, t in enumerate(tallies) if j != k])
+    now = rates_of(tallies)
+    without = rates_of([t for j, t in enumerate(tallies) if j != k])
     return float(np.ptp(now - without))
 
 
@@ -67,10 +71,8 @@ def test_honest_sites_are_left_exactly_as_they_are(alpha: float) -> None:
     touched = 0
     for seed in range(15):
         sites = people(alpha, seed=seed)
-        held = hold(sites, SP, BOTH, Limits())
-        assert all(
-            k is t for k, t, why in zip(held.tallies, sites, held.why, strict=True) if not why
-        )
+        held = limit_sites(sites, SP, BOTH, Limits())
+        assert all(k is t for k, t, why in zip(held.sums, sites, held.why, strict=True) if not why)
         touched += sum(map(bool, held.why))
         assert ((held.moved > 0) <= [bool(why) for why in held.why]).all()
     assert touched <= {0.5: 6, 5.0: 2, 100.0: 0}[alpha]  # of 150 sites
@@ -81,9 +83,9 @@ def test_small_honest_sites_are_not_outliers() -> None:
     sites = people(100.0, sites=9, rows=18_000)
     few = np.zeros((2, 3))
     few[1, 0] = 12.0
-    held = hold([*sites, lie_of(few)], SP, BOTH, Limits())
+    held = limit_sites([*sites, lie_of(few)], SP, BOTH, Limits())
     assert not any(held.why)
-    many = hold([*sites, lie_of(few * 100)], SP, BOTH, Limits())
+    many = limit_sites([*sites, lie_of(few * 100)], SP, BOTH, Limits())
     assert "rates of decisions" in many.why[-1][0] and not any(many.why[:-1])
 
 
@@ -95,19 +97,19 @@ def test_the_influence_of_a_liar_is_limited(alpha: float) -> None:
         count = np.zeros((2, 3))
         count[1, 0] = sites[3].count.sum()
         lied = [*sites[:3], lie_of(count), *sites[4:]]
-        held = hold(lied, SP, ("hard",), Limits())
-        others = [t for j, t in enumerate(held.tallies) if j != 3]
+        held = limit_sites(lied, SP, ("hard",), Limits())
+        others = [t for j, t in enumerate(held.sums) if j != 3]
         usual = np.mean([change(others, j) for j in range(9)])
         allowed = max(0.02, 6 * usual)
         raw.append(change(lied, 3))
-        assert change(held.tallies, 3) <= allowed + 1e-4
+        assert change(held.sums, 3) <= allowed + 1e-4
         assert held.reach[3] <= allowed + 1e-9
         assert held.moved[3] == pytest.approx(
-            np.ptp(rates_of([*others, lied[3]]) - rates_of(held.tallies)), abs=1e-9
+            np.ptp(rates_of([*others, lied[3]]) - rates_of(held.sums)), abs=1e-9
         )
-        assert held.tallies[3].count.sum() <= count.sum() + 1e-6
+        assert held.sums[3].count.sum() <= count.sum() + 1e-6
         np.testing.assert_allclose(  # sums are still sums of rows
-            held.tallies[3].decision.sum(-1), held.tallies[3].count, atol=1e-6
+            held.sums[3].decision.sum(-1), held.sums[3].count, atol=1e-6
         )
     assert np.mean(raw) > 0.1  # without limits
 
@@ -117,7 +119,7 @@ def test_no_lie_goes_beyond_its_leverage(alpha: float) -> None:
     """Leverage is what is told before anybody lies; lies of as many rows stay within it."""
     rng = np.random.default_rng(1)
     sites = people(alpha, seed=2, rows=20_000)
-    reach = hold(sites, SP, ("hard",), Limits()).reach
+    reach = limit_sites(sites, SP, ("hard",), Limits()).reach
     for k in (0, 4, 7):
         for _ in range(12):
             share = rng.dirichlet(np.full(6, 0.3)).reshape(2, 3)
@@ -125,27 +127,27 @@ def test_no_lie_goes_beyond_its_leverage(alpha: float) -> None:
             lied = [
                 lie_of(count, int(rng.integers(2))) if j == k else t for j, t in enumerate(sites)
             ]
-            held = hold(lied, SP, ("hard",), Limits())
-            assert change(held.tallies, k) <= reach[k] * 1.05 + 1e-3
+            held = limit_sites(lied, SP, ("hard",), Limits())
+            assert change(held.sums, k) <= reach[k] * 1.05 + 1e-3
 
 
 def test_agreed_counts_leave_only_the_rates_to_lie_with() -> None:
     sites = people(2.0, seed=3, rows=40_000)
     lied = [lie_of(sites[0].count), *sites[1:]]
     agreed = [True] * len(sites)
-    held = hold(lied, SP, BOTH, Limits(), agreed=agreed)
-    np.testing.assert_array_equal(held.tallies[0].count, sites[0].count)
-    honest = hold(sites, SP, BOTH, Limits(), agreed=agreed)
+    held = limit_sites(lied, SP, BOTH, Limits(), agreed=agreed)
+    np.testing.assert_array_equal(held.sums[0].count, sites[0].count)
+    honest = limit_sites(sites, SP, BOTH, Limits(), agreed=agreed)
     assert not any(honest.why)  # no influence is too large where counts are known
-    far = np.abs(rates_of(held.tallies) - rates_of(sites)).max()
+    far = np.abs(rates_of(held.sums) - rates_of(sites)).max()
     assert far < np.abs(rates_of(lied) - rates_of(sites)).max() / 2
 
 
 def test_too_few_sites_to_compare_are_left_alone() -> None:
     sites = [lie_of(np.full((2, 3), 50.0), g) for g in (0, 1)]
-    assert not any(hold(sites, SP, BOTH, Limits()).why)
+    assert not any(limit_sites(sites, SP, BOTH, Limits()).why)
     alone = people(sites=1)
-    assert hold(alone, SP, BOTH, Limits()).tallies[0] is alone[0]
+    assert limit_sites(alone, SP, BOTH, Limits()).sums[0] is alone[0]
 
 
 def test_a_site_that_alone_has_a_group_may_move_all_of_it() -> None:
@@ -153,7 +155,7 @@ def test_a_site_that_alone_has_a_group_may_move_all_of_it() -> None:
     for t in sites[1:]:
         for table in (t.count, t.score, t.decision):
             table[:, 1] = 0.0
-    held = hold(sites, SP, BOTH, Limits())
+    held = limit_sites(sites, SP, BOTH, Limits())
     assert held.reach[0] == 1.0 and not held.why[0]
 
 
@@ -163,8 +165,8 @@ def test_noise_widens_what_is_believed() -> None:
     sites = []
     for t in people(100.0, rows=4000):
         loud = t.decision + rng.normal(0, 20, t.decision.shape)
-        sites.append(Tally(t.count, np.full_like(loud, np.nan), loud))
-    held = hold(sites, SP, ("hard",), Limits(), noise=Spread(5.0, 20.0))
+        sites.append(Sums(t.count, np.full_like(loud, np.nan), loud))
+    held = limit_sites(sites, SP, ("hard",), Limits(), noise=NoiseLevel(5.0, 20.0))
     assert not any("rates" in text for why in held.why for text in why)
     assert np.isfinite(held.reach).all()
 
@@ -173,8 +175,8 @@ def test_noise_widens_what_is_believed() -> None:
 def test_every_metric_with_several_classes_and_groups(metric) -> None:
     sites = people(5.0, rows=40_000, classes=3, groups=4, seed=5)
     wrong = sites[2].count[..., None] * np.array([0.0, 0.0, 1.0])
-    lied = [Tally(t.count, wrong, wrong) if j == 2 else t for j, t in enumerate(sites)]
-    held = hold(lied, metric, BOTH, Limits())
+    lied = [Sums(t.count, wrong, wrong) if j == 2 else t for j, t in enumerate(sites)]
+    held = limit_sites(lied, metric, BOTH, Limits())
     assert held.why[2] and np.isfinite(held.moved).all()
     assert ((held.reach >= 0) & (held.reach <= 1)).all()
 
@@ -182,9 +184,9 @@ def test_every_metric_with_several_classes_and_groups(metric) -> None:
 def test_limits_switched_off_change_nothing() -> None:
     sites = people(0.5)
     lied = [lie_of(sites[0].count * 100), *sites[1:]]
-    held = hold(lied, SP, BOTH, NO_LIMITS)
-    assert not any(held.why) and held.tallies[0] is lied[0]
-    assert held.reach.max() > hold(sites, SP, BOTH, Limits()).reach.max()
+    held = limit_sites(lied, SP, BOTH, NO_LIMITS)
+    assert not any(held.why) and held.sums[0] is lied[0]
+    assert held.reach.max() > limit_sites(sites, SP, BOTH, Limits()).reach.max()
 
 
 def test_sizes() -> None:

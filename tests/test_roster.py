@@ -7,17 +7,17 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedgft.flower import roster
-from fedgft.flower.gather import Replies
-from fedgft.flower.wire import RECORD, name_of
+from fedgft.flower.messages import RECORD, describe_node
+from fedgft.flower.replies import Replies
 from grid import InProcess
 
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
     """A register of two nodes, as the server writes it."""
-    monkeypatch.setattr(roster, "POLL", 0.01)
+    monkeypatch.setattr(roster, "POLL_SECONDS", 0.01)
     (tmp_path / "nodes.json").write_text(json.dumps({"100": "north", "101": "south"}))
-    monkeypatch.setenv(roster.NODES, str(tmp_path / "nodes.json"))
+    monkeypatch.setenv(roster.NODES_VARIABLE, str(tmp_path / "nodes.json"))
 
 
 def say(name: str):
@@ -40,10 +40,10 @@ def test_a_site_that_does_not_answer_is_named(names, caplog) -> None:
     with caplog.at_level(logging.WARNING, "flwr"), roster.RosterGrid(grid) as known:
         found = known.send_and_receive(messages(3), timeout=0.3)
         assert [reply.metadata.src_node_id for reply in found] == [100, 102]
-        assert name_of(102) == "site 'east'"  # by what it said of itself
-        assert name_of(103) == "node 103"
+        assert describe_node(102) == "site 'east'"  # by what it said of itself
+        assert describe_node(103) == "node 103"
     assert "fedgft: site 'south' did not answer within 0.3 s" in caplog.text
-    assert name_of(102) == "node 102"  # the run is over
+    assert describe_node(102) == "node 102"  # the run is over
 
 
 def test_what_the_engine_says_for_a_lost_node_bears_the_sites_name(names, caplog) -> None:
@@ -68,12 +68,12 @@ def test_a_registered_name_is_not_changed_by_what_a_site_says(names) -> None:
     grid = InProcess([say("south")])
     with roster.RosterGrid(grid) as known:
         known.send_and_receive(messages(1))
-        assert name_of(100) == "site 'north'"
+        assert describe_node(100) == "site 'north'"
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '{"x": "y"}'])
 def test_without_a_register(text, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv(roster.NODES, str(tmp_path / "nodes.json"))
+    monkeypatch.setenv(roster.NODES_VARIABLE, str(tmp_path / "nodes.json"))
     if text is not None:
         (tmp_path / "nodes.json").write_text(text)
     assert roster.registered_names() == {}

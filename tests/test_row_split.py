@@ -5,11 +5,11 @@ import polars as pl
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedgft.data.holdout import held_out_by_row
-from fedgft.data.table import read_frame, read_rows_as_text
+from fedgft.data.partition import hold_out_by_row
+from fedgft.data.read import read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
-from fedgft.flower.ledger import salt_of, site_folder
-from fedgft.flower.tables import _file, _held_out
+from fedgft.flower.client_app import _data_file, _held_out
+from fedgft.privacy.ledger import read_salt, site_folder
 from neighbors import counts_of, neighbors, people, sensitivity
 
 SALT = bytes(range(32))
@@ -22,8 +22,8 @@ def context_of(folder, name="north.csv", **more):
 
 
 def training(context) -> pl.DataFrame:
-    frame = read_frame(_file(context))
-    return frame.filter(~_held_out(frame, _file(context), context))
+    frame = read_frame(_data_file(context))
+    return frame.filter(~_held_out(frame, _data_file(context), context))
 
 
 def test_one_row_moves_the_counts_by_at_most_one() -> None:
@@ -49,30 +49,31 @@ def test_a_site_with_a_file_moves_by_at_most_one(tmp_path) -> None:
 def test_the_split_depends_on_rows_and_salt_alone(tmp_path) -> None:
     """Not on their order, nor on what the server says; and it survives a restart."""
     rows = [f"row {i % 40}" for i in range(400)]
-    held = held_out_by_row(rows, share=0.3, salt=SALT)
+    held = hold_out_by_row(rows, share=0.3, salt=SALT)
     order = np.random.default_rng(0).permutation(400)
-    again = held_out_by_row([rows[i] for i in order], share=0.3, salt=SALT)
+    again = hold_out_by_row([rows[i] for i in order], share=0.3, salt=SALT)
     count = lambda rows, held: sorted(r for r, h in zip(rows, held, strict=True) if h)  # noqa: E731
     assert count(rows, held) == count([rows[i] for i in order], again)
-    other = held_out_by_row(rows, share=0.3, salt=SALT[::-1])
+    other = hold_out_by_row(rows, share=0.3, salt=SALT[::-1])
     assert 0.2 < held.mean() < 0.4 and (held != other).mean() > 0.2
     people(200, seed=2).write_csv(tmp_path / "north.csv")
-    first, second = context_of(tmp_path), context_of(tmp_path, seed=9)
+    first = context_of(tmp_path)
+    second = context_of(tmp_path, seed=9)
     second.run_id = 77
     assert training(first).equals(training(second))
-    assert salt_of(first, "north") == salt_of(second, "north")
+    assert read_salt(first, "north") == read_salt(second, "north")
 
 
 def test_shares_are_what_was_asked_for() -> None:
     rows = [str(i) for i in range(20_000)]
     for share in (0.0, 0.1, 0.3, 0.9):
-        found = held_out_by_row(rows, share=share, salt=SALT).mean()
+        found = hold_out_by_row(rows, share=share, salt=SALT).mean()
         assert abs(found - share) < 5 * (share * (1 - share) / 20_000) ** 0.5 + 1e-12
-    same = held_out_by_row(["twin"] * 20_000, share=0.3, salt=SALT).mean()  # duplicates, too
+    same = hold_out_by_row(["twin"] * 20_000, share=0.3, salt=SALT).mean()  # duplicates, too
     assert abs(same - 0.3) < 5 * (0.21 / 20_000) ** 0.5
     for share in (1.0, -0.1, float("nan")):
         with pytest.raises(FedgftError, match="test share"):
-            held_out_by_row(rows, share=share, salt=SALT)
+            hold_out_by_row(rows, share=share, salt=SALT)
 
 
 def test_text_of_rows_is_that_of_the_row_alone(tmp_path) -> None:
@@ -82,7 +83,8 @@ def test_text_of_rows_is_that_of_the_row_alone(tmp_path) -> None:
     assert len(set(found)) == 5
     csv.write_text('a,b\n1,x\n1.0,x\n1,\n1,""\n"1,2","q"\nword,5\n')
     assert read_rows_as_text(csv)[:5] == found
-    whole, holed = tmp_path / "whole.parquet", tmp_path / "holed.parquet"
+    whole = tmp_path / "whole.parquet"
+    holed = tmp_path / "holed.parquet"
     pl.DataFrame({"a": [1, 2]}).write_parquet(whole)
     pl.DataFrame({"a": [1.0, 2.0, None]}).write_parquet(holed)
     assert read_rows_as_text(holed)[:2] == read_rows_as_text(whole)
@@ -95,16 +97,22 @@ def test_the_salt_is_secret_and_two_sites_have_two(tmp_path, monkeypatch) -> Non
         context = context_of(tmp_path)
         context.node_config = {"data": f"/data/{name}.csv", "site": name}
         places.append(site_folder(context, name))
-        assert len(salt_of(context, name)) == 32
+        assert len(read_salt(context, name)) == 32
         assert (places[-1] / "salt").stat().st_mode & 0o777 == 0o600
         assert places[-1].stat().st_mode & 0o777 == 0o700
     assert len(set(places)) == 2 and all(place.is_relative_to(tmp_path) for place in places)
     (places[0] / "salt").write_text("short")
     with pytest.raises(FedgftError, match="not the 32 bytes"):
-        salt_of(
-            Context(run_id=1, node_id=1, state=RecordDict(), run_config={},
-                    node_config={"data": "/data/north.csv", "site": "north"}), "north",
-        )  # fmt: skip
+        read_salt(
+            Context(
+                run_id=1,
+                node_id=1,
+                state=RecordDict(),
+                run_config={},
+                node_config={"data": "/data/north.csv", "site": "north"},
+            ),
+            "north",
+        )
 
 
 def test_neighbors_differ_by_one_row() -> None:

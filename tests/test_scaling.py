@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgft.data import Dataset, Encoder, Federation
-from fedgft.data.columns import as_text
-from fedgft.data.encoding import Categorical
-from fedgft.data.partition import iid, partition
-from fedgft.data.scaling import Moments, standardise
+from fedgft.data.encode import Categorical, as_text
+from fedgft.data.partition import partition
+from fedgft.data.scale import Moments, standardize
 from fedgft.data.synthetic import known_gaps, synthetic
 from fedgft.errors import FedgftError
 
@@ -43,9 +42,9 @@ def test_moments_add_over_any_split_of_the_rows(n, d, seed, data):
 
 @pytest.mark.parametrize("step", [8, 100, 1 << 24])
 def test_scaling_equals_numpy(monkeypatch, step):
-    monkeypatch.setattr("fedgft.data.scaling.CHUNK_BYTES", step)
-    data = numbers(500, 3, seed=1).standardised()
-    made = standardise(partition(data, clients=17, alpha=0.1, seed=3))
+    monkeypatch.setattr("fedgft.data.scale.CHUNK_BYTES", step)
+    data = numbers(500, 3, seed=1).standardized()
+    made = standardize(partition(data, clients=17, alpha=0.1, seed=3))
     train = data.features[made.rows].astype(np.float64)
     # sums of 350 numbers of order one, in another order than numpy's
     np.testing.assert_allclose(made.mean, train.mean(axis=0), rtol=0, atol=1e-12)
@@ -57,23 +56,26 @@ def test_empty_clients_and_constant_columns_do_no_harm():
     data.features[:, 1] = 0.1
     offsets = np.array([0, 0, 4, 4, 10, 10])
     made = Federation(data, np.arange(10, dtype=np.int32), offsets, np.empty(0, np.int32))
-    seen = standardise(made)
+    seen = standardize(made)
     np.testing.assert_allclose(seen.mean, data.features.mean(axis=0, dtype=np.float64))
     assert seen.spread[1] == 1
 
 
 def test_seconds_since_1970_vary_and_one_second_of_them_does_not(monkeypatch):
     """A spread of an hour beside a mean of fifty years, in chunks, in float32 and in float64."""
-    data, rng = numbers(400, 3, seed=0), np.random.default_rng(0)
+    data = numbers(400, 3, seed=0)
+    rng = np.random.default_rng(0)
     times = 1.7e9 + 3000 * rng.normal(size=400)
     wide = np.stack([times, np.full(400, 1.7e9 + 0.1), np.full(400, 0.1)], axis=1)
-    monkeypatch.setattr("fedgft.data.scaling.CHUNK_BYTES", 8 * 3 * 17)
+    monkeypatch.setattr("fedgft.data.scale.CHUNK_BYTES", 8 * 3 * 17)
     for features in (wide.astype(np.float32), wide):
-        made = standardise(iid(replace(data, features=features), clients=7, seed=0))
+        made = standardize(
+            partition(replace(data, features=features), "iid", test_share=0, clients=7, seed=0)
+        )
         train = features[made.rows].astype(np.float64)
         np.testing.assert_allclose(made.spread[0], train[:, 0].std(), rtol=1e-9)
         np.testing.assert_array_equal(made.spread[1:], 1)
-        assert np.abs(made.seen(made.rows)).max() < 5
+        assert np.abs(made.scale_rows(made.rows)).max() < 5
 
 
 @pytest.mark.parametrize(("groups", "gap"), [(2, 0.3), (3, 0.5), (2, 0.0)])
@@ -93,7 +95,8 @@ def test_synthetic_gaps_are_the_known_ones(groups, gap):
     # four standard errors of a difference of rates over at least 30,000 rows a group
     close = {"abs": 4 * np.sqrt(2 * 0.25 / 30_000)}
     assert gap_of(data.labels, everyone) == pytest.approx(known["label gap"], **close)
-    soft, hard = known["soft statistical parity gap"], known["hard statistical parity gap"]
+    soft = known["soft statistical parity gap"]
+    hard = known["hard statistical parity gap"]
     assert gap_of(probs, everyone) == pytest.approx(soft, **close)
     assert gap_of(probs > 0.5, everyone) == pytest.approx(hard, **close)
     assert gap_of(probs > 0.5, yes) == pytest.approx(known["hard equal opportunity gap"], **close)
@@ -133,8 +136,11 @@ def test_a_value_has_one_spelling_whatever_stands_beside_it(values):
 
 def test_spellings():
     assert as_text(pl.Series([2.5, -0.0, 1e20, -3.0])).to_list() == [
-        "2.5", "0", "100000000000000000000", "-3",
-    ]  # fmt: skip
+        "2.5",
+        "0",
+        "100000000000000000000",
+        "-3",
+    ]
     assert as_text(pl.Series([10**20, 2])).to_list() == ["100000000000000000000", "2"]
     assert as_text(pl.Series([True, None])).to_list() == ["True", None]
     assert as_text(pl.Series(["true", "maybe", "1.50"])).to_list() == ["True", "maybe", "1.50"]

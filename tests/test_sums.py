@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgft.audit import Sums, measure, merge, read_sums, write_sums
-from fedgft.audit.sitefile import from_json, to_json
+from fedgft.audit import SiteSums, measure, merge, read_sums, write_sums
+from fedgft.audit.site_file import from_json, to_json
 from fedgft.errors import FedgftError
 
 ROW = st.tuples(
@@ -22,19 +22,20 @@ ROW = st.tuples(
 ROWS = st.lists(ROW, min_size=1, max_size=30)
 
 
-def measured(rows, site="north", **more) -> Sums:
+def measured(rows, site="north", **more) -> SiteSums:
     label, score, first, second = zip(*rows, strict=True)
     features = {"first": list(first), "second": list(second)}
     scores = np.array(score)
     return measure(label, None, scores=scores, sensitive_features=features, site=site, **more)
 
 
-def same(one: Sums, other: Sums) -> bool:
+def same(one: SiteSums, other: SiteSums) -> bool:
     """Counts exactly; sums of scores up to the order in which floats were added."""
-    if one.question != other.question or list(one.sites) != list(other.sites):
+    if one.spec != other.spec or list(one.sites) != list(other.sites):
         return False
     for name in one.sites:
-        mine, theirs = one.sites[name], other.sites[name]
+        mine = one.sites[name]
+        theirs = other.sites[name]
         if set(mine.tables) != set(theirs.tables):
             return False
         for group, table in mine.tables.items():
@@ -53,7 +54,7 @@ def test_sums_are_a_commutative_monoid(a, b, c, one_site):
     x, y, z = (measured(rows, name) for rows, name in zip((a, b, c), names, strict=True))
     assert same((x + y) + z, x + (y + z))
     assert same(x + y, y + x)
-    assert same(x + Sums(), x) and same(Sums() + x, x)
+    assert same(x + SiteSums(), x) and same(SiteSums() + x, x)
     assert same(sum([x, y, z]), merge([z, x, y]))
 
 
@@ -75,8 +76,12 @@ def test_a_file_gives_back_what_was_written(rows):
 def test_the_file_holds_no_row_and_a_few_kilobytes(tmp_path):
     generator = np.random.default_rng(0)
     n = 5000
-    columns = [generator.integers(0, 2, n), generator.random(n),
-               generator.choice(["a", "b"], n), generator.choice(["x", "y"], n)]  # fmt: skip
+    columns = [
+        generator.integers(0, 2, n),
+        generator.random(n),
+        generator.choice(["a", "b"], n),
+        generator.choice(["x", "y"], n),
+    ]
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
     path = write_sums(measured(rows), tmp_path / "site.json")
     assert path.stat().st_size < 8192
@@ -91,27 +96,39 @@ def test_a_score_lies_in_the_bin_whose_edges_hold_it():
     edges = np.arange(101) / 100
     just_below = np.nextafter(edges[1:], 0)
     for scores, bins in ((edges, [*range(100), 99]), (just_below, range(100))):
-        sums = measure(np.zeros(len(scores), int), None, scores=scores,
-                       sensitive_features=["g"] * len(scores), threshold=0.29)  # fmt: skip
+        sums = measure(
+            np.zeros(len(scores), int),
+            None,
+            scores=scores,
+            sensitive_features=["g"] * len(scores),
+            threshold=0.29,
+        )
         counts = sums.histogram[("g",)][0, :, 0]
         assert np.array_equal(counts.sum(0), np.bincount(list(bins), minlength=100))
         assert counts[1, :29].sum() == 0 and counts[0, 29:].sum() == 0  # as the threshold says
 
 
 def test_inputs_of_all_kinds_are_the_same():
-    y, d, g = [1, 0, 1, 1], [1, 0, 0, 1], ["a", None, "b", "b"]
-    features = {"numpy": np.array(g, dtype=object), "pandas": pd.Series(g, name="group"),
-                "polars": pl.Series("group", g), "list": g,
-                "frame": pd.DataFrame({"group": g}), "polars frame": pl.DataFrame({"group": g}),
-                "nan": pd.Series(["a", np.nan, "b", "b"]),
-                "categories": pd.Series(g, dtype="category", name="group")}  # fmt: skip
+    y = [1, 0, 1, 1]
+    d = [1, 0, 0, 1]
+    g = ["a", None, "b", "b"]
+    features = {
+        "numpy": np.array(g, dtype=object),
+        "pandas": pd.Series(g, name="group"),
+        "polars": pl.Series("group", g),
+        "list": g,
+        "frame": pd.DataFrame({"group": g}),
+        "polars frame": pl.DataFrame({"group": g}),
+        "nan": pd.Series(["a", np.nan, "b", "b"]),
+        "categories": pd.Series(g, dtype="category", name="group"),
+    }
     wanted = measure(y, d, sensitive_features=g)
     for name, feature in features.items():
         assert same(measure(y, d, sensitive_features=feature), wanted), name
     for kind in (np.array, pd.Series, pl.Series, lambda v: np.array(v, float)):
         assert same(measure(kind(y), kind(d), sensitive_features=g), wanted)
     truth = measure([True, False, True, True], [True, False, False, True], sensitive_features=g)
-    assert truth.question.classes == ("False", "True") and truth.rows() == 4
+    assert truth.spec.classes == ("False", "True") and truth.rows() == 4
 
 
 def test_missing_values_as_pandas_has_them():
@@ -120,7 +137,7 @@ def test_missing_values_as_pandas_has_them():
     found = measure(y, pd.Series([1, 0, 0, 1]), sensitive_features=g).sites[""]
     assert found.label_missing == 1 and found.tables[(None,)][..., 0].sum() == 1
     floats = measure(pd.Series([1.0, 0.0, np.nan]), [0.9, 0.2, 0.4], sensitive_features=list("aab"))
-    assert floats.question.scored and floats.sites[""].label_missing == 1
+    assert floats.spec.scored and floats.sites[""].label_missing == 1
     with pytest.raises(FedgftError, match="has no name"):
         to_json(floats)
 
@@ -132,9 +149,10 @@ def test_lengths_must_agree():
 
 def test_histograms_of_different_widths_meet_at_the_coarser():
     rows = [(1, 0.31, "a", "x"), (0, 0.39, "b", "x"), (1, 0.9, "a", "y")]
-    fine, coarse = measured(rows, "n"), measured(rows, "s", bins=20)
+    fine = measured(rows, "n")
+    coarse = measured(rows, "s", bins=20)
     both = fine + coarse
-    assert both.question.bins == 20
+    assert both.spec.bins == 20
     assert np.array_equal(both.histogram[("a", "x")], 2 * coarse.histogram[("a", "x")])
     with pytest.raises(FedgftError, match="histograms differ: 100 and 30 bins"):
         fine + measured(rows, "e", bins=30)

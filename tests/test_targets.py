@@ -8,17 +8,17 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fedgft.algorithms import Adaptive, Controller, FairFed, LinearizedPenalty, Proximal
+from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.cli import main
 from fedgft.cli.options import Options
 from fedgft.data.partition import partition
-from fedgft.experiments import row
-from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.experiments.checks import contradiction, empty_groups, without_groups
-from fedgft.federated import Adaptive, Controlled, FairFed, Linearised, Proximal
-from fedgft.federated.control import TargetMissedWarning
+from fedgft.fair_model import load_model
 from fedgft.metrics import CATALOG, Metric, get_metric
-from fedgft.report.words import reached
-from fedgft.saved import load_model
+from fedgft.study import row
+from fedgft.study.cache import Checkpoints
+from fedgft.study.conclusions import describe_target
+from fedgft.study.protocol import contradiction, empty_groups, without_groups
 from small import SYNTHETIC, study
 
 SP = CATALOG["sp"]
@@ -39,33 +39,69 @@ def run(capsys, *arguments):
 
 
 def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
-    code, out, err = run(capsys, "frontier", *QUICK, "--points", 3, "--target", 0.05, "--json",
-                         "--out", tmp_path / "f", "--references")  # fmt: skip
+    code, out, err = run(
+        capsys,
+        "frontier",
+        *QUICK,
+        "--points",
+        3,
+        "--target",
+        0.05,
+        "--json",
+        "--out",
+        tmp_path / "f",
+        "--references",
+    )
     assert code == 0, err
     found = json.loads(out)
     methods = {row["method"] for row in found["rows"]}
-    assert methods == {"fedavg", "lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds",
-                       "pooled", "exponentiated-gradient", "threshold-optimizer"}  # fmt: skip
+    assert methods == {
+        "fedavg",
+        "lrw",
+        "fairfed",
+        "lft",
+        "fedgft",
+        "fedgft-control",
+        "thresholds",
+        "pooled",
+        "exponentiated-gradient",
+        "threshold-optimizer",
+    }
     assert found["target"] == 0.05
     assert found["chosen"]["method"] in methods
     names = {p.name for p in (tmp_path / "f").iterdir()}
-    assert names == {"frontier.parquet", "frontier.png", "frontier.svg", "model.safetensors",
-                     "cells"}  # fmt: skip
+    assert names == {
+        "frontier.parquet",
+        "frontier.png",
+        "frontier.svg",
+        "model.safetensors",
+        "cells",
+    }
     fits = list((tmp_path / "f/cells").iterdir())
     assert len(fits) == 2 * 4  # replicates, three bounds and the thresholds
     assert len(pl.read_parquet(tmp_path / "f/frontier.parquet")) == len(found["rows"])
     saved = load_model(tmp_path / "f/model.safetensors")
     assert saved.about["method"] == found["chosen"]["method"]
     assert saved.about["seed"] == found["chosen"]["replicate"]
-    code, out, _ = run(capsys, "frontier", *QUICK, "--points", 3, "--methods", "fedgft-control",
-                       "--out", tmp_path / "g")  # fmt: skip
+    code, out, _ = run(
+        capsys,
+        "frontier",
+        *QUICK,
+        "--points",
+        3,
+        "--methods",
+        "fedgft-control",
+        "--out",
+        tmp_path / "g",
+    )
     assert code == 0
     assert "Chosen: FedGFT control" in out
 
 
 def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, monkeypatch) -> None:
     command = ("frontier", *QUICK, "--points", 2, "--methods", "fedgft", "--json", "--out")
-    put, calls = Checkpoints.put, []
+    put = Checkpoints.put
+    calls = []
 
     def interrupted(self, *given):
         put(self, *given)
@@ -103,8 +139,8 @@ def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, m
         (("train", "--target", 0.1, "--method", "fedgft"), "--target is for fedgft-control"),
         (("train", "--lam", 1, "--method", "fedgft-control"), "--lam is for fedgft and lft"),
         (("train", "--lam", 1, "--target", 0.1), "--lam is for fedgft and lft"),
-        (("train", "--pick", 0.5, "--cohort", 2), "--pick needs exact sums"),
-        (("train", "--mu", 1e7), "--mu must lie between"),
+        (("train", "--pick", 0.5, "--cohort", 2), "--pick needs the exact sums"),
+        (("train", "--mu", 1e7), "--mu must be at most"),
         (("frontier", "--eval-every", 1), "final models only"),
         (("frontier", "--control", "scores"), "frontier compares decisions"),
         (("train", "--pick", 2), "--pick"),
@@ -149,17 +185,38 @@ def test_diverged_runs_are_no_traceback_and_no_model(capsys, tmp_path) -> None:
 
 def test_a_label_that_fairlearn_cannot_take_is_left_out_with_a_note(capsys, tmp_path) -> None:
     rng = np.random.default_rng(0)
-    sex, ok = rng.choice(["f", "m"], 300), rng.integers(0, 2, 300)
+    sex = rng.choice(["f", "m"], 300)
+    ok = rng.integers(0, 2, 300)
     ok[sex == "f"] = 0
     pl.DataFrame({"x": rng.standard_normal(300), "sex": sex, "ok": ok}).write_csv(
         tmp_path / "t.csv"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        code, out, err = run(capsys, "frontier", "--data", tmp_path / "t.csv", "--label", "ok",
-                             "--group", "sex", "--seeds", 2, "--rounds", 3, "--lr", 0.03,
-                             "--clients", 3, "--points", 2, "--references", "--json", "--out",
-                             tmp_path / "f")  # fmt: skip
+        code, out, err = run(
+            capsys,
+            "frontier",
+            "--data",
+            tmp_path / "t.csv",
+            "--label",
+            "ok",
+            "--group",
+            "sex",
+            "--seeds",
+            2,
+            "--rounds",
+            3,
+            "--lr",
+            0.03,
+            "--clients",
+            3,
+            "--points",
+            2,
+            "--references",
+            "--json",
+            "--out",
+            tmp_path / "f",
+        )
     assert code == 0, err
     assert "threshold-optimizer: left out" in err
     methods = {row["method"] for row in json.loads(out)["rows"]}
@@ -168,10 +225,13 @@ def test_a_label_that_fairlearn_cannot_take_is_left_out_with_a_note(capsys, tmp_
 
 def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_path) -> None:
     out_ = ("--json", "--out", tmp_path / "o")
-    for extra, method in (((), "fedgft-control"), (("--lam", 5), "fedgft"),
-                          (("--protocol", "paper"), "fedgft"),
-                          (("--protocol", "paper", "--target", 0.1), "fedgft-control"),
-                          (("--spread", "variance"), "fedgft")):  # fmt: skip
+    for extra, method in (
+        ((), "fedgft-control"),
+        (("--lam", 5), "fedgft"),
+        (("--protocol", "paper"), "fedgft"),
+        (("--protocol", "paper", "--target", 0.1), "fedgft-control"),
+        (("--spread", "variance"), "fedgft"),
+    ):
         code, out, _ = run(capsys, "train", *QUICK, *extra, *out_)
         found = json.loads(out)
         assert code == 0
@@ -185,8 +245,22 @@ def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_pa
 @pytest.mark.parametrize("base", ["fedprox", "scaffold", "fednova", "fedavgm", "fedyogi"])
 def test_bases_from_the_command_line(base: str, capsys) -> None:
     methods = ("lrw", "lft", "fairfed", "fedgft", "fedgft-control")
-    code, out, err = run(capsys, "compare", *QUICK, "--base", base, "--methods", *methods,
-                         "--lam", 5, "--beta", 1, "--json", "--cohort", 3)  # fmt: skip
+    code, out, err = run(
+        capsys,
+        "compare",
+        *QUICK,
+        "--base",
+        base,
+        "--methods",
+        *methods,
+        "--lam",
+        5,
+        "--beta",
+        1,
+        "--json",
+        "--cohort",
+        3,
+    )
     assert code == 0, err
     assert {(row["base"], row["method"]) for row in json.loads(out)} == {(base, m) for m in methods}
 
@@ -203,17 +277,17 @@ def test_options_reach_the_slots() -> None:
         fairfed="exp",
         target=0.07,
         noise=2.0,
-    ).settled()
+    ).make_protocol()
     assert asked.settings.noise == 2.0
     assert asked.strength("fedgft-control") == (0.07,)
     fair = asked.algorithm("fedgft", SP, 3.0)
-    assert fair.objective.penalties == (Linearised(SP, 3.0, "l1", "variance"),)
+    assert fair.objective.penalties == (LinearizedPenalty(SP, 3.0, "l1", "variance"),)
     assert fair.correction == Proximal(0.2)
     assert fair.server == Adaptive("yogi", lr=0.5)
     local = asked.algorithm("lft", SP, 3.0).objective.local_penalties
-    assert local == (Linearised(SP, 3.0, "l1", "variance"),)
+    assert local == (LinearizedPenalty(SP, 3.0, "l1", "variance"),)
     steered = asked.algorithm("fedgft-control", SP, 0.07).objective.penalties
-    assert steered == (Controlled(SP, 0.07, "soft", pick=0.3),)
+    assert steered == (Controller(SP, 0.07, "soft", pick=0.3),)
     assert asked.algorithm("fairfed", SP, 2.0).weighting == FairFed(SP, 2.0, "exp")
 
 
@@ -225,7 +299,8 @@ def test_reached_counts_the_replicates_that_have_it() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TargetMissedWarning)
             result = lab.run(0.5, "fedgft-control", SP)
-        found, gap = row(lab, result), result.history.federation[-1].gap(SP, kind)
+        found = row(lab, result)
+        gap = result.history.federation[-1].gap(SP, kind)
         assert found["reached"] == (gap <= 0.123).sum()
         assert found["target"] == pytest.approx(0.12)
         assert found["target_of"] == {"hard": "decisions", "soft": "scores"}[kind]
@@ -240,8 +315,16 @@ def test_reached_counts_the_replicates_that_have_it() -> None:
 
 
 def test_contradictory_metrics_are_explained_and_the_run_ends(capsys) -> None:
-    code, out, err = run(capsys, "compare", *QUICK, "--methods", "fedgft-control", "--metrics",
-                         "sp+eop+cal", "--json")  # fmt: skip
+    code, out, err = run(
+        capsys,
+        "compare",
+        *QUICK,
+        "--methods",
+        "fedgft-control",
+        "--metrics",
+        "sp+eop+cal",
+        "--json",
+    )
     assert code == 0
     assert json.loads(out)[0]["metric"] == "sp+eop+cal"
     assert "cannot meet three demands" in " ".join(err.split())
@@ -263,16 +346,35 @@ def test_what_contradicts_and_what_does_not(monkeypatch) -> None:
 def intersections(path, *, lonely: bool):
     """Four intersections; in one of them nobody is positive, in another nobody is at all."""
     rng = np.random.default_rng(0)
-    sex, town = rng.choice(["f", "m"], 400), rng.choice(["a", "b"], 400)
+    sex = rng.choice(["f", "m"], 400)
+    town = rng.choice(["a", "b"], 400)
     keep = ~((sex == "m") & (town == "b"))
     ok = rng.integers(0, 2, 400)
     if lonely:
         ok[(sex == "f") & (town == "b")] = 0
     frame = pl.DataFrame({"x": rng.standard_normal(400), "sex": sex, "town": town, "ok": ok})
     frame.filter(keep).write_csv(path)
-    return ("--data", path, "--label", "ok", "--group", "sex,town", "--seeds", 2, "--rounds", 3,
-            "--lr", 0.03, "--clients", 3, "--methods", "fedgft-control", "--metrics", "eop",
-            "--json")  # fmt: skip
+    return (
+        "--data",
+        path,
+        "--label",
+        "ok",
+        "--group",
+        "sex,town",
+        "--seeds",
+        2,
+        "--rounds",
+        3,
+        "--lr",
+        0.03,
+        "--clients",
+        3,
+        "--methods",
+        "fedgft-control",
+        "--metrics",
+        "eop",
+        "--json",
+    )
 
 
 def test_empty_intersections_are_named_and_left_out_when_asked(capsys, tmp_path) -> None:
@@ -289,8 +391,9 @@ def test_empty_intersections_are_named_and_left_out_when_asked(capsys, tmp_path)
 
 
 def test_groups_left_out_still_train() -> None:
-    three = replace(DATA, groups=np.where(np.arange(len(DATA)) < 9, 2, DATA.groups),
-                    group_names=("a", "b", "c"))  # fmt: skip
+    three = replace(
+        DATA, groups=np.where(np.arange(len(DATA)) < 9, 2, DATA.groups), group_names=("a", "b", "c")
+    )
     left = without_groups(three, [0])
     assert left.group_names == ("b", "c")
     assert len(left) == len(three)
@@ -303,4 +406,4 @@ def test_groups_left_out_still_train() -> None:
 
 def test_words_about_a_target_that_cannot_be_judged() -> None:
     line = {"target_of": "decisions", "gap_hard": None, "accuracy": 0.8, "protocol": "heldout"}
-    assert "not estimable" in reached(line, line)
+    assert "not estimable" in describe_target(line, line)

@@ -13,7 +13,8 @@ from scipy.optimize import linprog
 
 from fedgft import theory
 from fedgft.errors import FedgftError
-from fedgft.metrics import CATALOG, Tally, stack
+from fedgft.metrics import CATALOG
+from fedgft.sums import Sums, stack
 
 ROUNDING = 1e-12  # of sums of at most a few hundred float64 terms below 1
 
@@ -25,7 +26,7 @@ every_gap = pytest.mark.parametrize("gap", [0.001, 0.25, 0.5, 0.73, 0.9, 0.999])
 
 
 @st.composite
-def federations(draw, num_groups: int = 2) -> Tally:
+def federations(draw, num_groups: int = 2) -> Sums:
     """Clients of zero to three rows a cell: single-group and empty ones come up often."""
     clients = draw(st.integers(1, 5))
     cells = (clients, 2, num_groups + 1, 2)  # client, label, group (the last: not recorded), class
@@ -33,17 +34,17 @@ def federations(draw, num_groups: int = 2) -> Tally:
     share = draw(arrays(float, cells[:-1], elements=st.integers(0, 8))) / 8
     count = decision.sum(-1)
     assume(count.sum() > 0)
-    return Tally(count, np.stack((count * (1 - share), count * share), axis=-1), decision)
+    return Sums(count, np.stack((count * (1 - share), count * share), axis=-1), decision)
 
 
-def analysed(example: theory.Example, name: str) -> theory.Analysis:
-    return theory.analyse(CATALOG[name], example.tally(), "hard")
+def analyzed(example: theory.Example, name: str) -> theory.Analysis:
+    return theory.analyze(CATALOG[name], example.sums_by_client(), "hard")
 
 
 def shown_by(example: theory.Example) -> list[theory.Analysis]:
     """The example under each metric it speaks of."""
-    direct = [analysed(example, name) for name in ("sp", "eop", "eo", "fpr")]
-    return [*direct, analysed(example.swapped(), "cal")]
+    direct = [analyzed(example, name) for name in ("sp", "eop", "eo", "fpr")]
+    return [*direct, analyzed(example.swapped(), "cal")]
 
 
 @every_size
@@ -63,7 +64,7 @@ def test_locally_unfair_models_can_be_globally_fair(clients, gap):
 
 
 def test_a_local_gap_of_one_is_possible_and_a_global_one_is_not():
-    found = analysed(theory.locally_unfair_globally_fair(3, 1.0), "sp")
+    found = analyzed(theory.locally_unfair_globally_fair(3, 1.0), "sp")
     assert (found.local_gaps == 1).all()
     for gap in (1.0, 0.0, -0.5, math.nan):
         with pytest.raises(FedgftError, match="gap must"):
@@ -92,7 +93,7 @@ def test_locally_fair_examples_have_the_rows_that_the_docstring_says():
     expected = {(0, 0, 1): 8, (0, 1, 1): 1}
     expected |= {(k, group, 0): rows for k in (1, 2) for group, rows in ((0, 1), (1, 2))}
     assert cells(example, 0) == cells(example, 1) == expected
-    assert analysed(example, "sp").signed_gap == pytest.approx(1 - 2 / 10 - 1 / 5)
+    assert analyzed(example, "sp").signed_gap == pytest.approx(1 - 2 / 10 - 1 / 5)
 
 
 @pytest.mark.parametrize(("clients", "kinds"), [(2, (1, 1)), (5, (2, 3)), (6, (3, 3))])
@@ -101,24 +102,31 @@ def test_locally_unfair_examples_have_the_rows_that_the_docstring_says(clients, 
     example = theory.locally_unfair_globally_fair(clients, 0.62)
     expected = {}
     for k in range(clients):
-        scale, favoured = kinds[k % 2], k % 2
-        expected |= {(k, favoured, 1): 13 * scale, (k, favoured, 0): 7 * scale}
-        expected |= {(k, 1 - favoured, 0): 20 * scale}
+        scale = kinds[k % 2]
+        favored = k % 2
+        expected |= {(k, favored, 1): 13 * scale, (k, favored, 0): 7 * scale}
+        expected |= {(k, 1 - favored, 0): 20 * scale}
     assert cells(example, 0) == cells(example, 1) == expected
-    np.testing.assert_allclose(analysed(example, "sp").local_gaps, 13 / 20)
+    np.testing.assert_allclose(analyzed(example, "sp").local_gaps, 13 / 20)
 
 
 def test_simpson_has_the_numbers_of_the_paper():
     example = theory.simpson()
     assert cells(example, 1) == {
-        (0, 0, 1): 18, (0, 0, 0): 72, (0, 1, 1): 2, (0, 1, 0): 8,
-        (1, 0, 1): 8, (1, 0, 0): 2, (1, 1, 1): 72, (1, 1, 0): 18,
-    }  # fmt: skip
+        (0, 0, 1): 18,
+        (0, 0, 0): 72,
+        (0, 1, 1): 2,
+        (0, 1, 0): 8,
+        (1, 0, 1): 8,
+        (1, 0, 0): 2,
+        (1, 1, 1): 72,
+        (1, 1, 0): 18,
+    }
     assert (example.labels == 1).all()
     assert np.bincount(example.groups).tolist() == [100, 100]
     assert [example.decisions[example.groups == g].mean() for g in (0, 1)] == [0.26, 0.74]
     for name in ("sp", "eop"):
-        found = analysed(example, name)
+        found = analyzed(example, name)
         assert found.signed_gap == pytest.approx(-0.48)  # women minus men
         np.testing.assert_allclose(found.local_gaps, [0, 0], atol=ROUNDING)
         assert found.heterogeneity == pytest.approx(8)
@@ -156,10 +164,12 @@ def test_one_mix_of_groups_is_fair_for_all_weights_too(seed, weights):
 @given(seed=st.integers(0, 2**32 - 1), locally_fair=st.booleans())
 def test_otherwise_some_weights_are_unfair(seed, locally_fair):
     """One client or two of equal weight are enough to show it."""
-    rng, clients = np.random.default_rng(seed), 4
+    rng = np.random.default_rng(seed)
+    clients = 4
     rates = rng.random((clients, 1, 2))
     statistics = random_statistics(rng, rates[..., [0, 0]] if locally_fair else rates)
-    found, unit = theory.fair_for_all_weights(statistics), np.eye(clients)
+    found = theory.fair_for_all_weights(statistics)
+    unit = np.eye(clients)
     assert not found.fair
     few = [(unit[i] + unit[j]) / 2 for i in range(clients) for j in range(clients)]
     gaps = [CATALOG["sp"].readout(np.tensordot(w, statistics, 1)) for w in few]
@@ -172,7 +182,10 @@ def test_how_far_from_fair_for_all_weights_is_counted_one_by_one():
     S = random_statistics(np.random.default_rng(3), np.random.default_rng(4).random((3, 2, 3)))
     violation = one_rate = 0.0
     for v, (i, j) in product(range(2), combinations(range(3), 2)):
-        a, b, c, d = S[:, 0, v, i], S[:, 1, v, i], S[:, 0, v, j], S[:, 1, v, j]
+        a = S[:, 0, v, i]
+        b = S[:, 1, v, i]
+        c = S[:, 0, v, j]
+        d = S[:, 1, v, j]
         for k, m in np.ndindex(3, 3):
             one_rate = max(one_rate, abs(a[k] * d[m] - b[k] * c[m]))
             both = a[k] * d[m] - b[k] * c[m] + a[m] * d[k] - b[m] * c[k]
@@ -184,9 +197,10 @@ def test_how_far_from_fair_for_all_weights_is_counted_one_by_one():
 
 def test_equal_rates_are_compared_between_two_different_groups():
     for groups in (2, 3):
-        labels, group = np.ones(12 * groups, int), np.repeat(np.arange(groups), 12)
-        tally = Tally.of(np.eye(2)[np.arange(12 * groups) % 2], labels, group, num_groups=groups)
-        found = theory.analyse(CATALOG["sp"], stack([tally]), "hard")
+        labels = np.ones(12 * groups, int)
+        group = np.repeat(np.arange(groups), 12)
+        tally = Sums.of(np.eye(2)[np.arange(12 * groups) % 2], labels, group, num_groups=groups)
+        found = theory.analyze(CATALOG["sp"], stack([tally]), "hard")
         assert 0 <= found.pair.i < found.pair.j < groups and found.gap == 0
 
 
@@ -196,7 +210,7 @@ def test_equal_rates_are_compared_between_two_different_groups():
 @given(data=st.data())
 def test_bounds_hold_on_any_federation(metric, num_groups, kind, data):
     tally = data.draw(federations(num_groups))
-    found = theory.analyse(metric, tally, kind)
+    found = theory.analyze(metric, tally, kind)
     expected = tally.sum().gap(metric, kind)
     if math.isnan(expected):
         assert np.isnan([found.gap, found.bound_tv, found.bound_tight]).all()
@@ -221,7 +235,8 @@ def test_the_tight_bound_is_reached(seed, alpha, clients):
     rng = np.random.default_rng(seed)
     weights, b, d = rng.dirichlet(np.ones(clients)), *rng.uniform(0.1, 1, size=(2, clients))
     more = b / (weights @ b) > d / (weights @ d)
-    r, s = np.where(more, 1.0, alpha), np.where(more, 1.0 - alpha, 0.0)
+    r = np.where(more, 1.0, alpha)
+    s = np.where(more, 1.0 - alpha, 0.0)
     found = theory.Analysis(theory.Compared(0, 0, 1), True, weights, r * b, b, s * d, d)
     assert found.largest_local_gap == pytest.approx(alpha, abs=ROUNDING)
     assert found.gap == pytest.approx(found.bound_tight, abs=1e-9)
@@ -244,7 +259,8 @@ def test_no_rates_exceed_the_tight_bound_and_the_worst_ones_reach_it(seed, alpha
     weights = rng.dirichlet(np.ones(clients))
     b, d = rng.uniform(0.01, 1, size=(2, clients)) * (rng.random((2, clients)) < 0.7)
     assume(b.any() and d.any())
-    p, q = weights * b / (weights @ b), weights * d / (weights @ d)
+    p = weights * b / (weights @ b)
+    q = weights * d / (weights @ d)
     assume(((p > 0) & (q > 0)).any())  # else no client has a local gap, and alpha is none
     most, r, s = worst_case(p, q, alpha)
     found = theory.Analysis(theory.Compared(0, 0, 1), True, weights, r * b, b, s * d, d)
@@ -254,7 +270,8 @@ def test_no_rates_exceed_the_tight_bound_and_the_worst_ones_reach_it(seed, alpha
 
 def test_random_rates_stay_below_the_tight_bound():
     """Two thousand federations, many with clients that lack a group; the nearest comes close."""
-    rng, nearest = np.random.default_rng(0), math.inf
+    rng = np.random.default_rng(0)
+    nearest = math.inf
     for _ in range(2_000):
         clients = rng.integers(1, 5)
         weights = rng.dirichlet(np.ones(clients))
@@ -270,7 +287,7 @@ def test_random_rates_stay_below_the_tight_bound():
 
 def alike_everywhere(
     rng: np.random.Generator, classes: int, num_groups: int, clients: int = 5
-) -> Tally:
+) -> Sums:
     """All clients treat all groups alike: labels and decisions have one joint distribution.
 
     How many rows of a group a client has is drawn; some have none.
@@ -280,7 +297,7 @@ def alike_everywhere(
     rows[0, 0] = rows[1, -2] = 0
     rows[2:] += 1
     decision = np.einsum("kg,yc->kygc", rows, joint)
-    return Tally(decision.sum(-1), decision, decision)
+    return Sums(decision.sum(-1), decision, decision)
 
 
 many_shapes = pytest.mark.parametrize(("classes", "num_groups"), [(2, 2), (2, 4), (3, 2), (4, 3)])
@@ -293,7 +310,7 @@ def test_where_all_groups_have_the_overall_rate_no_client_adds_to_the_gap(
 ):
     tally = alike_everywhere(np.random.default_rng(classes), classes, num_groups)
     for kind in ("soft", "hard"):
-        found = theory.analyse(metric, tally, kind)
+        found = theory.analyze(metric, tally, kind)
         np.testing.assert_allclose(found.contributions, 0, atol=ROUNDING)
         assert np.abs(found.paper_contributions).max() > 1e-3, "where the groups live"
 
@@ -302,18 +319,21 @@ def test_where_all_groups_have_the_overall_rate_no_client_adds_to_the_gap(
 @many_shapes
 def test_a_client_adds_the_distance_of_its_rates_from_the_overall_rate(metric, classes, num_groups):
     """Row by row, for every pair of groups and condition: p_k (r_k - rho) - q_k (s_k - rho)."""
-    rng, clients = np.random.default_rng(1), 4
+    rng = np.random.default_rng(1)
+    clients = 4
     client, label, decision = (rng.integers(n, size=700) for n in (clients, classes, classes))
     group = rng.integers(num_groups, size=700)
     group[(client == 0) & (group == 1)] = 0  # client 0 lacks group 1
-    probs, side = np.eye(classes)[decision], np.eye(num_groups)
+    probs = np.eye(classes)[decision]
+    side = np.eye(num_groups)
     rows = metric.statistics(probs, np.eye(classes)[label], side[group])  # (row, 2, v, g)
     held = [client == k for k in range(clients)]
-    each = [Tally.of(probs[k], label[k], group[k], num_groups=num_groups) for k in held]
+    each = [Sums.of(probs[k], label[k], group[k], num_groups=num_groups) for k in held]
     tally = stack(each)
     statistics, weights = theory.per_client(metric, tally, "hard")
     for v, (i, j) in product(range(rows.shape[2]), combinations(range(num_groups), 2)):
-        hits, cases = rows[:, 0, v], rows[:, 1, v]
+        hits = rows[:, 0, v]
+        cases = rows[:, 1, v]
         rho = hits[:, [i, j]].sum() / cases[:, [i, j]].sum()
         residual = (hits - rho * cases) / cases.sum(0)
         expected = [(residual[client == k] @ (side[i] - side[j])).sum() for k in range(clients)]
@@ -339,7 +359,7 @@ def test_a_third_group_does_not_move_what_clients_add_to_the_gap_of_two():
     tally = alike_everywhere(np.random.default_rng(4), 2, 3)
     decision = tally.decision.copy()
     decision[:, :, 2] = 9 * decision[:, :, 2, ::-1]  # accepted and refused change places
-    other = Tally(decision.sum(-1), decision, decision)
+    other = Sums(decision.sum(-1), decision, decision)
     statistics, weights = theory.per_client(CATALOG["sp"], other, "hard")
     found = theory.compare(statistics, weights, theory.Compared(0, 0, 1), proper=True)
     np.testing.assert_allclose(found.contributions, 0, atol=ROUNDING)
@@ -349,7 +369,7 @@ def test_a_third_group_does_not_move_what_clients_add_to_the_gap_of_two():
 
 def test_both_departments_of_simpsons_table_add_half_of_the_gap():
     """Neither has a gap, but both are far from the overall rate, where most of one sex apply."""
-    found = analysed(theory.simpson(), "sp")
+    found = analyzed(theory.simpson(), "sp")
     assert found.overall_rate == pytest.approx(0.5)
     np.testing.assert_allclose(found.weights * found.contributions, [-0.24, -0.24])
     np.testing.assert_allclose(found.weights * found.paper_contributions, [0.16, -0.64])
@@ -357,9 +377,10 @@ def test_both_departments_of_simpsons_table_add_half_of_the_gap():
 
 def test_pure_clients_have_no_local_gap_and_bound_nothing():
     """Each client holds one group only, as in the paper's last table."""
-    client, group = np.repeat([0, 1, 2], 10), np.repeat([0, 1, 1], 10)
+    client = np.repeat([0, 1, 2], 10)
+    group = np.repeat([0, 1, 1], 10)
     decision = np.arange(30) % 3 % 2
-    found = analysed(theory.Example(decision, np.ones(30, int), group, client), "sp")
+    found = analyzed(theory.Example(decision, np.ones(30, int), group, client), "sp")
     assert np.isnan(found.local_gaps).all() and math.isnan(found.largest_local_gap)
     assert found.heterogeneity == math.inf and found.bound_dh == math.inf
     assert found.total_variation == found.bound_tv == found.bound_tight == 1
@@ -371,9 +392,9 @@ def test_the_letters_are_those_of_the_widest_gap_which_is_named():
     accepted = {(0, 0): 2, (0, 1): 3, (0, 2): 2, (1, 0): 5, (1, 1): 9, (1, 2): 1}  # of ten
     rows = [(y, g, int(i < n)) for (y, g), n in accepted.items() for i in range(10)]
     labels, groups, decisions = np.array(rows).T
-    tally = Tally.of(np.eye(2)[decisions], labels, groups, num_groups=3)
+    tally = Sums.of(np.eye(2)[decisions], labels, groups, num_groups=3)
     halves = stack([tally.map(lambda x: x / 2)] * 2)
-    found = theory.analyse(CATALOG["eo"], halves, "hard")
+    found = theory.analyze(CATALOG["eo"], halves, "hard")
     assert found.pair == (1, 1, 2)
     assert found.signed_gap == pytest.approx(0.8)
     np.testing.assert_allclose(found.signed_local_gaps, [0.8, 0.8])
@@ -381,19 +402,19 @@ def test_the_letters_are_those_of_the_widest_gap_which_is_named():
 
 
 def test_heterogeneity_is_for_proper_metrics_only():
-    found = analysed(theory.simpson().swapped(), "cal")
+    found = analyzed(theory.simpson().swapped(), "cal")
     for name in ("heterogeneity", "bound_dh"):
         with pytest.raises(FedgftError, match="proper"):
             getattr(found, name)
     assert found.bound_tv == pytest.approx(0.8)
 
 
-def test_what_cannot_be_analysed_is_refused():
-    tally = theory.simpson().tally()
-    one_group = Tally(tally.count[:, :, 1:], tally.score[:, :, 1:], tally.decision[:, :, 1:])
+def test_what_cannot_be_analyzed_is_refused():
+    tally = theory.simpson().sums_by_client()
+    one_group = Sums(tally.count[:, :, 1:], tally.score[:, :, 1:], tally.decision[:, :, 1:])
     for unfit, message in ((tally.map(np.zeros_like), "no rows"), (one_group, "two groups")):
         with pytest.raises(FedgftError, match=message):
-            theory.analyse(CATALOG["sp"], unfit, "hard")
+            theory.analyze(CATALOG["sp"], unfit, "hard")
 
 
 PENALTIES = {  # J and its slope
@@ -408,8 +429,10 @@ PENALTIES = {  # J and its slope
 @pytest.mark.parametrize(("penalty", "slope"), PENALTIES.values(), ids=PENALTIES)
 def test_gradient_of_the_global_penalty_is_a_sum(metric, classes, num_groups, penalty, slope):
     """Theorem 5.1 for any metric: grad J(F(S)) = sum_k w_k grad <v, S_k>, v = J'(F) dF/dS."""
-    rng, sizes = np.random.default_rng(0), [70, 30, 101, 9]
-    rows, clients = sum(sizes), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    rng = np.random.default_rng(0)
+    sizes = [70, 30, 101, 9]
+    rows = sum(sizes)
+    clients = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     groups = np.eye(num_groups)[rng.integers(num_groups, size=rows)]
     groups[clients[3]] = groups[0]  # one client holds one group only
     labels = np.eye(classes)[rng.integers(classes, size=rows)]
@@ -435,8 +458,9 @@ def test_gradient_of_the_global_penalty_is_a_sum(metric, classes, num_groups, pe
 @pytest.mark.parametrize("name", ["sp", "eop", "fpr"])
 def test_two_groups_and_a_proper_metric_give_the_constant_of_the_paper(name):
     """v on a_k and c_k is C/b and -C/d, C = sign(F~) J'(F): the slopes of C F_k; J = x."""
-    metric, tally = CATALOG[name], theory.locally_unfair_globally_fair(3, 0.7).tally()[:2]
-    found = theory.analyse(metric, tally, "hard")
+    metric = CATALOG[name]
+    tally = theory.locally_unfair_globally_fair(3, 0.7).sums_by_client()[:2]
+    found = theory.analyze(metric, tally, "hard")
     statistics, weights = theory.per_client(metric, tally, "hard")
     v = metric.gradient(np.tensordot(weights, statistics, 1))
     expected = [1 / (weights @ found.b), -1 / (weights @ found.d)]

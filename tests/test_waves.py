@@ -10,32 +10,41 @@ import torch
 from torch import nn
 
 from drawn import pictures
+from fedgft.algorithms import Algorithm, fedavg, fedgft, fedgft_control, get_method, with_base
 from fedgft.data.partition import partition
-from fedgft.engine import History, Settings, simulate, torch_executor
-from fedgft.engine.schedule import everybody
-from fedgft.engine.snapshot import Snapshot, pack, unpack
+from fedgft.engine import History, Settings, simulate
+from fedgft.engine.executors import sequential
+from fedgft.engine.plan import full_cohort
+from fedgft.engine.state import Snapshot, pack, unpack
 from fedgft.errors import FedgftError
-from fedgft.experiments.checkpoints import Checkpoints, run_key
-from fedgft.federated import Algorithm, controlled, fedavg, fedgft, get_method, with_base
-from fedgft.metrics import CATALOG, Tally
+from fedgft.metrics import CATALOG
 from fedgft.models import Module
-from fedgft.optim import Optimizer
+from fedgft.optimizers import Optimizer
+from fedgft.study.cache import Checkpoints, run_key
+from fedgft.sums import Sums
 
 SP = CATALOG["sp"]
 
 
 def small() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.0), nn.Conv2d(4, 4, 3, 2),
-        nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 3, 2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(0.0),
+        nn.Conv2d(4, 4, 3, 2),
+        nn.BatchNorm2d(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    )
 
 
 MODEL = Module(small)
 METHODS: dict[str, tuple[Algorithm, dict]] = {
     "fedavg": (fedavg(), {}),
     "fedgft": (fedgft(SP, 5.0), {"state": "shared", "schedule": "cosine"}),
-    "a target": (controlled(SP, 0.02), {"state": "keep"}),
+    "a target": (fedgft_control(SP, 0.02), {"state": "keep"}),
     "fairfed": (get_method("fairfed", SP, 2.0, rule="authors"), {"state": "reset-first"}),
     "fairfed, exp": (get_method("fairfed", SP, 2.0, rule="exp"), {"sampling": "size", "cohort": 3}),
     "lft": (get_method("lft", SP, 2.0), {"epochs": 2, "state": "keep"}),
@@ -76,8 +85,8 @@ def same(one: History, two: History) -> None:
 def test_in_waves_or_all_at_once(name: str, monkeypatch) -> None:
     method, options = METHODS[name]
     together = run(method, **options)
-    monkeypatch.setattr(torch_executor, "WAVE", 0)
-    monkeypatch.setattr(torch_executor.TorchExecutor, "threads", 1)
+    monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(sequential.SequentialExecutor, "threads", 1)
     apart = run(method, threads=1, **options)
     np.testing.assert_allclose(apart.params, together.params, rtol=0, atol=1e-11)
 
@@ -102,7 +111,8 @@ def test_every_executor_can_be_resumed(executor: str) -> None:
     from small import federation
     from small import run as run_small
 
-    made, kept = federation(), []
+    made = federation()
+    kept = []
     options = {"executor": executor, "state": "keep", "rounds": 3}
     method = with_base(fedgft(SP, 5.0), "fedavgm")
 
@@ -116,20 +126,26 @@ def test_every_executor_can_be_resumed(executor: str) -> None:
 
 
 def test_what_is_no_snapshot_is_refused() -> None:
-    value = (Tally(np.ones((1, 2, 3)), np.ones((1, 2, 3, 2)), np.zeros((1, 2, 3, 2))), None, "x", 3)
+    value = (Sums(np.ones((1, 2, 3)), np.ones((1, 2, 3, 2)), np.zeros((1, 2, 3, 2))), None, "x", 3)
     made = pack(2, value)
     back = unpack(made, lambda array, host: array)
     np.testing.assert_array_equal(back[0].score, value[0].score)
     assert back[1:] == (None, "x", 3)
-    for tree in ({"is": "os.system", "of": {}}, {"is": "array", "of": "none"}, {"of": 1}, [1, 2],
-                 {"is": "Tally", "of": {"cell": 1}}):  # fmt: skip
+    for tree in (
+        {"is": "os.system", "of": {}},
+        {"is": "array", "of": "none"},
+        {"of": 1},
+        [1, 2],
+        {"is": "Sums", "of": {"cell": 1}},
+    ):
         with pytest.raises(ValueError):
             unpack(replace(made, tree=tree), lambda array, host: array)
 
 
 def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
     made = [partition(pictures(40, 16), clients=3, seed=0)]
-    method, settings = fedgft(SP, 5.0), Settings(schedule="constant", state="reset", rounds=3)
+    method = fedgft(SP, 5.0)
+    settings = Settings(schedule="constant", state="reset", rounds=3)
     key = run_key(made, MODEL, None, method, settings, np.array([0.1]))
     assert key == run_key(
         made,
@@ -182,7 +198,7 @@ def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
     with pytest.raises(FedgftError, match="damaged"):
         kept.get(key)
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(FedgftError, match="not a whole checkpoint"):
+    with pytest.raises(FedgftError, match="not a complete checkpoint"):
         kept.get(key)
     kept.clear()
     assert not kept.folder.exists()
@@ -193,8 +209,8 @@ def test_a_key_is_the_same_in_every_process() -> None:
 import numpy as np
 from fedgft.data.partition import partition
 from fedgft.data.synthetic import synthetic
-from fedgft.experiments.checkpoints import run_key
-from fedgft.federated import get_method
+from fedgft.study.cache import run_key
+from fedgft.algorithms import get_method
 from fedgft.metrics import CATALOG
 from fedgft.models import Logistic
 made = [partition(synthetic(rows=50), clients=2)]
@@ -215,7 +231,10 @@ def test_fedbn_keeps_the_clients_norms_apart() -> None:
     assert not np.allclose(shared.after.score, local.after.score)
     with pytest.raises(FedgftError, match="no BatchNorm"):
         made = partition(pictures(40, 16), clients=2)
-        flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 2))  # noqa: E731
+
+        def flat():
+            return nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+
         simulate(
             [made],
             flat,
@@ -267,7 +286,7 @@ import torch
 from fedgft.data.dataset import Dataset
 from fedgft.data.partition import partition
 from fedgft.engine import Settings, simulate
-from fedgft.federated import fedavg
+from fedgft.algorithms import fedavg
 clients = int(sys.argv[1])
 rng = np.random.default_rng(0)
 data = Dataset(name="rows", features=rng.standard_normal((800, 50)).astype(np.float32),
@@ -279,10 +298,16 @@ simulate([made], make, fedavg(), settings, seeds=[0])
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     few, many = (
-        int(subprocess.run([sys.executable, "-c", program, str(clients)], capture_output=True,
-                           text=True, check=True).stdout)
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program, str(clients)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
         for clients in (20, 200)
-    )  # fmt: skip
+    )
     assert many < 1.1 * few, (few, many)
 
 
@@ -290,7 +315,7 @@ def test_where_there_is_no_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     for device in ("cuda", "cuda:1", "cuda:0,cuda:1"):
-        with pytest.raises(FedgftError, match=r"no CUDA device; use --device cpu"):
+        with pytest.raises(FedgftError, match=r"no CUDA device; use device cpu"):
             run(fedavg(), device=device)
     with pytest.raises(FedgftError, match="is not known"):
         run(fedavg(), device="abacus")
@@ -312,20 +337,34 @@ def test_a_batch_that_is_left_out_is_no_step() -> None:
             precision="fp64",
             batches="fixed",
         )
-        simulate(made, refusing, method, replace(settings, rounds=2), seeds=[0], lr=0.01,
-                 on_state=lambda done, take: kept.append(take()))  # fmt: skip
+        simulate(
+            made,
+            refusing,
+            method,
+            replace(settings, rounds=2),
+            seeds=[0],
+            lr=0.01,
+            on_state=lambda done, take: kept.append(take()),
+        )
     for one, two in zip(kept[0].arrays.values(), kept[1].arrays.values(), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
 def refusing() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1),
-                         nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2))  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2),
+        nn.BatchNorm2d(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.BatchNorm1d(4),
+        nn.Linear(4, 2),
+    )
 
 
 def test_counts_of_batches_have_no_mean() -> None:
-    counting = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(768, momentum=None),  # noqa: E731
-                                     nn.Linear(768, 2))  # fmt: skip
+    def counting():
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(768, momentum=None), nn.Linear(768, 2))
+
     with pytest.raises(FedgftError, match="momentum=None"):
         made = partition(pictures(20, 16), clients=2)
         simulate(
@@ -344,12 +383,12 @@ def test_when_memory_ends_it_says_what_to_try(error, monkeypatch) -> None:
     def train(*_) -> None:
         raise error
 
-    monkeypatch.setattr("fedgft.engine.torch_executor.TorchExecutor.train", train)
-    with pytest.raises(FedgftError, match=r"out of memory; try --batch-size 4 \(it is 8\)"):
+    monkeypatch.setattr("fedgft.engine.executors.torch_common.TorchExecutor.train", train)
+    with pytest.raises(FedgftError, match=r"out of memory; try batch_size 4 \(it is 8\)"):
         run(fedavg())
     monkeypatch.undo()
     with pytest.raises(RuntimeError, match="something else"):
-        monkeypatch.setattr("fedgft.engine.torch_executor.TorchExecutor.train", other)
+        monkeypatch.setattr("fedgft.engine.executors.torch_common.TorchExecutor.train", other)
         run(fedavg())
 
 
@@ -359,7 +398,7 @@ def other(*_) -> None:
 
 def test_a_part_of_a_cohort_knows_whose_units_it_has() -> None:
     made = [partition(pictures(40, 16), clients=3, seed=s) for s in range(3)]
-    whole = everybody(made)
+    whole = full_cohort(made)
     part = whole.part(slice(2, 7))
     np.testing.assert_array_equal(part.run, [0, 1, 1, 1, 2])
     np.testing.assert_array_equal(part.bounds, [0, 1, 4, 5])

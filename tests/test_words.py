@@ -15,34 +15,34 @@ from fedgft.cli import main
 from fedgft.data.dataset import Dataset
 from fedgft.data.synthetic import synthetic
 from fedgft.engine import History
-from fedgft.experiments import (
-    PROTOCOLS,
-    Result,
-    Study,
-    client_rows,
-    get_protocol,
-    round_rows,
-    row,
-)
-from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.experiments.frontier import Spot, choose, spot_row
-from fedgft.experiments.rows import pick
-from fedgft.experiments.store import save_model, write_rows
-from fedgft.metrics import Tally, get_metric, stack
+from fedgft.fair_model import load_model
+from fedgft.metrics import get_metric
 from fedgft.metrics.decisions import (
     balanced_accuracy,
-    collapsed,
     condition_names,
     constant_accuracy,
+    is_collapsed,
     selection_rates,
 )
 from fedgft.metrics.intervals import gap_interval
-from fedgft.report.words import advice, findings, missed, reached, saved, widest
-from fedgft.saved import load_model
+from fedgft.study import PROTOCOLS, Result, Study, client_rows, get_protocol, round_rows, row
+from fedgft.study.cache import Checkpoints
+from fedgft.study.conclusions import (
+    compare_sentences,
+    count_missed,
+    describe_saved_model,
+    describe_target,
+    describe_widest,
+    suggest_changes,
+)
+from fedgft.study.results import choose_replicate
+from fedgft.study.tradeoff import Spot, choose_spot, spot_row
+from fedgft.study.training import save_model, write_rows
+from fedgft.sums import Sums, stack
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
-    pytest.mark.filterwarnings("ignore::fedgft.federated.control.TargetMissedWarning"),
+    pytest.mark.filterwarnings("ignore::fedgft.algorithms.controller.TargetMissedWarning"),
 ]
 SP, EOP, EO = (get_metric(name) for name in ("sp", "eop", "eo"))
 
@@ -72,7 +72,7 @@ def drawn(seed: int, *, rows: int = 500, classes: int = 2, groups: int = 3):
 def test_decisions_are_those_of_scikit_learn(classes: int) -> None:
     for seed in range(20):
         probs, labels, group = drawn(seed, classes=classes)
-        tally = Tally.of(probs, labels, group, num_groups=3)
+        tally = Sums.of(probs, labels, group, num_groups=3)
         chosen = probs.argmax(1)
         assert balanced_accuracy(tally) == pytest.approx(balanced_accuracy_score(labels, chosen))
         constant = DummyClassifier(strategy="most_frequent").fit(probs, labels).predict(probs)
@@ -85,18 +85,18 @@ def test_decisions_are_those_of_scikit_learn(classes: int) -> None:
 @pytest.mark.filterwarnings("ignore:y_pred contains classes")
 def test_a_class_without_rows_is_left_out_of_balanced_accuracy() -> None:
     probs, labels, group = drawn(0, classes=3)
-    tally = Tally.of(probs, np.minimum(labels, 1), group, num_groups=3)
+    tally = Sums.of(probs, np.minimum(labels, 1), group, num_groups=3)
     expected = balanced_accuracy_score(np.minimum(labels, 1), probs.argmax(1))
     assert balanced_accuracy(tally) == pytest.approx(expected)
 
 
-def table(*cells: tuple[int, int]) -> Tally:
+def table(*cells: tuple[int, int]) -> Sums:
     """Of each group, for label 0 and then for label 1: rows, and how many of them are accepted."""
     decision = np.zeros((2, len(cells) // 2 + 1, 2))
     for at, (rows, accepted) in enumerate(cells):
         group, label = divmod(at, 2)
         decision[label, group] = rows - accepted, accepted
-    return Tally(decision.sum(-1), decision, decision)
+    return Sums(decision.sum(-1), decision, decision)
 
 
 # 21,791 people, 92.3% of them positive. The plain model is right in 93.0% of all cases, the other
@@ -118,11 +118,11 @@ ACCEPTS_ALL = table((900, 898), (7_100, 7_099), (778, 776), (13_013, 13_012))
         (table((400, 80), (600, 500)), False),
     ],
 )
-def test_what_is_a_collapsed_model(tally: Tally, expected: bool) -> None:
-    assert collapsed(tally) == expected
-    assert collapsed(stack([tally, tally])).tolist() == [expected, expected]
+def test_what_is_a_collapsed_model(tally: Sums, expected: bool) -> None:
+    assert is_collapsed(tally) == expected
+    assert is_collapsed(stack([tally, tally])).tolist() == [expected, expected]
     lost = tally.map(lambda array: np.nan * array)
-    assert not collapsed(lost)  # diverged, which is another thing
+    assert not is_collapsed(lost)  # diverged, which is another thing
 
 
 def test_conditions_have_the_names_of_the_classes() -> None:
@@ -157,7 +157,7 @@ def people(groups=("man", "woman"), classes=("no", "yes")) -> Dataset:
     )
 
 
-def history_of(runs: list[Tally], rounds: int = 50) -> History:
+def history_of(runs: list[Sums], rounds: int = 50) -> History:
     """As if training had led to the models with these sums, on the clients' rows and on others."""
     each = stack(runs)
     both = stack([each, each])
@@ -166,9 +166,10 @@ def history_of(runs: list[Tally], rounds: int = 50) -> History:
     return History(np.array([0, rounds]), both, both, clients, clients, params, 1.0, "x")
 
 
-def result(study: Study, method: str, runs: list[Tally], *, metric=SP, target=0.02) -> Result:
+def result(study: Study, method: str, runs: list[Sums], *, metric=SP, target=0.02) -> Result:
     """As if each replicate had been trained into the model with these sums on all its rows."""
-    seeds, made = len(runs), history_of(runs)
+    seeds = len(runs)
+    made = history_of(runs)
     return Result(
         0.5,
         method,
@@ -194,33 +195,36 @@ def test_a_model_that_accepts_everybody_is_called_collapsed() -> None:
     assert fair["accuracy_constant"] == pytest.approx(20_113 / 21_791)
     assert fair["balanced_accuracy"] < 0.52 < plain["balanced_accuracy"]
     assert fair["selection_rates_federation"]["man"] > 0.99
-    assert plain["collapsed"] == 0 and missed(fair) == 20 and missed(plain) == 0
-    said = reached(fair, plain)
+    assert plain["collapsed"] == 0 and count_missed(fair) == 20 and count_missed(plain) == 0
+    said = describe_target(fair, plain)
     assert "in 19 of 20 replicates, but 19 of these models have collapsed" in said
     assert "nearly everybody the same decision" in said
     assert "always predicting the most frequent class is right in 92.3%" in said
     assert "0.7 points less than FedAvg" in said
-    assert "collapsed in 19 of 20 replicates" in findings(
+    assert "collapsed in 19 of 20 replicates" in compare_sentences(
         [plain, fair], groups=("man", "woman"), title="statistical parity"
     )
-    assert "a larger --target" in advice(fair) and "--lr" in advice(fair)
-    assert "--" not in advice(fair, python=True) and "target=" in advice(fair, python=True)
-    chosen = pick(study, result(study, "fedgft-control", [ACCEPTS_ALL] * 19 + [PLAIN]))
+    assert "a larger --target" in suggest_changes(fair) and "--lr" in suggest_changes(fair)
+    assert "--" not in suggest_changes(fair, python=True) and "target=" in suggest_changes(
+        fair, python=True
+    )
+    chosen = choose_replicate(study, result(study, "fedgft-control", [ACCEPTS_ALL] * 19 + [PLAIN]))
     assert chosen.replicate == 19 and chosen.why == "nearest" and not chosen.collapsed
 
 
 def test_nothing_is_called_collapsed_that_is_not() -> None:
     study = lab(3)
     fair = row(study, result(study, "fedgft-control", [PLAIN] * 3, target=0.3))
-    assert fair["collapsed"] == 0 and advice(fair) == ""
-    assert "collapsed" not in reached(fair, fair)
+    assert fair["collapsed"] == 0 and suggest_changes(fair) == ""
+    assert "collapsed" not in describe_target(fair, fair)
 
 
-def gapped(gap: float, right: float) -> Tally:
+def gapped(gap: float, right: float) -> Sums:
     """Two groups of 1,000 rows whose decisions have this gap and this accuracy."""
     cells = []
     for accepted in (500 + 500 * gap, 500 - 500 * gap):
-        hits, wrong = round(right * accepted), round((1 - right) * accepted)
+        hits = round(right * accepted)
+        wrong = round((1 - right) * accepted)
         positives = hits + round((1 - right) * (1000 - accepted))
         cells += [(1000 - positives, wrong), (positives, hits)]
     return table(*cells)
@@ -232,63 +236,66 @@ def test_the_saved_replicate_is_the_best_that_met_the_target(tmp_path) -> None:
     study = lab(5)
     made = result(study, "fedgft-control", [gapped(g, r) for g, r in zip(gaps, right, strict=True)])
     fair = row(study, made)
-    chosen = pick(study, made)
+    chosen = choose_replicate(study, made)
     assert fair["reached"] == chosen.met == 3
     assert (chosen.replicate, chosen.why) == (2, "met")  # not seed 0, whose gap is 10.3 points
     path = save_model(study, made, 2, tmp_path / "m.safetensors", why="because")
     about = load_model(path).about["trained"]
     assert about["seed"] == 2 and about["target"] == 0.02 and about["reached"]
     assert about["gap"] == pytest.approx(0.011, abs=1e-3) and about["why"] == "because"
-    said = saved(about, "because")
+    said = describe_saved_model(about)
     assert "seed 2: because" in said and "(target 2.0: met)" in said
-    assert "reached on the clients' own rows (within 0.3 points) in 3 of 5" in reached(fair)
-    assert "missed in 2" in reached(fair)
+    assert "reached on the clients' own rows (within 0.3 points) in 3 of 5" in describe_target(fair)
+    assert "missed in 2" in describe_target(fair)
     strict = result(study, "fedgft-control", made_tallies(made), target=0.0)
-    none = pick(study, strict)
+    none = choose_replicate(study, strict)
     assert (none.replicate, none.why, none.met) == (2, "nearest", 0)
-    assert "missed on the clients' own rows (within 0.3 points) in all 5" in reached(
+    assert "missed on the clients' own rows (within 0.3 points) in all 5" in describe_target(
         row(study, strict)
     )
-    assert "--rounds 100; 50 were tried" in advice(row(study, strict))
-    assert "Settings(rounds=100)" in advice(row(study, strict), python=True)
-    first = pick(study, result(study, "fedgft", made_tallies(made)))
+    assert "--rounds 100; 50 were tried" in suggest_changes(row(study, strict))
+    assert "Settings(rounds=100)" in suggest_changes(row(study, strict), python=True)
+    first = choose_replicate(study, result(study, "fedgft", made_tallies(made)))
     assert (first.replicate, first.why) == (0, "first")
 
 
-def made_tallies(made: Result) -> list[Tally]:
+def made_tallies(made: Result) -> list[Sums]:
     assert made.history.federation is not None
     return [made.history.federation[-1][i] for i in range(len(made.lr))]
 
 
 def test_the_groups_and_the_class_behind_a_gap_are_named() -> None:
-    groups, classes = ("a", "b", "c"), ("red", "green", "blue")
+    groups = ("a", "b", "c")
+    classes = ("red", "green", "blue")
     rng = np.random.default_rng(0)
-    labels, group = rng.integers(0, 3, 3000), rng.integers(0, 3, 3000)
+    labels = rng.integers(0, 3, 3000)
+    group = rng.integers(0, 3, 3000)
     chosen = np.where((group == 2) & (rng.random(3000) < 0.5), 1, labels)  # c is often "green"
-    tally = Tally.of(np.eye(3)[chosen], labels, group, num_groups=3)
+    tally = Sums.of(np.eye(3)[chosen], labels, group, num_groups=3)
     study = Study(people(groups, classes), get_protocol("heldout"), range(2), clients=2)
     found = row(study, result(study, "fedgft-control", [tally] * 2))
     assert found["widest"]["condition"] == "class green" and found["widest"]["high"] == "c"
     assert found["widest"]["replicates"] == 2
     assert set(found["selection_rates"]["c"]) == set(classes)
     assert f"widest between c (the higher rate) and {found['widest']['low']}, class green" in (
-        reached(found)
+        describe_target(found)
     )
     other = {"high": "a", "low": "b", "condition": "class x", "replicates": 3}
-    assert widest(other, 5).endswith("in 3 of 5 replicates")
-    assert widest(None, 5) == "not estimable"
+    assert describe_widest(other, 5).endswith("in 3 of 5 replicates")
+    assert describe_widest(None, 5) == "not estimable"
     given = row(study, result(study, "fedgft-control", [tally] * 2, metric=EO))
     assert " given label " in given["widest"]["condition"]
 
 
 def test_intervals_are_withheld_below_ten_rows_in_training() -> None:
-    study, few = lab(2), table((30, 10), (30, 20), (4, 1), (5, 3))
+    study = lab(2)
+    few = table((30, 10), (30, 20), (4, 1), (5, 3))
     made = result(study, "fedgft-control", [few] * 2)
     found = row(study, made)
     assert found["gap_hard_test"] is not None and found["fewest_rows"] == 9
     assert found["gap_hard_test_low"] is None and found["gap_hard_test_high"] is None
     plain = row(study, result(study, "fedavg", [few] * 2))
-    said = findings([plain, found], groups=("man", "woman"), title="sp")
+    said = compare_sentences([plain, found], groups=("man", "woman"), title="sp")
     assert "not estimable: fewer than ten rows" in said
     spot = Spot("fedgft-control", 0.02, few[None], few[None])
     assert spot_row(study, SP, 0.5, spot)["gap_hard_test_low"] is None
@@ -308,8 +315,8 @@ def test_rows_with_tables_in_them_go_to_parquet(tmp_path) -> None:
 def test_a_collapsed_spot_is_not_chosen_from_a_frontier() -> None:
     gone = Spot("fedgft-control", 0.0, ACCEPTS_ALL[None], ACCEPTS_ALL[None])
     plain = Spot("fedavg", None, PLAIN[None], PLAIN[None])
-    assert choose([plain, gone], SP, 0.02) is plain
-    assert choose([gone], SP, 0.02) is gone
+    assert choose_spot([plain, gone], SP, 0.02) is plain
+    assert choose_spot([gone], SP, 0.02) is gone
     both = stack([ACCEPTS_ALL, PLAIN])
     assert Spot("fedgft-control", 0.0, both, both).nearest(SP, 0.02) == 1
     assert spot_row(lab(1), SP, None, gone)["collapsed"] == 1
@@ -322,23 +329,25 @@ def quick(seeds=range(3), *, rounds: int = 4, **changes) -> Study:
     base = get_protocol("heldout")
     settings = replace(base.settings, rounds=rounds, eval_every=0)
     return Study(
-        synthetic(rows=1500, seed=3),
-        replace(base, settings=settings, **changes),
-        seeds,
-        clients=4,
+        synthetic(rows=1500, seed=3), replace(base, settings=settings, **changes), seeds, clients=4
     )
 
 
 def inner_accuracy(rates: tuple[float, ...]) -> np.ndarray:
     """(rate, replicate): each rate by itself on the same inner splits."""
     return np.stack(
-        [quick(lr=(rate, 9.0))._inner("", 0.5, quick()._plain(), None, lr=np.array([[rate]]))[0][0]
-         for rate in rates]
-    )  # fmt: skip
+        [
+            quick(lr=(rate, 9.0))._try_out("", 0.5, quick()._fedavg(), None, lr=np.array([[rate]]))[
+                0
+            ][0]
+            for rate in rates
+        ]
+    )
 
 
 def test_the_grid_of_rates_grows_where_its_edge_is_best() -> None:
-    grid, more = (0.005, 0.01, 0.02, 0.03), (0.001, 0.002, 0.05, 0.1, 0.2)
+    grid = (0.005, 0.01, 0.02, 0.03)
+    more = (0.001, 0.002, 0.05, 0.1, 0.2)
     every = (*more[:2], *grid, *more[2:])
     accuracy = inner_accuracy(every)
     expected = []
@@ -348,23 +357,24 @@ def test_the_grid_of_rates_grows_where_its_edge_is_best() -> None:
         while step and 0 <= at + step < len(every) and own[at + step] > own[at]:
             at += step
         expected.append(every[at])
-    found = quick().rate(0.5)
+    found = quick().choose_lr(0.5)
     assert found.tolist() == expected
     assert max(expected) > 0.03  # of four rounds, so that the edge is chosen at all
-    assert quick([2]).rate(0.5).tolist() == expected[2:]  # whatever the others choose
-    assert set(quick(more_lr=()).rate(0.5)) <= set(grid)
-    assert quick(lr=(0.01,)).rate(0.5).tolist() == [0.01] * 3
+    assert quick([2]).choose_lr(0.5).tolist() == expected[2:]  # whatever the others choose
+    assert set(quick(more_lr=()).choose_lr(0.5)) <= set(grid)
+    assert quick(lr=(0.01,)).choose_lr(0.5).tolist() == [0.01] * 3
 
 
 def test_a_rate_inside_the_grid_is_left_alone() -> None:
     """Nothing more is trained for it, so nothing can change."""
     trained = []
     study = replace(quick(), on_progress=lambda *said: trained.append(said))
-    chosen, accuracy = np.array([0.01, 0.02, 0.01]), np.full((4, 3), 0.8)
-    assert study._beyond_the_edge(0.5, chosen, accuracy).tolist() == chosen.tolist()
+    chosen = np.array([0.01, 0.02, 0.01])
+    accuracy = np.full((4, 3), 0.8)
+    assert study._search_beyond_grid(0.5, chosen, accuracy).tolist() == chosen.tolist()
     assert not trained
     lost = np.full((4, 3), np.nan)  # no rate is known, so none is at the edge
-    assert study._beyond_the_edge(0.5, np.full(3, 0.03), lost).tolist() == [0.03] * 3
+    assert study._search_beyond_grid(0.5, np.full(3, 0.03), lost).tolist() == [0.03] * 3
     assert not trained
 
 
@@ -393,7 +403,7 @@ def test_replicates_that_miss_their_target_are_trained_for_more_rounds() -> None
     assert found.history.control.gap == pytest.approx(gap)
     if line["reached"] < 6:
         assert "above the target of 6.0" in line["missed_because"]
-        assert line["missed_because"] in advice(line)
+        assert line["missed_because"] in suggest_changes(line)
     last = {r["seed"]: r["round"] for r in round_rows(long, found)}
     assert [last[i] for i in range(6)] == found.rounds.tolist()
     plain = long.run(0.5, "fedavg", SP)
@@ -423,10 +433,10 @@ def test_of_runs_that_never_meet_their_target_the_nearest_counts(monkeypatch) ->
 def test_rounds_that_were_given_are_kept_to() -> None:
     from fedgft.cli.options import Options
 
-    assert Options().settled().round_factors == (2, 4)
-    assert Options(rounds=50).settled().round_factors == ()
-    assert Options(lr=0.1).settled().lr == (0.1,)
-    assert Options(protocol="paper").settled().round_factors == ()
+    assert Options().make_protocol().round_factors == (2, 4)
+    assert Options(rounds=50).make_protocol().round_factors == ()
+    assert Options(lr=0.1).make_protocol().lr == (0.1,)
+    assert Options(protocol="paper").make_protocol().round_factors == ()
     assert get_protocol("heldout", images=True).round_factors == ()
 
 
@@ -443,7 +453,8 @@ def test_training_for_more_rounds_is_resumed_to_the_same_bits(
     short = replace(base, settings=replace(base.settings, rounds=3))
     monkeypatch.setitem(PROTOCOLS, "heldout", short)
     command = ["train", *shlex.split(QUICK), "--target", 0.001, "--json", "--checkpoint-every", 1]
-    put, calls = Checkpoints.put, []
+    put = Checkpoints.put
+    calls = []
 
     def interrupted(self, *given):
         put(self, *given)
@@ -458,7 +469,8 @@ def test_training_for_more_rounds_is_resumed_to_the_same_bits(
     assert code == 0, err
     code, whole, err = run(capsys, *command, "--out", tmp_path / "whole")
     assert code == 0, err
-    first, second = json.loads(cut), json.loads(whole)
+    first = json.loads(cut)
+    second = json.loads(whole)
     assert first["saved"] == second["saved"] and first["clients"] == second["clients"]
     assert sum(first["rounds"].values()) == 3 and set(first["rounds"]) - {"3"}
 
@@ -509,8 +521,19 @@ def test_compare_says_whether_a_target_was_reached(capsys) -> None:
 
 
 def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
-    command = ["frontier", *shlex.split(QUICK), "--rounds", 2, "--points", 2, "--methods",
-               "fedgft-control", "--out", tmp_path, "--strict"]  # fmt: skip
+    command = [
+        "frontier",
+        *shlex.split(QUICK),
+        "--rounds",
+        2,
+        "--points",
+        2,
+        "--methods",
+        "fedgft-control",
+        "--out",
+        tmp_path,
+        "--strict",
+    ]
     code, out, _ = run(capsys, *command, "--target", 0.0)
     assert code == 4 and "Nothing reached 0 points" in out and "What to try" in out
     assert "Its balanced accuracy is" in out and "The gap is widest between" in out
@@ -531,9 +554,31 @@ def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> N
     ok = np.where(rng.random(1200) < np.where(sex == "woman", 0.97, 0.92), "yes", "no")
     frame = pl.DataFrame({"x": rng.standard_normal(1200), "sex": sex, "ok": ok})
     frame.write_csv(tmp_path / "t.csv")
-    command = ["compare", "--data", tmp_path / "t.csv", "--label", "ok", "--group", "sex",
-               "--alpha", 100, "--seeds", 2, "--rounds", 20, "--lr", 0.03, "--clients", 3,
-               "--target", 0.5, "--methods", "fedavg", "fedgft-control", "--strict"]  # fmt: skip
+    command = [
+        "compare",
+        "--data",
+        tmp_path / "t.csv",
+        "--label",
+        "ok",
+        "--group",
+        "sex",
+        "--alpha",
+        100,
+        "--seeds",
+        2,
+        "--rounds",
+        20,
+        "--lr",
+        0.03,
+        "--clients",
+        3,
+        "--target",
+        0.5,
+        "--methods",
+        "fedavg",
+        "fedgft-control",
+        "--strict",
+    ]
     code, out, _ = run(capsys, *command)
     assert code == 4
     assert "in 2 of 2 replicates, but 2 of these models have collapsed" in out
@@ -564,7 +609,7 @@ def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
     from flwr.serverapp.strategy import FedAvg
 
     from fedgft.flower import FedGFT
-    from fedgft.flower.terms import line
+    from fedgft.flower.aggregator import format_row as line
     from grid import biased, grid_of, options, start_of, train_config
 
     made = biased()
@@ -586,19 +631,27 @@ def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
 
 def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
     """18.6 points for a target of 2 must be said."""
-    from fedgft.deploy.outcome import closing, summary
+    from fedgft.deploy.local_run import format_closing_line, summarize_run
 
-    row = {"round": 5, "accuracy": 0.84, "gap_soft": 0.1, "gap_hard": 0.186, "target": 0.02,
-           "target_of": "decisions", "reached": False, "collapsed": False,
-           "accuracy_constant": 0.76}  # fmt: skip
+    row = {
+        "round": 5,
+        "accuracy": 0.84,
+        "gap_soft": 0.1,
+        "gap_hard": 0.186,
+        "target": 0.02,
+        "target_of": "decisions",
+        "reached": False,
+        "collapsed": False,
+        "accuracy_constant": 0.76,
+    }
     held = {"about": {"measured": row, "metric": "sp"}, "sites": ["a", "b"], "held_out": {}}
     (tmp_path / "history.json").write_text(json.dumps(held))
-    made = summary(tmp_path, "finished:completed", seconds=3.0, sites=2, limit=9.0)
+    made = summarize_run(tmp_path, "finished:completed", seconds=3.0, sites=2, limit=9.0)
     assert made["target"] == 0.02 and made["reached"] is False
-    said = closing(made, "sp")
+    said = format_closing_line(made, "sp")
     assert "on the training rows of 2 site(s): 18.6 points, target 2.0: missed." in said
     assert "What to try" in said and "is right in 76.0%" in said
-    met = closing({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
+    met = format_closing_line({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
     assert "target 2.0: met." in met and "has collapsed" in met and "What to try" not in met
-    assert "cannot be judged" in closing({**made, "reached": None}, "sp")
-    assert "target" not in closing({**made, "target": None}, "sp")
+    assert "cannot be judged" in format_closing_line({**made, "reached": None}, "sp")
+    assert "target" not in format_closing_line({**made, "target": None}, "sp")

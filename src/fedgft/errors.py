@@ -1,5 +1,81 @@
-"""The error users see. Apart from `types`, which loads numpy: `fedgft --help` needs none of it."""
+"""The error that users see, and the check for optional packages.
+
+This module imports nothing heavy: `fedgft --help` loads it and must not load NumPy.
+"""
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Literal
+
+Kind = Literal["invalid", "missing", "conflict", "unsupported", "file", "data", "extra", "network"]
+_NAME = re.compile(r"`([a-z][a-z0-9_]*)`")
+
+EXTRAS = {  # package that is imported: (name that people know, extra that installs it)
+    "torch": ("PyTorch", "torch"),
+    "flwr": ("Flower", "flower"),
+    "opendp": ("OpenDP", "private"),
+    "PIL": ("Pillow", "images"),
+    "fairlearn": ("Fairlearn", "references"),
+    "sklearn": ("scikit-learn", "references"),
+    "cryptography": ("cryptography", "flower"),
+}
 
 
 class FedgftError(ValueError):
-    """Something the user can mend: one line that names the argument, file or column."""
+    """An error that the user can fix, described in one line.
+
+    Parameters
+    ----------
+    message
+        What is wrong and what to do. Settings are written in backquotes, as in
+        ``"`lam` must be >= 0, got -1"``. Python users read the text without the backquotes;
+        the command line prints the option instead (``--lam``), see `render`.
+    field
+        The setting, argument or option that is wrong. Default: the first name in backquotes. If
+        the message does not mention the field, it is put in front: ``field="lam"`` and
+        ``"must be >= 0"`` read ``lam must be >= 0``.
+    kind
+        What went wrong, for programs and tests: they should not depend on the wording.
+
+    >>> error = FedgftError("must be >= 0, got -1", field="lam")
+    >>> str(error), error.field, error.kind
+    ('lam must be >= 0, got -1', 'lam', 'invalid')
+    >>> error.render(lambda name: "--" + name)
+    '--lam must be >= 0, got -1'
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, kind: Kind = "invalid") -> None:
+        named = _NAME.findall(message)
+        if field is not None and field not in named:
+            message = f"`{field}` {message}"
+        self.message = message
+        self.field = field or (named[0] if named else None)
+        self.kind: Kind = kind
+        super().__init__(_NAME.sub(r"\1", message))
+
+    def render(self, name_field: Callable[[str], str]) -> str:
+        """The message with every name in backquotes replaced by `name_field(name)`."""
+        return _NAME.sub(lambda found: name_field(found[1]), self.message)
+
+
+def import_extra(package: str, purpose: str = "this") -> ModuleType:
+    """Import an optional package, or raise a `FedgftError` with the command that installs it.
+
+    Parameters
+    ----------
+    package
+        A key of `EXTRAS`, or a module inside one of those packages (``"torch.nn"``).
+    purpose
+        What needs the package: the subject of the sentence ``{purpose} needs PyTorch``.
+    """
+    root = package.partition(".")[0]
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != root:
+            raise
+        title, extra = EXTRAS[root]
+        text = f"{purpose} needs {title}: pip install 'fedgft[{extra}]'"
+        raise FedgftError(text, kind="extra") from error

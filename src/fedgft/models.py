@@ -1,8 +1,8 @@
-"""The models that ship, and the wrapper for a model of your own.
+"""The models of the library, and the wrapper for a model of your own.
 
-A model knows its starting parameters as one flat vector (the order of `module.parameters()`,
-frozen ones last, then the floating-point buffers) and how to build its torch module. The linear
-model needs no torch for either.
+A model makes its starting parameters as one flat vector (the order of `module.parameters()`,
+frozen ones last, then the floating-point buffers) and builds its torch module. The linear model
+starts and predicts without torch.
 """
 
 import copy
@@ -13,33 +13,31 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from fedgft.arguments import shown, whole_number
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, import_extra
+from fedgft.validation import check_integer, format_value
 
 
 @runtime_checkable
 class Model(Protocol):
+    """A model for rows with `features` columns (or channels) and `classes` classes."""
+
     @property
     def name(self) -> str: ...
 
     @property
-    def linear(self) -> bool: ...  # one nn.Linear: the fused executor may take it
+    def linear(self) -> bool: ...  # one nn.Linear, which the fused executor can train
 
-    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray: ...
+    def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
+        """Random parameters, (p,)."""
+        ...
 
-    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]: ...
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors, in the order of the flat vector."""
+        ...
 
-    def module(self, *, features: int, classes: int) -> Any: ...
-
-
-def _uniform(seed: int, shapes: list[tuple[int, int]]) -> np.ndarray:
-    """Weights and biases of linear layers (out, in), uniform in +-1/sqrt(in) as torch has them."""
-    rng = np.random.default_rng([seed, 0x1417])
-    parts = []
-    for rows, columns in shapes:
-        bound = columns**-0.5
-        parts += [rng.uniform(-bound, bound, rows * columns), rng.uniform(-bound, bound, rows)]
-    return np.concatenate(parts)
+    def module(self, *, features: int, classes: int) -> Any:
+        """A new `nn.Module`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,20 +48,22 @@ class Logistic:
     linear: bool = True
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
-        return _uniform(seed, [(classes, features)])
+        """Uniform in +-1/sqrt(features)."""
+        return _draw_uniform(seed, [features, classes])
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        """weight (classes, features) and bias (classes,)."""
         return {"weight": (classes, features), "bias": (classes,)}
 
     def module(self, *, features: int, classes: int) -> Any:
-        from torch import nn
-
+        """`nn.Linear(features, classes)`."""
+        nn = import_extra("torch.nn", "a logistic model as a torch module")
         return nn.Linear(features, classes)
 
 
 @dataclass(frozen=True)
 class MLP:
-    """Linear layers with ReLU between them."""
+    """Linear layers with ReLU between them; `hidden` holds the widths of the hidden layers."""
 
     hidden: tuple[int, ...] = (64,)
     name: str = "mlp"
@@ -72,35 +72,57 @@ class MLP:
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, tuple | list):
             raise FedgftError(f"hidden must be a tuple of widths, as in (64,), not {self.hidden!r}")
-        widths = tuple(whole_number("hidden", width, least=1) for width in self.hidden)
+        widths = tuple(check_integer("hidden", width, least=1) for width in self.hidden)
         object.__setattr__(self, "hidden", widths)
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
-        sizes = (features, *self.hidden, classes)
-        return _uniform(seed, [(outputs, inputs) for inputs, outputs in pairwise(sizes)])
+        """Uniform in +-1/sqrt(inputs of the layer)."""
+        return _draw_uniform(seed, [features, *self.hidden, classes])
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
-        sizes, out = (features, *self.hidden, classes), {}
+        """Names as in `nn.Sequential`: 0.weight, 0.bias, 2.weight, ..."""
+        sizes = (features, *self.hidden, classes)
+        out = {}
         for i, (inputs, outputs) in enumerate(pairwise(sizes)):
             out |= {f"{2 * i}.weight": (outputs, inputs), f"{2 * i}.bias": (outputs,)}
         return out
 
     def module(self, *, features: int, classes: int) -> Any:
-        from torch import nn
-
-        sizes = (features, *self.hidden, classes)
+        """`nn.Sequential` of linear layers and ReLU."""
+        nn = import_extra("torch.nn", "the model mlp")
         layers: list[Any] = []
-        for inputs, outputs in pairwise(sizes):
+        for inputs, outputs in pairwise((features, *self.hidden, classes)):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
 
-@dataclass(frozen=True)
-class ResNet18:
-    """For images: torchvision's, name by name. `weights`: a file to start from.
+class _FromModule:
+    """What a model can tell from its torch module."""
 
-    BatchNorm's running means are averaged like everything else, by the clients' weights, unless
-    clients keep their own normalising layers (`Settings.norms`).
+    def module(self, *, features: int, classes: int) -> Any:
+        raise NotImplementedError
+
+    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors, in the order of the flat vector."""
+        module = self.module(features=features, classes=classes)
+        return {name: tuple(t.shape) for name, t in tensors(module).items()}
+
+
+@dataclass(frozen=True)
+class ResNet18(_FromModule):
+    """ResNet-18 for images, with the tensor names of torchvision.
+
+    Running means of BatchNorm are averaged like parameters, by the clients' weights, unless clients
+    keep their own normalization layers (`Settings.norms`).
+
+    Parameters
+    ----------
+    norm
+        Normalization layers: "batch" or "group".
+    stem
+        First layers: "imagenet", or "small" for images of about 32 x 32 pixels.
+    weights
+        A file of tensors to start from; see `fedgft.resnet.load_weights`.
     """
 
     norm: Literal["batch", "group"] = "batch"
@@ -110,102 +132,61 @@ class ResNet18:
     linear: bool = False
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
-        from fedgft.resnet import load_weights
+        """Random as in torchvision, or from the file."""
 
         def make() -> Any:
             module = self.module(features=features, classes=classes)
             if self.weights is not None:
-                load_weights(module, self.weights)
+                _resnet().load_weights(module, self.weights)
             return module
 
-        return _drawn(make, seed)
-
-    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
-        module = self.module(features=features, classes=classes)
-        return {name: tuple(t.shape) for name, t in tensors(module).items()}
+        return _draw_module(make, seed)
 
     def module(self, *, features: int, classes: int) -> Any:
-        from fedgft.resnet import Net
-
-        return Net(channels=features, classes=classes, norm=self.norm, stem=self.stem)
+        """A `fedgft.resnet.ResNet`."""
+        return _resnet().ResNet(channels=features, classes=classes, norm=self.norm, stem=self.stem)
 
 
 @dataclass(frozen=True)
-class Module:
-    """A model of your own: a function that makes an `nn.Module` with one output a class.
+class Module(_FromModule):
+    """A model of your own: a function that makes an `nn.Module` with one output per class.
 
-    It is called once a run under that run's seed, so every run has its own start. To start
-    all runs from parameters you have, pass `lambda: module`.
+    The function is called once per run under that run's seed, so every run has its own start. To
+    start all runs from the parameters of one module, pass `lambda: module`.
+
+    Parameters
+    ----------
+    make
+        Returns a module.
+    given
+        Whether `make` returns a module of the caller, who may change it between simulations.
     """
 
     make: Callable[[], Any]
     name: str = "module"
     linear: bool = False
-    given: bool = False  # the very module of a caller, who may change it between simulations
+    given: bool = False
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
-        return _drawn(self.make, seed)
-
-    def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
-        module = self.module(features=features, classes=classes)
-        return {name: tuple(t.shape) for name, t in tensors(module).items()}
+        """The parameters of a module that is made under this seed."""
+        return _draw_module(self.make, seed)
 
     def module(self, *, features: int, classes: int) -> Any:
-        import torch
-
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            return copy.deepcopy(_made(self.make))  # it is cast and trained in place
-
-
-def _drawn(make: Callable[[], Any], seed: int) -> np.ndarray:
-    """The flat vector of a module that is made under this seed."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = _made(make)
-    parts = tensors(module).values()
-    return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
-
-
-def _made(make: Callable[[], Any]) -> Any:
-    """The module a function makes, if it is one that can be trained."""
-    try:
-        module = make()
-    except TypeError as error:
-        raise FedgftError(f"model: the function that makes a module fails ({error})") from error
-    if not hasattr(module, "named_parameters"):
-        raise FedgftError(f"model must make an nn.Module, and it made {shown(module)}")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise FedgftError("model has no parameter to train")
-    return module
-
-
-def tensors(module: Any) -> dict[str, Any]:
-    """All that is aggregated: what is trained, what is frozen, then floating-point buffers."""
-    parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
-    buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
-    return dict([*parameters, *buffers])
-
-
-def named(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The tensors that lie one behind the other in a flat vector."""
-    out, at = {}, 0
-    for name, shape in shapes.items():
-        size = int(np.prod(shape))
-        out[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
-        at += size
-    return out
+        """A copy of what `make` returns."""
+        torch = import_extra("torch", "a model of your own")
+        with torch.random.fork_rng(devices=[]):  # do not advance the caller's random numbers
+            return copy.deepcopy(_make_module(self.make))  # it is cast and trained in place
 
 
 MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP(), "resnet18": ResNet18()}
+"The models by name."
 
 
 def get_model(model: Any) -> Model:
-    """A model by name, a function that makes an nn.Module, or a model as it is."""
+    """The model for a name, an `nn.Module`, a function that makes one, or a model itself."""
     if isinstance(model, str):
         if model not in MODELS:
-            raise FedgftError(f"--model {model!r} is not known; choose from {', '.join(MODELS)}")
+            raise FedgftError(f"`model` {model!r} is not known; choose from {', '.join(MODELS)}")
         return MODELS[model]
     if hasattr(model, "parameters") and not isinstance(model, type):  # an nn.Module itself
         return Module(lambda: model, given=True)
@@ -214,6 +195,95 @@ def get_model(model: Any) -> Model:
     if not callable(model):
         raise FedgftError(
             f"model must be a name ({', '.join(MODELS)}), an nn.Module or a function that makes "
-            f"one, not {shown(model)}"
+            f"one, not {format_value(model)}"
         )
     return Module(model)
+
+
+def tensors(module: Any) -> dict[str, Any]:
+    """The tensors of a module's flat vector: trained, then frozen, then floating-point buffers."""
+    parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
+    buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+    return dict([*parameters, *buffers])
+
+
+def named(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """The tensors of a flat vector, by name."""
+    out = {}
+    at = 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        out[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
+        at += size
+    return out
+
+
+def prepare_logits(
+    model: Model, params: np.ndarray, *, features: int, classes: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from rows to logits (rows, classes), in double precision for networks.
+
+    A network is built once; linear models need no torch.
+    """
+    if model.linear:
+        weight = params[:-classes].reshape(classes, -1)
+        bias = params[-classes:]
+        return lambda x: x @ weight.T + bias
+    torch = import_extra("torch", f"predicting with the model {model.name}")
+    with torch.random.fork_rng(devices=[]):  # do not advance the caller's random numbers
+        module = model.module(features=features, classes=classes).double().eval()
+    shapes = {name: tuple(t.shape) for name, t in tensors(module).items()}
+    values = {}
+    for name, array in named(np.asarray(params, dtype=np.float64), shapes).items():
+        tensor = torch.as_tensor(array)
+        is_image_filter = tensor.ndim == 4
+        values[name] = (
+            tensor.contiguous(memory_format=torch.channels_last) if is_image_filter else tensor
+        )
+
+    def logits(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return torch.func.functional_call(module, values, (torch.as_tensor(x),)).numpy()
+
+    return logits
+
+
+def _draw_uniform(seed: int, sizes: list[int]) -> np.ndarray:
+    """Weights and biases of linear layers, uniform in +-1/sqrt(inputs) as in torch."""
+    rng = np.random.default_rng([seed, 0x1417])
+    parts = []
+    for inputs, outputs in pairwise(sizes):
+        bound = inputs**-0.5
+        parts += [rng.uniform(-bound, bound, outputs * inputs), rng.uniform(-bound, bound, outputs)]
+    return np.concatenate(parts)
+
+
+def _draw_module(make: Callable[[], Any], seed: int) -> np.ndarray:
+    """The flat vector of a module that is made under this seed."""
+    torch = import_extra("torch", "training a network")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = _make_module(make)
+    parts = tensors(module).values()
+    return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
+
+
+def _make_module(make: Callable[[], Any]) -> Any:
+    """The module that a function makes; refuse what cannot be trained."""
+    try:
+        module = make()
+    except TypeError as error:
+        raise FedgftError(f"model: the function that makes a module fails ({error})") from error
+    if not hasattr(module, "named_parameters"):
+        raise FedgftError(f"model must make an nn.Module, and it made {format_value(module)}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise FedgftError("model has no parameter to train")
+    return module
+
+
+def _resnet() -> Any:
+    """The module `fedgft.resnet`, which imports torch."""
+    import_extra("torch", "the model resnet18")
+    from fedgft import resnet
+
+    return resnet

@@ -1,5 +1,7 @@
-"""ResNet-18 (He et al., 2016), with the names and the start that torchvision gives its tensors, so
-that published weights load."""
+"""ResNet-18 (He et al., 2016) with the tensor names and initialization of torchvision.
+
+Published weights can be loaded with `load_weights`.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -9,74 +11,41 @@ from typing import Any
 from zipfile import ZipFile, is_zipfile
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedgft.errors import FedgftError
 
-GROUPS = 32  # of channels, in GroupNorm
+NORM_GROUPS = 32  # groups of channels in GroupNorm
+WIDTHS = (64, 64, 128, 256, 512)
 
 
-def _joined(conv: nn.Conv2d, norm: nn.Module, x: Tensor, around: Tensor | None = None) -> Tensor:
-    """relu(norm(conv(x)) + around)."""
-    if _still(norm, x):
-        return _in_one(conv, norm, x, around)
-    x = norm(conv(x))
-    return nn.functional.relu(x if around is None else x + around, inplace=True)
+class ResNet(nn.Module):
+    """ResNet-18.
 
+    Parameters
+    ----------
+    channels, classes
+        Of the images and the label.
+    norm
+        "batch" or "group".
+    stem
+        "imagenet", or "small": no downsampling before the first block, for 32 x 32 pixels.
+    """
 
-def _still(norm: nn.Module, x: Tensor) -> bool:
-    """Whether cuDNN may do it in one pass over memory: BatchNorm only scales and shifts."""
-    nvidia = x.is_cuda and torch.version.cuda is not None and torch.is_autocast_enabled("cuda")
-    fixed = isinstance(norm, nn.BatchNorm2d) and not norm.training
-    return nvidia and fixed and not torch.is_grad_enabled()
-
-
-def _in_one(conv: Any, norm: Any, x: Tensor, around: Tensor | None) -> Tensor:
-    half = torch.get_autocast_dtype("cuda")
-    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    weight = (conv.weight * scale.reshape(-1, 1, 1, 1)).to(half)
-    shift = (norm.bias - norm.running_mean * scale).to(half)
-    how = (shift, conv.stride, conv.padding, conv.dilation, conv.groups)
-    if around is None:
-        return torch.cudnn_convolution_relu(x.to(half), weight, *how)
-    return torch.cudnn_convolution_add_relu(x.to(half), weight, around, 1.0, *how)
-
-
-class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a way around them."""
-
-    def __init__(self, inputs: int, outputs: int, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        stride = 1 if inputs == outputs else 2
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = norm(outputs)
-        self.downsample = None
-        if inputs != outputs:
-            around = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(around, norm(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        around = x if self.downsample is None else self.downsample(x)
-        return _joined(self.conv2, self.bn2, _joined(self.conv1, self.bn1, x), around)
-
-
-class Net(nn.Module):
     def __init__(self, *, channels: int, classes: int, norm: str, stem: str) -> None:
         super().__init__()
-        make = nn.BatchNorm2d if norm == "batch" else lambda width: nn.GroupNorm(GROUPS, width)
+        make_norm = nn.BatchNorm2d if norm == "batch" else _group_norm
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
             self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
-        else:  # a quarter of the pixels is too few to begin with where there are only 32 x 32
+        else:
             self.conv1 = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
             self.maxpool = nn.Identity()
-        self.bn1 = make(64)
-        widths = (64, 64, 128, 256, 512)
+        self.bn1 = make_norm(64)
         for i in range(4):
-            first = Block(widths[i], widths[i + 1], make)
-            second = Block(widths[i + 1], widths[i + 1], make)
+            first = Block(WIDTHS[i], WIDTHS[i + 1], make_norm)
+            second = Block(WIDTHS[i + 1], WIDTHS[i + 1], make_norm)
             setattr(self, f"layer{i + 1}", nn.Sequential(first, second))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, classes)
@@ -85,84 +54,147 @@ class Net(nn.Module):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(_joined(self.conv1, self.bn1, x))
+        """Scores (rows, classes)."""
+        x = self.maxpool(_conv_norm_relu(self.conv1, self.bn1, x))
         for i in range(4):
             x = self.get_submodule(f"layer{i + 1}")(x)
         x = torch.flatten(self.avgpool(x), 1)
-        # Scores are summed over thousands of rows: they are worth more digits than bfloat16 has.
+        # Scores are summed over thousands of rows and need more digits than bfloat16 has.
         with torch.autocast(x.device.type, enabled=False):
             return self.fc(x.to(self.fc.weight.dtype))
 
 
-def load_weights(module: nn.Module, path: str | Path) -> list[str]:
-    """Put a file's tensors into the module; a head (fc) for other classes stays as it is.
+class Block(nn.Module):
+    """Two 3 x 3 convolutions with a shortcut."""
 
-    Returns what was left out, one sentence each.
+    def __init__(self, inputs: int, outputs: int, make_norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = make_norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = make_norm(outputs)
+        self.downsample = None
+        if inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, make_norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = _conv_norm_relu(self.conv1, self.bn1, x)
+        return _conv_norm_relu(self.conv2, self.bn2, x, shortcut)
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(NORM_GROUPS, channels)
+
+
+def _conv_norm_relu(
+    conv: nn.Conv2d, norm: nn.Module, x: Tensor, shortcut: Tensor | None = None
+) -> Tensor:
+    """relu(norm(conv(x)) + shortcut)."""
+    if _can_fuse(norm, x):
+        return _fused_conv_norm_relu(conv, norm, x, shortcut)
+    x = norm(conv(x))
+    return nn.functional.relu(x if shortcut is None else x + shortcut, inplace=True)
+
+
+def _can_fuse(norm: nn.Module, x: Tensor) -> bool:
+    """Whether cuDNN can do it in one pass over memory: BatchNorm only scales and shifts."""
+    nvidia = x.is_cuda and torch.version.cuda is not None and torch.is_autocast_enabled("cuda")
+    fixed = isinstance(norm, nn.BatchNorm2d) and not norm.training
+    return nvidia and fixed and not torch.is_grad_enabled()
+
+
+def _fused_conv_norm_relu(conv: Any, norm: Any, x: Tensor, shortcut: Tensor | None) -> Tensor:
+    half = torch.get_autocast_dtype("cuda")
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    weight = (conv.weight * scale.reshape(-1, 1, 1, 1)).to(half)
+    shift = (norm.bias - norm.running_mean * scale).to(half)
+    options = (shift, conv.stride, conv.padding, conv.dilation, conv.groups)
+    if shortcut is None:
+        return torch.cudnn_convolution_relu(x.to(half), weight, *options)
+    return torch.cudnn_convolution_add_relu(x.to(half), weight, shortcut, 1.0, *options)
+
+
+def load_weights(module: nn.Module, path: str | Path) -> list[str]:
+    """Load the tensors of a file into the module; a head (fc) for other classes stays random.
+
+    Returns one sentence per part that was not loaded.
     """
-    given, own = read_weights(path), module.state_dict()
+    given = read_weights(path)
+    own = module.state_dict()
     needed = {name for name, t in own.items() if t.is_floating_point()}
     head = {n for n in ("fc.weight", "fc.bias") if n in given and given[n].shape != own[n].shape}
     if missing := sorted(needed - set(given)):
         raise FedgftError(
-            f"--weights {path}: has no tensor {missing[0]!r} ({len(missing)} are missing): "
-            "not a ResNet-18 of this kind"
+            f"`weights` {path}: has no tensor {missing[0]!r} ({len(missing)} are missing): "
+            "not a ResNet-18 of this kind",
+            kind="file",
         )
     if foreign := sorted(set(given) - set(own)):
         raise FedgftError(
-            f"--weights {path}: has a tensor {foreign[0]!r} that this network lacks; --norm must "
-            "be that of the file"
+            f"`weights` {path}: has a tensor {foreign[0]!r} that this network lacks; `norm` must "
+            "be that of the file",
+            kind="file",
         )
     for name in sorted(needed - head):
         if given[name].shape != own[name].shape:
             raise FedgftError(
-                f"--weights {path}: {name} has the shape {tuple(given[name].shape)}, and here it "
-                f"is {tuple(own[name].shape)}; --stem and --norm must be those of the file"
+                f"`weights` {path}: {name} has the shape {tuple(given[name].shape)}, and here it "
+                f"is {tuple(own[name].shape)}; `stem` and `norm` must be those of the file",
+                kind="file",
             )
-        given[name] = _sound(given[name], f"--weights {path}: {name}")
+        given[name] = _check_tensor(given[name], f"`weights` {path}: {name}")
     module.load_state_dict({n: given[n] for n in needed - head}, strict=False)
     return [f"{path}: its head is for other classes, so fc starts at random"] if head else []
 
 
-def _sound(tensor: Tensor, what: str) -> Tensor:
-    """In float32, as the network has it."""
-    if tensor.layout != torch.strided or not tensor.is_floating_point():
-        raise FedgftError(f"{what} is no plain tensor of floating-point numbers")
-    tensor = tensor.float()
-    if not torch.isfinite(tensor).all() or (what.endswith("running_var") and (tensor < 0).any()):
-        raise FedgftError(f"{what} holds numbers that cannot be")
-    return tensor
-
-
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """A safetensors file, or a state dict that torch saved; nothing else is ever unpickled."""
+    """Read a safetensors file or a state dict that torch saved; nothing else is unpickled."""
     place = Path(path)
     if not place.is_file():
-        raise FedgftError(f"--weights {path}: no such file")
+        raise FedgftError(f"`weights` {path}: no such file", kind="file")
     try:
         if place.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             found = load_file(place)
         else:
-            _check_size(place)
+            _check_unpacked_size(place)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of how the file could be read after all
+                warnings.simplefilter("ignore")  # advice on reading the file without protection
                 found = torch.load(place, map_location="cpu", weights_only=True)
-    except Exception:  # whatever the damage leads to; torch's words invite to run the file
+    except Exception:  # any damage; torch's own messages suggest to run the file
         raise FedgftError(
-            f"--weights {path}: neither a whole .safetensors file nor a plain state dict; anything "
-            "else is not read, for it could run code"
+            f"`weights` {path}: neither a whole .safetensors file nor a plain state dict; anything "
+            "else is not read, for it could run code",
+            kind="file",
         ) from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise FedgftError(f"--weights {path}: not a plain state dict, of names and tensors alone")
+        raise FedgftError(
+            f"`weights` {path}: not a plain state dict, of names and tensors alone", kind="file"
+        )
     return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
 
 
-def _check_size(place: Path) -> None:
-    """What unfolds to more than the file is nothing that torch saved: it compresses nothing, and
-    needs none of the few other classes that its reader would make, one of them of any length."""
+def _check_tensor(tensor: Tensor, name: str) -> Tensor:
+    """The tensor in float32; raise if it is not dense or holds impossible numbers."""
+    if tensor.layout != torch.strided or not tensor.is_floating_point():
+        raise FedgftError(f"{name} is no plain tensor of floating-point numbers", kind="file")
+    tensor = tensor.float()
+    if not torch.isfinite(tensor).all() or (name.endswith("running_var") and (tensor < 0).any()):
+        raise FedgftError(f"{name} holds numbers that cannot be", kind="file")
+    return tensor
+
+
+def _check_unpacked_size(place: Path) -> None:
+    """Refuse files that unpack to more than their size.
+
+    torch does not compress, and its files need no `bytearray`, which its reader would allocate at
+    any length.
+    """
     with place.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         if content.find(b"bytearray") >= 0:
             raise ValueError("other things than tensors")

@@ -19,7 +19,7 @@ SEEDS = Path(__file__).parent / "seeds"
 class Target:
     name: str
     read: Callable[[bytes], object]
-    form: str = "bytes"  # or "text", "json", "lines" (of JSON), "safetensors": how it is mutated
+    form: str = "bytes"  # or "text", "json", "lines" (of JSON), "safetensors": how it is damaged
 
     def accepts(self, data: bytes) -> bool:
         """Whether it is read. Whatever is raised besides our own error is a fault of ours."""

@@ -7,12 +7,11 @@ from functools import cache
 import numpy as np
 
 from fedgft.audit import audit, measure, read_sums
-from fedgft.audit.change import compare
-from fedgft.audit.charts import charts
-from fedgft.audit.gathering import gather
-from fedgft.audit.summary import Audit, read_summary
-from fedgft.audit.sums import Sums
-from fedgft.audit.tabulated import tables
+from fedgft.audit.comparison import compare
+from fedgft.audit.report import Audit
+from fedgft.audit.site_file import gather
+from fedgft.audit.summary import read_summary
+from fedgft.sums import SiteSums
 from fuzzing import Target
 from fuzzing.places import each, file
 
@@ -22,21 +21,23 @@ UTF8 = "utf-8"
 @cache
 def other() -> bytes:
     """Another site, asked the same as that of the seeds."""
-    from fedgft.audit.sitefile import to_json
+    from fedgft.audit.site_file import to_json
 
     return to_json(site("other")).encode()
 
 
 def site(name: str, **how):
     rng = np.random.default_rng(0)
-    y, g = rng.integers(0, 2, 60), rng.choice(["f", "m"], 60)
+    y = rng.integers(0, 2, 60)
+    g = rng.choice(["f", "m"], 60)
     p = np.clip(0.5 * y + 0.4 * rng.random(60), 0, 1).round(3)
     return measure(y, p, sensitive_features={"sex": g}, site=name, **{"bins": 4} | how)
 
 
 def sums(data: bytes) -> None:
     """Alone and beside another site, to the end: all that a report shows."""
-    path, second = file("site.json", data), file("other.json", other())
+    path = file("site.json", data)
+    second = file("other.json", other())
     each(
         lambda: shown(audit(read_sums(path))),
         lambda: adjusted(read_sums(path)),
@@ -44,7 +45,7 @@ def sums(data: bytes) -> None:
     )
 
 
-def adjusted(sums: Sums) -> None:
+def adjusted(sums: SiteSums) -> None:
     if sums.histogram:
         audit(sums, adjust_to={"sp": 0.05}).to_json()
 
@@ -53,8 +54,7 @@ def shown(made: Audit) -> None:
     made.to_json().encode(UTF8)
     made.to_markdown().encode(UTF8)
     made.lead()
-    list(tables(made.to_dict()))
-    for figure in charts(made):
+    for figure in made.report(figures=True).figures:
         json.dumps(figure.spec, ensure_ascii=False).encode(UTF8)
 
 

@@ -8,47 +8,48 @@ from typing import Any
 import polars as pl
 import torch
 
+from fedgft.algorithms import fedgft
 from fedgft.data.partition import partition
-from fedgft.data.roles import Roles
-from fedgft.data.scaling import standardise
+from fedgft.data.read import Roles, from_frame
+from fedgft.data.scale import standardize
 from fedgft.data.schema import Schema
-from fedgft.data.table import from_frame
-from fedgft.engine.settings import Settings
 from fedgft.engine.simulate import simulate
-from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.experiments.convergence import Path as Descent
-from fedgft.experiments.run import OTHERS, _read
-from fedgft.experiments.shelf import Shelf
-from fedgft.experiments.spec import Cell
-from fedgft.federated import fedgft
+from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric
-from fedgft.report.page import write_page
-from fedgft.report.section import FORMAT, read
+from fedgft.paper.cells import Cell
+from fedgft.paper.convergence import Path as Descent
+from fedgft.paper.page import FORMAT, read, write_page
+from fedgft.paper.runner import DAMAGED, _read_record
 from fedgft.resnet import load_weights
-from fedgft.saved import load_model
-from fedgft.seals import sealed
+from fedgft.settings import Settings
+from fedgft.store import dump_checksummed
+from fedgft.study.cache import Checkpoints, ResultCache
 from fuzzing import Target
 from fuzzing.places import each, file
 
 KEY = "a" * 32
-ROWS = pl.DataFrame({
-    "x": [0.1, 0.5, -1.0, 2.0] * 6, "word": ["a", "b", "a", None] * 6,
-    "g": ["f", "m", "m", "f"] * 6, "y": ["no", "yes", "yes", "no"] * 6,
-})  # fmt: skip
+ROWS = pl.DataFrame(
+    {
+        "x": [0.1, 0.5, -1.0, 2.0] * 6,
+        "word": ["a", "b", "a", None] * 6,
+        "g": ["f", "m", "m", "f"] * 6,
+        "y": ["no", "yes", "yes", "no"] * 6,
+    }
+)
 
 
 @cache
 def federation():
     data = from_frame(ROWS, "rows", roles=Roles("y", "g"))
-    return standardise(partition(data, clients=2, alpha=100.0, seed=0, test_share=0.3))
+    return standardize(partition(data, clients=2, alpha=100.0, seed=0, test_share=0.3))
 
 
 def model(data: bytes) -> None:
     """`fedgft predict`, and a start for training."""
     saved = load_model(file("model.safetensors", data))
     each(
-        lambda: saved.predict(ROWS, source="rows"),
-        lambda: trained(init=saved.start(federation())[None]),
+        lambda: saved.add_predictions(ROWS, source="rows"),
+        lambda: trained(init=saved.initial_parameters(federation())[None]),
     )
 
 
@@ -72,7 +73,8 @@ class Small(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bn1, self.fc = torch.nn.BatchNorm2d(2), torch.nn.Linear(2, 3)
+        self.bn1 = torch.nn.BatchNorm2d(2)
+        self.fc = torch.nn.Linear(2, 3)
 
 
 def weights(ending: str, data: bytes) -> None:
@@ -83,19 +85,19 @@ def shelf(data: bytes) -> None:
     """A finished cell, sealed anew so that more than its seal is read; what is wrong is computed
     again, so nothing may be raised at all."""
     cell = Cell(data="compas", protocol="paper", method="fedgft", metric="sp")
-    kept = Shelf(file(f"cells/{KEY}.json", data).parent)
+    kept = ResultCache(file(f"cells/{KEY}.json", data).parent)
     for value in (kept.get(KEY), _resealed(data, KEY, kept)):
-        for make in (partial(_read, cell), Descent.from_json):
+        for make in (partial(_read_record, cell), Descent.from_json):
             try:
                 make(value or {})
-            except OTHERS:  # what the runner takes for "not there"
+            except DAMAGED:  # what the runner takes for "not there"
                 continue
 
 
-def _resealed(data: bytes, key: str, kept: Shelf) -> Any:
+def _resealed(data: bytes, key: str, kept: ResultCache) -> Any:
     try:
         value = {k: v for k, v in json.loads(data).items() if k not in ("key", "digest")}
-        text = sealed(value, key)
+        text = dump_checksummed(value, key)
     except (ValueError, AttributeError, RecursionError, TypeError):
         return None
     file(f"cells/{key}.json", text.encode())
@@ -107,7 +109,7 @@ def section(data: bytes) -> None:
     texts = [data]
     try:
         found = {k: v for k, v in json.loads(data).items() if k not in ("key", "digest")}
-        texts.append(sealed(found, FORMAT).encode())
+        texts.append(dump_checksummed(found, FORMAT).encode())
     except (ValueError, AttributeError, RecursionError, TypeError):
         pass
     for text in texts:

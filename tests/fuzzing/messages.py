@@ -18,35 +18,49 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import strategy as engine
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedgft.data.agreement import agree
+from fedgft.data.agreement import agree_on_schema
 from fedgft.data.schema import Schema
-from fedgft.deploy.folder import app_settings
-from fedgft.deploy.outcome import summary
+from fedgft.deploy.init import read_app_config
+from fedgft.deploy.local_run import summarize_run
 from fedgft.flower import FairFed, FedGFT, Site
-from fedgft.flower.checkpoint import Checkpoint
 from fedgft.flower.client import train_reply
-from fedgft.flower.ledger import open_ledger
-from fedgft.flower.masks import _public
-from fedgft.flower.secure import Cohort, SecureSum
-from fedgft.flower.shield import charge
-from fedgft.flower.tables import _descriptions
-from fedgft.flower.wire import RECORD, Names
+from fedgft.flower.messages import RECORD, Names
+from fedgft.flower.secure_sum_client import encode_public_key
+from fedgft.flower.secure_sum_server import Cohort, SecureSum
+from fedgft.flower.server_app import read_descriptions as _descriptions
 from fedgft.metrics import get_metric
+from fedgft.privacy.ledger import open_ledger
+from fedgft.privacy.policy import SitePolicy
 from fuzzing import Target
 from fuzzing.places import each, file, folder
 from grid import InProcess, app_of
 
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+TaskIdentity.run_id = 1
+TaskIdentity.node_id = 1
+TaskIdentity.task_id = 1
 REQUESTS = {
-    "train": {"statistics": "received", "classes": ["no", "yes"], "groups": ["f", "m"],
-                   "price": [0.5] * 12},
+    "train": {
+        "statistics": "received",
+        "classes": ["no", "yes"],
+        "groups": ["f", "m"],
+        "price": [0.5] * 12,
+    },
     "both": {"statistics": "both", "reweigh": True, "privacy.min_count": 2.0},
-    "noise": {"statistics": "received", "privacy.epsilon": 5.0, "privacy.delta": 1e-6,
-                   "privacy.releases": 3.0, "privacy.hard": 1.0},
+    "noise": {
+        "statistics": "received",
+        "privacy.epsilon": 5.0,
+        "privacy.delta": 1e-6,
+        "privacy.releases": 3.0,
+        "privacy.hard": 1.0,
+    },
     "secure-keys": {"secure.stage": "keys", "privacy.secure": 1.0, "secure.model": "ab12"},
-    "secure-masked": {"secure.stage": "masked", "privacy.secure": 1.0, "secure.counts": True,
-                      "secure.cohort": '[{"site": "north", "rows": 4}]'},
-}  # fmt: skip
+    "secure-masked": {
+        "secure.stage": "masked",
+        "privacy.secure": 1.0,
+        "secure.counts": True,
+        "secure.cohort": '[{"site": "north", "rows": 4}]',
+    },
+}
 NAMES = Names.of(("no", "yes"), ("f", "m"))
 KINDS = {"config": ConfigRecord, "metrics": MetricRecord, "arrays": ArrayRecord}
 
@@ -65,8 +79,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, Array):
-        return {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype,
-                "hex": value.data.hex()}  # fmt: skip
+        return {
+            "dtype": value.dtype,
+            "shape": list(value.shape),
+            "stype": value.stype,
+            "hex": value.data.hex(),
+        }
     return value
 
 
@@ -166,7 +184,8 @@ def fairfed() -> FairFed:
 
 def _ready(strategy: Any) -> Any:
     """As after its first messages."""
-    strategy.sent, strategy.asked = start(), 3
+    strategy._sent = start()
+    strategy._queried = 3
     inner = strategy.strategy
     if isinstance(inner, engine.FedAdam):
         inner.current_arrays = {k: a.numpy() for k, a in start().items()}
@@ -175,10 +194,16 @@ def _ready(strategy: Any) -> Any:
 
 def description(data: bytes) -> None:
     """What sites say of their tables, one of them this."""
-    good = {"rows": 40, "labels": ["no", "yes"], "groups": ["f", "m"], "columns": {
-        "x": {"kind": "numbers", "count": 40, "sum": 3.0, "around": 9.0},
-        "word": {"kind": "text", "levels": {"a": 20, "b": 20}},
-        "g": {"kind": "empty"}}}  # fmt: skip
+    good = {
+        "rows": 40,
+        "labels": ["no", "yes"],
+        "groups": ["f", "m"],
+        "columns": {
+            "x": {"kind": "numbers", "count": 40, "sum": 3.0, "around": 9.0},
+            "word": {"kind": "text", "levels": {"a": 20, "b": 20}},
+            "g": {"kind": "empty"},
+        },
+    }
     texts = [data.decode("utf-8", "replace"), json.dumps(good)]
     for chosen in (texts, texts[:1], [*texts, texts[1]]):
         records = {
@@ -186,13 +211,13 @@ def description(data: bytes) -> None:
             for k, text in enumerate(chosen)
         }
         said, _ = _descriptions(records)
-        schema, _ = agree(said, label="y", group="g")
+        schema, _ = agree_on_schema(said, label="y", group="g")
         Schema.from_json(schema.to_json())
 
 
 def lies() -> dict[str, Any]:
     """Of every stage something that could be true, or nearly."""
-    key = _public(ec.generate_private_key(ec.SECP384R1()).public_key())
+    key = encode_public_key(ec.generate_private_key(ec.SECP384R1()).public_key())
     return {
         "keys": {"mask": key, "classes": list(NAMES.classes), "rows": 4},
         "masked": {"masked": {"hex": "00" * 8 * 30}},
@@ -243,8 +268,8 @@ def request(data: bytes) -> None:
 def server_checkpoint(data: bytes) -> None:
     """Loaded, and gone on from for a round."""
     path = file("server.safetensors", data)
-    strategy = fair()
-    strategy.sent = Checkpoint(path).load(strategy, start())
+    strategy = fair(checkpoint=path)
+    strategy._sent = strategy.load_checkpoint(start())
     strategy.aggregate_train(1, [answered(100 + k) for k in range(2)])
 
 
@@ -252,13 +277,13 @@ def ledger(data: bytes) -> None:
     path = file("ledger.json", data)
     told = context(**{"ledger": str(path), "max-epsilon": 2.0})
     with open_ledger(told, "north") as held:
-        charge(held, told, 0.01)
+        SitePolicy(told, "north").charge(held, 0.01)
     if not 0 < json.loads(path.read_text())["rho"] < math.inf:
         raise AssertionError("nothing was entered")
 
 
 def app(data: bytes) -> None:
-    app_settings(file("app/pyproject.toml", data).parent)
+    read_app_config(file("app/pyproject.toml", data).parent)
 
 
 def outcome(data: bytes) -> None:
@@ -267,7 +292,7 @@ def outcome(data: bytes) -> None:
         place = file(f"run/{name}", data).parent
     place = folder() / "run"
     for status in ("finished:completed", "finished:failed"):
-        summary(place, status, seconds=1.0, sites=3, limit=60.0)
+        summarize_run(place, status, seconds=1.0, sites=3, limit=60.0)
 
 
 TARGETS = [

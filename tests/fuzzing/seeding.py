@@ -17,17 +17,17 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedgft.audit import audit
-from fedgft.audit.sitefile import to_json
-from fedgft.data.schema import describe
-from fedgft.deploy.folder import copy_app
-from fedgft.experiments.checkpoints import Checkpoints
-from fedgft.experiments.run import CURVES
-from fedgft.flower.checkpoint import Checkpoint
-from fedgft.layout import Table
-from fedgft.report.claims import Finding
-from fedgft.report.section import FORMAT, Section
-from fedgft.saved import write_model
-from fedgft.seals import sealed
+from fedgft.audit.site_file import to_json
+from fedgft.data.schema import describe_table
+from fedgft.deploy.init import copy_app
+from fedgft.fair_model import FairModel
+from fedgft.formatting import Table
+from fedgft.paper.claims import Finding
+from fedgft.paper.page import FORMAT
+from fedgft.paper.runner import CURVES
+from fedgft.paper.section import Section
+from fedgft.store import dump_checksummed
+from fedgft.study.cache import Checkpoints
 from fuzzing import SEEDS, audits, kept, messages, tables
 
 Seeds = Iterator[tuple[str, bytes]]  # target/name, content
@@ -41,12 +41,19 @@ def all_seeds() -> Seeds:
 def _tables() -> Seeds:
     n = 24
     rng = np.random.default_rng(0)
-    frame = pl.DataFrame({
-        "y": ["no", "yes"] * 12, "g": ["f", "m", "f"] * 8, "c": ["north", "south"] * 12,
-        "s": ["train"] * 16 + ["test"] * 8, "p": rng.random(n).round(3), "d": ["no", "yes"] * 12,
-        "x": [None, *rng.normal(size=n - 1).round(2).tolist()], "word": ["a", "b", None] * 8,
-        "i": list(tables.NAMES) * 8,
-    })  # fmt: skip
+    frame = pl.DataFrame(
+        {
+            "y": ["no", "yes"] * 12,
+            "g": ["f", "m", "f"] * 8,
+            "c": ["north", "south"] * 12,
+            "s": ["train"] * 16 + ["test"] * 8,
+            "p": rng.random(n).round(3),
+            "d": ["no", "yes"] * 12,
+            "x": [None, *rng.normal(size=n - 1).round(2).tolist()],
+            "word": ["a", "b", None] * 8,
+            "i": list(tables.NAMES) * 8,
+        }
+    )
     yield "table-csv/good.csv", frame.write_csv().encode()
     for how in ("uncompressed", "snappy"):
         buffer = io.BytesIO()
@@ -61,14 +68,18 @@ def _tables() -> Seeds:
 
 def _kinds(frame: pl.DataFrame) -> bytes:
     """Every type that a file may bring, most of which are refused by name."""
-    n, buffer = frame.height, io.BytesIO()
+    n = frame.height
+    buffer = io.BytesIO()
     day = pl.Series("g", [0] * n).cast(pl.Date)
     made = frame.with_columns(
-        day, pl.Series("p", [[0.5]] * n), pl.Series("x", [{"a": 1}] * n),
-        pl.Series("word", [b"x"] * n), pl.Series("s", [None] * n, pl.Null),
+        day,
+        pl.Series("p", [[0.5]] * n),
+        pl.Series("x", [{"a": 1}] * n),
+        pl.Series("word", [b"x"] * n),
+        pl.Series("s", [None] * n, pl.Null),
         pl.Series("d", [True, False] * (n // 2)),
         pl.Series("i", ["1.50"] * n).cast(pl.Decimal(9, 2)),
-    )  # fmt: skip
+    )
     made.write_parquet(buffer)
     return buffer.getvalue()
 
@@ -84,8 +95,10 @@ def _images() -> Seeds:
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert("P").save(buffer, "PNG", transparency=3)
     yield "image/good-palette.png", buffer.getvalue()
-    yield "image-lists/good-attributes.txt", (
-        b"3\nSmiling Male\na.ppm 1 -1\nb.ppm -1 1\nc.ppm 1 1\n")  # fmt: skip
+    yield (
+        "image-lists/good-attributes.txt",
+        (b"3\nSmiling Male\na.ppm 1 -1\nb.ppm -1 1\nc.ppm 1 1\n"),
+    )
     yield "image-lists/good-partition.txt", b"a.ppm 0\nb.ppm 0\nc.ppm 2\n"
     yield "image-lists/good-identity.txt", b"a.ppm 1\nb.ppm 2\nc.ppm 2\n"
     made = tables.album()
@@ -100,7 +113,8 @@ def _images() -> Seeds:
 
 
 def _audits() -> Seeds:
-    plain, small = audits.site("north"), audits.site("north", min_cell=3)
+    plain = audits.site("north")
+    small = audits.site("north", min_cell=3)
     noisy = audits.site("north", epsilon=1.0)
     for name, sums in (("plain", plain), ("min-cell", small), ("noisy", noisy)):
         yield f"site-file/good-{name}.json", to_json(sums).encode()
@@ -112,12 +126,16 @@ def _files() -> Seeds:
         folder = Path(name)
         made = kept.federation()
         data = made.dataset
-        about = {"columns": data.columns, "classes": data.classes, "groups": data.group_names,
-                 "encoder": data.encoder.to_json()}  # fmt: skip
+        about = {
+            "columns": data.columns,
+            "classes": data.classes,
+            "groups": data.group_names,
+            "encoder": data.encoder.to_json(),
+        }
         width = len(data.columns)
         tensors = {"weight": np.zeros((2, width), np.float32), "bias": np.zeros(2, np.float32)}
-        scaling = np.zeros(width), np.ones(width)
-        path = write_model(tensors, scaling, about, folder / "model.safetensors")
+        model = FairModel(tensors, np.zeros(width), np.ones(width), about)
+        path = model.save(folder / "model.safetensors")
         yield "model/good.safetensors", path.read_bytes()
         keep = Checkpoints(folder / "rounds")
         kept.trained(on_state=lambda done, take: keep.put(kept.KEY, done, take))
@@ -134,18 +152,23 @@ def _files() -> Seeds:
 
 
 def _sealed() -> Seeds:
-    cell = {"curves": {name: [[0.5] * 20] for name in CURVES}, "rounds": [0], "row": {"x": 1},
-            "chosen": [], "notes": ["a"]}  # fmt: skip
-    yield "shelf-cell/good.json", sealed(cell, kept.KEY).encode()
+    cell = {
+        "curves": {name: [[0.5] * 20] for name in CURVES},
+        "rounds": [0],
+        "row": {"x": 1},
+        "chosen": [],
+        "notes": ["a"],
+    }
+    yield "shelf-cell/good.json", dump_checksummed(cell, kept.KEY).encode()
     table = Table("t", ("a", "b"), (("x", "1"),), 1, ("note",))
     found = (Finding("it holds", True), Finding("it does not", False), Finding("who knows"))
     section = Section("table1", "t", "c", "n", "h", found, (table,), (), ("lr 1",), ("note",))
     whole = {"stamp": "s", "files": [], **asdict(section)}
-    yield "section/good.json", sealed(json.loads(json.dumps(whole)), FORMAT).encode()
-    from fedgft.data.agreement import agree
+    yield "section/good.json", dump_checksummed(json.loads(json.dumps(whole)), FORMAT).encode()
+    from fedgft.data.agreement import agree_on_schema
 
-    said = describe(kept.ROWS, label="y", group="g", rare=1, source="rows")
-    schema, _ = agree({"one": said}, label="y", group="g")
+    said = describe_table(kept.ROWS, label="y", group="g", rare=1, source="rows")
+    schema, _ = agree_on_schema({"one": said}, label="y", group="g")
     yield "schema/good.json", schema.to_json().encode()
     yield "site-description/good.json", json.dumps(said).encode()
 
@@ -160,10 +183,8 @@ def _messages() -> Seeds:
     yield "secure-reply/lies.json", json.dumps(messages.lies()).encode()
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "c.safetensors"
-        strategy = messages.fair()
-        replies = [messages.answered(100 + k) for k in range(3)]
-        arrays, _ = strategy.aggregate_train(1, replies)
-        Checkpoint(path).save(strategy, arrays)
+        strategy = messages.fair(checkpoint=path)
+        strategy.aggregate_train(1, [messages.answered(100 + k) for k in range(3)])
         yield "server-checkpoint/good.safetensors", path.read_bytes()
 
 

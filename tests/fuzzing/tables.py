@@ -6,13 +6,12 @@ from functools import cache, partial
 from pathlib import Path
 
 from fedgft.audit import measure_file
-from fedgft.data import fetching, load_table
-from fedgft.data.celeba import load_celeba
-from fedgft.data.decoding import decode, decoders
-from fedgft.data.images import load_images
-from fedgft.data.pixels import Album, load_pixels
-from fedgft.data.schema import describe
-from fedgft.data.table import read_frame
+from fedgft.data import load_table
+from fedgft.data import public as fetching
+from fedgft.data.image_cache import ImageCache, decode, open_decoders
+from fedgft.data.images import load_celeba, load_images
+from fedgft.data.read import read_frame
+from fedgft.data.schema import describe_table
 from fuzzing import Target
 from fuzzing.places import each, file, folder
 
@@ -28,34 +27,43 @@ def table(ending: str, data: bytes) -> None:
         lambda: load_table(path, label="y", group="g", client="c", split="s"),
         lambda: measure_file(path, label="y", group="g", score="p"),
         lambda: measure_file(path, label="y", group=("g", "c"), decision="d"),
-        lambda: describe(read_frame(path), label="y", group="g", rare=1, source="site"),
-        lambda: load_images(album().folder, path, label="y", group="g", size=SIZE, image="i",
-                            cache=folder() / "images", skip_bad=True),
-    )  # fmt: skip
+        lambda: describe_table(read_frame(path), label="y", group="g", rare=1, source="site"),
+        lambda: load_images(
+            album().folder,
+            path,
+            label="y",
+            group="g",
+            size=SIZE,
+            image="i",
+            cache=folder() / "images",
+            skip_bad=True,
+        ),
+    )
 
 
 @cache
-def album() -> Album:
+def album() -> ImageCache:
     home = folder() / "img_align_celeba"
     for name in NAMES:
         file(f"img_align_celeba/{name}", SQUARE)
         os.utime(home / name, ns=(0, 0))
-    return Album(home, NAMES, SIZE, None, folder() / "cache")
+    return ImageCache(home, NAMES, SIZE, None, folder() / "cache")
 
 
 def image(data: bytes) -> None:
     path = file("image", data)
-    with decoders():
+    with open_decoders():
         decode(path, size=SIZE, crop=None)
 
 
 def lists(data: bytes) -> None:
     """The same text in the place of each of the three lists, the two others being good."""
-    home, good = album().folder.parent, {
+    home = album().folder.parent
+    good = {
         "list_attr_celeba.txt": b"3\nSmiling Male\na.ppm 1 -1\nb.ppm -1 1\nc.ppm 1 1\n",
         "list_eval_partition.txt": b"a.ppm 0\nb.ppm 0\nc.ppm 2\n",
         "identity_CelebA.txt": b"a.ppm 1\nb.ppm 2\nc.ppm 2\n",
-    }  # fmt: skip
+    }
     readers = []
     for which in good:
 
@@ -81,7 +89,7 @@ def journal(data: bytes) -> None:
         made.cache.mkdir(exist_ok=True)
         made.path("journal").write_bytes(data)
         made.path(ending).write_bytes(bytes(range(192)) * len(NAMES))
-        images, bad = load_pixels(made, lambda *_: None)
+        images, bad = made.load(lambda *_: None)
         images = images.copy()
         if not bad and images.tobytes() != bytes(range(192)) * len(NAMES):
             raise AssertionError("other pixels than those of the images")
@@ -92,7 +100,7 @@ def wheel(data: bytes) -> None:
     wanted = fetching.RemoteFile("toy.txt", "0" * 64, "", "toy/toy.txt")
     path = file("toy.whl", data)
     try:
-        fetching.contents(path, [wanted])
+        fetching.read_wheel(path, [wanted])
     except fetching.SourceFailed:  # the next source is tried
         return
     outside = [p for p in Path(folder()).rglob("escaped*")]

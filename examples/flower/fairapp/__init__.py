@@ -1,1 +1,1 @@
-"""A fair model between organisations."""
+"""A fair model between organizations."""

@@ -1,6 +1,6 @@
 """A site: trains on its own rows and sends parameters and sums, never a row."""
 
 from fairapp.task import make
-from fedgft.flower.running import client
+from fedgft.flower.client_app import client
 
 app = client(own=make)

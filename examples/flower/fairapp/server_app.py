@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp, strategy
 
 from fairapp.task import make
-from fedgft.flower.serving import serve
+from fedgft.flower.server_app import serve
 
 app = ServerApp()
 

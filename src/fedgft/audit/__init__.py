@@ -1,13 +1,13 @@
-"""Measure a model's fairness over data that no one may pool: sums leave the sites, no row does."""
+"""Measure a model's fairness over data that cannot be pooled: sums leave a site, rows do not."""
 
-from fedgft.audit.measuring import measure, measure_file
-from fedgft.audit.sitefile import read_sums, write_sums
-from fedgft.audit.summary import Audit, audit
-from fedgft.audit.sums import Sums, merge
+from fedgft.audit.measurement import measure, measure_file
+from fedgft.audit.report import Audit, audit
+from fedgft.audit.site_file import read_sums, write_sums
+from fedgft.sums import SiteSums, merge
 
 __all__ = [
     "Audit",
-    "Sums",
+    "SiteSums",
     "audit",
     "measure",
     "measure_file",

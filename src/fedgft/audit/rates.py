@@ -1,20 +1,23 @@
-"""Rates by group, and what they say of each other, each with its interval.
+"""Rates by group over all sites, and their differences and ratios, each with an interval.
 
-A rate is r = A / B, sums over rows by the metric's definition. Three things make it unsure:
+A rate is r = A / B, two sums over rows that the metric defines. Three things make it uncertain:
 
-- sampling: Wilson's limits for decisions; for mean scores the delta method;
+- sampling: Wilson's limits for decisions, the delta method for mean scores;
 - noise: a row with label y and decision c adds e = u_A - r u_B to A - r B, so noise of variance s^2
   on the count of such rows adds (e s / B)^2 to the variance of r;
-- withheld counts, which may be anything between two numbers: A and B - A are taken at their worst,
+- suppressed counts, which may be anything between two numbers: A and B - A take their worst values,
   and the limits of r are those of the worst r with the fewest rows.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgft.audit.views import View
+from fedgft.errors import FedgftError
+from fedgft.formatting import printable
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.intervals import (
     FEW,
@@ -26,76 +29,377 @@ from fedgft.metrics.intervals import (
     simultaneous,
     wilson,
 )
+from fedgft.sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums, Sums
 from fedgft.types import Value
 
-FEW_EVENTS = 5  # of the larger rate: with fewer, no interval is claimed for a ratio
-CLEAR = 5.0  # a count must be so many standard deviations of its noise to divide by
+MAX_GROUPS = 1000  # of one view: all pairs of groups are compared
+MIN_EVENTS = 5  # of the larger rate: with fewer, no interval is claimed for a ratio
+MIN_SIGNAL = 5.0  # standard deviations of its noise that a count needs to be a denominator
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The sums of all sites as arrays, with names that are safe to print.
+
+    Parameters
+    ----------
+    question
+        What was measured: classes, attributes, threshold, bins.
+    sites, groups
+        The names of the sites, and one tuple of attribute values per group.
+    tables
+        (site, group, label, decision, column): see `fedgft.sums`.
+    histogram
+        (group, label, decision, score, bin), summed over sites.
+    blur
+        (group, 3, label, decision, score, bin): the uncertainty of `histogram`; None if exact.
+    privacy
+        What each site did to its sums before it sent them.
+    label_missing, prediction_missing
+        Rows without a label or without a prediction, over all sites.
+    numbered
+        The names that were given to sites without a name.
+    """
+
+    question: MeasurementSpec
+    sites: tuple[str, ...]
+    groups: tuple[Group, ...]
+    tables: np.ndarray
+    histogram: np.ndarray
+    blur: np.ndarray | None
+    privacy: tuple[tuple[Privacy, ...], ...]
+    label_missing: float
+    prediction_missing: float
+    numbered: tuple[str, ...]
+
+    @property
+    def rows(self) -> float:
+        """All rows with a label and a prediction."""
+        return float(self.tables[..., COUNT].sum())
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether a site suppressed counts or added noise to them."""
+        return any(self.privacy)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The sums by groups of one attribute or of several together.
+
+    A row in which one of the attributes is not recorded belongs to no group.
+
+    Parameters
+    ----------
+    question
+        What was measured: classes, attributes, threshold, bins.
+    attributes, groups
+        The names of the attributes and of the groups.
+    sums
+        Counts, scores and decisions by (site, label, group).
+    noise, slack
+        (site, label, group, decision): the variance of the noise on `sums.decision`, and how far
+        a suppressed count may be off.
+    histogram
+        (label, group, score, bin); the last group holds the rows of no group.
+    blur
+        (3, label, group, score, bin): see `fedgft.sums.Sums`.
+    """
+
+    question: MeasurementSpec
+    attributes: tuple[str, ...]
+    groups: tuple[str, ...]
+    sums: Sums
+    noise: np.ndarray
+    slack: np.ndarray
+    histogram: np.ndarray
+    blur: np.ndarray | None = None
+
+    def shifted_histogram(self, end: int) -> np.ndarray:
+        """The histogram if rows of uncertain bin were in the first (0) or last (1) possible bin."""
+        return self.histogram if self.blur is None else self.histogram + self.blur[end]
+
+    @property
+    def has_histograms(self) -> bool:
+        """Whether every row is in a histogram: no site left out scores or suppressed cells."""
+        if not self.question.scored:
+            return False
+        return bool(abs(self.histogram[:, :, 0].sum() - self.sums.count.sum()) < 0.5)
+
+    @property
+    def scored_classes(self) -> tuple[str, ...]:
+        """The classes that have scores: the positive one of two, or all of more."""
+        return tuple(self.question.classes[i] for i in self.question.score_classes)
+
+    @property
+    def title(self) -> str:
+        """``race & sex``."""
+        return " & ".join(self.attributes)
+
+    def index(self, group: str) -> int:
+        """The position of a group; an error if there is none of that name."""
+        if group not in self.groups:
+            raise FedgftError(
+                f"group {group!r} is not among those of {self.title}: {', '.join(self.groups)}"
+            )
+        return self.groups.index(group)
+
+
+def pool_sites(sums: SiteSums) -> Pool:
+    """The sums as arrays. A group that a site does not have has no rows there."""
+    question = sums.require_spec()
+    groups = sums.groups
+    sites = tuple(sums.sites.values())
+    if not groups or sums.rows() <= 0:
+        raise FedgftError("there is nothing to audit: the sites have no rows", kind="data")
+    position = {group: i for i, group in enumerate(groups)}
+
+    def stack_groups(by_group: Mapping[Group, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        out = np.zeros((len(groups), *shape))
+        for group, counts in by_group.items():
+            out[position[group]] = counts
+        return out
+
+    table_shape = question.empty_table().shape
+    shape = question.empty_histogram().shape
+    values = [_distinct_values(column) for column in zip(*groups, strict=True)]
+    return Pool(
+        question=replace(
+            question,
+            classes=_distinct_names(question.classes),
+            attributes=_distinct_names(question.attributes),
+        ),
+        sites=_distinct_names(tuple(sums.sites)),
+        groups=tuple(zip(*values, strict=True)),
+        tables=np.stack([stack_groups(site.tables, table_shape) for site in sites]),
+        histogram=stack_groups(sums.histogram, shape),
+        blur=stack_groups(sums.blur, (3, *shape)) if sums.blur else None,
+        privacy=tuple(site.privacy for site in sites),
+        label_missing=sum(site.label_missing for site in sites),
+        prediction_missing=sum(site.prediction_missing for site in sites),
+        numbered=sums.numbered,
+    )
+
+
+def _distinct_values(column: tuple[str | None, ...]) -> list[str | None]:
+    """The values of one attribute, safe to print; None stays None."""
+    known = tuple(dict.fromkeys(value for value in column if value is not None))
+    names = dict(zip(known, _distinct_names(known), strict=True))
+    return [None if value is None else names[value] for value in column]
+
+
+def _distinct_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that are safe to print; in Python's notation where two would look the same."""
+    safe = tuple(map(printable, names))
+    return safe if len(set(safe)) == len(names) else tuple(map(ascii, names))
+
+
+def list_views(pool: Pool) -> tuple[View, ...]:
+    """Each attribute, then their intersections; all attributes together come last.
+
+    A combination of attributes that is recorded in no row is left out.
+    """
+    attributes = pool.question.attributes
+    found = []
+    for size in range(1, len(attributes) + 1):
+        for chosen in combinations(range(len(attributes)), size):
+            view = _view_by(pool, chosen)
+            if len(view.groups) > MAX_GROUPS:
+                raise FedgftError(
+                    f"{view.title} gives {len(view.groups):,} groups, more than {MAX_GROUPS:,}: "
+                    "measure fewer columns, or put values together first"
+                )
+            if view.groups:
+                found.append(view)
+    if not found:
+        raise FedgftError(f"no row has {' or '.join(attributes)} recorded", kind="data")
+    return tuple(found)
+
+
+def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
+    """The view by the attributes at these positions."""
+    question = pool.question
+    attributes = tuple(question.attributes[i] for i in chosen)
+    cells = [tuple(group[i] for i in chosen) for group in pool.groups]
+    known = list(dict.fromkeys(cell for cell in cells if None not in cell))
+    position = {cell: i for i, cell in enumerate(known)}
+    where = np.array([position.get(cell, len(known)) for cell in cells])
+
+    def sum_groups(values: np.ndarray, axis: int) -> np.ndarray:
+        """Sum the pool's groups into those of the view, which become the first axis."""
+        moved = np.moveaxis(values, axis, 0)
+        out = np.zeros((len(known) + 1, *moved.shape[1:]))
+        np.add.at(out, where, moved)
+        return out
+
+    tables = np.moveaxis(sum_groups(pool.tables, 1), (0, 1, 2), (2, 0, 1))  # (site, y, g, d, col)
+    decision = tables[..., COUNT]
+    count = decision.sum(-1)
+    score = np.zeros_like(decision)
+    if question.scored:
+        score = tables[..., SCORES:].sum(-2)  # (site, y, g, s)
+        if len(question.classes) == 2:
+            score = np.stack((count - score[..., 0], score[..., 0]), -1)
+    blur = None
+    if pool.blur is not None:
+        blur = np.moveaxis(sum_groups(pool.blur.sum(3), 0), (1, 2), (0, 1))
+    return View(
+        question=question,
+        attributes=attributes,
+        groups=_group_names(known, attributes),
+        sums=Sums(count, score, decision),
+        noise=tables[..., NOISE],
+        slack=tables[..., SLACK],
+        histogram=np.moveaxis(sum_groups(pool.histogram.sum(2), 0), 1, 0),
+        blur=blur,
+    )
+
+
+def _group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, ...]:
+    """``White & Male``; with the names of the attributes where that could mean two groups."""
+    names = [" & ".join(map(str, cell)) for cell in cells]
+    if len(set(names)) < len(names):
+        pairs = [zip(attributes, cell, strict=True) for cell in cells]
+        names = ["; ".join(f"{a}={v!r}" for a, v in pair) for pair in pairs]
+    return tuple(names)
+
+
+def find_reference_group(view: View, references: Sequence[str]) -> int | None:
+    """The position of the group that the others are compared with; None if none is named.
+
+    `references` name a group itself, or values as ``column=value``: ``race=White`` and ``sex=Male``
+    together are the reference of race, of sex, and of both.
+    """
+    single = f"{view.attributes[0]}=" if len(view.attributes) == 1 else None
+    for name in references:
+        plain = name.removeprefix(single) if single else name
+        if plain in view.groups:
+            return view.groups.index(plain)
+    values = dict(name.split("=", 1) for name in references if "=" in name)
+    wanted = " & ".join(values.get(a, "") for a in view.attributes)
+    if len(view.attributes) > 1 and wanted in view.groups:
+        return view.groups.index(wanted)
+    return None
+
+
+class Estimate(NamedTuple):
+    """A number with its limits, or an array of each; NaN where nothing is known or claimed."""
+
+    value: Any
+    low: Any
+    high: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """By condition and group, perhaps with leading axes. NaN: no row of the event."""
+    """Rates by condition and group, perhaps with leading axes.
+
+    Parameters
+    ----------
+    rate, n
+        The rates, and the rows they are taken from. NaN: no row of the event.
+    rate_min, rate_max, n_min
+        The extremes of both, whatever the suppressed counts are.
+    variance
+        The variance by noise, and by sampling where that is not covered by Wilson's limits.
+    valid
+        Whether there are enough rows to claim an interval.
+    is_proportion
+        Whether the rate is a share of rows (decisions), not a mean (scores).
+    """
 
     rate: np.ndarray
     n: np.ndarray
-    least: np.ndarray  # of the rate, whatever the withheld counts are
-    most: np.ndarray
-    fewest: np.ndarray  # rows there are for sure
-    error: np.ndarray  # variance of noise, and of sampling where it is not Wilson's
-    valid: np.ndarray  # an interval can be claimed
-    proportion: bool
+    rate_min: np.ndarray
+    rate_max: np.ndarray
+    n_min: np.ndarray
+    variance: np.ndarray
+    valid: np.ndarray
+    is_proportion: bool
 
     def limits(self, z: float = Z95) -> Limits:
-        """Below the least, above the most the rate may be."""
-        extra = z**2 * self.error
+        """Limits below `rate_min` and above `rate_max`; not cut off at 0 and 1."""
+        extra = z**2 * self.variance
         with np.errstate(divide="ignore", invalid="ignore"):
-            if not self.proportion:
-                return self.least - np.sqrt(extra), self.most + np.sqrt(extra)
-            low, _ = wilson(self.least, self.fewest, z)
-            _, high = wilson(self.most, self.fewest, z)
-            below = np.sqrt((self.least - low) ** 2 + extra)
-            above = np.sqrt((high - self.most) ** 2 + extra)
-        return self.least - below, self.most + above
+            if not self.is_proportion:
+                return self.rate_min - np.sqrt(extra), self.rate_max + np.sqrt(extra)
+            low, _ = wilson(self.rate_min, self.n_min, z)
+            _, high = wilson(self.rate_max, self.n_min, z)
+            below = np.sqrt((self.rate_min - low) ** 2 + extra)
+            above = np.sqrt((high - self.rate_max) ** 2 + extra)
+        return self.rate_min - below, self.rate_max + above
 
     def interval(self) -> Limits:
-        """Of each rate, for itself; NaN where none is claimed."""
+        """The 95% interval of each rate; NaN where none is claimed."""
         low, high = (np.where(self.valid, np.clip(a, 0.0, 1.0), np.nan) for a in self.limits())
         return low, high
 
-    def of(self, condition: int, group: int) -> "Rates":
-        return self[..., condition, group]
-
-    def __getitem__(self, at: Any) -> "Rates":
-        arrays = (self.rate, self.n, self.least, self.most, self.fewest, self.error, self.valid)
-        return Rates(*(np.asarray(array[at]) for array in arrays), proportion=self.proportion)
+    def __getitem__(self, index: Any) -> "Rates":
+        """The same index into every array."""
+        names = [field.name for field in fields(self) if field.name != "is_proportion"]
+        return replace(self, **{name: np.asarray(getattr(self, name)[index]) for name in names})
 
 
-def rates_of(metric: Metric, seen: View, kind: Kind, *, by_site: bool = False) -> Rates:
-    """All groups under all conditions, over all sites or site by site."""
-    part = (lambda a: a) if by_site else (lambda a: a.sum(0))
-    statistics = part(seen.tally.statistics(metric, kind))
-    noise, slack = part(seen.noise)[..., :-1, :], part(seen.slack)[..., :-1, :]
-    slope, offset = metric.affine(len(seen.classes))
+def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = False) -> Rates:
+    """The rates of all groups under all conditions of a metric.
+
+    Parameters
+    ----------
+    metric, view
+        What to compute, and for which groups.
+    kind
+        ``"hard"`` for rates of decisions, ``"soft"`` for mean scores.
+    by_site
+        Keep the sites as a leading axis; otherwise the rates are those over all sites.
+    """
+    sums = (view.sums.statistics(metric, kind), view.noise, view.slack)
+    statistics, noise, slack = sums if by_site else (part.sum(0) for part in sums)
+    noise = noise[..., :-1, :]
+    slack = slack[..., :-1, :]
+    slope, offset = metric.affine(len(view.question.classes))
     unit = slope + offset[..., None]  # (2, v, y, c): what a row with decision c adds
-    above, below = statistics[..., 0, :, :], statistics[..., 1, :, :]
+    above = statistics[..., 0, :, :]
+    below = statistics[..., 1, :, :]
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
-        error = _noise_on(rate, unit, noise, kind) / below**2
-    blur = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
+        variance = _noise_variance(rate, unit, noise, kind) / below**2
+    noise_of_n = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
     if kind == "soft":
-        sampling, off = _scores(metric, seen, rate)
+        sampling, off = _score_errors(metric, view, rate)
         with np.errstate(divide="ignore", invalid="ignore"):
-            error, off = error + sampling / below**2, off / below
-        valid = (below >= FEW) & (below > CLEAR * blur)
-        return Rates(rate, below, rate - off, rate + off, below, error, valid, False)
-    hits, rest = (np.einsum("vyc,...ygc->...vg", u, slack) for u in (unit[0], unit[1] - unit[0]))
-    least, most, fewest = _extremes_of(above, below, hits, rest, rate)
-    valid = (fewest >= FEW) & (fewest > CLEAR * blur)
-    return Rates(rate, below, least, most, fewest, error, valid, True)
+            variance = variance + sampling / below**2
+            off = off / below
+        rate_min = rate - off
+        rate_max = rate + off
+        n_min = below
+    else:
+        hits, rest = (
+            np.einsum("vyc,...ygc->...vg", u, slack) for u in (unit[0], unit[1] - unit[0])
+        )
+        n_min = below - hits - rest
+        rate_min = rate
+        rate_max = rate
+        if hits.any() or rest.any():
+            others = below - above
+            with np.errstate(divide="ignore", invalid="ignore"):
+                rate_min = np.clip((above - hits) / (above - hits + others + rest), 0.0, 1.0)
+                rate_max = np.clip((above + hits) / (above + hits + others - rest), 0.0, 1.0)
+    return Rates(
+        rate=rate,
+        n=below,
+        rate_min=rate_min,
+        rate_max=rate_max,
+        n_min=n_min,
+        variance=variance,
+        valid=(n_min >= FEW) & (n_min > MIN_SIGNAL * noise_of_n),
+        is_proportion=kind == "hard",
+    )
 
 
-def _noise_on(rate: np.ndarray, unit: np.ndarray, noise: np.ndarray, kind: Kind) -> np.ndarray:
-    """Variance of noise on A - r B: the sum of e^2 times that of each count, e = u0 - r u1."""
+def _noise_variance(
+    rate: np.ndarray, unit: np.ndarray, noise: np.ndarray, kind: Kind
+) -> np.ndarray:
+    """The variance of noise on A - r B: the sum of e^2 times that of each count, e = u0 - r u1."""
     if not noise.any():
         return np.zeros_like(rate)
     if kind == "hard":  # the square, multiplied out: e itself is a table for every group
@@ -104,53 +408,86 @@ def _noise_on(rate: np.ndarray, unit: np.ndarray, noise: np.ndarray, kind: Kind)
         return np.maximum(one - 2 * rate * both + rate**2 * other, 0.0)
     out = np.zeros_like(rate)
     for g, own in enumerate(np.moveaxis(noise, 1, 0).sum(-1)):
-        # a score lies anywhere in [0, 1]: noise weighs as at its worst
+        # a score may be anything in [0, 1]: the worst case
         worst = np.abs(unit[0] - rate[:, g, None, None] * unit[1]).max(-1)  # (v, y)
         out[:, g] = worst**2 @ own
     return out
 
 
-def _extremes_of(
-    above: np.ndarray, below: np.ndarray, hits: np.ndarray, rest: np.ndarray, rate: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rate at its least and most, if hits and all others may be off by so many; and B."""
-    fewest = below - hits - rest
-    if not (hits.any() or rest.any()):
-        return rate, rate, fewest
-    others = below - above
-    with np.errstate(divide="ignore", invalid="ignore"):
-        least = (above - hits) / (above - hits + others + rest)
-        most = (above + hits) / (above + hits + others - rest)
-    return np.clip(least, 0.0, 1.0), np.clip(most, 0.0, 1.0), fewest
+def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The uncertainty of A - r B for mean scores, by condition and group.
 
-
-def _scores(metric: Metric, seen: View, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of mean scores: the sum of e^2 over rows, e = a p + b, with every score p in the middle of
-    its bin; and how far off A - r B may be where sums of scores are themselves such middles."""
-    slope, offset = metric.affine(len(seen.classes))
-    width = 1 / seen.histogram.shape[-1]
-    middles = (np.arange(seen.histogram.shape[-1]) + 0.5) * width
-    counts = np.moveaxis(seen.histogram[:, :-1], 1, 0)  # (g, y, s, bin)
+    Returns
+    -------
+    variance
+        The sum of e^2 over rows, e = a p + b, with every score p in the middle of its bin.
+    off
+        How far A - r B may be off where sums of scores are computed from such middles.
+    """
+    slope, offset = metric.affine(len(view.question.classes))
+    width = 1 / view.histogram.shape[-1]
+    middles = (np.arange(view.histogram.shape[-1]) + 0.5) * width
+    counts = np.moveaxis(view.histogram[:, :-1], 1, 0)  # (g, y, s, bin)
     rows = counts[:, :, 0].sum(-1)
-    none, one, two = (np.maximum(counts, 0.0) @ middles**power for power in range(3))  # (g, y, s)
-    two = two + none * width**2 / 12  # of a score that lies anywhere in its bin
-    unsummed = None if seen.blur is None else np.moveaxis(seen.blur[2, :, :-1], 1, 0).sum(-1)
-    total, off = np.zeros_like(rate), np.zeros_like(rate)
-    for g in range(len(rows)):  # one at a time: with many classes each is a large table
+    # moments of the scores, (g, y, s)
+    none, one, two = (np.maximum(counts, 0.0) @ middles**power for power in range(3))
+    two = two + none * width**2 / 12  # a score may be anywhere in its bin
+    unsummed = None if view.blur is None else np.moveaxis(view.blur[2, :, :-1], 1, 0).sum(-1)
+    total = np.zeros_like(rate)
+    off = np.zeros_like(rate)
+    for g in range(len(rows)):  # one group at a time: with many classes each is a large table
         a = slope[0] - rate[:, g, None, None] * slope[1]  # (v, y, c)
         b = offset[0] - rate[:, g, None] * offset[1]  # (v, y)
-        if len(seen.classes) == 2:  # p0 = 1 - p1
-            a, b = a[..., 1:] - a[..., :1], b + a[..., 0]
+        if len(view.question.classes) == 2:  # p0 = 1 - p1
+            b = b + a[..., 0]
+            a = a[..., 1:] - a[..., :1]
         each = np.maximum(
             a**2 * two[g] + 2 * a * b[..., None] * one[g] + b[..., None] ** 2 * none[g], 0
         )
-        # a row's e depends on one score at most; where on none, it is b
+        # the e of a row depends on at most one score; where it depends on none, it is b
         found = np.where(a != 0, each, 0.0).sum(-1)
         total[:, g] = (found + np.where((a == 0).all(-1), b**2 * rows[g], 0.0)).sum(-1)
-        off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * seen.noise.any()).sum(-1)
-        if unsummed is not None:  # few rows, of which no sum of scores is told
+        off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * view.noise.any()).sum(-1)
+        if unsummed is not None:  # a few rows whose sum of scores is not sent
             off[:, g] += (np.abs(a) * unsummed[g]).sum((-1, -2))
     return total, off
+
+
+def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate:
+    """first - second with limits (95% by default); the limits are NaN where none are claimed."""
+    p = first.limits(z)
+    q = second.limits(z)
+    known = first.valid & second.valid
+    with np.errstate(invalid="ignore"):
+        low, _ = difference(first.rate_min, p, second.rate_max, q)
+        _, high = difference(first.rate_max, p, second.rate_min, q)
+    low, high = (np.where(known, np.clip(a, -1.0, 1.0), np.nan) for a in (low, high))
+    return Estimate(first.rate - second.rate, low, high)
+
+
+def estimate_ratio(first: Rates, second: Rates, z: float = Z95) -> Estimate:
+    """first / second likewise; also no limits if the larger rate has fewer than 5 events."""
+    p_low, p_high = (np.clip(a, 0.0, 1.0) for a in first.limits(z))
+    q_low, q_high = (np.clip(a, 0.0, 1.0) for a in second.limits(z))
+    events = np.maximum(first.rate_min * first.n_min, second.rate_min * second.n_min)
+    known = first.valid & second.valid & (events >= MIN_EVENTS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low, _ = ratio(first.rate_min, (p_low, p_high), second.rate_max, (q_low, q_high))
+        _, high = ratio(first.rate_max, (p_low, p_high), second.rate_min, (q_low, q_high))
+        value = np.where(second.rate > 0, first.rate / second.rate, np.nan)
+    return Estimate(value, np.where(known, low, np.nan), np.where(known, high, np.nan))
+
+
+def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
+    """The smaller rate over the larger (the four-fifths rule); NaN where both rates are 0."""
+    _, low, high = estimate_ratio(first, second, z)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = np.minimum(low, 1 / high)
+        most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
+        top = np.maximum(first.rate, second.rate)
+        value = np.where(top > 0, np.minimum(first.rate, second.rate) / top, np.nan)
+    unknown = np.isnan(low)
+    return Estimate(value, np.where(unknown, np.nan, least), np.where(unknown, np.nan, most))
 
 
 @dataclass(frozen=True)
@@ -158,97 +495,70 @@ class Gap:
     """The largest difference between two groups, and the smallest ratio. None: not estimable.
 
     `low` and `high` hold for the largest gap itself, however many groups there are to choose from.
-    Where a group has too few rows for an interval there is no upper limit; the lower one, made of
-    the other groups, still holds.
+    Where a group has too few rows for an interval there is no upper limit; the lower limit, which
+    comes from the other groups, still holds. `condition` and `pair` say where the gap is largest:
+    the condition of the metric and the two groups, the one with the higher rate first.
     """
 
-    gap: float | None
-    low: float | None
-    high: float | None
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    condition: int | None  # where the two groups are farthest apart, and which they are
-    pair: tuple[int, int] | None  # the higher rate first
+    gap: float | None = None
+    low: float | None = None
+    high: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    condition: int | None = None
+    pair: tuple[int, int] | None = None
 
 
-NOTHING = Gap(None, None, None, None, None, None, None, None)
-
-
-def widest(rates: Rates) -> Gap:
-    """Over the groups that have a rate; of a condition, where two of them have one."""
+def find_largest_gap(rates: Rates) -> Gap:
+    """The largest gap between groups that have a rate, under any condition."""
     conditions, groups = rates.rate.shape
     i, j = np.triu_indices(groups, 1)
-    first, second = rates[:, i], rates[:, j]
+    first = rates[:, i]
+    second = rates[:, j]
     distance = first.rate - second.rate
     if np.isnan(distance).all():
-        return NOTHING
+        return Gap()
     condition, at = np.unravel_index(np.nanargmax(np.abs(distance)), distance.shape)
     pair = (int(i[at]), int(j[at]))
     z = simultaneous(int((~np.isnan(rates.rate)).any(0).sum()), conditions)
+    differences = estimate_difference(first, second, z)
     complete = bool(rates.valid[~np.isnan(rates.rate)].all())
-    low, high = largest(folded(*apart(first, second, z)[1:]), complete=complete)
-    quotients, ratio_low, ratio_high = smaller_over_larger(first, second, z)
-    ratio_low, ratio_high = smallest(quotients, ratio_low, ratio_high)
+    low, high = bound_largest(folded(differences.low, differences.high), complete=complete)
+    ratios = estimate_parity_ratio(first, second, z)
+    ratio_low, ratio_high = bound_smallest(ratios)
     return Gap(
-        gap=float(np.abs(distance[condition, at])), low=low, high=high,
-        ratio=None if np.isnan(quotients).all() else float(np.nanmin(quotients)),
-        ratio_low=ratio_low, ratio_high=ratio_high, condition=int(condition),
+        gap=float(np.abs(distance[condition, at])),
+        low=low,
+        high=high,
+        ratio=None if np.isnan(ratios.value).all() else float(np.nanmin(ratios.value)),
+        ratio_low=ratio_low,
+        ratio_high=ratio_high,
+        condition=int(condition),
         pair=pair if distance[condition, at] >= 0 else pair[::-1],
-    )  # fmt: skip
+    )
 
 
-def largest(limits: Limits, *, complete: bool) -> tuple[float | None, float | None]:
-    """Of the largest of all, from limits that hold for all at once.
+def bound_largest(limits: Limits, *, complete: bool) -> tuple[float | None, float | None]:
+    """Limits of the largest value, from limits that hold for all values at once.
 
-    Not complete: a group without an interval may be farther off than all others.
+    If they are not `complete`, a group without an interval may have a larger gap than all others,
+    so there is no upper limit.
     """
     low, high = limits
     if np.isnan(low).all():
         return None, None
-    return _unit(np.nanmax(low)), _unit(np.nanmax(high)) if complete else None
+    return _clip_to_unit(np.nanmax(low)), _clip_to_unit(np.nanmax(high)) if complete else None
 
 
-def smallest(values: Value, low: Value, high: Value) -> tuple[float | None, float | None]:
-    """Of the smallest of all; no lower limit where one of them has none."""
+def bound_smallest(ratios: Estimate) -> tuple[float | None, float | None]:
+    """Limits of the smallest ratio; no lower limit where one of the ratios has none."""
+    value, low, high = ratios
     if np.isnan(low).all():
         return None, None
-    complete = not np.isnan(low[~np.isnan(values)]).any()
-    return _unit(np.nanmin(low)) if complete else None, _unit(np.nanmin(high))
+    complete = not np.isnan(low[~np.isnan(value)]).any()
+    return _clip_to_unit(np.nanmin(low)) if complete else None, _clip_to_unit(np.nanmin(high))
 
 
-def _unit(value: Any) -> float:
+def _clip_to_unit(value: Value) -> float:
     return min(max(float(value), 0.0), 1.0)
-
-
-def apart(first: Rates, second: Rates, z: float = Z95) -> tuple[Value, Value, Value]:
-    """first - second with its own interval, 95% unless z says more; NaN where none is claimed."""
-    p, q, both = first.limits(z), second.limits(z), first.valid & second.valid
-    with np.errstate(invalid="ignore"):
-        low, _ = difference(first.least, p, second.most, q)
-        _, high = difference(first.most, p, second.least, q)
-    clip = lambda a: np.where(both, np.clip(a, -1.0, 1.0), np.nan)  # noqa: E731
-    return first.rate - second.rate, clip(low), clip(high)
-
-
-def quotient(first: Rates, second: Rates, z: float = Z95) -> tuple[Value, Value, Value]:
-    """first / second likewise; no interval either where the larger rate has very few events."""
-    p, q = (tuple(np.clip(a, 0.0, 1.0) for a in rates.limits(z)) for rates in (first, second))
-    events = np.maximum(first.least * first.fewest, second.least * second.fewest)
-    known = first.valid & second.valid & (events >= FEW_EVENTS)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, _ = ratio(first.least, (p[0], p[1]), second.most, (q[0], q[1]))
-        _, high = ratio(first.most, (p[0], p[1]), second.least, (q[0], q[1]))
-        value = np.where(second.rate > 0, first.rate / second.rate, np.nan)
-    return value, np.where(known, low, np.nan), np.where(known, high, np.nan)
-
-
-def smaller_over_larger(first: Rates, second: Rates, z: float) -> tuple[Value, Value, Value]:
-    """The ratio the four-fifths rule is about; NaN where both rates are 0."""
-    value, low, high = quotient(first, second, z)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        least = np.minimum(low, 1 / high)
-        most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
-        top = np.maximum(first.rate, second.rate)
-        value = np.where(top > 0, np.minimum(first.rate, second.rate) / top, np.nan)
-    return value, np.where(np.isnan(low), np.nan, least), np.where(np.isnan(low), np.nan, most)

@@ -1,239 +1,544 @@
-"""`audit`: from the sums of all sites to everything that is said of them, as plain values."""
+"""The result of an audit as values that JSON can hold. None: not estimable, or not claimed.
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+The classes here name and explain every key of audit.json. Rates, gaps and limits are fractions.
+Dictionaries are by the name of a metric, group, class or site, as their comments say.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
+from uuid import uuid4
 
 import numpy as np
 
-from fedgft.arguments import names, real_number, shown, whole_number
-from fedgft.audit import alerts, plain
-from fedgft.audit.bootstrap import check as check_draws
-from fedgft.audit.bootstrap import redraw
-from fedgft.audit.locality import locality
-from fedgft.audit.rates import apart, rates_of, widest
-from fedgft.audit.references import reference_of
-from fedgft.audit.sums import Sums, merge
-from fedgft.audit.tabulated import few_tables
-from fedgft.audit.text import about, markdown
-from fedgft.audit.thresholds import ESTIMATED, WARNING, adjust
-from fedgft.audit.verdict import verdict
-from fedgft.audit.views import Pool, View, pool, views
+from fedgft.audit.between_sites import MetricEstimate, SiteGaps
+from fedgft.audit.rates import (
+    Estimate,
+    Gap,
+    Pool,
+    Rates,
+    View,
+    estimate_difference,
+    estimate_rates,
+    estimate_ratio,
+    find_largest_gap,
+    find_reference_group,
+)
+from fedgft.audit.thresholds import Curves, GroupThresholds, compute_curves, sweep_thresholds
 from fedgft.errors import FedgftError
-from fedgft.files import parsed
-from fedgft.layout import Table, printable
-from fedgft.metrics import CATALOG, get_metric
+from fedgft.formatting import printable
+from fedgft.metrics import Metric, get_metric
+from fedgft.metrics.decisions import condition_names
+from fedgft.metrics.intervals import Limits
+from fedgft.store import parse_json
+from fedgft.sums import Sums
 
 FORMAT = "fedgft-audit-1"
-COUNTED = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"
-COMPARED = ("classes", "groups", "accuracy", "metrics", "attributes")  # parts of an audit
-DRAWN = "rates, gaps and ratios: bootstrap over sites, {} draws; all else over rows"
-Plain = dict[str, Any]
+REQUIRED = ("classes", "groups", "accuracy", "metrics", "attributes")  # to compare two audits
+COMPACT = ("sites", "curves", "sweep")  # in JSON, one line for each of their entries
+Number = float | None
 
 
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """Everything the sums say: a plain summary, and the views it was made from."""
+class GroupRate(TypedDict):
+    """The rate of one group, its 95% interval, and the rows it is taken from."""
 
-    summary: Plain
-    pooled: Pool
-    views: tuple[View, ...]  # by attribute, all of them together last
-
-    def to_dict(self) -> Plain:
-        return self.summary
-
-    @property
-    def view(self) -> View:
-        return self.views[-1]
-
-    def difference(self, metric: str, first: str, second: str) -> tuple[float, float, float]:
-        """rate(first) - rate(second) and its 95% interval, of a metric with one condition."""
-        rates = rates_of(get_metric(metric), self.view, "hard")
-        if len(rates.rate) != 1:
-            raise FedgftError(f"{metric} compares several rates; name one with a single one")
-        one, other = (rates.of(0, self.view.index(name)) for name in (first, second))
-        value, low, high = (float(x) for x in apart(one, other))
-        return value, low, high
-
-    def to_json(self) -> str:
-        return plain.to_json(self.summary)
-
-    def lead(self) -> str:
-        return about(self.summary)
-
-    def verdict(self) -> list[tuple[bool | None, str]]:
-        return verdict(self.summary)
-
-    def tables(self) -> list[Table]:
-        """What fits a terminal; the report has more."""
-        return list(few_tables(self.summary))
-
-    def to_markdown(self) -> str:
-        return markdown(self.summary)
-
-    def to_html(self) -> str:
-        """One page that needs no network and no other file."""
-        from fedgft.audit.page import html
-
-        return html(self)
-
-    @cached_property
-    def warnings(self) -> list[str]:
-        return self.summary["warnings"]
+    rate: Number
+    low: Number
+    high: Number
+    n: float
 
 
-def audit(
-    sums: Sums | Iterable[Sums],
-    *,
-    reference_groups: Sequence[str] = (),
-    bootstrap: int = 0,
-    adjust_to: Mapping[str, float] | None = None,
-    seed: int = 0,
-) -> Audit:
-    """All metrics over all sites and site by site, from sums alone.
+class GapInterval(TypedDict):
+    """A gap and its 95% interval."""
 
-    `reference_groups` compares every group with one; `bootstrap` draws sites instead of rows;
-    `adjust_to` ({"sp": 0.02}) looks for thresholds by group.
+    gap: Number
+    low: Number
+    high: Number
 
-    >>> from fedgft.audit import measure
-    >>> site = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
-    >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
-    0.5
+
+class GapSummary(GapInterval):
+    """The largest gap and the smallest ratio between two groups, with 95% intervals."""
+
+    ratio: Number
+    ratio_low: Number
+    ratio_high: Number
+
+
+class ReferenceComparison(TypedDict):
+    """One group against the reference group: the difference and the ratio of their rates."""
+
+    difference: Number
+    low: Number
+    high: Number
+    ratio: Number
+    ratio_low: Number
+    ratio_high: Number
+
+
+class MetricSummary(GapSummary):
+    """One metric over all sites.
+
+    If a group has no rate, the gap over all groups is None and `among_estimable` has the gap
+    between the other groups. `pair` are the two groups that differ most, the higher rate first,
+    and `condition` the condition of the metric under which they do; `groups` are the rates under
+    it. `signed_gap` is the difference between the pair, with an interval for this pair alone.
     """
-    if isinstance(sums, str | Path):
-        raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
-    whole_number("bootstrap", bootstrap)
-    whole_number("seed", seed, least=0)
-    if not isinstance(sums, Iterable | Sums):
-        raise FedgftError(f"sums must be Sums or a list of them, not {shown(sums)}")
-    if isinstance(reference_groups, Mapping):
-        raise FedgftError(
-            f"reference_groups must be a list of names, not {shown(reference_groups)}"
-        )
-    reference_groups = names("reference_groups", reference_groups)
-    if adjust_to is not None and not isinstance(adjust_to, Mapping):
-        raise FedgftError(f"adjust_to must be like {{'sp': 0.02}}, not {shown(adjust_to)}")
-    if bootstrap < 0:
-        raise FedgftError(f"bootstrap={bootstrap}: must be 0 or more draws")
-    total = sums if isinstance(sums, Sums) else merge(sums)
-    pooled = pool(total)
-    if bootstrap:
-        check_draws(pooled)
-    seen = tuple(views(pooled))
-    _check_references(reference_groups, seen)
-    kinds = [*[plain.FEW_KINDS] * (len(seen) - 1), plain.ALL_KINDS]
-    looks = [_look(view, plain.sites(view, kind), pooled.sites, reference_groups, bootstrap, seed)
-             for view, kind in zip(seen, kinds, strict=True)]  # fmt: skip
-    said = [text for look in looks for text in look.pop("warnings")]
-    adjusted = [_adjusted(name, seen[-1], t) for name, t in (adjust_to or {}).items()]
-    summary: Plain = {
+
+    among_estimable: GapSummary | None
+    pair: list[str] | None
+    condition: str
+    groups: dict[str, GroupRate]
+    conditions: NotRequired[dict[str, dict[str, GroupRate]]]  # by condition, if several
+    reference: NotRequired[str]
+    against_reference: NotRequired[dict[str, ReferenceComparison]]  # by group
+    signed_gap: NotRequired[Number]
+    signed_low: NotRequired[Number]
+    signed_high: NotRequired[Number]
+
+
+class SiteSummary(TypedDict):
+    """One site, each value by metric.
+
+    `gap`, `low`, `high` and `ratio` are the site's own largest gap and smallest ratio; `local` is
+    the difference there between the pair of the metric, and `contribution` what the site adds to
+    the signed gap. Views by single attributes have `gap` and `contribution` only.
+    """
+
+    n: float
+    gap: dict[str, Number]
+    low: NotRequired[dict[str, Number]]
+    high: NotRequired[dict[str, Number]]
+    ratio: NotRequired[dict[str, Number]]
+    contribution: dict[str, Number]
+    local: NotRequired[dict[str, GapInterval]]
+
+
+class ViewSummary(TypedDict):
+    """All metrics by the groups of one attribute or of several together; each by metric.
+
+    `metrics` are gaps of decisions, `scores` gaps of mean scores (None without scores); the others
+    are explained in `fedgft.audit.between_sites.SiteGaps`.
+    """
+
+    metrics: dict[str, MetricSummary]
+    scores: dict[str, MetricSummary] | None
+    heterogeneity: dict[str, Number]
+    tv: dict[str, Number]
+    bound: dict[str, Number]
+    within: dict[str, GapInterval]
+    sites: dict[str, SiteSummary]  # by site
+
+
+class AreaSummary(TypedDict):
+    """The area under a ROC curve, which the bins leave uncertain by +- `bin_error`."""
+
+    auc: Number
+    bin_error: Number
+
+
+class PrivacySummary(TypedDict):
+    """How many sites used each mechanism, and the largest budget that a row was exposed to."""
+
+    sites: dict[str, int]
+    approximate: bool
+    largest_epsilon: Number
+
+
+class Summary(ViewSummary):
+    """A whole audit; its own view is the one by all attributes together, named `groups`."""
+
+    format: str
+    rows: dict[str, float]  # counted, not_recorded (no group), label_missing, prediction_missing
+    classes: list[str]
+    groups: str
+    threshold: Number
+    interval: str  # how the intervals were made
+    accuracy: GroupRate
+    auc: dict[str, dict[str, AreaSummary]] | None  # by class and group
+    curves: dict[str, dict[str, dict[str, list]]] | None  # by class and group: see `Curves`
+    sweep: dict[str, Any] | None  # see `Sweep`
+    attributes: dict[str, ViewSummary]  # the other views, by title
+    adjusted: list[GroupThresholds]
+    privacy: PrivacySummary
+    warnings: list[str]
+
+
+def views_of(summary: Summary) -> dict[str, ViewSummary]:
+    """All views by title; the one by all attributes together comes last."""
+    return {**summary["attributes"], summary["groups"]: summary}
+
+
+def estimable_gap(metric: MetricSummary) -> GapSummary | None:
+    """The gap over all groups; else among those that have a rate; None if fewer than two have."""
+    return metric["among_estimable"] if metric["gap"] is None else metric
+
+
+def summarize(
+    pool: Pool,
+    views: Sequence[View],
+    estimates: Sequence[Mapping[str, MetricEstimate]],
+    *,
+    references: Sequence[str],
+    interval: str,
+    adjusted: list[GroupThresholds],
+    warnings: list[str],
+) -> Summary:
+    """Put the estimates of all views together.
+
+    Parameters
+    ----------
+    pool
+        The sums of all sites.
+    views, estimates
+        The views, all attributes together last, and for each its estimates by metric.
+    references
+        The groups that others are compared with: see `find_reference_group`.
+    interval, adjusted, warnings
+        How intervals were made, thresholds by group, and sentences for the reader.
+    """
+    *parts, own = (
+        summarize_view(view, each, pool.sites, references, full=view is views[-1])
+        for view, each in zip(views, estimates, strict=True)
+    )
+    view = views[-1]
+    auc = None
+    curves = None
+    if view.has_histograms:
+        each = {name: compute_curves(view, s) for s, name in enumerate(view.scored_classes)}
+        auc = {name: {c.group: _area(c) for c in groups} for name, groups in each.items()}
+        curves = {name: {c.group: _curve(c) for c in groups} for name, groups in each.items()}
+    return {
         "format": FORMAT,
-        "rows": plain.rows(total, seen[-1]),
-        "classes": list(pooled.question.classes),
-        "groups": seen[-1].title,
-        "threshold": pooled.question.threshold,
-        "interval": DRAWN.format(bootstrap) if bootstrap else COUNTED,
-        "accuracy": plain.accuracy(seen[-1]),
-        **looks[-1],
-        **plain.scores(seen[-1]),
-        "attributes": {v.title: look for v, look in zip(seen[:-1], looks[:-1], strict=True)},
+        "rows": {
+            "counted": json_count(pool.rows),
+            "not_recorded": json_count(view.sums.count[..., -1].sum()),
+            "label_missing": json_count(pool.label_missing),
+            "prediction_missing": json_count(pool.prediction_missing),
+        },
+        "classes": list(pool.question.classes),
+        "groups": view.title,
+        "threshold": pool.question.threshold,
+        "interval": interval,
+        "accuracy": _summarize_accuracy(view),
+        **own,
+        "auc": auc,
+        "curves": curves,
+        "sweep": _summarize_sweep(view),
+        "attributes": {v.title: part for v, part in zip(views, parts, strict=False)},
         "adjusted": adjusted,
-        "privacy": plain.privacy(total),
-        "warnings": [
-            *_about_names(total),
-            *alerts.about_rows(total, pooled, seen),
-            *alerts.about_privacy(total, seen[-1]),
-            *alerts.about_draws(bootstrap, len(pooled.sites)),
-            *said,
-            *([WARNING] if adjusted else []),
-            *([ESTIMATED] if adjusted and seen[-1].blur is not None else []),
-        ],
+        "privacy": _summarize_privacy(pool),
+        "warnings": warnings,
     }
-    return Audit(summary, pooled, seen)
 
 
-def _about_names(sums: Sums) -> list[str]:
-    if not sums.numbered:
-        return []
-    first, last = sums.numbered[0], sums.numbered[-1]
-    some = first if first == last else f"{first} to {last}"
-    return [
-        f"{len(sums.numbered)} of the sums came without the name of their site; each is taken as a "
-        f"site of its own, called {some} in the order given: measure(..., site=...) names them"
-    ]
-
-
-def _look(
-    seen: View,
-    by_site: list[Plain],
+def summarize_view(
+    view: View,
+    estimates: Mapping[str, MetricEstimate],
     sites: Sequence[str],
     references: Sequence[str],
-    bootstrap: int,
-    seed: int,
-) -> Plain:
-    """One view: every metric, every site."""
-    out: Plain = {"metrics": {}, "scores": {} if seen.complete else None, "heterogeneity": {},
-                  "tv": {}, "bound": {}, "within": {}, "warnings": []}  # fmt: skip
-    reference = reference_of(seen, references)
-    for name, metric in CATALOG.items():
-        rates = rates_of(metric, seen, "hard")
-        gap, drawn = widest(rates), None
-        if bootstrap:
-            drawn = redraw(metric, seen, rates.valid, draws=bootstrap, seed=seed)
-            gap = drawn.of(gap)
-        where = locality(metric, seen, gap)
-        out["metrics"][name] = plain.metric_plain(metric, seen, rates, gap, drawn, reference)
-        out["metrics"][name] |= plain.signed(where)
-        plain.add_locality(out, by_site, name, where)
-        out["warnings"] += alerts.about_groups(metric, seen, rates)
-        if gap.pair is not None:
-            out["warnings"] += alerts.about_sites(metric, seen, gap, where, sites)
-        if seen.complete:
-            soft = rates_of(metric, seen, "soft")
-            out["scores"][name] = plain.metric_plain(metric, seen, soft, widest(soft), None, None)
-    out["sites"] = dict(zip(sites, by_site, strict=True))
+    *,
+    full: bool,
+) -> ViewSummary:
+    """Every metric and every site, by the groups of one view.
+
+    Parameters
+    ----------
+    view, estimates
+        The groups, and the estimates by metric.
+    sites
+        The names of the sites.
+    references
+        The groups that others are compared with: see `find_reference_group`.
+    full
+        Whether the sites have all details of `SiteSummary`.
+    """
+    reference = find_reference_group(view, references)
+    scores = None
+    if view.has_histograms:
+        scores = {name: _summarize_scores(e.metric, view) for name, e in estimates.items()}
+    by_metric = {name: estimate.sites for name, estimate in estimates.items()}
+    return {
+        "metrics": {name: _summarize_estimate(e, reference) for name, e in estimates.items()},
+        "scores": scores,
+        "heterogeneity": {n: json_number(s.heterogeneity) for n, s in by_metric.items()},
+        "tv": {n: json_number(s.total_variation) for n, s in by_metric.items()},
+        "bound": {n: json_number(s.bound) for n, s in by_metric.items()},
+        "within": {n: _gap_interval(s.within) for n, s in by_metric.items()},
+        "sites": _summarize_sites(by_metric, sites, view, full=full),
+    }
+
+
+def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> MetricSummary:
+    """One metric of decisions.
+
+    Parameters
+    ----------
+    estimate
+        Its rates, its gap, and the sites behind the gap.
+    reference
+        The position of the group to compare the others with, under the condition of the gap.
+    """
+    view = estimate.view
+    rates = estimate.rates
+    out = _summarize_metric(estimate.metric, view, rates, estimate.limits, estimate.gap)
+    if reference is not None:
+        shown = rates[estimate.gap.condition or 0]
+        out["reference"] = view.groups[reference]
+        out["against_reference"] = {
+            group: _compare_with_reference(shown[g], shown[reference])
+            for g, group in enumerate(view.groups)
+            if g != reference
+        }
+    signed = estimate.sites.signed
+    out["signed_gap"] = json_number(signed.value)
+    out["signed_low"] = json_number(signed.low)
+    out["signed_high"] = json_number(signed.high)
     return out
 
 
-def _adjusted(name: str, seen: View, tolerance: float) -> Plain:
-    real_number(f"adjust_to[{name!r}]", tolerance)
-    found = asdict(adjust(get_metric(name), seen, tolerance))
-    gaps = ("gap", "accuracy", "gap_before", "accuracy_before")
-    return found | {key: plain.number(np.clip(found[key], 0.0, 1.0)) for key in gaps}
+def _summarize_scores(metric: Metric, view: View) -> MetricSummary:
+    """One metric of mean scores, without reference group and sites."""
+    rates = estimate_rates(metric, view, "soft")
+    return _summarize_metric(metric, view, rates, rates.interval(), find_largest_gap(rates))
 
 
-def _check_references(references: Sequence[str], seen: Sequence[View]) -> None:
-    for name in references:
-        if all(reference_of(view, [name]) is None for view in seen):
-            known = [n for view in seen for n in view.names]
-            raise FedgftError(
-                f"--reference-groups {name}: no such group; there are: {', '.join(known[:12])}"
-            )
+def _summarize_metric(
+    metric: Metric, view: View, rates: Rates, limits: Limits, gap: Gap
+) -> MetricSummary:
+    """The part that decisions and scores have in common.
+
+    Parameters
+    ----------
+    metric, view
+        What was estimated, and for which groups.
+    rates, limits
+        The rates by condition and group, and their 95% limits.
+    gap
+        The largest gap between groups that have a rate.
+    """
+    keys = ("gap", "low", "high", "ratio", "ratio_low", "ratio_high")
+    numbers = cast(GapSummary, {key: getattr(gap, key) for key in keys})
+    nothing = cast(GapSummary, dict.fromkeys(numbers))
+    position = gap.condition or 0
+    incomplete = bool(np.isnan(rates.rate).any())
+    conditions = condition_names(metric, view.question.classes)
+    out: MetricSummary = {
+        **(nothing if incomplete else numbers),
+        "among_estimable": numbers if incomplete and gap.gap is not None else None,
+        "pair": None if gap.pair is None else [view.groups[g] for g in gap.pair],
+        "condition": conditions[position],
+        "groups": _group_rates(view, rates, limits, position),
+    }
+    if len(conditions) > 1:
+        out["conditions"] = {
+            name: _group_rates(view, rates, limits, v) for v, name in enumerate(conditions)
+        }
+    return out
 
 
-def read_summary(path: Path) -> Plain:
-    """An audit.json that `fedgft audit --out` wrote."""
+def _group_rates(view: View, rates: Rates, limits: Limits, v: int) -> dict[str, GroupRate]:
+    """The rates of all groups under one condition."""
+    low, high = limits
+    return {
+        group: {
+            "rate": json_number(rates.rate[v, g]),
+            "low": json_number(low[v, g]),
+            "high": json_number(high[v, g]),
+            "n": json_count(rates.n[v, g]),
+        }
+        for g, group in enumerate(view.groups)
+    }
+
+
+def _compare_with_reference(rates: Rates, reference: Rates) -> ReferenceComparison:
+    """One group against the reference group; each interval holds for itself."""
+    values = (*estimate_difference(rates, reference), *estimate_ratio(rates, reference))
+    keys = ("difference", "low", "high", "ratio", "ratio_low", "ratio_high")
+    return cast(ReferenceComparison, dict(zip(keys, map(json_number, values), strict=True)))
+
+
+def _summarize_sites(
+    by_metric: Mapping[str, SiteGaps], sites: Sequence[str], view: View, *, full: bool
+) -> dict[str, SiteSummary]:
+    """The gaps of all sites, by site.
+
+    Parameters
+    ----------
+    by_metric
+        The gaps of all sites, by metric.
+    sites
+        The names of the sites.
+    view
+        The groups; its sums give the rows of each site that have a recorded group.
+    full
+        Whether to include the details of `SiteSummary`, not only gaps and contributions.
+    """
+    columns: dict[str, dict[str, list]] = {
+        "gap": {n: json_numbers(s.own.value) for n, s in by_metric.items()},
+        "low": {n: json_numbers(s.own.low) for n, s in by_metric.items()},
+        "high": {n: json_numbers(s.own.high) for n, s in by_metric.items()},
+        "ratio": {n: json_numbers(s.own_ratio) for n, s in by_metric.items()},
+        "contribution": {n: json_numbers(s.contribution) for n, s in by_metric.items()},
+        "local": {
+            n: [_gap_interval(Estimate(*site)) for site in zip(*s.local, strict=True)]
+            for n, s in by_metric.items()
+        },
+    }
+    if not full:
+        columns = {key: columns[key] for key in ("gap", "contribution")}
+    rows = view.sums.count[..., :-1].sum((1, 2))
+    out: dict[str, Any] = {}
+    for k, site in enumerate(sites):
+        out[site] = {"n": json_count(rows[k])}
+        for key, column in columns.items():
+            out[site][key] = {name: values[k] for name, values in column.items()}
+    return cast(dict[str, SiteSummary], out)
+
+
+def _gap_interval(estimate: Estimate) -> GapInterval:
+    value, low, high = map(json_number, estimate)
+    return {"gap": value, "low": low, "high": high}
+
+
+def _area(curves: Curves) -> AreaSummary:
+    """The area under the ROC curve of one group; None if it has no positives or no negatives."""
+    return {"auc": json_number(curves.auc), "bin_error": json_number(curves.auc_error)}
+
+
+def _curve(curves: Curves) -> dict[str, list]:
+    """The ROC curve at the edges of the bins, and the points of the calibration curve."""
+    return {
+        "thresholds": json_numbers(curves.thresholds),
+        "tpr": json_numbers(curves.tpr),
+        "fpr": json_numbers(curves.fpr),
+        "calibration": curves.calibration,
+    }
+
+
+def _summarize_sweep(view: View) -> dict[str, Any] | None:
+    """Accuracy, gaps by metric and positive decisions by group, each a list over thresholds."""
+    sweep = sweep_thresholds(view)
+    if sweep is None:
+        return None
+    selected = dict(zip(view.groups, sweep.selected.T, strict=True))
+    return {
+        "thresholds": json_numbers(sweep.thresholds),
+        "accuracy": json_numbers(sweep.accuracy),
+        "gaps": {name: json_numbers(gaps) for name, gaps in sweep.gaps.items()},
+        "selected": {group: json_numbers(rates) for group, rates in selected.items()},
+    }
+
+
+def _summarize_accuracy(view: View) -> GroupRate:
+    """The share of right decisions over all rows, including those of no group."""
+
+    def merge_groups(values: np.ndarray) -> np.ndarray:
+        total = values.sum(2)
+        return np.stack((total, np.zeros_like(total)), 2)  # one group, and rows of no group
+
+    sums = view.sums
+    everyone = replace(
+        view,
+        groups=("everyone",),
+        sums=Sums(*map(merge_groups, (sums.count, sums.score, sums.decision))),
+        noise=merge_groups(view.noise),
+        slack=merge_groups(view.slack),
+    )
+    rates = estimate_rates(get_metric("acc"), everyone, "hard")
+    return _group_rates(everyone, rates, rates.interval(), 0)["everyone"]
+
+
+def _summarize_privacy(pool: Pool) -> PrivacySummary:
+    """Count the sites by mechanism; epsilon adds up over the mechanisms of one site."""
+    sites: dict[str, int] = {}
+    for measures in pool.privacy:
+        names = ["min cell" if p.min_cell else p.mechanism for p in measures] or ["none"]
+        for name in names:
+            sites[name] = sites.get(name, 0) + 1
+    spent = [sum(p.epsilon for p in measures) for measures in pool.privacy]
+    return {
+        "sites": sites,
+        "approximate": pool.is_approximate,
+        "largest_epsilon": max(spent, default=0.0) or None,
+    }
+
+
+def json_number(value: Any) -> Number:
+    """The value as a float; None for NaN and infinity, which JSON does not have."""
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def json_numbers(values: np.ndarray) -> list[Number]:
+    """The same for an array of one axis."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def json_count(value: Any) -> float:
+    """A number of rows: an int where it is whole."""
+    number = float(value)
+    return int(number) if number == int(number) else number
+
+
+def to_json(summary: Summary) -> str:
+    """The summary as indented JSON, with one line for each site and each curve.
+
+    Names are not escaped to ASCII, and there is no NaN or infinity in it.
+    """
+    token = uuid4().hex  # marks the place of long parts; no name in the data contains it
+    long_parts = []
+
+    def take_out(view: Any) -> dict[str, Any]:
+        out = dict(view)
+        for key in COMPACT:
+            if out.get(key):
+                lines = [f"{_one_line(name)}: {_one_line(x)}" for name, x in out[key].items()]
+                out[key] = f"{token} {len(long_parts)}"
+                long_parts.append("{\n    " + ",\n    ".join(lines) + "\n  }")
+        return out
+
+    short = take_out(summary)
+    short["attributes"] = {title: take_out(v) for title, v in summary["attributes"].items()}
+    text = json.dumps(short, indent=2, allow_nan=False, ensure_ascii=False)
+    for i, part in enumerate(long_parts):
+        text = text.replace(f'"{token} {i}"', part, 1)
+    return text + "\n"
+
+
+def _one_line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
+
+
+def read_summary(path: Path) -> Summary:
+    """Read an audit.json that `fedgft audit --out` wrote.
+
+    Names in the file are made safe to print. An error of kind ``"file"`` if it is no such file, or
+    lacks a part that a comparison needs; the parts themselves are not checked.
+    """
     try:
-        found = parsed(path.read_text("utf-8"))
+        found = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise FedgftError(f"{path}: not a whole audit ({error})") from None
+        raise FedgftError(f"{path}: not a whole audit ({error})", kind="file") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise FedgftError(f"{path}: not an audit that this version of fedgft wrote")
-    if lost := [name for name in COMPARED if name not in found]:
-        raise FedgftError(f"{path}: an audit that lacks a part ({lost[0]!r}); make it again")
-    return _cleaned(found)
+        raise FedgftError(f"{path}: not an audit that this version of fedgft wrote", kind="file")
+    if missing := [name for name in REQUIRED if name not in found]:
+        raise FedgftError(
+            f"{path}: an audit that lacks a part ({missing[0]!r}); make it again", kind="file"
+        )
+    return _clean(found)
 
 
-def _cleaned(value: Any) -> Any:
-    """Names are shown; whoever wrote the file may have put anything into them."""
+def _clean(value: Any) -> Any:
+    """Make all texts of a file safe to print, and numbers that are not finite None."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float):
-        return value if np.isfinite(value) else None
+        return json_number(value)
     if isinstance(value, list):
-        return [_cleaned(item) for item in value]
+        return [_clean(item) for item in value]
     if isinstance(value, dict):
-        return {printable(key): _cleaned(item) for key, item in value.items()}
+        return {printable(key): _clean(item) for key, item in value.items()}
     return value

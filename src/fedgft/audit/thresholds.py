@@ -1,225 +1,423 @@
-"""Thresholds of their own for each group, from the histograms alone.
+"""What histograms of scores show: ROC, calibration, and other thresholds, one or one per group.
 
-The thresholds that are tried are the edges of the bins, so every count is exact. For a metric with
-one condition, a tolerance t is met if all rates lie in a window [w, w + t]. For each w that a rate
-can have, every group takes its most accurate threshold with a rate in the window; the best w wins.
-With two conditions (equalised odds) the window is a square.
+Counts are exact at the edges of the bins, so all thresholds considered are edges. Between two edges
+nothing is known: the area under a ROC curve has the range that the order of rows within bins
+leaves open.
 
-All rates are equal, too, where everybody is accepted, or nobody. Such thresholds tell no two people
-apart, so they do not count as meeting a tolerance: of those now accepted, and of those now refused,
-a tenth at least must stay on either side.
+Thresholds by group: for a metric with one condition, a tolerance t is met if all rates lie in a
+window [w, w + t]. For each w that a rate can have, every group takes its most accurate threshold
+with a rate in the window, and the best w wins. With two conditions (equalized odds) the window is a
+square. Accepting all rows, or none, also makes all rates equal. Such thresholds do not count as
+meeting a tolerance: of the rows accepted now, and of the rows rejected now, at least a tenth must
+remain accepted or rejected.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import numpy as np
 
-from fedgft.audit.curves import at_thresholds
-from fedgft.audit.views import View
+from fedgft.audit.rates import View
 from fedgft.errors import FedgftError
-from fedgft.metrics import Metric, Tally
+from fedgft.metrics import CATALOG, Metric
+from fedgft.metrics.intervals import FEW, wilson
+from fedgft.sums import Sums
+from fedgft.types import Value
+from fedgft.validation import check_number
 
-WARNING = (
+GROUP_THRESHOLDS_WARNING = (
     "Thresholds by group need the group of every person at decision time, which the law may "
     "forbid (treating people differently by group). They were chosen and judged on the same rows, "
     "so new people will see a somewhat larger gap; rows without a recorded group keep the old one."
 )
-ESTIMATED = (
+COARSE_HISTOGRAM_WARNING = (
     "The sites' files show few people's scores together, so the gap and the accuracy of thresholds "
     "by group are estimates here; files with every bin (min_bin=1) make them exact."
 )
-NOBODY = math.nextafter(1.0, 2.0)  # a threshold that no score reaches
-KEPT = 0.1  # of those accepted and of those refused now: fewer is a decision for all alike
-WINDOWS = 60_000  # beyond so many, square windows are tried on a grid, and the best may be missed
+ABOVE_ALL = math.nextafter(1.0, 2.0)  # a threshold that no score reaches
+MIN_SHARE = 0.1  # of the rows accepted now, and of those rejected now
+MAX_WINDOWS = 60_000  # beyond, square windows are tried on a grid, and the best may be missed
 
 
-@dataclass(frozen=True)
-class Adjusted:
-    """Group thresholds that meet a metric, and what they cost."""
+class CalibrationPoint(TypedDict):
+    """Rows with similar scores: their mean score (+- half_bin), and the share of positives."""
+
+    score: float
+    half_bin: float
+    rate: float
+    low: float | None
+    high: float | None
+    n: float
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """ROC and calibration of one group, one class against the rest.
+
+    `tpr` and `fpr` are the shares of positives and negatives with a score of at least each of
+    `thresholds`, which are the edges of the bins from 0 to 1. The area under the curve lies within
+    `auc` +- `auc_error`, by the width of the bins.
+    """
+
+    group: str
+    positives: float
+    negatives: float
+    thresholds: np.ndarray
+    tpr: np.ndarray
+    fpr: np.ndarray
+    auc: float
+    auc_error: float
+    calibration: list[CalibrationPoint]
+
+
+def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curves]:
+    """The curves of every group.
+
+    Parameters
+    ----------
+    view
+        The groups, with histograms.
+    score
+        The position of the class among those that have scores (of two classes, only one has).
+    points
+        The number of points of a calibration curve.
+    """
+    positive = 1 if len(view.question.classes) == 2 else score
+    exact = not view.noise.any()
+    found = []
+    for g, group in enumerate(view.groups):
+        sides = []
+        for table in (view.histogram, view.shifted_histogram(0), view.shifted_histogram(1)):
+            counts = np.maximum(table[:, g, score], 0.0)  # (y, bin); noise goes below 0
+            sides.append((counts[positive], counts.sum(0) - counts[positive]))
+        found.append(_group_curves(group, sides, points, exact=exact))
+    return found
+
+
+def _group_curves(
+    group: str, sides: list[tuple[np.ndarray, np.ndarray]], points: int, *, exact: bool
+) -> Curves:
+    """Curves from positives and negatives by bin: as estimated, and with rows of uncertain bin in
+    the first and in the last bin that is possible."""
+    (yes, no), (yes_first, no_first), (yes_last, no_last) = sides
+    bins = len(yes)
+    positives = yes.sum()
+    negatives = no.sum()
+    pairs = positives * negatives
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpr = _count_above(yes) / positives
+        fpr = _count_above(no) / negatives
+        # A positive and a negative of one bin may be in either order: half a pair each.
+        least = float((_count_above(yes_first)[1:] * no_last).sum() / pairs)
+        most = float((_count_above(yes_last)[:-1] * no_first).sum() / pairs)
+        ties = float((yes * no).sum() / pairs)
+        auc = float((_count_above(yes)[1:] * no).sum() / pairs) + ties / 2
+    parts = np.array_split(np.arange(bins), min(points, bins))
+    calibration = [_calibration_point(part, yes, no, exact) for part in parts]
+    return Curves(
+        group=group,
+        positives=float(positives),
+        negatives=float(negatives),
+        thresholds=np.arange(bins + 1) / bins,
+        tpr=tpr,
+        fpr=fpr,
+        auc=auc,
+        auc_error=max(most - auc, auc - least),
+        calibration=[point for point in calibration if point is not None],
+    )
+
+
+def _count_above(counts: np.ndarray) -> np.ndarray:
+    """(..., bin + 1): how many rows reach each edge; the last threshold is above every score."""
+    rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
+    return np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
+
+
+def _calibration_point(
+    part: np.ndarray, yes: np.ndarray, no: np.ndarray, exact: bool
+) -> CalibrationPoint | None:
+    """The share of positives with a score in these bins; no interval if counts are noisy."""
+    hits = yes[part].sum()
+    rows = yes[part].sum() + no[part].sum()
+    if rows <= 0:
+        return None
+    middles = (part + 0.5) / len(yes)
+    low = None
+    high = None
+    if exact and rows >= FEW:
+        low, high = map(float, wilson(hits / rows, rows))
+    return {
+        "score": float(((yes + no)[part] * middles).sum() / rows),
+        "half_bin": 0.5 / len(yes),
+        "rate": float(hits / rows),
+        "low": low,
+        "high": high,
+        "n": float(rows),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Accuracy and gaps if all groups had one threshold, for each of `thresholds`.
+
+    `gaps` are by metric, NaN where a group has no rate; `selected` is the share of positive
+    decisions, (threshold, group).
+    """
+
+    thresholds: np.ndarray
+    accuracy: np.ndarray
+    gaps: dict[str, np.ndarray]
+    selected: np.ndarray
+
+
+def sweep_thresholds(view: View) -> Sweep | None:
+    """Try every edge as the threshold; None without histograms, or with more than two classes."""
+    if not view.has_histograms or len(view.question.classes) != 2:
+        return None
+    sums = _decide(view.histogram[:, :, 0])[:-1]  # the last accepts no row
+    with np.errstate(divide="ignore", invalid="ignore"):
+        selected = (sums.decision[..., 1].sum(1) / sums.count.sum(1))[:, :-1]
+    gaps = {name: np.clip(sums.gap(metric, "hard"), 0, 1) for name, metric in CATALOG.items()}
+    if len(view.groups) < 2:
+        gaps = {name: np.full_like(gap, np.nan) for name, gap in gaps.items()}
+    return Sweep(
+        thresholds=np.arange(len(selected)) / len(selected),
+        accuracy=np.clip(sums.accuracy(), 0.0, 1.0),  # noise has no limits
+        gaps=gaps,
+        selected=np.clip(selected, 0, 1),
+    )
+
+
+def _decide(counts: np.ndarray) -> Sums:
+    """Decisions with each edge as the threshold (leading axis), from counts (y, g, bin).
+
+    The last threshold is above 1: a score of 1 is in the last bin, and reaches a threshold of 1.
+    """
+    yes = np.moveaxis(_count_above(counts), -1, 0)
+    decision = np.stack((yes[:1] - yes, yes), -1)
+    return Sums(decision.sum(-1), decision, decision)
+
+
+class GroupThresholds(TypedDict):
+    """Thresholds by group that bring down the gap of a metric, and what they cost.
+
+    `feasible` says whether `tolerance` is met. If not, these are the thresholds of the smallest gap
+    that can be reached, and `reason` says why, if the tolerance needs thresholds that accept all
+    rows or none.
+    """
 
     metric: str
     tolerance: float
     thresholds: dict[str, float]
-    gap: float
-    accuracy: float
-    gap_before: float
-    accuracy_before: float
-    feasible: bool  # the tolerance is met; otherwise the smallest gap that thresholds can reach
-    reason: str = ""  # why it is not met, where thresholds that decide all alike would meet it
+    gap: float | None
+    accuracy: float | None
+    gap_before: float | None
+    accuracy_before: float | None
+    feasible: bool
+    reason: str
 
 
-def adjust(metric: Metric, seen: View, tolerance: float) -> Adjusted:
-    """The least loss of accuracy at which the gap is at most `tolerance`."""
-    if not seen.complete or len(seen.classes) != 2:
+def adjust_thresholds(metric: Metric, view: View, tolerance: float) -> GroupThresholds:
+    """The most accurate thresholds by group with which the gap is at most `tolerance`."""
+    if not view.has_histograms or len(view.question.classes) != 2:
         raise FedgftError(
-            "--adjust needs histograms of the scores of two classes: measure with --score and "
-            "without --min-cell"
+            "`adjust` needs histograms of the scores of two classes: measure with `score` and "
+            "without `min_cell`",
+            kind="data",
         )
-    if len(seen.names) < 2:
-        raise FedgftError(f"--adjust {metric.name}: there is one group only, {seen.names[0]}")
+    if len(view.groups) < 2:
+        raise FedgftError(f"`adjust` {metric.name}: there is one group only, {view.groups[0]}")
+    check_number(f"adjust_to[{metric.name!r}]", tolerance)
     if not 0 <= tolerance < 1:
-        raise FedgftError(f"--adjust {metric.name}={tolerance:g}: must be at least 0 and below 1")
-    counts = np.maximum(seen.histogram[:, :, 0], 0.0)
-    before = seen.tally.sum()
+        raise FedgftError(f"`adjust` {metric.name}={tolerance:g}: must be at least 0 and below 1")
+    counts = np.maximum(view.histogram[:, :, 0], 0.0)
+    before = view.sums.sum()
     accepted = before.decision[:, :-1, 1].sum() / max(1.0, before.count[:, :-1].sum())
-    least = KEPT * float(np.clip(min(accepted, 1 - accepted), 0.0, 0.5))
-    best, feasible = by_group(metric, counts, tolerance, names=seen.names, least=least)
-    alike, reason = False, ""
-    if not feasible:
-        _, alike = by_group(metric, counts, tolerance, names=seen.names)
-    if alike:
+    share = MIN_SHARE * float(np.clip(min(accepted, 1 - accepted), 0.0, 0.5))
+    best, feasible = search_group_thresholds(
+        metric, counts, tolerance, groups=view.groups, min_share=share
+    )
+    reason = ""
+    if not feasible and search_group_thresholds(metric, counts, tolerance, groups=view.groups)[1]:
         reason = (
-            f"only thresholds that accept everybody, or nobody, bring the gap of {metric.name} to "
+            f"only thresholds that accept every row, or none, bring the gap of {metric.name} to "
             f"{tolerance:g}; ask for a larger gap"
         )
-    values = edges(counts.shape[-1])[best].tolist()
-    thresholds = dict(zip(seen.names, values, strict=True))
-    after = _decided(counts, best, before)
-    return Adjusted(
-        metric.name, tolerance, thresholds,
-        gap=float(after.gap(metric, "hard")), accuracy=float(after.accuracy()),
-        gap_before=float(before.gap(metric, "hard")), accuracy_before=float(before.accuracy()),
-        feasible=feasible, reason=reason,
-    )  # fmt: skip
+    after = _decide_by_group(counts, best, before)
+    thresholds = candidate_thresholds(counts.shape[-1])[best].tolist()
+    return {
+        "metric": metric.name,
+        "tolerance": tolerance,
+        "thresholds": dict(zip(view.groups, thresholds, strict=True)),
+        "gap": _share(after.gap(metric, "hard")),
+        "accuracy": _share(after.accuracy()),
+        "gap_before": _share(before.gap(metric, "hard")),
+        "accuracy_before": _share(before.accuracy()),
+        "feasible": feasible,
+        "reason": reason,
+    }
 
 
-def by_group(
+def _share(value: Value) -> float | None:
+    """A gap or an accuracy in [0, 1], which noise may leave; None for NaN."""
+    return None if np.isnan(value) else float(np.clip(value, 0.0, 1.0))
+
+
+def _decide_by_group(counts: np.ndarray, best: np.ndarray, before: Sums) -> Sums:
+    """Decisions with these thresholds; rows without a group keep their decisions."""
+    yes = np.stack([counts[:, g, t:].sum(-1) for g, t in enumerate(best)], 1)
+    total = counts.sum(-1)[:, :-1]
+    decision = np.concatenate((np.stack((total - yes, yes), -1), before.decision[:, -1:]), 1)
+    return Sums(decision.sum(-1), decision, decision)
+
+
+def candidate_thresholds(bins: int) -> np.ndarray:
+    """(bins + 1,): the edges of the bins; the last threshold is above every score."""
+    return np.append(np.arange(bins) / bins, ABOVE_ALL)
+
+
+def search_group_thresholds(
     metric: Metric,
     counts: np.ndarray,
     tolerance: float,
     *,
-    names: Sequence[str],
-    windows: int = WINDOWS,
-    least: float | None = None,
+    groups: Sequence[str],
+    max_windows: int = MAX_WINDOWS,
+    min_share: float | None = None,
 ) -> tuple[np.ndarray, bool]:
-    """Each group's threshold, as a number of an edge, and whether the tolerance is met.
+    """The most accurate thresholds by group with which the gap is at most `tolerance`.
 
-    `counts` are histograms (label, group, bin), the last group: not recorded. `least`: the share of
-    all rows that must be accepted, and the share that must be refused (0: one row); None: any.
+    Parameters
+    ----------
+    metric
+        The metric whose gap counts.
+    counts
+        Histograms (label, group, bin); the last group holds the rows of no group.
+    groups
+        The names of the groups, for messages.
+    max_windows
+        The number of windows to try.
+    min_share
+        The share of all rows that must be accepted, and that must be rejected (0: one row). None:
+        no limit.
+
+    Returns
+    -------
+    best
+        For each group the position of its threshold in `candidate_thresholds`.
+    feasible
+        Whether the tolerance is met; if not, `best` has the smallest gap, to 0.1 points.
     """
-    rates, right = _candidates(metric, counts)
-    never = np.isnan(rates).all(-1).any(0)
-    if never.any():
-        lost = ", ".join(np.array(names)[never][:3])
-        raise FedgftError(f"thresholds by group for {metric.name}: no row of the event in {lost}")
-    limits = None if least is None else Limits.of(counts, least)
-    best = _search(rates, right, tolerance, windows, limits)
+    sums = _decide(counts)
+    rates = np.moveaxis(metric.rates(sums.statistics(metric, "hard")), 0, -1)  # (v, g, t)
+    right = np.einsum("tygy->gt", sums.decision[:, :, :-1])
+    empty = np.isnan(rates).all(-1).any(0)
+    if empty.any():
+        names = ", ".join(np.array(groups)[empty][:3])
+        raise FedgftError(
+            f"thresholds by group for {metric.name}: no row of the event in {names}", kind="data"
+        )
+    rows = counts[:, :-1].sum(0)  # (g, bin)
+    total = float(rows.sum())
+    search = _WindowSearch(
+        rates=rates,
+        right=right,
+        corners=_window_corners(rates, max_windows),
+        accepted=_count_above(rows),
+        total=total,
+        min_rows=-math.inf if min_share is None else max(1.0, min_share * total),
+    )
+    best = search.find_most_accurate(tolerance)
     if best is not None:
         return best, True
-    nearest = _nearest(rates, right, tolerance, windows, limits)
-    if nearest is None:  # every threshold there is decides all alike
-        nearest = _nearest(rates, right, tolerance, windows, None)
-    assert nearest is not None  # a window of 1 holds all rates
-    return nearest, False
+    best = search.find_smallest_gap(tolerance)
+    if best is None:  # every threshold there is accepts all rows or none
+        best = replace(search, min_rows=-math.inf).find_smallest_gap(tolerance)
+    assert best is not None  # a window of 1 holds all rates
+    return best, False
 
 
 @dataclass(frozen=True, eq=False)
-class Limits:
-    """How many rows may be accepted in all, and how many are at each group's thresholds."""
+class _WindowSearch:
+    """A search over windows of rates.
 
-    accepted: np.ndarray  # (g, t)
-    low: float
-    high: float
+    `rates` (v, g, t) and the right decisions `right` (g, t) are those of each group at each
+    threshold, `corners` (window, v) the lower edges of the windows. Of the `total` rows, of which
+    `accepted` (g, t) are accepted, at least `min_rows` must be accepted and as many rejected.
+    """
 
-    @classmethod
-    def of(cls, counts: np.ndarray, least: float) -> "Limits":
-        bins = counts[:, :-1].sum(0)  # (g, bin)
-        accepted = np.concatenate((bins[:, ::-1].cumsum(-1)[:, ::-1], np.zeros((len(bins), 1))), 1)
-        total = bins.sum()
-        few = max(1.0, least * total)
-        return cls(accepted, few, total - few)
+    rates: np.ndarray
+    right: np.ndarray
+    corners: np.ndarray
+    accepted: np.ndarray
+    total: float
+    min_rows: float
 
-    def within(self, value: np.ndarray) -> np.ndarray | None:
-        """The best thresholds that keep the limits: each group's best by itself, or, where those
-        break them, with another threshold for one of the groups. `value`: -inf where not allowed.
+    def find_most_accurate(self, tolerance: float) -> np.ndarray | None:
+        """(g,): the thresholds of the best window; None if no window holds all groups."""
+        most_right = -np.inf
+        best = None
+        for corner in self.corners:
+            low = corner[:, None, None] - 1e-12
+            high = corner[:, None, None] + tolerance + 1e-12
+            inside = ((self.rates >= low) & (self.rates <= high)).all(0)  # (g, t)
+            if not inside.any(-1).all():
+                continue
+            value = np.where(inside, self.right, -np.inf)
+            if value.max(-1).sum() <= most_right:
+                continue
+            found = self._choose(value)
+            if found is None:
+                continue
+            right = np.take_along_axis(value, found[:, None], -1).sum()
+            if right > most_right:
+                most_right = right
+                best = found
+        return best
+
+    def find_smallest_gap(self, tolerance: float) -> np.ndarray | None:
+        """(g,): the thresholds of the smallest gap above `tolerance`, to 0.1 points; or None."""
+        low = tolerance
+        high = 1.0
+        best = self.find_most_accurate(high)
+        while best is not None and high - low > 0.001:
+            middle = (low + high) / 2
+            found = self.find_most_accurate(middle)
+            if found is None:
+                low = middle
+            else:
+                high = middle
+                best = found
+        return best
+
+    def _choose(self, value: np.ndarray) -> np.ndarray | None:
+        """The best threshold of each group by `value` (g, t), which is -inf if not allowed.
+
+        If these accept or reject too few rows, one of the groups gets another threshold: the one
+        that costs least. None if that is not enough.
         """
         best = value.argmax(-1)
-        groups = np.arange(len(best))
-        own = self.accepted[groups, best]
-        if self.low <= own.sum() <= self.high:
+        own = self.accepted[np.arange(len(best)), best]
+        max_rows = self.total - self.min_rows
+        if self.min_rows <= own.sum() <= max_rows:
             return best
-        others = own.sum() - own
-        total = others[:, None] + self.accepted
-        allowed = np.where((total >= self.low) & (total <= self.high), value, -np.inf)
-        loss = value.max(-1) - allowed.max(-1)
+        accepted = (own.sum() - own)[:, None] + self.accepted
+        allowed = (accepted >= self.min_rows) & (accepted <= max_rows)
+        value_allowed = np.where(allowed, value, -np.inf)
+        loss = value.max(-1) - value_allowed.max(-1)
         if not np.isfinite(loss).any():
             return None
         moved = int(np.argmin(np.where(np.isfinite(loss), loss, np.inf)))
-        best[moved] = allowed[moved].argmax()
+        best[moved] = value_allowed[moved].argmax()
         return best
 
 
-def edges(bins: int) -> np.ndarray:
-    """The thresholds that are tried, the last one above every score."""
-    return np.append(np.arange(bins) / bins, NOBODY)
-
-
-def _candidates(metric: Metric, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(v, g, t): the rate at each threshold; (g, t): how many decisions are right."""
-    tally = at_thresholds(counts)
-    rates = metric.rates(tally.statistics(metric, "hard"))  # (t, v, g)
-    right = np.einsum("tygy->gt", tally.decision[:, :, :-1])
-    return np.moveaxis(rates, 0, -1), right
-
-
-def _search(
-    rates: np.ndarray,
-    right: np.ndarray,
-    tolerance: float,
-    windows: int,
-    limits: Limits | None,
-) -> np.ndarray | None:
-    """The threshold of each group, by the best window; None where no window holds all groups."""
-    best, chosen = -np.inf, None
-    for corner in _corners(rates, windows):
-        edge = corner[:, None, None]
-        inside = ((rates >= edge - 1e-12) & (rates <= edge + tolerance + 1e-12)).all(0)  # (g, t)
-        if not inside.any(-1).all():
-            continue
-        value = np.where(inside, right, -np.inf)
-        if value.max(-1).sum() <= best:
-            continue
-        found = value.argmax(-1) if limits is None else limits.within(value)
-        if found is None:
-            continue
-        total = np.take_along_axis(value, found[:, None], -1).sum()
-        if total > best:
-            best, chosen = total, found
-    return chosen
-
-
-def _nearest(
-    rates: np.ndarray,
-    right: np.ndarray,
-    tolerance: float,
-    windows: int,
-    limits: Limits | None,
-) -> np.ndarray | None:
-    """The thresholds of the smallest gap there is, to a tenth of a point; None: none is allowed."""
-    if _search(rates, right, 1.0, windows, limits) is None:
-        return None
-    low, high, best = tolerance, 1.0, None
-    while best is None or high - low > 0.001:
-        middle = (low + high) / 2 if best is not None else high
-        found = _search(rates, right, middle, windows, limits)
-        low, high, best = (middle, high, best) if found is None else (low, middle, found)
-    return best
-
-
-def _corners(rates: np.ndarray, windows: int) -> np.ndarray:
-    """Lower edges of windows: all rates there are, or a grid of them for a square."""
+def _window_corners(rates: np.ndarray, max_windows: int) -> np.ndarray:
+    """(window, v): all combinations of rates, or a grid of quantiles if there are too many."""
     sides = [np.unique(side[~np.isnan(side)]) for side in rates]
-    if math.prod(map(len, sides)) > windows:
-        grid = np.linspace(0, 1, int(windows ** (1 / len(sides))))
+    if math.prod(map(len, sides)) > max_windows:
+        grid = np.linspace(0, 1, int(max_windows ** (1 / len(sides))))
         sides = [np.quantile(side, grid, method="nearest") for side in sides]
     return np.stack(np.meshgrid(*map(np.unique, sides), indexing="ij"), -1).reshape(-1, len(sides))
-
-
-def _decided(counts: np.ndarray, best: np.ndarray, before: Tally) -> Tally:
-    """The tally under these thresholds; rows without a group keep their decisions."""
-    yes = np.stack([counts[:, g, t:].sum(-1) for g, t in enumerate(best)], 1)
-    total = counts.sum(-1)[:, :-1]
-    decision = np.concatenate((np.stack((total - yes, yes), -1), before.decision[:, -1:]), 1)
-    return Tally(decision.sum(-1), decision, decision)

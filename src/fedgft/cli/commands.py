@@ -1,140 +1,109 @@
-"""Every command, under one name, and what becomes of its errors."""
+"""The commands: where each is, its line in `fedgft --help`, and examples of it.
 
-import os
-import sys
-import time
-import warnings
-from io import TextIOWrapper
-from typing import Annotated
+Nothing here imports a command, so that `fedgft --help` is quick.
+"""
 
-from cyclopts import App, CycloptsError, Group, Parameter
-
-from fedgft.cli import (
-    audit,
-    compare,
-    completion,
-    data,
-    demo,
-    deploy,
-    frontier,
-    measure,
-    predict,
-    reproduce,
-    train,
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 an error to fix (printed in one line), 3 a gap above --fail-above, "
+    "4 a target missed (with --strict), 130 interrupted."
 )
-from fedgft.cli.console import note, voice
-from fedgft.cli.examples import CODES, EXAMPLES, shown
-from fedgft.cli.names import Flag
-from fedgft.errors import FedgftError
-from fedgft.layout import printable
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("fedgft")
-
-
-app = App(
-    name="fedgft",
-    help="Measure and train group fairness in federated learning.",
-    help_epilogue=f"{shown('fedgft')}\n\n{CODES}",
-    help_format="plaintext",
-    version=_version,
-)
-for each in (app, app.meta):
-    each.suppress_keyboard_interrupt = False  # main has something to say about it
-ANYWHERE = Group("With any command", sort_key=99)
-GROUPS = {
-    "Look around": (demo.demo, data.app, reproduce.reproduce),
-    "Measure": (measure.measure, audit.audit),
-    "Train": (train.train, compare.compare, frontier.frontier, predict.predict, deploy.app),
-    "Shell": (completion.completion,),
+COMMANDS = {  # by heading: the first sentence of the command's docstring, or the help of its App
+    "Look around": {
+        "demo": "Compare six methods on Adult, split over ten very different clients.",
+        "data": "List and fetch the public data sets.",
+        "reproduce": "Regenerate the paper's tables and figures, beside the published numbers.",
+    },
+    "Measure": {
+        "measure": "Count a site's predictions. The file that comes out holds sums; no row leaves "
+        "the site.",
+        "audit": "Put sites' sums together: global and local gaps with intervals, who drives them, "
+        "a report.",
+    },
+    "Train": {
+        "train": "Train one method, save its model, and show every client before and after.",
+        "compare": "Train several methods on the same replicates and compare accuracy and gaps.",
+        "frontier": "Sweep the strength of every method, draw accuracy against gap, save the "
+        "chosen model.",
+        "predict": "Apply a saved model; the output is the table with the columns score and "
+        "decision appended.",
+        "deploy": "Train between organizations, on Flower: set up hosts, or try it here.",
+    },
+    "Shell": {
+        "completion": "Print a script that lets a shell complete commands, options and choices."
+    },
 }
-for place, (title, commands) in enumerate(GROUPS.items()):
-    group = Group(title, sort_key=place)
-    for command in commands:
-        if isinstance(command, App):
-            command.help_epilogue, command.group = shown(command.name[0]), (group,)
-            app.command(command)
-        else:
-            app.command(command, help_epilogue=shown(command.__name__), group=group)
-for part in (data.app, deploy.app):
-    for name in part:
-        if (full := f"{part.name[0]} {name}") in EXAMPLES:
-            part[name].help_epilogue = shown(full)
+SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
+PATHS = {  # of the others: fedgft.cli.NAME:NAME
+    "data": "fedgft.cli.data:app",
+    "deploy": "fedgft.cli.deploy:app",
+    "compare": "fedgft.cli.compare:compare",
+    "completion": "fedgft.cli.app:completion",
+}
+EXAMPLES: dict[str, tuple[str, ...]] = {  # by command; "fedgft" is the program without one
+    "fedgft": (
+        "fedgft demo",
+        "fedgft train --data loans.csv --label repaid --group sex --target 0.02",
+        "fedgft measure predictions.csv --label y --group sex --score p",
+        "fedgft audit north.json south.json --out report",
+    ),
+    "demo": ("fedgft demo", "fedgft demo --seeds 5 --out my-demo"),
+    "train": (
+        "fedgft train --data adult --target 0.02",
+        "fedgft train --data loans.csv --label repaid --group sex --client bank",
+        "fedgft train --data adult --group race,sex --metric sp+0.5*eop --base scaffold",
+        "fedgft train --data celeba --images ~/celeba --device cuda --precision bf16",
+    ),
+    "compare": (
+        "fedgft compare --data compas --alpha 0.5 5 100 --metrics sp eop",
+        "fedgft compare --data compas --protocol paper --methods fedavg fedgft --json",
+    ),
+    "frontier": (
+        "fedgft frontier --data compas --metric sp --target 0.02",
+        "fedgft frontier --data loans.csv --label repaid --group sex --references",
+    ),
+    "predict": ("fedgft predict fedgft-train/model.safetensors people.csv --out scored.csv",),
+    "measure": (
+        "fedgft measure predictions.csv --label y --group race --group sex --score p",
+        "fedgft measure predictions.csv --label y --group sex --score p --report report",
+        "fedgft measure predictions.parquet --label y --group sex --score p --epsilon 1",
+    ),
+    "audit": (
+        "fedgft audit north.json south.json east.json --out report",
+        "fedgft audit sums/ --fail-above sp=0.05 eop=0.1",
+    ),
+    "reproduce": ("fedgft reproduce table1 --data compas --out my-results", "fedgft reproduce all"),
+    "completion": (
+        "fedgft completion bash > ~/.local/share/bash-completion/completions/fedgft",
+        "fedgft completion fish > ~/.config/fish/completions/fedgft.fish",
+    ),
+    "data": ("fedgft data list", "fedgft data get adult --out adult.csv"),
+    "data get": ("fedgft data get adult --out adult.csv",),
+    "deploy": (
+        "fedgft deploy local --sites 3 --rounds 5",
+        "fedgft deploy init federation --sites north=north.pub --host fair.example.org",
+    ),
+    "deploy local": (
+        "fedgft deploy local --sites 3 --rounds 5",
+        "fedgft deploy local --data north.csv south.csv --label repaid --group sex",
+    ),
+    "deploy keys": ("fedgft deploy keys north",),
+    "deploy server": ("fedgft deploy server federation",),
+    "deploy gate": ("fedgft deploy gate federation",),
+    "deploy site": (
+        "fedgft deploy site north --server fair.example.org:9093 --data /srv/north.csv",
+    ),
+    "deploy init": (
+        "fedgft deploy init federation --sites north=north.pub --host fair.example.org",
+    ),
+}
 
 
-@app.meta.default
-def launch(
-    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    quiet: Annotated[bool, Flag, Parameter(name=("--quiet", "-q"), group=ANYWHERE)] = False,
-    verbose: Annotated[bool, Flag, Parameter(name=("--verbose", "-v"), group=ANYWHERE)] = False,
-) -> None:
-    """Run a command.
-
-    Parameters
-    ----------
-    quiet
-        No notes and no progress, only results and errors.
-    verbose
-        Versions, progress also in a log, seconds and memory at the end.
-    """
-    if quiet and verbose:
-        raise FedgftError("--quiet and --verbose: one of the two")
-    voice.quiet, voice.verbose, began = quiet, verbose, time.monotonic()
-    if verbose:
-        note(_about())
-    app(tokens, exit_on_error=False, print_error=False)
-    if verbose:
-        note(f"{time.monotonic() - began:.1f} s{_memory()}")
-
-
-def run(arguments: list[str]) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal without our signs shows others
-            stream.reconfigure(errors="replace")
-    warnings.showwarning = lambda *about, **rest: note(str(about[0]))
-    try:
-        app.meta(
-            arguments, exit_on_error=False, print_error=False, result_action="return_value"
-        )  # fmt: skip
-        sys.stdout.flush()
-    except (FedgftError, CycloptsError) as error:
-        _fail(" ".join(str(error).split()))
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except MemoryError:
-        _fail("not enough memory for this; try fewer groups, classes, bins or runs")
-    except OSError as error:
-        # Our files name themselves, so what the system says without a name is about stdout.
-        where = error.filename or ("" if error.errno is None else "stdout")
-        _fail(f"{where}: {error.strerror}" if where else str(error))
-
-
-def _fail(message: str) -> None:
-    sys.stderr.write(f"fedgft: {printable(message)}\n")
-    sys.exit(2)
-
-
-def _about() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-    from platform import python_version
-
-    found = [f"fedgft {_version()}", f"Python {python_version()}"]
-    for name in ("torch", "numpy", "numba", "polars", "flwr"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
-
-
-def _memory() -> str:
-    try:
-        import resource
-    except ImportError:  # not on every system
+def format_examples(command: str) -> str:
+    """Return the examples of a command as the last lines of its help; empty if it has none."""
+    lines = EXAMPLES.get(command, ())
+    if not lines:
         return ""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024
-    return f", {peak * unit / 1e6:,.0f} MB of memory at most"
+    title = "Example:" if len(lines) == 1 else "Examples:"
+    return "\n".join((title, *(f"  {line}" for line in lines)))

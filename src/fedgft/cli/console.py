@@ -1,33 +1,43 @@
-"""Tables on stdout, progress and notes on stderr."""
+"""Output of commands: tables and JSON on stdout; notes, errors and progress on stderr."""
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedgft.layout import printable
+from fedgft.errors import FedgftError
+from fedgft.formatting import SIGNS, printable
+from fedgft.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from fedgft.layout import Table as ReportTable
-    from fedgft.report.section import Section
+    from cyclopts import App
+    from rich.progress import Progress
+
+    from fedgft.formatting import Table as ReportTable
 
 Row = dict[str, Any]
 MISSED = 4  # the exit code of a missed target, with --strict
 START = "the start, untrained"
-GROUPS = 4  # that have a column each in a table of 80 characters
+MAX_GROUP_COLUMNS = 4  # more do not fit into a table of 80 characters
+MAX_CLIENTS = 20  # rows in the table of clients
+LOG_LINES = 10  # of progress per task, with --verbose
+SIGN_COLORS = {True: "green", False: "red", None: "dim"}
 
 
 class Terminal(Console):
-    """Rich would end the process where a reader has seen enough; we have our own way (`main`)."""
+    """A console that raises where the reader has closed the pipe; rich would end the process."""
 
     def on_broken_pipe(self) -> None:
+        """Raise `BrokenPipeError`, which `run` handles."""
         raise BrokenPipeError
 
 
@@ -36,44 +46,77 @@ err = Terminal(stderr=True, highlight=False)
 
 
 @dataclass
-class Voice:
-    """How much is said on stderr: --quiet leaves errors and verdicts, --verbose adds."""
+class Output:
+    """What is printed: --quiet leaves results and errors, --verbose adds to the notes.
+
+    `command` is the one that runs: its options are named in messages.
+    """
 
     quiet: bool = False
     verbose: bool = False
+    command: "App | None" = None
 
 
-voice = Voice()
+output = Output()
+
+
+def option_name(field: str) -> str:
+    """Return how the command that runs calls a field of the library.
+
+    The field `batch_size` is --batch-size, and `metric` is --metrics in `fedgft compare`. A field
+    that the command lacks is an option of `fedgft train`, or else stays as it is.
+    """
+    if output.command is not None:
+        arguments = output.command.assemble_argument_collection()
+        options = {each.field_info.name: each.name for each in arguments if not each.children}
+        for name in (field, f"{field}_", f"{field}s", field.removesuffix("s")):
+            if name in options:
+                return options[name]
+    known = field in SETTINGS or field in ("out", "resume")
+    return f"--{field.replace('_', '-')}" if known else field
+
+
+def render(message: str) -> str:
+    """Return a message as a terminal can show it, with options in place of fields in backquotes."""
+    return printable(FedgftError(message).render(option_name))
+
+
+def fail(message: str) -> None:
+    """Print an error in one line and exit with code 2."""
+    sys.stderr.write(f"fedgft: {' '.join(render(message).split())}\n")
+    sys.exit(2)
 
 
 def note(text: str) -> None:
-    if not voice.quiet:
+    """Print a note, unless --quiet is given."""
+    if not output.quiet:
         say(text)
 
 
 def say(text: str) -> None:
-    """A note that nobody has asked to be spared."""
-    err.print(f"[dim]note:[/dim] {escape(printable(text))}", soft_wrap=True, emoji=False)
+    """Print a note, also with --quiet."""
+    err.print(f"[dim]note:[/dim] {escape(render(text))}", soft_wrap=True, emoji=False)
 
 
 def wrote(paths: Sequence[Path]) -> None:
-    for path in () if voice.quiet else paths:
+    """Name the files that were written, unless --quiet is given."""
+    for path in () if output.quiet else paths:
         err.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
 def paragraph(text: str) -> None:
-    """A result in words, on stdout; names from data in it are text. Nothing where it is empty."""
+    """Print a result in words on stdout, as plain text; nothing if it is empty."""
     if text:
         out.print(printable(text), markup=False, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
-    """Nothing else ever goes to stdout beside it."""
+    """Print a value as JSON; nothing else may go to stdout then."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def points(value: float | None, spread: float | None = None) -> str:
-    """A fraction as percentage points; null is a dash, which the table's caption explains."""
+    """Return a fraction as percentage points; None is a dash, which `_add_notes` explains."""
     if value is None:
         return "-"
     text = f"{100 * value:z.1f}"  # z: no minus before 0.0
@@ -81,25 +124,37 @@ def points(value: float | None, spread: float | None = None) -> str:
 
 
 def comparison(rows: Sequence[Row]) -> Table:
-    """Method by method, the protocol's headline gap in bold. All numbers in percentage points."""
-    first, heldout = rows[0], rows[0]["protocol"] == "heldout"
+    """Return the table of `fedgft compare`: one line per method, all numbers in points.
+
+    The headline gap of the protocol is bold. `rows` are those of `fedgft.study.row`.
+    """
+    first = rows[0]
+    heldout = first["protocol"] == "heldout"
     where = "held out" if heldout else "test"
     table = _table(
         f"{escape(first['data'])}, protocol {first['protocol']}, {first['seeds']} replicates\n"
         "accuracy, and gaps between groups, in percentage points (mean±sd)"
     )
     table.add_column("method", no_wrap=True)
-    for name in ("accuracy", f"decisions\n{where}", "95%\ninterval", "by\nchance",
-                 "decisions\nclients", "scores\nclients", f"scores\n{where}"):  # fmt: skip
+    for name in (
+        "accuracy",
+        f"decisions\n{where}",
+        "95%\ninterval",
+        "by\nchance",
+        "decisions\nclients",
+        "scores\nclients",
+        f"scores\n{where}",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for row in _in_sections(table, rows):
         table.add_row(*_cells(row, heldout=heldout))
     few = any(row["gap_hard_test_low"] is None and row["gap_hard_test"] is not None for row in rows)
-    return _explained(table, any(row["gap_hard_test"] is None for row in rows), few=few)
+    dashes = any(row["gap_hard_test"] is None for row in rows)
+    return _add_notes(table, dashes=dashes, few=few)
 
 
 def _in_sections(table: Table, rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows; a new metric or alpha has its own section of the table, with a heading."""
+    """Yield the rows; add a heading to the table where the metric or alpha changes."""
     last = None
     for row in rows:
         cell = (row["metric"], row["alpha"])
@@ -113,13 +168,16 @@ def _in_sections(table: Table, rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def decisions(rows: Sequence[Row]) -> Table:
-    """The decisions behind the gaps: balanced accuracy, what a constant model reaches, and which
-    share of each group is selected."""
+    """Return the table of the decisions behind the gaps.
+
+    Columns: balanced accuracy, the accuracy of a constant model, the share of each group that is
+    selected, and the number of collapsed replicates where there are any.
+    """
     where = "held-out" if rows[0]["protocol"] == "heldout" else "test"
     table = _table(f"decisions on {where} rows, in per cent")
     table.add_column("method", no_wrap=True)
     groups = list(rows[0]["selection_rates"])
-    shown = groups if len(groups) <= GROUPS else ["least", "most"]
+    shown = groups if len(groups) <= MAX_GROUP_COLUMNS else ["least", "most"]
     lost = any(row["collapsed"] for row in rows)
     names = [
         "balanced\naccuracy",
@@ -142,13 +200,14 @@ def decisions(rows: Sequence[Row]) -> Table:
         notes.append("selected: given the class in which the groups differ most")
     if lost:
         notes.append("collapsed: the model gives nearly everybody the same decision")
-    table.caption, table.caption_justify = "\n".join(notes), "left"
+    table.caption = "\n".join(notes)
+    table.caption_justify = "left"
     return table
 
 
 def _selected(rates: dict[str, Any], *, few: bool) -> list[str]:
-    """Of every group, or of many groups the lowest and the highest rate with their names."""
-    flat = _of_one_class(rates)
+    """Return the rate of every group, or the lowest and the highest rate with their names."""
+    flat = _rates_of_one_class(rates)
     if few:
         return [points(rate) for rate in flat.values()]
     known = {group: rate for group, rate in flat.items() if rate is not None}
@@ -158,8 +217,8 @@ def _selected(rates: dict[str, Any], *, few: bool) -> list[str]:
     return [f"{points(known[g])} {escape(printable(g))}" for g in ends]
 
 
-def _of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
-    """By group; of more than two classes the one in which the groups differ most."""
+def _rates_of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
+    """Return rates by group; with more than two classes those in which the groups differ most."""
     first = next(iter(rates.values()))
     if not isinstance(first, dict):
         return rates
@@ -172,7 +231,8 @@ def _of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
     return {group: each[widest] for group, each in rates.items()}
 
 
-def _explained(table: Table, dashes: bool, *, few: bool = False) -> Table:
+def _add_notes(table: Table, *, dashes: bool, few: bool = False) -> Table:
+    """Explain signs that stand in place of numbers below the table."""
     notes = []
     if dashes:
         notes.append(
@@ -186,14 +246,12 @@ def _explained(table: Table, dashes: bool, *, few: bool = False) -> Table:
 
 
 def _name(row: Row) -> str:
-    from fedgft.report.figures import NAMES
+    from fedgft.algorithms.registry import METHOD_LABELS
 
-    return NAMES[row["method"]]
+    return METHOD_LABELS[row["method"]]
 
 
 def _table(title: str) -> Table:
-    from rich import box
-
     return Table(
         title=title,
         title_justify="left",
@@ -205,7 +263,8 @@ def _table(title: str) -> Table:
 
 
 def _cells(row: Row, *, heldout: bool) -> list[str]:
-    low, high = row["gap_hard_test_low"], row["gap_hard_test_high"]
+    low = row["gap_hard_test_low"]
+    high = row["gap_hard_test_high"]
     unsure = "" if row["gap_hard_test"] is None else "n<10"
     hard = points(row["gap_hard_test"], row["gap_hard_test_sd"])
     soft = points(row["gap_soft"], row["gap_soft_sd"])
@@ -221,9 +280,18 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
     ]
 
 
-def clients(rows: Sequence[Row], *, seed: int, before: str, most: int = 20) -> Table:
-    """Every client under the model of one replicate and under the one `before` it (its name in the
-    table); the largest first where there are many."""
+def clients(rows: Sequence[Row], *, seed: int, before: str) -> Table:
+    """Return the table of clients, the largest first.
+
+    Parameters
+    ----------
+    rows
+        Those of `fedgft.study.client_rows`; `MAX_CLIENTS` are shown.
+    seed
+        The replicate.
+    before
+        The title of the model that the trained one is compared with.
+    """
     table = _table(
         f"clients under the model of seed {seed} and under {before}: accuracy and gap of decisions"
     )
@@ -238,46 +306,116 @@ def clients(rows: Sequence[Row], *, seed: int, before: str, most: int = 20) -> T
         "adds to the\nglobal gap",
     ):
         table.add_column(name, justify="left" if name == "client" else "right")
-    for row in sorted(rows, key=lambda r: -r["rows"])[:most]:
+    for row in sorted(rows, key=lambda r: -r["rows"])[:MAX_CLIENTS]:
         table.add_row(
-            escape(printable(row["client"])), f"{row['rows']:,}",
-            points(row["accuracy_before"]), points(row["accuracy_after"]),
-            points(row["gap_hard_before"]), points(row["gap_hard_after"]),
+            escape(printable(row["client"])),
+            f"{row['rows']:,}",
+            points(row["accuracy_before"]),
+            points(row["accuracy_after"]),
+            points(row["gap_hard_before"]),
+            points(row["gap_hard_after"]),
             points(row["contribution"]),
-        )  # fmt: skip
-    if len(rows) > most:
-        table.title = f"{table.title} (the {most} largest of {len(rows):,})"
-    return _explained(table, any(row["gap_hard_after"] is None for row in rows))
+        )
+    if len(rows) > MAX_CLIENTS:
+        table.title = f"{table.title} (the {MAX_CLIENTS} largest of {len(rows):,})"
+    return _add_notes(table, dashes=any(row["gap_hard_after"] is None for row in rows))
 
 
-def print_section(section: "Section", *, tables: bool) -> None:
-    """What came out of an experiment, each sentence with its sign, and perhaps its tables."""
-    from fedgft.report.section import SIGNS
-
-    colours = {True: "green", False: "red", None: "dim"}
-    out.print(escape(section.title), style="bold")
-    for said, holds in section.findings:
-        sign = Text(f" {SIGNS[holds]} ", style=colours[holds])
-        out.print(sign.append(said, style="default"), soft_wrap=True)
-    for table in section.tables if tables else ():
-        out.print()
-        print_table(table)
-    out.print()
+def print_signs(findings: Sequence[tuple[bool | None, str]], *, soft_wrap: bool = False) -> None:
+    """Print sentences, each after a sign: it holds, it does not, or that cannot be said."""
+    for holds, text in findings:
+        sign = Text(f" {SIGNS[holds]} ", style=SIGN_COLORS[holds])
+        out.print(sign.append(text, style="default"), soft_wrap=soft_wrap)
 
 
-def print_table(table: "ReportTable") -> None:
-    # one that is cut or wrapped cannot be read at all
-    Terminal(width=500, emoji=False).print(_wide(table))
-
-
-def _wide(made: "ReportTable") -> Table:
-    table = _table(escape(made.title))
-    for i, name in enumerate(made.header):
-        shown = escape(name).replace(", ", ",\n").replace("95% ", "95%\n")
-        table.add_column(shown, justify="left" if i < made.stubs else "right", no_wrap=True)
-    for row in made.rows:
+def print_table(report: "ReportTable") -> None:
+    """Print a table of a report, in full width: wrapped or cut cells cannot be read."""
+    table = _table(escape(report.title))
+    for i, name in enumerate(report.header):
+        title = escape(name).replace(", ", ",\n").replace("95% ", "95%\n")
+        table.add_column(title, justify="left" if i < report.stubs else "right", no_wrap=True)
+    for row in report.rows:
         table.add_row(*map(escape, row))
     table.padding = (0, 1)
-    table.caption = escape("\n".join(made.notes)) or None
+    table.caption = escape("\n".join(report.notes)) or None
     table.caption_justify = "left"
-    return table
+    Terminal(width=500, emoji=False).print(table)
+
+
+@dataclass
+class Bar:
+    """Progress of a command: a bar on a terminal; in a log, with --verbose, a line per tenth."""
+
+    progress: "Progress"
+    task: Any = None
+    fetches: dict[str, Any] = field(default_factory=dict)  # tasks, by what is fetched
+    logged: dict[Any, int] = field(default_factory=dict)  # tenths in the log so far, by task
+
+    def expect(self, total: int, *, images: int | None = None) -> None:
+        """Start the bar of the training.
+
+        Parameters
+        ----------
+        total
+            The amount of work, in the unit of `advance`.
+        images
+            Images that one unit of work reads, if it reads images.
+        """
+        self.task = self.progress.add_task("training", total=total, images=images)
+
+    def advance(self, what: str, amount: int) -> None:
+        """Add to the work that is done; the total grows if that is more than was expected."""
+        task = self.progress.tasks[self.task]
+        total = None if task.total is None else max(task.total, task.completed + amount)
+        self.progress.update(self.task, description=escape(what), advance=amount, total=total)
+        self._log(self.task, what)
+
+    def rows(self, done: int) -> None:
+        """Show how many rows of a table have been read; its length is not known yet."""
+        if self.task is None:
+            self.task = self.progress.add_task("", total=None)
+        self.progress.update(self.task, description=f"{done:,} rows read")
+
+    def fetch(self, what: str, done: int, total: int | None) -> None:
+        """Show how much of something has been fetched; `total` is None if that is not known."""
+        if what not in self.fetches:
+            self.fetches[what] = self.progress.add_task(escape(what), total=total)
+        self.progress.update(self.fetches[what], completed=done, total=total)
+        self._log(self.fetches[what], what)
+
+    def _log(self, task: Any, what: str) -> None:
+        found = self.progress.tasks[task]
+        if not output.verbose or err.is_terminal or not found.total:
+            return
+        tenth = int(LOG_LINES * found.completed / found.total)
+        if tenth > self.logged.get(task, 0):
+            self.logged[task] = tenth
+            note(f"{100 * tenth // LOG_LINES:3d}% {what}")
+
+
+@contextmanager
+def bar() -> Iterator[Bar]:
+    """Show progress on stderr while the block runs; hidden in files and with --quiet."""
+    from rich import progress as rich_progress  # here: `fedgft --help` shows no progress
+
+    class ImageSpeed(rich_progress.ProgressColumn):
+        """Images per second, where the work reads images."""
+
+        def render(self, task: rich_progress.Task) -> Text:
+            images = task.fields.get("images")
+            speed = task.speed or (task.elapsed and task.completed / task.elapsed)
+            return Text(f"{images * speed:,.0f} images/s" if images and speed else "")
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.TextColumn("{task.percentage:>3.0f}%"),
+        rich_progress.TimeElapsedColumn(),
+        rich_progress.TextColumn("left"),
+        rich_progress.TimeRemainingColumn(),
+        ImageSpeed(),
+    )
+    hidden = output.quiet or not err.is_terminal
+    made = rich_progress.Progress(*columns, console=err, transient=True, disable=hidden)
+    with made as progress:
+        yield Bar(progress)

@@ -1,19 +1,27 @@
-"""`fedgft data`: the public data sets."""
+"""`fedgft data`: list and fetch the public data sets."""
 
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from fedgft.cli.console import note, out, print_json, wrote
-from fedgft.cli.names import Flag, Place
-from fedgft.cli.progress import bar
+from fedgft.cli.console import bar, note, out, print_json, wrote
+from fedgft.cli.parameters import Flag, Place
 
 app = App(name="data", help="List and fetch the public data sets.")
+OTHERS = (  # data sets that are not downloaded: name, rows, description, license
+    (
+        "celeba",
+        202_599,
+        "faces with 40 attributes, from a folder that you have: --images",
+        "for research, not redistributed",
+    ),
+    ("synthetic", None, "made on the spot, with gaps that are known", ""),
+)
 
 
 @app.command(name="list")
 def list_(*, json: Annotated[bool, Flag] = False) -> None:
-    """The data sets there are.
+    """List the data sets.
 
     Parameters
     ----------
@@ -22,21 +30,20 @@ def list_(*, json: Annotated[bool, Flag] = False) -> None:
     """
     from fedgft.data import SOURCES
 
-    sets = [(s.name, s.rows, s.description, s.licence) for s in SOURCES.values()]
-    sets += [("celeba", 202_599, "faces with 40 attributes, from a folder that you have: --images",
-              "for research, not redistributed"),
-             ("synthetic", None, "made on the spot, with gaps that are known", "")]  # fmt: skip
+    names = ("name", "rows", "description", "license")
+    sets = [{name: getattr(source, name) for name in names} for source in SOURCES.values()]
+    sets += [dict(zip(names, each, strict=True)) for each in OTHERS]
     if json:
-        names = ("name", "rows", "description", "licence")
-        print_json([dict(zip(names, each, strict=True)) for each in sets])
+        print_json(sets)
         return
     from rich.table import Table
 
     table = Table(header_style="bold")
-    for name in ("name", "rows", "what it is", "licence"):
+    for name in ("name", "rows", "what it is", "license"):
         table.add_column(name, justify="right" if name == "rows" else "left")
-    for title, rows, description, licence in sets:
-        table.add_row(title, "any" if rows is None else f"{rows:,}", description, licence)
+    for each in sets:
+        rows = "any" if each["rows"] is None else f"{each['rows']:,}"
+        table.add_row(each["name"], rows, each["description"], each["license"])
     out.print(table)
 
 
@@ -60,18 +67,18 @@ def get(
         Print what was fetched as JSON, and nothing else, to stdout.
     """
     from fedgft.data import load, prepared_frame
-    from fedgft.data.sources import find_source
-    from fedgft.saved import check_table, write_frame
+    from fedgft.data.public import find_source
+    from fedgft.data.write import check_table_path, write_table
 
     find_source(name)
     if out is not None:
-        check_table(out)
+        check_table_path(out)
     with bar() as progress:
         dataset = load(name, on_progress=progress.fetch)
     for text in dataset.notes:
         note(text)
     if out is not None:
-        wrote([write_frame(prepared_frame(name), out)])
+        wrote([write_table(prepared_frame(name), out)])
     if json:
         print_json({"name": name, "rows": len(dataset), "features": len(dataset.columns)})
     else:

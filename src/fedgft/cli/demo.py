@@ -5,13 +5,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fedgft.cli import compare as comparing
-from fedgft.cli.console import note, out, paragraph, print_json, wrote
-from fedgft.cli.names import Flag, Place, Whole, check_seeds
+from fedgft.cli.console import bar, note, out, paragraph, print_json, wrote
 from fedgft.cli.options import Options
-from fedgft.cli.progress import bar
+from fedgft.cli.parameters import Flag, Place, Whole
+from fedgft.cli.study_session import print_comparison, run_comparison
+from fedgft.data import load
 from fedgft.errors import FedgftError
-from fedgft.files import open_folder
+from fedgft.metrics import get_metric
+from fedgft.settings import check_setting
+from fedgft.store import open_folder
+from fedgft.study.conclusions import compare_sentences
+from fedgft.study.figures import plot_sites, save_figure
 
 METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 
@@ -22,7 +26,7 @@ def demo(
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-demo"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Adult, ten very different clients, six methods: who is fair to people nobody trained on?
+    """Compare six methods on Adult, split over ten very different clients.
 
     Parameters
     ----------
@@ -33,35 +37,29 @@ def demo(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
-    from fedgft.metrics import get_metric
-    from fedgft.report.figures import save as save_figure
-    from fedgft.report.sites import point
-    from fedgft.report.words import findings
-
-    check_seeds(seeds)  # before anything is fetched
+    check_setting("seeds", seeds)  # before anything is fetched
     with open_folder(out_):
-        options = Options(data=_reachable(), seeds=seeds)
-        study, results, rows = comparing.run(options, METHODS, ["sp"], [0.5], folder=out_)
-        paths = comparing.save(study, results, rows, out_)
-        paths += save_figure(point(study, results), out_, "sites")
+        options = Options(data=_fetch_data(), seeds=seeds)
+        found = run_comparison(options, METHODS, ["sp"], [0.5], folder=out_)
+        paths = found.save(out_)
+        paths += save_figure(plot_sites(found.study, found.results), out_, "sites")
     if json:
-        print_json(rows)
+        print_json(found.rows)
         return
-    comparing.report(study, results, rows)
+    print_comparison(found)
     out.print()
     title = get_metric("sp").title
-    paragraph(findings(rows, groups=study.dataset.group_names, title=title))
+    paragraph(compare_sentences(found.rows, groups=found.study.dataset.group_names, title=title))
     out.print()
     wrote(paths)
 
 
-def _reachable() -> str:
-    from fedgft.data import load
-
+def _fetch_data() -> str:
+    """Return the name of the data set: adult, or synthetic where Adult cannot be fetched."""
     try:
         with bar() as progress:
             load("adult", on_progress=progress.fetch)
     except FedgftError as error:
-        note(f"Adult cannot be had ({error}); using the synthetic set instead")
+        note(f"Adult cannot be fetched ({error}); using the synthetic set instead")
         return "synthetic"
     return "adult"

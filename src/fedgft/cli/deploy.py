@@ -1,7 +1,5 @@
-"""`fedgft deploy`: a federation of real processes, here or between hosts."""
+"""`fedgft deploy`: set up the hosts of a federation and run them, on Flower."""
 
-import json as encoding
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,23 +8,41 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from fedgft.cli.console import err, note, out, wrote
-from fedgft.cli.deploying import (
-    check_config,
-    check_files,
-    check_numbers,
-    check_terms,
-    more_settings,
-    node_settings,
-    site_files,
-    site_names,
+from fedgft.cli import interrupt_on_termination
+from fedgft.cli.console import note, wrote
+from fedgft.cli.parameters import (
+    Flag,
+    Many,
+    Pairs,
+    Place,
+    Some,
+    Whole,
+    parse_settings,
+    require_values,
 )
-from fedgft.cli.names import Flag, Many, MetricName, Place, Some, Whole
-from fedgft.errors import FedgftError
-from fedgft.files import expanded
+from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
+from fedgft.deploy.init import (
+    FederationFolder,
+    check_site_names,
+    create_federation,
+    format_instructions,
+    load_federation,
+    packaged_app,
+)
+from fedgft.errors import FedgftError, import_extra
+from fedgft.store import expand_user
+from fedgft.store import make_folder as make_plain_folder
+
+POLL_SECONDS = (0.05, 60)
 
 app = App(
-    name="deploy", help="Train between organisations, on Flower: set up hosts, or try it here."
+    name="deploy", help="Train between organizations, on Flower: set up hosts, or try it here."
+)
+app.command(
+    "fedgft.cli.deploy_local:local",
+    name="local",
+    help="Run a whole federation on this host: one server and N sites as processes of their own, "
+    "with TLS and node authentication, as it would run between organizations.",
 )
 
 
@@ -44,17 +60,13 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     out
         The folder for SITE.key and SITE.pub.
     """
-    from fedgft.deploy.folder import check_names
-    from fedgft.deploy.keys import fingerprint, node_key, public_key
-    from fedgft.files import make_folder
-
-    check_names([site])
-    folder = make_folder(out)
-    node_key(folder, site)
+    check_site_names([site])
+    folder = make_plain_folder(out)
+    create_node_key(folder, site)
     wrote([folder / f"{site}.key", folder / f"{site}.pub"])
     sys.stdout.write(
         f"Hand {site}.pub to the server's operator, and compare by telephone: "
-        f"{fingerprint(public_key(folder / f'{site}.pub'))}\n"
+        f"{fingerprint(read_public_key(folder / f'{site}.pub'))}\n"
         f"Keep {site}.key here.\n"
     )
 
@@ -90,30 +102,19 @@ def init(
     make_keys
         Make the keys of sites without a file here: for trials, since then the server has them.
     """
-    from fedgft.deploy.commands import instructions
-    from fedgft.deploy.folder import make_folder
-
-    if alias == ():
-        raise FedgftError("--alias needs a value")
-    names, files = _named_keys(sites)
-    made = make_folder(
+    require_values(alias=alias)
+    pairs = [site.partition("=") for site in sites]
+    made = create_federation(
         folder,
-        sites=names,
+        sites=[name for name, _, _ in pairs],
         host=host,
         port=port,
         aliases=alias or (),
-        public_keys=files,
+        public_keys={name: expand_user(file) for name, equals, file in pairs if equals},
         make_keys=make_keys,
     )
     wrote([made.path])
-    sys.stdout.write(instructions(made))
-
-
-def _named_keys(sites: tuple[str, ...]) -> tuple[list[str], dict[str, Path]]:
-    """Names, and the files of those that have one: "north=north.pub"."""
-    pairs = [site.partition("=") for site in sites]
-    files = {name: expanded(file) for name, equals, file in pairs if equals}
-    return [name for name, _, _ in pairs], files
+    sys.stdout.write(format_instructions(made))
 
 
 @app.command
@@ -129,12 +130,12 @@ def server(folder: Place, /, *, bind: str = "") -> None:
     bind
         The address on which the gate listens [default: all of this host].
     """
-    from fedgft.deploy.folder import load_folder
+    _require_flower()
     from fedgft.deploy.server import run_server
 
-    made = load_folder(folder)
-    with _until_ended():
-        run_server(made, bind=bind or ("::" if ":" in made.host else "0.0.0.0"))
+    made = load_federation(folder)
+    with _until_terminated():
+        run_server(made, bind=bind or _any_address(made))
 
 
 @app.command
@@ -150,12 +151,12 @@ def gate(folder: Place, /, *, bind: str = "") -> None:
     bind
         The address on which the gate listens [default: all of this host].
     """
-    from fedgft.deploy.folder import load_folder
+    _require_flower()
     from fedgft.deploy.server import run_gate
 
-    made = load_folder(folder)
-    with _until_ended():
-        run_gate(made, bind=bind or ("::" if ":" in made.host else "0.0.0.0"))
+    made = load_federation(folder)
+    with _until_terminated():
+        run_gate(made, bind=bind or _any_address(made))
 
 
 @app.command
@@ -168,9 +169,7 @@ def site(
     key: Place | None = None,
     peers: Place | None = None,
     data: Place | None = None,
-    set_: Annotated[
-        list[str] | None, Parameter(name="--set", consume_multiple=True, negative="")
-    ] = None,
+    set_: Pairs = None,
     app_: Annotated[Place | None, Parameter(name="--app")] = None,
     poll: float = 1.0,
 ) -> None:
@@ -201,208 +200,51 @@ def site(
     poll
         Seconds between questions for work.
     """
-    from fedgft.deploy.folder import check_names, shipped_app
-    from fedgft.deploy.local import configuration
+    _require_flower()
+    from fedgft.deploy.local_run import format_config
     from fedgft.deploy.site import SitePlan, run_site
 
-    if set_ == []:
-        raise FedgftError("--set needs a value")
-    check_names([name])
-    if not 0.05 <= poll <= 60:
-        raise FedgftError(f"--poll must lie between 0.05 and 60 seconds, got {poll:g}")
-    private = (key or Path(f"{name}.key")).resolve()
-    told: dict[str, Any] = {"site": name, "key": str(private)}
+    require_values(set=set_)
+    check_site_names([name])
+    low, high = POLL_SECONDS
+    if not low <= poll <= high:
+        raise FedgftError(f"`poll` must lie between {low:g} and {high:g} seconds, got {poll:g}")
+    private_key = (key or Path(f"{name}.key")).resolve()
+    node: dict[str, Any] = {"site": name, "key": str(private_key)}
     if peers is not None:
         if not peers.is_dir():
-            raise FedgftError(f"--peers {peers}: no such folder")
-        told["peers"] = str(peers.resolve())
+            raise FedgftError(f"`peers` {peers}: no such folder", kind="file")
+        node["peers"] = str(peers.resolve())
     if data is not None:
         if not data.is_file():
-            raise FedgftError(f"--data {data}: no such file")
-        told["data"] = str(data.resolve())
-    told |= node_settings(set_ or [], taken=told)
+            raise FedgftError(f"`data` {data}: no such file", kind="file")
+        node["data"] = str(data.resolve())
+    node |= parse_settings(set_ or [], reserved=node)
     plan = SitePlan(
         server,
         ca.resolve(),
-        private,
-        configuration(told),
-        app=shipped_app() if app_ is None else app_.resolve(),
+        private_key,
+        format_config(node),
+        app=packaged_app() if app_ is None else app_.resolve(),
         poll=poll,
     )
-    with _until_ended():
+    with _until_terminated():
         run_site(plan, note)
 
 
+def _require_flower() -> None:
+    import_extra("flwr", "fedgft deploy")
+
+
+def _any_address(folder: FederationFolder) -> str:
+    return "::" if ":" in folder.host else "0.0.0.0"
+
+
 @contextmanager
-def _until_ended() -> Iterator[None]:
-    """A service ends in good order when it is told to, by SIGTERM or Ctrl-C."""
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sign) != signal.SIG_IGN:  # nohup means it
-            signal.signal(sign, _ended)
+def _until_terminated() -> Iterator[None]:
+    """Run a service; SIGTERM, SIGHUP and Ctrl-C end it in good order."""
+    interrupt_on_termination()
     try:
         yield
     except KeyboardInterrupt:
         note("ended")
-
-
-@app.command
-def local(
-    *,
-    sites: Whole | None = None,
-    rounds: Whole = 5,
-    data: Annotated[list[str] | None, Some] = None,
-    label: str = "",
-    group: str = "",
-    positive: str = "",
-    method: str = "fedgft",
-    metric: MetricName = "sp",
-    target: float | None = None,
-    lam: float | None = None,
-    strategy: str = "FedAvg",
-    channel: str = "train",
-    alpha: float = 0.5,
-    seed: Whole = 0,
-    epsilon: float | None = None,
-    set_: Annotated[
-        list[str] | None, Parameter(name="--set", consume_multiple=True, negative="")
-    ] = None,
-    app_: Annotated[Place | None, Parameter(name="--app")] = None,
-    port: Whole | None = None,
-    timeout: float = 3600.0,
-    out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-deploy"),
-    resume: Annotated[bool, Flag] = False,
-    json: Annotated[bool, Flag] = False,
-) -> None:
-    """Run a whole federation on this host: one server and N sites as processes of their own, with
-    TLS and node authentication, as it would run between organisations.
-
-    For example: fedgft deploy local --sites 3 --rounds 5
-
-    Parameters
-    ----------
-    sites
-        How many sites [default: 3, or one for every file of --data].
-    rounds
-        Rounds of training.
-    data
-        A public data set, which is cut between the sites [default: adult], or one CSV or Parquet
-        file for every site.
-    label
-        Of such files: the column with what is true.
-    group
-        The column with the group; "race,sex" for intersections.
-    positive
-        Which of two labels is the positive one.
-    method
-        fedgft, fairfed, or measured (the strategy as it is, its gap measured).
-    metric
-        sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
-    target
-        The gap of decisions that is to be reached [default: 0].
-    lam
-        Instead of a target: the strength of the paper's penalty.
-    strategy
-        Any of flwr.serverapp.strategy: FedAvg, FedAdam, FedProx, Krum, ...
-    channel
-        train (no further message), query (exact, one more a round) or evaluate.
-    alpha
-        Dirichlet concentration of the cut: small is heterogeneous.
-    seed
-        Of the cut, the start and the order of rows.
-    epsilon
-        Noise on the statistics, with this budget for the whole run.
-    set_
-        More settings of the app: --set lr=0.005 'model="mlp"' min-count=10.
-    app_
-        Your own app instead of the one that ships.
-    port
-        The server's port [default: one that is free].
-    timeout
-        Seconds after which the run is given up.
-    out_
-        A new folder for the model, the history, the report and the logs.
-    resume
-        Go on in --out from the last round that was finished there.
-    json
-        Print one line of JSON at the end, and nothing else, to stdout.
-    """
-    from fedgft.deploy.local import Plan, nodes_of, run_local
-    from fedgft.deploy.outcome import closing
-
-    if data == [] or set_ == []:
-        raise FedgftError(f"{'--data' if data == [] else '--set'} needs a value")
-    if target is not None and lam is not None:
-        raise FedgftError("--target or --lam: choose one of the two")
-    files = site_files(data, sites)
-    names = site_names(len(files) or (3 if sites is None else sites))
-    if not files and (label or positive):
-        note("--label and --positive are for files of your own: a public data set has its own")
-    place = expanded(out_).resolve()
-    config: dict[str, Any] = {
-        "rounds": rounds, "sites": len(names), "out": str(place), "label": label, "group": group,
-        "data": "csv" if files else (data or ["adult"])[0], "positive": positive, "method": method,
-        "metric": metric, "target": target or 0.0, "lam": -1.0 if lam is None else lam,
-        "strategy": strategy, "channel": channel, "alpha": alpha, "seed": seed,
-        "epsilon": epsilon or 0.0,
-    }  # fmt: skip
-    check_numbers(config, port=port, timeout=timeout)
-    check_config(config, files=bool(files), lam=lam, epsilon=epsilon)
-    check_files(files, label, group)
-    own = None if app_ is None else expanded(app_).resolve()
-    config["resume"] = resume
-    config |= more_settings(set_ or [], own, taken=config)
-    check_terms(config, len(names))
-    plan = Plan(names, nodes_of(names, files), config, place, port, own, timeout, resume)
-    for sign in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sign) != signal.SIG_IGN:  # nohup means it
-            signal.signal(sign, _ended)
-    said: set[str] = set()
-    made = run_local(plan, lambda row: _told(row, rounds, metric, said), note)
-    if json:
-        sys.stdout.write(encoding.dumps(made) + "\n")
-        sys.stdout.flush()
-    if made["status"] != "finished:completed":
-        logs = place / "logs"
-        raise FedgftError(f"the run ended as {made['status']}: {made['why']} (logs in {logs})")
-    if not json:
-        out.print(closing(made, metric), markup=False, highlight=False, soft_wrap=True)
-    wrote([place / name for name in ("model.safetensors", "history.json", "report.html")
-           if (place / name).exists()])  # fmt: skip
-
-
-def _ended(*_: Any) -> None:
-    """A polite request to end is answered like Ctrl-C: the processes are ended first."""
-    raise KeyboardInterrupt
-
-
-def _told(row: dict[str, Any], rounds: int, metric: str, said: set[str]) -> None:
-    """One line a round, on stderr; and whatever the server noticed."""
-    if "round" not in row:
-        text = row.get("note")  # an error is said at the end, and the same thing once
-        if text is not None and text not in said:
-            said.add(text)
-            note(text)
-        return
-    private = "epsilon" in row  # then only what was asked for is known at all
-    told = {
-        "accuracy": (row["accuracy"], "%"),
-        f"{metric} gap of decisions": (row["gap_hard"], " points"),
-        f"{metric} gap of scores": (row["gap_soft"], " points"),
-    }
-    said_now = [f"{name} {_share(*value)}" for name, value in told.items()
-                if not (private and value[0] is None)]  # fmt: skip
-    err.print(
-        f"round {row['round']} of {rounds}: {', '.join(said_now)} on the sites' training rows; "
-        f"{row['clients']} sites heard, {row['alive']} of {row['sites']} alive",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
-    if "epsilon" in row:
-        err.print(
-            f"  epsilon {row['epsilon']:.3g} so far (delta {row['delta']:g}); the noise puts a "
-            f"standard error of {_share(row['gap_error'])} points on the gap",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
-
-
-def _share(value: float | None, unit: str = "") -> str:
-    return "not estimable" if value is None else f"{100 * value:.1f}{unit}"

@@ -1,4 +1,4 @@
-"""`fedgft predict`: a saved model on a raw table."""
+"""`fedgft predict`: apply a saved model to a raw table."""
 
 import math
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, print_json, wrote
-from fedgft.cli.names import Flag, Place
+from fedgft.cli.parameters import Flag, Place
 
 
 def predict(
@@ -19,7 +19,7 @@ def predict(
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Apply a saved model: the table again, with the columns score and decision behind its own.
+    """Apply a saved model; the output is the table with the columns score and decision appended.
 
     Parameters
     ----------
@@ -33,32 +33,33 @@ def predict(
         Print the rows as JSON, and nothing else, to stdout.
     """
     from fedgft.data import read_frame
-    from fedgft.saved import check_table, load_model, without_formulas, write_frame
+    from fedgft.data.write import check_table_path, escape_formulas, write_table
+    from fedgft.fair_model import load_model
 
     if out is not None:
-        check_table(out)
-    saved = load_model(model)
-    table, notes = saved.predict(read_frame(file), source=str(file))
+        check_table_path(out)
+    fair_model = load_model(model)
+    table, notes = fair_model.add_predictions(read_frame(file), source=str(file))
     for text in notes:
         note(text)
     as_csv = not json if out is None else out.suffix.lower() == ".csv"
-    shown, changed = without_formulas(table) if as_csv else (table, 0)
+    escaped, changed = escape_formulas(table) if as_csv else (table, 0)
     if changed:
         note(
             f"{changed:,} text(s) begin as spreadsheet formulas do, and are written to CSV with an "
             "apostrophe in front (not to Parquet or JSON)"
         )
     if out is not None:
-        wrote([write_frame(shown, out)])
+        wrote([write_table(escaped, out)])
     if json:
-        print_json([{name: _plain(value) for name, value in row.items()}
-                    for row in table.iter_rows(named=True)])  # fmt: skip
+        rows = table.iter_rows(named=True)
+        print_json([{name: _to_json(value) for name, value in row.items()} for row in rows])
     elif out is None:
-        sys.stdout.write(shown.write_csv())
+        sys.stdout.write(escaped.write_csv())
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it, which knows neither dates nor what is no number."""
+def _to_json(value: Any) -> Any:
+    """Return a value that JSON can hold: it has neither dates nor NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, date | time):

@@ -1,26 +1,101 @@
 """`fedgft reproduce`: every table and figure of the paper, from one command."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+from rich.markup import escape
 
-from fedgft.cli.console import note, print_json, print_section, wrote
-from fedgft.cli.names import Flag, Many, Place, Whole, check_seeds
+from fedgft.cli.console import Bar, bar, note, out, print_json, print_signs, print_table, wrote
 from fedgft.cli.options import Options
-from fedgft.cli.progress import Bar, bar
+from fedgft.cli.parameters import Flag, Many, Place, Whole, require_values
+from fedgft.data import Dataset, load
 from fedgft.errors import FedgftError
+from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS, NAMES
+from fedgft.paper.page import check_place, write, write_page
+from fedgft.paper.runner import Runner
+from fedgft.paper.section import Made, Section, make
+from fedgft.settings import ProtocolName, check_setting
+from fedgft.store import exclusive_lock, open_folder
+from fedgft.study.cache import ResultCache
 
-if TYPE_CHECKING:
-    from fedgft.experiments.run import Runner
-    from fedgft.experiments.shelf import Shelf
-    from fedgft.report.section import Made
-
-Name = Literal["table1", "penalty", "pure", "simpson", "trajectory", "epochs", "lambda", "lr",
-               "clients", "fairfed", "convergence", "all"]  # fmt: skip
+Name = Literal[
+    "table1",
+    "penalty",
+    "pure",
+    "simpson",
+    "trajectory",
+    "epochs",
+    "lambda",
+    "lr",
+    "clients",
+    "fairfed",
+    "convergence",
+    "all",
+]
 Data = Literal["adult", "compas", "celeba"]
-ProtocolName = Literal["paper", "heldout"]
+ENGINE_OPTIONS = ("device", "precision", "lanes", "deterministic")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """The options that go with --data celeba.
+
+    Parameters
+    ----------
+    images
+        Folder with CelebA in its official layout. Its validation part counts as test.
+    model
+        What images are trained with [default: resnet18].
+    weights
+        Start from a .safetensors file or a torch state dict [default: from scratch].
+    size
+        Pixels per side after resizing, e.g. 64, 128 or 224 [default: 64].
+    crop
+        Side of the central square to cut out first [default: the largest].
+    skip_bad
+        Skip and count images that are missing or unreadable.
+    train_rows
+        Images that each replicate draws to train on [default: 10,000].
+    test_rows
+        Images that each replicate draws to test on [default: 6,000].
+    device
+        Where images are trained on: cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu].
+    precision
+        Of products; parameters stay float32 [default: fp32].
+    lanes
+        Clients in flight on a GPU [default: as many as help and fit].
+    deterministic
+        The same bits each time on a GPU, slower.
+    """
+
+    images: Place | None = None
+    model: Literal["resnet18"] | None = None
+    weights: Place | None = None
+    size: Whole | None = None
+    crop: Whole | None = None
+    skip_bad: Annotated[bool, Flag] = False
+    train_rows: Whole | None = None
+    test_rows: Whole | None = None
+    device: str | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+    lanes: Whole | None = None
+    deterministic: Annotated[bool, Flag] = False
+
+    def complete(self, *, has_celeba: bool) -> Options:
+        """Return them as options of a study; a `FedgftError` if they are given without celeba."""
+        values: dict[str, Any] = vars(self)
+        for name, value in values.items():
+            if not has_celeba and value is not None and value is not False:  # 0 is a value
+                raise FedgftError("is for --data celeba", field=name, kind="conflict")
+        options = replace(Options(data="celeba", valid="test"), **values)
+        options = replace(options, model="resnet18")
+        if has_celeba:
+            options.check()
+        return options
 
 
 def reproduce(
@@ -28,20 +103,9 @@ def reproduce(
     data: Annotated[tuple[Data, ...], Many] = ("adult", "compas"),
     protocol: Annotated[tuple[ProtocolName, ...], Many] = ("paper", "heldout"),
     seeds: Whole = 20,
-    images: Place | None = None,
-    model: Literal["resnet18"] | None = None,
-    weights: Place | None = None,
-    size: Whole | None = None,
-    crop: Whole | None = None,
-    skip_bad: Annotated[bool, Flag] = False,
-    train_rows: Whole | None = None,
-    test_rows: Whole | None = None,
-    device: str | None = None,
-    precision: Literal["fp32", "bf16"] | None = None,
-    lanes: Whole | None = None,
-    deterministic: Annotated[bool, Flag] = False,
     out_: Annotated[Place, Parameter(name="--out")] = Path("results"),
     json: Annotated[bool, Flag] = False,
+    image_options: ImageOptions | None = None,
 ) -> None:
     """Regenerate the paper's tables and figures, beside the published numbers.
 
@@ -56,133 +120,114 @@ def reproduce(
     data
         adult, compas, or celeba, whose images you must have (--images).
     protocol
-        paper: as the published numbers were made. heldout: on people nobody trained on.
+        paper: as the published numbers were made. heldout: on people who were not trained on.
     seeds
         Replicates.
-    images
-        Folder with CelebA in its official layout. Its validation part counts as test.
-    model
-        What images are trained with [default: resnet18].
-    weights
-        Start from a .safetensors file or a state dict that torch saved [default: from scratch].
-    size
-        Images are resized to so many pixels a side, e.g. 64, 128 or 224 [default: 64].
-    crop
-        Side of the square in the middle that is kept, before resizing [default: the largest].
-    skip_bad
-        Leave out images that are missing or cannot be read, and count them.
-    train_rows
-        Images that each replicate draws to train on [default: 10,000].
-    test_rows
-        Images that each replicate draws to test on [default: 6,000].
-    device
-        Where images are trained on: cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu].
-    precision
-        Of products; what is kept stays float32 [default: fp32].
-    lanes
-        Clients in flight on a GPU [default: as many as help and fit].
-    deterministic
-        The same bits each time on a GPU, at some cost.
     out_
         Folder for tables, figures, rows and the page.
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
-    wanted = _check(names, data, protocol, seeds=seeds)
-    given = {
-        "images": images, "model": model, "weights": weights, "size": size, "crop": crop,
-        "skip_bad": skip_bad, "train_rows": train_rows, "test_rows": test_rows, "device": device,
-        "precision": precision, "lanes": lanes, "deterministic": deterministic,
-    }  # fmt: skip
-    for name, value in given.items() if "celeba" not in data else ():
-        if value is not None and value is not False:  # a nought is a number
-            raise FedgftError(f"--{name.replace('_', '-')} is for --data celeba")
-    pictures = Options(data="celeba", valid="test", **given)
-    if "celeba" in data:
-        pictures.check()
-    made, paths = run(wanted, list(dict.fromkeys(data)), list(dict.fromkeys(protocol)),
-                      seeds=seeds, folder=out_, pictures=pictures)  # fmt: skip
-    for text in made[0].section.notes if len(made) == 1 else ():
+    if not names:
+        raise FedgftError(f"name an experiment: {', '.join(NAMES)}, or all", kind="missing")
+    require_values(data=data, protocol=protocol)
+    check_setting("seeds", seeds)
+    results, paths = _run(
+        [name for name in NAMES if name in names or "all" in names],
+        list(dict.fromkeys(data)),
+        list(dict.fromkeys(protocol)),
+        seeds=seeds,
+        folder=out_,
+        options=(image_options or ImageOptions()).complete(has_celeba="celeba" in data),
+    )
+    for text in results[0].section.notes if len(results) == 1 else ():
         note(text)
     if json:
-        print_json([row for each in made for row in each.rows])
+        print_json([row for result in results for row in result.rows])
     else:
-        for each in made:
-            print_section(each.section, tables=len(made) == 1)
+        for result in results:
+            _print_section(result.section, with_tables=len(results) == 1)
     wrote(paths)
 
 
-def run(
-    names: Sequence[str], data: Sequence[str], protocols: Sequence[str], *, seeds: int,
-    folder: Path, pictures: Options | None = None,
-) -> tuple[list["Made"], list[Path]]:  # fmt: skip
-    """Train what is missing, write each experiment as soon as it is there, then the page."""
-    from fedgft.experiments.shelf import Shelf
-    from fedgft.files import alone, open_folder
-    from fedgft.report.page import check_place, write_page
-    from fedgft.report.reproduction import make
-    from fedgft.report.section import write
+def _run(
+    names: Sequence[str],
+    data: Sequence[str],
+    protocols: Sequence[str],
+    *,
+    seeds: int,
+    folder: Path,
+    options: Options,
+) -> tuple[list[Made], list[Path]]:
+    """Train the cells that are missing, write each experiment when it is done, then the page.
 
-    made, paths = [], []
+    Returns the experiments, and the files that a user opens.
+    """
+    results = []
+    paths = []
     check_place(folder)
     with open_folder(folder), bar() as progress:
-        runner = _runner(pictures or Options(), Shelf(folder / "cells"), progress)
-        total = _work(runner, names, data, protocols, seeds)
-        with alone(folder / "cells"):
+        runner = _make_runner(options, ResultCache(folder / "cells"), progress)
+        total = _count_work(runner, names, data, protocols, seeds=seeds)
+        with exclusive_lock(folder / "cells"):
             progress.expect(total, images=1 if tuple(data) == ("celeba",) else None)
             try:
                 for name in names:
-                    each = make(name, runner, data=data, protocols=protocols, seeds=seeds)
-                    paths += write(each, folder)
-                    made.append(each)
+                    result = make(name, runner, data=data, protocols=protocols, seeds=seeds)
+                    paths += write(result, folder)
+                    results.append(result)
             except KeyboardInterrupt:
                 note(f"finished cells are kept in {folder}: the same command continues from there")
                 raise
             pages = write_page(folder)
-    return made, [*pages, *(p for p in paths if p.suffix in (".md", ".parquet"))]
+    return results, [*pages, *(path for path in paths if path.suffix in (".md", ".parquet"))]
 
 
-def _runner(pictures: Options, shelf: "Shelf", progress: Bar) -> "Runner":
-    from fedgft.data import load
-    from fedgft.experiments.run import Runner
+def _make_runner(options: Options, shelf: ResultCache, progress: Bar) -> Runner:
+    def load_data(name: str) -> Dataset:
+        if name == "celeba":
+            return options.load(progress.fetch, seed=options.seed)
+        return load(name, on_progress=progress.fetch)
 
-    names = ("device", "precision", "lanes", "deterministic")
+    values = {name: getattr(options, name) for name in ENGINE_OPTIONS}
     return Runner(
-        lambda name: pictures.load(progress.fetch, seed=pictures.seed) if name == "celeba"
-        else load(name, on_progress=progress.fetch),
-        shelf, on_progress=progress.advance, network=pictures.network("resnet18"),
-        engine={n: v for n in names if (v := getattr(pictures, n)) is not None},
-        drawn=(pictures.train_rows, pictures.test_rows),
-    )  # fmt: skip
+        load_data,
+        shelf,
+        on_progress=progress.advance,
+        network=options.network(),
+        engine={name: value for name, value in values.items() if value is not None},
+        drawn=(options.train_rows, options.test_rows),
+    )
 
 
-def _work(
-    runner: "Runner", names: Sequence[str], data: Sequence[str], protocols: Sequence[str],
+def _count_work(
+    runner: Runner,
+    names: Sequence[str],
+    data: Sequence[str],
+    protocols: Sequence[str],
+    *,
     seeds: int,
-) -> int:  # fmt: skip
-    """Row-rounds of all experiments together; they share cells."""
-    from fedgft.experiments.paper import CONVERGENCE, EXPERIMENTS
-
+) -> int:
+    """Return the rows times rounds of all experiments; cells that they share count once."""
     cells = [
-        cell for name in names if name in EXPERIMENTS for protocol in protocols for table in data
+        cell
+        for name in names
+        if name in EXPERIMENTS
+        for protocol in protocols
+        for table in data
         for cell in EXPERIMENTS[name].cells(table, protocol, seeds=seeds)
-    ]  # fmt: skip
+    ]
     total = runner.work(cells)
     if "convergence" in names:
         total += sum(runner.path_work(spec, seeds=seeds) for spec in CONVERGENCE)
     return total
 
 
-def _check(
-    names: Sequence[str], data: Sequence[str], protocols: Sequence[str], *, seeds: int
-) -> list[str]:
-    """The experiments in the paper's order, or what is wrong with what was asked for."""
-    from fedgft.experiments.paper import NAMES
-
-    if not names:
-        raise FedgftError(f"name an experiment: {', '.join(NAMES)}, or all")
-    for option, values in (("--data", data), ("--protocol", protocols)):
-        if not values:
-            raise FedgftError(f"{option} needs at least one value")
-    check_seeds(seeds)
-    return [name for name in NAMES if name in names or "all" in names]
+def _print_section(section: Section, *, with_tables: bool) -> None:
+    """Print what came out of an experiment, each sentence with its sign, and its tables."""
+    out.print(escape(section.title), style="bold")
+    print_signs([(holds, text) for text, holds in section.findings], soft_wrap=True)
+    for table in section.tables if with_tables else ():
+        out.print()
+        print_table(table)
+    out.print()

@@ -1,16 +1,18 @@
 """`fedgft train`: one method, its model saved."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from fedgft.cli import compare as comparing
 from fedgft.cli.console import MISSED, START, clients, out, paragraph, print_json, wrote
-from fedgft.cli.names import Flag, MethodName, MetricName, Place
-from fedgft.cli.options import Options
+from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place
+from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study, print_comparison
 from fedgft.errors import FedgftError
-from fedgft.files import expanded, open_folder
+from fedgft.store import expand_user, open_folder
+
+if TYPE_CHECKING:
+    from fedgft.study import Study, TrainedModel
 
 
 def train(
@@ -51,58 +53,68 @@ def train(
     json
         Print the result as JSON, and nothing else, to stdout.
     """
-    from fedgft.experiments import client_rows
-    from fedgft.experiments.rows import pick
-    from fedgft.experiments.store import trained
-    from fedgft.report.words import WHY, advice, reached, saved
-    from fedgft.saved import load_model
+    from fedgft.fair_model import load_model
+    from fedgft.study import train_model
 
-    options, out_ = options or Options(), expanded(out_)
+    options = options or Options()
+    folder = expand_user(out_)
     if init is not None and options.weights is not None:
-        raise FedgftError("--init and --weights are two starts; give one")
+        raise FedgftError("`init` and `weights` are two starts; give one", kind="conflict")
     start = None if init is None else load_model(init)
-    method = method or usual(options)
-    asked = method == "fedgft-control"  # what it costs is told beside plain FedAvg
-    if strict and not asked:
-        raise FedgftError(f"--strict is for fedgft-control, which has a target, not for {method}")
-    with open_folder(out_):
-        study, results, rows = comparing.run(
-            options, ["fedavg", method] if asked else [method], [metric], [alpha], folder=out_,
-            start=start,
-        )  # fmt: skip
-        result, row = results[-1], rows[-1]
-        chosen = pick(study, result)
-        why = WHY[chosen.why].format(met=chosen.met)
-        kept = {comparing.MODEL: chosen.replicate}
-        if all_models:
-            kept |= {f"model-{seed}.safetensors": i for i, seed in enumerate(study.seeds)}
-        paths = comparing.save(study, results, rows, out_, models=kept, why=why)
-        comparing.finished(study)
-    plain = results[0] if asked else None
-    table = client_rows(study, result, replicate=chosen.replicate, plain=plain)
-    about: dict[str, Any] = {**trained(study, result, chosen.replicate), "why": why}
+    method = method or default_method(options)
+    if strict and method != "fedgft-control":
+        raise FedgftError(f"`strict` is for fedgft-control, which has a target, not for {method}")
+    methods = ["fedavg", method] if method == "fedgft-control" else [method]
+
+    def work(study: "Study") -> int:
+        return study.work([alpha], methods, [metric])
+
+    with open_folder(folder):
+        metrics = check_cells(options, methods, [metric], [alpha])
+        with open_study(options, metrics, [alpha], folder=folder, work=work, start=start) as study:
+            trained = train_model(study, method, metrics[0], alpha=alpha)
+        paths = trained.save(folder, all_models=all_models)
+        clear_checkpoints(study)
     if json:
-        price = {"accuracy_fedavg": rows[0]["accuracy"]} if asked else {}
-        before = {"clients_before": "start" if plain is None else "fedavg"}
-        files = {"files": [str(path) for path in paths]}
-        print_json({**row, **price, "saved": about, **before, "clients": table, **files})
+        print_json({**_to_json(trained), "files": [str(path) for path in paths]})
     else:
-        comparing.report(study, results, rows)
-        if asked:
-            paragraph(reached(row, rows[0]))
-            paragraph(advice(row))
-        paragraph(saved(about, why))
-        before = START if plain is None else "FedAvg"
-        out.print(clients(table, seed=about["seed"], before=before))
+        _print(trained)
         wrote(paths)
-    if strict and (chosen.why != "met" or chosen.collapsed):
+    if strict and (trained.choice.why != "met" or trained.choice.collapsed):
         raise SystemExit(MISSED)
 
 
-def usual(options: Options) -> MethodName:
-    """Fair decisions without a knob, unless what the published form alone has was asked for."""
-    given = lambda *names: any(getattr(options, n) is not None for n in names)  # noqa: E731
-    if given("target", "control", "pick"):
+def default_method(options: Options) -> MethodName:
+    """fedgft-control, unless an option or the protocol asks for the published form."""
+    if any(getattr(options, name) is not None for name in ("target", "control", "pick")):
         return "fedgft-control"
-    published = given("lam", "penalty", "spread") or options.protocol == "paper"
-    return "fedgft" if published else "fedgft-control"
+    published = ("lam", "penalty", "spread")
+    if any(getattr(options, name) is not None for name in published):
+        return "fedgft"
+    return "fedgft" if options.protocol == "paper" else "fedgft-control"
+
+
+def _to_json(trained: "TrainedModel") -> dict[str, object]:
+    rows = trained.comparison.rows
+    cost = {} if trained.fedavg is None else {"accuracy_fedavg": rows[0]["accuracy"]}
+    return {
+        **rows[-1],
+        **cost,
+        "saved": trained.summary,
+        "clients_before": "start" if trained.fedavg is None else "fedavg",
+        "clients": trained.clients(),
+    }
+
+
+def _print(trained: "TrainedModel") -> None:
+    from fedgft.study.conclusions import describe_saved_model, describe_target, suggest_changes
+
+    rows = trained.comparison.rows
+    about = trained.summary
+    print_comparison(trained.comparison)
+    if trained.fedavg is not None:
+        paragraph(describe_target(rows[-1], rows[0]))
+        paragraph(suggest_changes(rows[-1]))
+    paragraph(describe_saved_model(about))
+    before = START if trained.fedavg is None else "FedAvg"
+    out.print(clients(trained.clients(), seed=about["seed"], before=before))

@@ -1,13 +1,10 @@
 """Tables, public data sets, and the ways to cut them into federations."""
 
-from fedgft.data.celeba import load_celeba
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.encoding import Encoder
-from fedgft.data.fetching import Progress
-from fedgft.data.images import load_images
-from fedgft.data.roles import Roles
-from fedgft.data.sources import SOURCES, load, load_adult, load_compas, prepared_frame
-from fedgft.data.table import from_frame, load_table, read_frame
+from fedgft.data.encode import Encoder
+from fedgft.data.images import load_celeba, load_images
+from fedgft.data.public import SOURCES, Progress, load, prepared_frame
+from fedgft.data.read import Roles, from_frame, load_table, read_frame
 
 __all__ = [
     "SOURCES",
@@ -18,9 +15,7 @@ __all__ = [
     "Roles",
     "from_frame",
     "load",
-    "load_adult",
     "load_celeba",
-    "load_compas",
     "load_images",
     "load_table",
     "prepared_frame",

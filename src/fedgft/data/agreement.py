@@ -1,9 +1,9 @@
-"""One schema from what many sites say of their tables; see `schema`.
+"""One schema from what many sites say about their tables; `fedgft.data.schema` describes both.
 
-A site's word is checked before it binds the others, and a site that does not fit is named. Of three
-sites or more one alone decides nothing: a group, a class or a level of a text column that one site
-names is left out, unless the user names it; a site whose numbers are of another magnitude than the
-others' is left out too; and no site's rows weigh more in the scaling than `metrics.robust` allows.
+A site's description is checked before it binds others, and a site that does not fit is named. With
+three sites or more, none decides alone: a group, a class or a level of a text column that a single
+site names is left out unless the user names it; a site whose numbers are of another magnitude is
+left out; and no site's rows count for more in the scaling than `robust_aggregation` allows.
 """
 
 from collections import Counter
@@ -14,23 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.data.columns import positive_last, suggestion
-from fedgft.data.encoding import MOST_INDICATORS, MOST_LEVELS, Categorical, Encoder, Numeric
-from fedgft.data.roles import MOST_VALUES, group_columns
-from fedgft.data.scaling import Moments, spread_of
+from fedgft.data.encode import (
+    MAX_INDICATORS,
+    MAX_LEVELS,
+    Categorical,
+    Encoder,
+    Numeric,
+    put_positive_last,
+    suggest_name,
+)
+from fedgft.data.read import MAX_VALUES, split_group_columns
+from fedgft.data.scale import Moments, compute_spread
 from fedgft.data.schema import EMPTY, Description, Schema
 from fedgft.errors import FedgftError
-from fedgft.files import proper
-from fedgft.metrics.robust import FEWEST, Limits, size_limit
+from fedgft.metrics.robust_aggregation import MIN_SITES, Limits, size_limit
+from fedgft.store import require_encodable
 
-SUMS = ("count", "sum", "around")  # of a column of numbers, as `describe` has them
-LARGEST = float(np.finfo(np.float32).max)
-MOST_ROWS = 10**10
-FAR = 100.0  # times the usual spread and mean of a column: another unit, or a lie
+NO_COLUMNS = "the sites' tables have no column in common to learn from"
+SUM_KEYS = ("count", "sum", "around")  # of a column of numbers in a description
+MAX_VALUE = float(np.finfo(np.float32).max)
+MAX_ROWS = 10**10
+OUTLIER_FACTOR = 100.0  # times the usual mean and spread of a column: another unit, or a lie
 SCALINGS = ("pooled", "median")
+Warn = Callable[[str], None]
 
 
-def agree(
+def agree_on_schema(
     sites: Mapping[str, Any],
     *,
     label: str,
@@ -39,315 +48,381 @@ def agree(
     classes: Sequence[str] = (),
     groups: Sequence[str] = (),
     scaling: str = "pooled",
-    warn: Callable[[str], None] = lambda text: None,
+    warn: Warn = lambda text: None,
 ) -> tuple[Schema, dict[str, str]]:
-    """The schema that most sites fit, and of each other site what is wrong with it.
+    """Make the schema that most sites fit.
 
-    `scaling`: "pooled" is the mean and spread of all rows; "median" the median over the sites of
-    their means and of their mean squares about it, which no single site moves far. `warn` is told
-    what was left out because one site alone names it.
+    Parameters
+    ----------
+    sites
+        Descriptions by name of the site (`describe_table`), as they were received.
+    label, group
+        The label column and the group column, or several as "race,sex".
+    positive
+        The label value that is class 1 of the two.
+    classes, groups
+        Names that bind all sites; default: those that the sites have in common.
+    scaling
+        "pooled": mean and spread of all rows. "median": the median over the sites of their means,
+        and of their mean squares about it; no single site moves it far.
+    warn
+        Is called with a sentence for everything that is left out because only one site names it.
+
+    Returns
+    -------
+    schema, refused
+        The schema, and for each site that does not fit it the reason.
     """
     if scaling not in SCALINGS:
-        raise FedgftError(f"scaling is '{scaling}': choose from {', '.join(SCALINGS)}")
-    good, wrong = _believable(sites)
-    kinds = {site: _kinds(d) for site, d in good.items()}
-    columns = _columns(list(kinds.values()))
-    if good and not columns:
-        raise FedgftError("the sites' tables have no column in common to learn from")
-    wrong |= {site: odd for site, own in kinds.items() if (odd := _odd_columns(columns, own))}
-    good = {site: d for site, d in good.items() if site not in wrong}
-    wrong |= _odd_numbers(good, columns)
-    named = {}
-    for what, given in (("labels", classes), ("groups", groups)):
-        good = {site: d for site, d in good.items() if site not in wrong}
-        if not good:
-            raise FedgftError("no site fits: " + "; ".join(f"{s}: {w}" for s, w in wrong.items()))
-        named[what], odd = _names(good, what, tuple(given), warn)
-        wrong |= odd
-    good = {site: d for site, d in good.items() if site not in wrong}
-    ordered = named["labels"]
+        raise FedgftError(f"`scaling` is '{scaling}': choose from {', '.join(SCALINGS)}")
+    fitting, refused = _check_descriptions(sites)
+    columns = _find_common_columns(list(fitting.values()))
+    if fitting and not columns:
+        raise FedgftError(NO_COLUMNS, kind="data")
+    refused |= _find_column_misfits(fitting, columns)
+    refused |= _find_outliers(_drop(fitting, refused), columns)
+    names: dict[str, tuple[str, ...]] = {}
+    for kind, given in (("labels", classes), ("groups", groups)):
+        fitting = _drop(fitting, refused)
+        if not fitting:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in refused.items())
+            raise FedgftError(f"no site fits: {reasons}", kind="data")
+        names[kind], misfits = _agree_on_names(fitting, kind, tuple(given), warn)
+        refused |= misfits
+    fitting = _drop(fitting, refused)
+    ordered = names["labels"]
     if positive is not None:
-        ordered = positive_last(ordered, positive, where=f"the sites' column '{label}'")
-    if not good or len(ordered) < 2 or len(named["groups"]) < 2:
+        ordered = put_positive_last(ordered, positive, where=f"the sites' column '{label}'")
+    if not fitting or len(ordered) < 2 or len(names["groups"]) < 2:
         raise FedgftError(
             f"all fitting sites together have the classes {', '.join(ordered) or '(none)'} and the "
-            f"groups {', '.join(named['groups']) or '(none)'}: two of each are needed"
+            f"groups {', '.join(names['groups']) or '(none)'}: two of each are needed"
             " (the settings classes and groups name them)"
-            + "".join(f"; {site}: {why}" for site, why in wrong.items())
+            + "".join(f"; {site}: {reason}" for site, reason in refused.items()),
+            kind="data",
         )
-    good, columns = _shared_levels(good, columns, warn)
-    encoder, mean, spread = _fitted(list(good.values()), columns, scaling)
-    parts = tuple(group_columns(group, list(columns)))
-    return Schema(label, parts, ordered, named["groups"], encoder, mean, spread), wrong
+    fitting, columns = _drop_unshared_levels(fitting, columns, warn)
+    encoder, mean, spread = _fit(list(fitting.values()), columns, scaling)
+    schema = Schema(
+        label=label,
+        group=split_group_columns(group, list(columns)),
+        classes=ordered,
+        groups=names["groups"],
+        encoder=encoder,
+        mean=mean,
+        spread=spread,
+    )
+    return schema, refused
 
 
-def _believable(sites: Mapping[str, Any]) -> tuple[dict[str, Description], dict[str, str]]:
-    """Descriptions that tables can have; a site's word is checked before it binds the others."""
-    good, wrong = {}, {}
-    for site, said in sites.items():
+def _drop(sites: Mapping[str, Description], refused: Mapping[str, str]) -> dict[str, Description]:
+    return {site: description for site, description in sites.items() if site not in refused}
+
+
+def _check_descriptions(sites: Mapping[str, Any]) -> tuple[dict[str, Description], dict[str, str]]:
+    """Return the descriptions that a table can have, and why the others cannot be used."""
+    good = {}
+    refused = {}
+    for site, description in sites.items():
         try:
-            _check(said)
-            good[site] = said
+            _check_description(description)
+            good[site] = description
         except FedgftError as error:
-            wrong[site] = f"its description of its table is damaged: {error}"
+            refused[site] = f"its description of its table is damaged: {error}"
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            wrong[site] = "its description of its table is damaged"
-    return good, wrong
+            refused[site] = "its description of its table is damaged"
+    return good, refused
 
 
-def _check(said: Description) -> None:
-    rows = said["rows"]
-    sane = isinstance(rows, int) and 0 < rows < MOST_ROWS
-    sane &= all(isinstance(said[what], list) for what in ("labels", "groups"))
-    names = [*said["labels"], *said["groups"], *said["columns"]]
-    for what in ("labels", "groups"):
-        _check_number(len(said[what]), MOST_VALUES, what)
-    for name, column in said["columns"].items():
+def _check_description(description: Description) -> None:
+    rows = description["rows"]
+    possible = isinstance(rows, int) and 0 < rows < MAX_ROWS
+    names = list(description["columns"])
+    for kind in ("labels", "groups"):
+        possible &= isinstance(description[kind], list)
+        _check_count(len(description[kind]), MAX_VALUES, kind)
+        names += description[kind]
+    for name, column in description["columns"].items():
         if column["kind"] == EMPTY:
             continue
         if column["kind"] == "numbers":
-            numbers = [column[key] for key in SUMS]
-            sane &= all(type(number) in (int, float) for number in numbers)
+            numbers = [column[key] for key in SUM_KEYS]
+            possible &= all(type(number) in (int, float) for number in numbers)
             count, total, around = map(float, numbers)
-            sane &= 0 <= count <= rows and abs(total) <= count * LARGEST
-            sane &= 0 <= around <= 4 * count * LARGEST**2
+            possible &= 0 <= count <= rows and abs(total) <= count * MAX_VALUE
+            possible &= 0 <= around <= 4 * count * MAX_VALUE**2
         else:
             levels = column["levels"]
-            _check_number(len(levels), MOST_LEVELS, f"levels of '{name}'")
-            sane &= column["kind"] == "text" and sum(levels.values()) <= rows
-            sane &= all(isinstance(n, int) and n > 0 for n in levels.values())
+            _check_count(len(levels), MAX_LEVELS, f"levels of '{name}'")
+            possible &= column["kind"] == "text" and sum(levels.values()) <= rows
+            possible &= all(isinstance(n, int) and n > 0 for n in levels.values())
             names += levels
-    list(map(proper, names))
-    sane &= len(names) <= MOST_INDICATORS
-    if not sane:
-        raise FedgftError("no table has such numbers")
+    for name in names:
+        require_encodable(name)
+    if not possible or len(names) > MAX_INDICATORS:
+        raise FedgftError("no table has such numbers", kind="data")
 
 
-def _check_number(found: int, most: int, what: str) -> None:
-    if found > most:
-        raise FedgftError(f"it names {found:,} {what}, and {most:,} is the most")
+def _check_count(found: int, limit: int, what: str) -> None:
+    if found > limit:
+        raise FedgftError(f"it names {found:,} {what}, and {limit:,} is the most", kind="data")
 
 
-def _kinds(description: Description) -> dict[str, str]:
-    return {name: column["kind"] for name, column in description["columns"].items()}
+def _find_common_columns(sites: Sequence[Description]) -> dict[str, str]:
+    """Return the columns that most sites have, and the kind of each at most of them.
 
-
-def _columns(sites: list[dict[str, str]]) -> dict[str, str]:
-    """The columns that most sites have, and of each the kind that it has at most of them."""
+    Columns that are empty everywhere are left out.
+    """
     if not sites:
         return {}
-    sets = [frozenset(kinds) for kinds in sites]
+    sets = [frozenset(description["columns"]) for description in sites]
     common = Counter(sets).most_common(1)[0][0]
-    out = {}
-    for name in sites[sets.index(common)]:  # in the order that the first of them has
-        held = Counter(k[name] for k in sites if k.get(name, EMPTY) != EMPTY)
-        if held:  # empty everywhere, it teaches nothing
-            out[name] = held.most_common(1)[0][0]
-    return out
+    kinds = {}
+    for name in sites[sets.index(common)]["columns"]:  # in the order of the first such site
+        held = [description["columns"].get(name, {"kind": EMPTY})["kind"] for description in sites]
+        counts = Counter(kind for kind in held if kind != EMPTY)
+        if counts:
+            kinds[name] = counts.most_common(1)[0][0]
+    return kinds
 
 
-def _odd_columns(common: dict[str, str], own: dict[str, str]) -> str | None:
-    for name, kind in common.items():
-        if name not in own:
-            return f"it has no column '{name}'{suggestion(name, list(own))}"
-        if own[name] not in (kind, EMPTY):
-            return f"its column '{name}' holds {own[name]}, at other sites {kind}"
-    return None  # what it has besides is not read
+def _find_column_misfits(
+    sites: Mapping[str, Description], columns: Mapping[str, str]
+) -> dict[str, str]:
+    """Find sites that lack a column, or hold another kind in it; extra columns are not read."""
+    misfits: dict[str, str] = {}
+    for site, description in sites.items():
+        own = description["columns"]
+        for name, kind in columns.items():
+            if name not in own:
+                reason = f"it has no column '{name}'{suggest_name(name, list(own))}"
+                misfits.setdefault(site, reason)
+            elif own[name]["kind"] not in (kind, EMPTY):
+                reason = f"its column '{name}' holds {own[name]['kind']}, at other sites {kind}"
+                misfits.setdefault(site, reason)
+    return misfits
 
 
-def _odd_numbers(sites: Mapping[str, Description], columns: dict[str, str]) -> dict[str, str]:
-    """Sites where a column of numbers has a mean or spread of quite another magnitude."""
-    odd: dict[str, str] = {}
-    for name, kind in columns.items():
-        sums = {site: d["columns"][name] for site, d in sites.items() if kind == "numbers"}
+def _find_outliers(sites: Mapping[str, Description], columns: Mapping[str, str]) -> dict[str, str]:
+    """Find sites where a column of numbers has a mean or spread of another magnitude."""
+    outliers: dict[str, str] = {}
+    for name in (name for name, kind in columns.items() if kind == "numbers"):
+        sums = {site: description["columns"][name] for site, description in sites.items()}
         sums = {site: own for site, own in sums.items() if own.get("count", 0) > 0}
-        if len(sums) < FEWEST:
+        if len(sums) < MIN_SITES:
             continue
         mean = {site: own["sum"] / own["count"] for site, own in sums.items()}
         spread = {site: (own["around"] / own["count"]) ** 0.5 for site, own in sums.items()}
         middle = float(np.median(list(mean.values())))
         usual = float(np.median(list(spread.values()))) + abs(middle)
         for site in sums:
-            far = max(abs(mean[site] - middle), spread[site])
-            if usual > 0 and far > FAR * usual and site not in odd:
-                odd[site] = (
+            distance = max(abs(mean[site] - middle), spread[site])
+            if usual > 0 and distance > OUTLIER_FACTOR * usual:
+                outliers.setdefault(
+                    site,
                     f"its column '{name}' has mean {mean[site]:.3g} and spread "
-                    f"{spread[site]:.3g}, where the sites' median is {middle:.3g}: another unit?"
+                    f"{spread[site]:.3g}, where the sites' median is {middle:.3g}: another unit?",
                 )
-    return odd
+    return outliers
 
 
-def _lonely(named: Mapping[str, set[str]]) -> dict[str, str]:
-    """What one site alone names, among three or more: name -> site."""
-    times = Counter(name for own in named.values() for name in own)
-    if len(named) < FEWEST:
+def _find_unshared(named: Mapping[str, set[str]]) -> dict[str, str]:
+    """Return the names that only one site of three or more has, with that site."""
+    if len(named) < MIN_SITES:
         return {}
+    times = Counter(name for own in named.values() for name in own)
     return {name: site for site, own in named.items() for name in own if times[name] == 1}
 
 
-def _shared_levels(
-    sites: Mapping[str, Description], columns: dict[str, str], warn: Callable[[str], None]
+def _drop_unshared_levels(
+    sites: Mapping[str, Description], columns: Mapping[str, str], warn: Warn
 ) -> tuple[dict[str, Description], dict[str, str]]:
-    """The descriptions without levels that one site alone names, and the columns that are left."""
+    """Return the descriptions without levels that only one site names, and the columns left."""
     kept = dict(sites)
     left = dict(columns)
-    for name, kind in columns.items():
-        if kind != "text":
-            continue
+    for name in (name for name, kind in columns.items() if kind == "text"):
         named = {site: set(d["columns"][name].get("levels", {})) for site, d in kept.items()}
-        alone = _lonely({site: own for site, own in named.items() if own})
+        unshared = _find_unshared({site: own for site, own in named.items() if own})
         by_site: dict[str, list[str]] = {}
-        for level, site in sorted(alone.items()):
+        for level, site in sorted(unshared.items()):
             by_site.setdefault(site, []).append(level)
         for site, levels in by_site.items():
             warn(
                 f"site '{site}' alone names {len(levels)} level(s) of column '{name}', such as "
                 f"'{levels[0]}': left out (a schema that was agreed on may name them)"
             )
-            kept[site] = _without_levels(kept[site], name, levels)
-        if alone and not any(own - set(alone) for own in named.values()):
+            described = kept[site]["columns"]
+            shared = {v: n for v, n in described[name]["levels"].items() if v not in unshared}
+            column = described[name] | {"levels": shared}
+            kept[site] = kept[site] | {"columns": described | {name: column}}
+        if unshared and not any(own - set(unshared) for own in named.values()):
             warn(f"column '{name}' is left out: no two sites name the same level of it")
             del left[name]
     if not left:
-        raise FedgftError("the sites' tables have no column in common to learn from")
+        raise FedgftError(NO_COLUMNS, kind="data")
     return kept, left
 
 
-def _without_levels(said: Description, name: str, levels: Sequence[str]) -> Description:
-    column = said["columns"][name]
-    rest = {level: n for level, n in column["levels"].items() if level not in set(levels)}
-    return said | {"columns": said["columns"] | {name: column | {"levels": rest}}}
-
-
-def _names(
-    sites: Mapping[str, Description],
-    what: str,
-    given: tuple[str, ...],
-    warn: Callable[[str], None],
+def _agree_on_names(
+    sites: Mapping[str, Description], kind: str, given: tuple[str, ...], warn: Warn
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Names that were given bind everybody. Otherwise: those of the sites that hang together, each
-    having a name in common with another, without those that one site of several alone names."""
-    held = {site: set(map(str, description[what])) for site, description in sites.items()}
-    base = set(given) or _together(list(held.values()))
-    odd = {}
-    lonely = {} if given else _lonely({site: own for site, own in held.items() if own <= base})
-    if lonely and len(base - set(lonely)) < 2:  # without them there is nothing to compare
-        for name, site in sorted(lonely.items()):
-            warn(f"'{name}' of the {what} is named by site '{site}' alone")
-        lonely = {}
-    for name, site in sorted(lonely.items()):
-        base = base - {name}
-        if what == "groups":  # its rows count as not recorded
+    """Agree on the names of the classes or groups.
+
+    Names that the user gives bind all sites. Otherwise they are those of the sites that are linked,
+    each having a name in common with another, without the names that only one site has.
+
+    Parameters
+    ----------
+    sites
+        Descriptions by name of the site.
+    kind
+        "labels" or "groups". Rows of a group that is left out count as not recorded; a site with a
+        label that is left out is refused.
+    given
+        The user's names; empty: none.
+    warn
+        Is called with a sentence for every name that only one site has.
+
+    Returns
+    -------
+    names, misfits
+        The names, numbers first; and for each site that has others the reason to refuse it.
+    """
+    held = {site: set(map(str, description[kind])) for site, description in sites.items()}
+    agreed = set(given) or _unite_linked(list(held.values()))
+    unshared: dict[str, str] = {}
+    if not given:
+        unshared = _find_unshared({site: own for site, own in held.items() if own <= agreed})
+    if unshared and len(agreed - set(unshared)) < 2:  # nothing would be left to compare
+        for name, site in sorted(unshared.items()):
+            warn(f"'{name}' of the {kind} is named by site '{site}' alone")
+        unshared = {}
+    agreed -= set(unshared)
+    if kind == "groups":
+        for name, site in sorted(unshared.items()):
             held[site] = held[site] - {name}
             warn(
                 f"group '{name}' is named by site '{site}' alone and is left out: its rows count "
                 "as not recorded. If it is real, name all groups (the setting groups)"
             )
-    for site, own in held.items():
-        if own - base:
-            odd[site] = (f"its {what} are {', '.join(sorted(own))}; the federation's are "
-                         f"{', '.join(sorted(base))}")  # fmt: skip
-    return given or tuple(sorted(base, key=_order)), odd
+    misfits = {
+        site: f"its {kind} are {', '.join(sorted(own))}; the federation's are "
+        f"{', '.join(sorted(agreed))}"
+        for site, own in held.items()
+        if own - agreed
+    }
+    return given or tuple(sorted(agreed, key=_sort_key)), misfits
 
 
-def _together(sets: list[set[str]]) -> set[str]:
-    """The union of the largest number of sets that are linked by names they share."""
-    parts: list[tuple[int, set[str]]] = []
+def _unite_linked(sets: Sequence[set[str]]) -> set[str]:
+    """Return the union of the largest number of sets that are linked by names they share."""
+    unions: list[tuple[int, set[str]]] = []
     for own in sets:
-        linked = [part for part in parts if part[1] & own]
-        apart = [part for part in parts if not part[1] & own]
+        linked = [union for union in unions if union[1] & own]
+        apart = [union for union in unions if not union[1] & own]
         size = 1 + sum(number for number, _ in linked)
-        parts = [*apart, (size, own.union(*(names for _, names in linked)))]
-    return max(parts, key=lambda part: (part[0], len(part[1])))[1]
+        unions = [*apart, (size, own.union(*(names for _, names in linked)))]
+    return max(unions, key=lambda union: (union[0], len(union[1])))[1]
 
 
-def _order(name: str) -> tuple[int, float, str]:
-    """Numbers as numbers, before text."""
+def _sort_key(name: str) -> tuple[int, float, str]:
+    """Sort numbers as numbers, before text."""
     try:
         return 0, float(name), name
     except ValueError:
         return 1, 0.0, name
 
 
-def _fitted(
-    sites: list[Description], columns: dict[str, str], scaling: str
+def _fit(
+    sites: Sequence[Description], columns: Mapping[str, str], scaling: str
 ) -> tuple[Encoder, np.ndarray, np.ndarray]:
-    """Encoder, mean and spread of all rows, a missing number being the mean of its column."""
-    most = size_limit([d["rows"] for d in sites], Limits())
-    parts = [min(1.0, most / d["rows"]) for d in sites]
+    """Fit the encoder and the scaling to the sums of the sites.
+
+    Returns
+    -------
+    encoder, mean, spread
+        Missing numbers are filled with the mean of their column. An indicator with share p has
+        mean p and variance p (1 - p).
+    """
+    limit = size_limit([description["rows"] for description in sites], Limits())
+    weights = np.array([min(1.0, limit / description["rows"]) for description in sites])
     numeric = [name for name, kind in columns.items() if kind == "numbers"]
-    mean, variance = (_median_sums if scaling == "median" else _sums)(sites, numeric, parts)
-    scales = dict(zip(numeric, zip(mean, variance, strict=True), strict=True))
+    compute = _compute_medians if scaling == "median" else _compute_pooled
+    scales = dict(zip(numeric, zip(*compute(sites, numeric, weights), strict=True), strict=True))
     fields: list[Numeric | Categorical] = []
-    means, variances = [], []
+    means: list[float] = []
+    variances: list[float] = []
     for name in columns:
         if name in scales:
-            fields.append(Numeric(name, float(scales[name][0])))
-            means.append(scales[name][0])
-            variances.append(scales[name][1])
+            mean, variance = scales[name]
+            fields.append(Numeric(name, float(mean)))
+            means.append(mean)
+            variances.append(variance)
         else:
-            field, share = _shares(sites, name, parts, scaling)
+            field, shares = _fit_levels(sites, name, weights, scaling)
             fields.append(field)
-            means += share.tolist()
-            variances += (share * (1 - share)).tolist()
-    all_means = np.array(means)
-    return Encoder(tuple(fields)), all_means, spread_of(all_means, np.array(variances))
+            means += shares.tolist()
+            variances += (shares * (1 - shares)).tolist()
+    mean = np.array(means)
+    return Encoder(tuple(fields)), mean, compute_spread(mean, np.array(variances))
 
 
-def _moments(sites: list[Description], names: list[str]) -> list[Moments]:
-    """Of these columns, for each site; a column that is empty there has the count 0."""
-    own = ([[d["columns"][name].get(key, 0) for name in names] for key in SUMS] for d in sites)
-    return [Moments(*np.array(each, np.float64).reshape(len(SUMS), -1)) for each in own]
-
-
-def _sums(
-    sites: list[Description], names: list[str], parts: list[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance over all sites; `parts`: of its rows, how much each site counts."""
-    every = reduce(
-        add,
-        (
-            Moments(m.count * part, m.sum * part, m.around * part)
-            for m, part in zip(_moments(sites, names), parts, strict=True)
-        ),
+def _get_moments(sites: Sequence[Description], names: Sequence[str]) -> list[Moments]:
+    """Return the sums of these columns at each site; an empty column has the count 0."""
+    tables = (
+        [[d["columns"][name].get(key, 0) for name in names] for key in SUM_KEYS] for d in sites
     )
-    rows = sum(d["rows"] * part for d, part in zip(sites, parts, strict=True))
-    return every.mean, every.around / rows
+    return [Moments(*np.array(table, np.float64).reshape(len(SUM_KEYS), -1)) for table in tables]
 
 
-def _median_sums(
-    sites: list[Description], names: list[str], parts: list[float]
+def _compute_pooled(
+    sites: Sequence[Description], names: Sequence[str], weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The median of the sites' means, and of their mean squares about it."""
-    each = _moments(sites, names)
-    there = np.array([m.count > 0 for m in each])
-    means = np.where(there, np.array([m.mean for m in each]), np.nan)
+    """Return mean and variance over all sites; `weights`: the share of its rows that counts."""
+    weighted = (
+        Moments(m.count * weight, m.sum * weight, m.around * weight)
+        for m, weight in zip(_get_moments(sites, names), weights.tolist(), strict=True)
+    )
+    total = reduce(add, weighted)
+    rows = sum(d["rows"] * weight for d, weight in zip(sites, weights.tolist(), strict=True))
+    return total.mean, total.around / rows
+
+
+def _compute_medians(
+    sites: Sequence[Description], names: Sequence[str], weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the median of the sites' means, and of their mean squares about it."""
+    each = _get_moments(sites, names)
+    known = np.array([m.count > 0 for m in each])
+    means = np.where(known, np.array([m.mean for m in each]), np.nan)
     inside = np.array([m.around / np.maximum(m.count, 1) for m in each])
-    mean = _median_of(means)
-    squares = np.where(there, inside + (means - mean) ** 2, np.nan)
-    return mean, _median_of(squares)
+    mean = _median(means)
+    return mean, _median(np.where(known, inside + (means - mean) ** 2, np.nan))
 
 
-def _median_of(values: np.ndarray) -> np.ndarray:
-    """Over the sites that have some; 0 where none has."""
+def _median(values: np.ndarray) -> np.ndarray:
+    """Return the median over the sites that have a value; 0 where none has."""
     known = np.isfinite(values).any(0)
     return np.where(known, np.nanmedian(np.where(known, values, 0.0), axis=0), 0.0)
 
 
-def _shares(
-    sites: list[Description], name: str, parts: list[float], scaling: str
+def _fit_levels(
+    sites: Sequence[Description], name: str, weights: np.ndarray, scaling: str
 ) -> tuple[Categorical, np.ndarray]:
-    """The levels of a column of text, and how large a part of the rows has each but the first."""
-    own = [d["columns"][name].get("levels", {}) for d in sites]
-    levels = sorted({level for held in own for level in held})
+    """Return the levels of a text column, and the share of rows of each but the first."""
+    counts_by_site = [d["columns"][name].get("levels", {}) for d in sites]
+    levels = sorted({level for counts in counts_by_site for level in counts})
     if not levels:
-        raise FedgftError(f"column '{name}' has no value that is frequent at any site: "
-                          "leave it out (the setting leave-out)")  # fmt: skip
-    counts = np.array([[held.get(level, 0) for level in levels[1:]] for held in own], float)
+        raise FedgftError(
+            f"column '{name}' has no value that is frequent at any site: leave it out "
+            "(`leave_out`)",
+            kind="data",
+        )
+    counts = np.array([[held.get(v, 0) for v in levels[1:]] for held in counts_by_site], float)
     rows = np.array([d["rows"] for d in sites], float)[:, None]
     if scaling == "median":
-        share = np.median(counts / rows, axis=0)
+        shares = np.median(counts / rows, axis=0)
     else:
-        weight = np.array(parts)[:, None]
-        share = (counts * weight).sum(0) / (rows * weight).sum()
-    return Categorical(name, tuple(levels)), share
+        weight = weights[:, None]
+        shares = (counts * weight).sum(0) / (rows * weight).sum()
+    return Categorical(name, tuple(levels)), shares

@@ -1,32 +1,81 @@
 """Images as rows: a folder of them, and a table that says what they show.
 
 The features are the pixels alone, as bytes; label, group, client and split are read as in any
-table.
+table. CelebA, as its authors publish it, is turned into such a table: each attribute that is asked
+for becomes a column of words, "Smiling" or "not Smiling".
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import polars as pl
 
-from fedgft.data import roles as reading
-from fedgft.data.columns import as_text, column_of
 from fedgft.data.dataset import Dataset
-from fedgft.data.fetching import Progress, cache_folder, silent
-from fedgft.data.pixels import ABSENT, Album, load_pixels
-from fedgft.data.roles import Roles, check_roles, group_columns
-from fedgft.data.table import read_frame
+from fedgft.data.encode import as_text, data_error, get_column, suggest_name
+from fedgft.data.image_cache import NO_SUCH_FILE, ImageCache
+from fedgft.data.public import Progress, cache_folder, silent
+from fedgft.data.read import (
+    Roles,
+    check_roles,
+    describe_classes,
+    read_frame,
+    read_roles,
+    split_group_columns,
+)
 from fedgft.errors import FedgftError
-from fedgft.files import expanded
+from fedgft.store import expand_user
 
-if TYPE_CHECKING:
-    import polars as pl
-
-IMAGE = ("image", "filename", "file", "path", "image_id")  # columns that may hold the names
+IMAGE_COLUMNS = ("image", "filename", "file", "path", "image_id")  # usual names of the column
 ESCAPES = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\x00"  # names that lead out of the folder
 SIZES = range(8, 1025)
+
+CELEBA_IMAGES = "img_align_celeba"
+CELEBA_ATTRIBUTES = "list_attr_celeba.txt"
+CELEBA_PARTITION = "list_eval_partition.txt"
+CELEBA_IDENTITY = "identity_CelebA.txt"
+CELEBA_FOLDERS = ("", "Anno", "Eval", "Img")  # all files in one folder, or as in the archive
+VALID = {"drop": None, "train": "train", "test": "test"}
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are read.
+
+    Parameters
+    ----------
+    size
+        Pixels per side of the squares that models receive.
+    crop
+        Pixels per side of the central square that is cut out first; None: the largest.
+    skip_bad
+        Leave out images that are missing or damaged, instead of raising an error.
+    cache
+        Folder for decoded images; None: the user's cache folder.
+    on_progress
+        Called while images are decoded.
+    """
+
+    size: int = 64
+    crop: int | None = None
+    skip_bad: bool = False
+    cache: str | Path | None = None
+    on_progress: Progress = silent
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise FedgftError(f"`size` {self.size}: must be from {SIZES[0]} to {SIZES[-1]} pixels")
+        if self.crop is not None and self.crop < 1:
+            raise FedgftError(f"`crop` {self.crop}: must be at least 1 pixel")
+
+    def open_cache(self, folder: Path, names: tuple[str, ...]) -> ImageCache:
+        """Return the cache entry of these images."""
+        place = cache_folder() / "images" if self.cache is None else expand_user(self.cache)
+        return ImageCache(folder, names, self.size, self.crop, place)
 
 
 def load_images(
@@ -45,152 +94,310 @@ def load_images(
     cache: str | Path | None = None,
     on_progress: Progress = silent,
 ) -> Dataset:
-    """The images that a CSV or Parquet table names, relative to the folder, in its column `image`.
+    """Read the images that a table names.
 
-    The central square of `crop` pixels (the largest, if None) becomes `size` x `size`.
+    Parameters
+    ----------
+    folder
+        The images; the table names them relative to it.
+    table
+        CSV or Parquet.
+    label, group, client, split, positive
+        See `Roles`.
+    image
+        The column of file names; default: the first of `IMAGE_COLUMNS` that the table has.
+    size, crop, skip_bad, cache, on_progress
+        See `ImageOptions`.
     """
-    roles, source = Roles(label, group, client, split, positive), str(table)
+    options = ImageOptions(size, crop, skip_bad, cache, on_progress)
+    roles = Roles(label, group, client, split, positive)
+    source = str(table)
     frame = read_frame(table)
     check_roles(frame, roles, source=source)
-    names = names_of(frame, _image_column(frame, roles, image, source=source), source=source)
-    album = album_of(folder, names, size=size, crop=crop, cache=cache)
-    data = assembled(frame, album, roles, source=source, skip_bad=skip_bad, on_progress=on_progress)
-    notes = [f"{source}: {reading.class_note(data.classes, roles)}", *data.notes]
-    if twice := len(names) - len(set(names)):
-        notes.append(f"{source}: {twice} row(s) name an image that another row names too")
+    column = _find_image_column(frame, roles, image, source=source)
+    names = _read_names(frame, column, source=source)
+    data = _assemble(
+        frame,
+        roles,
+        options,
+        images=options.open_cache(_check_folder(folder), names),
+        source=source,
+    )
+    notes = [f"{source}: {describe_classes(data.classes, roles)}", *data.notes]
+    if repeated := len(names) - len(set(names)):
+        notes.append(f"{source}: {repeated} row(s) name an image that another row names too")
     return replace(data, name=Path(table).stem, notes=tuple(notes))
 
 
-def checked_folder(folder: str | Path) -> Path:
-    home = expanded(folder)
+def load_celeba(
+    folder: str | Path,
+    *,
+    label: str = "Smiling",
+    group: str | Sequence[str] = "Male",
+    client: str | None = None,
+    valid: str = "drop",
+    size: int = 64,
+    crop: int | None = None,
+    skip_bad: bool = False,
+    cache: str | Path | None = None,
+    on_progress: Progress = silent,
+) -> Dataset:
+    """Read CelebA in its official layout; the official test part is the test set.
+
+    Parameters
+    ----------
+    folder
+        The files as the authors of CelebA publish them.
+    label, group
+        Any of its attributes.
+    client
+        None, or "identity": one client per person.
+    valid
+        What becomes of the official validation part: "drop", "train" or "test".
+    size, crop, skip_bad, cache, on_progress
+        See `ImageOptions`.
+    """
+    if client not in (None, "identity"):
+        raise FedgftError(f"`client` {client}: the one client column of CelebA is 'identity'")
+    if valid not in VALID:
+        raise FedgftError(f"`valid` {valid}: must be one of {', '.join(VALID)}")
+    home = _check_folder(folder)
+    frame, notes = _read_celeba(home, label=label, group=group, client=client, valid=valid)
+    names = _read_names(frame, "image", source=CELEBA_ATTRIBUTES)
+    options = ImageOptions(size, crop, skip_bad, cache, on_progress)
+    images = options.open_cache(_find_official(home, CELEBA_IMAGES), names)
+    roles = Roles(label, group, client, "partition", positive=label)
+    data = _assemble(frame, roles, options, images=images, source="celeba")
+    return replace(_put_absence_first(data), notes=(*notes, *data.notes))
+
+
+def _check_folder(folder: str | Path) -> Path:
+    home = expand_user(folder)
     if not home.is_dir():
-        raise FedgftError(f"{folder}: no such folder")
+        raise FedgftError(f"{folder}: no such folder", kind="file")
     return home
 
 
-def album_of(
-    folder: str | Path,
-    names: tuple[str, ...],
-    *,
-    size: int,
-    crop: int | None,
-    cache: str | Path | None,
-) -> Album:
-    if size not in SIZES:
-        raise FedgftError(f"--size {size}: must be from {SIZES[0]} to {SIZES[-1]} pixels")
-    if crop is not None and crop < 1:
-        raise FedgftError(f"--crop {crop}: must be at least 1 pixel")
-    place = cache_folder() / "images" if cache is None else expanded(cache)
-    return Album(checked_folder(folder), names, size, crop, place)
-
-
-def _image_column(frame: "pl.DataFrame", roles: Roles, image: str | None, *, source: str) -> str:
-    """The one asked for, or the first with a usual name; it plays no other part."""
-    group = group_columns(roles.group, frame.columns)
+def _find_image_column(frame: pl.DataFrame, roles: Roles, image: str | None, *, source: str) -> str:
+    """Return the column asked for, or the first with a usual name; it has no other role."""
+    group = split_group_columns(roles.group, frame.columns)
     taken = {roles.label, *group, roles.client, roles.split} - {None}
     if image in taken:
-        raise FedgftError(f"{source}: column '{image}' (--image) has another part already")
-    usual = [name for name in IMAGE if name in frame.columns and name not in taken]
-    if image is None and not usual:
+        raise FedgftError(f"{source}: column '{image}' (`image`) has another part already")
+    if image is not None:
+        return image
+    usual = [name for name in IMAGE_COLUMNS if name in frame.columns and name not in taken]
+    if not usual:
         raise FedgftError(
-            f"{source}: no column is called {', '.join(IMAGE[:-1])} or {IMAGE[-1]}: --image must "
-            "name the one that holds the images' file names"
+            f"{source}: no column is called {', '.join(IMAGE_COLUMNS[:-1])} or "
+            f"{IMAGE_COLUMNS[-1]}: `image` must name the one that holds the images' file names"
         )
-    return usual[0] if image is None else image
+    return usual[0]
 
 
-def names_of(frame: "pl.DataFrame", column: str, *, source: str) -> tuple[str, ...]:
-    """File names that stay below the folder."""
-    names = as_text(column_of(frame, column, source=source, option="--image"))
+def _read_names(frame: pl.DataFrame, column: str, *, source: str) -> tuple[str, ...]:
+    """Return file names that stay below the folder."""
+    names = as_text(get_column(frame, column, source=source, option="`image`"))
     absent = names.null_count() + int((names == "").sum())
     if absent:
-        raise FedgftError(f"{source}: image column '{column}' lacks {absent} file name(s)")
+        raise data_error(source, f"image column '{column}' lacks {absent} file name(s)")
     outside = names.filter(names.str.contains(ESCAPES))
     if len(outside):
-        raise FedgftError(
-            f"{source}: image column '{column}' leads out of the folder with {outside[0]!r}: "
-            "names must be relative to it, without '..'"
+        raise data_error(
+            source,
+            f"image column '{column}' leads out of the folder with {outside[0]!r}: "
+            "names must be relative to it, without '..'",
         )
     return tuple(names.to_list())
 
 
-def assembled(
-    frame: "pl.DataFrame",
-    album: Album,
-    roles: Roles,
-    *,
-    source: str,
-    skip_bad: bool,
-    on_progress: Progress,
+def _assemble(
+    frame: pl.DataFrame, roles: Roles, options: ImageOptions, *, images: ImageCache, source: str
 ) -> Dataset:
-    """The table is read first, and missing files are counted: decoding may take an hour."""
-    data = _described(frame, roles, source=source)
-    if not skip_bad:
-        _refuse(album, {i: ABSENT for i, mark in enumerate(album.marks) if mark is None})
-    images, bad = load_pixels(album, on_progress)
-    if not skip_bad:
-        _refuse(album, bad)
+    """Read the table and check for missing files before any image is decoded: that takes long."""
+    data = _read_without_pixels(frame, roles, source=source)
+    if not options.skip_bad:
+        missing = {i: NO_SUCH_FILE for i, mark in enumerate(images.marks) if mark is None}
+        _refuse_bad(images, missing)
+    pixels, bad = images.load(options.on_progress)
+    if not options.skip_bad:
+        _refuse_bad(images, bad)
+    crop = images.crop
+    cut = f"central {crop} x {crop} pixels" if crop else "largest central square"
+    note = (
+        f"{len(images.names) - len(bad)} images, of each the {cut}, resized to "
+        f"{images.size} x {images.size} (cache entry {images.key[:8]})"
+    )
     if bad:
-        kept = np.ones(len(frame), bool)
-        kept[list(bad)] = False
-        _check_left(data, kept, source=f"{source}: {_first(album, bad)}")
-        data = _described(frame.filter(kept), roles, source=source)
-    note = f"{source}: {_sentence(album, bad)}"
-    return replace(data, features=images.transpose(0, 3, 1, 2), notes=(note, *data.notes))
+        good = np.ones(len(frame), bool)
+        good[list(bad)] = False
+        summary = _describe_bad(images, bad)
+        _check_remaining(data, good, source=f"{source}: {summary}")
+        data = _read_without_pixels(frame.filter(good), roles, source=source)
+        note = f"{summary}; they are left out; {note}"
+    notes = (f"{source}: {note}", *data.notes)
+    return replace(data, features=pixels.transpose(0, 3, 1, 2), notes=notes)
 
 
-def _described(frame: "pl.DataFrame", roles: Roles, *, source: str) -> Dataset:
-    """All that the table says of the images; their pixels are still to come."""
-    check_roles(frame, roles, source=source)
-    labels, classes = reading.labels_of(frame, roles, source=source)
-    groups, group_names, notes = reading.groups_of(frame, roles, source=source)
-    clients, client_names = reading.clients_of(frame, roles, source=source)
-    return Dataset(
-        name=source,
-        features=np.empty((len(labels), 3, 0, 0), np.uint8),
-        labels=labels,
-        groups=groups,
-        columns=("red", "green", "blue"),
-        classes=classes,
-        group_names=group_names,
-        clients=clients,
-        client_names=client_names,
-        test=reading.test_of(frame, roles, source=source),
-        notes=tuple(notes),
+def _read_without_pixels(frame: pl.DataFrame, roles: Roles, *, source: str) -> Dataset:
+    known = read_roles(frame, roles, source=source)
+    empty = np.empty((len(frame), 3, 0, 0), np.uint8)
+    return Dataset(features=empty, columns=("red", "green", "blue"), **known)
+
+
+def _describe_bad(images: ImageCache, bad: dict[int, str]) -> str:
+    first = min(bad)
+    return (
+        f"{len(bad)} of {len(images.names)} images cannot be used, the first: "
+        f"'{images.names[first]}' ({bad[first]})"
     )
 
 
-def _first(album: Album, bad: dict[int, str]) -> str:
-    total, place = len(album.names), min(bad)
-    which = f"'{album.names[place]}' ({bad[place]})"
-    return f"{len(bad)} of {total} images cannot be used, the first: {which}"
-
-
-def _refuse(album: Album, bad: dict[int, str]) -> None:
+def _refuse_bad(images: ImageCache, bad: dict[int, str]) -> None:
     if bad:
         raise FedgftError(
-            f"{album.folder}: {_first(album, bad)}; mend them, or leave them out (--skip-bad)"
+            f"{images.folder}: {_describe_bad(images, bad)}; mend them, or leave them out "
+            "(`skip_bad`)",
+            kind="data",
         )
 
 
-def _check_left(data: Dataset, kept: np.ndarray, *, source: str) -> None:
-    """A class or a group must not vanish with the bad images unnoticed."""
-    if not kept.any():
-        raise FedgftError(f"{source}; none is left")
+def _check_remaining(data: Dataset, good: np.ndarray, *, source: str) -> None:
+    """Refuse to drop bad images if a class, group or part of the split would vanish with them."""
+    if not good.any():
+        raise FedgftError(f"{source}; none is left", kind="data")
     parts = [("class", data.classes, data.labels), ("group", data.group_names, data.groups)]
     if data.test is not None:
         parts.append(("split", ("train", "test"), data.test.astype(np.int64)))
     for part, names, codes in parts:
-        left = set(codes[kept].tolist())
+        left = set(codes[good].tolist())
         lost = [name for code, name in enumerate(names) if code not in left]
         if lost:
-            raise FedgftError(f"{source}; without them {part} '{lost[0]}' has no image left")
+            text = f"{source}; without them {part} '{lost[0]}' has no image left"
+            raise FedgftError(text, kind="data")
 
 
-def _sentence(album: Album, bad: dict[int, str]) -> str:
-    cut = f"central {album.crop} x {album.crop} pixels" if album.crop else "largest central square"
-    out = f"{_first(album, bad)}; they are left out; " if bad else ""
-    return (
-        f"{out}{len(album.names) - len(bad)} images, of each the {cut}, resized to "
-        f"{album.size} x {album.size} (cache entry {album.key[:8]})"
+def _read_celeba(
+    home: Path, *, label: str, group: str | Sequence[str], client: str | None, valid: str
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return a table of file names, attributes in words, train or test, and persons; and notes."""
+    attributes = _read_attributes(_find_official(home, CELEBA_ATTRIBUTES), label, group)
+    images = attributes["image"]
+    place = _find_official(home, CELEBA_PARTITION)
+    parts = _read_values(place, r"[012]", what="part, 0, 1 or 2")
+    known = set(images)
+    for number, image in enumerate(parts, 1):
+        if image not in known:
+            text = (
+                f"{place}: line {number} names '{image}', which {CELEBA_ATTRIBUTES} does not list"
+            )
+            raise FedgftError(text, kind="data")
+    _check_complete(place, parts, images)
+    words = {"0": "train", "1": VALID[valid], "2": "test"}
+    columns: dict[str, list[Any]] = {**attributes}
+    columns["partition"] = [words[parts[image]] for image in images]
+    if client:
+        place = _find_official(home, CELEBA_IDENTITY)
+        persons = _read_values(place, r"\d{1,18}", what="number of a person")
+        _check_complete(place, persons, images)
+        columns["identity"] = [int(persons[image]) for image in images]
+    fate = "are left out" if valid == "drop" else f"count as {valid}"
+    count = list(parts.values()).count("1")
+    notes = [f"celeba: the {count} images of the official validation part {fate}"]
+    frame = pl.DataFrame(columns).drop_nulls("partition")
+    if frame.height == 0:
+        raise data_error(home, f"{CELEBA_ATTRIBUTES} and {CELEBA_PARTITION} leave no image at all")
+    return frame, notes
+
+
+def _put_absence_first(data: Dataset) -> Dataset:
+    """Order groups as not Male, Male; the alphabet would put capitals first."""
+    names = data.group_names
+    order = sorted(
+        range(len(names)),
+        key=lambda g: [not part.startswith("not ") for part in names[g].split(" & ")],
     )
+    rank = np.argsort([*order, len(order)])
+    rank[-1] = -1  # a group that is not recorded stays so
+    return replace(data, groups=rank[data.groups], group_names=tuple(names[g] for g in order))
+
+
+def _find_official(home: Path, name: str) -> Path:
+    """Return a file of the official layout, or its folder of images."""
+    for folder in CELEBA_FOLDERS:
+        if (home / folder / name).exists():
+            return home / folder / name
+    raise FedgftError(
+        f"{home}: no {name} there; the folder must hold CelebA as its authors give it to you: "
+        f"{CELEBA_IMAGES}/, {CELEBA_ATTRIBUTES} and {CELEBA_PARTITION} (for `client` identity, "
+        f"{CELEBA_IDENTITY} too)",
+        kind="file",
+    )
+
+
+def _read_lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8-sig", errors="replace").rstrip().splitlines()
+    except OSError as error:
+        raise FedgftError(f"{file}: cannot be read ({error.strerror})", kind="file") from None
+
+
+def _read_attributes(file: Path, label: str, group: str | Sequence[str]) -> dict[str, list[str]]:
+    """Return the file names as column "image", and a column of words per attribute asked for."""
+    lines = _read_lines(file)
+    body = lines[2:]
+    if len(lines) < 2 or lines[0].strip() != str(len(body)):
+        found = lines[0].strip()[:40] if lines else ""
+        raise data_error(file, f"line 1 must hold the number of images, {len(body)}, not '{found}'")
+    known = lines[1].split()
+    repeated = [name for name, count in Counter(known).items() if count > 1]
+    if repeated:
+        raise data_error(file, f"line 2 names attribute '{repeated[0]}' more than once")
+    asked = [("`label`", label)]
+    asked += [("`group`", name) for name in split_group_columns(group, known)]
+    for option, name in asked:
+        if name not in known:
+            hint = suggest_name(name, known)
+            raise FedgftError(f"{file}: no attribute '{name}' ({option}){hint}")
+    places = {name: known.index(name) for _, name in asked}
+    columns: dict[str, list[str]] = {"image": [], **{name: [] for name in places}}
+    images = set()
+    for number, line in enumerate(body, 3):
+        image, *values = line.split() or [""]
+        problem = ""
+        if len(values) != len(known):
+            problem = f"has {len(values)} values, not {len(known)}"
+        elif wrong := set(values) - {"1", "-1"}:
+            problem = f"has a '{min(wrong)}', not 1 or -1"
+        elif image in images:
+            problem = f"names '{image}' a second time"
+        if problem:
+            raise data_error(file, f"line {number} {problem}")
+        images.add(image)
+        columns["image"].append(image)
+        for name, place in places.items():
+            columns[name].append(name if values[place] == "1" else f"not {name}")
+    return columns
+
+
+def _read_values(file: Path, pattern: str, *, what: str) -> dict[str, str]:
+    """Return the value after each file name, in the order of the lines."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(_read_lines(file), 1):
+        cells = line.split()
+        if len(cells) != 2 or not re.fullmatch(pattern, cells[1]):
+            raise data_error(
+                file, f"line {number} must hold a file name and a {what}, not '{line[:60]}'"
+            )
+        if cells[0] in found:
+            raise data_error(file, f"line {number} names '{cells[0]}' a second time")
+        found[cells[0]] = cells[1]
+    return found
+
+
+def _check_complete(file: Path, found: dict[str, str], images: Sequence[str]) -> None:
+    for number, image in enumerate(images, 3):
+        if image not in found:
+            raise data_error(
+                file, f"no line for '{image}', which is on line {number} of {CELEBA_ATTRIBUTES}"
+            )

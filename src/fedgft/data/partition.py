@@ -1,29 +1,114 @@
-"""Who holds which rows: cutting a data set into a federation.
+"""Cutting a data set into a federation: test rows first, then the clients.
 
-A partition is an array `owner` with one client a row; the offsets are its counts. For a cell of
-rows (one group, one label) the clients' shares are drawn from Dirichlet(alpha, ..., alpha), and
-the shuffled rows of the cell are cut at the shares' running sums, so the counts are the shares'
-own, without a second layer of sampling noise. Every row goes to exactly one client, and no client
-is left empty. Test rows come first (`fedgft.data.holdout`). With a client column the clients are
-given: each of its names is a client in every replicate, if need be one without training rows.
+Test rows are the data set's own, or a share of all rows at random: the first rows of a shuffle with
+its own stream of random numbers, so two draws with one seed agree whatever else differs. Where a
+column names the clients, the last row of each client in the shuffle is never a test row: a client
+is worth more than one test row. A deployed site decides row by row instead (`hold_out_by_row`).
+
+A partition assigns each row to a client. For a cell of rows (one group, one label) the clients'
+shares are drawn from Dirichlet(alpha, ..., alpha), and the shuffled rows of the cell are cut at the
+running sums of the shares: the counts are those of the shares, without a second layer of sampling
+noise. Every row goes to exactly one client, and no client is left empty. With a client column the
+clients are given: each of its names is a client in every replicate, if need be without training
+rows.
 """
 
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from fedgft.arguments import instance, real_number, whole_number
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.holdout import drawn, held_out, held_out_of_clients, stream
 from fedgft.errors import FedgftError
+from fedgft.validation import check_instance, check_integer, check_number
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]
 KINDS: tuple[Kind, ...] = ("dirichlet", "iid", "pure", "column")
-CUT, INNER = 1, 2  # streams of random numbers; the test rows have 0
-SMALLEST = 4  # a client with fewer rows holds none of them out
-EQUAL = 1e9  # a larger alpha gives equal shares to all digits, and would overflow the draw
+# Numbers of the random streams, one per purpose.
+TEST_STREAM = 0
+PARTITION_STREAM = 1
+INNER_STREAM = 2
+TRAIN_ROWS_STREAM = 3
+TEST_ROWS_STREAM = 4
+MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
+MAX_ALPHA = 1e9  # a larger alpha gives equal shares to all digits, and would overflow the draw
+
+
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Return the random numbers of one seed for one purpose."""
+    if seed < 0:
+        raise FedgftError(f"`seed` must not be negative, not {seed}")
+    return np.random.default_rng([seed, number])
+
+
+def hold_out(
+    dataset: Dataset, *, share: float | int, seed: int, keep_clients: bool = False
+) -> np.ndarray:
+    """Return the test rows in ascending order: the data set's own, or a share at random.
+
+    Parameters
+    ----------
+    dataset
+        All rows.
+    share
+        Share of test rows, from 0 to below 1.
+    seed
+        Of the random numbers.
+    keep_clients
+        Leave every client of the client column at least one training row. The rows differ from
+        those without it only if a client would be emptied, and are as many as long as clients have
+        a second row to give.
+    """
+    if dataset.test is not None:
+        return np.flatnonzero(dataset.test)
+    if not 0 <= share < 1:
+        raise FedgftError(f"`test_share` must be at least 0 and below 1, not {share:g}")
+    order = stream(seed, TEST_STREAM).permutation(len(dataset))
+    count = round(share * len(dataset))
+    if keep_clients and dataset.clients is not None:
+        _, last = np.unique(dataset.clients[order][::-1], return_index=True)
+        order = np.delete(order, len(order) - 1 - last)
+    return np.sort(order[:count])
+
+
+def hold_out_by_row(rows: Iterable[str], *, share: float, salt: bytes) -> np.ndarray:
+    """Decide for each row by itself whether it is a test row.
+
+    A row is a test row if a keyed hash of its text is below `share`. The n-th of several identical
+    rows is hashed as (n, text). So the result depends on the multiset of rows only: their order
+    makes no difference, and one row more or less changes the training rows by that one row or not
+    at all.
+
+    Parameters
+    ----------
+    rows
+        The text of each row (`read_rows_as_text`).
+    share
+        Share of test rows, from 0 to below 1.
+    salt
+        32 secret bytes: without them the side of a row cannot be computed from its text.
+
+    Returns
+    -------
+    mask
+        (n,) True for test rows.
+    """
+    if not 0 <= share < 1:
+        raise FedgftError(f"test share {share:g}: must be at least 0 and below 1")
+    keyed = hashlib.blake2b(key=salt, digest_size=8)
+    occurrences: Counter[str] = Counter()
+    digests = bytearray()
+    for text in rows:
+        number = occurrences[text]
+        occurrences[text] = number + 1
+        digest = keyed.copy()
+        digest.update(f"{number}:{text}".encode())
+        digests += digest.digest()
+    return np.frombuffer(bytes(digests), ">u8") < int(share * 2**64)
 
 
 def partition(
@@ -38,211 +123,186 @@ def partition(
     train_rows: int | None = None,
     test_rows: int | None = None,
 ) -> Federation:
-    """Test rows first, then the clients: from the other rows, or (the paper) from all of them.
+    """Cut a data set into test rows and clients.
 
-    Test rows that the data set brings itself are taken as they are. Random ones are the same for
-    one seed whatever else differs, but of a column's clients none gives its last training row.
-    `train_rows` and `test_rows`: of either, so many at random and no more.
+    Parameters
+    ----------
+    dataset
+        All rows.
+    kind
+        "dirichlet": Dirichlet shares of every (group, label) cell, rows without a recorded group
+        included; "iid": equal random parts; "pure": one group per client; "column": the clients
+        of the data set's client column, `keys` index its `client_names`.
+    clients
+        How many; "column" ignores it.
+    alpha
+        Dirichlet concentration: small is heterogeneous.
+    seed
+        Of test rows and clients.
+    test_share
+        Share of test rows, where the data set has none of its own.
+    protocol_test
+        "disjoint": clients get the other rows; "overlap" (the paper): clients get all rows.
+    train_rows, test_rows
+        At most so many of either, at random.
     """
-    instance("dataset", dataset, Dataset, "load one, or make a Dataset of arrays")
-    whole_number("clients", clients)
-    whole_number("seed", seed)
-    alpha = real_number("alpha", alpha, finite=False)
-    real_number("test_share", test_share, finite=False)
-    for name, rows_wanted in (("train_rows", train_rows), ("test_rows", test_rows)):
-        if rows_wanted is not None:
-            whole_number(name, rows_wanted)
+    check_instance("dataset", dataset, Dataset, "load one, or make a Dataset of arrays")
+    check_integer("clients", clients)
+    check_integer("seed", seed)
+    alpha = check_number("alpha", alpha, finite=False)
+    check_number("test_share", test_share, finite=False)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise FedgftError(f"--partition: '{kind}' is none of {', '.join(KINDS)}")
+        raise FedgftError(f"`partition`: '{kind}' is none of {', '.join(KINDS)}")
     if not isinstance(protocol_test, str) or protocol_test not in ("overlap", "disjoint"):
-        raise FedgftError(f"test rows are 'overlap' or 'disjoint', not '{protocol_test}'")
+        raise FedgftError(
+            f"test rows are 'overlap' or 'disjoint', not '{protocol_test}'", field="protocol_test"
+        )
     disjoint = protocol_test == "disjoint"
-    draw = held_out_of_clients if kind == "column" and disjoint else held_out
-    test = draw(dataset, share=test_share, seed=seed)
+    keep_clients = kind == "column" and disjoint
+    test = hold_out(dataset, share=test_share, seed=seed, keep_clients=keep_clients)
     rows = np.delete(np.arange(len(dataset)), test if disjoint else [])
-    rows = drawn(rows, train_rows, seed=seed, what="train")
-    test = drawn(test, test_rows, seed=seed, what="test")
+    rows = _draw("train_rows", rows, train_rows, stream(seed, TRAIN_ROWS_STREAM))
+    test = _draw("test_rows", test, test_rows, stream(seed, TEST_ROWS_STREAM))
     if kind == "column":
-        return by_column(dataset, rows=rows, test=test)
-    if kind == "iid":
-        return iid(dataset, clients=clients, seed=seed, rows=rows, test=test)
-    cut = pure if kind == "pure" else dirichlet
-    return cut(dataset, clients=clients, alpha=alpha, seed=seed, rows=rows, test=test)
-
-
-def dirichlet(
-    dataset: Dataset,
-    *,
-    clients: int,
-    alpha: float | int,
-    seed: int,
-    rows: np.ndarray | None = None,
-    test: np.ndarray | None = None,
-) -> Federation:
-    """Dirichlet shares of every (group, label) cell; rows of no recorded group are cells too."""
-    rng = stream(seed, CUT)
-    rows = rng.permutation(_all(dataset, rows))
-    _check(clients, alpha=alpha, rows=len(rows))
-    owner = _deal(_cells(dataset, rows), clients, alpha=alpha, rng=rng)
-    return _federation(dataset, rows, owner=owner, clients=clients, test=test)
-
-
-def iid(
-    dataset: Dataset,
-    *,
-    clients: int,
-    seed: int,
-    rows: np.ndarray | None = None,
-    test: np.ndarray | None = None,
-) -> Federation:
-    """Shuffled rows in equal shares: every client is a small copy of the whole."""
-    rows = stream(seed, CUT).permutation(_all(dataset, rows))
-    _check(clients, alpha=1.0, rows=len(rows))
-    owner = np.arange(len(rows)) % clients
-    return _federation(dataset, rows, owner=owner, clients=clients, test=test)
-
-
-def pure(
-    dataset: Dataset,
-    *,
-    clients: int,
-    alpha: float | int,
-    seed: int,
-    rows: np.ndarray | None = None,
-    test: np.ndarray | None = None,
-) -> Federation:
-    """Every client holds one group only; within a group the labels are dealt by Dirichlet.
-
-    Clients are given to the groups in turn, and a group never gets more clients than it has rows.
-    """
-    rng = stream(seed, CUT)
-    rows = rng.permutation(_all(dataset, rows))
-    _check(clients, alpha=alpha, rows=len(rows))
-    found, group, counts = np.unique(dataset.groups[rows], return_inverse=True, return_counts=True)
-    if clients < len(found):
-        raise FedgftError(f"--clients: {clients} cannot hold {len(found)} groups, one group each")
-    group_of = _turns(counts, clients)
-    owner = np.empty(len(rows), np.int64)
-    for index in range(len(found)):
-        mine = np.flatnonzero(group == index)
-        ids = np.flatnonzero(group_of == index)
-        owner[mine] = ids[_deal(dataset.labels[rows[mine]], len(ids), alpha=alpha, rng=rng)]
-    return _federation(dataset, rows, owner=owner, clients=clients, test=test)
-
-
-def by_column(
-    dataset: Dataset, *, rows: np.ndarray | None = None, test: np.ndarray | None = None
-) -> Federation:
-    """The clients of the data set's own client column; `keys` index its client_names.
-
-    A client whose rows are all test rows stays, with no row to train on.
-    """
-    if dataset.clients is None:
-        raise FedgftError(f"{dataset.name}: no client column is named (--client)")
-    rows = _all(dataset, rows)
-    if len(rows) == 0:
-        raise FedgftError(f"{dataset.name}: no row is left to train on")
-    owner, clients = dataset.clients[rows], len(dataset.client_names)
-    return _federation(dataset, rows, owner=owner, clients=clients, test=test)
-
-
-def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Federation:
-    """Every client holds out a share of its own rows: the `test` of the federation returned.
-
-    For choosing settings without a look at the real test rows. Same clients, same keys; the
-    scaling is forgotten, because it has to come from the rows that are left.
-    """
-    if not 0 < real_number("share", share, finite=False) < 1:
-        raise FedgftError(f"the inner share must lie between 0 and 1, not {share:g}")
-    sizes = federation.sizes
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.lexsort((stream(seed, INNER).random(len(owner)), owner))
-    rank = np.empty(len(owner), np.int64)
-    rank[order] = np.arange(len(owner)) - np.repeat(federation.offsets[:-1], sizes)
-    held = np.where(sizes < SMALLEST, 0, np.floor(share * sizes)).astype(np.int64)
-    out = rank < held[owner]
-    offsets = np.concatenate(([0], np.cumsum(sizes - held)))
-    return replace(
-        federation,
-        rows=federation.rows[~out],
-        offsets=offsets.astype(np.int64),
-        test=np.sort(federation.rows[out]),
-        mean=None,
-        spread=None,
-    )
-
-
-def _all(dataset: Dataset, rows: np.ndarray | None) -> np.ndarray:
-    return np.arange(len(dataset)) if rows is None else np.asarray(rows)
-
-
-def _check(clients: int, *, alpha: float | int, rows: int) -> None:
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise FedgftError(f"--alpha must be a positive number, not {alpha:g}")
-    if clients < 1:
-        raise FedgftError(f"--clients must be at least 1, not {clients}")
-    if clients > rows:
-        raise FedgftError(f"--clients: {clients:,} clients cannot share {rows:,} row(s)")
-
-
-def _cells(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """One number for (group, label); a group that is not recorded (-1) is one more group."""
-    return (dataset.groups[rows] + 1) * len(dataset.classes) + dataset.labels[rows]
-
-
-def _deal(
-    cells: np.ndarray, clients: int, *, alpha: float | int, rng: np.random.Generator
-) -> np.ndarray:
-    """The owner of each (already shuffled) row."""
-    owner = np.empty(len(cells), np.int64)
-    for cell in np.unique(cells):
-        mine = np.flatnonzero(cells == cell)
-        bounds = np.cumsum(rng.dirichlet(np.full(clients, min(alpha, EQUAL))))
-        middle = (np.arange(len(mine)) + 0.5) / len(mine)
-        owner[mine] = np.searchsorted(bounds[:-1], middle)  # the last bound is one by name
-    return _nobody_empty(owner, clients)
-
-
-def _nobody_empty(owner: np.ndarray, clients: int) -> np.ndarray:
-    """Give every empty client one row, taken from those that hold most.
-
-    A row's rank is the number of rows its owner holds before it; the highest ranks belong to the
-    largest clients, and rank 0 is never taken, so nobody is emptied to fill another.
-    """
-    counts = np.bincount(owner, minlength=clients)
-    empty = np.flatnonzero(counts == 0)
-    if len(empty) == 0:
-        return owner
-    order = np.argsort(owner, kind="stable")
-    rank = np.empty(len(owner), np.int64)
-    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    given = np.argsort(-rank, kind="stable")[: len(empty)]
-    filled = owner.copy()
-    filled[given] = empty
-    return filled
-
-
-def _turns(counts: np.ndarray, clients: int) -> np.ndarray:
-    """The group of each client: in turn, passing over groups that have no row left to give."""
-    places = np.minimum(counts, clients)
-    group = np.repeat(np.arange(len(counts)), places)
-    turn = np.arange(len(group)) - np.repeat(np.cumsum(places) - places, places)
-    return group[np.lexsort((group, turn))][:clients]
-
-
-def _federation(
-    dataset: Dataset,
-    rows: np.ndarray,
-    *,
-    owner: np.ndarray,
-    clients: int,
-    test: np.ndarray | None,
-) -> Federation:
+        clients = len(dataset.client_names)
+        owner = _get_column_owners(dataset, rows)
+    else:
+        _check_clients(clients, alpha=1.0 if kind == "iid" else alpha, rows=len(rows))
+        rng = stream(seed, PARTITION_STREAM)
+        rows = rng.permutation(rows)
+        if kind == "iid":
+            owner = np.arange(len(rows)) % clients
+        elif kind == "pure":
+            owner = _deal_groups(dataset, rows, clients, alpha=alpha, rng=rng)
+        else:
+            cells = (dataset.groups[rows] + 1) * len(dataset.classes) + dataset.labels[rows]
+            owner = _deal(cells, clients, alpha=alpha, rng=rng)
     order = np.lexsort((rows, owner))  # ascending within a client: kinder to the memory
     counts = np.bincount(owner, minlength=clients)
     return Federation(
         dataset=dataset,
         rows=rows[order].astype(np.int32),
         offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        test=(np.empty(0) if test is None else np.asarray(test)).astype(np.int32),
+        test=test.astype(np.int32),
     )
+
+
+def _check_clients(clients: int, *, alpha: float, rows: int) -> None:
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise FedgftError(f"`alpha` must be a positive number, not {alpha:g}")
+    if clients < 1:
+        raise FedgftError(f"`clients` must be at least 1, not {clients}")
+    if clients > rows:
+        raise FedgftError(f"`clients`: {clients:,} clients cannot share {rows:,} row(s)")
+
+
+def _get_column_owners(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return the client of each row from the client column.
+
+    A client whose rows are all test rows stays in the federation, without a row to train on.
+    """
+    if dataset.clients is None:
+        raise FedgftError(f"{dataset.name}: no client column is named (`client`)")
+    if len(rows) == 0:
+        raise FedgftError(f"{dataset.name}: no row is left to train on", kind="data")
+    return dataset.clients[rows]
+
+
+def _deal_groups(
+    dataset: Dataset, rows: np.ndarray, clients: int, *, alpha: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Give every client one group only, and deal the labels of each group by Dirichlet shares.
+
+    Groups take turns at getting a client, and no group gets more clients than it has rows.
+    """
+    found, group, counts = np.unique(dataset.groups[rows], return_inverse=True, return_counts=True)
+    if clients < len(found):
+        raise FedgftError(f"`clients`: {clients} cannot hold {len(found)} groups, one group each")
+    group_of = _take_turns(counts, clients)
+    owner = np.empty(len(rows), np.int64)
+    for index in range(len(found)):
+        members = np.flatnonzero(group == index)
+        ids = np.flatnonzero(group_of == index)
+        labels = dataset.labels[rows[members]]
+        owner[members] = ids[_deal(labels, len(ids), alpha=alpha, rng=rng)]
+    return owner
+
+
+def _draw(name: str, rows: np.ndarray, count: int | None, rng: np.random.Generator) -> np.ndarray:
+    """Return `count` of the rows at random, in their order; all of them for None."""
+    if count is None:
+        return rows
+    check_integer(name, count)
+    if not 1 <= count <= len(rows):
+        raise FedgftError(
+            f"`{name}` must lie between 1 and the {len(rows):,} there are, not {count:,}"
+        )
+    return np.sort(rng.permutation(rows)[:count])
+
+
+def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Federation:
+    """Let every client hold out a share of its own rows: the `test` of the result.
+
+    For choosing settings without looking at the real test rows. Clients and keys stay; the scaling
+    is dropped, because it has to come from the rows that are left.
+    """
+    if not 0 < check_number("share", share, finite=False) < 1:
+        raise FedgftError(f"the inner `share` must lie between 0 and 1, not {share:g}")
+    sizes = federation.sizes
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((stream(seed, INNER_STREAM).random(len(owner)), owner))
+    held_out = np.where(sizes < MIN_ROWS_TO_SPLIT, 0, np.floor(share * sizes)).astype(np.int64)
+    is_test = _rank_within_owner(order, sizes) < held_out[owner]
+    offsets = np.concatenate(([0], np.cumsum(sizes - held_out)))
+    return replace(
+        federation,
+        rows=federation.rows[~is_test],
+        offsets=offsets.astype(np.int64),
+        test=np.sort(federation.rows[is_test]),
+        mean=None,
+        spread=None,
+    )
+
+
+def _deal(
+    cells: np.ndarray, clients: int, *, alpha: float | int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the owner of each (already shuffled) row; `cells` numbers the cell of each."""
+    owner = np.empty(len(cells), np.int64)
+    for cell in np.unique(cells):
+        members = np.flatnonzero(cells == cell)
+        bounds = np.cumsum(rng.dirichlet(np.full(clients, min(alpha, MAX_ALPHA))))
+        middle = (np.arange(len(members)) + 0.5) / len(members)
+        owner[members] = np.searchsorted(bounds[:-1], middle)  # the last bound is 1 by definition
+    return _fill_empty_clients(owner, clients)
+
+
+def _fill_empty_clients(owner: np.ndarray, clients: int) -> np.ndarray:
+    """Give every empty client one row, taken from the clients that hold most.
+
+    The rank of a row is the number of rows that its owner holds before it. The highest ranks belong
+    to the largest clients, and rank 0 is never taken, so no client is emptied.
+    """
+    counts = np.bincount(owner, minlength=clients)
+    empty = np.flatnonzero(counts == 0)
+    if len(empty) == 0:
+        return owner
+    rank = _rank_within_owner(np.argsort(owner, kind="stable"), counts)
+    filled = owner.copy()
+    filled[np.argsort(-rank, kind="stable")[: len(empty)]] = empty
+    return filled
+
+
+def _rank_within_owner(order: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the place of each row among those of its owner; `order` sorts the rows by owner."""
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rank
+
+
+def _take_turns(counts: np.ndarray, clients: int) -> np.ndarray:
+    """Return the group of each client: in turn, skipping groups without a row left to give."""
+    places = np.minimum(counts, clients)
+    group = np.repeat(np.arange(len(counts)), places)
+    turn = _rank_within_owner(np.arange(len(group)), places)
+    return group[np.lexsort((group, turn))][:clients]

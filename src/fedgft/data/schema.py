@@ -1,9 +1,9 @@
-"""Tables that nobody may pool, read alike: sites describe their columns, a schema is agreed on.
+"""Tables that may not be pooled, read alike: sites describe their columns, a schema is agreed on.
 
-A site says which columns it has, of numbers the count, sum and sum of squares about its own mean,
-of text how often each value occurs, and the values of label and group; of what concerns few rows it
-says nothing. From that follow one encoder and one scaling for everybody: those of the pooled rows,
-had anybody seen them.
+A description holds the names of a site's columns; of numbers the count, sum and sum of squares
+about the site's own mean; of text how often each value occurs; and the values of label and group.
+Values of few rows are left out. `fedgft.data.agreement` makes one schema of all descriptions: one
+encoder and one scaling, those of the pooled rows.
 """
 
 import hashlib
@@ -11,28 +11,47 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
-from fedgft.data.columns import as_text, check_text, codes_of, column_of, numbers_of
-from fedgft.data.encoding import MISSING, Encoder
-from fedgft.data.roles import MOST_VALUES, group_columns
-from fedgft.data.scaling import Moments
+from fedgft.data.encode import (
+    MISSING,
+    Encoder,
+    as_text,
+    check_text,
+    data_error,
+    encode_levels,
+    get_column,
+    is_numeric,
+    parse_numbers,
+)
+from fedgft.data.read import MAX_VALUES, split_group_columns
+from fedgft.data.scale import Moments
 from fedgft.errors import FedgftError
-from fedgft.files import parsed, proper
-
-if TYPE_CHECKING:
-    import polars as pl
+from fedgft.store import parse_json, require_encodable
 
 FORMAT = "fedgft-schema-1"
-EMPTY = "empty"
+EMPTY = "empty"  # the kind of a column without values
 Description = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Schema:
-    """How every site reads its rows."""
+    """How every site reads its rows.
+
+    Parameters
+    ----------
+    label, group
+        The label column, and the columns whose combinations are the groups.
+    classes, groups
+        Names of the classes and groups, in the order of their indices.
+    encoder
+        How the other columns become features.
+    mean, spread
+        (d,) a model receives ``(features - mean) / spread``.
+    """
 
     label: str
     group: tuple[str, ...]
@@ -43,142 +62,202 @@ class Schema:
     spread: np.ndarray
 
     def read(
-        self, frame: "pl.DataFrame", *, source: str
+        self, frame: pl.DataFrame, *, source: str
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
-        """Features, labels, groups (-1: not recorded), and notes on what had to be filled in."""
+        """Read a site's table.
+
+        Returns
+        -------
+        features, labels, groups, notes
+            (n, d) scaled features; (n,) class indices; (n,) group indices, -1 where the group is
+            not recorded or unknown; what was filled in.
+        """
         for name in (self.label, *self.group):
-            column_of(frame, name, source=source)
+            get_column(frame, name, source=source)
         features, notes = self.encoder.encode(frame, source=source)
-        _complete(frame, self.label, source)
-        labels = codes_of(as_text(frame[self.label]), self.classes)
-        _known(frame[self.label], labels, self.classes, source=source)
-        cells = _cells(frame, self.group)
-        groups = codes_of(cells, self.groups)
+        _check_labels(frame, self.label, source=source)
+        labels = encode_levels(as_text(frame[self.label]), self.classes)
+        _check_known(frame[self.label], labels, self.classes, source=source)
+        cells = _combine_groups(frame, self.group)
+        groups = encode_levels(cells, self.groups)
         unknown = int((groups < 0).sum()) - cells.null_count()
         if unknown > len(groups) / 2:
-            _known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
+            _check_known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
         if unknown:
-            notes = (*notes, f"{source}: {unknown} row(s) of groups that the federation does not "
-                     "know count as not recorded")  # fmt: skip
+            note = (
+                f"{source}: {unknown} row(s) of groups that the federation does not know count as "
+                "not recorded"
+            )
+            notes = (*notes, note)
         return (features - self.mean) / self.spread, labels, groups, notes
 
     def to_json(self) -> str:
-        return json.dumps({
-            "format": FORMAT, "label": self.label, "group": self.group, "classes": self.classes,
-            "groups": self.groups, "encoder": json.loads(self.encoder.to_json()),
-            "mean": self.mean.tolist(), "spread": self.spread.tolist(),
-        })  # fmt: skip
+        """Return the schema as one line of JSON."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "label": self.label,
+                "group": self.group,
+                "classes": self.classes,
+                "groups": self.groups,
+                "encoder": json.loads(self.encoder.to_json()),
+                "mean": self.mean.tolist(),
+                "spread": self.spread.tolist(),
+            }
+        )
 
     def fingerprint(self) -> str:
-        """SHA-256 of its JSON: sites that agreed on a schema can pin it."""
+        """Return the SHA-256 of the JSON: sites that agreed on a schema can pin it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @classmethod
     def from_file(cls, path: Path) -> "Schema":
+        """Read a file that holds `to_json`."""
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
-            raise FedgftError(f"schema {path}: cannot be read ({reason})") from None
+            raise FedgftError(f"schema {path}: cannot be read ({reason})", kind="file") from None
         return cls.from_json(text, source=str(path))
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "schema") -> "Schema":
+        """Return what `to_json` wrote; raise FedgftError for any other text."""
         try:
-            held = parsed(text)
+            held = parse_json(text)
             if held["format"] != FORMAT:
-                raise FedgftError(f"{source}: format is {held['format']!r}, not {FORMAT!r}")
-            group, classes, groups = (_texts(held, w) for w in ("group", "classes", "groups"))
-            encoder = Encoder.from_json(json.dumps(held["encoder"]))
-            mean, spread = (np.array(held[what], np.float64) for what in ("mean", "spread"))
-            made = cls(proper(held["label"]), group, classes, groups, encoder, mean, spread)
+                found = held["format"]
+                raise FedgftError(f"{source}: format is {found!r}, not {FORMAT!r}", kind="file")
+            schema = cls(
+                label=require_encodable(held["label"]),
+                group=_parse_names(held, "group"),
+                classes=_parse_names(held, "classes"),
+                groups=_parse_names(held, "groups"),
+                encoder=Encoder.from_json(json.dumps(held["encoder"])),
+                mean=np.array(held["mean"], np.float64),
+                spread=np.array(held["spread"], np.float64),
+            )
         except FedgftError:
             raise
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise FedgftError(f"{source}: not a schema that fedgft wrote ({error})") from None
-        width = (len(encoder.columns),)
+            text = f"{source}: not a schema that fedgft wrote ({error})"
+            raise FedgftError(text, kind="file") from None
+        width = (len(schema.encoder.columns),)
+        mean = schema.mean
+        spread = schema.spread
         fits = mean.shape == spread.shape == width and np.isfinite([mean, spread]).all()
         if not fits or not (spread > 0).all():
-            raise FedgftError(f"{source}: the scaling does not fit the columns")
-        return made
+            raise FedgftError(f"{source}: the scaling does not fit the columns", kind="file")
+        return schema
 
 
-def _texts(held: dict[str, Any], what: str) -> tuple[str, ...]:
-    if not isinstance(held[what], list) or not held[what]:
-        raise ValueError(f"'{what}' lists nothing")
-    return tuple(map(proper, held[what]))
+def _parse_names(held: dict[str, Any], key: str) -> tuple[str, ...]:
+    if not isinstance(held[key], list) or not held[key]:
+        raise ValueError(f"'{key}' lists nothing")
+    return tuple(map(require_encodable, held[key]))
 
 
-def describe(
-    frame: "pl.DataFrame", *, label: str, group: str, aside: Sequence[str] = (), rare: int = 10,
+def describe_table(
+    frame: pl.DataFrame,
+    *,
+    label: str,
+    group: str,
+    aside: Sequence[str] = (),
+    rare: int = 10,
     source: str,
-) -> Description:  # fmt: skip
-    """What a site says about its table. Values of fewer than `rare` rows are not named."""
-    groups = group_columns(group, frame.columns)
+) -> Description:
+    """Describe a site's table for the agreement on a schema.
+
+    Parameters
+    ----------
+    frame
+        The rows of the site.
+    label, group
+        The label column and the group column, or several as "race,sex".
+    aside
+        Columns that are no features.
+    rare
+        Values of fewer rows, and sums of fewer numbers, are left out.
+    source
+        What error messages call the table.
+
+    Returns
+    -------
+    Description
+        ``{"rows": n, "columns": {name: {"kind": ...}}, "labels": [...], "groups": [...]}``. The
+        kind is "numbers" (with ``count``, ``sum``, ``around``), "text" (with ``levels``: rows per
+        value) or "empty".
+    """
+    groups = split_group_columns(group, frame.columns)
     for name in (label, *groups):
-        column_of(frame, name, source=source)
-    _complete(frame, label, source)
+        get_column(frame, name, source=source)
+    _check_labels(frame, label, source=source)
     if label in groups:
         raise FedgftError(f"{source}: column '{label}' is both the label and the group")
     if frame.height < rare:
-        raise FedgftError(f"{source}: has {frame.height} row(s), too few to be described")
-    taken = {label, *aside}
-    columns = {name: _described(frame, name, rare, source) for name in frame.columns
-               if name not in taken}  # fmt: skip
-    if not columns:
-        raise FedgftError(f"{source}: no column is left to learn from")
-    labels = _frequent(as_text(frame[label]), rare, source)
-    cells = _frequent(_cells(frame, groups), rare, source)
-    return {"rows": frame.height, "columns": columns, "labels": labels, "groups": cells}
+        raise data_error(source, f"has {frame.height} row(s), too few to be described")
+    names = [name for name in frame.columns if name not in (label, *aside)]
+    if not names:
+        raise data_error(source, "no column is left to learn from")
+    return {
+        "rows": frame.height,
+        "columns": {name: _describe_column(frame, name, rare, source=source) for name in names},
+        "labels": _find_frequent(as_text(frame[label]), rare, source=source),
+        "groups": _find_frequent(_combine_groups(frame, groups), rare, source=source),
+    }
 
 
-def _complete(frame: "pl.DataFrame", label: str, source: str) -> None:
+def _check_labels(frame: pl.DataFrame, label: str, *, source: str) -> None:
     if absent := frame[label].null_count():
-        raise FedgftError(f"{source}: label column '{label}' lacks {absent} value(s): take those "
-                          "rows out")  # fmt: skip
+        raise data_error(
+            source, f"label column '{label}' lacks {absent} value(s): take those rows out"
+        )
 
 
-def _frequent(series: "pl.Series", rare: int, source: str) -> list[str]:
-    """The values that so many rows have."""
+def _find_frequent(series: pl.Series, rare: int, *, source: str) -> list[str]:
+    """Return the values of at least `rare` rows, sorted."""
     counts = dict(series.drop_nulls().value_counts().iter_rows())
-    if len(counts) > MOST_VALUES:
-        raise FedgftError(f"{source}: column '{series.name}' has {len(counts)} values: it is no "
-                          "label or group of people")  # fmt: skip
+    if len(counts) > MAX_VALUES:
+        raise data_error(
+            source,
+            f"column '{series.name}' has {len(counts)} values: it is no label or group of people",
+        )
     return sorted(value for value, number in counts.items() if number >= rare)
 
 
-def _described(frame: "pl.DataFrame", name: str, rare: int, source: str) -> dict[str, Any]:
-    import polars as pl
-
-    series = column_of(frame, name, source=source)
+def _describe_column(frame: pl.DataFrame, name: str, rare: int, *, source: str) -> dict[str, Any]:
+    series = get_column(frame, name, source=source)
     check_text(series, source=source)
     if series.null_count() == len(series):
-        return {"kind": EMPTY}  # may be anything
-    if series.dtype.is_numeric() or series.dtype == pl.Boolean:
-        known = numbers_of(series, source=source).drop_nulls().to_numpy()
-        if len(known) < rare:  # the sum of a few numbers is somebody's
-            known = known[:0]
-        # of the numbers as the encoder gives them to a model: float32 rounds a time by a minute
-        sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
-        return {"kind": "numbers", "count": len(known), "sum": sums.sum.item(),
-                "around": sums.around.item()}  # fmt: skip
-    text = as_text(series).fill_null(MISSING)
-    counts = dict(text.value_counts().iter_rows())
-    return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= rare}}
+        return {"kind": EMPTY}  # it may be of any kind
+    if not is_numeric(series):
+        counts = dict(as_text(series).fill_null(MISSING).value_counts().iter_rows())
+        return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= rare}}
+    known = parse_numbers(series, source=source).drop_nulls().to_numpy()
+    if len(known) < rare:  # the sum of a few numbers tells too much about them
+        known = known[:0]
+    # The numbers as the encoder gives them to a model: float32 rounds a time by a minute.
+    sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
+    return {
+        "kind": "numbers",
+        "count": len(known),
+        "sum": sums.sum.item(),
+        "around": sums.around.item(),
+    }
 
 
-def _cells(frame: "pl.DataFrame", groups: Sequence[str]) -> "pl.Series":
-    """The group of each row as text; null where a part of it is missing."""
-    import polars as pl
-
-    parts = [as_text(frame[name]).alias(f"part{i}") for i, name in enumerate(groups)]
+def _combine_groups(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+    """Return the group of each row as text, "White & Female"; null where a part is missing."""
+    parts = [as_text(frame[name]).alias(f"part{i}") for i, name in enumerate(columns)]
     return pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=" & ")).to_series()
 
 
-def _known(series: "pl.Series", codes: np.ndarray, names: tuple[str, ...], *, source: str) -> None:
-    strange = series.filter(codes < 0).drop_nulls()
-    if len(strange):
-        raise FedgftError(
-            f"{source}: column '{series.name}' holds '{strange[0]}'; the federation knows "
-            f"{', '.join(names)}"
+def _check_known(
+    series: pl.Series, codes: np.ndarray, names: tuple[str, ...], *, source: str
+) -> None:
+    unknown = series.filter(codes < 0).drop_nulls()
+    if len(unknown):
+        raise data_error(
+            source,
+            f"column '{series.name}' holds '{unknown[0]}'; the federation knows {', '.join(names)}",
         )

@@ -16,13 +16,14 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedgft.arguments import real_number, whole_number
 from fedgft.data.dataset import Dataset
-from fedgft.data.encoding import Categorical, Encoder, Numeric
+from fedgft.data.encode import Categorical, Encoder, Numeric
 from fedgft.errors import FedgftError
+from fedgft.validation import check_integer, check_number
 
-MOST_GROUPS, MOST_NUMBERS = 10_000, 200_000_000
-STRONGEST = 1e6  # signal: far beyond it, labels are certain and rates are 0 or 1
+MAX_GROUPS = 10_000
+MAX_NUMBERS = 200_000_000
+MAX_SIGNAL = 1e6  # far beyond it, labels are certain and rates are 0 or 1
 
 
 def synthetic(
@@ -34,18 +35,32 @@ def synthetic(
     signal: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Rows of that population; the notes state the gaps of its best model."""
-    for name, count in (("rows", rows), ("features", features), ("groups", groups)):
-        whole_number(name, count)
-    whole_number("seed", seed, least=0)
-    if rows < 1 or features < 1:
-        raise FedgftError(f"rows and features must be at least 1, not {rows} and {features}")
-    if groups > MOST_GROUPS:
-        raise FedgftError(f"groups must be at most {MOST_GROUPS:,}, not {groups:,}")
-    if rows * (features + groups) > MOST_NUMBERS:
+    """Draw rows of the population above.
+
+    Parameters
+    ----------
+    rows, features, groups
+        How many; the group adds one indicator per group except the first.
+    gap
+        Difference between the largest and smallest base rate, from 0 to below 1.
+    signal
+        Distance of the class means from 0, in standard deviations.
+    seed
+        Of the random numbers.
+
+    Returns
+    -------
+    Dataset
+        Its notes state the gaps of the Bayes model (`known_gaps`).
+    """
+    check_integer("rows", rows, least=1)
+    check_integer("features", features, least=1)
+    check_integer("groups", groups, most=MAX_GROUPS)
+    check_integer("seed", seed, least=0)
+    if rows * (features + groups) > MAX_NUMBERS:
         raise FedgftError(
-            f"rows, features and groups: {rows:,} rows with {features + groups:,} columns are more "
-            f"than {MOST_NUMBERS:,} numbers"
+            f"`rows`, `features` and `groups`: {rows:,} rows with {features + groups:,} columns "
+            f"are more than {MAX_NUMBERS:,} numbers"
         )
     known = known_gaps(groups=groups, gap=gap, signal=signal)
     rng = np.random.default_rng(seed)
@@ -54,7 +69,8 @@ def synthetic(
     shift = (2 * label - 1) * signal / np.sqrt(features)
     values = rng.standard_normal((rows, features)) + shift[:, None]
     names = tuple(str(g) for g in range(groups))
-    encoder = Encoder((*map(_number, range(features)), Categorical("group", names)))
+    numbers = (Numeric(f"x{index}", 0.0) for index in range(features))
+    encoder = Encoder((*numbers, Categorical("group", names)))
     return Dataset(
         name="synthetic",
         features=np.hstack((values, np.eye(groups)[group][:, 1:])).astype(np.float32),
@@ -67,35 +83,32 @@ def synthetic(
     )
 
 
-def _number(index: int) -> Numeric:
-    return Numeric(f"x{index}", 0.0)
-
-
 def base_rates(*, groups: int, gap: float) -> np.ndarray:
-    """p_g for every group."""
-    if groups < 2:
-        raise FedgftError(f"synthetic data need at least 2 groups, not {groups}")
-    if not 0 <= real_number("gap", gap) < 1:
-        raise FedgftError(f"the gap of synthetic data must be at least 0 and below 1, not {gap:g}")
+    """Return P(Y=1 | A=g) of every group, evenly spaced."""
+    check_integer("groups", groups, least=2)
+    if not 0 <= check_number("gap", gap) < 1:
+        raise FedgftError(
+            f"the `gap` of synthetic data must be at least 0 and below 1, not {gap:g}"
+        )
     return np.linspace((1 - gap) / 2, (1 + gap) / 2, groups)
 
 
 def known_gaps(*, groups: int = 2, gap: float = 0.3, signal: float = 1.0) -> dict[str, float]:
-    """The gaps (largest minus smallest rate) of the labels and of the Bayes model.
+    """Return the gaps (largest minus smallest rate) of the labels and of the Bayes model.
 
     With Phi the normal distribution function, P(<u, X> > t | Y=1) = Phi(signal - t) and
     P(<u, X> > t | Y=0) = Phi(-signal - t).
     """
-    if not 0 < real_number("signal", signal) <= STRONGEST:
+    if not 0 < check_number("signal", signal) <= MAX_SIGNAL:
         raise FedgftError(
-            f"the signal of synthetic data must be positive and at most {STRONGEST:g}, "
+            f"the `signal` of synthetic data must be positive and at most {MAX_SIGNAL:g}, "
             f"not {signal:g}"
         )
     rates = base_rates(groups=groups, gap=gap)
-    cut = -np.log(rates / (1 - rates)) / (2 * signal)
+    thresholds = -np.log(rates / (1 - rates)) / (2 * signal)
     normal = NormalDist()
-    hit = np.array([normal.cdf(signal - t) for t in cut])
-    false_alarm = np.array([normal.cdf(-signal - t) for t in cut])
+    hit = np.array([normal.cdf(signal - t) for t in thresholds])
+    false_alarm = np.array([normal.cdf(-signal - t) for t in thresholds])
     accepted = rates * hit + (1 - rates) * false_alarm
     return {
         "label gap": float(np.ptp(rates)),

@@ -1,5 +1,7 @@
-"""The gate: the one port that sites reach. It ends TLS and passes signed requests of known sites to
-the fleet interface of a SuperLink on loopback; everything else is refused and logged.
+"""The gate: a reverse proxy on the one port that sites reach.
+
+It terminates TLS and forwards signed requests of known sites to the fleet interface of a SuperLink
+on loopback; all other requests are refused and logged.
 
 Flower serves its fleet, control and runtime interfaces on one port, and only the first asks for a
 key. The gate reads a request in full, checks it, and writes a new one: no byte of a connection
@@ -27,34 +29,48 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMEST
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-from fedgft.deploy.keys import registered_keys
+from fedgft.deploy.certificates import read_site_keys
 from fedgft.errors import FedgftError
-from fedgft.layout import printable
+from fedgft.formatting import printable
 
 log = logging.getLogger("fedgft.gate")
 
-PASSED = frozenset(
+FLEET_PATHS = frozenset(
     f"/v1/fleet/{name}".encode()
     for name in (
-        "activate-node", "confirm-message-received", "deactivate-node", "get-fab", "get-run",
-        "pull-messages", "pull-object", "push-messages", "push-object", "send-node-heartbeat",
+        "activate-node",
+        "confirm-message-received",
+        "deactivate-node",
+        "get-fab",
+        "get-run",
+        "pull-messages",
+        "pull-object",
+        "push-messages",
+        "push-object",
+        "send-node-heartbeat",
     )
-)  # fmt: skip
-KEPT = frozenset(  # headers of a request that the SuperLink gets to see
+)
+FORWARDED_HEADERS = frozenset(  # headers of a request that the SuperLink gets to see
     name.encode()
     for name in (
-        "accept", "content-type", FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER,
-        TIMESTAMP_HEADER, "flwr-component-name", "flwr-package-name", "flwr-package-version",
+        "accept",
+        "content-type",
+        FLEET_HTTP_PUBLIC_KEY_HEADER,
+        FLEET_HTTP_SIGNATURE_HEADER,
+        TIMESTAMP_HEADER,
+        "flwr-component-name",
+        "flwr-package-name",
+        "flwr-package-version",
     )
-)  # fmt: skip
-RETURNED = ("content-type", "flwr-version-incompatibility-message")
-AHEAD = float(SYSTEM_TIME_TOLERANCE)  # seconds by which a site's clock may be ahead
-BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
+)
+RETURNED_HEADERS = ("content-type", "flwr-version-incompatibility-message")
+MAX_SECONDS_AHEAD = float(SYSTEM_TIME_TOLERANCE)  # seconds by which a site's clock may be ahead
+MAX_SECONDS_BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sender may take of the gate."""
+    """Limits per request, connection, address and site."""
 
     header_bytes: int = 16 * 1024
     body_bytes: int = 16 * 1024**2  # Flower cuts arrays into parts of 5 MiB
@@ -64,14 +80,24 @@ class Limits:
     answer_seconds: float = 120.0
     idle_seconds: float = 60.0  # between two requests of one connection
     connections: int = 2000
-    strangers: int = 32  # connections of one address that have not yet shown a valid signature
+    unauthenticated: int = (
+        32  # connections of one address that have not yet shown a valid signature
+    )
     requests: int = 64  # that are read and passed on at a time
     requests_per_site: int = 8
     log_lines: int = 100  # about refusals, per minute
 
 
 class Refusal(Exception):
-    """A request that does not pass: HTTP status, and the reason in words for the sender."""
+    """A request that is refused.
+
+    Parameters
+    ----------
+    status
+        HTTP status of the answer.
+    why
+        The reason, which is sent to the client.
+    """
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -81,7 +107,7 @@ class Refusal(Exception):
 
 @dataclass
 class Signatures:
-    """Decides whose request this is: a known key, a clock that agrees, a signature not seen before.
+    """Authenticates requests: known key, matching clock, signature that was not used before.
 
     `keys` returns {public key as Flower sends it: name of the site}. Flower signs the time alone,
     so a copied header could be used again for minutes with another body: each is good for one
@@ -101,8 +127,11 @@ class Signatures:
         key, signature, text = self._parts(headers)
         name = self.keys().get(key)
         if name is None:
-            raise Refusal(400, "unknown key: this site's public key is not among those of the "
-                               "federation; hand NAME.pub to the server's operator")  # fmt: skip
+            raise Refusal(
+                400,
+                "unknown key: this site's public key is not among those of the "
+                "federation; hand NAME.pub to the server's operator",
+            )
         self._check_time(text, name)
         try:
             valid = verify_signature(bytes_to_public_key(key), text.encode("ascii"), signature)
@@ -129,17 +158,20 @@ class Signatures:
             ahead = (signed - self.clock()).total_seconds()
         except (ValueError, TypeError, OverflowError):
             raise Refusal(400, f"site '{name}' sent no time that can be read") from None
-        if ahead >= AHEAD or -ahead >= BEHIND:
+        if ahead >= MAX_SECONDS_AHEAD or -ahead >= MAX_SECONDS_BEHIND:
             way = "ahead of" if ahead > 0 else "behind"
-            raise Refusal(400, f"clock: that of site '{name}' is {abs(ahead):.0f} s {way} the "
-                               f"server's; at most {AHEAD:g} s ahead and {BEHIND:g} s behind are "
-                               "accepted; switch on NTP")  # fmt: skip
+            raise Refusal(
+                400,
+                f"clock: that of site '{name}' is {abs(ahead):.0f} s {way} the "
+                f"server's; at most {MAX_SECONDS_AHEAD:g} s ahead and {MAX_SECONDS_BEHIND:g} s "
+                "behind are accepted; switch on NTP",
+            )
         if signed <= self.started:  # a site asks again after a 503, with a new signature
             raise Refusal(503, f"site '{name}' signed this before the gate was started")
 
     def _once(self, name: str, text: str) -> None:
         now = time.monotonic()
-        while self.order and now - self.order[0][0] > BEHIND + AHEAD + 10:
+        while self.order and now - self.order[0][0] > MAX_SECONDS_BEHIND + MAX_SECONDS_AHEAD + 10:
             del self.seen[self.order.popleft()[1]]
         if (name, text) in self.seen:
             raise Refusal(409, f"replay: this signature of site '{name}' was used before")
@@ -151,17 +183,12 @@ class Gate:
     """`inner` is the SuperLink's address on loopback, such as "127.0.0.1:9094"."""
 
     def __init__(
-        self,
-        inner: str,
-        *,
-        authority: Path,
-        signatures: Signatures,
-        limits: Limits | None = None,
+        self, inner: str, *, authority: Path, signatures: Signatures, limits: Limits | None = None
     ) -> None:
         self.limits = limits or Limits()
         self.signatures = signatures
         self.open = 0
-        self.strangers: Counter[str] = Counter()
+        self.unauthenticated: Counter[str] = Counter()
         self.room = asyncio.Semaphore(self.limits.requests)
         self.rooms: dict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(self.limits.requests_per_site)
@@ -191,15 +218,15 @@ class Gate:
         await self._client.aclose()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All requests of one connection, one after the other, until one is refused."""
+        """Handle the requests of one connection in turn until one is refused."""
         address = str((writer.get_extra_info("peername") or ("unknown",))[0])
         self.open += 1
-        self.strangers[address] += 1
-        talk = _Talk(self, reader, writer, address)
+        self.unauthenticated[address] += 1
+        talk = _Connection(self, reader, writer, address)
         try:
             if self.open > self.limits.connections:
                 raise Refusal(503, "too many connections")
-            if self.strangers[address] > self.limits.strangers:
+            if self.unauthenticated[address] > self.limits.unauthenticated:
                 raise Refusal(503, "too many connections without a valid signature")
             while await talk.one_request():
                 pass
@@ -212,14 +239,14 @@ class Gate:
         finally:
             self.open -= 1
             if talk.site is None:
-                self._forget_stranger(address)
+                self._forget_unauthenticated(address)
             with suppress(Exception):
                 writer.close()
 
-    def _forget_stranger(self, address: str) -> None:
-        self.strangers[address] -= 1
-        if self.strangers[address] <= 0:
-            del self.strangers[address]
+    def _forget_unauthenticated(self, address: str) -> None:
+        self.unauthenticated[address] -= 1
+        if self.unauthenticated[address] <= 0:
+            del self.unauthenticated[address]
 
     async def forward(self, path: str, headers: list[Any], body: bytes) -> httpx.Response:
         """The SuperLink's answer to a request that passed."""
@@ -238,11 +265,13 @@ class Gate:
             raise Refusal(504, "the SuperLink does not answer") from None
         except httpx.HTTPError:
             raise Refusal(503, "the SuperLink is not up") from None
-        kept = [(name, response.headers[name]) for name in RETURNED if name in response.headers]
+        kept = [
+            (name, response.headers[name]) for name in RETURNED_HEADERS if name in response.headers
+        ]
         return httpx.Response(response.status_code, headers=kept, content=bytes(content))
 
-    def tell(self, address: str, what: str, refusal: Refusal) -> None:
-        """Log a refusal; not more of them than a disk can take."""
+    def log_refusal(self, address: str, what: str, refusal: Refusal) -> None:
+        """Log a refusal, up to `Limits.log_lines` per minute."""
         now = time.monotonic()
         while self._lines and now - self._lines[0] > 60:
             self._lines.popleft()
@@ -256,8 +285,8 @@ class Gate:
         log.warning("refused %s %s: %d %s", address, what, refusal.status, refusal.why)
 
 
-class _Talk:
-    """One connection: its parser, what it asks for, and who it is."""
+class _Connection:
+    """One connection: its HTTP parser, current request and authenticated site."""
 
     def __init__(
         self, gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str
@@ -271,7 +300,7 @@ class _Talk:
         self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=gate.limits.header_bytes)
 
     async def one_request(self) -> bool:
-        """Read, check, pass on and answer; whether another may follow."""
+        """Read, check, forward and answer one request; return whether another may follow."""
         limits = self.gate.limits
         first = limits.header_seconds if self.site is None else limits.idle_seconds
         try:
@@ -286,11 +315,13 @@ class _Talk:
         headers = self._check(event)
         name = self.gate.signatures.site(headers)
         if self.site is None:
-            self.gate._forget_stranger(self.address)
+            self.gate._forget_unauthenticated(self.address)
         self.site = name
         async with self.gate.rooms[name], self.gate.room:
             body = await self._body()
-            kept = [(header, value) for header, value in headers.items() if header in KEPT]
+            kept = [
+                (header, value) for header, value in headers.items() if header in FORWARDED_HEADERS
+            ]
             answer = await self.gate.forward(event.target.decode("ascii"), kept, body)
         await self._send(answer.status_code, list(answer.headers.items()), answer.content)
         if self.parser.our_state is not h11.DONE or self.parser.their_state is not h11.DONE:
@@ -302,7 +333,7 @@ class _Talk:
         """The headers of a request for the fleet interface; Refusal for any other."""
         method = request.method.decode("ascii", "replace")
         self.asked = printable(f"{method} {request.target.decode('ascii', 'replace')}")[:200]
-        if request.target not in PASSED or request.method != b"POST":
+        if request.target not in FLEET_PATHS or request.method != b"POST":
             raise Refusal(403, "only the fleet interface is served here")
         if request.http_version != b"1.1":
             raise Refusal(505, "only HTTP/1.1 is served here")
@@ -360,7 +391,7 @@ class _Talk:
     async def refuse(self, refusal: Refusal) -> None:
         """Answer with the reason, as Flower's client prints it, and end the connection."""
         who = self.asked if self.site is None else f"{self.asked} of site '{self.site}'"
-        self.gate.tell(self.address, who, refusal)
+        self.gate.log_refusal(self.address, who, refusal)
         body = json.dumps({"code": refusal.status, "detail": refusal.why}).encode()
         headers = [("content-type", "application/json"), ("connection", "close")]
         with suppress(h11.LocalProtocolError, OSError, TimeoutError):
@@ -386,7 +417,7 @@ class KeyFolder:
             paths = sorted(self.folder.glob("*.pub"))
             state = [(path.name, path.stat().st_mtime_ns) for path in paths]
             if state != self._state:
-                self._keys = registered_keys(self.folder)
+                self._keys = read_site_keys(self.folder)
                 self._state = state
         except (OSError, FedgftError) as error:  # those that were read before stay
             log.error("%s", error)

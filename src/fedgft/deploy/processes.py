@@ -1,4 +1,4 @@
-"""The engine's processes on this host: started alike, and ended without remainder."""
+"""Start Flower's processes on this host, and stop them with all their children."""
 
 import ctypes
 import os
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedgft.errors import FedgftError
-from fedgft.files import open_private, private_folder
+from fedgft.store import make_private_folder, open_private_file
 
-# For a closed network: no telemetry, no check for updates, no packages fetched for every run.
-QUIET = {
+# No telemetry, no check for updates, no packages downloaded for every run.
+FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
 }
-GRACE = 5.0  # seconds between asking a process to end and ending it
+STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
 
-def programs() -> str:
-    """Where the engine's commands lie: beside the Python that runs this."""
+def flower_commands_folder() -> str:
+    """The folder of Flower's commands, which is that of the running Python, with a separator."""
     folder = Path(sys.executable).parent
     if not (folder / "flower-superlink").exists():
         raise FedgftError("Flower's commands are not installed: pip install 'fedgft[flower]'")
@@ -35,25 +35,43 @@ def programs() -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """One thread a process: there are several of them, and they share the cores."""
+    """Environment variables of the processes; one thread each, since they share the cores.
+
+    Parameters
+    ----------
+    home
+        Flower's home folder, with its configuration and state.
+    """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        **FLOWER_ENVIRONMENT,
+        "FLWR_HOME": str(home),
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def _die_with_us() -> None:
-    """Asks Linux to end this child if its parent is killed; elsewhere there is no such favour."""
+    """Ask Linux to end this child if its parent is killed; other systems do not offer this."""
     with suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def free_port(wanted: int | None = None) -> int:
-    """A port that nobody listens on; one that was asked for must be such a one."""
+    """Return a free port on loopback.
+
+    Parameters
+    ----------
+    wanted
+        Return this port; an error if it is in use. None: any free port.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted or 0))
         except (OSError, OverflowError) as error:
-            raise FedgftError(f"--port {wanted}: cannot be used ({error})") from None
+            raise FedgftError(f"`port` {wanted}: cannot be used ({error})") from None
         return int(probe.getsockname()[1])
 
 
@@ -61,8 +79,20 @@ def free_port(wanted: int | None = None) -> int:
 class Processes:
     """Named processes, each the leader of its own session, so that its children end with it.
 
-    What they say goes to `logs`, or, where that is None, to where this process's output goes.
-    `variables` are added to their environment.
+    Use it as a context manager: leaving the block stops all processes.
+
+    Parameters
+    ----------
+    folder
+        Working folder of the processes.
+    home
+        Flower's home folder.
+    logs
+        Folder for their output, one file per process; None: the output of this process.
+    variables
+        Further environment variables.
+    running
+        The processes by name.
     """
 
     folder: Path
@@ -75,8 +105,8 @@ class Processes:
         with ExitStack() as stack:
             output = None
             if self.logs is not None:
-                private_folder(self.logs)
-                output = stack.enter_context(open_private(self.logs / f"{name}.log", "wb"))
+                make_private_folder(self.logs)
+                output = stack.enter_context(open_private_file(self.logs / f"{name}.log", "wb"))
             self.running[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -89,12 +119,18 @@ class Processes:
             )
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
-        """A short command to its end; what it prints."""
+        """Run a short command and return what it prints; an error if it fails or takes too long."""
         try:
             done = subprocess.run(
-                command, cwd=self.folder, env=environment(self.home), stdin=subprocess.DEVNULL,
-                capture_output=True, timeout=timeout, check=False, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=self.folder,
+                env=environment(self.home),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+                start_new_session=True,
+            )
         except subprocess.TimeoutExpired:
             raise FedgftError(
                 f"{Path(command[0]).name} {command[1]}: no answer in {timeout:g} s"
@@ -104,21 +140,21 @@ class Processes:
             raise FedgftError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(said[-3:])}")
         return done.stdout.decode("utf-8", "replace")
 
-    def alive(self, name: str) -> bool:
+    def is_alive(self, name: str) -> bool:
         return self.running[name].poll() is None
 
-    def await_port(self, name: str, port: int, seconds: float = 60.0) -> None:
-        """Until the process listens; its own last words if it ends instead."""
+    def wait_for_port(self, name: str, port: int, seconds: float = 60.0) -> None:
+        """Wait until a process listens on a port; an error with its last output if it ends."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if not self.alive(name):
-                raise FedgftError(f"{name} ended at once: {self.last_words(name)}")
+            if not self.is_alive(name):
+                raise FedgftError(f"{name} ended at once: {self.last_log_lines(name)}")
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
                 return
             time.sleep(0.1)
         raise FedgftError(f"{name} does not listen on port {port} after {seconds:g} s")
 
-    def last_words(self, name: str, lines: int = 3) -> str:
+    def last_log_lines(self, name: str, lines: int = 3) -> str:
         if self.logs is None:
             return "see above"
         with suppress(OSError):
@@ -127,19 +163,19 @@ class Processes:
         return "no output"
 
     def stop(self) -> None:
-        """All of them with their children; a second Ctrl-C does not keep us from it."""
+        """Stop all processes and their children; a second Ctrl-C does not interrupt this."""
         with _undisturbed():
             self._stop()
 
     def _stop(self) -> None:
-        groups = {p.pid: members(p.pid) for p in self.running.values()}
-        for sign, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        groups = {p.pid: list_descendants(p.pid) for p in self.running.values()}
+        for sign, wait in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
             for leader in groups:
-                groups[leader] |= members(leader)
+                groups[leader] |= list_descendants(leader)
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(leader, sign)
-            everybody = set().union(*groups.values()) if groups else set()
-            for pid in everybody:
+            all_pids = set().union(*groups.values()) if groups else set()
+            for pid in all_pids:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, sign)
             deadline = time.monotonic() + wait
@@ -171,8 +207,8 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(sign, handler)
 
 
-def members(session: int) -> set[int]:
-    """All processes of a session and their descendants, where /proc tells; else none."""
+def list_descendants(session: int) -> set[int]:
+    """Process ids of a session and all its descendants; empty without /proc."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
@@ -185,7 +221,7 @@ def members(session: int) -> set[int]:
 
 
 def _exists(pid: int) -> bool:
-    """Running, and not merely waiting to be counted."""
+    """Whether the process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

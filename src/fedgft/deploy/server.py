@@ -1,55 +1,122 @@
-"""The server of a federation: a SuperLink on loopback, and the gate in front of it."""
+"""The server of a federation: Flower's SuperLink on loopback and the gate in front of it."""
 
 import asyncio
 import json
 import logging
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedgft.deploy.control import register_nodes
-from fedgft.deploy.engine import check_engine
-from fedgft.deploy.folder import DATABASE, Folder
+import httpx
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from fedgft.deploy.certificates import fingerprint, read_site_keys
+from fedgft.deploy.flower_patches import check_flower_version
 from fedgft.deploy.gate import Gate, KeyFolder, Limits, Signatures, log, server_tls
-from fedgft.deploy.keys import fingerprint, registered_keys
+from fedgft.deploy.init import DATABASE, FederationFolder
 from fedgft.deploy.processes import Processes
 from fedgft.errors import FedgftError
-from fedgft.files import whole
-from fedgft.flower.roster import NODES
-
-LOOK = 2.0  # seconds between looks at the SuperLink and the sites' keys
+from fedgft.flower.roster import NODES_VARIABLE
+from fedgft.store import atomic_write
 
 
-def run_server(folder: Folder, *, bind: str) -> None:
-    """SuperLink and gate, until a signal comes or the SuperLink ends.
+@contextmanager
+def control_client(folder: FederationFolder) -> Iterator[Any]:
+    """Open Flower's client for the control interface, which is served on loopback only."""
 
-    `bind` is the address on which the gate listens. Sites whose keys are in the folder are
-    registered; so are those whose keys are put there later.
+    client = ControlHttpClient.from_server_address(
+        f"127.0.0.1:{folder.inner}",
+        insecure=False,
+        root_certificates=(folder.path / "ca.crt").read_bytes(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def register_nodes(
+    folder: FederationFolder, keys: dict[bytes, str]
+) -> tuple[dict[str, str], list[bytes]]:
+    """Register every key that the SuperLink does not know.
+
+    Returns {node: site} of all keys, and the keys that were new.
     """
-    check_engine()
-    registered_keys(folder.nodes)
+
+    new = []
+    with control_client(folder) as client:
+        nodes = {n.public_key: n.node_id for n in client.ListNodes(ListNodesRequest()).nodes_info}
+        for key, name in keys.items():
+            if key not in nodes:
+                made = client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+                nodes[key] = made.node_id
+                new.append(key)
+    return {str(nodes[key]): name for key, name in keys.items()}, new
+
+
+def get_run_status(folder: FederationFolder, run: int) -> str:
+    """The status of a run, such as "running" or "finished:completed"; "unknown" without an answer.
+
+    The exit code of `flwr run` does not tell whether a run succeeded.
+    """
+
+    try:
+        with control_client(folder) as client:
+            found = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+    except httpx.HTTPError:  # a busy machine may not answer in time
+        return "unknown"
+    return f"{found.status}:{found.sub_status}" if found.sub_status else found.status
+
+
+CHECK_SECONDS = 2.0  # seconds between looks at the SuperLink and the sites' keys
+
+
+def run_server(folder: FederationFolder, *, bind: str) -> None:
+    """Run SuperLink and gate until a signal arrives or the SuperLink ends.
+
+    Sites whose public keys are in the folder are registered, also those that are added later.
+
+    Parameters
+    ----------
+    folder
+        The federation's folder, as `fedgft deploy init` creates it.
+    bind
+        Address on which the gate listens.
+    """
+    check_flower_version()
+    read_site_keys(folder.nodes)
     _private(folder.engine / DATABASE)
-    with Processes(folder.path, folder.engine, None, {NODES: str(folder.names)}) as processes:
+    names = {NODES_VARIABLE: str(folder.names)}
+    with Processes(folder.path, folder.engine, None, names) as processes:
         processes.start("SuperLink", folder.superlink_command())
-        processes.await_port("SuperLink", folder.inner)
+        processes.wait_for_port("SuperLink", folder.inner)
         register_sites(folder)
 
         def look() -> None:
-            if not processes.alive("SuperLink"):
-                raise FedgftError("the SuperLink ended; start the server again: sites and finished "
-                                  "rounds are kept")  # fmt: skip
+            if not processes.is_alive("SuperLink"):
+                raise FedgftError(
+                    "the SuperLink ended; start the server again: sites and finished "
+                    "rounds are kept"
+                )
 
         asyncio.run(_serve(folder, bind, look))
 
 
-def run_gate(folder: Folder, *, bind: str) -> None:
-    """The gate alone, in front of a SuperLink that was started otherwise."""
-    check_engine()
-    registered_keys(folder.nodes)
+def run_gate(folder: FederationFolder, *, bind: str) -> None:
+    """Run the gate alone, in front of a SuperLink that was started by other means."""
+    check_flower_version()
+    read_site_keys(folder.nodes)
     asyncio.run(_serve(folder, bind, lambda: None))
 
 
-async def _serve(folder: Folder, bind: str, look: Any, limits: Limits | None = None) -> None:
+async def _serve(
+    folder: FederationFolder, bind: str, look: Any, limits: Limits | None = None
+) -> None:
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     log.setLevel(logging.INFO)
@@ -70,8 +137,9 @@ async def _serve(folder: Folder, bind: str, look: Any, limits: Limits | None = N
     try:
         server = await gate.serve(bind, folder.port, tls)
     except OSError as error:
-        raise FedgftError(f"port {folder.port} of {bind}: cannot be used "
-                          f"({error.strerror})") from None  # fmt: skip
+        raise FedgftError(
+            f"port {folder.port} of {bind}: cannot be used ({error.strerror})"
+        ) from None
     log.info("open for %d site(s) on %s, port %d", len(keys()), bind, folder.port)
     known = keys()
     try:
@@ -85,7 +153,7 @@ async def _serve(folder: Folder, bind: str, look: Any, limits: Limits | None = N
                 except FedgftError as error:
                     log.error("%s", error)
             try:
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(CHECK_SECONDS):
                     await ended.wait()
             except TimeoutError:
                 pass
@@ -95,25 +163,24 @@ async def _serve(folder: Folder, bind: str, look: Any, limits: Limits | None = N
 
 
 def _broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A handshake that failed, such as plain text on a TLS port, is one line of the log."""
+    """Log a failed handshake, such as plain text on a TLS port, in one line."""
     log.info("a connection was given up: %s", context.get("exception") or context.get("message"))
 
 
-def register_sites(folder: Folder) -> None:
-    """Register every key in the folder that the SuperLink does not know, and note which node is
-    which site."""
-    keys = registered_keys(folder.nodes)
+def register_sites(folder: FederationFolder) -> None:
+    """Register every key that the SuperLink does not know; write which node is which site."""
+    keys = read_site_keys(folder.nodes)
     try:
         named, new = register_nodes(folder, keys)
     except Exception as error:
         raise FedgftError(f"the SuperLink does not register sites: {error}") from None
     for key in new:
         log.info("registered site '%s', key %s", keys[key], fingerprint(key))
-    with whole(folder.names) as part:
+    with atomic_write(folder.names) as part:
         part.write_text(json.dumps(named), "utf-8")
 
 
 def _private(path: Path) -> None:
-    """Make the file, if need be, and let only its owner read it."""
+    """Create the file if it does not exist; only its owner can read it."""
     path.touch(mode=0o600)
     path.chmod(0o600)

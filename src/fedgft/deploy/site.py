@@ -1,51 +1,119 @@
-"""A site of a federation: a SuperNode that connects to the server's gate, and a runner that answers
-messages with the app installed here. A site that is refused says why."""
+"""The service at a site: a Flower SuperNode and a task runner.
 
+The SuperNode connects to the server's gate. The runner answers its messages with the app that is
+installed at the site, never with code that the server sends. `find_refusal` asks the server first
+and reports why it refuses this site (clock, key, certificate).
+"""
+
+import importlib
+import os
 import secrets
+import signal
 import ssl
 import sys
 import tempfile
 import time
+import tomllib
+import traceback
+from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedgft.deploy.engine import POLL, check_engine
-from fedgft.deploy.folder import shipped_app
-from fedgft.deploy.keys import authority, certificate_for, private_key, write_secret
+import httpx
+from flwr.app import Message
+from flwr.app.error import Error
+from flwr.clientapp import ClientApp
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, ErrorCode, SubStatus
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TaskType,
+)
+from flwr.supercore.date import now
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.runtime.tracing import RuntimeTracingInterceptor
+from flwr.supernode.runtime import run_clientapp as engine
+
+from fedgft.deploy.certificates import (
+    create_authority,
+    issue_certificate,
+    read_private_key,
+    write_secret,
+)
+from fedgft.deploy.flower_patches import POLL, check_flower_version
+from fedgft.deploy.init import packaged_app
 from fedgft.deploy.processes import Processes, free_port
-from fedgft.errors import FedgftError
-from fedgft.layout import printable
+from fedgft.errors import FedgftError, import_extra
+from fedgft.formatting import printable
 
 HERE = "127.0.0.1"
-STALE = 100.0  # seconds; for 60 the server takes a site that was killed for one that is there
-AGAIN = 5.0  # seconds between tries meanwhile
+# Seconds of failing nodes before the site gives up; the server lists a killed site for 60 seconds.
+FAILURE_WINDOW = 100.0
+RETRY_SECONDS = 5.0  # between two attempts
 
 
 @dataclass(frozen=True)
 class SitePlan:
-    """`server` is HOST:PORT of the gate; `told` the node's configuration, such as data="x.csv".
+    """What a site needs to take part in a federation.
 
-    `app` is the folder of the Flower app that the site runs, by default the one that is installed
-    with this library. `poll` is how often, in seconds, the node asks the server for work.
+    Parameters
+    ----------
+    server
+        HOST:PORT of the server's gate.
+    certificate
+        File with the certificate of the federation's authority.
+    key
+        File with the site's private key.
+    node_config
+        Configuration of the Flower node in one line, such as ``data="x.csv"``.
+    app
+        Folder of the Flower app that the site runs. Default: the app of this library.
+    poll
+        Seconds between two questions for work.
     """
 
     server: str
-    certificate: Path  # of the federation's authority
+    certificate: Path
     key: Path
-    told: str
-    app: Path = field(default_factory=shipped_app)
+    node_config: str
+    app: Path = field(default_factory=packaged_app)
     poll: float = 1.0
 
 
 def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
-    """Take part until a signal comes. Ends with the reason where the server refuses this site."""
-    from fedgft.deploy.runner import Runner, import_everything, load_app
+    """Serve this site until a signal arrives.
 
-    check_engine()
-    reason, temporary = why_refused(plan)
+    Parameters
+    ----------
+    plan
+        Server, keys and app.
+    note
+        Called with one line whenever the site waits and tries again.
+
+    Raises
+    ------
+    FedgftError
+        With the reason, if the server refuses this site for good.
+    """
+
+    check_flower_version()
+    reason, temporary = find_refusal(plan)
     if reason and not temporary:
         raise FedgftError(f"the server refuses this site: {reason}")
     if reason:
@@ -53,86 +121,107 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
     app = load_app(plan.app)
     with tempfile.TemporaryDirectory(prefix="fedgft-site-") as name:
         work = Path(name)
-        issuer = authority(work)
-        certificate_for(work, "node", issuer, [HERE])
+        issuer = create_authority(work)
+        issue_certificate(work, "node", issuer, [HERE])
         secret = secrets.token_bytes(32)
         write_secret(work / "secret", secret)
         (work / "engine").mkdir(mode=0o700)
-        failing = time.monotonic()  # since when no node has lived for long
+        failing_since = time.monotonic()
         while True:
             began = time.monotonic()
             port = free_port()
             variables = {POLL: str(plan.poll)}
             with Processes(Path.cwd(), work / "engine", None, variables) as processes:
                 processes.start("node", _node_command(plan, work, port))
-                import_everything()  # while the node starts
+                preload_modules()  # while the node starts
                 runner = Runner(
                     app,
                     address=f"{HERE}:{port}",
                     authority=(work / "ca.crt").read_bytes(),
                     secret=secret,
                 )
-                runner.run(lambda: processes.alive("node"))
-            reason, temporary = why_refused(plan)
+                runner.run(lambda: processes.is_alive("node"))
+            reason, temporary = find_refusal(plan)
             if reason and not temporary:
                 raise FedgftError(f"the server refuses this site: {reason}")
             now = time.monotonic()
-            failing = now if now - began > STALE else failing
-            if now - failing > STALE and not reason:
+            failing_since = now if now - began > FAILURE_WINDOW else failing_since
+            if now - failing_since > FAILURE_WINDOW and not reason:
                 raise FedgftError("the site's node ends again and again; what it said is above")
-            note(f"{reason or 'the server may still count an earlier process of this site'}; "
-                 "trying again")  # fmt: skip
-            time.sleep(AGAIN)
+            note(
+                f"{reason or 'the server may still count an earlier process of this site'}; "
+                "trying again"
+            )
+            time.sleep(RETRY_SECONDS)
 
 
 def _node_command(plan: SitePlan, work: Path, port: int) -> list[str]:
     return [
-        sys.executable, "-m", "fedgft.deploy.engine", "supernode",
-        "--root-certificates", str(plan.certificate), "--superlink", plan.server,
-        "--auth-supernode-private-key", str(plan.key),
-        "--ssl-ca-certfile", str(work / "ca.crt"), "--ssl-certfile", str(work / "node.crt"),
-        "--ssl-keyfile", str(work / "node.tls"), "--host", HERE, "--port", str(port),
-        "--isolation", "process", "--superexec-auth-secret-file", str(work / "secret"),
-        "--node-config", plan.told,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "fedgft.deploy.flower_patches",
+        "supernode",
+        "--root-certificates",
+        str(plan.certificate),
+        "--superlink",
+        plan.server,
+        "--auth-supernode-private-key",
+        str(plan.key),
+        "--ssl-ca-certfile",
+        str(work / "ca.crt"),
+        "--ssl-certfile",
+        str(work / "node.crt"),
+        "--ssl-keyfile",
+        str(work / "node.tls"),
+        "--host",
+        HERE,
+        "--port",
+        str(port),
+        "--isolation",
+        "process",
+        "--superexec-auth-secret-file",
+        str(work / "secret"),
+        "--node-config",
+        plan.node_config,
+    ]
 
 
-def why_refused(plan: SitePlan) -> tuple[str, bool]:
-    """Ask the server as the node will: the reason for a refusal ("" for none), and whether it may
-    pass by itself, as where the server is down."""
-    import httpx
+def find_refusal(plan: SitePlan) -> tuple[str, bool]:
+    """Send the server a signed request, as the node will.
 
-    key = private_key(plan.key)
+    Returns
+    -------
+    reason
+        Why the server refuses this site; empty if it does not.
+    temporary
+        Whether the reason may pass without action, for example while the server is down.
+    """
+
+    key = read_private_key(plan.key)
     try:
         tls = ssl.create_default_context(cafile=str(plan.certificate))
     except OSError as error:  # ssl.SSLError is one
-        raise FedgftError(f"{plan.certificate}: not the certificate of an authority "
-                          f"({error.strerror or error})") from None  # fmt: skip
+        raise FedgftError(
+            f"{plan.certificate}: not the certificate of an authority ({error.strerror or error})"
+        ) from None
     try:
         answer = httpx.post(
             f"https://{plan.server}/v1/fleet/pull-messages",
-            content=_question(),
+            content=_probe_request(),
             headers=signed_headers(key),
             verify=tls,
             timeout=10.0,
             trust_env=False,
         )
     except httpx.TransportError as error:
-        return _transport(plan, error)
+        return _reason_no_answer(plan, error)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         raise FedgftError(f"server {plan.server}: write HOST:PORT") from None
-    return _answered(answer)
+    return _reason_in_answer(answer)
 
 
 def signed_headers(key: Any) -> dict[str, str]:
     """Headers of a request to the fleet interface, as Flower's SuperNode signs them."""
-    from base64 import b64encode
-
-    from flwr.common.constant import TIMESTAMP_HEADER
-    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-    from flwr.supercore.date import now
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
     moment = now().isoformat()
     return {
@@ -143,15 +232,14 @@ def signed_headers(key: Any) -> dict[str, str]:
     }
 
 
-def _question() -> bytes:
-    """A question for messages of no node: the SuperLink answers 401 to a site that it knows."""
-    from flwr.proto.fleet_pb2 import PullMessagesRequest
+def _probe_request() -> bytes:
+    """A request for messages that names no node; the SuperLink answers 401 to a known site."""
 
     return PullMessagesRequest().SerializeToString()
 
 
-def _answered(answer: Any) -> tuple[str, bool]:
-    """The reason in an answer: the gate's own words, or the clock where a proxy has none."""
+def _reason_in_answer(answer: Any) -> tuple[str, bool]:
+    """The reason in an HTTP answer: the gate's own message, or a clock that differs too much."""
     if answer.status_code in (502, 503, 504):
         return "the server is starting, or its SuperLink is down", True
     try:
@@ -159,15 +247,14 @@ def _answered(answer: Any) -> tuple[str, bool]:
     except (ValueError, KeyError, TypeError):
         said = ""
     if answer.status_code == 401:  # of the SuperLink: the question named no node
-        return _clock(answer), False
+        return _clock_difference(answer), False
     if answer.status_code >= 400:
         return said or f"it answers {answer.status_code}", False
     return "", False
 
 
-def _clock(answer: Any) -> str:
-    from flwr.common.constant import SYSTEM_TIME_TOLERANCE
-
+def _clock_difference(answer: Any) -> str:
+    """What is wrong with this host's clock, by the date of an answer; empty if it agrees."""
     try:
         theirs = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):
@@ -179,17 +266,204 @@ def _clock(answer: Any) -> str:
     return f"clock: this host's is {abs(ahead):.0f} s {way} the server's; switch on NTP"
 
 
-def _transport(plan: SitePlan, error: Exception) -> tuple[str, bool]:
-    """Why no answer came."""
+def _reason_no_answer(plan: SitePlan, error: Exception) -> tuple[str, bool]:
+    """Why no answer arrived, and whether that may pass."""
     text = str(error).lower()
     if "certificate" in text:
-        return (f"its certificate was not issued by the authority in {plan.certificate} for this "
-                f"name, or is out of date ({_short(error)}): ask for the federation's ca.crt and "
-                "the right host name"), False  # fmt: skip
+        return (
+            f"its certificate was not issued by the authority in {plan.certificate} for this "
+            f"name, or is out of date ({_first_words(error)}): ask for the federation's ca.crt and "
+            "the right host name"
+        ), False
     if "ssl" in text or "tls" in text or "eof" in text:
-        return f"{plan.server} does not speak TLS ({_short(error)})", False
-    return f"{plan.server} cannot be reached ({_short(error)})", True
+        return f"{plan.server} does not speak TLS ({_first_words(error)})", False
+    return f"{plan.server} cannot be reached ({_first_words(error)})", True
 
 
-def _short(error: Exception) -> str:
+def _first_words(error: Exception) -> str:
     return printable(" ".join(str(error).split()))[:200] or type(error).__name__
+
+
+TASK_POLL_SECONDS = 0.5  # seconds between questions for a task
+ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"  # the one call that the node's secret protects
+
+
+def load_app(folder: Path) -> Any:
+    """Load the ClientApp that the pyproject.toml of a Flower app names.
+
+    Raises
+    ------
+    FedgftError
+        If there is no app in the folder, it cannot be imported, or it is not a ClientApp.
+    """
+
+    try:
+        held = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+        reference = str(held["tool"]["flwr"]["app"]["components"]["clientapp"])
+        module, _, attribute = reference.partition(":")
+        sys.path.insert(0, str(folder))
+        app = getattr(importlib.import_module(module), attribute)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise FedgftError(f"app {folder}: no Flower app can be loaded there ({error})") from None
+    if not isinstance(app, ClientApp):
+        raise FedgftError(f"app {folder}: {reference} is not a ClientApp")
+    return app
+
+
+def preload_modules() -> None:
+    """Import what answering a message needs, so that each forked process has it already."""
+    if find_spec("torch") is not None:  # networks need it, linear models do not
+        torch = import_extra("torch")
+        torch.set_num_threads(1)
+        # Creating an optimizer imports about a second's worth of further modules.
+        torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    for name in (
+        "data",
+        "data.partition",
+        "data.scale",
+        "flower.client",
+        "flower.server_app",
+        "flower.client_app",
+        "flower.secure_sum_client",
+        "engine",
+    ):
+        importlib.import_module(f"fedgft.{name}")
+
+
+class Runner:
+    """Take tasks from the site's node and run the installed app on them.
+
+    Every message is handled in a forked process, which starts in milliseconds because everything
+    is imported already.
+
+    Parameters
+    ----------
+    app
+        The ClientApp.
+    address
+        HOST:PORT of the node.
+    authority
+        Certificate (PEM) of the authority that issued the node's certificate.
+    secret
+        Secret that the node and this runner share.
+    """
+
+    def __init__(self, app: Any, *, address: str, authority: bytes, secret: bytes) -> None:
+        if not hasattr(os, "fork"):
+            raise FedgftError("a site needs Linux or macOS: this system cannot fork processes")
+        self.app = app
+        self.address = address
+        self.authority = authority
+        self.secret = secret
+        self.busy: set[int] = set()
+
+    def run(self, alive: Callable[[], bool]) -> None:
+        """Handle tasks until `alive()` is false."""
+
+        proof = SuperExecAuthHttpInterceptor(
+            master_secret=self.secret, protected_methods={ACQUIRE_TASK}
+        )
+        client = self._connect(proof, patient=False)
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
+        try:
+            while alive():
+                self._collect()
+                try:
+                    got = client.AcquireTask(wanted)
+                    if got.HasField("task") and got.token:
+                        self._fork(got.token, foreign=got.task.type != TaskType.CLIENT_APP)
+                        continue
+                except httpx.TransportError:
+                    pass  # the node is starting, or has ended
+                except httpx.HTTPStatusError as error:
+                    _log(f"the site's node does not hand out work: {error.response.status_code}")
+                time.sleep(TASK_POLL_SECONDS)
+        finally:
+            client.close()
+            self.stop()
+
+    def stop(self) -> None:
+        """Kill the processes that still run."""
+        for pid in self.busy:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while self.busy:
+            self._collect(wait=True)
+
+    def _collect(self, *, wait: bool = False) -> None:
+        for pid in list(self.busy):
+            found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
+            if found:
+                self.busy.discard(pid)
+                if status and not wait:
+                    _log(f"the process for a message ended with status {status}")
+
+    def _fork(self, token: str, *, foreign: bool) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            self.busy.add(pid)
+            return
+        status = 1
+        try:
+            for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(sign, signal.SIG_DFL)
+            self._handle(token, foreign=foreign)
+            status = 0
+        except BaseException as error:
+            _log(f"a message could not be answered: {error!r}")
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _handle(self, token: str, *, foreign: bool) -> None:
+        """Handle one message: read it from the node, run the app, send the reply to the node."""
+
+        client = self._connect(RuntimeTokenHttpInterceptor(token), patient=True)
+        if foreign:
+            why = "this site runs client apps alone"
+            engine.push_task_output(client, None, SubStatus.FAILED, why)
+            return
+        HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
+        message, context, _, _ = engine.pull_task_input(client)  # the submitted app is not opened
+        status = SubStatus.COMPLETED
+        details = ""
+        try:
+            reply = self.app(message=message, context=context)
+        except Exception as error:
+            status = SubStatus.FAILED
+            details = f"{type(error)}:<'{error}'>"
+            _log_error(error)
+            failure = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details)
+            reply = Message(failure, reply_to=message)
+        engine.push_message(client, reply, context)
+        engine.push_task_output(client, context, status, details)
+
+    def _connect(self, interceptor: Any, *, patient: bool) -> Any:
+
+        component = "flwr-clientapp" if patient else "SuperExec"
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=False,
+            root_certificates=self.authority,
+            interceptors=[
+                RuntimeTracingInterceptor(),
+                RuntimeVersionHttpInterceptor(component_name=component),
+                interceptor,
+            ],
+            retry_invoker=make_simple_http_retry_invoker() if patient else None,
+        )
+
+
+def _log_error(error: Exception) -> None:
+    """Log an error for the site's operator: one line, or the traceback if it is unexpected."""
+    if isinstance(error, FedgftError):
+        _log(str(error))
+    else:
+        traceback.print_exception(error)
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"fedgft: {text}\n")

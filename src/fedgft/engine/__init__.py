@@ -1,6 +1,6 @@
-"""The simulator."""
+"""The simulator: trains all runs of an experiment together."""
 
-from fedgft.engine.settings import Settings
-from fedgft.engine.simulate import History, simulate
+from fedgft.engine.simulate import History, predict_proba, simulate
+from fedgft.settings import Settings
 
-__all__ = ["History", "Settings", "simulate"]
+__all__ = ["History", "Settings", "predict_proba", "simulate"]

@@ -1,5 +1,7 @@
-"""A simulation is one batch of runs on one engine: replicates, strengths, whatever varies
-without changing shapes, side by side. Leading axes are (run, client)."""
+"""Simulations: batches of runs that differ in seed, data or numbers, but not in shapes.
+
+Leading axes of arrays are (run, client).
+"""
 
 import time
 import warnings
@@ -10,20 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.arguments import array_of, instance, numbers_per_run, shown, whole_number
+from fedgft.algorithms import Algorithm
+from fedgft.algorithms.cohort import check_runs
+from fedgft.algorithms.controller import Controller, ControlReport, TargetMissedWarning
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.engine.book import open_book
-from fedgft.engine.choose import choose_executor
-from fedgft.engine.memory import State
-from fedgft.engine.rounds import Rounds
-from fedgft.engine.schedule import everybody
-from fedgft.engine.settings import Settings
-from fedgft.engine.snapshot import Snapshot, pack, unpack
+from fedgft.engine.executors import choose_executor
+from fedgft.engine.plan import index_rows
+from fedgft.engine.round import Rounds
+from fedgft.engine.state import Snapshot, State, pack, unpack
 from fedgft.errors import FedgftError
-from fedgft.federated import Algorithm
-from fedgft.federated.control import Controlled, ControlReport, TargetMissedWarning
-from fedgft.metrics import Tally, stack
-from fedgft.models import get_model
+from fedgft.models import get_model, prepare_logits
+from fedgft.settings import Settings
+from fedgft.sums import Sums, stack
+from fedgft.validation import as_array, check_instance, check_integer, format_value
+
+MAX_PREDICTED = 2**22  # features that `predict_proba` reads at a time
 
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
@@ -31,30 +34,50 @@ OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how 
 
 
 @dataclass(frozen=True)
-class Told:
-    """Who is told how far a simulation is."""
+class Callbacks:
+    """Functions that `simulate` calls while it runs; see there."""
 
-    round: OnRound | None
-    model: OnModel | None
-    state: OnState | None
+    on_round: OnRound | None
+    on_model: OnModel | None
+    on_state: OnState | None
 
 
 @dataclass(frozen=True)
 class History:
-    """What was measured, as sums: every metric, soft and hard, is read from them afterwards."""
+    """The measurements of a simulation, as sums: every metric, soft and hard, is read from them.
 
-    rounds: np.ndarray  # (e,): after how many rounds; 0 is the start
-    federation: Tally | None  # (e, run, ...), all clients together
-    test: Tally  # (e, run, ...)
-    before: Tally | None  # (run, client, ...) at the start,
-    after: Tally | None  # and at the end
-    params: np.ndarray  # (run, p)
+    Attributes
+    ----------
+    rounds
+        Rounds done at each measurement, (e,); the first is 0, the start.
+    federation
+        Sums over all clients, (e, run, ...); None with ``eval_on="test"``.
+    test
+        Sums over the test rows, (e, run, ...).
+    before, after
+        Sums of each client, (run, client, ...), before the first and after the last round.
+    params
+        Final parameters, (run, p), in the order of `fedgft.models.tensors`.
+    seconds
+        Duration.
+    executor
+        "fused", "stacked" or "sequential".
+    control
+        For methods with a target: whether each run reached it.
+    """
+
+    rounds: np.ndarray
+    federation: Sums | None
+    test: Sums
+    before: Sums | None
+    after: Sums | None
+    params: np.ndarray
     seconds: float
     executor: str
-    control: ControlReport | None = None  # for a method with a target: whether each run reached it
+    control: ControlReport | None = None
 
     def part(self, runs: slice | np.ndarray) -> "History":
-        """Some of the runs, with their share of the time."""
+        """The history of some runs, with their share of the time."""
         share = len(self.params[runs]) / len(self.params)
         return History(
             rounds=self.rounds,
@@ -69,31 +92,26 @@ class History:
         )
 
     def with_runs(self, at: np.ndarray, other: "History") -> "History":
-        """This history with its runs `at` replaced by those of another, measured as often."""
+        """This history with runs `at` replaced by those of another one, measured as often."""
 
-        def at_client(mine: Tally | None, theirs: Tally | None) -> Tally | None:
-            return None if mine is None or theirs is None else mine.replaced(at, theirs)
+        def replace_runs(mine: Sums | None, theirs: Sums | None, where: Any) -> Any:
+            return None if mine is None or theirs is None else mine.replaced(where, theirs)
 
-        def at_round(mine: Tally | None, theirs: Tally | None) -> Tally | None:
-            if mine is None or theirs is None:
-                return None
-            return mine.replaced((slice(None), at), theirs)
-
+        every_round = (slice(None), at)
+        control = None
+        if self.control is not None and other.control is not None:
+            control = self.control.with_runs(at, other.control)
         params = self.params.copy()
         params[at] = other.params
-        test = at_round(self.test, other.test)
-        assert test is not None
         return replace(
             self,
-            federation=at_round(self.federation, other.federation),
-            test=test,
-            before=at_client(self.before, other.before),
-            after=at_client(self.after, other.after),
+            federation=replace_runs(self.federation, other.federation, every_round),
+            test=replace_runs(self.test, other.test, every_round),
+            before=replace_runs(self.before, other.before, at),
+            after=replace_runs(self.after, other.after, at),
             params=params,
             seconds=self.seconds + other.seconds,
-            control=None
-            if self.control is None or other.control is None
-            else self.control.with_runs(at, other.control),
+            control=control,
         )
 
 
@@ -111,116 +129,187 @@ def simulate(
     on_state: OnState | None = None,
     resume: Snapshot | None = None,
 ) -> History:
-    """Train `len(seeds)` runs side by side; run i on `federations[i]`.
+    """Train `len(seeds)` runs together.
 
-    `lr` is one number, or one a run. `init`, (p,) or (run, p), replaces the random start.
-    `on_model` is shown every measured global model; `on_state` may take a snapshot after every
-    round but the last, and with one of those as `resume` the same call goes on from there, and ends
-    with the same bits.
+    Parameters
+    ----------
+    federations
+        One per run, of one data set and with the same number of clients.
+    model
+        A name ("logistic", "mlp", "resnet18"), an `nn.Module`, a function that makes one, or a
+        `fedgft.models.Model`.
+    algorithm
+        The method, for example ``fedgft.fedgft_control("sp", target=0.02)``.
+    settings
+        Rounds, batches, optimizer and so on, the same for all runs.
+    seeds
+        One per run.
+    lr
+        Learning rate of the clients in the first round; one number, or one per run.
+    init
+        Parameters (p,) or (run, p) to start from; default: random by the seed of each run.
+    on_round
+        Called after every round with the rounds done and the rounds in all.
+    on_model
+        Called at every measurement with the rounds done and the global models (run, p).
+    on_state
+        Called after every round but the last with the rounds done and a function that takes a
+        snapshot.
+    resume
+        A snapshot; the same call then continues from there and returns the same bits.
+
+    Returns
+    -------
+    The measured sums and the final parameters.
     """
     started = time.perf_counter()
     _check_types(federations, algorithm, settings, seeds)
-    init = _checked_init(init)
+    init = _check_init(init)
     if len(federations) != len(seeds):
         raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
     if min(seeds, default=0) < 0:
-        raise FedgftError(f"--seed must not be negative, got {min(seeds)}")
-    rates = _check(algorithm, lr, len(seeds))
+        raise FedgftError(f"`seed` must not be negative, got {min(seeds)}")
+    rates = _check_rates(lr, len(seeds))
     settings.check_cohort(federations[0].num_clients)
-    book, model = open_book(list(federations)), get_model(model)
+    index = index_rows(list(federations))
+    model = get_model(model)
     try:
-        executor = choose_executor(book, model, algorithm, settings)
         rounds = Rounds(
-            book, model, algorithm, settings, executor,
-            seeds=np.asarray(seeds, np.uint64), lr=rates, all_clients=everybody(book.federations),
-        )  # fmt: skip
-        return _run(rounds, init, Told(on_round, on_model, on_state), resume, started)
+            index=index,
+            model=model,
+            algorithm=algorithm,
+            settings=settings,
+            executor=choose_executor(index, model, algorithm, settings),
+            seeds=np.asarray(seeds, np.uint64),
+            lr=rates,
+        )
+        callbacks = Callbacks(on_round, on_model, on_state)
+        return _run(rounds, init, callbacks, resume=resume, started=started)
     except IndexError as error:
-        if "out of range in self" not in str(error):  # an embedding's words
+        if "out of range in self" not in str(error):  # the message of an embedding
             raise
         raise FedgftError(
             "model: an embedding is asked for an index that it does not have; a model sees the "
-            "features as standardise() scales them: leave that out, or look up raw columns"
+            "features as standardize() scales them: leave that out, or look up raw columns"
         ) from error
     except (RuntimeError, MemoryError) as error:
-        if not _memory_ran_out(error):
+        if not _is_out_of_memory(error):
             raise
-        raise _out_of_memory(settings, images=book.dataset.images) from error
+        raise _out_of_memory(settings, images=index.dataset.images) from error
+
+
+def predict_proba(
+    federation: Federation, model: Any, params: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """Class probabilities of single rows, (rows, classes).
+
+    Parameters
+    ----------
+    federation
+        Its data set has the rows, and its scaling is applied.
+    model
+        As in `simulate`.
+    params
+        Parameters of one run, (p,), as in `History.params`.
+    rows
+        Row numbers of the data set.
+    """
+    data = federation.dataset
+    classes = len(data.classes)
+    logits = prepare_logits(
+        get_model(model), params, features=data.features.shape[1], classes=classes
+    )
+    step = max(1, MAX_PREDICTED // max(1, data.features[:1].size))
+    parts = []
+    for start in range(0, len(rows), step):
+        z = logits(federation.scale_rows(rows[start : start + step]))
+        odds = np.exp(z - z.max(-1, keepdims=True))
+        parts.append(odds / odds.sum(-1, keepdims=True))
+    return np.concatenate(parts) if parts else np.zeros((0, classes))
 
 
 def _check_types(federations: Any, algorithm: Any, settings: Any, seeds: Any) -> None:
-    """What stands in another argument's place is named, before anything is computed."""
+    """Refuse arguments of the wrong type before anything is computed."""
     if isinstance(federations, Federation | Dataset) or not hasattr(federations, "__len__"):
         raise FedgftError(
-            f"federations must be a list with one Federation per seed, not {shown(federations)}; "
+            "federations must be a list with one Federation per seed, not "
+            f"{format_value(federations)}; "
             "write simulate([federation], ..., seeds=[0])"
         )
     for each in federations:
-        instance("federations", each, Federation, "partition() makes one of a Dataset")
-    instance("algorithm", algorithm, Algorithm, "for example fedavg() or controlled('sp', 0.02)")
-    instance("settings", settings, Settings)
+        check_instance("federations", each, Federation, "partition() makes one of a Dataset")
+    check_instance(
+        "algorithm", algorithm, Algorithm, "for example fedavg() or fedgft_control('sp', 0.02)"
+    )
+    check_instance("settings", settings, Settings)
     if isinstance(seeds, str | bytes | dict) or np.ndim(seeds) != 1:
-        raise FedgftError(f"seeds must be a list of whole numbers, as in [0], not {shown(seeds)}")
+        raise FedgftError(
+            f"seeds must be a list of whole numbers, as in [0], not {format_value(seeds)}"
+        )
     for seed in seeds:
-        whole_number("seeds", seed, most=2**63 - 1)
+        check_integer("seeds", seed, most=2**63 - 1)
 
 
-def _checked_init(init: Any) -> np.ndarray | None:
-    """Parameters to start from, (p,) or (run, p); how many there must be the model says."""
+def _check_init(init: Any) -> np.ndarray | None:
+    """Parameters to start from as an array, (p,) or (run, p)."""
     if init is None:
         return None
-    array = array_of("init", init)
+    array = as_array("init", init)
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
-        raise FedgftError(f"init must hold numbers (p,) or (runs, p), not {shown(init)}")
+        raise FedgftError(f"init must hold numbers (p,) or (runs, p), not {format_value(init)}")
     if not np.isfinite(array).all():
         raise FedgftError("init holds NaN or infinity")
     return array
 
 
-def _check(algorithm: Algorithm, lr: float | np.ndarray, runs: int) -> np.ndarray:
-    """The learning rate of each run, where there are runs and every number is one for all of them
-    or one each; the slots themselves know what numbers they take."""
+def _check_rates(lr: float | np.ndarray, runs: int) -> np.ndarray:
+    """The learning rate of each run; the slots check their own numbers in `init`."""
     if not runs:
         raise FedgftError("there is no federation to train on")
-    objective, weighting = algorithm.objective, algorithm.weighting
-    slots = (*objective.penalties, *objective.local_penalties, weighting,
-             getattr(weighting, "inner", None))  # fmt: skip
-    given = [(name, getattr(slot, name)) for slot in slots for name in ("lam", "target", "beta")
-             if hasattr(slot, name)]  # fmt: skip
-    for name, value in [("lr", lr), *given]:
-        value = numbers_per_run(name, value)
-        if np.shape(value) not in ((), (runs,)):
-            raise FedgftError(f"--{name} must be one number, or one for each of {runs} run(s), and "
-                              f"its shape is {np.shape(value)}")  # fmt: skip
+    check_runs("lr", lr, runs)
     rates = np.broadcast_to(np.asarray(lr, np.float64), (runs,))
     if not ((rates >= 0) & np.isfinite(rates)).all():
-        raise FedgftError(f"--lr must be a number >= 0, got {lr}")
+        raise FedgftError(f"`lr` must be a number >= 0, got {lr}")
     return rates
 
 
-def _memory_ran_out(error: Exception) -> bool:
-    """Torch may not be imported, and on a CPU it has no class for it."""
-    names = (type(error).__name__, str(error))
-    return "OutOfMemoryError" in names[0] or "allocate memory" in names[1] or (
-        isinstance(error, MemoryError))  # fmt: skip
+def _is_out_of_memory(error: Exception) -> bool:
+    """Recognize it by name and text: torch need not be imported, and has no class for a CPU."""
+    return (
+        "OutOfMemoryError" in type(error).__name__
+        or "allocate memory" in str(error)
+        or isinstance(error, MemoryError)
+    )
 
 
 def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
-    fewer = max(1, settings.batch_size // 2)
-    size = ", or a smaller --size" if images else ""
+    smaller = max(1, settings.batch_size // 2)
+    size = ", or a smaller `size`" if images else ""
     gpu = settings.device != "cpu" and settings.lanes != 1
-    lanes = ", or --lanes 1 (one client at a time)" if gpu else ""
+    lanes = ", or `lanes` 1 (one client at a time)" if gpu else ""
     return FedgftError(
-        f"--device {settings.device}: out of memory; try --batch-size {fewer} "
+        f"`device` {settings.device}: out of memory; try `batch_size` {smaller} "
         f"(it is {settings.batch_size}){size}{lanes}"
     )
 
 
 def _run(
-    rounds: Rounds, init: np.ndarray | None, told: Told, resume: Snapshot | None, started: float
+    rounds: Rounds,
+    init: np.ndarray | None,
+    callbacks: Callbacks,
+    *,
+    resume: Snapshot | None,
+    started: float,
 ) -> History:
-    total, every = rounds.settings.rounds, rounds.settings.eval_every
-    state, reports, before = _begun(rounds, init, resume)
+    """Run all rounds, measure, and call the callbacks."""
+    total = rounds.settings.rounds
+    every = rounds.settings.eval_every
+    if resume is None:
+        state = rounds.init(init)
+        reports: Any = ()
+        before = None
+    else:
+        state, reports, before = _restore(rounds, resume)
     for done in range(0 if resume is None else resume.round + 1, total + 1):
         if done:
             state = rounds.step(state, done - 1)
@@ -228,49 +317,33 @@ def _run(
             state = rounds.finish(state)
         if done in (0, total) or (every and done % every == 0):
             state, test = _evaluate(rounds, state)
-            reports = (*reports, (done, _together(rounds, state), test))
-            if told.model:
-                told.model(done, rounds.executor.fetch(state.params))
+            reports = (*reports, (done, _sum_clients(rounds, state), test))
+            if callbacks.on_model:
+                callbacks.on_model(done, rounds.executor.to_host(state.params))
         if done == 0:
-            before = state.tally
-        elif told.round:
-            told.round(done, total)
-        if told.state and 0 < done < total:
-            told.state(done, partial(pack, done, (state, reports, before)))
+            before = state.sums
+        elif callbacks.on_round:
+            callbacks.on_round(done, total)
+        if callbacks.on_state and 0 < done < total:
+            callbacks.on_state(done, partial(pack, done, (state, reports, before)))
     at, federation, test = zip(*reports, strict=True)
     return History(
         rounds=np.array(at),
         federation=None if federation[0] is None else stack(list(federation)),
         test=stack(list(test)),
         before=_by_client(rounds, before),
-        after=_by_client(rounds, state.tally),
-        params=rounds.executor.fetch(state.params),
+        after=_by_client(rounds, state.sums),
+        params=rounds.executor.to_host(state.params),
         seconds=time.perf_counter() - started,
         executor=rounds.executor.name,
-        control=_reported(rounds, state),
+        control=_report_control(rounds, state),
     )
 
 
-def _reported(rounds: Rounds, state: State) -> ControlReport | None:
-    """Whether each run reached its target, with a warning where some did not."""
-    objective = rounds.algorithm.objective
-    if not any(isinstance(penalty, Controlled) for penalty in objective.penalties):
-        return None
-    together = _together(rounds, state)
-    if together is None:
-        together = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
-    report = objective.reports(state.objective, together)[0]
-    if (text := report.warning()) is not None:
-        warnings.warn(text, TargetMissedWarning, stacklevel=4)
-    return report
-
-
-def _begun(rounds: Rounds, init: np.ndarray | None, resume: Snapshot | None) -> Any:
-    """State, reports and the start's sums by client: from the beginning, or of a snapshot."""
-    if resume is None:
-        return rounds.init(init), (), None
+def _restore(rounds: Rounds, resume: Snapshot) -> tuple[State, tuple[Any, ...], Any]:
+    """State, reports and the sums before the first round from a snapshot."""
     try:
-        state, reports, before = unpack(resume, rounds.executor.tensor)
+        state, reports, before = unpack(resume, rounds.executor.buffers.restore)
         if not isinstance(state, State) or not isinstance(reports, tuple):
             raise ValueError("not a snapshot of a simulation")
     except ValueError as error:
@@ -278,26 +351,44 @@ def _begun(rounds: Rounds, init: np.ndarray | None, resume: Snapshot | None) -> 
     return state, reports, before
 
 
-def _evaluate(rounds: Rounds, state: State) -> tuple[State, Tally]:
-    """Sums on the test rows and, if asked for, on every client, which the next round may use."""
-    test = rounds.book.test
+def _report_control(rounds: Rounds, state: State) -> ControlReport | None:
+    """Whether each run reached its target; warn if some did not."""
+    objective = rounds.algorithm.objective
+    if not any(isinstance(penalty, Controller) for penalty in objective.penalties):
+        return None
+    sums = _sum_clients(rounds, state)
+    if sums is None:
+        sums = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
+    report = objective.reports(state.objective, sums)[0]
+    if (text := report.warning()) is not None:
+        warnings.warn(text, TargetMissedWarning, stacklevel=4)
+    return report
+
+
+def _evaluate(rounds: Rounds, state: State) -> tuple[State, Sums]:
+    """Measure the test rows and, unless `eval_on` is "test", all clients.
+
+    The sums of clients stay in the state, where the next round may use them.
+    """
+    test = rounds.index.test
+    executor = rounds.executor
     if rounds.settings.eval_on == "test":
-        return state, rounds.executor.measure(test, state.params, test.run)
+        return state, executor.measure(test, state.params, test.run)
     if state.norms is not None:
         own = rounds.measure(state, rounds.all_clients)
-        found = rounds.executor.measure(test, state.params, test.run)
-        return replace(state, tally=own), found
-    units = rounds.book.clients(rounds.all_clients) + test
-    tally = rounds.executor.measure(units, state.params, units.run)
-    return replace(state, tally=tally[: -len(test)]), tally[-len(test) :]
+        return replace(state, sums=own), executor.measure(test, state.params, test.run)
+    units = rounds.index.clients(rounds.all_clients) + test
+    sums = executor.measure(units, state.params, units.run)
+    return replace(state, sums=sums[: -len(test)]), sums[-len(test) :]
 
 
-def _together(rounds: Rounds, state: State) -> Tally | None:
-    return None if state.tally is None else state.tally.map(rounds.all_clients.sum)
+def _sum_clients(rounds: Rounds, state: State) -> Sums | None:
+    return None if state.sums is None else state.sums.map(rounds.all_clients.sum)
 
 
-def _by_client(rounds: Rounds, tally: Tally | None) -> Tally | None:
-    if tally is None:
+def _by_client(rounds: Rounds, sums: Sums | None) -> Sums | None:
+    """(units, ...) -> (run, client, ...)."""
+    if sums is None:
         return None
-    shape = (rounds.book.runs, rounds.book.num_clients)
-    return tally.map(lambda array: array.reshape(*shape, *array.shape[1:]))
+    shape = (rounds.index.runs, rounds.index.num_clients)
+    return sums.map(lambda array: array.reshape(*shape, *array.shape[1:]))

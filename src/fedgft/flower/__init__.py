@@ -1,4 +1,4 @@
-"""fedgft on Flower: a strategy wrapper for the server, handlers for the clients.
+"""fedgft on Flower: strategies for the server, handlers for the clients.
 
     from flwr.serverapp.strategy import FedAvg
     from fedgft.flower import FedGFT
@@ -11,31 +11,28 @@ Needs the extra: pip install 'fedgft[flower]'.
 from importlib import import_module
 from typing import Any
 
-from fedgft.errors import FedgftError
+from fedgft.errors import import_extra
 
-# One of two sides is imported at a time: a client's process starts with every message.
-_HOMES = {
-    "Budget": "private",
-    "FairFed": "methods",
-    "FairStrategy": "strategy",
-    "FedGFT": "methods",
-    "Limits": "terms",
-    "Measured": "methods",
-    "ServerPenalty": "client",
-    "Site": "site",
-    "penalty_of": "client",
-    "register": "client",
-    "statistics": "client",
+# Names are imported on first use: a client's process starts with every message and needs one side.
+_MODULES = {
+    "Budget": "privacy.noise",
+    "FairFed": "flower.strategy",
+    "FairStrategy": "flower.strategy",
+    "FedGFT": "flower.strategy",
+    "Limits": "flower.aggregator",
+    "LinearModel": "flower.local_training",
+    "Measured": "flower.strategy",
+    "ServerPenalty": "flower.client",
+    "Site": "flower.client",
+    "penalty_of": "flower.client",
+    "register": "flower.client",
+    "statistics": "flower.client",
 }
-__all__ = list(_HOMES)
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "flwr":
-            raise
-        raise FedgftError("this needs Flower: pip install 'fedgft[flower]'") from error
+    import_extra("flwr", "fedgft.flower")
+    return getattr(import_module(f"fedgft.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Which node of the engine is which site: lost sites are named, not numbered."""
+"""Names of the sites behind Flower's nodes, so that the log names a site that does not answer."""
 
 import json
 import os
@@ -10,28 +10,28 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedgft.flower.gather import log, plain
-from fedgft.flower.wire import RECORD, name_of, site_names
+from fedgft.flower.messages import RECORD, describe_node, site_names
+from fedgft.flower.replies import log, plain
 
-NODES = "FEDGFT_NODES"  # environment of the server's app: file {node: site}, made from site keys
-ENGINE = 1  # node number that the engine itself answers with, for nodes that are lost
-POLL = 1.0  # seconds between looks for replies; the engine's own are 3 s apart
+NODES_VARIABLE = "FEDGFT_NODES"  # environment variable: path of a JSON file {node: site}
+FLOWER_NODE = 1  # number with which Flower itself replies for nodes that are lost
+POLL_SECONDS = 1.0  # between looks for replies; Flower's own are 3 s apart
 
 
 def registered_names() -> dict[int, str]:
-    """{node: site} as the server registered their keys; empty where it did not say."""
+    """Return {node: site} as the server registered their keys; empty if there is no such file."""
     try:
-        held = json.loads(Path(os.environ[NODES]).read_text("utf-8"))
-        return {int(node): str(name) for node, name in held.items()}
+        names = json.loads(Path(os.environ[NODES_VARIABLE]).read_text("utf-8"))
+        return {int(node): str(name) for node, name in names.items()}
     except (KeyError, OSError, ValueError, AttributeError):
         return {}
 
 
 class RosterGrid(Grid):
-    """A grid that knows which site each node is, and says which of them did not answer.
+    """A grid that knows which site each node is, and logs which of them did not answer.
 
-    Names come from the server's register of keys, else from what nodes said of themselves before.
-    They are forgotten with the run: `with RosterGrid(grid) as grid: ...`.
+    Names come from the server's register of keys, otherwise from the nodes' own replies. They are
+    valid within the context: ``with RosterGrid(grid) as grid: ...``.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -48,29 +48,33 @@ class RosterGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Replies to all messages, or to those that were answered in time. A reply that the engine
-        makes for a lost node bears that node's number."""
+        """Return the replies that came in time.
+
+        A reply that Flower makes for a lost node gets that node's number.
+        """
         sent = list(messages)
         nodes = [message.metadata.dst_node_id for message in sent]
         waiting = dict(zip(self.grid.push_messages(sent), nodes, strict=True))
         del sent, messages
         deadline = None if timeout is None else time.monotonic() + timeout
-        found: list[Message] = []
+        replies: list[Message] = []
         while waiting and (deadline is None or time.monotonic() < deadline):
             for reply in self.grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, ENGINE)
-                if reply.metadata.src_node_id == ENGINE:
+                node = waiting.pop(reply.metadata.reply_to_message_id, FLOWER_NODE)
+                if reply.metadata.src_node_id == FLOWER_NODE:
                     reply.metadata.__dict__["_src_node_id"] = node
-                self._learn(reply)
-                found.append(reply)
+                self._learn_name(reply)
+                replies.append(reply)
             if waiting:
-                time.sleep(POLL)
+                time.sleep(POLL_SECONDS)
         for node in waiting.values():
-            log.warning("fedgft: %s did not answer within %g s", name_of(node), timeout or 0.0)
-        return found
+            log.warning(
+                "fedgft: %s did not answer within %g s", describe_node(node), timeout or 0.0
+            )
+        return replies
 
-    def _learn(self, reply: Message) -> None:
-        """What the site calls itself, where the server did not register a name for its key."""
+    def _learn_name(self, reply: Message) -> None:
+        """Remember the site's own name if the server registered none for its key."""
         node = reply.metadata.src_node_id
         if node in self.names or not reply.has_content():
             return

@@ -1,86 +1,161 @@
-"""`FairStrategy`: any Flower strategy, with fairness over everybody's rows.
+"""`FedGFT`, `FairFed` and `Measured`: any Flower strategy, with fairness over all clients' rows.
 
-It wraps a strategy the way Flower's own DP wrappers do, and must be the outermost wrapper. What is
-new stands in two slots, a penalty (FedGFT) and a weighting (FairFed); everything else is passed on.
+They wrap a strategy the way Flower's own DP wrappers do, and must be the outermost wrapper:
 
-| channel    | messages a round | the sums describe                        | needs              |
-|------------|------------------|------------------------------------------|--------------------|
-| "train"    | none more        | the model the round began with: one late | nothing            |
-| "query"    | one more         | the model the round begins with          | a query handler    |
-| "evaluate" | none more        | the same; nothing in round 1             | evaluate messages  |
+    strategy = FedGFT(FedAdam(fraction_evaluate=0.0), "sp", target=0.02)
 """
 
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvgM, Result, Strategy
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Result, Strategy
 
+from fedgft.algorithms import Cohort, Local
+from fedgft.algorithms.controller import Controller, Loop, StepDamper
+from fedgft.algorithms.objectives import LinearizedPenalty
+from fedgft.algorithms.weightings import FairFed as FairFedRule
+from fedgft.algorithms.weightings import Rule
 from fedgft.errors import FedgftError
-from fedgft.federated.control import StepDamper
-from fedgft.flower.checkpoint import Checkpoint
-from fedgft.flower.checks import check_metrics, check_update, shorten_update, update_norm
-from fedgft.flower.gather import Patient, Replies, log
-from fedgft.flower.hearing import Hearing
-from fedgft.flower.terms import innermost, innermost_strategy
-from fedgft.flower.weights import Weights
-from fedgft.flower.wire import RECORD, TRAINED, put_request
-from fedgft.metrics.robust import NEAR, norm_limit, size_limit
+from fedgft.flower.aggregator import StatisticsAggregator, StatisticsOptions
+from fedgft.flower.messages import RECORD, TRAINED, Report, Request, put_request
+from fedgft.flower.replies import (
+    GridWithTimeout,
+    Replies,
+    check_metrics,
+    check_update,
+    log,
+    scale_update,
+    update_norm,
+)
+from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
+from fedgft.metrics import Metric, get_metric
+from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
+from fedgft.sums import stack
+from fedgft.validation import check_number
+
+WITH_MOMENTUM = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
+MEDIANS = (flower.Bulyan, flower.FedMedian, flower.FedTrimmedAvg)
+WITHOUT_WEIGHTS = (*MEDIANS, flower.Krum, flower.MultiKrum, flower.QFedAvg)
 
 
-class FairStrategy(Strategy):
-    """See the top of this file; made by `FedGFT`, `FairFed` and `Measured`."""
+@dataclass(eq=False, repr=False)
+class FairStrategy(StatisticsOptions, Strategy):
+    """A Flower strategy around another one: it measures the gap over all clients' rows, and
+    subclasses set prices or weights from it. Everything else is passed on.
 
-    def __init__(
-        self, strategy: Any, hearing: Hearing, *, weights: Weights | None = None,
-        checkpoint: str | Path | None = None,
-    ) -> None:  # fmt: skip
-        if not isinstance(strategy, Strategy):
+    | channel    | messages per round | sums describe                                | needs     |
+    |------------|--------------------|----------------------------------------------|-----------|
+    | "train"    | no more            | the model the round began with, one late     | nothing   |
+    | "query"    | one more           | the model the round begins with              | a handler |
+    | "evaluate" | no more            | the same, but nothing in round 1             | evaluate  |
+
+    Parameters
+    ----------
+    strategy
+        Any strategy of `flwr.serverapp.strategy`.
+    metric
+        The fairness metric, by name or as a `Metric`.
+    checkpoint
+        A file to which the state is saved after every round; a restarted server continues from it.
+    options
+        All other keywords: see `StatisticsOptions`.
+
+    Attributes
+    ----------
+    state
+        All that a checkpoint saves, `state.history` among it.
+    aggregator
+        Collects the clients' statistics.
+    measured
+        After `start`: the row of the history that describes the returned model, or None.
+    """
+
+    strategy: Any
+    metric: str | Metric = "sp"
+    _: KW_ONLY
+    checkpoint: str | Path | None = None
+
+    needs_trained_sums = False  # whether clients also send the sums of the model they trained
+    sets_weights = False  # whether `_set_weights` replaces the clients' weights
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.strategy, Strategy):
+            kind = type(self.strategy)
             raise FedgftError(
-                f"{type(strategy).__module__}.{type(strategy).__name__} is no strategy of "
-                "flwr.serverapp.strategy (those of flwr.server.strategy are the old ones)"
+                f"{kind.__module__}.{kind.__name__} is no strategy of flwr.serverapp.strategy "
+                "(those of flwr.server.strategy are the old ones)",
+                field="strategy",
             )
-        self.strategy, self.hearing, self.terms = strategy, hearing, hearing.terms
-        self.weights = weights
-        self.checkpoint = None if checkpoint is None else Checkpoint(Path(checkpoint).expanduser())
-        self.sent, self.config, self.timeout = ArrayRecord(), ConfigRecord(), 3600.0
-        self.done = self.idle = 0  # rounds; and those in a row without a new model
-        self.asked = 0  # nodes, this round
-        self.why = ""  # the last round gave no model
-        self.measured: dict[str, Any] | None = None  # the row of the model that is handed over
+        self.metric = get_metric(self.metric)
+        self.state = RunState(names=self.expected_names())
+        pricing = self._make_pricing()
+        self.aggregator = StatisticsAggregator(self, self.metric, pricing, self.state)
+        self.measured: dict[str, Any] | None = None
+        self._sent = ArrayRecord()  # this round's model
+        self._config = ConfigRecord()
+        self._timeout = 3600.0
+        self._queried = 0  # nodes, this round
+        self._failure = ""  # why the last round gave no model
+
+    def _make_pricing(self) -> Any:
+        """The penalty, with its first state in `self.state.penalty`; None for no penalty."""
+        return None
+
+    def _request_extras(self) -> Request:
+        """What messages tell clients beside prices."""
+        return {}
+
+    def _set_weights(self, replies: Replies, trained: dict[int, Any]) -> None:
+        """Change the clients' weights in the average, or refuse clients."""
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """One row for every model that was measured: round, accuracy, gaps, rows, clients."""
-        return self.hearing.history
+        return self.state.history
 
-    # The engine's verbs, in the order in which it calls them
+    # Flower's interface, in the order in which Flower calls it
 
     def start(
-        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600,
-        train_config: ConfigRecord | None = None, evaluate_config: ConfigRecord | None = None,
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:  # fmt: skip
-        """As the engine's, but from the checkpoint on where there is one; and the last model is
-        measured, or, for a target, the best of the last rounds handed over."""
+    ) -> Result:
+        """Run all rounds, as `Strategy.start` does, from the checkpoint on if there is one.
+
+        The last model is measured; with a target, the best model of the last rounds is returned.
+        """
         arrays = initial_arrays
-        if self.checkpoint is not None and self.checkpoint.exists():
-            arrays = self.checkpoint.load(self, initial_arrays)
-            log.warning("fedgft: going on after round %d of %d", self.done, num_rounds)
-        self.hearing.rounds, self.timeout, offset = num_rounds, timeout, self.done
-        self.config = ConfigRecord() if train_config is None else train_config
-        left = max(num_rounds - offset, 0)
-        self.hearing.check_budget(left)
-        measured = evaluate_fn and (lambda r, a: evaluate_fn(r + offset, a))
-        result = Strategy.start(
-            self, grid, arrays, left, timeout, train_config, evaluate_config, measured
+        if self.checkpoint is not None and Path(self.checkpoint).expanduser().exists():
+            arrays = self.load_checkpoint(initial_arrays)
+            log.warning(
+                "fedgft: continuing after round %d of %d", self.state.rounds_done, num_rounds
+            )
+        done = self.state.rounds_done
+        rounds_left = max(num_rounds - done, 0)
+        self.aggregator.rounds = num_rounds
+        self.aggregator.check_budget(rounds_left)
+        self._timeout = timeout
+        self._config = ConfigRecord() if train_config is None else train_config
+        evaluate = evaluate_fn and (lambda number, model: evaluate_fn(number + done, model))
+        result = super().start(
+            grid, arrays, rounds_left, timeout, train_config, evaluate_config, evaluate
         )
-        if not result.arrays and not offset:
-            raise FedgftError(f"no round gave a new model: {self.why}")
+        if not result.arrays and not done:
+            raise FedgftError(f"no round gave a new model: {self._failure}")
         result.arrays = result.arrays or arrays
         self._finish(grid, result)
         return result
@@ -88,196 +163,205 @@ class FairStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self.sent, self.config, number = arrays, config, self.done + 1
-        messages = list(self.strategy.configure_train(number, arrays, config, self._patient(grid)))
+        """The strategy's training messages, with prices; channel "query" asks for sums first."""
+        self._sent = arrays
+        self._config = config
+        number = self.state.rounds_done + 1
+        patient_grid: Any = GridWithTimeout(grid, self.node_timeout)
+        messages = list(self.strategy.configure_train(number, arrays, config, patient_grid))
         nodes = [message.metadata.dst_node_id for message in messages]
-        if not messages and self.terms.channel != "evaluate":
-            raise FedgftError(f"channel '{self.terms.channel}' carries no statistics: the strategy "
-                              "sends no training messages (fraction_train)")  # fmt: skip
-        self.asked = len(nodes)
-        if self.terms.channel == "query":
-            self._ask(grid, arrays, nodes)
-        self._tell(messages, asked=self.terms.channel == "train")
+        if self.channel != "evaluate":
+            self._check_any(messages, "fraction_train")
+        self._queried = len(nodes)
+        if self.channel == "query":
+            self._query(grid, arrays, nodes)
+        self._add_request(messages, with_statistics=self.channel == "train")
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        found, believer = Replies.of(replies), self.hearing.believer
-        records, trained = found.take(), found.take(TRAINED)
+        """Check and limit the replies, use their sums, and let the strategy make the new model."""
+        found = Replies.of(replies)
+        validator = self.aggregator.validator
+        records = found.take()
+        trained = found.take(TRAINED)
         self._refuse_impostors(found)
-        found.keep(lambda r: check_update(r, self.sent, weighted_by=self._key), believer)
-        believer.remember(found.good)
-        if self.terms.channel == "train":
-            told = {node: record for node, record in records.items() if node in found.good}
-            self.hearing.learn(told, found, arrays=self.sent, of_round=self.done, asked=self.asked)
+        found.filter(
+            lambda reply: check_update(reply, self._sent, weighted_by=self._weight_key),
+            validator.describe,
+        )
+        validator.record_training_rows(found.good)
+        if self.channel == "train":
+            usable = {node: record for node, record in records.items() if node in found.good}
+            self.aggregator.aggregate(usable, found, arrays=self._sent, queried=self._queried)
             self._refuse_impostors(found)
         self._limit_updates(found)
-        if self.weights is not None:
-            self._weigh(found, trained)
+        self._set_weights(found, trained)
         self._limit_weights(found)
-        arrays, metrics = self.strategy.aggregate_train(self.done + 1, found.ready())
-        arrays = self._damped(arrays)
-        self._count(arrays, found.why())
-        if self.terms.channel != "evaluate":  # which has not spoken yet
-            self._save(arrays or self.sent)
-        return arrays, self._with_gaps(metrics)
+        number = self.state.rounds_done + 1
+        arrays, metrics = self.strategy.aggregate_train(number, found.for_strategy())
+        arrays = self._damp(arrays)
+        self._count_round(arrays, found.explain())
+        if self.channel != "evaluate":  # its statistics are still to come
+            self._save_checkpoint(arrays or self._sent)
+        return arrays, self._add_gaps(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self.sent = arrays
-        messages = list(
-            self.strategy.configure_evaluate(self.done, arrays, config, self._patient(grid))
-        )
-        asked = self.terms.channel == "evaluate"
-        if asked and not messages:
-            raise FedgftError("channel 'evaluate' carries no statistics: the strategy sends no "
-                              "evaluate messages (fraction_evaluate)")  # fmt: skip
-        self._tell(messages, asked=asked)
+        """The strategy's evaluation messages; those of channel "evaluate" ask for sums."""
+        self._sent = arrays
+        number = self.state.rounds_done
+        patient_grid: Any = GridWithTimeout(grid, self.node_timeout)
+        messages = list(self.strategy.configure_evaluate(number, arrays, config, patient_grid))
+        if self.channel == "evaluate":
+            self._check_any(messages, "fraction_evaluate")
+        self._add_request(messages, with_statistics=self.channel == "evaluate")
         return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
+        """Check the replies, use their sums, and let the strategy average the metrics."""
         found = Replies.of(replies)
-        asked = len(found.good) + len(found.errors)
+        queried = len(found.good) + len(found.errors)
         records = found.take()
-        found.keep(lambda r: check_metrics(r, weighted_by=self._key), self.hearing.believer)
-        if self.terms.channel == "evaluate":
-            self.hearing.learn(records, found, arrays=self.sent, of_round=self.done, asked=asked)
-            self._save(self.sent)
-        return self.strategy.aggregate_evaluate(self.done, found.ready())
+        found.filter(
+            lambda reply: check_metrics(reply, weighted_by=self._weight_key),
+            self.aggregator.validator.describe,
+        )
+        if self.channel == "evaluate":
+            self.aggregator.aggregate(records, found, arrays=self._sent, queried=queried)
+            self._save_checkpoint(self._sent)
+        return self.strategy.aggregate_evaluate(self.state.rounds_done, found.for_strategy())
 
     def summary(self) -> None:
-        constants, terms = self.hearing.constants, self.terms
-        log.info("\t├──> fedgft: %s, %s", constants.metric.title, constants.pricing or self.weights)
-        log.info("\t│\t└── channel %s, budget %s", terms.channel, terms.budget)
+        """Log the method, the channel, the budget and the wrapped strategy."""
+        log.info(
+            "\t├──> fedgft: %s, %s", self.aggregator.metric.title, self._method() or "measured"
+        )
+        log.info("\t│\t└── channel %s, budget %s", self.channel, self.budget)
         self.strategy.summary()
 
-    # What is ours
+    # Messages
 
-    def _ask(self, grid: Grid, arrays: ArrayRecord, nodes: list[int]) -> None:
-        config = ConfigRecord({**self.config, "server-round": self.done + 1})
-        self.hearing.ask(
-            grid, arrays, nodes, of_round=self.done, config=config, timeout=self.timeout
-        )
+    def _check_any(self, messages: list[Message], setting: str) -> None:
+        if not messages:
+            raise FedgftError(
+                f"`channel` '{self.channel}' carries no statistics: the strategy sends no "
+                f"messages of this kind ({setting})"
+            )
 
-    def _tell(self, messages: list[Message], *, asked: bool) -> None:
-        """Prices and wishes, into every message; strategies give many of them one content."""
-        weights = self.weights
-        request = self.hearing.request(asked=asked, both=weights is not None and weights.trained)
-        if weights is not None and weights.reweigh:
-            request["reweigh"] = True
+    def _query(self, grid: Grid, arrays: ArrayRecord, nodes: list[int]) -> None:
+        config = ConfigRecord({**self._config, "server-round": self.state.rounds_done + 1})
+        self.aggregator.query_clients(grid, arrays, nodes, config=config, timeout=self._timeout)
+
+    def _add_request(self, messages: list[Message], *, with_statistics: bool) -> None:
+        """Add our request to all messages; strategies give many of them the same content."""
+        statistics = "none"
+        if with_statistics:
+            statistics = "both" if self.needs_trained_sums else "received"
+        request = self.aggregator.make_request(statistics) | self._request_extras()
         for content in {id(message.content): message.content for message in messages}.values():
             put_request(content, request)
 
     def _finish(self, grid: Grid, result: Result) -> None:
-        if self.terms.final and self.terms.channel != "evaluate":
+        """Measure the last model, or return the best one."""
+        if self.queries_at_end:
             try:
-                self._ask(grid, result.arrays, sorted(grid.get_node_ids()))
+                self._query(grid, result.arrays, sorted(grid.get_node_ids()))
             except FedgftError as error:
                 log.warning("fedgft: the last model was not measured: %s", error)
         last = self.history[-1] if self.history else {}
-        self.measured = last if last.get("round") == self.done else None
-        best = self.hearing.best
+        self.measured = last if last.get("round") == self.state.rounds_done else None
+        best = self.state.best
         if best is not None:
-            result.arrays, self.measured = best.arrays, best.row
+            result.arrays = best.arrays
+            self.measured = best.row
 
-    def _weigh(self, found: Replies, trained: dict[int, Any]) -> None:
-        """The engine's strategies weigh by a metric of the reply, so that is where weights go."""
-        assert self.weights is not None
-        believer = self.hearing.believer
-        own = believer.reports(trained, None) if self.weights.trained else None
-        weights = self.weights.of(self.hearing.reports, own)
-        for node, reply in list(found.good.items()):
-            if weights.get(node, 0.0) <= 0:
-                found.refuse(node, "FairFed gives it no weight", believer.site(node))
-            else:
-                next(iter(reply.content.metric_records.values()))[self._key] = weights[node]
+    # Limits on what one client can do
 
-    def _refuse_impostors(self, found: Replies) -> None:
-        """Nodes that took another one's name do not train either."""
-        for node, site in self.hearing.believer.refused.items():
-            if node in found.good:
-                why = f"it calls itself '{site}', the name of another node"
-                found.refuse(node, why, f"node {node}")
+    def _refuse_impostors(self, replies: Replies) -> None:
+        """Nodes that took another node's name do not train either."""
+        for node, site in self.aggregator.validator.impostors.items():
+            if node in replies.good:
+                reason = f"it calls itself '{site}', the name of another node"
+                replies.refuse(node, reason, f"node {node}")
 
-    def _limit_updates(self, found: Replies) -> None:
-        """No update is much longer than the others'."""
-        ratio = self.terms.limits_for(len(found.good)).update_ratio
+    def _limit_updates(self, replies: Replies) -> None:
+        """Shorten updates that are much longer than the others'."""
+        ratio = self.limits_for(len(replies.good)).update_ratio
         if ratio == math.inf:
             return
-        norms = {node: update_norm(reply, self.sent) for node, reply in found.good.items()}
-        most = norm_limit(list(norms.values()), ratio)
+        norms = {node: update_norm(reply, self._sent) for node, reply in replies.good.items()}
+        limit = norm_limit(list(norms.values()), ratio)
         for node, norm in norms.items():
-            if norm > most * (1 + NEAR):
-                shorten_update(found.good[node], self.sent, most / norm)
-                site = self.hearing.believer.site(node)
-                self.hearing.warn_once(
+            if norm > limit * (1 + TOLERANCE):
+                scale_update(replies.good[node], self._sent, limit / norm)
+                site = self.aggregator.validator.describe(node)
+                self.aggregator.warn_once(
                     f"{site}: its update is much longer than the others' and is shortened",
-                    f"{norm:.3g}, of which {most:.3g} are taken",
+                    f"{norm:.3g}, of which {limit:.3g} are taken",
                 )
 
-    def _limit_weights(self, found: Replies) -> None:
-        """No weight above the rows that a client declared, nor above its share of all."""
-        believer, key = self.hearing.believer, self._key
-        records: dict[int, Any] = {
-            node: next(iter(reply.content.metric_records.values()))
-            for node, reply in found.good.items()
-        }
-        if key == "num-examples" and self.weights is None:
+    def _limit_weights(self, replies: Replies) -> None:
+        """Limit weights in the average to the declared rows and to the largest share."""
+        validator = self.aggregator.validator
+        warn_once = self.aggregator.warn_once
+        key = self._weight_key
+        records = {node: _metrics_of(reply) for node, reply in replies.good.items()}
+        if key == "num-examples" and not self.sets_weights:
             for node, record in records.items():
-                rows = believer.rows(node)
+                rows = validator.declared_rows(node)
                 if rows is not None and record[key] > rows * (1 + 1e-6) + 0.5:
-                    self.hearing.warn_once(
-                        f"{believer.site(node)} trains on more rows than it declared",
+                    warn_once(
+                        f"{validator.describe(node)} trains on more rows than it declared",
                         f"{record[key]:.6g}, of which {rows:.6g} count",
                     )
                     record[key] = max(1.0, rows)
-        limits = self.terms.limits_for(len(records))
-        most = size_limit([float(record[key]) for record in records.values()], limits)
+        weights = [float(record[key]) for record in records.values()]
+        limit = size_limit(weights, self.limits_for(len(records)))
         for node, record in records.items():
-            agreed = believer.identity(node) in believer.agreed
-            if record[key] > most * (1 + NEAR) and not agreed:
-                self.hearing.warn_once(
-                    f"{believer.site(node)} has too large a share of the average (max_share)",
-                    f"its weight is {record[key]:.6g} and counts as {most:.6g}",
+            if record[key] > limit * (1 + TOLERANCE) and not validator.is_agreed(node):
+                warn_once(
+                    f"{validator.describe(node)} has too large a share of the average (max_share)",
+                    f"its weight is {record[key]:.6g} and counts as {limit:.6g}",
                 )
-                record[key] = most
+                record[key] = limit
 
-    def _count(self, arrays: ArrayRecord | None, why: str) -> None:
-        self.done += 1
-        self.idle = 0 if arrays else self.idle + 1
-        self.why = why
-        if self.idle >= self.terms.patience:
-            raise FedgftError(f"no new model in {self.idle} rounds in a row: {why}")
+    # After the aggregation
 
-    def _damped(self, arrays: ArrayRecord | None) -> ArrayRecord | None:
-        """The new model, nearer to the last one towards the end of a run that has a target."""
-        pricing = self.hearing.constants.pricing
-        if arrays is None or not self.hearing.rounds or not getattr(pricing, "damp", False):
+    def _damp(self, arrays: ArrayRecord | None) -> ArrayRecord | None:
+        """Shorten the server's step towards the end of a run that has a target."""
+        rounds = self.aggregator.rounds
+        if arrays is None or not rounds or not getattr(self.aggregator.pricing, "damp", False):
             return arrays
-        damper = self.hearing.constants.damper or StepDamper(self.hearing.rounds)
-        steps = {k: arrays[k].numpy() - self.sent[k].numpy() for k in arrays if _floats(arrays[k])}
+        sent = {name: array.numpy() for name, array in self._sent.items()}
+        new = {name: array.numpy() for name, array in arrays.items()}
+        steps = {n: new[n] - sent[n] for n in new if np.issubdtype(new[n].dtype, np.floating)}
         length = sum(float(np.square(step, dtype=np.float64).sum()) for step in steps.values())
-        share = damper.share(length**0.5)
-        self.hearing.constants.damper = damper
+        self.state.damper = self.state.damper or StepDamper(rounds)
+        share = self.state.damper.share(length**0.5)
         if share < 1:
-            near = {
-                k: self.sent[k].numpy() + step * step.dtype.type(share) for k, step in steps.items()
-            }
-            arrays = ArrayRecord({k: Array(near[k]) if k in near else arrays[k] for k in arrays})
-            core = innermost_strategy(self.strategy)
-            if isinstance(core, FedAvgM):  # it remembers the model that it has returned
-                core.current_arrays = arrays
+            for name, step in steps.items():
+                new[name] = sent[name] + step * step.dtype.type(share)
+            arrays = ArrayRecord({name: Array(values) for name, values in new.items()})
+            inner = innermost_strategy(self.strategy)
+            if isinstance(inner, flower.FedAvgM):  # it stores the model that it returned
+                inner.current_arrays = arrays
         return arrays
 
-    def _save(self, arrays: ArrayRecord) -> None:
-        if self.checkpoint is not None:
-            self.checkpoint.save(self, arrays)
+    def _count_round(self, arrays: ArrayRecord | None, failure: str) -> None:
+        state = self.state
+        state.rounds_done += 1
+        state.idle_rounds = 0 if arrays else state.idle_rounds + 1
+        self._failure = failure
+        if state.idle_rounds >= self.patience:
+            raise FedgftError(f"no new model in {state.idle_rounds} rounds in a row: {failure}")
 
-    def _with_gaps(self, metrics: MetricRecord | None) -> MetricRecord | None:
+    def _add_gaps(self, metrics: MetricRecord | None) -> MetricRecord | None:
+        """The strategy's metrics, with the last measured accuracy and gaps."""
         if metrics is not None and self.history:
             row = self.history[-1]
             for key in ("accuracy", "gap_soft", "gap_hard"):
@@ -285,13 +369,217 @@ class FairStrategy(Strategy):
                     metrics[f"{RECORD}.{key.replace('_', '-')}"] = row[key]
         return metrics
 
-    def _patient(self, grid: Grid) -> Any:
-        return Patient(grid, self.terms.node_timeout)
-
     @property
-    def _key(self) -> str:
-        return innermost(self.strategy, "weighted_by_key", "num-examples")
+    def _weight_key(self) -> str:
+        """The metric of a reply by which the strategy weighs clients."""
+        return _inner_attribute(self.strategy, "weighted_by_key", "num-examples")
+
+    # Checkpoints
+
+    def load_checkpoint(self, like: ArrayRecord) -> ArrayRecord:
+        """Restore the state from the checkpoint; return the model to continue with."""
+        arrays = self._open_checkpoint().load(self.state, like, self.strategy)
+        if self.aggregator.noise is not None:  # sites release new noisy counts after a restart
+            self.state.declared = {}
+        return arrays
+
+    def _save_checkpoint(self, arrays: ArrayRecord) -> None:
+        if self.checkpoint is not None:
+            self._open_checkpoint().save(self.state, arrays, self.strategy)
+
+    def _open_checkpoint(self) -> Checkpoint:
+        path = Path(self.checkpoint or "").expanduser()
+        return Checkpoint(path, json.dumps(self._describe_run(), sort_keys=True))
+
+    def _method(self) -> Any:
+        """The record with the method's parameters."""
+        return self.aggregator.pricing
+
+    def _describe_run(self) -> dict[str, Any]:
+        """What identifies a run: a checkpoint continues only one that agrees in all of it."""
+        method = self._method()
+        about = {
+            "metric": self.aggregator.metric.name,
+            "channel": self.channel,
+            "strategy": [type(one).__name__ for one in wrapped_strategies(self.strategy)],
+            "method": type(method).__name__,
+            "budget": repr(self.budget),
+        }
+        if is_dataclass(method):
+            values = {f.name: str(getattr(method, f.name)) for f in fields(method)}
+            values.pop("metric", None)
+            about |= values
+        return about
 
 
-def _floats(array: Array) -> bool:
-    return np.issubdtype(np.dtype(array.dtype), np.floating)
+@dataclass(eq=False, repr=False)
+class FedGFT(FairStrategy):
+    """Any strategy of Flower, fair over all clients' rows.
+
+    Parameters
+    ----------
+    lam
+        `fedgft`: the strength of the paper's penalty on the gap of scores. Give `lam` or `target`.
+    target
+        `fedgft-control`: the gap of decisions to be reached.
+    penalty, spread
+        With `lam`: the form of the penalty and what it is applied to, as in `LinearizedPenalty`.
+    pick, damp
+        With `target`: as in `Controller`. The best model of the last share `pick` of the rounds is
+        returned, and `damp` shortens steps towards the end.
+    strategy, metric, checkpoint, ...
+        As in `FairStrategy` and `StatisticsOptions`.
+    """
+
+    _: KW_ONLY
+    lam: float | None = None
+    target: float | None = None
+    penalty: str = "half"
+    spread: str = "range"
+    pick: float = 0.6
+    damp: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.lam is None) == (self.target is None):
+            raise FedgftError("FedGFT needs either `lam` or `target`", kind="conflict")
+        super().__post_init__()
+
+    def _make_pricing(self) -> Any:
+        metric = get_metric(self.metric)
+        if self.target is None:
+            lam = check_number("lam", self.lam)
+            return LinearizedPenalty(metric, lam, self.penalty, self.spread)  # pyrefly: ignore
+        target = check_number("target", self.target)
+        pricing = Controller(metric, target, pick=self.pick, damp=self.damp)
+        self.state.penalty = pricing.init(1, self._describe_loop())
+        return pricing
+
+    def _describe_loop(self) -> Loop:
+        """What the controller must know: when it sees the effect of a price, and how noisily."""
+        sampled = _inner_attribute(self.strategy, "fraction_train", 1.0) < 1
+        noisy = sampled or self.budget.epsilon is not None
+        slow = isinstance(innermost_strategy(self.strategy), WITH_MOMENTUM)
+        caution = (0.5 if noisy else 1.0) * (0.5 if slow else 1.0)
+        return Loop(delay=2 if self.channel == "train" else 1, caution=caution)
+
+
+@dataclass(eq=False, repr=False)
+class Measured(FairStrategy):
+    """Any strategy of Flower as it is, with its gap measured every round."""
+
+
+@dataclass(eq=False, repr=False)
+class FairFed(FairStrategy):
+    """Weights that follow the distance between global and local fairness (Ezzeldin et al., 2023).
+
+    It works around strategies that weigh clients by a metric of their replies: FedAvg and those
+    built on it. In channel "train" the weights are exact, since statistics arrive with the update.
+
+    Parameters
+    ----------
+    beta
+        How strongly weights react.
+    rule
+        The form of the update, as in `fedgft.algorithms.weightings.FairFed`.
+    reweigh
+        Clients also weigh their rows by label and group, the local debiasing of FairFed.
+    strategy, metric, checkpoint, ...
+        As in `FairStrategy` and `StatisticsOptions`.
+    """
+
+    _: KW_ONLY
+    beta: float = 1.0
+    rule: Rule = "subtract"
+    reweigh: bool = True
+
+    sets_weights = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("beta", self.beta)
+        if self.channel == "evaluate":
+            raise FedgftError(
+                "FairFed weighs this round's updates: `channel` 'train' or 'query'",
+                kind="unsupported",
+            )
+        if self.secure or self.budget.epsilon is not None:
+            raise FedgftError(
+                "FairFed needs every client's own sums: no secure sums, no noise",
+                kind="unsupported",
+            )
+        inner = innermost_strategy(self.strategy)
+        if isinstance(inner, WITHOUT_WEIGHTS):
+            name = type(inner).__name__
+            raise FedgftError(
+                f"FairFed gives clients weights, and {name} uses none", kind="unsupported"
+            )
+        self._weighting = FairFedRule(self.aggregator.metric, self.beta, self.rule)
+        self.needs_trained_sums = self._weighting.sees == "trained"
+
+    def _method(self) -> Any:
+        return self._weighting
+
+    def _describe_run(self) -> dict[str, Any]:
+        return super()._describe_run() | {"reweigh": str(self.reweigh)}
+
+    def _request_extras(self) -> Request:
+        return {"reweigh": True} if self.reweigh else {}
+
+    def _set_weights(self, replies: Replies, trained: dict[int, Any]) -> None:
+        """Write weights into the metric of the replies by which the strategy weighs clients."""
+        validator = self.aggregator.validator
+        own = validator.validate(trained, None) if self.needs_trained_sums else None
+        weights = self._compute_weights(self.aggregator.reports, own)
+        for node, reply in list(replies.good.items()):
+            if weights.get(node, 0.0) <= 0:
+                replies.refuse(node, "FairFed gives it no weight", validator.describe(node))
+            else:
+                _metrics_of(reply)[self._weight_key] = weights[node]
+
+    def _compute_weights(
+        self, received: Mapping[int, Report], trained: Mapping[int, Report] | None
+    ) -> dict[int, float]:
+        """Node -> weight, by the simulator's own weighting.
+
+        `received` and `trained` are the reports about the model of this round and about the locally
+        trained models; nodes without them get no weight.
+        """
+        nodes = [node for node in received if trained is None or node in trained]
+        if not nodes:
+            return {}
+        sites = [received[node].site for node in nodes]
+        if len(set(sites)) < len(sites):
+            sites = [f"{site}#{node}" for site, node in zip(sites, nodes, strict=True)]
+        tally = stack([received[node].sums for node in nodes])
+        own = None if trained is None else stack([trained[node].sums for node in nodes])
+        rows = tally.rows()
+        first = self._weighting.init(rows[None])[0]
+        known = self.state.client_weights
+        average = np.array([[known.get(s, w) for s, w in zip(sites, first, strict=True)]])
+        count = len(nodes)
+        cohort = Cohort(
+            run=np.zeros(count, int),
+            client=np.arange(count),
+            weight=rows / rows.sum(),
+            bounds=np.array([0, count]),
+            full=True,
+        )
+        local = Local(tally, own, np.zeros(count))
+        weights, average = self._weighting.coefficients(average, cohort, local)
+        known |= {site: float(w) for site, w in zip(sites, average[0], strict=True)}
+        return {node: float(w) for node, w in zip(nodes, weights, strict=True)}
+
+
+def innermost_strategy(strategy: Any) -> Any:
+    """The strategy inside all wrappers."""
+    return list(wrapped_strategies(strategy))[-1]
+
+
+def _inner_attribute(strategy: Any, name: str, default: Any) -> Any:
+    """An attribute of a strategy, or of one that it wraps."""
+    values = [getattr(s, name) for s in wrapped_strategies(strategy) if hasattr(s, name)]
+    return values[0] if values else default
+
+
+def _metrics_of(reply: Message) -> Any:
+    return next(iter(reply.content.metric_records.values()))

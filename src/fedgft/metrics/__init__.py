@@ -2,18 +2,6 @@
 
 from fedgft.metrics.catalog import CATALOG, get_metric
 from fedgft.metrics.functions import NotEstimableWarning
-from fedgft.metrics.metric import Metric, Pair
-from fedgft.metrics.tally import Kind, Tally, concatenate, price, stack
+from fedgft.metrics.metric import Kind, Metric, Pair, price
 
-__all__ = [
-    "CATALOG",
-    "Kind",
-    "Metric",
-    "NotEstimableWarning",
-    "Pair",
-    "Tally",
-    "concatenate",
-    "get_metric",
-    "price",
-    "stack",
-]
+__all__ = ["CATALOG", "Kind", "Metric", "NotEstimableWarning", "Pair", "get_metric", "price"]

@@ -1,8 +1,7 @@
-"""What the decisions behind a gap look like, from sums: how often each group is selected, how
-accurate the model is beside a constant one, and whether it has collapsed into one.
+"""Decisions behind a gap: selection rates, accuracy against a constant model, and collapse.
 
 A model that gives everybody the same decision has a gap of zero, so a gap alone does not say that
-a model is fair and useful.
+a model is fair and useful. All functions read `Sums`, whose leading axes are kept (...).
 """
 
 import math
@@ -13,87 +12,100 @@ from typing import Any
 import numpy as np
 
 from fedgft.metrics.metric import Metric
-from fedgft.metrics.tally import Tally
+from fedgft.sums import Sums
 from fedgft.types import Value
 
-RARE = 0.005  # other decisions in fewer rows than this: the model is constant
-SELDOM = 0.05  # and where it is no more accurate than a constant model, in fewer than this
-SHARE = 0.25  # other decisions are few where they are below this share of the other labels
+MAX_OTHER_SHARE = 0.005  # a model that decides otherwise in fewer rows is constant
+MAX_OTHER_SHARE_IF_USELESS = 0.05  # the same, if it is no more accurate than a constant model
+MAX_OTHER_RATIO = 0.25  # and if other decisions are fewer than this part of the other labels
 
 
-def constant_accuracy(tally: Tally) -> Value:
-    """(...): accuracy on these rows of always predicting their most frequent class."""
-    labels = tally.count.sum(-1)
+def constant_accuracy(sums: Sums) -> Value:
+    """Return the accuracy (...) of always predicting the most frequent class of these rows."""
+    labels = sums.count.sum(-1)
     with np.errstate(invalid="ignore"):
         return labels.max(-1) / labels.sum(-1)
 
 
-def balanced_accuracy(tally: Tally) -> Value:
-    """(...): mean over the classes of the share of their rows that is decided rightly (recall).
+def balanced_accuracy(sums: Sums) -> Value:
+    """Return the mean recall (...): over the classes, the share of their rows decided rightly.
 
     Classes without a row are left out. A constant model has one over the number of classes.
     """
-    right = np.einsum("...cgc->...c", tally.decision)
-    rows = tally.count.sum(-1)
+    right = np.einsum("...cgc->...c", sums.decision)
+    rows = sums.count.sum(-1)
     there = rows > 0
     recall = np.where(there, right / np.where(there, rows, 1.0), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         return recall.sum(-1) / there.sum(-1)
 
 
-def selection_rates(tally: Tally) -> np.ndarray:
-    """(..., g, c): of each group's rows, the share that is given each class; NaN without rows."""
-    chosen = tally.decision.sum(-3)[..., :-1, :]
-    rows = tally.count.sum(-2)[..., :-1, None]
+def selection_rates(sums: Sums) -> np.ndarray:
+    """Return the share of each group's rows given each class (..., g, c); NaN without rows."""
+    chosen = sums.decision.sum(-3)[..., :-1, :]
+    rows = sums.count.sum(-2)[..., :-1, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(rows > 0, chosen / rows, np.nan)
 
 
-def collapsed(tally: Tally) -> np.ndarray:
-    """(...), bool: the model gives nearly everybody the same class.
+def is_collapsed(sums: Sums) -> np.ndarray:
+    """Return whether the model gives nearly everybody the same class (...).
 
     With d the share of rows that are given another class and m the share of rows whose label is
     another class: d < m / 4, and either d < 0.5%, or d < 5% while the model is no more accurate
     than always predicting the most frequent class. False where training diverged.
     """
-    rows = tally.rows()
-    chosen, labels = tally.decision.sum((-3, -2)), tally.count.sum(-1)
+    rows = sums.rows()
+    chosen = sums.decision.sum((-3, -2))
+    labels = sums.count.sum(-1)
     usual = np.argmax(np.nan_to_num(chosen), axis=-1)[..., None]
     with np.errstate(divide="ignore", invalid="ignore"):
         other = 1 - np.take_along_axis(chosen, usual, -1)[..., 0] / rows
         wanted = 1 - np.take_along_axis(labels, usual, -1)[..., 0] / rows
-        useless = tally.accuracy() <= constant_accuracy(tally)
-        few = (other < RARE) | ((other < SELDOM) & useless)
-        return np.asarray(few & (other < SHARE * wanted))
+        useless = sums.accuracy() <= constant_accuracy(sums)
+        few = (other < MAX_OTHER_SHARE) | ((other < MAX_OTHER_SHARE_IF_USELESS) & useless)
+        return np.asarray(few & (other < MAX_OTHER_RATIO * wanted))
 
 
-def described(tally: Tally, classes: Sequence[str], groups: Sequence[str]) -> dict[str, Any]:
-    """Of one model, for JSON: `accuracy_constant`, `balanced_accuracy`, `collapsed`, and
-    `selection_rates` by group, of the positive one of two classes and else of each class. None
-    where something is not known."""
-    rates = selection_rates(tally)
+def describe_decisions(sums: Sums, classes: Sequence[str], groups: Sequence[str]) -> dict[str, Any]:
+    """Return a description of one model's decisions for JSON; None where a number is not known.
+
+    Parameters
+    ----------
+    sums
+        The sums of the model, without leading axes.
+    classes, groups
+        Their names.
+
+    Returns
+    -------
+    dict
+        `accuracy_constant`, `balanced_accuracy`, `collapsed`, and `selection_rates` by group: of
+        the positive one of two classes, else of each class.
+    """
+    rates = selection_rates(sums)
     selected: dict[str, Any] = {}
     for group, own in zip(groups, rates, strict=True):
-        each = {name: _known(rate) for name, rate in zip(classes, own, strict=True)}
+        each = {name: _finite_or_none(rate) for name, rate in zip(classes, own, strict=True)}
         selected[group] = each[classes[1]] if len(classes) == 2 else each
     return {
-        "accuracy_constant": _known(constant_accuracy(tally)),
-        "balanced_accuracy": _known(balanced_accuracy(tally)),
+        "accuracy_constant": _finite_or_none(constant_accuracy(sums)),
+        "balanced_accuracy": _finite_or_none(balanced_accuracy(sums)),
         "selection_rates": selected,
-        "collapsed": bool(collapsed(tally)),
+        "collapsed": bool(is_collapsed(sums)),
     }
 
 
-def _known(value: Any) -> float | None:
+def _finite_or_none(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
 def condition_names(metric: Metric, classes: Sequence[str]) -> tuple[str, ...]:
-    """What each condition of the metric is, with the names of the classes: `class yes`."""
+    """Return the conditions of the metric with the names of the classes: "class yes"."""
 
-    def named(found: re.Match[str]) -> str:
+    def insert_name(found: re.Match[str]) -> str:
         at = int(found[2])
         return f"{found[1]} {classes[at]}" if at < len(classes) else found[0]
 
     known = metric.conditions(len(classes))
-    return tuple(re.sub(r"\b(class|label) (\d+)\b", named, text) for text in known)
+    return tuple(re.sub(r"\b(class|label) (\d+)\b", insert_name, text) for text in known)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.arguments import check_indices
 from fedgft.errors import FedgftError
 from fedgft.metrics import catalog
 from fedgft.metrics.metric import Metric
-from fedgft.metrics.tally import ROUNDED
+from fedgft.validation import check_indices
+
+ROUNDING = 0.01  # how far the probabilities of a row may be from adding up to 1: half precision
 
 
 class NotEstimableWarning(UserWarning):
@@ -23,42 +24,58 @@ class NotEstimableWarning(UserWarning):
 
 
 def gap(
-    metric: Metric, y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
+    metric: Metric, y_true: Any, y_pred: Any, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """The largest difference between groups, or NaN (with a warning) where one has no rate."""
+    """Return the largest difference between groups in the rate of a metric.
+
+    Parameters
+    ----------
+    metric
+        The metric.
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row, 1 by default.
+
+    Returns
+    -------
+    float
+        The gap. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
+    """
     check_indices(
         y_true=y_true,
         y_pred=y_pred,
         sensitive_features=sensitive_features,
         sample_weight=sample_weight,
     )
-    labels, probs = _classes(_labels(y_true), _read("y_pred", y_pred, 2))
-    groups, names = _groups(_read("sensitive_features", sensitive_features, 2, dtype=object))
-    weight = (
-        np.ones(len(labels))
-        if sample_weight is None
-        else _read("sample_weight", sample_weight, 1, dtype=float)
+    labels, probs = _one_hot_classes(_read_labels(y_true), _read_array("y_pred", y_pred, 2))
+    groups, names = _one_hot_groups(
+        _read_array("sensitive_features", sensitive_features, 2, dtype=object)
     )
+    weight = np.ones(len(labels))
+    if sample_weight is not None:
+        weight = _read_array("sample_weight", sample_weight, 1, dtype=float)
     _check_lengths(len(labels), y_pred=probs, sensitive_features=groups, sample_weight=weight)
     if not (np.isfinite(weight) & (weight >= 0)).all():
-        raise FedgftError("sample_weight must hold one finite number of at least 0 a row")
+        raise FedgftError("sample_weight must hold one finite number of at least 0 per row")
     statistics = (metric.statistics(probs, labels, groups) * weight[:, None, None, None]).sum(0)
     empty = (statistics[1] == 0).any(axis=0)
     if not names or empty.any():
-        which = (
-            ", ".join(repr(n) for n, e in zip(names, empty, strict=True) if e) or "no group at all"
-        )
-        warnings.warn(
-            f"{metric.title} is not estimable: no row of the event in {which}",
-            NotEstimableWarning,
-            stacklevel=3,
-        )
+        which = ", ".join(repr(n) for n, e in zip(names, empty, strict=True) if e)
+        text = f"{metric.title} is not estimable: no row of the event in {which or 'any group'}"
+        warnings.warn(text, NotEstimableWarning, stacklevel=3)
         return float("nan")
     return float(metric.readout(statistics))
 
 
-def _read(name: str, values: Any, most: int, **kinds: Any) -> np.ndarray:
-    """As an array of one value a row, or of up to `most` axes; a table of one column is a list."""
+def _read_array(name: str, values: Any, most: int, **kinds: Any) -> np.ndarray:
+    """Return an array with one value per row, or with up to `most` axes."""
     try:
         found = np.asarray(values)
         array = np.asarray(values, **kinds) if found.dtype.kind not in "cmM" else found
@@ -71,13 +88,13 @@ def _read(name: str, values: Any, most: int, **kinds: Any) -> np.ndarray:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if not 1 <= array.ndim <= most:
-        raise FedgftError(f"{name} must hold one value a row, but has the shape {array.shape}")
+        raise FedgftError(f"{name} must hold one value per row, but has the shape {array.shape}")
     return array
 
 
-def _labels(y_true: Any) -> np.ndarray:
-    labels = _read("y_true", y_true, 1)
-    if any(map(_unknown, labels.tolist())):
+def _read_labels(y_true: Any) -> np.ndarray:
+    labels = _read_array("y_true", y_true, 1)
+    if any(map(_is_missing, labels.tolist())):
         raise FedgftError("y_true lacks a label in some rows: leave them out")
     if labels.dtype.kind == "f" and not (labels == np.floor(labels)).all():
         raise FedgftError("y_true holds fractions, which are no classes")
@@ -89,18 +106,18 @@ def _labels(y_true: Any) -> np.ndarray:
     return labels
 
 
-def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Labels one-hot, predictions as one probability a class."""
+def _one_hot_classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return one-hot labels and one probability per class, both (n, c)."""
     if y_pred.ndim == 2:
         if y_pred.dtype.kind not in "biuf":
             raise FedgftError(
-                f"y_pred with one column a class must hold numbers, not {y_pred.dtype}"
+                f"y_pred with one column per class must hold numbers, not {y_pred.dtype}"
             )
-        return _columns(y_true, y_pred.astype(float))
+        return _one_hot_columns(y_true, y_pred.astype(float))
     if set(np.unique(y_true).tolist()) <= {0, 1}:
         if y_pred.dtype.kind not in "biuf" and any(isinstance(v, str) for v in y_pred.tolist()):
             raise FedgftError("y_pred holds text, and the labels in y_true are numbers")
-        score = _read("y_pred", y_pred, 1, dtype=float)
+        score = _read_array("y_pred", y_pred, 1, dtype=float)
         if not ((score >= 0) & (score <= 1)).all():
             raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
         return np.eye(2)[y_true.astype(int)], np.stack((1 - score, score), 1)
@@ -109,7 +126,7 @@ def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.nda
     if strange and (y_pred.dtype.kind not in "iuUT" or y_pred.dtype.kind != y_true.dtype.kind):
         raise FedgftError(
             f"y_pred holds {str(strange[0])[:40]!r}, which is no label of y_true: pass predicted "
-            "labels, or probabilities with one column a class"
+            "labels, or probabilities with one column per class"
         )
     try:
         known, index = np.unique([*y_true.tolist(), *y_pred.tolist()], return_inverse=True)
@@ -119,26 +136,26 @@ def _classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray, np.nda
     return one_hot[: len(y_true)], one_hot[len(y_true) :]
 
 
-def _columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same, of one column of probabilities a class."""
+def _one_hot_columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Do the same for one column of probabilities per class."""
     known, index = np.unique(y_true, return_inverse=True)
     if set(known.tolist()) <= set(range(probs.shape[1])):
         index = y_true.astype(int)
     elif len(known) != probs.shape[1]:
         raise FedgftError(f"y_pred has {probs.shape[1]} columns for {len(known)} classes")
     inside = ((probs >= 0) & (probs <= 1)).all()
-    if not inside or (np.abs(probs.sum(1) - 1) > ROUNDED).any():
+    if not inside or (np.abs(probs.sum(1) - 1) > ROUNDING).any():
         raise FedgftError(
-            "y_pred with one column a class must hold probabilities: "
+            "y_pred with one column per class must hold probabilities: "
             "each in [0, 1], and every row with the sum 1"
         )
     return np.eye(probs.shape[1])[index], probs
 
 
-def _groups(sensitive_features: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """One column a group; a row of zeros where the group is None or NaN."""
+def _one_hot_groups(sensitive_features: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Return one column per group, zeros where the group is None or NaN; and the groups' names."""
     values = sensitive_features[:, None] if sensitive_features.ndim == 1 else sensitive_features
-    missing = np.array([any(map(_unknown, row)) for row in values], dtype=bool)
+    missing = np.array([any(map(_is_missing, row)) for row in values], dtype=bool)
     keys = [tuple(str(v) for v in row) for row in values]  # names joined could be those of another
     found = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
     position = {key: i for i, key in enumerate(found)}
@@ -148,7 +165,7 @@ def _groups(sensitive_features: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return one_hot, [" & ".join(key) for key in found]
 
 
-def _unknown(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     """None, NaN, and what pandas writes for them (compared by name: pandas need not be here)."""
     nan = isinstance(value, float) and value != value
     return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
@@ -163,53 +180,74 @@ def _check_lengths(rows: int, **arrays: np.ndarray) -> None:
 def statistical_parity_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """max - min over groups of P(Yhat=1 | A).
+    """Return max - min over groups of P(Yhat=1 | A).
 
+    Also called demographic parity. With more than two classes, the largest gap over all classes.
+
+    Parameters and result are those of `gap`.
+
+    Examples
+    --------
     >>> statistical_parity_difference([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("aabb"))
     0.5
     """
-    return gap(catalog.statistical_parity, y_true, y_pred,
-               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+    return gap(catalog.statistical_parity, y_true, y_pred, sensitive_features, sample_weight)
 
 
 def equal_opportunity_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """max - min over groups of the true-positive rate."""
-    return gap(catalog.equal_opportunity, y_true, y_pred,
-               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+    """Return max - min over groups of the true-positive rate P(Yhat=1 | Y=1, A).
+
+    Parameters and result are those of `gap`.
+    """
+    return gap(catalog.equal_opportunity, y_true, y_pred, sensitive_features, sample_weight)
 
 
 def equalized_odds_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """The larger of the gaps in true- and in false-positive rate."""
-    return gap(catalog.equalized_odds, y_true, y_pred,
-               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+    """Return the larger of the gaps in true-positive and in false-positive rate.
+
+    max over y of (max - min over groups of P(Yhat=1 | Y=y, A)).
+
+    Parameters and result are those of `gap`.
+    """
+    return gap(catalog.equalized_odds, y_true, y_pred, sensitive_features, sample_weight)
 
 
 def predictive_parity_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """max - min over groups of the precision P(Y=1 | Yhat=1): the paper's calibration."""
-    return gap(catalog.predictive_parity, y_true, y_pred,
-               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+    """Return max - min over groups of the precision P(Y=1 | Yhat=1, A).
+
+    The paper calls it well-calibration.
+
+    Parameters and result are those of `gap`.
+    """
+    return gap(catalog.predictive_parity, y_true, y_pred, sensitive_features, sample_weight)
 
 
 def accuracy_parity_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """max - min over groups of the accuracy."""
-    return gap(catalog.accuracy_parity, y_true, y_pred,
-               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+    """Return max - min over groups of the accuracy P(Yhat=Y | A).
+
+    Parameters and result are those of `gap`.
+    """
+    return gap(catalog.accuracy_parity, y_true, y_pred, sensitive_features, sample_weight)
 
 
 def false_positive_rate_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """max - min over groups of the false-positive rate."""
-    return gap(catalog.false_positive_rate_parity, y_true, y_pred,
-               sensitive_features=sensitive_features, sample_weight=sample_weight)  # fmt: skip
+    """Return max - min over groups of the false-positive rate P(Yhat=1 | Y=0, A).
+
+    Parameters and result are those of `gap`.
+    """
+    return gap(
+        catalog.false_positive_rate_parity, y_true, y_pred, sensitive_features, sample_weight
+    )
 
 
 demographic_parity_difference = statistical_parity_difference  # the name in Fairlearn

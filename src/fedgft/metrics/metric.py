@@ -12,12 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.types import Groups, Labels, PerSample, Probs, Rates, Statistics, Value, namespace
+from fedgft.types import (
+    Groups,
+    Labels,
+    PerSample,
+    Price,
+    Probs,
+    Rates,
+    Statistics,
+    Value,
+    namespace,
+)
+
+Kind = Literal["soft", "hard"]
+"Which sums are read: soft, those of scores; hard, those of decisions."
 
 
 class Pair(NamedTuple):
@@ -29,22 +42,35 @@ class Pair(NamedTuple):
 
 
 def everyone(probs: Probs, labels: Labels) -> Any:
-    """The event that holds for every row."""
+    """Return the event that holds for every row, (n, 1)."""
     return 1.0 + 0.0 * labels[:, :1]
 
 
 def compared(classes: int) -> range:
-    """The classes whose rates are compared: the positive one of two, or each of more."""
+    """Return the classes whose rates are compared: the positive one of two, or each of more."""
     return range(1, 2) if classes == 2 else range(classes)
 
 
 def each_class(classes: int) -> tuple[str, ...]:
+    """Return the names of the conditions of a metric with one condition per class compared."""
     return tuple(f"class {c}" for c in compared(classes))
 
 
 @dataclass(frozen=True)
 class Metric:
     """The gap between groups in the rate of `outcome` given `event`.
+
+    Parameters
+    ----------
+    name, title
+        The short name ("sp") and the one for readers ("statistical parity").
+    outcome, event
+        Functions of probabilities (n, c) and one-hot labels (n, c) that return U and V, (n, ...):
+        the axes after the first are the conditions v. By default every row is in the event.
+    conditions
+        A function of the number of classes that returns the names of the conditions.
+    parts
+        The metrics that this one combines, with their weights.
 
     Laws: statistics add up over any split of the rows; rows without a group, and rows of
     weight zero, change nothing; a group without rows has no rate, so the gap is NaN.
@@ -54,10 +80,14 @@ class Metric:
     title: str
     outcome: Callable[[Probs, Labels], Any]
     event: Callable[[Probs, Labels], Any] = everyone
-    conditions: Callable[[int], tuple[str, ...]] = each_class  # classes -> what each is called
-    parts: tuple[tuple["Metric", float], ...] = ()  # several metrics at once, and their weights
+    conditions: Callable[[int], tuple[str, ...]] = each_class
+    parts: tuple[tuple["Metric", float], ...] = ()
 
     def statistics(self, probs: Probs, labels: Labels, groups: Groups) -> PerSample:
+        """Return numerators and denominators of each row (n, 2, v, g), by NumPy or torch.
+
+        `probs` and `labels` (one-hot) are (n, c), `groups` (one-hot, or zeros) is (n, g).
+        """
         xp = namespace(probs)
         if self.parts:
             each = [metric.statistics(probs, labels, groups) for metric, _ in self.parts]
@@ -69,23 +99,25 @@ class Metric:
         return xp.einsum("nsv,ng->nsvg", flat, groups)
 
     def rates(self, statistics: Statistics) -> Rates:
+        """Return numerators over denominators (..., v, g); NaN where no row is in the event."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return statistics[..., 0, :, :] / statistics[..., 1, :, :]
 
     def readout(self, statistics: Statistics) -> Value:
-        """F, or NaN if a group is empty: it has no rate to compare."""
-        xp, rates = namespace(statistics), self.rates(statistics)
+        """Return F (...), or NaN if a group is empty: it has no rate to compare."""
+        xp = namespace(statistics)
+        rates = self.rates(statistics)
         return xp.amax(xp.amax(rates, -1) - xp.amin(rates, -1), -1)
 
     def worst(self, statistics: Statistics) -> Pair:
-        """The condition with the widest gap and its two groups. All rates must be estimable."""
+        """Return where the gap is widest. All rates must be estimable."""
         rates = self.rates(statistics)
         condition = np.argmax(rates.max(-1) - rates.min(-1), axis=-1)
         row = np.take_along_axis(rates, condition[..., None, None], axis=-2)[..., 0, :]
         return Pair(condition, np.argmax(row, axis=-1), np.argmin(row, axis=-1))
 
     def gradient(self, statistics: Statistics) -> Statistics:
-        """dF/dS: +1 on the highest rate, -1 on the lowest, through rate = numerator / denominator.
+        """Return dF/dS: +1 on the highest rate, -1 on the lowest, through `through_rates`.
 
         Zero when all rates are equal, as sign(0) is in the paper's C.
         """
@@ -97,22 +129,24 @@ class Metric:
         return self.through_rates(slope + 0.0 * rates, statistics)  # NaN where there is no rate
 
     def through_rates(self, slope: Rates, statistics: Statistics) -> Statistics:
-        """d<slope, rates>/dS, through rate = numerator / denominator; zero where slope is."""
+        """Return d<slope, rates>/dS for rate = numerator / denominator; zero where slope is."""
         with np.errstate(divide="ignore", invalid="ignore"):
             numerator = np.where(slope == 0, 0.0, slope / statistics[..., 1, :, :])
             denominator = np.where(slope == 0, 0.0, -numerator * self.rates(statistics))
         return np.stack((numerator, denominator), axis=-3)
 
     def weights(self, conditions: int) -> np.ndarray:
-        """What each condition counts in training, (v,): one, unless metrics were combined."""
+        """Return the weight of each condition in training (v,): 1, unless metrics were combined."""
         each = [np.full(stop - at, weight) for at, stop, _, weight in self.pieces(conditions)]
         return np.concatenate(each)
 
     def pieces(self, conditions: int) -> list[tuple[int, int, "Metric", float]]:
-        """Which conditions belong to which of several metrics: begin, end, metric, weight."""
+        """Return which conditions belong to which part: (begin, end, metric, weight) for each."""
         if not self.parts:
             return [(0, conditions, self, 1.0)]
-        classes, out, at = self.classes(conditions), [], 0
+        classes = self.classes(conditions)
+        out = []
+        at = 0
         for metric, weight in self.parts:
             stop = at + len(metric.conditions(classes))
             out.append((at, stop, metric, weight))
@@ -120,12 +154,12 @@ class Metric:
         return out
 
     def classes(self, conditions: int) -> int:
-        """How many classes there are where statistics have this many conditions."""
+        """Return the number of classes for which statistics have this many conditions."""
         found = (c for c in range(2, 1000) if len(self.conditions(c)) == conditions)
         return next(found, 2)
 
     def affine(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """How the statistics of one row follow from its scores p and label y.
+        """Return how the statistics of one row follow from its scores p and label y: slope, offset.
 
         statistics[s, v] = sum_c slope[s, v, y, c] p[c] + offset[s, v, y], in the row's own
         group. It is what lets sums of scores stand for the rows themselves, and what turns a
@@ -134,17 +168,18 @@ class Metric:
         return _probe(self, classes)
 
     def proper(self, classes: int = 2) -> bool:
-        """Whether the event ignores the prediction (Definition 4.4)."""
+        """Return whether the event ignores the prediction (Definition 4.4)."""
         return bool(self.proper_conditions(classes).all())
 
     def proper_conditions(self, classes: int) -> np.ndarray:
-        """The same of each condition, (v,)."""
+        """Return the same for each condition, (v,)."""
         return ~self.affine(classes)[0][1].any((-2, -1))
 
 
 @lru_cache
 def _probe(metric: Metric, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    labels, group = np.eye(classes), np.ones((classes, 1))
+    labels = np.eye(classes)
+    group = np.ones((classes, 1))
 
     def at(probs: np.ndarray) -> np.ndarray:  # (label, 2, v)
         return metric.statistics(np.broadcast_to(probs, labels.shape), labels, group)[..., 0]
@@ -163,3 +198,13 @@ def _probe(metric: Metric, classes: int) -> tuple[np.ndarray, np.ndarray]:
             "it works in fedgft.Penalty, not in the simulator"
         )
     return np.moveaxis(slope, 0, 2), np.moveaxis(offset, 0, -1)
+
+
+def price(metric: Metric, cotangent: Statistics, classes: int) -> Price:
+    """Return d<cotangent, statistics>/dp for a row of each label and group: (..., c, g + 1, c).
+
+    Rows without a recorded group have the price zero.
+    """
+    slope, _ = metric.affine(classes)
+    table = np.einsum("svyc,...svg->...ygc", slope, cotangent)
+    return np.concatenate((table, np.zeros_like(table[..., :1, :])), axis=-2)

@@ -23,7 +23,7 @@ SPREADS: tuple[Spread, ...] = ("range", "deviation", "variance")
 
 
 class Slopes(NamedTuple):
-    """F, and how it grows with each group's rate and with the rate of all rows together."""
+    """F, and its derivative by each group's rate and by the rate of all rows together."""
 
     value: Value
     rates: Rates
@@ -33,11 +33,12 @@ class Slopes(NamedTuple):
 def spread_gradient(
     metric: Metric, statistics: Statistics, spread: str
 ) -> tuple[Value, Statistics]:
-    """F and dF/dS."""
+    """Return F and dF/dS for statistics (..., 2, v, g); `spread` is one of `SPREADS`."""
     if spread == "range":
         return metric.readout(statistics), metric.gradient(statistics)
     pooled = statistics.sum(-1, keepdims=True)
-    rates, overall = metric.rates(statistics), metric.rates(pooled)
+    rates = metric.rates(statistics)
+    overall = metric.rates(pooled)
     slopes = _variance(rates) if spread == "variance" else _deviation(rates, overall)
     own = metric.through_rates(slopes.rates, statistics)
     return slopes.value, own + metric.through_rates(slopes.overall, pooled)

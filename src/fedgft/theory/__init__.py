@@ -4,12 +4,12 @@ from fedgft.theory.analysis import (
     AllWeights,
     Analysis,
     Compared,
-    analyse,
+    analyze,
     compare,
     fair_for_all_weights,
     per_client,
 )
-from fedgft.theory.examples import (
+from fedgft.theory.paper_examples import (
     Example,
     locally_fair_globally_unfair,
     locally_unfair_globally_fair,
@@ -21,7 +21,7 @@ __all__ = [
     "Analysis",
     "Compared",
     "Example",
-    "analyse",
+    "analyze",
     "compare",
     "fair_for_all_weights",
     "locally_fair_globally_unfair",

@@ -18,14 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgft.arguments import instance
 from fedgft.errors import FedgftError
-from fedgft.metrics import Kind, Metric, Tally, get_metric
+from fedgft.metrics import Kind, Metric, get_metric
+from fedgft.sums import Sums
 from fedgft.types import Statistics
+from fedgft.validation import check_instance
 
 
 class Compared(NamedTuple):
-    """What is compared: a condition of the metric, and two groups in it; gaps are i minus j."""
+    """A condition of the metric and two groups that are compared in it; gaps are i minus j."""
 
     condition: int
     i: int
@@ -67,7 +68,7 @@ class Analysis:
 
     @cached_property
     def contributions(self) -> np.ndarray:
-        """What each client adds to the gap, around the overall rate: F~ = sum_k w_k G_k, where
+        """The contribution of each client to the gap: F~ = sum_k w_k G_k, where
 
             G_k = (a_k - rho b_k) / b - (c_k - rho d_k) / d,
             w_k G_k = p_k (r_k - rho) - q_k (s_k - rho).
@@ -115,7 +116,8 @@ class Analysis:
     @cached_property
     def shares(self) -> tuple[np.ndarray, np.ndarray]:
         """p and q: how the rows of either group are spread over the clients."""
-        b, d = self.weights * self.b, self.weights * self.d
+        b = self.weights * self.b
+        d = self.weights * self.d
         return _ratio(b, b.sum()), _ratio(d, d.sum())
 
     @property
@@ -177,24 +179,34 @@ class Analysis:
         return 0.0 if math.isnan(self.largest_local_gap) else self.largest_local_gap
 
 
-def analyse(metric: str | Metric, tally: Tally, kind: Kind) -> Analysis:
-    """The terms of the widest gap, from a tally whose first axis is the client."""
+def analyze(metric: str | Metric, sums: Sums, kind: Kind) -> Analysis:
+    """Return the terms of the widest gap between two groups.
+
+    Parameters
+    ----------
+    metric
+        A metric or its short name.
+    sums
+        The sums of each client, along the first axis (see `fedgft.sums.stack`).
+    kind
+        "soft" (scores) or "hard" (decisions).
+    """
     metric = get_metric(metric)
-    instance("tally", tally, Tally, "Tally.of() makes one; its first axis is the client")
-    statistics, weights = per_client(metric, tally, kind)
+    check_instance("sums", sums, Sums, "Sums.of() makes one; its first axis is the client")
+    statistics, weights = per_client(metric, sums, kind)
     groups = statistics.shape[-1]
     if groups < 2:
         raise FedgftError("a gap needs two groups; the data has one")
     condition, high, low = (int(x) for x in metric.worst(np.tensordot(weights, statistics, 1)))
     i, j = sorted((high, low if low != high else (high + 1) % groups))  # all equal: any pair
-    proper = metric.proper(tally.count.shape[-2])
+    proper = metric.proper(sums.count.shape[-2])
     return compare(statistics, weights, Compared(condition, i, j), proper=proper)
 
 
 def compare(
     statistics: Statistics, weights: np.ndarray, pair: Compared, *, proper: bool
 ) -> Analysis:
-    """The terms of one pair of groups, from the clients' statistics (k, 2, v, g).
+    """Return the terms of one pair of groups, from the clients' statistics (k, 2, v, g).
 
     Means with the weights n_k / n, or sums with weights of 1: all that follows is the same, and
     contributions then add up to the signed gap.
@@ -203,20 +215,20 @@ def compare(
     return Analysis(pair, proper, weights, a, b, c, d)
 
 
-def per_client(metric: Metric, tally: Tally, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """The clients' mean statistics (k, 2, v, g) and weights n_k / n.
+def per_client(metric: Metric, sums: Sums, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """Return the clients' mean statistics (k, 2, v, g) and weights n_k / n.
 
     A client without rows has the weight 0 and statistics of 0.
     """
-    rows = np.asarray(tally.rows(), dtype=float)
+    rows = np.asarray(sums.rows(), dtype=float)
     if rows.sum() == 0:
         raise FedgftError("the clients hold no rows")
-    sums = tally.statistics(metric, kind)
-    return sums / np.where(rows > 0, rows, 1.0)[:, None, None, None], rows / rows.sum()
+    totals = sums.statistics(metric, kind)
+    return totals / np.where(rows > 0, rows, 1.0)[:, None, None, None], rows / rows.sum()
 
 
 class AllWeights(NamedTuple):
-    """Whether F = 0 whatever the clients weigh, and how far it is from that."""
+    """Whether F = 0 for all weights of the clients, and how far it is from that."""
 
     fair: bool
     violation: float  # max |M + M^T| / 2
@@ -236,7 +248,8 @@ def fair_for_all_weights(statistics: Statistics, *, tolerance: float = 1e-12) ->
     conditions, groups = statistics.shape[2:]
     for v in range(conditions):
         for i, j in combinations(range(groups), 2):
-            (a, b), (c, d) = statistics[:, :, v, i].T, statistics[:, :, v, j].T
+            (a, b) = statistics[:, :, v, i].T
+            (c, d) = statistics[:, :, v, j].T
             matrix = np.outer(a, d) - np.outer(b, c)
             one_rate = max(one_rate, float(np.abs(matrix).max()))
             violation = max(violation, float(np.abs(matrix + matrix.T).max()) / 2)
@@ -246,6 +259,6 @@ def fair_for_all_weights(statistics: Statistics, *, tolerance: float = 1e-12) ->
 def _ratio(
     numerator: np.ndarray | np.floating, denominator: np.ndarray | np.floating
 ) -> np.ndarray:
-    """Their quotient, or NaN where no row is counted."""
+    """Return the quotient, or NaN where no row is counted."""
     known = np.asarray(denominator) > 0
     return np.asarray(np.where(known, numerator, np.nan) / np.where(known, denominator, 1.0))

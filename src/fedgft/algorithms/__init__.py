@@ -1,0 +1,63 @@
+"""Federated algorithms: four slots and what fills them."""
+
+from fedgft.algorithms.cohort import Cohort, client_means
+from fedgft.algorithms.controller import Controller
+from fedgft.algorithms.corrections import (
+    Correction,
+    CorrectionState,
+    LocalTraining,
+    Proximal,
+    Scaffold,
+)
+from fedgft.algorithms.objectives import SLOPES, LinearizedPenalty, Objective, Pricing, reweigh
+from fedgft.algorithms.registry import (
+    BASES,
+    METHODS,
+    Algorithm,
+    fairfed,
+    fedavg,
+    fedgft,
+    fedgft_control,
+    get_method,
+    lft,
+    lrw,
+    with_base,
+)
+from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
+from fedgft.algorithms.weightings import BySize, FairFed, FedNova, Local, Weighting
+
+__all__ = [
+    "BASES",
+    "METHODS",
+    "SLOPES",
+    "Adaptive",
+    "Algorithm",
+    "Averaging",
+    "BySize",
+    "Cohort",
+    "Controller",
+    "Correction",
+    "CorrectionState",
+    "FairFed",
+    "FedNova",
+    "LinearizedPenalty",
+    "Local",
+    "LocalTraining",
+    "Objective",
+    "Pricing",
+    "Proximal",
+    "Scaffold",
+    "Server",
+    "ServerMomentum",
+    "Weighting",
+    "client_means",
+    "fairfed",
+    "fedavg",
+    "fedgft",
+    "fedgft_control",
+    "get_method",
+    "lft",
+    "lrw",
+    "reweigh",
+    "with_base",
+]

@@ -1,0 +1,459 @@
+"""A target for the gap of decisions: the server measures the gap and adjusts prices to reach it.
+
+Decisions have no gradient, so the penalty acts on scores and the measured gap of decisions sets its
+strength. For each condition v and group i the server holds two multipliers, one for each side of a
+band of width `target` around a common center m, and converts them into the price of a row:
+
+    above_i = rate_i - m - target/2          below_i = m - target/2 - rate_i
+    limit_i = max(MAX_ROW_PRICE, MAX_GROUP_PRICE / w_i)
+    up_i   <- clip(up_i   + k (above_i - PAST_SHARE last above_i), 0, limit_i)
+    down_i <- clip(down_i + k (below_i - PAST_SHARE last below_i), 0, limit_i)
+    q_i     = up_i - down_i, less its mean over rows         price of a row of group i
+
+All rates lie within the band exactly if the gap is at most the target. Clients add
+<v, statistics of the scores>, where v = sum_i w_i q_i d rate_i / dS and w_i = P(event, group i).
+With two groups w_0 q_0 = -w_1 q_1 is the one constant C of the paper's Theorem 5.1. Because q is a
+price per row, a small group that answers its price needs no larger one than a large group.
+
+The gain k follows the measured response, so that no constant belongs to one optimizer:
+
+    b_i = how far rate_i fell in a round, per unit that q_i rose in the round before
+    k   = GAIN trust / (b_i speed)
+
+b is a regression over past rounds that starts from PRIOR and forgets old rounds as new pushes
+replace them, once for all groups of a condition and then for each group, within bounds. `speed` is
+how far the coming round moves the model, relative to the first: learning rate and damping. `trust`
+halves when the gap swings to the other side without shrinking, falls while rates rise where prices
+rise, and recovers slowly.
+
+Where the learning rate does not fall, models of single rounds scatter around the target for ever.
+`damping` therefore shortens the server's step along a cosine.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedgft.algorithms.cohort import Cohort, check_runs, client_means
+from fedgft.errors import FedgftError
+from fedgft.metrics import Kind, Metric, price
+from fedgft.sums import Sums
+from fedgft.types import Price, Rates, Statistics
+
+GAIN = 0.6
+"The share of the violation that a round is meant to remove."
+PAST_SHARE = 0.4
+"How much of the last violation is subtracted: a round keeps this share of what moved before it."
+PRIOR = 0.1
+"The response that is assumed before one is measured: rate per unit of price, per round."
+PRIOR_WEIGHT = 0.1
+"How many squared units of price must have moved before the measured response counts as much."
+RESPONSE_BOUNDS = (0.01, 2.0)
+FORGET = 0.8
+MIN_TRUST = 0.1
+"Trust falls no further: without any push the response would never be measured again."
+MAX_ROW_PRICE = 8.0
+"The largest price of a row. A price of two already decides nearly every row of a calibrated model."
+MAX_GROUP_PRICE = 3.0
+"The largest price of a group as a whole: small groups that share all features with others need it."
+MIN_SPEED = 0.05
+"The speed that damping ends with."
+TARGET_TOLERANCE = 0.003
+"A gap this close to its target has reached it: decisions on a few thousand rows are no finer."
+MAX_SWING = 0.03
+"The gap has settled if it varies by no more than this over the last third of the rounds."
+
+
+class TargetMissedWarning(UserWarning):
+    """The gap of decisions on the clients' rows is above the target that was asked for."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a controller needs to know about the training that it steers.
+
+    Parameters
+    ----------
+    delay
+        Rounds from a price to the first measurement of its effect: 1, or 2 where sums arrive
+        together with the clients' updates.
+    caution
+        Share of the usual gain; below 1 where measurements are noisy (a sampled cohort, added
+        noise) or the server has momentum.
+    """
+
+    delay: int = 1
+    caution: float = 1.0
+
+
+class ControllerState(NamedTuple):
+    """The controller's memory between rounds. Axes: run r, condition v, group g.
+
+    Arrays are None before the first measurement.
+    """
+
+    loop: tuple[int, float]  # delay and caution
+    speed: float = 1.0  # of the coming round
+    gaps: Any = None  # (r, models measured)
+    rates: Any = None  # (r, v, g), of the last model, as all that follow
+    up: Any = None  # presses a rate down
+    down: Any = None
+    above: Any = None  # violations
+    below: Any = None
+    prices: Any = None  # of a row
+    pushes: Any = None  # (delay, r, v, g): price changes times speed, oldest first
+    fall: Any = None  # running sum of pushes times the falls that followed
+    moved: Any = None  # running sum of squared pushes
+    trust: Any = None
+    v: Statistics | None = None  # the last message
+
+
+@dataclass(frozen=True)
+class ControlReport:
+    """Whether each run reached its target. All gaps are of all clients' training rows.
+
+    Parameters
+    ----------
+    target
+        (r,): the target of each run.
+    gap
+        (r,): the gap of the final model.
+    gaps
+        (r, rounds): the gaps of the models that were measured on the way.
+    kind
+        Gaps of decisions ("hard") or of scores ("soft").
+    """
+
+    target: np.ndarray
+    gap: np.ndarray
+    gaps: np.ndarray
+    kind: Kind = "hard"
+
+    @property
+    def reached(self) -> np.ndarray:
+        """(r,): whether the gap is at most TARGET_TOLERANCE above the target; NaN is not."""
+        return self.gap <= self.target + TARGET_TOLERANCE
+
+    @property
+    def swing(self) -> np.ndarray:
+        """(r,): how much the gap varied over the last third of the rounds."""
+        tail = self.gaps[:, -max(2, self.gaps.shape[1] // 3) :]
+        return tail.max(1, initial=0.0) - tail.min(1, initial=1.0)
+
+    @property
+    def settled(self) -> np.ndarray:
+        """(r,): whether `swing` is at most MAX_SWING."""
+        return self.swing <= MAX_SWING
+
+    def part(self, runs: slice | np.ndarray) -> "ControlReport":
+        """The report of some of the runs."""
+        return ControlReport(self.target[runs], self.gap[runs], self.gaps[runs], self.kind)
+
+    def with_runs(self, at: np.ndarray, other: "ControlReport") -> "ControlReport":
+        """This report with the runs `at` replaced by those of another report.
+
+        The other may have more rounds; as many of its `gaps` are taken as this one has, evenly
+        spread over the rounds.
+        """
+        gap = self.gap.copy()
+        gaps = self.gaps.copy()
+        rounds = np.linspace(0, other.gaps.shape[1] - 1, gaps.shape[1]).round().astype(int)
+        gap[at] = other.gap
+        gaps[at] = other.gaps[:, rounds]
+        return ControlReport(self.target, gap, gaps, self.kind)
+
+    def reason(self, run: int = 0) -> str:
+        """One sentence: what happened in this run, and what to try if the target was missed."""
+        of = {"hard": "decisions", "soft": "scores"}[self.kind]
+        gap, target, swing = (100 * float(x[run]) for x in (self.gap, self.target, self.swing))
+        if not np.isfinite(gap):
+            return f"The gap of {of} is not estimable: a group has no rows that the metric needs."
+        found = f"The gap of {of} on the clients' rows is {gap:.1f} points"
+        if self.reached[run]:
+            return f"{found}, within the target of {target:.1f}."
+        missed = f"{found}, above the target of {target:.1f}"
+        if not self.settled[run]:
+            return (
+                f"{missed}; it still varied by {swing:.1f} points over the last third of the "
+                "rounds: try more rounds, or a lower learning rate."
+            )
+        falling = self.gaps.shape[1] > 1 and gap < 100 * float(self.gaps[run, -2]) - 0.1
+        if falling:
+            return f"{missed} and still falling: try more rounds."
+        return (
+            f"{missed} although it has settled: try a larger target, more rounds, another model, "
+            "or larger groups."
+        )
+
+    def warning(self) -> str | None:
+        """One sentence on all runs that missed their target; None if none did."""
+        missed = np.flatnonzero(~self.reached)
+        if not len(missed):
+            return None
+        runs = f"{len(missed)} of {len(self.gap)} runs"
+        return f"the target was missed in {runs}. Run {missed[0]}: {self.reason(int(missed[0]))}"
+
+
+def with_speed(state: Any, speed: float) -> Any:
+    """Put the speed of the coming round into a controller's state; return others unchanged."""
+    return state._replace(speed=speed) if isinstance(state, ControllerState) else state
+
+
+def arrays_to_lists(value: Any) -> Any:
+    """Replace arrays by lists, at any depth of dictionaries, so that JSON can hold the value."""
+    if isinstance(value, dict):
+        return {key: arrays_to_lists(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def lists_to_arrays(value: Any) -> Any:
+    """The inverse of `arrays_to_lists`."""
+    if isinstance(value, dict):
+        found = {key: lists_to_arrays(item) for key, item in value.items()}
+        return found | ({"loop": tuple(value["loop"])} if "loop" in value else {})
+    return np.array(value) if isinstance(value, list) else value
+
+
+def damping(done: int, rounds: int, speed: float) -> float:
+    """The share of the server's step to take in a round.
+
+    The share times the speed falls along a cosine from 1 to MIN_SPEED, so a learning rate that
+    falls as fast is not damped further.
+
+    Parameters
+    ----------
+    done, rounds
+        The round, counted from 0, and how many there are.
+    speed
+        How far this round moves the model by itself, relative to the first round.
+    """
+    cosine = MIN_SPEED + (1 - MIN_SPEED) * (1 + np.cos(np.pi * min(done / max(rounds, 1), 1.0))) / 2
+    return float(min(1.0, cosine / max(speed, 1e-12)))
+
+
+class StepDamper:
+    """Shortens steps along a cosine, where only the length of each step is known.
+
+    Steps of the first quarter of the rounds stay as they are; their median length is the
+    reference.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.lengths: list[float] = []
+
+    def share(self, length: float) -> float:
+        """The share of the next step to take, from its length."""
+        self.lengths.append(length)
+        done = len(self.lengths) - 1
+        first = max(self.rounds // 4, 1)
+        if done < first:
+            return 1.0
+        return damping(done, self.rounds, self._relative(length))
+
+    @property
+    def speed(self) -> float:
+        """How far the coming round moves the model, relative to the first rounds.
+
+        Steps also shorten because training converges, so their length counts by its square root.
+        """
+        done = len(self.lengths)
+        if done < max(self.rounds // 4, 1):
+            return 1.0
+        length = self._relative(self.lengths[-1])
+        return float(np.sqrt(min(length, 1.0)) * damping(done, self.rounds, length))
+
+    def _relative(self, length: float) -> float:
+        reference = float(np.median(self.lengths[: max(self.rounds // 4, 1)]))
+        return length / reference if reference > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Controller:
+    """FedGFT with a target: a penalty whose prices follow the measured gap.
+
+    Parameters
+    ----------
+    metric
+        Whose gap.
+    target
+        The largest gap to leave, as a fraction: one number, or one per run.
+    kind
+        The gap of decisions ("hard") or of scores ("soft").
+    pick
+        The share of the rounds, counted from the end, from whose global models the final one is
+        chosen, by accuracy and gap on the clients' rows; 0: always the last model.
+    damp
+        Whether to shorten the server's steps towards the end where the learning rate does not
+        fall.
+    """
+
+    metric: Metric
+    target: float | np.ndarray = 0.0
+    kind: Kind = "hard"
+    pick: float = 0.6
+    damp: bool = True
+
+    def __post_init__(self) -> None:
+        if not np.all((np.asarray(self.target) >= 0) & (np.asarray(self.target) < 1)):
+            raise FedgftError(f"`target` must be at least 0 and below 1, got {self.target}")
+        if not 0 <= self.pick <= 1:
+            raise FedgftError(f"`pick` must lie between 0 and 1, got {self.pick:g}")
+
+    def init(self, runs: int, loop: Loop = Loop()) -> ControllerState:  # noqa: B008
+        """The state before the first measurement; `target` must fit the number of runs."""
+        check_runs("target", self.target, runs)
+        return ControllerState((loop.delay, loop.caution))
+
+    def update(self, state: ControllerState, cohort: Cohort, received: Sums) -> ControllerState:
+        """The state after the cohort's sums of a model: `steer` on their mean."""
+        return self.steer(state, self._mean(cohort, received))
+
+    def steer(self, state: ControllerState, statistics: Statistics) -> ControllerState:
+        """The state with the next prices, from mean statistics (r, 2, v, g).
+
+        The first model has not been trained, so its gap sets no price. A group without a rate
+        keeps its multipliers, and its rows have no price. Noise can make a count negative, which
+        gives no rate, or move a rate outside [0, 1], where it is clipped.
+        """
+        known = statistics[..., 1, :, :] > 0
+        share = np.where(known, statistics[..., 1, :, :], 0.0)
+        weight = share / np.maximum(share.sum(-1, keepdims=True), 1e-300)
+        rates = np.where(known, self.metric.rates(statistics), np.nan).clip(0.0, 1.0)
+        gap = (rates.max(-1) - rates.min(-1)).max(-1)[:, None]
+        rates = np.nan_to_num(rates)
+        if state.gaps is None:
+            return _with_zeros(state._replace(gaps=gap, rates=rates))
+        state = state._replace(gaps=np.concatenate((state.gaps, gap), axis=1))
+        targets = self._targets(len(rates))
+        center = band_center(rates, weight, known, targets)
+        above = np.where(known, rates - center - targets / 2, 0.0)
+        below = np.where(known, center - targets / 2 - rates, 0.0)
+        state = _with_response(state, rates, weight)
+        state = state._replace(trust=_next_trust(state, above, below, weight))
+        gain = np.where(known, self._gain(state, weight), 0.0)
+        limit = np.maximum(MAX_ROW_PRICE, MAX_GROUP_PRICE / np.maximum(weight, 1e-6))
+        up = (state.up + gain * (above - PAST_SHARE * state.above)).clip(0.0, limit)
+        down = (state.down + gain * (below - PAST_SHARE * state.below)).clip(0.0, limit)
+        prices = np.where(known, up - down, 0.0)
+        prices = np.where(known, prices - (weight * prices).sum(-1, keepdims=True), 0.0)
+        push = state.speed * (prices - state.prices)
+        return state._replace(
+            rates=rates,
+            up=up,
+            down=down,
+            above=above,
+            below=below,
+            prices=prices,
+            pushes=np.concatenate((state.pushes[1:], push[None])),
+            v=self.metric.through_rates(prices * share, statistics),
+        )
+
+    def price(self, state: ControllerState, *, run: np.ndarray, classes: int) -> Price | float:
+        """The price of each score for entries of runs `run`; zero before the first message."""
+        return 0.0 if state.v is None else price(self.metric, state.v, classes)[run]
+
+    def excess(self, cohort: Cohort, received: Sums) -> np.ndarray:
+        """By how much each run's gap exceeds its target; NaN where it is not estimable."""
+        gap = self.metric.readout(self._mean(cohort, received))
+        return np.maximum(gap - self._targets(len(gap))[:, 0, 0], 0.0)
+
+    def report(self, state: ControllerState, federation: Sums) -> ControlReport:
+        """Whether each run reached its target; `federation`: sums of the final model, (r, ...)."""
+        gap = federation.gap(self.metric, self.kind)
+        target = np.broadcast_to(np.asarray(self.target, np.float64), gap.shape)
+        gaps = gap[:, None] if state.gaps is None else state.gaps
+        return ControlReport(target, gap, gaps, self.kind)
+
+    def _mean(self, cohort: Cohort, received: Sums) -> Statistics:
+        return cohort.mean(client_means(self.metric, received, self.kind))
+
+    def _targets(self, runs: int) -> np.ndarray:
+        return np.broadcast_to(np.asarray(self.target, np.float64), (runs,))[:, None, None]
+
+    def _gain(self, state: ControllerState, weight: np.ndarray) -> np.ndarray:
+        """Price per violation, (r, v, g): GAIN over the measured response, b speed."""
+        pooled = [(weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved)]
+        common = (PRIOR_WEIGHT * PRIOR + np.abs(pooled[0])) / (PRIOR_WEIGHT + pooled[1])
+        own = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
+        response = own.clip(*RESPONSE_BOUNDS)
+        important = self.metric.weights(weight.shape[-2])
+        firmness = (
+            GAIN * state.loop[1] * (important / important.sum())[:, None] * len(important) ** 0.5
+        )
+        return firmness * state.trust / (response * max(state.speed, MIN_SPEED))
+
+
+def band_center(
+    rates: Rates, weight: np.ndarray, known: np.ndarray, width: np.ndarray
+) -> np.ndarray:
+    """(r, v, 1): the center of a band of this width that is nearest to the rates.
+
+    It minimizes the weighted squared distances of the rates from the band, so that violations above
+    and below it balance; where all rates fit into a band, it lies midway between the outer two.
+    """
+    high = np.where(known, rates, -np.inf).max(-1, keepdims=True)
+    low = np.where(known, rates, np.inf).min(-1, keepdims=True)
+    high, low = (np.where(np.isfinite(edge), edge, 0.0) for edge in (high, low))
+    middle = (high + low) / 2
+    left = np.minimum(low + width / 2, middle)
+    right = np.maximum(high - width / 2, middle)
+    for _ in range(40):  # bisection: the balance falls as the center rises
+        center = (left + right) / 2
+        outside = np.maximum(rates - center - width / 2, 0.0)
+        outside = outside - np.maximum(center - width / 2 - rates, 0.0)
+        balance = (weight * outside).sum(-1, keepdims=True)
+        left = np.where(balance > 0, center, left)
+        right = np.where(balance > 0, right, center)
+    return np.where(high - low <= width, middle, (left + right) / 2)
+
+
+def _with_zeros(state: ControllerState) -> ControllerState:
+    """The state with arrays of zeros in the shape of its rates."""
+    zero = np.zeros_like(state.rates)
+    return state._replace(
+        up=zero,
+        down=zero,
+        above=zero,
+        below=zero,
+        prices=zero,
+        pushes=np.zeros((state.loop[0], *zero.shape)),
+        fall=zero,
+        moved=zero,
+        trust=np.ones_like(zero),
+    )
+
+
+def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> ControllerState:
+    """The state with one more round in its regression of falls on pushes.
+
+    Rates are taken relative to their mean over rows: training moves all groups, prices move them
+    apart. Old rounds are forgotten only as fast as new pushes replace them: while prices rest, the
+    response that was measured stays.
+    """
+    change = rates - state.rates
+    change = change - (weight * change).sum(-1, keepdims=True)
+    push = state.pushes[0]
+    new, old = ((weight * x).sum(-1, keepdims=True) for x in (push**2, state.moved))
+    keep = 1 - (1 - FORGET) * np.minimum(new / np.maximum((1 - FORGET) * old, 1e-12), 1.0)
+    return state._replace(
+        fall=keep * state.fall - push * change, moved=keep * state.moved + push**2
+    )
+
+
+def _next_trust(
+    state: ControllerState, above: np.ndarray, below: np.ndarray, weight: np.ndarray
+) -> np.ndarray:
+    """The next trust, (r, v, g), between MIN_TRUST and 1.
+
+    It is halved after a swing, where a group's violation has changed sides and is still half as
+    large. It falls by 15% while rates rise where prices rise (a runaway). Else it recovers by 15%.
+    """
+    now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
+    last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)
+    turned = (now * last < 0) & (now**2 > 0.25 * last**2)
+    fall, moved = ((weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved))
+    wrong = fall < -RESPONSE_BOUNDS[0] * moved
+    change = np.where(turned, 0.5, np.where(wrong, 0.85, 1.15))
+    return np.clip(change * state.trust, MIN_TRUST, 1.0)

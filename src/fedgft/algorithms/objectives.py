@@ -1,0 +1,224 @@
+"""The objective slot: row weights and penalties on the loss, with FedGFT's penalty.
+
+Wang, Payani, Lee & Kompella, "Mitigating Group Bias in Federated Learning: Beyond Local
+Fairness", Algorithm 1. It minimizes L(theta) + lam J(F(S)), where the statistics
+S = sum_k w_k S_k(theta) are a mean over clients. By the chain rule,
+
+    grad J(F(S)) = sum_k w_k grad <v, S_k(theta)>,   v = J'(F) dF/dS.
+
+The server sends the cotangent v (the paper's C, Theorem 5.1) once per round, and every client
+adds lam <v, statistics> to the loss of each of its rows. Nothing else changes. The statistics
+are affine in the scores, so v acts as a price on them: `price[label, group, class]`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedgft.algorithms.cohort import Cohort, check_runs, check_strength, client_means
+from fedgft.algorithms.controller import Controller, ControlReport, Loop, with_speed
+from fedgft.errors import FedgftError
+from fedgft.metrics import Metric, price
+from fedgft.metrics.spread import SPREADS, spread_gradient
+from fedgft.sums import Sums
+from fedgft.types import Price, Statistics, Weights
+
+States = tuple[Any, ...]  # one per penalty
+
+SLOPES: dict[str, Callable[[Any], Any]] = {
+    "l1": lambda gap: 1.0 + 0.0 * gap,
+    "l2": lambda gap: 2.0 * gap,
+    "half": lambda gap: gap,
+}
+"The derivative of J by name: l1 is x, l2 (the paper's) x^2, half (as in its Table 1) x^2 / 2."
+
+
+@runtime_checkable
+class Pricing(Protocol):
+    """A penalty whose prices the server sets from the sums of all clients.
+
+    `init` returns the state before the first round, of `runs` runs that train side by side.
+    `update` returns the next state from the cohort's sums of the model that the server sends.
+    `price` returns the price of each score, (len(run), label, group, class), where entry i
+    belongs to run `run[i]`; 0.0 while there is none.
+    """
+
+    @property
+    def metric(self) -> Metric: ...
+
+    def init(self, runs: int) -> Any: ...
+
+    def update(self, state: Any, cohort: Cohort, received: Sums) -> Any: ...
+
+    def price(self, state: Any, *, run: np.ndarray, classes: int) -> Price | float: ...
+
+
+@dataclass(frozen=True)
+class LinearizedPenalty:
+    """The penalty lam J(F), linearized at the statistics that were measured last.
+
+    Parameters
+    ----------
+    metric
+        Whose gap F.
+    lam
+        Strength: one number, or one per run.
+    penalty
+        J, a key of `SLOPES`.
+    spread
+        How F summarizes the rates of the groups, a key of `SPREADS`.
+    """
+
+    metric: Metric
+    lam: float | np.ndarray
+    penalty: str = "half"
+    spread: str = "range"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("penalty", SLOPES), ("spread", SPREADS)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in choices:
+                raise FedgftError(
+                    f"`{name}` {value!r} is not known; choose from {', '.join(choices)}"
+                )
+        object.__setattr__(self, "lam", check_strength("lam", self.lam))
+
+    def init(self, runs: int) -> None:
+        """Check that `lam` fits the number of runs; there is no state before the first sums."""
+        check_runs("lam", self.lam, runs)
+
+    def update(self, state: Statistics | None, cohort: Cohort, received: Sums) -> Statistics:
+        """The cotangent v of each run, from the mean statistics of the cohort."""
+        mean = cohort.mean(client_means(self.metric, received))
+        return self.cotangent(mean, np.zeros_like(mean) if state is None else state)
+
+    def cotangent(self, statistics: Statistics, last: Statistics) -> Statistics:
+        """v at these statistics; where a group has no row of the event, the last v stays.
+
+        The weighted penalties of a combined metric add up.
+        """
+        known = (statistics[..., 1, :, :] > 0).all((-2, -1))
+        v = np.zeros_like(statistics)
+        for at, stop, metric, weight in self.metric.pieces(statistics.shape[-2]):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                gap, gradient = spread_gradient(metric, statistics[..., at:stop, :], self.spread)
+            slope = weight * SLOPES[self.penalty](gap)
+            v[..., at:stop, :] = slope[..., None, None, None] * gradient
+        return np.where(known[..., None, None, None], v, last)
+
+    def price(self, state: Statistics | None, *, run: np.ndarray, classes: int) -> Price | float:
+        """lam <v, d statistics / d score>; entry i of the leading axis belongs to run `run[i]`."""
+        if state is None:
+            return 0.0
+        lam = np.asarray(self.lam, dtype=np.float64)
+        lam = lam[run] if lam.ndim else np.broadcast_to(lam, run.shape)
+        return lam[:, None, None, None] * price(self.metric, state, classes)
+
+
+def reweigh(count: np.ndarray) -> Weights:
+    """LRW: local reweighing (Kamiran & Calders, 2012), Algorithm 4 of the paper.
+
+    On its own client, a row of group a and label y weighs n_a n_y / (n n_ay), so that label and
+    group look independent there. A cell without rows needs no weight; rows without a recorded
+    group keep the weight one.
+
+    Parameters
+    ----------
+    count
+        (u, label, group): rows of each unit; the last group is "not recorded".
+
+    Returns
+    -------
+    (u, label, group): the weight of a row in each cell.
+    """
+    known = count[..., :-1].astype(np.float64)
+    by_label = known.sum(-1, keepdims=True)
+    by_group = known.sum(-2, keepdims=True)
+    total = by_label.sum(-2, keepdims=True)
+    weights = np.ones_like(count, dtype=np.float64)
+    np.divide(by_label * by_group, total * known, out=weights[..., :-1], where=known > 0)
+    return weights
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Cross-entropy with row weights by (label, group), plus penalties.
+
+    Parameters
+    ----------
+    row_weights
+        Counts (..., label, group) -> weights of the same shape; None: every row weighs one.
+    penalties
+        Priced by the server from the sums of all clients, once per round.
+    local_penalties
+        Priced by each client from its own sums, anew each epoch.
+    """
+
+    row_weights: Callable[[np.ndarray], np.ndarray] | None = None
+    penalties: tuple[Pricing, ...] = ()
+    local_penalties: tuple[LinearizedPenalty, ...] = ()
+
+    def init(self, runs: int, loop: Loop | None = None) -> States:
+        """The state of each penalty before the first round.
+
+        Raises `FedgftError` where a strength does not fit the number of runs.
+        """
+        for penalty in self.local_penalties:
+            penalty.init(runs)
+        return tuple(
+            p.init(runs, loop or Loop()) if isinstance(p, Controller) else p.init(runs)
+            for p in self.penalties
+        )
+
+    def update(
+        self, states: States, cohort: Cohort, received: Sums, *, speed: float = 1.0
+    ) -> States:
+        """The states after the sums of a model (ConstUpdate in Algorithm 1).
+
+        `speed` is how far the coming round moves the model, relative to the first round.
+        """
+        pairs = zip(self.penalties, states, strict=True)
+        return tuple(p.update(with_speed(state, speed), cohort, received) for p, state in pairs)
+
+    def price(self, states: States, *, runs: int, classes: int) -> Price | float:
+        """The prices of each run, all penalties together; zero before the first message."""
+        pairs = zip(self.penalties, states, strict=True)
+        return sum(p.price(state, run=np.arange(runs), classes=classes) for p, state in pairs)
+
+    def local_price(self, own: Sums, *, run: np.ndarray, classes: int) -> Price | float:
+        """The prices that each unit sets for itself; none where it lacks a group or the event."""
+        total: Price | float = 0.0
+        for penalty in self.local_penalties:
+            mean = client_means(penalty.metric, own)
+            v = penalty.cotangent(mean, np.zeros_like(mean))
+            total = total + penalty.price(v, run=run, classes=classes)
+        return total
+
+    @property
+    def controllers(self) -> tuple[Controller, ...]:
+        """The penalties that have a target."""
+        return tuple(p for p in self.penalties if isinstance(p, Controller))
+
+    @property
+    def damps(self) -> bool:
+        """Whether the server's steps shorten towards the end."""
+        return any(controller.damp for controller in self.controllers)
+
+    @property
+    def pick(self) -> float:
+        """The share of the rounds, counted from the end, whose best model becomes the final one."""
+        return max((controller.pick for controller in self.controllers), default=0.0)
+
+    def excess(self, cohort: Cohort, received: Sums) -> np.ndarray:
+        """(r,): how far each run is above its targets, summed over the penalties that have one."""
+        return np.sum([c.excess(cohort, received) for c in self.controllers], axis=0)
+
+    def reports(self, states: States, federation: Sums) -> tuple[ControlReport, ...]:
+        """For each penalty with a target, whether the final model reached it.
+
+        `federation`: the final model's sums over all clients, (r, ...).
+        """
+        pairs = zip(self.penalties, states, strict=True)
+        return tuple(p.report(state, federation) for p, state in pairs if isinstance(p, Controller))

@@ -1,0 +1,239 @@
+"""An algorithm is four slots; methods and bases are fillings of them, here by name.
+
+| slot       | what it may change                                    |
+|------------|-------------------------------------------------------|
+| objective  | row weights, and penalties on the loss; they add up   |
+| correction | the client's gradient                                 |
+| weighting  | the coefficients of the clients' updates              |
+| server     | the step on the mean update                           |
+
+FedAvg is the four defaults.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from fedgft.algorithms.controller import Controller
+from fedgft.algorithms.corrections import Correction, Proximal, Scaffold
+from fedgft.algorithms.objectives import LinearizedPenalty, Objective, reweigh
+from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
+from fedgft.algorithms.weightings import BySize, FairFed, FedNova, Rule, Weighting
+from fedgft.errors import FedgftError
+from fedgft.metrics import Kind, Metric, get_metric
+from fedgft.metrics.spread import Spread
+from fedgft.validation import check_choice, check_instance, check_number, check_number_per_run
+
+PerRun = float | np.ndarray  # one number, or one per run
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A filling of the four slots; each has FedAvg's as its default."""
+
+    objective: Objective = field(default_factory=Objective)
+    correction: Correction = field(default_factory=Proximal)
+    weighting: Weighting = field(default_factory=BySize)
+    server: Server = field(default_factory=Averaging)
+
+
+def fedavg() -> Algorithm:
+    """FedAvg (McMahan et al., 2017): the four defaults, which look at no group."""
+    return Algorithm()
+
+
+def lrw() -> Algorithm:
+    """Local reweighing: every client weighs its own rows, see `reweigh`."""
+    return Algorithm(objective=Objective(row_weights=reweigh))
+
+
+def lft(
+    metric: str | Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
+) -> Algorithm:
+    """Locally fair training: every client penalizes the gap on its own rows.
+
+    The arguments are those of `LinearizedPenalty`.
+    """
+    own = LinearizedPenalty(get_metric(metric), lam, penalty, spread)
+    return Algorithm(objective=Objective(local_penalties=(own,)))
+
+
+def fairfed(metric: str | Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
+    """FairFed's weights on top of local reweighing, its local debiasing; arguments: `FairFed`."""
+    return Algorithm(
+        objective=Objective(row_weights=reweigh), weighting=FairFed(get_metric(metric), beta, rule)
+    )
+
+
+def fedgft(
+    metric: str | Metric, lam: PerRun = 20.0, *, penalty: str = "half", spread: Spread = "range"
+) -> Algorithm:
+    """FedGFT as published: a penalty on the gap of scores over the rows of all clients.
+
+    The arguments are those of `LinearizedPenalty`.
+    """
+    rule = LinearizedPenalty(get_metric(metric), lam, penalty, spread)
+    return Algorithm(objective=Objective(penalties=(rule,)))
+
+
+def fedgft_control(
+    metric: str | Metric,
+    target: PerRun = 0.0,
+    *,
+    kind: Kind = "hard",
+    pick: float = 0.6,
+    damp: bool = True,
+) -> Algorithm:
+    """FedGFT whose strength follows the measured gap of decisions; arguments: `Controller`."""
+    target = check_number_per_run("target", target)
+    check_choice("kind", kind, get_args(Kind))
+    check_number("pick", pick, finite=False)
+    rule = Controller(get_metric(metric), target, kind, pick=pick, damp=damp)
+    return Algorithm(objective=Objective(penalties=(rule,)))
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What some of the methods take besides their strength."""
+
+    penalty: str = "half"
+    spread: Spread = "range"
+    rule: Rule = "subtract"
+    kind: Kind = "hard"
+    pick: float = 0.6
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of `METHODS`.
+
+    Parameters
+    ----------
+    label
+        The method's name in tables and figures.
+    make
+        Returns the algorithm for a metric, a strength and the options.
+    strength
+        The setting that holds the strength; None: the method has neither strength nor metric, and
+        one training serves all metrics.
+    settings
+        The other settings that the method reads, by their names in Python and on the command line.
+    """
+
+    label: str
+    make: Callable[[Metric, PerRun, MethodOptions], Algorithm]
+    strength: str | None = None
+    settings: tuple[str, ...] = ()
+
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method("FedAvg", lambda metric, _, options: fedavg()),
+    "lrw": Method("LRW", lambda metric, _, options: lrw()),
+    "lft": Method(
+        "LFT",
+        lambda metric, lam, o: lft(metric, lam, penalty=o.penalty, spread=o.spread),
+        strength="lam",
+        settings=("penalty", "spread"),
+    ),
+    "fairfed": Method(
+        "FairFed",
+        lambda metric, beta, o: fairfed(metric, beta, rule=o.rule),
+        strength="beta",
+        settings=("fairfed", "noise"),
+    ),
+    "fedgft": Method(
+        "FedGFT",
+        lambda metric, lam, o: fedgft(metric, lam, penalty=o.penalty, spread=o.spread),
+        strength="lam",
+        settings=("penalty", "spread", "noise"),
+    ),
+    "fedgft-control": Method(
+        "FedGFT control",
+        lambda metric, target, o: fedgft_control(metric, target, kind=o.kind, pick=o.pick),
+        strength="target",
+        settings=("control", "pick", "noise"),
+    ),
+}
+"The methods by the names that the command line takes; `get_method` makes one."
+
+WITHOUT_STRENGTH = tuple(name for name, method in METHODS.items() if method.strength is None)
+"Methods without strength or metric: one training serves all of them."
+
+METHOD_LABELS = {name: method.label for name, method in METHODS.items()} | {
+    "thresholds": "FedAvg + thresholds",
+    "pooled": "pooled: control",
+    "exponentiated-gradient": "pooled: Fairlearn EG",
+    "threshold-optimizer": "pooled: Fairlearn TO",
+}
+"Names for tables and figures: of the methods, and of the references in a frontier."
+
+
+def methods_by_setting() -> dict[str, tuple[str, ...]]:
+    """The settings that only some methods read, and which methods read them."""
+    names = dict.fromkeys(n for m in METHODS.values() for n in (m.strength, *m.settings) if n)
+    return {
+        name: tuple(key for key, m in METHODS.items() if name in (m.strength, *m.settings))
+        for name in names
+    }
+
+
+def get_method(name: str, metric: Metric, strength: PerRun, **options: Any) -> Algorithm:
+    """Make a method by its name.
+
+    Parameters
+    ----------
+    name
+        A key of `METHODS`.
+    metric
+        Whose gap; without effect for fedavg and lrw.
+    strength
+        lam of lft and fedgft, beta of fairfed, the target of fedgft-control.
+    options
+        Fields of `MethodOptions`; a method takes those that it reads.
+    """
+    if not isinstance(name, str) or name not in METHODS:
+        raise FedgftError(f"`method` {name!r} is not known; choose from {', '.join(METHODS)}")
+    return METHODS[name].make(metric, strength, MethodOptions(**options))
+
+
+BASES: dict[str, dict[str, Callable[[float | None, float | None], Any]]] = {
+    "fedavg": {},
+    "fedprox": {"correction": lambda mu, lr: Proximal(0.1 if mu is None else mu)},
+    "scaffold": {"correction": lambda mu, lr: Scaffold(mu or 0.0)},
+    "fednova": {},
+    "fedavgm": {"server": lambda mu, lr: ServerMomentum(0.3 if lr is None else lr)},
+    "fedadam": {"server": lambda mu, lr: Adaptive("adam", 0.03 if lr is None else lr)},
+    "fedyogi": {"server": lambda mu, lr: Adaptive("yogi", 0.03 if lr is None else lr)},
+    "fedadagrad": {"server": lambda mu, lr: Adaptive("adagrad", 0.1 if lr is None else lr)},
+}
+"What each base puts into the slots, given mu and the server's learning rate; see `with_base`."
+
+
+def with_base(
+    method: Algorithm, base: str, *, mu: float | None = None, server_lr: float | None = None
+) -> Algorithm:
+    """The same method on another federated algorithm.
+
+    Parameters
+    ----------
+    method
+        The algorithm whose correction and server are replaced by those of the base. FedNova wraps
+        the weighting that the method has.
+    base
+        A key of `BASES`.
+    mu
+        Strength of the proximal term [default: 0.1 for fedprox, else 0].
+    server_lr
+        Learning rate of the server, where the base has one [default: the base's].
+    """
+    check_instance("method", method, Algorithm, "for example fedavg()")
+    if not isinstance(base, str) or base not in BASES:
+        raise FedgftError(f"`base` {base!r} is not known; choose from {', '.join(BASES)}")
+    slots = {slot: make(mu, server_lr) for slot, make in BASES[base].items()}
+    if base == "fednova":
+        slots["weighting"] = FedNova(method.weighting)
+    if mu is not None and "correction" not in slots:
+        slots["correction"] = Proximal(mu)
+    return replace(method, **slots)

@@ -1,0 +1,173 @@
+"""The weighting slot: the coefficients of the clients' updates; they need not sum to one."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedgft.algorithms.cohort import Cohort, check_runs, check_strength, client_means
+from fedgft.errors import FedgftError
+from fedgft.metrics import Metric
+from fedgft.sums import Sums
+from fedgft.types import Statistics
+
+Sees = Literal["nothing", "received", "trained"]
+Rule = Literal["subtract", "authors", "exp"]
+RULES: tuple[Rule, ...] = ("subtract", "authors", "exp")
+
+
+@dataclass(frozen=True)
+class Local:
+    """What the server knows about the local work of a cohort.
+
+    Parameters
+    ----------
+    received, trained
+        Each unit's sums of the model it received and of the model it trained; None where the
+        weighting does not ask for them (`Weighting.sees`), or before the first global model.
+    reach
+        (u,): how far each unit's local steps moved it, see `fedgft.optimizers.reach`.
+    """
+
+    received: Sums | None
+    trained: Sums | None
+    reach: np.ndarray
+
+
+@runtime_checkable
+class Weighting(Protocol):
+    """`sees`: which sums of the clients it needs. `init` takes the rows (run, client) and returns
+    a state; `coefficients` returns the coefficient of each unit's update, and the next state."""
+
+    @property
+    def sees(self) -> Sees: ...
+
+    def init(self, sizes: np.ndarray) -> Any: ...
+
+    def coefficients(self, state: Any, cohort: Cohort, local: Local) -> tuple[np.ndarray, Any]: ...
+
+
+@dataclass(frozen=True)
+class BySize:
+    """FedAvg (McMahan et al., 2017): n_k over the rows of the cohort, or as the sampling says."""
+
+    sees: Sees = "nothing"
+
+    def init(self, sizes: np.ndarray) -> None:
+        return None
+
+    def coefficients(self, state: None, cohort: Cohort, local: Local) -> tuple[np.ndarray, None]:
+        """The weights of the cohort."""
+        return cohort.weight, None
+
+
+@dataclass(frozen=True)
+class FedNova:
+    """FedNova (Wang et al., 2020): a client that makes more local steps does not count for more.
+
+    Updates are divided by their reach and stretched to the mean reach: w_k -> w_k mean / reach_k,
+    with the weights w_k of the weighting `inner`.
+    """
+
+    inner: Weighting = field(default_factory=BySize)
+
+    @property
+    def sees(self) -> Sees:
+        return self.inner.sees
+
+    def init(self, sizes: np.ndarray) -> Any:
+        """The state of the inner weighting."""
+        return self.inner.init(sizes)
+
+    def coefficients(self, state: Any, cohort: Cohort, local: Local) -> tuple[np.ndarray, Any]:
+        """The inner coefficients, corrected for reach; zero for a client without rows."""
+        weight, state = self.inner.coefficients(state, cohort, local)
+        mean = cohort.sum(weight * local.reach)[cohort.run]
+        moved = local.reach != 0
+        return np.where(moved, weight * mean / np.where(moved, local.reach, 1.0), 0.0), state
+
+
+@dataclass(frozen=True)
+class FairFed:
+    """FairFed: weights that follow the distance between global and local fairness.
+
+    Ezzeldin, Yan, He, Ferrara & Avestimehr, "FairFed: Enabling Group Fairness in Federated
+    Learning". With signed gaps F of all data and F_k of a client's, Delta_k = |F - F_k|, or
+    |Acc - Acc_k| where the local gap is not estimable.
+
+    Parameters
+    ----------
+    metric
+        Whose gap.
+    beta
+        Strength: one number, or one per run.
+    rule
+        "subtract", as published: wbar_k <- max(wbar_k - beta (Delta_k - mean Delta), 0) from
+        wbar_k = n_k / n, normalized on use; gaps of the received model. "authors", the code behind
+        the paper's tables: the same from equal weights, and the normalized weights are kept.
+        "exp", the paper's text: w_k proportional to n_k exp(-beta Delta_k), with F_k of the
+        locally trained models.
+    """
+
+    metric: Metric
+    beta: float | np.ndarray = 1.0
+    rule: Rule = "subtract"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, str) or self.rule not in RULES:
+            raise FedgftError(
+                f"FairFed rule {self.rule!r} is not known; choose from {', '.join(RULES)}"
+            )
+        object.__setattr__(self, "beta", check_strength("beta", self.beta))
+
+    @property
+    def sees(self) -> Literal["received", "trained"]:
+        return "trained" if self.rule == "exp" else "received"
+
+    def init(self, sizes: np.ndarray) -> np.ndarray:
+        """wbar, (run, client)."""
+        check_runs("beta", self.beta, len(sizes))
+        if self.rule == "authors":
+            sizes = 1.0 * (sizes > 0)
+        return sizes / sizes.sum(1, keepdims=True)
+
+    def coefficients(
+        self, state: np.ndarray, cohort: Cohort, local: Local
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Normalized weights, and the next wbar; a client without rows has no weight."""
+        received = local.received
+        if received is None:
+            return cohort.normalized(state[cohort.run, cohort.client]), state
+        own = received if local.trained is None else local.trained
+        has_rows = own.rows() > 0
+        delta = np.where(has_rows, self._distance(cohort, received, own), 0.0)
+        beta = np.broadcast_to(np.asarray(self.beta, np.float64), (len(state),))[cohort.run]
+        if self.rule == "exp":
+            return cohort.normalized(cohort.weight * np.exp(-beta * delta)), state
+        mean = cohort.sum(delta) / np.maximum(cohort.sum(1.0 * has_rows), 1.0)
+        raw = state[cohort.run, cohort.client] - beta * (delta - mean[cohort.run])
+        raw = np.where(has_rows, np.maximum(raw, 0.0), 0.0)
+        weight = cohort.normalized(raw)
+        state = state.copy()
+        state[cohort.run, cohort.client] = weight if self.rule == "authors" else raw
+        return weight, state
+
+    def _distance(self, cohort: Cohort, received: Sums, local: Sums) -> np.ndarray:
+        """Delta_k, along the pair of groups that is farthest apart globally."""
+        overall = cohort.mean(client_means(self.metric, received))
+        own = client_means(self.metric, local)
+        gap = np.abs(
+            self._signed_gap(own, overall[cohort.run])
+            - self._signed_gap(overall, overall)[cohort.run]
+        )
+        accuracy = np.where(received.rows() > 0, received.accuracy(), 0.0)
+        fallback = np.abs(local.accuracy() - cohort.mean(accuracy)[cohort.run])
+        return np.where(np.isnan(gap), fallback, gap)
+
+    def _signed_gap(self, statistics: Statistics, overall: Statistics) -> np.ndarray:
+        """The rate of the group that is highest overall less that of the lowest."""
+        condition, high, low = self.metric.worst(overall)
+        rates = self.metric.rates(statistics)
+        row = np.take_along_axis(rates, condition[:, None, None], axis=-2)[:, 0]
+        ends = np.take_along_axis(row, np.stack((high, low), axis=-1), axis=-1)
+        return ends[:, 0] - ends[:, 1]

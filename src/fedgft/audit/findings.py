@@ -1,0 +1,349 @@
+"""Sentences made from the numbers: warnings, verdicts, and which sites cause a gap."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedgft.audit.between_sites import FEW_SITES, MetricEstimate
+from fedgft.audit.rates import Pool, View
+from fedgft.audit.summary import GapSummary, Summary, estimable_gap
+from fedgft.formatting import MAX_NAMES, Verdict, format_gap, format_points, join_names
+from fedgft.metrics import CATALOG
+from fedgft.metrics.intervals import FEW
+
+MIN_CONTRIBUTION = 0.0005  # a site that adds less to the gap adds 0.0 points
+MAX_SITES = 40  # in a figure or table of a report
+FOUR_FIFTHS = 0.8
+RATIO_METRICS = ("sp", "eop")  # the metrics that the four-fifths rule is about
+VERDICT_METRICS = ("sp", "eop", "fpr", "cal", "acc")  # eo is the larger of eop and fpr
+PHRASES = {  # "{whose}12.3% of women and 4.5% of men {verb}"
+    "sp": ("", "are decided {positive}"),
+    "eop": ("of those who are {positive}, ", "are decided so"),
+    "fpr": ("of those who are not {positive}, ", "are decided so all the same"),
+    "cal": ("of those decided {positive}, ", "really are"),
+    "acc": ("", "are decided rightly"),
+}
+
+
+def list_warnings(
+    pool: Pool,
+    views: Sequence[View],
+    estimates: Sequence[Mapping[str, MetricEstimate]],
+    *,
+    draws: int,
+) -> Iterator[str]:
+    """What a reader should know before the numbers.
+
+    Parameters
+    ----------
+    pool, views
+        The sums, and the groups they are compared by, all attributes together last.
+    estimates
+        For each view the estimates by metric.
+    draws
+        The number of draws of the bootstrap; 0 without one.
+    """
+    yield from _warn_about_names(pool)
+    yield from _warn_about_rows(pool, views)
+    yield from _warn_about_spelling(pool)
+    yield from _warn_about_privacy(pool, views[-1])
+    if draws and len(pool.sites) < FEW_SITES:
+        yield f"{len(pool.sites)} site(s) are few to draw again from: the intervals are rough."
+    for by_metric in estimates:
+        for estimate in by_metric.values():
+            yield from _warn_about_groups(estimate)
+            if estimate.gap.pair is not None:
+                yield from _warn_about_sites(estimate, pool.sites)
+
+
+def _warn_about_names(pool: Pool) -> Iterator[str]:
+    """Sums without the name of a site."""
+    if pool.numbered:
+        first = pool.numbered[0]
+        last = pool.numbered[-1]
+        called = first if first == last else f"{first} to {last}"
+        yield (
+            f"{len(pool.numbered)} of the sums came without the name of their site; each is taken "
+            f"as a site of its own, called {called} in the order given: measure(..., site=...) "
+            "names them"
+        )
+
+
+def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
+    """Rows that are missing from the numbers."""
+    about = "about " if pool.is_approximate else ""
+    attributes = pool.question.attributes
+    if views[-1].attributes != attributes:
+        yield f"{' & '.join(attributes)}: no row has all of them recorded."
+    for view in views:
+        missing = float(view.sums.count[..., -1].sum())
+        if missing > 0:
+            yield (
+                f"{view.title}: not recorded for {about}{missing:,.0f} of {pool.rows:,.0f} rows "
+                f"({100 * missing / pool.rows:.1f}%); they are in no group."
+            )
+    for what, missing in (("label", pool.label_missing), ("prediction", pool.prediction_missing)):
+        if missing > 0:
+            yield f"{about}{missing:,.0f} row(s) without a {what} were not counted."
+    if "" in pool.sites:
+        yield "A site has no name: all rows measured without one count as one site."
+
+
+def _warn_about_spelling(pool: Pool) -> Iterator[str]:
+    """Groups whose names differ only in case or blanks."""
+    for i, attribute in enumerate(pool.question.attributes):
+        spellings: dict[str, list[str]] = {}
+        for value in sorted({v for group in pool.groups if (v := group[i]) is not None}):
+            spellings.setdefault("".join(value.casefold().split()), []).append(value)
+        for names in spellings.values():
+            if len(names) > 1:
+                yield (
+                    f"{attribute}: {' and '.join(map(repr, names))} differ only in case or blanks "
+                    "but count as different groups; sites should agree on one spelling."
+                )
+
+
+def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
+    """What sites did to the numbers before they sent them: noise, and suppressed counts."""
+    noisy = [
+        site
+        for site, measures in zip(pool.sites, pool.privacy, strict=True)
+        if any(p.mechanism != "none" for p in measures)
+    ]
+    if noisy:
+        yield (
+            f"Noise for privacy was added to the counts of {join_names(noisy)}; the intervals of "
+            "rates and gaps are wider for it. TV, DH and the bound are inflated by it, and curves "
+            "and group thresholds show it as it is; where it takes a rate out of [0, 1], the rate "
+            "is cut off there and contributions no longer add up to the gap."
+        )
+    suppressed = sum(p.suppressed for measures in pool.privacy for p in measures)
+    if suppressed:
+        yield (
+            f"{suppressed} small cell(s) were withheld; each is read as the middle of what it may "
+            "be, and the intervals reach as far as it could be off."
+        )
+    if view.question.scored and not view.has_histograms:
+        yield (
+            "ROC, calibration, thresholds and gaps of scores are left out: sites that withhold "
+            "small cells withhold their histograms too."
+        )
+
+
+def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
+    """Groups without a rate, and groups with too few rows for an interval.
+
+    A group has no rate if no row has the event of the metric. It has no interval with fewer than
+    10 such rows, or if noise could have made the count.
+    """
+    view = estimate.view
+    title = f"{estimate.metric.title} by {view.title}"
+    unknown = np.isnan(estimate.rates.rate)
+    empty = [view.groups[g] for g in np.flatnonzero(unknown.any(0))]
+    if empty:
+        yield (
+            f"{title} is not estimable: no row to take a rate from in {join_names(empty)}. That is "
+            "not the same as fair."
+        )
+    small = [view.groups[g] for g in np.flatnonzero((~unknown & ~estimate.rates.valid).any(0))]
+    if small:
+        rows = f"fewer than {FEW} rows"
+        if view.noise.any() or view.slack.any():
+            rows = f"perhaps fewer than {FEW} rows, or too few for the noise,"
+        yield (
+            f"{title}: {rows} of the event in {join_names(small)}; no interval is claimed for "
+            "them, nor an upper limit for the largest gap."
+        )
+
+
+def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterator[str]:
+    """Simpson's paradox: the gap within sites is not the gap over all sites.
+
+    Parameters
+    ----------
+    estimate
+        A metric with a gap between two groups.
+    names
+        The names of the sites.
+
+    Yields
+    ------
+    str
+        A sentence if no site has both groups; else if the gaps within sites and over all sites
+        disagree, if single sites have the opposite gap, and if only single sites have a gap.
+    """
+    gap = estimate.gap
+    sites = estimate.sites
+    first, second = (estimate.view.groups[g] for g in gap.pair or ())
+    over_all, low, high = (math.nan if x is None else x for x in (gap.gap, gap.low, gap.high))
+    title = f"{estimate.metric.title} by {estimate.view.title}"
+    if sites.total_variation > 1 - 1e-12:
+        yield (
+            f"{title}: no site has rows of both {first} and {second}, so no site can see the gap "
+            f"of {format_points(over_all)} points between them."
+        )
+        return
+    pair = f"{title}, {first} against {second}"
+    disagreement = _describe_disagreement(estimate, low, high)
+    if disagreement:
+        yield (
+            f"Simpson warning: {pair}: within sites the gap is {format_gap(*sites.within)}, over "
+            f"all sites it is {format_gap(over_all, low, high)}: {disagreement}."
+        )
+    if low > 0 and (sites.direction < 0).any():
+        at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction < 0)])
+        yield f"{pair}: the gap is the other way round, beyond chance, at {at}."
+    if low <= 0 and sites.direction.any():
+        at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction)])
+        yield f"{pair}: no gap beyond chance over all sites, but there is one at {at}."
+
+
+def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) -> str:
+    """How the gap within sites differs from that over all sites; "" if it does not.
+
+    `low` and `high` are the limits of the gap over all sites, NaN if unknown: comparisons with NaN
+    are false, so nothing is claimed then.
+    """
+    within = estimate.sites.within
+    if low > 0 and within.value < 0:
+        return "the other way round"
+    if low > 0 and within.low <= 0 and within.high < low:
+        return "it cannot be seen within sites"
+    if within.high < low or within.low > high:
+        return "the two views differ by more than their intervals"
+    return ""
+
+
+def list_verdicts(summary: Summary) -> list[Verdict]:
+    """One sentence per metric of `VERDICT_METRICS`, with its gap, interval and rates.
+
+    True: no gap beyond chance, which does not prove that there is none. False: a gap beyond chance,
+    by all attributes together or by one of them. None: a group has no rate or too few rows.
+    """
+    return [_judge_all_views(name, summary) for name in VERDICT_METRICS]
+
+
+def _judge_all_views(name: str, summary: Summary) -> Verdict:
+    """A gap by a single attribute is a gap, even if nothing is certain about their intersection."""
+    verdict = _judge(name, summary)
+    for title, view in summary["attributes"].items():
+        numbers = estimable_gap(view["metrics"][name])
+        if verdict.passes is not False and numbers is not None and (numbers["low"] or 0.0) > 0:
+            text = f"{verdict.text} But by {title} alone there is a gap of {_gap_text(numbers)}."
+            return Verdict(False, text)
+    return verdict
+
+
+def _judge(name: str, summary: Summary) -> Verdict:
+    """The verdict on one metric, by all attributes together.
+
+    The sentence has the rates of the two groups that differ most, their gap with its interval, and,
+    for two classes, whether the ratio meets the four-fifths rule.
+    """
+    found = summary["metrics"][name]
+    title = CATALOG[name].title.capitalize()
+    numbers = estimable_gap(found)
+    if numbers is None or found["pair"] is None:
+        return Verdict(None, f"{title}: not estimable. That is not the same as fair.")
+    whose, verb = (text.format(positive=f"“{summary['classes'][-1]}”") for text in PHRASES[name])
+    if len(summary["classes"]) > 2:
+        whose = ""
+        verb = f"({found['condition']})"
+    rates = [f"{format_points(found['groups'][g]['rate'])}% of {g}" for g in found["pair"]]
+    text = f"{title}: {whose}{' and '.join(rates)} {verb}, a gap of {_gap_text(numbers)}"
+    low = numbers["low"]
+    high = numbers["high"]
+    if low is None:
+        return Verdict(None, f"{text}. Too few rows for an interval, so nothing can be claimed.")
+    if found["gap"] is None:
+        text += ", among the groups that have a rate at all"
+    if high is None:
+        text += f"; beyond chance it is at least {format_points(low)} points"
+    if name in RATIO_METRICS and len(summary["classes"]) == 2:
+        text += _judge_ratio(numbers)
+    if low > 0:
+        return Verdict(False, f"{text}.")
+    if found["gap"] is None or high is None:
+        end = "No gap beyond chance, but not all groups can be compared."
+        return Verdict(None, f"{text}. {end}")
+    end = f"No gap beyond chance, though it may be as large as {format_points(high)} points."
+    return Verdict(True, f"{text}. {end}")
+
+
+def _gap_text(numbers: GapSummary) -> str:
+    assert numbers["gap"] is not None  # `estimable_gap` returns no other
+    return format_gap(numbers["gap"], numbers["low"], numbers["high"])
+
+
+def _judge_ratio(numbers: GapSummary) -> str:
+    """The ratio against four fifths, as the end of a sentence; "" if it is not estimable."""
+    ratio = numbers["ratio"]
+    if ratio is None:
+        return ""
+    below = ratio < FOUR_FIFTHS
+    limit = numbers["ratio_high"] if below else numbers["ratio_low"]
+    certain = limit is not None and (limit < FOUR_FIFTHS) == below
+    verb = "is below" if below else "meets"
+    return f"; the ratio {ratio:.3f} {verb} four fifths{'' if certain else ' (chance could do it)'}"
+
+
+def leading_metric(summary: Summary) -> str:
+    """The metric that sites are compared by: the first of the verdicts that is estimable."""
+    known = [name for name in VERDICT_METRICS if summary["metrics"][name]["pair"] is not None]
+    return known[0] if known else VERDICT_METRICS[0]
+
+
+def rank_sites(summary: Summary, metric: str) -> list[str]:
+    """The names of all sites, those that move the gap of this metric most first.
+
+    Sites whose contribution is not estimable count as 0; ties keep the order of the sites.
+    """
+
+    def size(site: str) -> float:
+        return -abs(summary["sites"][site]["contribution"][metric] or 0.0)
+
+    return sorted(summary["sites"], key=size)
+
+
+def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
+    """Which sites cause the gap of a metric, in two sentences.
+
+    Contributions add up to the signed gap. Sites that add less than 0.05 points are not named. No
+    sentence if the gap or a contribution is not estimable.
+    """
+    found = summary["metrics"][metric]
+    amounts = {
+        site: summary["sites"][site]["contribution"][metric] for site in rank_sites(summary, metric)
+    }
+    known = {site: amount for site, amount in amounts.items() if amount is not None}
+    if found["pair"] is None or len(known) < len(amounts):
+        return
+    first, second = found["pair"]
+    gap = f"in {CATALOG[metric].title} between {first} and {second}"
+    more = {site: amount for site, amount in known.items() if amount >= MIN_CONTRIBUTION}
+    less = {site: -amount for site, amount in known.items() if amount <= -MIN_CONTRIBUTION}
+    if not more and not less:
+        yield f"No site adds to the gap {gap}: each adds less than 0.05 points."
+    else:
+        parts = [_list_amounts(more, "adds", "add"), _list_amounts(less, "takes away", "take")]
+        text = "; ".join(part for part in parts if part)
+        yield f"Of the gap of {format_points(found.get('signed_gap'))} points {gap}, {text}."
+    yield (
+        "What a site adds is measured from the overall rate of the two groups: a site where both "
+        "have that rate adds 0. Over all sites it adds up to the gap."
+    )
+
+
+def _list_amounts(amounts: Mapping[str, float], verb: str, plural: str) -> str:
+    """``north adds 12.3, south 4.5 and east 1.0 (2 more add less)``; "" without sites."""
+    if not amounts:
+        return ""
+    texts = [f"{site} {format_points(amount)}" for site, amount in amounts.items()][:MAX_NAMES]
+    (first, amount), *_ = amounts.items()
+    texts[0] = f"{first} {verb} {format_points(amount)}"
+    text = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    rest = len(amounts) - len(texts)
+    if not rest:
+        return text
+    return f"{text} ({rest} more {verb.split()[0] if rest == 1 else plural} less)"

@@ -1,0 +1,699 @@
+"""Count the rows of one site: arrays or a table in, sums out.
+
+A table is read once, in batches, in memory that does not grow with it. Each batch is grouped by
+group, label, decision and bin of the score; then the names of classes and groups are settled.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from polars import selectors
+from polars.exceptions import PolarsError
+
+from fedgft.audit.suppression import add_noise_to_site, suppress
+from fedgft.data.encode import as_text, get_column, parse_numbers, put_positive_last
+from fedgft.data.read import NULL_VALUES, check_table_file, report_read_errors
+from fedgft.errors import FedgftError
+from fedgft.sums import (
+    COUNT,
+    MAX_BINS,
+    SCORES,
+    Group,
+    MeasurementSpec,
+    SiteSums,
+    SiteTables,
+    group_sort_key,
+)
+from fedgft.validation import (
+    as_array,
+    check_column_names,
+    check_indices,
+    check_instance,
+    check_integer,
+    check_number,
+    check_path,
+    format_value,
+)
+
+ROWS = 250_000  # read at a time
+MAX_VALUES = 200  # different values of a label, group or decision column
+MAX_MIN_CELL = 1_000_000
+MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # in a CSV
+KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # classes that are known if only one of them occurs
+BINS = 100
+NOISY_BINS = 20  # noise goes on every bin, so a noisy histogram has fewer of them
+OnRows = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The part that each column of a table plays, and how its scores are read.
+
+    `scores` holds the score of the positive class, or one column per class; `threshold` makes
+    decisions of scores where there is no column of decisions; `bins` is that of the histograms.
+    """
+
+    label: str
+    groups: tuple[str, ...]
+    scores: tuple[str, ...] = ()
+    decision: str | None = None
+    threshold: float = 0.5
+    bins: int = BINS
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.with_options()]
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise FedgftError(f"column '{repeated[0]}' is given more than one part")
+        if not self.groups:
+            raise FedgftError("`group` needs the name of a column")
+        if not self.scores and self.decision is None:
+            raise FedgftError("name the model's output: `score` P (in [0, 1]) or `decision` D")
+        if not 0 <= self.threshold <= 1:
+            raise FedgftError(f"`threshold` {self.threshold:g}: must lie in [0, 1]")
+        if not 2 <= self.bins <= MAX_BINS:
+            raise FedgftError(f"`bins` {self.bins}: must lie between 2 and {MAX_BINS:,}")
+
+    def with_options(self) -> list[tuple[str, str]]:
+        """Return each column with the name of the argument that names it."""
+        out = [(self.label, "label")]
+        out += [(name, "group") for name in self.groups]
+        out += [(name, "score") for name in self.scores]
+        return out + ([] if self.decision is None else [(self.decision, "decision")])
+
+
+@dataclass(frozen=True)
+class DeclaredNames:
+    """The names that the user declares; all others are read from the data."""
+
+    site: str
+    attributes: tuple[str, ...]
+    classes: tuple[str, ...] = ()  # all of them, in their order
+    positive: str | None = None
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by attribute
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How the sums are protected: small cells are withheld, or noise is added, or neither."""
+
+    min_cell: int = 0
+    epsilon: float | None = None
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("min_cell", self.min_cell, least=0)
+        check_number("delta", self.delta, finite=False)
+        if self.epsilon is not None:
+            check_number("epsilon", self.epsilon, finite=False)
+        if self.min_cell and self.epsilon is not None:
+            text = "`min_cell` and `epsilon`: noisy counts need no suppression; choose one"
+            raise FedgftError(text, kind="conflict")
+        if self.delta and self.epsilon is None:
+            raise FedgftError("`delta` needs `epsilon`", kind="missing")
+        if self.min_cell > MAX_MIN_CELL:
+            raise FedgftError(f"`min_cell` {self.min_cell}: must be at most {MAX_MIN_CELL:,}")
+
+    def apply(self, sums: SiteSums, names: DeclaredNames) -> SiteSums:
+        """Return the sums that may leave the site."""
+        if self.min_cell:
+            return suppress(sums, self.min_cell)
+        if self.epsilon is None:
+            return sums
+        values = dict(names.values)
+        declared = bool(names.classes) and all(a in values for a in names.attributes)
+        return add_noise_to_site(sums, self.epsilon, self.delta, values=values, declared=declared)
+
+
+def measure(
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sensitive_features: Any,
+    scores: Any = None,
+    site: str = "",
+    threshold: float = 0.5,
+    bins: int | None = None,
+    classes: Iterable[Any] = (),
+    positive: Any = None,
+    values: Mapping[str, tuple[str, ...]] | None = None,
+    min_cell: int = 0,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+) -> SiteSums:
+    """Return the sums over one site's rows: all that has to leave it.
+
+    Inputs may be lists or of NumPy, pandas or polars. Rows are matched by position, and pandas
+    indices that contradict it are an error.
+
+    Parameters
+    ----------
+    y_true
+        Labels; a row without one is left out and counted as such.
+    y_pred
+        Decisions, or scores: P(positive) for two classes, or one column per class. A prediction
+        may be missing (None: the row is left out and counted), but a score of NaN or infinity is
+        an error.
+    sensitive_features
+        One column or several (a frame, a dictionary, an array with two axes), None or NaN where a
+        value is not recorded.
+    scores
+        Scores beside decisions in `y_pred`.
+    site
+        The name of the site.
+    threshold
+        The score from which on the decision is positive, for two classes without decisions.
+    bins
+        The number of bins of the score histograms; 100, or 20 with noise.
+    classes
+        All classes, in their order; the second of two is the positive one.
+    positive
+        The positive class of two.
+    values
+        All values of an attribute, by its name: others are an error.
+    min_cell
+        Withhold counts of 1 to `min_cell` - 1 rows.
+    epsilon, delta
+        Add noise that gives (epsilon, delta) differential privacy.
+
+    Examples
+    --------
+    >>> a = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
+    >>> b = measure([1, 1], [0, 1], sensitive_features=["f", "m"], site="south")
+    >>> sum([a, b]).rows()
+    6.0
+    """
+    check_instance("site", site, str)
+    protection = Protection(min_cell, epsilon, delta)
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise FedgftError(f"classes must be a list of labels, not {format_value(classes)}")
+    if positive is not None and not isinstance(positive, str | bool | int | np.generic):
+        raise FedgftError(f"positive must be a label, not {format_value(positive)}")
+    if values is not None and not isinstance(values, Mapping):
+        raise FedgftError(f"values must be like {{'sex': ('f', 'm')}}, not {format_value(values)}")
+    features = _split_attributes(sensitive_features)
+    check_indices(
+        y_true=y_true,
+        y_pred=y_pred,
+        scores=scores,
+        sensitive_features=sensitive_features,
+        **{f"sensitive_features {name}": v for name, v in features.items()},
+    )
+    if scores is None and _are_scores(y_pred):
+        scores = y_pred
+        y_pred = None
+    frame = {"y_true": _to_series("y_true", y_true)}
+    frame |= {f"sensitive_features {name}": _to_series(name, v) for name, v in features.items()}
+    groups = tuple(frame)[1:]
+    score_columns = _split_scores(scores)
+    for name, column in score_columns.items():
+        _check_finite(name, column)
+        frame[name] = _to_series(name, column)
+    if y_pred is not None:
+        frame["y_pred"] = _to_series("y_pred", y_pred)
+    for name, series in frame.items():
+        if len(series) != len(frame["y_true"]):
+            raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
+    columns = Columns(
+        "y_true",
+        groups,
+        tuple(score_columns),
+        decision=None if y_pred is None else "y_pred",
+        threshold=check_number("threshold", threshold, finite=False),
+        bins=_choose_bins(bins, epsilon),
+    )
+    names = DeclaredNames(
+        site,
+        tuple(features),
+        tuple(map(_to_text, classes)),
+        positive=None if positive is None else _to_text(positive),
+        values=values or {},
+    )
+    sums = _count_site([pl.DataFrame(frame)], columns, names, source="measure()")
+    return protection.apply(sums, names)
+
+
+def measure_file(
+    path: str | Path,
+    *,
+    label: str,
+    group: str | Sequence[str],
+    score: str | Sequence[str] = (),
+    decision: str | None = None,
+    site: str | None = None,
+    threshold: float = 0.5,
+    bins: int | None = None,
+    classes: Sequence[str] = (),
+    positive: str | None = None,
+    values: Mapping[str, tuple[str, ...]] | None = None,
+    min_cell: int = 0,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+    on_rows: OnRows | None = None,
+) -> SiteSums:
+    """Return the sums over the rows of a CSV or Parquet file, read in batches.
+
+    Parameters
+    ----------
+    path
+        The file.
+    label, group, score, decision
+        The names of columns; see `measure` for what they hold.
+    site
+        The name of the site; by default that of the file, without its ending.
+    values
+        All values of a group column, by its name: others are an error, and under noise the names
+        themselves then say nothing about the data.
+    on_rows
+        Called after each batch with the number of rows read.
+    threshold, bins, classes, positive, min_cell, epsilon, delta
+        As in `measure`.
+    """
+    check_path("path", path)
+    check_instance("label", label, str, "it is the name of a column")
+    if decision is not None:
+        check_instance("decision", decision, str, "it is the name of a column")
+    if site is not None:
+        check_instance("site", site, str)
+    if positive is not None:
+        check_instance("positive", positive, str)
+    protection = Protection(min_cell, epsilon, delta)
+    columns = Columns(
+        label,
+        check_column_names("group", group),
+        check_column_names("score", score),
+        decision=decision,
+        threshold=check_number("threshold", threshold, finite=False),
+        bins=_choose_bins(bins, epsilon),
+    )
+    names = DeclaredNames(
+        Path(path).stem if site is None else site,
+        columns.groups,
+        tuple(map(_to_text, classes)),
+        positive=positive,
+        values=values or {},
+    )
+    batches = batches_of(path, columns)
+    sums = _count_site(batches, columns, names, source=str(path), on_rows=on_rows)
+    return protection.apply(sums, names)
+
+
+def _choose_bins(bins: int | None, epsilon: float | None) -> int:
+    if bins is None:
+        return BINS if epsilon is None else NOISY_BINS
+    return check_integer("bins", bins)
+
+
+# Reading
+
+
+def read_header(path: str | Path) -> list[str]:
+    """Return the names of a file's columns."""
+    file = check_table_file(path)
+    with report_read_errors(file):
+        return _scan(file).collect_schema().names()
+
+
+def batches_of(path: str | Path, columns: Columns) -> Iterator[pl.DataFrame]:
+    """Yield the columns that matter of a CSV or Parquet file, `ROWS` rows at a time."""
+    file = check_table_file(path)
+    names = []
+    with report_read_errors(file):
+        scan = _scan(file)
+        empty = scan.head(0).collect()
+        for name, option in columns.with_options():
+            get_column(empty, name, source=str(path), option=f"`{option}`")
+            names.append(name)
+        exactly = selectors.by_name(*names)  # a name is not a pattern
+        yield from scan.select(exactly).collect_batches(chunk_size=ROWS)
+
+
+def _scan(file: Path) -> pl.LazyFrame:
+    """A CSV as text: the first hundred rows do not decide what the values of a column mean."""
+    if file.suffix.lower() == ".parquet":
+        return pl.scan_parquet(file, glob=False)
+    return pl.scan_csv(
+        file, glob=False, infer_schema=False, null_values=MISSING_VALUES, low_memory=True
+    )
+
+
+# Counting
+
+
+@dataclass
+class _Counts:
+    """Small tables of counts, and the rows that could not be counted.
+
+    There is one table per score column (or a single one), with the columns g0, g1, ..., y, d, bin,
+    n and total; `groups` holds all groups, those of rows that could not be counted included.
+    """
+
+    tables: list[pl.DataFrame] = field(default_factory=list)
+    groups: pl.DataFrame | None = None
+    label_missing: int = 0
+    prediction_missing: int = 0
+
+
+def _count_site(
+    batches: Iterable[pl.DataFrame],
+    columns: Columns,
+    names: DeclaredNames,
+    *,
+    source: str,
+    on_rows: OnRows | None = None,
+) -> SiteSums:
+    if len(columns.scores) == 2 and names.positive is not None:
+        raise FedgftError("`positive` with two scores: give one, that of the positive class")
+    try:
+        counts = _count_rows(batches, columns, source=source, on_rows=on_rows)
+        return _build_sums(counts, columns, names, source=source)
+    except PolarsError as error:  # a column of a kind that cannot be counted
+        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
+        raise FedgftError(f"{source}: cannot be counted: {reason}", kind="data") from None
+
+
+def _count_rows(
+    batches: Iterable[pl.DataFrame], columns: Columns, *, source: str, on_rows: OnRows | None
+) -> _Counts:
+    """Count by group, label, decision and bin. Batches may come in any order."""
+    out = _Counts()
+    group_keys = _numbered("g", columns.groups)
+    keys = [*group_keys, "y", "d", "bin"]
+    done = 0
+    for batch in batches:
+        frame = _prepare(batch, columns, source=source)
+        groups = frame.select(group_keys)
+        known = groups if out.groups is None else pl.concat([out.groups, groups])
+        out.groups = known.unique()
+        labeled = frame.filter(pl.col("y").is_not_null())
+        predicted = pl.all_horizontal(pl.col("d", *_numbered("s", columns.scores)).is_not_null())
+        counted = labeled.filter(predicted)
+        out.label_missing += frame.height - labeled.height
+        out.prediction_missing += labeled.height - counted.height
+        tables = [_group_rows(counted, keys, s) for s in _numbered("", columns.scores) or [None]]
+        if out.tables:
+            pairs = zip(out.tables, tables, strict=True)
+            sums = (pl.sum("n"), pl.sum("total"))
+            tables = [pl.concat(pair).group_by(*keys).agg(*sums) for pair in pairs]
+        out.tables = tables
+        _check_cardinality(tables[0], columns, source=source)
+        done += batch.height
+        if on_rows:
+            on_rows(done)
+    if not done:
+        raise FedgftError(f"{source}: the file has no rows", kind="data")
+    return out
+
+
+def _group_rows(frame: pl.DataFrame, keys: list[str], score: str | None) -> pl.DataFrame:
+    bin_ = pl.lit(0) if score is None else pl.col(f"b{score}")
+    total = pl.lit(0.0) if score is None else pl.col(f"s{score}")
+    rows = frame.select(*keys[:-1], bin=bin_.cast(pl.Int64), total=total.cast(pl.Float64))
+    return rows.group_by(*keys).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("total"))
+
+
+def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
+    return [f"{letter}{i}" for i in range(len(columns))]
+
+
+def _prepare(batch: pl.DataFrame, columns: Columns, *, source: str) -> pl.DataFrame:
+    """Columns y, g0.., s0.., b0.. (bins) and d: the decision, or the index of the class decided."""
+    series = [batch[columns.label].alias("y")]
+    series += [batch[name].alias(f"g{i}") for i, name in enumerate(columns.groups)]
+    frame = pl.DataFrame([_null_for_nan(s) for s in series])
+    edges = np.arange(1, columns.bins) / columns.bins
+    for i, name in enumerate(columns.scores):
+        score = _read_scores(batch[name], source=source)
+        # the i with i/bins <= score < (i+1)/bins; score * bins would round across the edges
+        bins = np.searchsorted(edges, score.to_numpy(), side="right")
+        frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
+    if columns.decision is not None:
+        return frame.with_columns(_null_for_nan(batch[columns.decision]).alias("d"))
+    names = _numbered("s", columns.scores)
+    if len(names) > 1:
+        total = frame.select(pl.sum_horizontal(names, ignore_nulls=False)).to_series()
+        if ((total - 1).abs() > 0.01).any():
+            raise FedgftError(
+                f"{source}: the scores of a row must add up to 1 over {', '.join(columns.scores)}; "
+                "there are rows where they do not",
+                kind="data",
+            )
+    if len(names) <= 2:  # of two columns for two classes, the last is the positive one
+        return frame.with_columns(d=(pl.col(names[-1]) >= columns.threshold).cast(pl.Int64))
+    return frame.with_columns(d=pl.concat_list(names).list.arg_max().cast(pl.Int64))
+
+
+def _null_for_nan(series: pl.Series) -> pl.Series:
+    return series.fill_nan(None) if series.dtype.is_float() else series
+
+
+def _read_scores(series: pl.Series, *, source: str) -> pl.Series:
+    where = f"{source}: score column '{series.name}' holds"
+    if not (series.dtype.is_numeric() or series.dtype in (pl.String, pl.Boolean, pl.Null)):
+        raise FedgftError(f"{where} {series.dtype}, not numbers", kind="data")
+    numbers = series.cast(pl.Float64, strict=False).fill_nan(None)
+    text = numbers.is_null() & series.is_not_null()
+    if series.dtype == pl.String and text.any():
+        parse_numbers(series.filter(text), source=source)  # raises unless all of them are NaN
+    wrong = numbers.filter((numbers < 0) | (numbers > 1))
+    if len(wrong):
+        raise FedgftError(
+            f"{where} {wrong[0]}, which is outside [0, 1]: scores must be probabilities",
+            kind="data",
+        )
+    return numbers
+
+
+def _check_cardinality(frame: pl.DataFrame, columns: Columns, *, source: str) -> None:
+    """Refuse an identifier as a group, and a measurement as a label, after the first batch."""
+    parts = {"y": ("label", columns.label)}
+    parts |= {f"g{i}": ("group", name) for i, name in enumerate(columns.groups)}
+    if columns.decision is not None:
+        parts["d"] = ("decision", columns.decision)
+    for key, (part, name) in parts.items():
+        if frame[key].n_unique() > MAX_VALUES:
+            raise FedgftError(
+                f"{source}: {part} column '{name}' has more than {MAX_VALUES} different values; "
+                "name a column with a few, or put ranges of its values together first",
+                kind="data",
+            )
+
+
+# Names of classes and groups
+
+
+def _build_sums(
+    counts: _Counts, columns: Columns, names: DeclaredNames, *, source: str
+) -> SiteSums:
+    """Turn the small tables into the sums of one site."""
+    assert counts.groups is not None
+    classes = _find_classes(counts.tables[0], columns, names, source=source)
+    has_threshold = columns.decision is None and len(classes) == 2
+    try:
+        spec = MeasurementSpec(
+            classes,
+            names.attributes,
+            threshold=columns.threshold if has_threshold else None,
+            scored=bool(columns.scores),
+            bins=columns.bins,
+        )
+    except FedgftError as error:
+        raise FedgftError(f"{source}: {error}") from None
+    groups = dict.fromkeys(_read_groups(counts.groups, names))
+    if len(names.attributes) == 1:  # listed values are groups even if no row has them
+        listed = names.values.get(names.attributes[0], ())
+        groups |= dict.fromkeys((value,) for value in listed)
+    tables = {group: spec.empty_table() for group in groups}
+    histogram = {group: spec.empty_histogram() for group in groups if spec.scored}
+    index = {name: i for i, name in enumerate(classes)}
+    scores = len(spec.score_classes)
+    # Of two score columns for two classes, only the last is summed.
+    for s, part in enumerate(counts.tables[-max(1, scores) :]):
+        labels = [index[text] for text in as_text(part["y"]).to_list()]
+        decisions = part["d"].to_list()
+        if columns.decision is not None:
+            decisions = [index[text] for text in as_text(part["d"]).to_list()]
+        cells = zip(_read_groups(part, names), labels, decisions, strict=True)
+        numbers = part.select("bin", "n", "total").iter_rows()
+        for (group, label, decision), (bin_, n, total) in zip(cells, numbers, strict=True):
+            _check_listed(group, names, source=source)
+            if s == 0:
+                tables[group][label, decision, COUNT] += n
+            if scores:
+                tables[group][label, decision, SCORES + s] += total
+                histogram[group][label, decision, s, bin_] += n
+    site = SiteTables(tables, float(counts.label_missing), float(counts.prediction_missing))
+    return SiteSums(spec, {names.site: site}, histogram)
+
+
+def _read_groups(frame: pl.DataFrame, names: DeclaredNames) -> Iterator[Group]:
+    """The group of each row of a small table."""
+    columns = (as_text(frame[f"g{i}"]).to_list() for i in range(len(names.attributes)))
+    return zip(*columns, strict=True)
+
+
+def _check_listed(group: Group, names: DeclaredNames, *, source: str) -> None:
+    for attribute, value in zip(names.attributes, group, strict=True):
+        listed = names.values.get(attribute)
+        if listed and value is not None and value not in listed:
+            raise FedgftError(
+                f"{source}: group column '{attribute}' holds '{value}', which `group` does not "
+                f"list ({', '.join(listed)})",
+                kind="data",
+            )
+
+
+def _find_classes(
+    table: pl.DataFrame, columns: Columns, names: DeclaredNames, *, source: str
+) -> tuple[str, ...]:
+    """The classes in their order; of two, the positive one last."""
+    labels = _distinct_texts(table["y"])
+    decisions = [] if columns.decision is None else _distinct_texts(table["d"])
+    if not labels:
+        raise FedgftError(f"{source}: no row has both a label and a prediction", kind="data")
+    classes = names.classes or _guess_classes(labels, decisions, names.positive, source=source)
+    for what, found in (("label", labels), ("decision", decisions)):
+        unknown = [value for value in found if value not in classes]
+        if unknown:
+            raise FedgftError(
+                f"{source}: {what} '{unknown[0]}' is none of the classes {_first_few(classes)}"
+                " (`classes` names them all)"
+            )
+    if names.positive is not None:
+        classes = put_positive_last(classes, names.positive, where=f"{source}: the label")
+    scores = len(columns.scores)
+    if scores == 1 and len(classes) != 2:
+        raise FedgftError(
+            f"{source}: {len(classes)} classes need one `score` column each, in the order "
+            f"{', '.join(classes)}; or `decision` alone"
+        )
+    if scores > 1 and scores != len(classes):
+        raise FedgftError(f"{source}: {scores} score columns for {len(classes)} classes")
+    return classes
+
+
+def _guess_classes(
+    labels: list[str], decisions: list[str], positive: str | None, *, source: str
+) -> tuple[str, ...]:
+    """The classes that occur, or the known pair that one of them belongs to."""
+    for pair in KNOWN_PAIRS:
+        if {*labels, *decisions} <= set(pair):
+            return pair
+    classes = labels if len(labels) > 1 else sorted({*labels, *decisions}, key=_text_sort_key)
+    unknown = [value for value in decisions if value not in classes]
+    if unknown:
+        raise FedgftError(
+            f"{source}: decision '{unknown[0]}' is no label; the labels are {_first_few(labels)} "
+            "(`classes` names all classes)"
+        )
+    if len(classes) == 1 and positive is not None and positive.casefold() != classes[0].casefold():
+        classes = [*classes, positive]
+    if len(classes) == 1:
+        raise FedgftError(
+            f"{source}: '{classes[0]}' is the only label here; name both classes, the reference "
+            f"first: `classes` OTHER {classes[0]}"
+        )
+    return tuple(classes)
+
+
+def _distinct_texts(series: pl.Series) -> list[str]:
+    return sorted(as_text(series).drop_nulls().unique().to_list(), key=_text_sort_key)
+
+
+def _text_sort_key(value: str) -> tuple:
+    return group_sort_key((value,))
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+# Arrays
+
+
+def _are_scores(y_pred: Any) -> bool:
+    """Two axes, or fractions: a decision is a label, and no label is a fraction in [0, 1]."""
+    array = as_array("y_pred", y_pred)
+    if array.dtype == object and array.ndim == 1:  # numbers with None among them
+        known = [v for v in array.tolist() if v is not None]
+        array = np.array(known if all(isinstance(v, float) for v in known) else [], dtype=float)
+    if array.ndim == 2:
+        return True
+    return array.dtype.kind == "f" and bool(((array > 0) & (array < 1)).any())
+
+
+def _split_attributes(features: Any) -> dict[str, Any]:
+    """The values of each attribute by its name."""
+    if isinstance(features, Mapping):
+        return {str(name): values for name, values in features.items()}
+    if hasattr(features, "columns"):
+        return {str(name): features[name] for name in features.columns}
+    array = np.asarray(features, dtype=object)
+    if array.ndim == 2:
+        return {f"group {i + 1}": array[:, i] for i in range(array.shape[1])}
+    return {str(getattr(features, "name", None) or "group"): features}
+
+
+def _split_scores(scores: Any) -> dict[str, Any]:
+    if scores is None:
+        return {}
+    array = as_array("scores", scores)
+    if array.ndim == 1:
+        return {"scores": scores}
+    if array.ndim != 2:
+        raise FedgftError(
+            "scores must have one value per row, or one column per class, "
+            f"not the shape {array.shape}"
+        )
+    return {f"scores {i}": array[:, i] for i in range(array.shape[1])}
+
+
+def _to_series(name: str, values: Any) -> pl.Series:
+    """A column of numbers or of text, with null where a value is missing."""
+    if isinstance(values, pl.Series):
+        return values.cast(pl.String) if values.dtype == pl.Categorical else values
+    if np.ma.isMaskedArray(values):
+        values = np.ma.filled(values.astype(object), None)
+    if isinstance(values, list | tuple):  # NumPy would write NaN among words as a word
+        numeric = all(v is None or type(v) in (int, float) for v in values)
+        values = np.array(values, dtype=float if numeric else object)
+    array = as_array(name, values)
+    if array.ndim != 1:
+        raise FedgftError(f"{name} must have one axis, not {array.ndim}")
+    if array.dtype.kind in "biuf":
+        return pl.Series(name, array)
+    if array.dtype.kind in "cmM":
+        raise FedgftError(f"{name} must hold numbers or text, not {array.dtype}")
+    nested = [v for v in array.tolist() if isinstance(v, list | tuple | dict | set | np.ndarray)]
+    if nested:
+        raise FedgftError(f"{name} must hold one value per row, not {format_value(nested[0])}")
+    return pl.Series(name, [_to_text(v) for v in array.tolist()], dtype=pl.String)
+
+
+def _check_finite(name: str, values: Any) -> None:
+    """Refuse scores that are NaN or infinite; a missing one (None, null) is allowed."""
+    if isinstance(values, pl.Series):
+        finite = not values.dtype.is_float() or bool(values.drop_nulls().is_finite().all())
+    elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
+        finite = bool(np.isfinite(values).all())
+    else:
+        items = values if isinstance(values, list | tuple) else as_array(name, values).tolist()
+        finite = not any(isinstance(v, float) and not math.isfinite(v) for v in items)
+    if not finite:
+        raise FedgftError(
+            f"{name} hold NaN or infinity (of y_pred, if it holds the scores): the model has no "
+            "answer for some rows; leave them out, or write None where none was asked for"
+        )
+
+
+def _to_text(value: Any) -> Any:
+    """A value as text, None where it is missing; 1.0 is "1", as it is in a file."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
+        return None
+    text = str(value)
+    return text[:-2] if text.endswith(".0") and text[:-2].lstrip("-").isdigit() else text

@@ -1,0 +1,182 @@
+"""Protection of a site's sums before they leave it: small cells withheld, or noise added.
+
+Noise is added once, to the finest table of counts (group, label, decision, bin of the score), and
+everything else is derived from the noisy counts, so the budget is spent once. Adding or removing
+one row changes one of these counts by 1, and the two counts of rows that could not be counted are
+cells of the same table: the sensitivity is 1. Every combination of names is a cell, with rows or
+without.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fedgft.errors import FedgftError
+from fedgft.privacy.noise import calibrate_noise
+from fedgft.sums import (
+    COUNT,
+    NOISE,
+    SCORES,
+    SLACK,
+    Group,
+    MeasurementSpec,
+    Privacy,
+    SiteSums,
+    SiteTables,
+    group_sort_key,
+)
+
+MIN_CELL = 3  # "1 to 1 rows" would hide nothing
+
+
+def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
+    """Withhold counts of 1 to `min_cell` - 1 rows, and everything about scores.
+
+    The bins of a histogram are small cells too, and the sum of a few scores is nearly one person's
+    score. `sums` are those of one site; a withheld count is replaced by the middle of its range.
+    """
+    if min_cell < MIN_CELL:
+        raise FedgftError(f"`min_cell` {min_cell}: must be at least {MIN_CELL}")
+    (name, site), *_ = sums.sites.items()
+    tables = {}
+    suppressed = 0
+    for group, table in site.tables.items():
+        small = (table[..., COUNT] > 0) & (table[..., COUNT] < min_cell)
+        suppressed += int(small.sum())
+        tables[group] = table.copy()
+        tables[group][..., SCORES:] = placeholder_scores(table[..., COUNT, None], len(table))
+        tables[group][small] = suppressed_cell(min_cell, table.shape[-1], len(table))
+    missing = [
+        count if count == 0 or count >= min_cell else min_cell / 2
+        for count in (site.label_missing, site.prediction_missing)
+    ]
+    privacy = Privacy(min_cell=min_cell, suppressed=suppressed)
+    return replace(
+        sums, sites={name: SiteTables(tables, *missing, privacy=(privacy,))}, histogram={}
+    )
+
+
+def suppressed_cell(min_cell: int, columns: int, classes: int) -> np.ndarray:
+    """Return a cell of 1 to `min_cell` - 1 rows: the middle, with its distance to both ends."""
+    cell = np.zeros(columns)
+    cell[COUNT] = min_cell / 2
+    cell[SLACK] = min_cell / 2 - 1
+    cell[SCORES:] = placeholder_scores(cell[COUNT], classes)
+    return cell
+
+
+def placeholder_scores(count: Any, classes: int) -> Any:
+    """Return placeholders for withheld sums of scores: all classes alike."""
+    return count / classes
+
+
+def add_noise_to_site(
+    sums: SiteSums,
+    epsilon: float,
+    delta: float,
+    *,
+    values: dict[str, tuple[str, ...]],
+    declared: bool,
+) -> SiteSums:
+    """Return one site's sums with discrete Laplace noise, or discrete Gaussian where delta > 0.
+
+    Parameters
+    ----------
+    sums
+        The exact sums of one site.
+    epsilon, delta
+        The budget (see `fedgft.privacy.noise.calibrate_noise`).
+    values
+        The values of each attribute; of an attribute without an entry, those in the data.
+    declared
+        Whether no name of a group or class was read from the data.
+    """
+    question = sums.require_spec()
+    if len(question.classes) > 2:  # one row is in the histograms of all classes; counts suffice
+        question = replace(question, scored=False)
+    mechanism = calibrate_noise(epsilon, delta)
+    (name, site), *_ = sums.sites.items()
+    groups = list(_all_groups(site, question, values))
+    finest = [_finest_counts(group, sums, site, question) for group in groups]
+    exact = np.concatenate([*finest, [site.label_missing, site.prediction_missing]])
+    noisy = np.array(mechanism.add([int(n) for n in exact]), dtype=float)
+    tables = {}
+    histogram = {}
+    for group, counts in zip(groups, np.split(noisy[:-2], len(groups)), strict=True):
+        tables[group], histogram[group] = _assemble(counts, question, mechanism.variance)
+    privacy = Privacy(
+        mechanism=mechanism.name,
+        epsilon=mechanism.epsilon,
+        delta=mechanism.delta,
+        scale=mechanism.scale,
+        variance=mechanism.variance,
+        names="declared" if declared else "from the data",
+    )
+    noisy_site = SiteTables(tables, noisy[-2], noisy[-1], (privacy,))
+    return SiteSums(question, {name: noisy_site}, histogram if question.scored else {})
+
+
+@lru_cache
+def bin_middles(bins: int) -> np.ndarray:
+    """Return the middles of equal bins of [0, 1]."""
+    return (np.arange(bins) + 0.5) / bins
+
+
+@lru_cache
+def possible_cells(question: MeasurementSpec) -> np.ndarray:
+    """Return a mask (decision, bin) of what a row can have.
+
+    With a threshold, the score decides the decision in all bins but the one that it cuts.
+    """
+    classes = len(question.classes)
+    bins = question.bins if question.scored else 1
+    possible = np.ones((classes, bins), dtype=bool)
+    if question.scored and question.threshold is not None:
+        edges = np.arange(bins + 1) / bins
+        possible[0] = edges[:-1] < question.threshold
+        possible[1] = edges[1:] > question.threshold
+        possible[1, -1] = True  # a score of 1 lies in the last bin and reaches any threshold
+    return possible
+
+
+def _all_groups(
+    site: SiteTables, question: MeasurementSpec, values: dict[str, tuple[str, ...]]
+) -> Iterator[Group]:
+    """Every combination of values, with None for "not recorded"."""
+    axes = []
+    for i, attribute in enumerate(question.attributes):
+        found = {group[i] for group in site.tables} - {None}
+        ordered = sorted(((v,) for v in values.get(attribute) or found), key=group_sort_key)
+        axes.append([*(v for (v,) in ordered), None])
+    return product(*axes)
+
+
+def _finest_counts(
+    group: Group, sums: SiteSums, site: SiteTables, question: MeasurementSpec
+) -> np.ndarray:
+    """The counts of one group by label and possible (decision, bin), flat."""
+    if question.scored:
+        cells = sums.histogram.get(group, question.empty_histogram())[:, :, 0]
+    else:
+        cells = site.tables.get(group, question.empty_table())[..., COUNT, None]
+    return cells[:, possible_cells(question)].ravel()
+
+
+def _assemble(
+    counts: np.ndarray, question: MeasurementSpec, variance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A table and a histogram from noisy counts; sums of scores use the middles of the bins."""
+    possible = possible_cells(question)
+    classes, bins = possible.shape
+    cells = np.zeros((classes, classes, bins))
+    cells[:, possible] = counts.reshape(classes, -1)
+    table = question.empty_table()
+    table[..., COUNT] = cells.sum(-1)
+    table[..., NOISE] = variance * possible.sum(-1)
+    if question.scored:
+        table[..., SCORES] = cells @ bin_middles(bins)
+    return table, cells[:, :, None, :]

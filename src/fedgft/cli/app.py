@@ -1,0 +1,175 @@
+"""The application: it registers the commands, runs one, and turns errors into one line."""
+
+import os
+import sys
+import time
+import warnings
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
+from platform import python_version
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from fedgft.cli.commands import COMMANDS, EXIT_CODES, PATHS, SUMMARIES, format_examples
+from fedgft.cli.console import fail, note, output
+from fedgft.errors import EXTRAS, FedgftError
+
+Shell = Literal["bash", "zsh", "fish"]
+GLOBAL_OPTIONS = Group("With any command", sort_key=99)
+GLOBAL_FLAG = Parameter(group=GLOBAL_OPTIONS, negative="", show_default=False)
+GLOBAL_FLAGS = ("--quiet", "-q", "--verbose", "-v")
+
+
+def completion(shell: Shell, /) -> None:
+    """Print a script that lets a shell complete commands, options and choices.
+
+    Parameters
+    ----------
+    shell
+        The shell it is for. Nothing is installed: put it where the shell looks for completions.
+    """
+    sys.stdout.write(app.generate_completion(prog_name="fedgft", shell=shell))
+
+
+def _version() -> str:
+    return version("fedgft")
+
+
+def _make_app() -> App:
+    """Return the application with every command registered by its import path."""
+    made = App(
+        name="fedgft",
+        help="Measure and train group fairness in federated learning.",
+        help_epilogue=f"{format_examples('fedgft')}\n\n{EXIT_CODES}",
+        help_format="plaintext",
+        version=_version,
+    )
+    for each in (made, made.meta):
+        each.suppress_keyboard_interrupt = False  # `main` handles it
+    for position, (title, summaries) in enumerate(COMMANDS.items()):
+        group = Group(title, sort_key=position)
+        for name, summary in summaries.items():
+            path = PATHS.get(name, f"fedgft.cli.{name}:{name}")
+            made.command(path, name=name, help=summary, group=group)
+    return made
+
+
+app = _make_app()
+
+
+@app.meta.default
+def launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    quiet: Annotated[bool, GLOBAL_FLAG, Parameter(name=("--quiet", "-q"))] = False,
+    verbose: Annotated[bool, GLOBAL_FLAG, Parameter(name=("--verbose", "-v"))] = False,
+) -> None:
+    """Run a command.
+
+    Parameters
+    ----------
+    quiet
+        No notes and no progress, only results and errors.
+    verbose
+        Versions, progress also in a log, seconds and memory at the end.
+    """
+    if quiet and verbose:
+        raise FedgftError("--quiet and --verbose: one of the two", kind="conflict")
+    output.quiet = quiet
+    output.verbose = verbose
+    started = time.monotonic()
+    if verbose:
+        note(_versions())
+    app(tokens, exit_on_error=False, print_error=False)
+    if verbose:
+        note(f"{time.monotonic() - started:.1f} s{_peak_memory()}")
+
+
+def run(arguments: list[str]) -> None:
+    """Run the command that the arguments name; errors are printed in one line, exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal may lack some of our characters
+            stream.reconfigure(errors="replace")
+    warnings.showwarning = _show_warning
+    output.command = None
+    try:
+        output.command = _load_command(arguments)
+        app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except FedgftError as error:
+        fail(error.message)
+    except CycloptsError as error:
+        fail(str(error))
+    except ImportError as error:
+        fail(_describe_missing_extra(error))
+    except BrokenPipeError:  # the reader has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError:
+        fail("not enough memory for this; try fewer groups, classes, bins or runs")
+    except OSError as error:
+        # Errors about our files name the file: those without a name are about stdout.
+        where = error.filename or ("" if error.errno is None else "stdout")
+        fail(f"{where}: {error.strerror}" if where else str(error))
+
+
+def _load_command(arguments: list[str]) -> App | None:
+    """Import the command that the arguments name, and complete its help.
+
+    Returns None if the arguments name no command, as in `fedgft --help`. The help of a command is
+    its docstring, of which `SUMMARIES` has the first sentence only, and its examples.
+    """
+    words = [word for word in arguments if word not in GLOBAL_FLAGS]
+    if not words or words[0].startswith("-"):
+        return None
+    if words[0] not in SUMMARIES:
+        close = get_close_matches(words[0], SUMMARIES, n=1)
+        hint = f' Did you mean "{close[0]}"?' if close else ""
+        raise FedgftError(
+            f'Unknown command "{words[0]}".{hint} Available commands: {", ".join(SUMMARIES)}.'
+        )
+    command = app
+    for depth, word in enumerate(words[:2], 1):
+        if word.startswith("-") or word not in command:
+            break
+        command = command[word]
+        command.help_epilogue = format_examples(" ".join(words[:depth]))
+        if command.default_command is not None:
+            command.help = None
+    return command
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    note(str(message))
+
+
+def _describe_missing_extra(error: BaseException) -> str:
+    """Return the pip command that installs what an import lacks; raise any other error again."""
+    cause: BaseException | None = error
+    while cause is not None:
+        package = (getattr(cause, "name", None) or "").partition(".")[0]
+        if isinstance(cause, ModuleNotFoundError) and package in EXTRAS:
+            title, extra = EXTRAS[package]
+            return f"this command needs {title}: pip install 'fedgft[{extra}]'"
+        cause = cause.__cause__
+    raise error
+
+
+def _versions() -> str:
+    found = [f"fedgft {_version()}", f"Python {python_version()}"]
+    for name in ("torch", "numpy", "numba", "polars", "flwr"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _peak_memory() -> str:
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024
+    return f", {peak * unit / 1e6:,.0f} MB of memory at most"

@@ -1,0 +1,364 @@
+"""Columns of a raw table as features of a model.
+
+A numeric column is one feature. A categorical column with levels l_0, l_1, ... is one indicator
+per level except the first: the first level is the reference, and with it the indicators would sum
+to one, the intercept once more. The encoder is stored in the model file, so a later table is read
+exactly as the training rows were.
+
+Types are taken as the file has them. What would be misread is refused: one stray word turns a CSV
+column of numbers into text, and hundreds of categories would follow.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fedgft.errors import FedgftError
+from fedgft.store import parse_json, require_encodable
+
+MISSING = "(missing)"  # the level of missing values
+MAX_INDICATORS = 10_000  # over all text columns: each level becomes a feature
+MAX_LEVELS = 1000  # of one text column; with more it holds names or identifiers
+MAX_CATEGORY_LIKE = 10  # a text column with so few distinct values is a category, even of numbers
+DAMAGED_SHARE = 0.9  # a text column with this share of numbers is a damaged column of numbers
+NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+PLAIN_NUMBER = rf"^-?{NUMBER}$"  # what a CSV reader takes for a number
+LOOSE_NUMBER = rf"^\s*[+-]?{NUMBER}\s*$"  # what a person takes for one
+NOT_FINITE = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
+MAX_NAME_LENGTH = 80  # characters of a name in a message
+MAX_INTEGER = 2.0**127  # whole numbers below it fit an integer type
+
+
+def data_error(source: object, problem: str) -> FedgftError:
+    """Return an error about the content of a table or file; its text is ``SOURCE: PROBLEM``."""
+    return FedgftError(f"{source}: {problem}", kind="data")
+
+
+def get_column(
+    frame: pl.DataFrame, name: str, *, source: str, option: str | None = None
+) -> pl.Series:
+    """Return a column of single values.
+
+    Parameters
+    ----------
+    frame, name
+        The table and the name of the column.
+    source
+        What error messages call the table.
+    option
+        The setting that named the column, for the message.
+    """
+    if name not in frame.columns:
+        asked = f" ({option})" if option else ""
+        hint = suggest_name(name, frame.columns)
+        raise data_error(source, f"no column '{name}'{asked}{hint}")
+    series = frame[name]
+    if series.dtype.is_nested() or series.dtype in (pl.Binary, pl.Object):
+        raise data_error(source, f"column '{name}' holds {series.dtype}, not single values")
+    return series
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """Return the end of a sentence about an unknown name: the closest known one, or a list."""
+    folded = {other.strip().casefold(): other for other in known}
+    near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
+    if near:
+        return f"; did you mean '{folded[near[0]]}'?"
+    more = ", ..." if len(known) > 8 else ""
+    limit = MAX_NAME_LENGTH
+    names = (other if len(other) <= limit else f"{other[:limit]}..." for other in known[:8])
+    return f"; there are: {', '.join(names)}{more}"
+
+
+def put_positive_last(classes: tuple[str, ...], positive: str, *, where: str) -> tuple[str, ...]:
+    """Return the two classes with the positive one last.
+
+    Parameters
+    ----------
+    classes
+        Two names.
+    positive
+        One of them; upper and lower case count only where the names differ in nothing else.
+    where
+        The start of an error message: it names the column that holds the classes.
+    """
+    if len(classes) != 2:
+        raise FedgftError(f"{where} has {len(classes)} classes; `positive` needs two")
+    folded = [name.casefold() for name in classes]
+    if positive in classes:
+        index = classes.index(positive)
+    elif folded.count(positive.casefold()) == 1:
+        index = folded.index(positive.casefold())
+    else:
+        raise FedgftError(
+            f"{where} holds '{classes[0]}' and '{classes[1]}', no '{positive}' (`positive`)"
+        )
+    return classes if index == 1 else classes[::-1]
+
+
+def is_numeric(series: pl.Series) -> bool:
+    """Whether a column becomes one numeric feature: numbers and truth values do."""
+    return series.dtype.is_numeric() or series.dtype == pl.Boolean
+
+
+def as_text(series: pl.Series) -> pl.Series:
+    """Return one spelling per value, whatever the column's type: 1.0 is "1", true is "True".
+
+    A file's other rows decide the type of a column, so the spelling depends on one value at a
+    time. Nulls stay.
+    """
+    if series.dtype.is_float():
+        is_integer = (series == series.round()) & (series.abs() < MAX_INTEGER)
+        integers = series.cast(pl.Int128, strict=False).cast(pl.String)
+        return integers.zip_with(is_integer.fill_null(False), series.cast(pl.String))
+    text = series.cast(pl.String)
+    if series.dtype.is_decimal():
+        text = text.str.replace(r"(\.\d*?)0+$", "$1")
+    if series.dtype.is_integer():
+        return text
+    return text.str.replace(r"^([+-]?\d+)\.0*$", "$1").replace({"true": "True", "false": "False"})
+
+
+def encode_levels(text: pl.Series, levels: Sequence[str]) -> np.ndarray:
+    """Return the index of each value among the levels, (n,) int64; -1 where it is none of them."""
+    if not levels:
+        return np.full(len(text), -1, np.int64)
+    table = {level: index for index, level in enumerate(levels)}
+    codes = text.replace_strict(table, default=-1, return_dtype=pl.Int64)
+    return codes.fill_null(-1).to_numpy()
+
+
+def parse_numbers(series: pl.Series, *, source: str) -> pl.Series:
+    """Return the column as float64 with nulls; refuse text, NaN and what float32 cannot hold."""
+    numbers = series.cast(pl.Float64, strict=False)
+    lost = numbers.is_null() & series.is_not_null()
+    if lost.any():
+        found = series.filter(lost)[0]
+        raise data_error(source, f"column '{series.name}' should hold numbers, not '{found}'")
+    wrong = int((~(numbers.abs() <= float(np.finfo(np.float32).max)) | numbers.is_nan()).sum())
+    if wrong:
+        raise _not_finite(series.name, wrong, source=source)
+    return numbers
+
+
+def check_text(series: pl.Series, *, source: str) -> None:
+    """Refuse a text column that is a column of numbers with a few odd values in it."""
+    text = series.drop_nulls()
+    if series.dtype != pl.String or not len(text):
+        return
+    numbers = int(text.str.contains(LOOSE_NUMBER).sum())
+    not_finite = int(text.str.contains(NOT_FINITE).sum())
+    mostly_numbers = numbers + not_finite >= DAMAGED_SHARE * len(text)
+    damaged = mostly_numbers and text.n_unique() > MAX_CATEGORY_LIKE
+    if not_finite and numbers and (damaged or numbers + not_finite == len(text)):
+        raise _not_finite(series.name, not_finite, source=source)
+    odd = text.filter(~text.str.contains(PLAIN_NUMBER))
+    if damaged and len(odd):
+        found = ", ".join(f"'{value}'" for value in odd.unique(maintain_order=True)[:3])
+        raise data_error(
+            source,
+            f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not "
+            f"plain ones ({found}): leave the cell empty where a number is missing (codes: put "
+            "a letter in front of each)",
+        )
+
+
+def holds_numbers_as_text(series: pl.Series) -> bool:
+    """Whether a text column has many different values, each a plain number."""
+    text = series.drop_nulls()
+    if series.dtype != pl.String or text.n_unique() <= MAX_CATEGORY_LIKE:
+        return False
+    return bool(text.str.contains(PLAIN_NUMBER).all())
+
+
+def _not_finite(name: str, count: int, *, source: str) -> FedgftError:
+    return data_error(
+        source,
+        f"column '{name}' holds {count} value(s) that are NaN or infinite: "
+        "leave the cell empty where a number is missing",
+    )
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers; `fill` replaces missing ones."""
+
+    name: str
+    fill: float
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The name of its feature."""
+        return (self.name,)
+
+    def write(self, series: pl.Series, out: np.ndarray, *, source: str) -> list[str]:
+        """Fill `out`, (n, 1), and return notes on missing values."""
+        numbers = parse_numbers(series, source=source)
+        absent = numbers.null_count()
+        out[:, 0] = numbers.fill_null(self.fill).to_numpy()
+        if not absent:
+            return []
+        mean = f"the mean over all clients' rows, {self.fill:.6g}"
+        by = mean if self.fill else "0, the mean over all clients' rows, or for want of one"
+        return [f"{source}: {absent} missing value(s) of '{self.name}' replaced by {by}"]
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of names; missing values are a level of their own."""
+
+    name: str
+    levels: tuple[str, ...]
+    drop_first: bool = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of its features, ``column=level``."""
+        return tuple(f"{self.name}={level}" for level in self.levels[int(self.drop_first) :])
+
+    def write(self, series: pl.Series, out: np.ndarray, *, source: str) -> list[str]:
+        """Fill `out`, zeros of shape (n, features), and return notes.
+
+        The row of an unknown level stays zero.
+        """
+        absent = series.null_count()
+        codes = encode_levels(as_text(series).fill_null(MISSING), self.levels)
+        unknown = int((codes < 0).sum())
+        places = codes - int(self.drop_first)
+        rows = np.flatnonzero(places >= 0)
+        out[rows, places[rows]] = 1.0
+        notes = []
+        if absent and MISSING in self.levels:
+            notes.append(
+                f"{source}: {absent} missing value(s) of '{self.name}' are a category of their own"
+            )
+        if unknown:
+            notes.append(
+                f"{source}: {unknown} value(s) of '{self.name}' were not among the training "
+                "rows: all their indicators are zero"
+            )
+        return notes
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The fields of a table in order. `columns` names the features that they become."""
+
+    fields: tuple[Numeric | Categorical, ...]
+
+    @classmethod
+    def fit(
+        cls,
+        frame: pl.DataFrame,
+        columns: Iterable[str],
+        *,
+        rows: np.ndarray | None = None,
+        source: str = "table",
+    ) -> "Encoder":
+        """Learn levels and means.
+
+        Parameters
+        ----------
+        frame, columns
+            The table, and the columns that become features. Numbers and truth values become
+            numeric fields, text becomes categorical ones.
+        rows
+            Mask of the rows to learn from; default: all. Types are those of the whole column.
+        source
+            What error messages call the table.
+        """
+        fields: list[Numeric | Categorical] = []
+        for name in columns:
+            column = get_column(frame, name, source=source)
+            check_text(column, source=source)
+            series = column if rows is None else column.filter(pl.Series(rows))
+            if is_numeric(series):
+                known = parse_numbers(series, source=source).drop_nulls().to_numpy()
+                fields.append(Numeric(name, float(known.mean()) if len(known) else 0.0))
+            else:
+                fields.append(Categorical(name, _find_levels(series, source=source)))
+        _check_width(fields, source=source)
+        return cls(tuple(fields))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(name for field in self.fields for name in field.columns)
+
+    def encode(
+        self, frame: pl.DataFrame, *, source: str = "table"
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return the features, (n, d) float32, and one note for everything filled in or ignored."""
+        features = np.zeros((frame.height, len(self.columns)), np.float32)
+        notes: list[str] = []
+        start = 0
+        for field in self.fields:
+            stop = start + len(field.columns)
+            series = get_column(frame, field.name, source=source)
+            notes += field.write(series, features[:, start:stop], source=source)
+            start = stop
+        return features, tuple(notes)
+
+    def to_json(self) -> str:
+        """Return the fields as a JSON list."""
+        return json.dumps([asdict(field) for field in self.fields])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Encoder":
+        """Return the encoder that `to_json` wrote; raise ValueError for any other text."""
+        try:
+            encoder = cls(tuple(map(_parse_field, parse_json(text))))
+            _check_width(encoder.fields, source="encoder")
+        except (KeyError, TypeError, OverflowError, FedgftError) as error:
+            raise ValueError(f"not an encoder of fedgft ({error})") from None
+        if len({field.name for field in encoder.fields}) < len(encoder.fields):
+            raise ValueError("a column is there twice")
+        return encoder
+
+
+def _check_width(fields: Sequence[Numeric | Categorical], *, source: str) -> None:
+    texts = [field for field in fields if isinstance(field, Categorical)]
+    total = sum(len(field.levels) for field in texts)
+    if total > MAX_INDICATORS:
+        widest = max(texts, key=lambda field: len(field.levels))
+        raise data_error(
+            source,
+            f"its {len(texts)} text columns have {total:,} different values together, a "
+            f"feature each, more than the {MAX_INDICATORS:,} there may be: take some out, such as "
+            f"'{widest.name}', with {len(widest.levels):,} of them",
+        )
+
+
+def _parse_field(held: dict[str, Any]) -> Numeric | Categorical:
+    name = require_encodable(held["name"])
+    if "fill" in held:
+        if not np.isfinite(held["fill"]):
+            raise ValueError(f"'{name}' is filled in with no number")
+        return Numeric(name, float(held["fill"]))
+    levels = tuple(map(require_encodable, held["levels"]))
+    if len(set(levels)) < len(levels) or not isinstance(held["drop_first"], bool):
+        raise ValueError(f"'{name}' has levels twice")
+    return Categorical(name, levels, held["drop_first"])
+
+
+def _find_levels(series: pl.Series, *, source: str) -> tuple[str, ...]:
+    """Return the sorted levels of a text column, `MISSING` last."""
+    if series.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
+        raise data_error(
+            source,
+            f"column '{series.name}' ({series.dtype}) is neither numbers nor text: "
+            "convert it or leave it out (`leave_out`)",
+        )
+    levels = as_text(series).fill_null(MISSING).unique().to_list()
+    if len(levels) > MAX_LEVELS:
+        raise data_error(
+            source,
+            f"text column '{series.name}' has {len(levels):,} different values, more "
+            f"than the {MAX_LEVELS:,} a category may have: leave it out (`leave_out`)",
+        )
+    return tuple(sorted(levels, key=lambda level: (level == MISSING, level)))

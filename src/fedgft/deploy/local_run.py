@@ -1,0 +1,437 @@
+"""Run a whole federation on this host: a server (SuperLink and gate) and several sites.
+
+The processes are those that `fedgft deploy server` and `fedgft deploy site` start on real hosts,
+with TLS and node keys.
+"""
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgft.deploy.init import CONNECTION, FederationFolder, create_federation, load_federation
+from fedgft.deploy.processes import Processes, flower_commands_folder, free_port
+from fedgft.deploy.server import get_run_status
+from fedgft.errors import FedgftError
+from fedgft.flower.server_app import CHECKPOINT, HISTORY, PROGRESS, SCHEMA
+from fedgft.store import LOCK_NAME, open_folder, open_private_file, parse_json
+
+TIMED_OUT = "given up"
+REPORTED_KEYS = (
+    "target",
+    "target_of",
+    "reached",
+    "collapsed",
+    "accuracy_constant",
+    "balanced_accuracy",
+    "selection_rates",
+)
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # errors from a damaged file
+
+
+def summarize_run(
+    folder: Path, status: str, *, seconds: float, sites: int, limit: float
+) -> dict[str, Any]:
+    """Summarize a run from the files that it left.
+
+    Parameters
+    ----------
+    folder
+        The run's output folder.
+    status
+        Status of the run, as `wait_for_run` returns it.
+    seconds, sites, limit
+        Duration, number of sites and time limit.
+
+    Returns
+    -------
+    dict
+        Accuracy and gaps of the final model on the sites' training rows, and under "held_out" on
+        the rows that they held out; "why" if the run did not finish.
+    """
+    out: dict[str, Any] = {
+        "rounds": 0,
+        "accuracy": None,
+        "gap_soft": None,
+        "gap_hard": None,
+        "sites": sites,
+        "status": status,
+        "seconds": round(seconds, 1),
+    }
+    if status == TIMED_OUT:
+        out["why"] = f"it was not done after {limit:g} s (`timeout`)"
+    elif status != "finished:completed":
+        out["why"] = why_failed(folder)
+    rounds = [row.get("round") for row in read_progress(folder)]
+    out["rounds"] = max((n for n in rounds if type(n) is int), default=0)
+    path = folder / HISTORY
+    if not path.exists():
+        return out
+    try:
+        held = parse_json(path.read_text("utf-8"))
+        row = held["about"]["measured"] or {}
+        metric = held["about"]["metric"]
+        out |= {key: row.get(key) for key in ("accuracy", "gap_soft", "gap_hard")}
+        out |= {key: row[key] for key in REPORTED_KEYS if key in row}
+        out["sites"] = len(held["sites"]) or sites
+        return out | _held_out(held["held_out"], metric)
+    except (OSError, *UNREADABLE) as error:
+        raise FedgftError(f"{path}: not the history of a run ({error})") from None
+
+
+def format_closing_line(made: dict[str, Any], metric: str) -> str:
+    """The last line of a run: gap, target, whether it was met and on which rows; what to try next.
+
+    Parameters
+    ----------
+    made
+        The run's summary (`summarize_run`).
+    metric
+        Name of the metric.
+    """
+    said = _share(made["gap_hard"], " points")
+    text = f"{metric} gap of decisions on the training rows of {made['sites']} site(s): {said}"
+    if made.get("target") is not None:
+        text += f", target {100 * made['target']:.1f}: {_verdict(made)}"
+    text += "."
+    if made.get("collapsed"):
+        text += " The model has collapsed: it gives nearly everybody the same decision."
+    held = made.get("held_out")
+    if held is not None and held["gap_hard"] is not None:
+        low = _share(held["gap_hard_low"])
+        high = _share(held["gap_hard_high"])
+        right = f"{_share(held['accuracy_low'])} to {_share(held['accuracy_high'])}"
+        text += (
+            f" On the rows that they held out: {_share(held['gap_hard'], ' points')} (95% "
+            f"interval {low} to {high}), accuracy {_share(held['accuracy'], '%')} ({right})."
+        )
+    elif held is not None:
+        text += " On the rows that they held out it is not estimable: too few rows, or noise."
+    if made.get("accuracy_constant") is not None:
+        text += (
+            f" On the training rows always predicting the most frequent class is right in "
+            f"{_share(made['accuracy_constant'], '%')}."
+        )
+    if made.get("target") is not None and made.get("reached") is False:
+        text += " What to try: more rounds, another learning rate, or a larger target."
+    return f"{text} {made['rounds']} round(s), {made['seconds']:.0f} s."
+
+
+def _verdict(made: dict[str, Any]) -> str:
+    of = "" if made["target_of"] == "decisions" else f" (for {made['target_of']})"
+    if made["reached"] is None:
+        return f"cannot be judged{of}"
+    return f"{'met' if made['reached'] else 'missed'}{of}"
+
+
+def _share(value: float | None, unit: str = "") -> str:
+    return "not estimable" if value is None else f"{100 * value:.1f}{unit}"
+
+
+def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
+    """Estimates on held-out rows; None where there is no interval (few rows, much noise)."""
+    if metric not in found.get("metrics", {}):  # no report, or several metrics at once
+        return {}
+    gap = found["metrics"][metric]
+    right = found["accuracy"]
+    held: dict[str, Any] = {"accuracy": right["rate"], "gap_hard": gap["gap"]}
+    for name, of in (("accuracy", right), ("gap_hard", gap)):
+        held |= {f"{name}_low": of["low"], f"{name}_high": of["high"]}
+        if None in (of["low"], of["high"]):
+            held[name] = None
+    return {"held_out": held}
+
+
+def why_failed(folder: Path) -> str:
+    """The app's last error message, or Flower's if the app reported none."""
+    errors = [str(row["error"]) for row in read_progress(folder) if "error" in row]
+    if errors:
+        return errors[-1]
+    try:
+        text = (folder / "logs" / "run.log").read_text("utf-8", "replace")
+    except OSError:
+        return "there is no log"
+    found = re.findall(r"^\s*(?:[\w.]+\.)?(\w*(?:Error|Exception): .*)", text, re.MULTILINE)
+    return (found or ["see the log"])[-1].strip()
+
+
+def read_progress(folder: Path) -> list[dict[str, Any]]:
+    """The records that the server has written so far, one per event."""
+    try:
+        text = (folder / PROGRESS).read_text("utf-8", "replace")
+    except OSError:
+        return []
+    rows = []
+    for line in text.splitlines():
+        with suppress(ValueError):  # a line that is still being written
+            rows.append(parse_json(line))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+ENGINE = "engine"  # folder of Flower's own files during the run
+LEFTOVERS = {ENGINE, "logs", PROGRESS, SCHEMA}
+PROGRESS_SECONDS = 1.0  # between two looks at the progress
+STATUS_SECONDS = 2.0  # between two questions for the run's status
+HERE = "127.0.0.1"
+OnProgress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class LocalRunPlan:
+    """A federation on this host and the run to submit to it.
+
+    Parameters
+    ----------
+    sites
+        Names of the sites.
+    nodes
+        Further arguments of each site's command (`site_arguments`).
+    config
+        Configuration of the run.
+    out
+        Output folder.
+    port
+        Port of the gate; None: any free port.
+    app
+        Folder of the user's own Flower app; None: the app of this library.
+    limit
+        Seconds after which the run is stopped.
+    resume
+        Continue the run in `out` from its last finished round.
+    """
+
+    sites: tuple[str, ...]
+    nodes: tuple[tuple[str, ...], ...]
+    config: dict[str, Any]
+    out: Path
+    port: int | None = None
+    app: Path | None = None
+    limit: float = 3600.0
+    resume: bool = False
+
+
+@contextmanager
+def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Processes]]:
+    """Start the server and all sites; leaving the block stops them."""
+    work = plan.out / ENGINE
+    flower_commands_folder()
+    port = free_port(plan.port)
+    folder = create_federation(
+        work, sites=plan.sites, host=HERE, port=port, inner=free_port(), make_keys=True
+    )
+    with Processes(folder.path, folder.engine, plan.out / "logs") as processes:
+        start_server(folder, processes)
+        for site, arguments in zip(plan.sites, plan.nodes, strict=True):
+            start_site(folder, processes, site, arguments, app=plan.app)
+        yield folder, processes
+
+
+def start_server(folder: FederationFolder, processes: Processes) -> None:
+    """Start the server and wait until its gate listens."""
+    command = ["deploy", "server", str(folder.path), "--bind", HERE]
+    processes.start("server", [sys.executable, "-m", "fedgft", *command])
+    processes.wait_for_port("server", folder.port)
+
+
+def start_site(
+    folder: FederationFolder,
+    processes: Processes,
+    site: str,
+    arguments: Sequence[str],
+    *,
+    app: Path | None = None,
+) -> None:
+    """Start a site whose private key is in the folder.
+
+    Parameters
+    ----------
+    folder, processes
+        The federation and its processes.
+    site
+        Name of the site.
+    arguments
+        Further arguments of `fedgft deploy site`.
+    app
+        Folder of the app; None: the app of this library.
+    """
+    processes.start(
+        site,
+        [
+            sys.executable,
+            "-m",
+            "fedgft",
+            "deploy",
+            "site",
+            site,
+            "--server",
+            folder.address,
+            "--ca",
+            str(folder.path / "ca.crt"),
+            "--key",
+            str(folder.nodes / f"{site}.key"),
+            "--peers",
+            str(folder.nodes),
+            *(["--app", str(app)] if app else []),
+            *arguments,
+        ],
+    )
+
+
+def run_local(
+    plan: LocalRunPlan, on_progress: OnProgress, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run a federation on this host to its end.
+
+    Parameters
+    ----------
+    plan
+        Sites, data and configuration.
+    on_progress
+        Called with each record of progress.
+    note
+        Called with notes for the user.
+
+    Returns
+    -------
+    dict
+        The run's summary (`summarize_run`).
+    """
+    began = time.monotonic()
+    _check_place(plan)
+    format_config(plan.config)  # raises if it cannot be passed on
+    with open_folder(plan.out):
+        try:
+            shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # left by a killed run
+            if not plan.resume:
+                (plan.out / PROGRESS).unlink(missing_ok=True)
+            note(
+                f"starting a server and {len(plan.sites)} sites; their logs are in "
+                f"{plan.out / 'logs'}"
+            )
+            with start_federation(plan) as (folder, processes):
+                run = submit_run(folder, processes, plan)
+                status = wait_for_run(processes, plan, run, on_progress)
+        finally:
+            shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # with its keys
+    seconds = time.monotonic() - began
+    return summarize_run(plan.out, status, seconds=seconds, sites=len(plan.sites), limit=plan.limit)
+
+
+def _check_place(plan: LocalRunPlan) -> None:
+    """Raise unless the folder is new or, to resume, holds an unfinished run."""
+    if plan.out.exists() and not plan.out.is_dir():
+        raise FedgftError(f"`out` {plan.out}: is a file; name a folder")
+    held = {path.name for path in plan.out.iterdir()} if plan.out.exists() else set()
+    held.discard(LOCK_NAME)
+    if not plan.resume and held <= LEFTOVERS:  # of a run that failed at once
+        return
+    if not held:
+        raise FedgftError(f"`resume`: there is no run in {plan.out}")
+    if not plan.resume:
+        raise FedgftError(
+            f"`out` {plan.out}: is not empty; name another folder, or go on there with `resume`"
+        )
+    if not (plan.out / CHECKPOINT).is_file():
+        raise FedgftError(f"`resume`: {plan.out} holds no finished round of a run")
+    if (plan.out / HISTORY).exists():
+        raise FedgftError(f"`resume`: the run in {plan.out} was finished; name another `out`")
+
+
+def format_config(held: dict[str, Any]) -> str:
+    """A configuration in one line, as Flower's commands take it."""
+    return " ".join(f"{key}={_toml(value)}" for key, value in held.items())
+
+
+def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPlan) -> int:
+    """Submit the app and return Flower's number of the run."""
+    app = str(plan.app or folder.app)
+    command = (
+        "run",
+        app,
+        CONNECTION,
+        "--run-config",
+        format_config(plan.config),
+        "--format",
+        "json",
+    )
+    said = processes.run(f"{flower_commands_folder()}flwr", *command)
+    found = _json(said)
+    if not found.get("success") or "run-id" not in found:
+        raise FedgftError(f"flwr run: {found.get('error-message') or said.strip()[-300:]}")
+    return int(found["run-id"])
+
+
+def wait_for_run(
+    processes: Processes, plan: LocalRunPlan, run: int, on_progress: OnProgress
+) -> str:
+    """Report progress until the run has ended, and return its status."""
+    seen = len(read_progress(plan.out)) if plan.resume else 0
+    asked = time.monotonic()
+    deadline = asked + plan.limit
+    while True:
+        rows = read_progress(plan.out)
+        for row in rows[seen:]:
+            alive = sum(processes.is_alive(site) for site in plan.sites)
+            on_progress({**row, "alive": alive, "sites": len(plan.sites)})
+        seen = len(rows)
+        if not processes.is_alive("server"):
+            raise FedgftError(f"the server ended: {processes.last_log_lines('server')}")
+        if not any(processes.is_alive(site) for site in plan.sites):
+            words = processes.last_log_lines(plan.sites[0])
+            raise FedgftError(f"all sites have ended; {plan.sites[0]} said last: {words}")
+        if time.monotonic() - asked > STATUS_SECONDS or (plan.out / HISTORY).exists():
+            status = get_run_status(load_federation(processes.folder), run)
+            if status.startswith("finished"):
+                _keep_log(processes, plan, run)
+                return status
+            asked = time.monotonic()
+        if time.monotonic() > deadline:
+            return TIMED_OUT
+        time.sleep(PROGRESS_SECONDS)
+
+
+def _keep_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
+    """Save the log of the server's app, which Flower keeps apart from its own."""
+    try:
+        said = processes.run(
+            f"{flower_commands_folder()}flwr", "log", str(run), CONNECTION, "--show"
+        )
+    except FedgftError as error:
+        said = str(error)
+    with open_private_file(plan.out / "logs" / "run.log", "wb") as log:
+        log.write(said.encode())
+
+
+def _json(text: str) -> dict[str, Any]:
+    """The JSON object in a command's output, without the text around it."""
+    start = text.find("{")
+    end = text.rfind("}")
+    try:
+        return json.loads(text[start : end + 1])
+    except ValueError:
+        return {}
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML. Flower splits at quotes, so strings must not contain any."""
+    if isinstance(value, str) and not re.fullmatch(r"[^\x00-\x1f\"'\\]*", value):
+        raise FedgftError(
+            f"{value!r}: the engine cannot be told names with quotes, backslashes or "
+            "line ends in them"
+        )
+    return json.dumps(value, ensure_ascii=False)
+
+
+def site_arguments(sites: Sequence[str], data: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
+    """Arguments of the sites' commands: one file each, or one part of a public data set each."""
+    if data:
+        return tuple(("--data", str(path.resolve())) for path in data)
+    return tuple(
+        ("--set", f"partition-id={k}", f"num-partitions={len(sites)}") for k in range(len(sites))
+    )

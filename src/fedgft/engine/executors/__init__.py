@@ -1,0 +1,76 @@
+"""Executors train and measure models: fused, stacked or sequential, whichever is fastest."""
+
+from fedgft.algorithms import Algorithm
+from fedgft.engine.executors.base import Executor
+from fedgft.engine.executors.fused import Fused, why_not_fused
+from fedgft.engine.plan import RowIndex
+from fedgft.errors import FedgftError, import_extra
+from fedgft.models import Model
+from fedgft.settings import Settings
+
+__all__ = ["Executor", "check_devices", "choose_executor"]
+
+
+def choose_executor(
+    index: RowIndex, model: Model, algorithm: Algorithm, settings: Settings
+) -> Executor:
+    """The fastest executor that computes exactly what is asked, or the one that `settings` names.
+
+    The fused executor takes binary linear models on the CPU. The stacked one takes modules that
+    can be vectorized and gain by it, the sequential one everything else; both need torch.
+
+    Parameters
+    ----------
+    index
+        Rows of every client.
+    model
+        The model; its module is built and tried with two rows unless the fused executor takes it.
+    algorithm
+        The method; only its correction matters here.
+    settings
+        `settings.executor` is "auto" or the name of an executor, which must then be able to take
+        the simulation.
+    """
+    reason = why_not_fused(index, model, algorithm, settings)
+    if settings.executor == "fused" and reason:
+        raise FedgftError(f"`executor` fused cannot take this run: {reason}")
+    if settings.executor in ("auto", "fused") and not reason:
+        return Fused(index, settings.optimizer, dtype=settings.dtype, threads=settings.threads)
+    import_extra("torch", f"training a {model.name} model ({reason or settings.executor})")
+    from fedgft.engine.executors.sequential import SequentialExecutor
+    from fedgft.engine.executors.stacked import StackedExecutor, why_not_stacked
+    from fedgft.engine.executors.torch_common import probe_module
+
+    check_devices(settings)
+    traits = probe_module(index, model, settings)
+    if settings.executor != "sequential":
+        reason = why_not_stacked(traits, index, settings)
+        if reason is None:
+            stacked = StackedExecutor(index, model, settings, traits)
+            reason = stacked.why_not_captured()
+            if reason is None:
+                return stacked
+        if settings.executor == "stacked":
+            raise FedgftError(f"`executor` stacked cannot take this model: {reason}")
+    return SequentialExecutor(index, model, settings, traits)
+
+
+def check_devices(settings: Settings) -> None:
+    """Raise if a device of the settings does not exist; torch is loaded for CUDA devices only."""
+    if settings.device == "cpu":
+        return
+    for device in settings.devices:
+        kind, _, number = device.partition(":")
+        if kind != "cuda" or (number and not number.isdecimal()) or device.endswith(":"):
+            raise FedgftError(
+                f"`device` {device!r} is not known; choose cpu, cuda or cuda:0,cuda:1"
+            )
+        cuda = import_extra("torch", f"`device` {device}").cuda
+        if not cuda.is_available():
+            raise FedgftError(
+                f"`device` {device}: this machine has no CUDA device; use `device` cpu"
+            )
+        if int(number or 0) >= (count := cuda.device_count()):
+            raise FedgftError(
+                f"`device` {device}: this machine has {count} CUDA device(s), from 0 on"
+            )

@@ -1,0 +1,215 @@
+"""The interface of executors: what a round asks for, and where arrays of clients are stored."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from fedgft.algorithms import Cohort
+from fedgft.engine.plan import Units
+from fedgft.optimizers import Moments
+from fedgft.sums import Sums
+from fedgft.types import Price, Weights
+
+
+@dataclass(frozen=True)
+class Task:
+    """Local training of some units: the data, the order of rows and the method.
+
+    A method acts through `weights`, `price`, `mu` and `drift` only. `origin`, `drift` and
+    `gradients` are the executor's arrays, the others NumPy's.
+
+    Attributes
+    ----------
+    units
+        The rows of each unit.
+    seeds
+        Determine the order of rows, (u, epochs), uint64.
+    noise
+        Seeds of randomness inside the module, (u, epochs), uint64.
+    batch_size, min_batch
+        Rows per batch; a last batch with fewer than `min_batch` rows is dropped.
+    max_rows
+        Rows per epoch at most.
+    lr
+        Learning rates, (u,).
+    weights
+        Weight of a row by label and group, (u, c, k).
+    price
+        Price of each score of a row by label and group, (u, c, k, c).
+    mu
+        Weight of the proximal term mu (params - origin).
+    origin
+        Its center, (u, p); None: where the training starts.
+    drift
+        Added to every gradient, (u, w); None: nothing.
+    gradients
+        Where raw gradients are summed, (u, w), if there is a drift.
+    """
+
+    units: Units
+    seeds: np.ndarray
+    noise: np.ndarray
+    batch_size: int
+    max_rows: int
+    min_batch: int
+    lr: np.ndarray
+    weights: Weights
+    price: Price
+    mu: float = 0.0
+    origin: Any = None
+    drift: Any = None
+    gradients: Any = None
+
+    def part(self, at: slice) -> "Task":
+        """The task of some of the units, without the executor's arrays."""
+        return replace(
+            self,
+            units=self.units[at],
+            seeds=self.seeds[at],
+            noise=self.noise[at],
+            lr=self.lr[at],
+            weights=self.weights[at],
+            price=self.price[at],
+        )
+
+    def epoch(self, number: int, price: Price, origin: Any) -> "Task":
+        """The task of one epoch, with other prices and another center of the proximal term."""
+        at = slice(number, number + 1)
+        seeds = self.seeds[:, at]
+        return replace(self, seeds=seeds, noise=self.noise[:, at], price=price, origin=origin)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Local steps of each unit, (u,)."""
+        full, rest = np.divmod(np.minimum(self.units.sizes, self.max_rows), self.batch_size)
+        return (full + (rest >= self.min_batch) * (rest > 0)) * self.seeds.shape[1]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the round loop must know about a model in an executor.
+
+    Attributes
+    ----------
+    trained
+        Number of trained parameters, which come first; buffers (running means) follow.
+    gradient
+        Numbers in a gradient, w.
+    norms
+        Positions of normalization layers, which clients may keep (FedBN).
+    min_batch
+        Rows that a batch must have.
+    chunk
+        Units that are trained at a time; None: all.
+    """
+
+    trained: int
+    gradient: int
+    norms: np.ndarray
+    min_batch: int
+    chunk: int | None
+
+
+@runtime_checkable
+class Buffers(Protocol):
+    """Arrays with one row per unit or client, where the executor wants them."""
+
+    def zeros(self, rows: int, width: int) -> Any:
+        """An array to compute with."""
+        ...
+
+    def storage(self, rows: int, width: int) -> Any:
+        """Zeros for what clients keep between rounds; it may lie in the host's memory."""
+        ...
+
+    def read(self, stored: Any, at: np.ndarray) -> Any:
+        """A copy of some rows of a storage, to compute with."""
+        ...
+
+    def write(self, stored: Any, at: np.ndarray, values: Any) -> None:
+        """Replace some rows of a storage."""
+        ...
+
+    def park(self, block: Any) -> Any:
+        """Move models that wait for their coefficients out of the way."""
+        ...
+
+    def restore(self, array: np.ndarray, on_host: bool) -> Any:
+        """An array of a snapshot."""
+        ...
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Trains and measures. A block is the executor's array (units or runs, parameters)."""
+
+    name: str  # for reports
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def buffers(self) -> Buffers: ...
+
+    def to_device(self, params: np.ndarray) -> Any:
+        """A block from parameters in the order of `models.tensors`."""
+        ...
+
+    def to_host(self, block: Any) -> np.ndarray:
+        """Parameters in the order of `models.tensors` from a block."""
+        ...
+
+    def to_gradient(self, difference: Any) -> Any:
+        """The difference of two blocks in the coordinates of gradients, (u, w)."""
+        ...
+
+    def train(self, task: Task, block: Any, moments: Moments | None) -> Any:
+        """Train each unit's model, in place or not, and return the block of trained models.
+
+        Parameters
+        ----------
+        task
+            The units and what they do.
+        block
+            The model that each unit starts from, (u, p); it may be overwritten.
+        moments
+            Of the units' optimizers, changed in place; None: start from zero and forget.
+        """
+        ...
+
+    def measure(self, units: Units, block: Any, which: np.ndarray) -> Sums:
+        """Count rows and sum scores and decisions of each unit, by label and group.
+
+        Parameters
+        ----------
+        units
+            The rows to measure.
+        block, which
+            Unit i is measured with the model `block[which[i]]`.
+
+        Returns
+        -------
+        Sums with a leading axis of units; NaN where a model has diverged.
+        """
+        ...
+
+    def mix(
+        self, coefficients: np.ndarray, block: Any, params: Any, cohort: Cohort, total: Any = None
+    ) -> Any:
+        """The update sum_k c_k (model_k - params) of each run, in a fixed order.
+
+        Parameters
+        ----------
+        coefficients
+            c_k, (u,); they need not sum to one.
+        block
+            The models, (u, p), or other vectors per unit.
+        params
+            The vectors that are subtracted, (run, p).
+        cohort
+            The run of each unit.
+        total
+            The result for earlier chunks, to which this one is added; None for the first.
+        """
+        ...

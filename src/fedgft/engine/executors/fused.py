@@ -1,0 +1,317 @@
+"""The fused executor: binary linear models on the CPU, all runs in one kernel call per round.
+
+Threads take contiguous shares of the units and do not wait for each other inside a round. The
+result of a unit does not depend on the thread that computes it, so results do not depend on the
+number of threads.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from fedgft.algorithms import Algorithm, Cohort
+from fedgft.data.dataset import Dataset
+from fedgft.engine.executors import numpy_kernels
+from fedgft.engine.executors.base import ModelSpec, Task
+from fedgft.engine.executors.numpy_kernels import LocalRule, Measurement, Table, Training
+from fedgft.engine.plan import NUMBA_AVAILABLE, RowIndex, Units
+from fedgft.models import Model
+from fedgft.optimizers import Moments, Optimizer
+from fedgft.settings import Settings
+from fedgft.sums import Sums
+
+if NUMBA_AVAILABLE:
+    from fedgft.engine.executors import numba_kernels as kernels
+else:
+    kernels = numpy_kernels
+
+LANES = 16  # numbers that the kernel computes with at a time
+MAX_PIECE = 8192  # rows that one thread measures at a time
+CACHE_LINE = 64  # bytes
+
+
+class Fused:
+    """Trains one-logit models; blocks are in the order of nn.Linear(features, 2).
+
+    Parameters
+    ----------
+    index
+        Rows of every client.
+    optimizer
+        The local optimizer.
+    dtype
+        "float32" or "float64".
+    threads
+        Threads that share the units of a round; results do not depend on it.
+    """
+
+    name = "fused"
+
+    def __init__(self, index: RowIndex, optimizer: Optimizer, *, dtype: str, threads: int) -> None:
+        self.threads = threads
+        self.dtype = np.dtype(dtype)
+        self.table = _build_table(index, self.dtype)
+        self.rule = LocalRule(
+            decay=float(optimizer.decoupled),  # plain floats, so that the kernel is compiled once
+            adaptive=optimizer.adaptive,
+            first=float(optimizer.momentum),
+            second=float(optimizer.second),
+            epsilon=float(optimizer.epsilon),
+        )
+        self.buffers = ArrayBuffers(self.dtype)
+        self.spec = ModelSpec(
+            trained=2 * (self.table.bias + 1),
+            gradient=self.table.x.shape[1],
+            norms=np.empty(0, np.int64),
+            min_batch=1,
+            chunk=None,
+        )
+        self._scratch: Moments | None = None
+
+    def to_device(self, params: np.ndarray) -> np.ndarray:
+        """A copy in the executor's precision."""
+        return np.array(params, dtype=self.dtype)
+
+    def to_host(self, block: np.ndarray) -> np.ndarray:
+        """The block itself."""
+        return block
+
+    def to_gradient(self, difference: np.ndarray) -> np.ndarray:
+        """Half of the difference between the two rows of weights, (u, width), the bias last.
+
+        A vector g of this form stands for a gradient g by W1 and -g by W0.
+        """
+        bias = self.table.bias
+        out = self.buffers.zeros(len(difference), self.spec.gradient)
+        out[:, :bias] = difference[:, bias : 2 * bias] - difference[:, :bias]
+        out[:, bias] = difference[:, 2 * bias + 1] - difference[:, 2 * bias]
+        return out / 2
+
+    def train(self, task: Task, block: np.ndarray, moments: Moments | None) -> np.ndarray:
+        """Train in place: `block` (u, p) holds the start and then the end of each unit."""
+        units = task.units
+        empty = np.empty((0, 0), self.dtype)
+        scratch = self._copy_moments(moments, len(units))
+        work = Training(
+            run=units.run,
+            low=units.low,
+            high=units.high,
+            seeds=np.array(task.seeds, order="C"),
+            batch_size=task.batch_size,
+            max_rows=task.max_rows,
+            lr=task.lr,
+            weight=self._by_cell(task.weights),
+            price=self._by_cell(task.price[..., 1] - task.price[..., 0]),
+            mu=float(task.mu),
+            drift=empty if task.drift is None else task.drift,
+            gradients=empty if task.gradients is None else task.gradients,
+            origin=block if task.origin is None else task.origin,
+            block=block,
+            m=scratch.m,
+            v=scratch.v,
+            steps=scratch.steps,
+            rule=self.rule,
+        )
+        self._share(
+            units.sizes, lambda begin, end: kernels.train(begin, end, LANES, self.table, work)
+        )
+        if moments is not None:
+            moments.assign(scratch)
+        return block
+
+    def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Sums:
+        """Sums over the rows of each unit under model `block[which[i]]`; NaN if it diverged."""
+        owner, low, high = _split_units(units)
+        sums = np.zeros((len(owner), len(self.table.label), 2))
+        work = Measurement(
+            run=units.run[owner], low=low, high=high, block=block, which=which[owner], sums=sums
+        )
+        self._share(
+            high - low, lambda begin, end: kernels.measure(begin, end, LANES, self.table, work)
+        )
+        sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
+        diverged = ~np.all(np.isfinite(block), axis=1)
+        sums[diverged[which]] = np.nan  # the kernel clips NaN to a score
+        score, positive = np.moveaxis(sums[:, :-1].reshape(*units.count.shape, 2), -1, 0)
+        return Sums(
+            units.count,
+            np.stack((units.count - score, score), axis=-1),
+            np.stack((units.count - positive, positive), axis=-1),
+        )
+
+    def mix(
+        self,
+        coefficients: np.ndarray,
+        block: np.ndarray,
+        params: np.ndarray,
+        cohort: Cohort,
+        total: None = None,
+    ) -> np.ndarray:
+        """sum_k c_k (model_k - params) of each run, in a fixed order and in double precision."""
+        assert total is None  # all units are one chunk
+        mixed = np.empty(params.shape)
+        kernels.combine(coefficients, block, cohort.bounds, mixed)
+        mixed -= cohort.sum(coefficients)[:, None] * params
+        return mixed.astype(self.dtype)
+
+    def _copy_moments(self, moments: Moments | None, units: int) -> Moments:
+        """A copy in memory that is reused between rounds; page faults are expensive.
+
+        m and v are kept apart for the reason given in `numba_kernels._apart`.
+        """
+        if self._scratch is None or len(self._scratch.m) != units:
+            gap = numpy_kernels.VECTOR_GAP // LANES
+            both = np.zeros((2, units + gap, self.spec.gradient), self.dtype)
+            steps = np.zeros((units, 2), np.int64)
+            self._scratch = Moments(both[0, :units], both[1, :units], steps)
+        if moments is None:
+            self._scratch.forget("reset")
+        else:
+            self._scratch.assign(moments)
+        return self._scratch
+
+    def _by_cell(self, values: np.ndarray) -> np.ndarray:
+        """(u, 2, k) -> (u, cells), with zero for the cell of the row of zeros."""
+        flat = np.zeros((len(values), len(self.table.label)), self.dtype)
+        flat[:, :-1] = values.reshape(len(values), -1)
+        return flat
+
+    def _share(self, sizes: np.ndarray, work: Callable[[int, int], None]) -> None:
+        """Call `work(begin, end)` in threads, on contiguous units with about equal total sizes."""
+        load = np.cumsum(sizes + 64)  # small units have a cost, too
+        cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
+        edges = [0, *cuts.tolist(), len(sizes)]
+        shares = [(a, b) for a, b in pairwise(edges) if b > a]
+        if len(shares) == 1:
+            work(*shares[0])
+        else:
+            list(_thread_pool(self.threads).map(lambda share: work(*share), shares))
+
+
+class ArrayBuffers:
+    """Arrays of clients in NumPy; see `base.Buffers`."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.dtype = dtype
+
+    def zeros(self, rows: int, width: int) -> np.ndarray:
+        """An array to compute with."""
+        return np.zeros((rows, width), self.dtype)
+
+    storage = zeros
+
+    def read(self, stored: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """A copy of some rows."""
+        return stored[at]
+
+    def write(self, stored: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
+        """Replace some rows."""
+        stored[at] = values
+
+    def park(self, block: np.ndarray) -> np.ndarray:
+        """The block as it is."""
+        return block
+
+    def restore(self, array: np.ndarray, on_host: bool) -> np.ndarray:
+        """The array as it is."""
+        return array
+
+
+def why_not_fused(
+    index: RowIndex, model: Model, algorithm: Algorithm, settings: Settings
+) -> str | None:
+    """What the one-logit kernel cannot compute exactly in this simulation; None: nothing.
+
+    The kernel trains W1 - W0, which is exact as long as nothing else acts on W1 + W0 than weight
+    decay outside the gradient.
+    """
+    optimizer = settings.optimizer
+    correction = algorithm.correction
+    classes = len(index.dataset.classes)
+    if not model.linear:
+        return f"the model {model.name!r} is not one linear layer"
+    if index.dataset.features.ndim != 2:
+        return "the features are not a table"
+    if classes != 2:
+        return f"the label has {classes} classes, not two"
+    if settings.device != "cpu":
+        return f"it runs on the CPU, not on {settings.device}"
+    if settings.augment != "none":
+        return "it reads rows as they are"
+    if settings.norms == "local":
+        return "the model has no BatchNorm that clients could keep"
+    if settings.precision == "bf16":
+        return "it computes in fp32 or fp64"
+    if optimizer.weight_decay and not optimizer.decoupled:
+        return f"weight decay inside the gradient of {optimizer.rule} moves the two logits apart"
+    if optimizer.weight_decay and (correction.mu or correction.learns_from == "move"):
+        return "weight decay together with a proximal term moves the two logits apart"
+    return None
+
+
+_stored: "WeakKeyDictionary[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]" = (
+    WeakKeyDictionary()
+)
+
+
+def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
+    """The data as the kernel reads it; rows are stored once per data set and precision.
+
+    Rows are padded with zeros to whole cache lines, so that the kernel reads full vectors.
+    """
+    dataset = index.dataset
+    rows, features = dataset.features.shape
+    groups = len(dataset.group_names) + 1
+    known = _stored.setdefault(dataset, {})
+    if dtype.name not in known:
+        line = CACHE_LINE // dtype.itemsize
+        width = -(-(features + 1) // line) * line
+        x = _aligned_zeros((rows + 1, width), dtype)
+        x[:rows, :features] = dataset.features
+        x[:rows, features] = 1
+        cell = np.empty(rows + 1, dtype=np.int32)
+        cell[:rows] = dataset.labels * groups + dataset.groups % groups  # group -1 becomes the last
+        cell[rows] = 2 * groups  # the row of zeros: weight and price zero
+        known[dtype.name] = (x, cell)
+    x, cell = known[dtype.name]
+    mean, inverse = index.scaling(x.shape[1], dtype)
+    return Table(
+        x=x,
+        cell=cell,
+        label=np.repeat(np.array([0, 1, 0], dtype), (groups, groups, 1)),
+        rows=index.rows,
+        mean=mean,
+        inverse=inverse,
+        bias=features,
+    )
+
+
+def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin at a cache line."""
+    size = shape[0] * shape[1] * dtype.itemsize
+    raw = np.zeros(size + CACHE_LINE, dtype=np.uint8)
+    skip = -raw.ctypes.data % CACHE_LINE
+    return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+@lru_cache
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="fedgft")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of these threads
+    os.register_at_fork(after_in_child=_thread_pool.cache_clear)
+
+
+def _split_units(units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut long units into pieces that threads can share: (unit, low, high) of each piece."""
+    count = np.maximum(1, -(-units.sizes // MAX_PIECE))
+    owner = np.repeat(np.arange(len(units)), count)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    low = units.low[owner] + number * MAX_PIECE
+    return owner, low, np.minimum(low + MAX_PIECE, units.high[owner])

@@ -1,0 +1,417 @@
+"""The fused kernel: a binary linear model, one client after another, one pass per row.
+
+With two classes the gradient of the second logit is minus that of the first, for every loss
+of the scores, so only u = W1 - W0 is simulated, with a doubled step: exact for SGD, momentum,
+Adam and AdamW. A row costs one dot product and one update of the gradient while it is in the
+first-level cache; no batch is gathered and nothing is padded.
+
+Whatever the method, a row's residual by the logit is
+
+    e = weight[cell] (p - y) + price[cell] p (1 - p),      cell = (label, group)
+
+so cross-entropy, reweighing and every fairness penalty are two small tables.
+
+Features are stored once for all runs. A run that sees them standardized as (x - mean) / spread
+gets there through its parameters: u'x' = (u / spread)'x + (b - sum u mean / spread), and the
+gradient follows by the chain rule once per batch instead of once per row.
+
+Products with a block of rows are written as vector instructions (`dot_rows`, `add_rows`,
+`prefetch_row`). LLVM also vectorizes plain loops, but with a width that leaves a third of a typical
+row to scalar code. Here a row is a whole number of 64-byte vectors, every row of the block has its
+own vector accumulator, and each number is read once.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload
+
+from fedgft.engine.executors.numpy_kernels import VECTOR_GAP
+from fedgft.engine.plan import NUMBA_OPTIONS, inlined, jit, shuffle
+
+instruction: Any = intrinsic  # numba passes the first argument of each function below
+
+BLOCK = 16  # rows in flight: their accumulators fit the registers of a wide machine
+LINE = 64  # bytes in a vector, and in a cache line
+
+
+class _Block:
+    """The rows `row[0..BLOCK)` of table x, and a loop over their columns, vector by vector."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
+        x, row = (context.make_array(signature.args[i])(context, builder, args[i]) for i in (0, 1))
+        self.builder = builder
+        number = context.get_data_type(signature.args[0].dtype)
+        size = context.get_abi_sizeof(number)
+        self.lanes = LINE // size
+        self.number = number
+        self.vector = ir.VectorType(number, self.lanes)
+        self.row_bytes = builder.extract_value(x.strides, 0)
+        wide = self.row_bytes.type
+        self.rows = []
+        for q in range(BLOCK):
+            index = builder.load(cgutils.gep(builder, row.data, q))
+            offset = builder.mul(builder.sext(index, wide), self.row_bytes)
+            self.rows.append(cgutils.pointer_add(builder, x.data, offset))
+
+    def each_vector(self, body: Callable[[Any], None]) -> None:
+        """Call `body` with the byte offset of each vector of columns."""
+        zero = self.row_bytes.type(0)
+        step = self.row_bytes.type(LINE)
+        with cgutils.for_range_slice(self.builder, zero, self.row_bytes, step) as (offset, _):
+            body(offset)
+
+    def load(self, start: Any, offset: Any) -> Any:
+        """Read one vector."""
+        return self.builder.load(self._at(start, offset), align=4)
+
+    def store(self, value: Any, start: Any, offset: Any) -> None:
+        """Write one vector."""
+        self.builder.store(value, self._at(start, offset), align=4)
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call an LLVM intrinsic on vectors, for example fma."""
+        bits = f"v{self.lanes}f{32 if self.lanes == 16 else 64}"
+        result = self.number if name.startswith("vector.reduce") else self.vector
+        kind = ir.FunctionType(result, [a.type for a in args])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.{name}.{bits}")
+        return self.builder.call(function, args, fastmath=("fast",))
+
+    def splat(self, value: Any) -> Any:
+        """A vector of equal numbers."""
+        one = self.builder.insert_element(
+            ir.Constant(self.vector, ir.Undefined), value, ir.IntType(32)(0)
+        )
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(one, one, mask)
+
+    def _at(self, start: Any, offset: Any) -> Any:
+        place = cgutils.pointer_add(self.builder, start, offset)
+        return self.builder.bitcast(place, self.vector.as_pointer())
+
+
+@instruction
+def dot_rows(typing_context, x, row, w, z):
+    """z[q] = X[row[q]] w for the block."""
+
+    def codegen(context, builder, signature, args):
+        block = _Block(context, builder, signature, args)
+        w, z = (
+            context.make_array(signature.args[i])(context, builder, args[i]).data for i in (2, 3)
+        )
+        sums = [
+            cgutils.alloca_once_value(builder, ir.Constant(block.vector, None)) for _ in block.rows
+        ]
+
+        def body(offset):
+            weights = block.load(w, offset)
+            for start, total in zip(block.rows, sums, strict=True):
+                product = block.call("fma", block.load(start, offset), weights, builder.load(total))
+                builder.store(product, total)
+
+        block.each_vector(body)
+        for q, total in enumerate(sums):
+            added = block.call("vector.reduce.fadd", block.number(0.0), builder.load(total))
+            builder.store(added, cgutils.gep(builder, z, q))
+        return context.get_dummy_value()
+
+    return types.void(x, row, w, z), codegen
+
+
+@instruction
+def add_rows(typing_context, x, row, e, g):
+    """g += X[row]' e for the block."""
+
+    def codegen(context, builder, signature, args):
+        block = _Block(context, builder, signature, args)
+        e, g = (
+            context.make_array(signature.args[i])(context, builder, args[i]).data for i in (2, 3)
+        )
+        factors = [block.splat(builder.load(cgutils.gep(builder, e, q))) for q in range(BLOCK)]
+
+        def body(offset):
+            total = block.load(g, offset)
+            for start, factor in zip(block.rows, factors, strict=True):
+                total = block.call("fma", block.load(start, offset), factor, total)
+            block.store(total, g, offset)
+
+        block.each_vector(body)
+        return context.get_dummy_value()
+
+    return types.void(x, row, e, g), codegen
+
+
+@instruction
+def prefetch_row(typing_context, x, row):
+    """Prefetch all cache lines of a row; rows come in random order, and waiting costs most."""
+
+    def codegen(context, builder, signature, args):
+        x = context.make_array(signature.args[0])(context, builder, args[0])
+        row_bytes = builder.extract_value(x.strides, 0)
+        word = ir.IntType(32)
+        start = cgutils.pointer_add(
+            builder, x.data, builder.mul(builder.sext(args[1], row_bytes.type), row_bytes)
+        )
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        zero = row_bytes.type(0)
+        step = row_bytes.type(LINE)
+        with cgutils.for_range_slice(builder, zero, row_bytes, step) as (offset, _):
+            line = builder.bitcast(cgutils.pointer_add(builder, start, offset), cgutils.voidptr_t)
+            builder.call(call, [line, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(x, row), codegen
+
+
+@instruction
+def as_float(typing_context, bits):
+    """Reinterpret 32 bits as float32."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), codegen
+
+
+def _sigmoid(z):
+    """1 / (1 + exp(-z)); numba compiles the version below for the type of z."""
+
+
+@overload(_sigmoid, jit_options=NUMBA_OPTIONS, inline="always")
+def _sigmoid_for(z):
+    if z != types.float32:
+        return lambda z: 1.0 / (1.0 + math.exp(-z))
+
+    def vectorizable(z):
+        # exp(x) = 2^k exp(r), |r| <= ln(2) / 2: the Taylor series to r^7 / 7! has an error of 6e-9,
+        # below the resolution of float32. It has no branch and no call, so LLVM vectorizes it.
+        f = np.float32
+        x = min(max(-z, f(-87.0)), f(87.0))
+        k = np.floor(x * f(1.4426950408889634) + f(0.5))
+        r = x - k * f(0.693359375) + k * f(2.12194440e-4)  # ln 2 in two parts
+        e = f(1 / 5040)
+        e = e * r + f(1 / 720)
+        e = e * r + f(1 / 120)
+        e = e * r + f(1 / 24)
+        e = e * r + f(1 / 6)
+        e = e * r + f(1 / 2)
+        e = e * r + f(1)
+        e = e * r + f(1)
+        return f(1) / (f(1) + e * as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23))))
+
+    return vectorizable
+
+
+@inlined
+def _apart(like):
+    """Memory for a few vectors, each 1 KB or more from the next and from everything else.
+
+    A compiled loop first checks whether the memory it writes lies close before the memory it
+    reads, and if so runs without vectors. Left to chance, the last digit of results would vary.
+    """
+    return np.empty((7, like.shape[1] + BLOCK + VECTOR_GAP), like.dtype)
+
+
+@inlined
+def _take(x, order, at, end, row, ahead):
+    """Write the next block of row numbers to `row`; past the end, the last row of x (zeros).
+
+    Most of the time is spent waiting for scattered rows, so the block that comes `ahead` blocks
+    later is prefetched now.
+    """
+    for q in range(BLOCK):
+        row[q] = order[at + q] if at + q < end else x.shape[0] - 1
+    for q in range(at + ahead * BLOCK, min(at + (ahead + 1) * BLOCK, end)):
+        prefetch_row(x, order[q])
+
+
+@inlined
+def _unscale(u, table, run, w):
+    """w = the parameters on stored features that act as u does on standardized ones."""
+    mean = table.mean[run]
+    inverse = table.inverse[run]
+    shift = u.dtype.type(0)
+    for d in range(u.shape[0]):
+        w[d] = u[d] * inverse[d]
+        shift += w[d] * mean[d]
+    w[table.bias] -= shift
+
+
+@inlined
+def _gradient(table, order, at, end, weight, price, w, g, z, row):
+    """g = mean gradient of one batch by the stored features' parameters w."""
+    x = table.x
+    cell = table.cell
+    label = table.label
+    one = w.dtype.type(1)
+    g[:] = w.dtype.type(0)
+    for start in range(at, end, BLOCK):
+        _take(x, order, start, end, row, 1)
+        dot_rows(x, row, w, z)
+        for q in range(z.shape[0]):
+            z[q] = _sigmoid(z[q])
+        for q in range(BLOCK):
+            c = cell[row[q]]
+            z[q] = weight[c] * (z[q] - label[c]) + price[c] * z[q] * (one - z[q])
+        add_rows(x, row, z, g)
+    share = w.dtype.type(1.0 / (end - at))
+    for d in range(g.shape[0]):
+        g[d] *= share
+
+
+@inlined
+def _step(u, g, m, v, count, lr, rule):
+    """One step of the local optimizer, in place. `count` holds the steps behind m and behind v."""
+    f = u.dtype.type
+    count[0] += 1
+    count[1] += 1
+    keep = f(1.0 - lr * rule.decay)
+    b1 = f(rule.first)
+    if rule.adaptive:
+        rate = f(2.0 * lr / (1.0 - rule.first ** count[0]))
+        root = f(1.0 / math.sqrt(1.0 - rule.second ** count[1]))
+        a1 = f(1 - rule.first)
+        b2 = f(rule.second)
+        a2 = f(1 - rule.second)
+        eps = f(rule.epsilon)
+        for d in range(u.shape[0]):
+            m[d] = b1 * m[d] + a1 * g[d]
+            v[d] = b2 * v[d] + a2 * g[d] * g[d]
+            u[d] = keep * u[d] - rate * m[d] / (np.sqrt(v[d]) * root + eps)
+    else:
+        rate = f(2.0 * lr)
+        for d in range(u.shape[0]):
+            m[d] = b1 * m[d] + g[d]
+            u[d] = keep * u[d] - rate * m[d]
+
+
+@inlined
+def _difference(params, bias, u):
+    """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
+    u[:] = u.dtype.type(0)
+    for d in range(bias):
+        u[d] = params[bias + d] - params[d]
+    u[bias] = params[2 * bias + 1] - params[2 * bias]
+
+
+@inlined
+def _write_rows(params, bias, u, factor):
+    """Set W0 and W1 in place: their sum has no gradient and only decays, by `factor`."""
+    half = params.dtype.type(0.5)
+    for d in range(bias + 1):
+        low, high = (d, bias + d) if d < bias else (2 * bias, 2 * bias + 1)
+        middle = half * factor * (params[low] + params[high])
+        params[low] = middle - half * u[d]
+        params[high] = middle + half * u[d]
+
+
+@jit
+def train(begin, end, lanes, table, work):
+    """Train units begin..end, in place on their models, moments and step counts.
+
+    A gradient by u stands for two, by W1 and (with the other sign) by W0; so do `work.drift` and
+    `work.gradients`. `lanes` is BLOCK, passed at run time: a loop of known length would be unrolled
+    instead of vectorized.
+    """
+    mean = table.mean
+    inverse = table.inverse
+    bias = table.bias
+    low = work.low
+    high = work.high
+    m = work.m
+    v = work.v
+    drift = work.drift
+    gradients = work.gradients
+    longest = 0
+    for i in range(begin, end):
+        longest = max(longest, high[i] - low[i])
+    order = np.empty(longest, np.int32)
+    row = np.empty(BLOCK, np.int32)
+    width = m.shape[1]
+    own = _apart(m)
+    g = own[1, :width]
+    w = own[2, :width]
+    u = own[3, :width]
+    start = own[4, :width]
+    z = own[5, :lanes]
+    half = m.dtype.type(work.mu / 2)  # u moves twice as far as each of the two rows
+    for i in range(begin, end):
+        size = high[i] - low[i]
+        r = work.run[i]
+        weight = work.weight[i]
+        price = work.price[i]
+        lr = work.lr[i]
+        steps = 0
+        _difference(work.block[i], bias, u)
+        _difference(work.origin[i], bias, start)
+        for epoch in range(work.seeds.shape[1]):
+            order[:size] = table.rows[low[i] : high[i]]
+            shuffle(order[:size], work.seeds[i, epoch])
+            used = min(size, work.max_rows)
+            for at in range(0, used, work.batch_size):
+                stop = min(at + work.batch_size, used)
+                _unscale(u, table, r, w)
+                _gradient(table, order, at, stop, weight, price, w, g, z, row)
+                total = g[bias]
+                for d in range(g.shape[0]):
+                    g[d] = (g[d] - mean[r, d] * total) * inverse[r, d]
+                    g[d] += half * (u[d] - start[d])
+                if drift.shape[0] > 0:
+                    for d in range(g.shape[0]):
+                        gradients[i, d] += g[d] - half * (u[d] - start[d])
+                        g[d] += drift[i, d]
+                _step(u, g, m[i], v[i], work.steps[i], lr, work.rule)
+                steps += 1
+        factor = m.dtype.type((1.0 - lr * work.rule.decay) ** steps)
+        _write_rows(work.block[i], bias, u, factor)
+
+
+@jit
+def measure(begin, end, lanes, table, work):
+    """Sum scores and positive decisions by cell over the rows of units begin..end.
+
+    Neighboring rows add to different copies of the sums: most rows fall into few cells, and an
+    addition would wait for the previous one.
+    """
+    x = table.x
+    cell = table.cell
+    rows = table.rows
+    sums = work.sums
+    width = x.shape[1]
+    own = _apart(table.mean)
+    w = own[1, :width]
+    u = own[2, :width]
+    z = own[3, :lanes]
+    copies = np.empty((4, sums.shape[1], 2))
+    row = np.empty(BLOCK, np.int32)
+    for i in range(begin, end):
+        _difference(work.block[work.which[i]], table.bias, u)
+        _unscale(u, table, work.run[i], w)
+        copies[:] = 0.0
+        end_row = work.high[i]
+        for at in range(work.low[i], end_row, BLOCK):
+            _take(x, rows, at, end_row, row, 2)
+            dot_rows(x, row, w, z)
+            for q in range(z.shape[0]):
+                z[q] = _sigmoid(z[q])
+            for q in range(BLOCK):  # rows past the end fall into the last cell, which is not read
+                c = cell[row[q]]
+                copies[q & 3, c, 0] += z[q]
+                copies[q & 3, c, 1] += 1.0 if z[q] > 0.5 else 0.0
+        for copy in range(4):
+            sums[i] += copies[copy]
+
+
+@jit
+def combine(coefficients, block, bounds, out):
+    """out[r] = sum of coefficient times model over the units of run r, in their fixed order."""
+    out[:] = 0.0
+    for r in range(out.shape[0]):
+        for i in range(bounds[r], bounds[r + 1]):
+            for d in range(out.shape[1]):
+                out[r, d] += coefficients[i] * block[i, d]

@@ -1,0 +1,210 @@
+"""The fused kernel in NumPy, for machines without numba: the same steps, batch by batch.
+
+The records below are the arguments of both kernels. The functions have the signatures of
+`numba_kernels`; `lanes` is not used here.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedgft.engine.plan import batches
+
+Array = np.ndarray
+VECTOR_GAP = 256  # numbers between two vectors of the compiled kernel, see numba_kernels._apart
+
+
+class Table(NamedTuple):
+    """The data as the kernels read it, for all runs.
+
+    Attributes
+    ----------
+    x
+        Rows padded to cache lines, with a column of ones and a last row of zeros, (n + 1, width).
+    cell
+        (label, group) of each row as one number, (n + 1,); the row of zeros has its own.
+    label
+        0 or 1 for each cell.
+    rows
+        Row numbers of all units.
+    mean, inverse
+        Mean and 1 / spread of the features, (run, width).
+    bias
+        Position of the column of ones.
+    """
+
+    x: Array
+    cell: Array
+    label: Array
+    rows: Array
+    mean: Array
+    inverse: Array
+    bias: int
+
+
+class LocalRule(NamedTuple):
+    """The local optimizer: decoupled decay, decay rates of the moments, and epsilon."""
+
+    decay: float
+    adaptive: bool
+    first: float
+    second: float
+    epsilon: float
+
+
+class Training(NamedTuple):
+    """Local training of units; unit i of run `run[i]` trains on `rows[low[i]:high[i]]`.
+
+    Attributes
+    ----------
+    seeds
+        Determine the order of rows, (u, epochs).
+    batch_size, max_rows
+        Rows per batch, and per epoch at most.
+    weight, price
+        Weight of a row and price of its score by cell, (u, cells).
+    mu, origin
+        Weight and center (u, p) of the proximal term.
+    drift, gradients
+        Added to every gradient, and where raw gradients are summed, (u, width); both without rows
+        if there is no drift.
+    block
+        Models (u, p), changed in place.
+    m, v, steps
+        Moments (u, width) and the steps behind each of them (u, 2), changed in place.
+    """
+
+    run: Array
+    low: Array
+    high: Array
+    seeds: Array
+    batch_size: int
+    max_rows: int
+    lr: Array
+    weight: Array
+    price: Array
+    mu: float
+    drift: Array
+    gradients: Array
+    origin: Array
+    block: Array
+    m: Array
+    v: Array
+    steps: Array
+    rule: LocalRule
+
+
+class Measurement(NamedTuple):
+    """Sums over the rows of units; unit i is measured with model `block[which[i]]`.
+
+    `sums` (u, cells, 2) holds scores and positive decisions and is changed in place.
+    """
+
+    run: Array
+    low: Array
+    high: Array
+    block: Array
+    which: Array
+    sums: Array
+
+
+def _unscale(u: Array, table: Table, run: int) -> Array:
+    """The parameters on stored features that act as u does on standardized ones."""
+    w = u * table.inverse[run]
+    w[table.bias] -= w @ table.mean[run]
+    return w
+
+
+def _sigmoid(z: Array) -> Array:
+    # tanh saturates where exp would overflow
+    return 0.5 * (1 + np.tanh(0.5 * z))
+
+
+def _step(u: Array, g: Array, work: Training, i: int) -> None:
+    """One step of the local optimizer of unit i, in place."""
+    rule = work.rule
+    m = work.m[i]
+    v = work.v[i]
+    count = work.steps[i]
+    lr = work.lr[i]
+    number = u.dtype.type
+    count += 1
+    u *= number(1 - lr * rule.decay)
+    m *= rule.first
+    if not rule.adaptive:
+        m += g
+        u -= number(2 * lr) * m
+        return
+    m += (1 - rule.first) * g
+    v *= rule.second
+    v += (1 - rule.second) * g * g
+    rate = 2 * lr / (1 - rule.first ** int(count[0]))
+    root = 1 / np.sqrt(1 - rule.second ** int(count[1]))
+    u -= number(rate) * m / (np.sqrt(v) * number(root) + number(rule.epsilon))
+
+
+def _difference(params: Array, bias: int, width: int) -> Array:
+    """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
+    u = np.zeros(width, params.dtype)
+    u[:bias] = params[bias : 2 * bias] - params[:bias]
+    u[bias] = params[2 * bias + 1] - params[2 * bias]
+    return u
+
+
+def _write_rows(params: Array, bias: int, u: Array, factor: float) -> None:
+    """Set W0 and W1 in place: their sum has no gradient and only decays, by `factor`."""
+    low = np.r_[:bias, 2 * bias]
+    high = np.r_[bias : 2 * bias, 2 * bias + 1]
+    middle = params.dtype.type(0.5 * factor) * (params[low] + params[high])
+    half = params.dtype.type(0.5) * u[: bias + 1]
+    params[low] = middle - half
+    params[high] = middle + half
+
+
+def train(begin: int, end: int, lanes: int, table: Table, work: Training) -> None:
+    """Train units begin..end, in place on their models, moments and step counts."""
+    bias = table.bias
+    width = table.x.shape[1]
+    for i in range(begin, end):
+        steps = 0
+        rows = table.rows[work.low[i] : work.high[i]]
+        u = _difference(work.block[i], bias, width)
+        start = _difference(work.origin[i], bias, width)
+        for seed in work.seeds[i]:
+            parts = batches(rows, seed=int(seed), batch_size=work.batch_size, most=work.max_rows)
+            for batch in parts:
+                g = _gradient(u, batch, table, work, i)
+                if len(work.drift):
+                    work.gradients[i] += g
+                    g = g + work.drift[i]
+                g += u.dtype.type(work.mu / 2) * (u - start)
+                _step(u, g, work, i)
+                steps += 1
+        _write_rows(work.block[i], bias, u, (1 - work.lr[i] * work.rule.decay) ** steps)
+
+
+def _gradient(u: Array, batch: Array, table: Table, work: Training, i: int) -> Array:
+    """The mean gradient of one batch of unit i."""
+    run = int(work.run[i])
+    x = table.x[batch]
+    cell = table.cell[batch]
+    p = _sigmoid(x @ _unscale(u, table, run))
+    error = work.weight[i, cell] * (p - table.label[cell]) + work.price[i, cell] * p * (1 - p)
+    g = (error @ x) / u.dtype.type(len(batch))
+    return (g - table.mean[run] * g[table.bias]) * table.inverse[run]
+
+
+def measure(begin: int, end: int, lanes: int, table: Table, work: Measurement) -> None:
+    """Sum scores and positive decisions by cell over the rows of units begin..end."""
+    cells = work.sums.shape[1]
+    for i in range(begin, end):
+        rows = table.rows[work.low[i] : work.high[i]]
+        u = _difference(work.block[work.which[i]], table.bias, table.x.shape[1])
+        p = _sigmoid(table.x[rows] @ _unscale(u, table, int(work.run[i])))
+        work.sums[i, :, 0] = np.bincount(table.cell[rows], weights=p, minlength=cells)
+        work.sums[i, :, 1] = np.bincount(table.cell[rows], weights=p > 0.5, minlength=cells)
+
+
+def combine(coefficients: Array, block: Array, bounds: Array, out: Array) -> None:
+    """out[r] = sum of coefficient times model over the units of run r."""
+    out[:] = np.add.reduceat(coefficients[:, None] * block, bounds[:-1], axis=0)

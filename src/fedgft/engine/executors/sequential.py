@@ -1,0 +1,517 @@
+"""The sequential executor: one client after another, for every module.
+
+It takes convolutions, BatchNorm (its running statistics travel with the parameters), dropout
+(seeded by client, round and epoch) and data-dependent control flow. Each client in training uses
+one `ClientBuffers`: on a CPU a thread serves it; on a GPU it has a stream, and a few streams fill
+the chip if the batch of one client does not. A module that draws random numbers has only one,
+because torch has one generator.
+"""
+
+import copy
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedgft.algorithms import Cohort
+from fedgft.engine.executors.base import Task
+from fedgft.engine.executors.torch_common import (
+    FILTER_AXES,
+    NORM_LAYERS,
+    DeviceRows,
+    Layout,
+    TorchExecutor,
+    autocast,
+    residual,
+)
+from fedgft.engine.plan import batches
+from fedgft.optimizers import Moments, graph_step, step_rates
+from fedgft.settings import Settings
+
+MAX_IN_FLIGHT = 10  # clients on one GPU: more gain little
+MEMORY_SHARE = 0.6  # of the GPU's free memory, for buffers of clients
+CHUNK_BYTES = 2**29  # of models that are in training at a time
+MODEL_COPIES = 4  # in memory while it is in training
+MAX_GRAPHS = 32  # of different batch sizes per client; further sizes run without a graph
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the units of a task read, in which order and at which rates, on the device.
+
+    Attributes
+    ----------
+    task, moments
+        The task and the moments of its units; `m` and `v` are None if they start from zero and are
+        not kept.
+    order
+        Batches of all units, concatenated: 2 position + whether the image is mirrored.
+    begins
+        Where each unit begins in `order`, (u + 1,).
+    batches
+        Sizes of the batches by unit and epoch.
+    weights, price
+        Tables of the units by cell.
+    rates
+        Learning rates of all steps; see `optimizers.step_rates`.
+    starts
+        Where each unit begins in `rates`, (u + 1,).
+    """
+
+    task: Task
+    moments: Moments
+    order: Tensor
+    begins: np.ndarray
+    batches: Sequence[Sequence[Sequence[int]]]
+    weights: Tensor
+    price: Tensor
+    rates: Tensor
+    starts: np.ndarray
+
+
+class SequentialExecutor(TorchExecutor):
+    """Trains clients one by one, a few of them at the same time."""
+
+    name = "sequential"
+    on_host = True
+
+    @cached_property
+    def client_buffers(self) -> list["ClientBuffers"]:
+        """One per thread, or as many as keep a GPU busy and fit its memory."""
+        settings = self.settings
+        traits = self.traits
+        rows = min(
+            int(self.index.sizes.max(initial=1)), (settings.steps or 2**31) * settings.batch_size
+        )
+        plan = BufferPlan(
+            settings=settings,
+            layout=self.layout,
+            module=self.module,
+            max_rows=settings.epochs * rows,
+            max_steps=settings.epochs * -(-rows // settings.batch_size),
+        )
+        with self._torch_flags():
+            first = ClientBuffers(plan, self.rows)
+            if traits.random:
+                return [first]
+            if not first.cuda:
+                count = settings.threads
+            else:
+                clients = (settings.cohort or self.index.num_clients) * self.index.runs
+                wanted = settings.lanes or min(MAX_IN_FLIGHT, _count_fitting(first))
+                count = min(wanted * len(self.devices), clients)
+            places = [self.devices[i % len(self.devices)] for i in range(1, count)]
+            return [first, *(ClientBuffers(plan, rows) for rows in places)]
+
+    def mix(
+        self,
+        coefficients: np.ndarray,
+        block: Tensor,
+        params: Tensor,
+        cohort: Cohort,
+        total: Tensor | None = None,
+    ) -> Tensor:
+        """sum_k c_k (model_k - params) of each run, added to `total`, without a copy of models."""
+        total = torch.zeros_like(params) if total is None else total
+        for k, run in enumerate(cohort.run.tolist()):
+            weight = float(coefficients[k])
+            model = block[k].to(params.device, non_blocking=True)
+            total[run].add_(model, alpha=weight).sub_(params[run], alpha=weight)
+        return total
+
+    def _chunk(self) -> int:
+        """As many models as `CHUNK_BYTES` hold, and at least one per `ClientBuffers`."""
+        each = MODEL_COPIES * self.layout.size * self.rows.dtype.itemsize
+        return max(len(self.client_buffers), CHUNK_BYTES // each)
+
+    def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
+        """Train in place; the caller's random numbers are not advanced."""
+        if moments is None:
+            moments = Moments(None, None, np.zeros((len(block), 2), np.int64))
+        workload = self._workload(task, moments)
+        cuda = self.rows.device.type == "cuda"
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if cuda else []):
+            if cuda:
+                self._train_in_streams(workload, block)
+            else:
+                self._train_in_threads(workload, block)
+
+    def _workload(self, task: Task, moments: Moments) -> Workload:
+        """Draw the batches of all units and upload them at once."""
+        rows = self.rows
+        units = task.units
+        mirror = self.settings.augment == "flip"
+        order = [np.empty(0, np.int64)]
+        sizes = []
+        rates = []
+        for i in range(len(units)):
+            own = self.index.rows[units.low[i] : units.high[i]]
+            sizes.append([])
+            for seed, noise in zip(task.seeds[i], task.noise[i], strict=True):
+                parts = batches(
+                    own,
+                    seed=int(seed),
+                    batch_size=task.batch_size,
+                    most=task.max_rows,
+                    least=task.min_batch,
+                )
+                sizes[i].append([len(batch) for batch in parts])
+                if parts:
+                    positions = rows.positions(np.concatenate(parts))
+                    order.append(_mark_mirrored(positions, int(noise), mirror))
+            steps = sum(map(len, sizes[i]))
+            lr = float(task.lr[i])
+            rates.append(step_rates(self.settings.optimizer, lr, moments.steps[i], steps))
+        lengths = [sum(map(sum, epochs)) for epochs in sizes]
+        weights, price = rows.put_tables(task)
+        return Workload(
+            task=task,
+            moments=moments,
+            order=rows.put_integers(np.concatenate(order)),
+            begins=np.concatenate(([0], np.cumsum(lengths))),
+            batches=sizes,
+            weights=weights,
+            price=price,
+            rates=torch.as_tensor(np.concatenate(rates), device=rows.device),
+            starts=np.concatenate(([0], np.cumsum([len(r) for r in rates]))),
+        )
+
+    def _actions(
+        self, buffers: "ClientBuffers", workload: Workload, unit: int, block: Tensor
+    ) -> Iterator[Action]:
+        """The steps of one unit's round; none if it reads no row."""
+        if workload.starts[unit] == workload.starts[unit + 1]:
+            return
+        task = workload.task
+        yield lambda: buffers.load(workload, unit, block)
+        for noise, sizes in zip(task.noise[unit], workload.batches[unit], strict=True):
+            if self.traits.random:
+                torch.manual_seed(int(noise))
+            for size in sizes:
+                yield lambda size=size: buffers.step(size, task)
+        yield lambda: buffers.store(workload, unit, block)
+
+    def _train_in_threads(self, workload: Workload, block: Tensor) -> None:
+        """Train on a CPU, one client per thread."""
+        free: SimpleQueue[ClientBuffers] = SimpleQueue()
+        for buffers in self.client_buffers:
+            free.put(buffers)
+
+        def train_client(unit: int) -> None:
+            buffers = free.get()
+            try:
+                for action in self._actions(buffers, workload, unit, block):
+                    action()
+            finally:
+                free.put(buffers)
+
+        units = range(len(workload.task.units))
+        if len(self.client_buffers) == 1:
+            for unit in units:
+                train_client(unit)
+        else:
+            with ThreadPoolExecutor(len(self.client_buffers)) as pool:
+                list(pool.map(train_client, units))
+
+    def _train_in_streams(self, workload: Workload, block: Tensor) -> None:
+        """Launch one step of every stream in turn, without waiting for the GPU."""
+        home = torch.cuda.current_stream(self.rows.device)
+        every = self.client_buffers
+        for buffers in every:
+            buffers.stream.wait_stream(home)
+
+        def queue_of(buffers: ClientBuffers, units: Sequence[int]) -> Iterator[Action]:
+            for unit in units:
+                yield from self._actions(buffers, workload, unit, block)
+
+        shares = zip(every, _share_units(workload.task.steps, len(every)), strict=True)
+        active = [(buffers, queue_of(buffers, units)) for buffers, units in shares]
+        try:
+            while active:
+                for buffers, queue in list(active):
+                    action = next(queue, None)
+                    if action is None:
+                        active.remove((buffers, queue))
+                        continue
+                    with torch.cuda.stream(buffers.stream):
+                        action()
+        finally:  # also after Ctrl-C: memory must not be reused while a stream writes to it
+            for buffers in every:
+                home.wait_stream(buffers.stream)
+
+
+@dataclass(frozen=True)
+class BufferPlan:
+    """What all `ClientBuffers` of an executor share.
+
+    They do not refer to the executor: a reference cycle is freed late, and GPU memory is scarce.
+    """
+
+    settings: Settings
+    layout: Layout
+    module: torch.nn.Module
+    max_rows: int  # rows that a client reads per round at most
+    max_steps: int
+
+
+class ClientBuffers:
+    """Static buffers for one client, so that a training step can be captured as a CUDA graph.
+
+    A step reads and writes at fixed addresses, so it is the same program for every client. On a GPU
+    it is captured once per batch size and replayed: launching its kernels one by one would take
+    much longer than running them. A short last batch has its own graph, because filling it up would
+    move the running means of BatchNorm; a size that occurs once is not captured.
+
+    Attributes
+    ----------
+    params, untrained
+        The client's model: the trained part, and frozen parameters and buffers.
+    grad, m, v, count
+        Gradient, moments, and the steps behind v.
+    start, drift, gradients
+        Center of the proximal term, drift, and the sum of raw gradients; empty if not used.
+    weights, price, mean, inverse
+        Tables by cell, and the scaling of the features.
+    order, at
+        Rows of the round, and how many have been read.
+    rates, done
+        Rates of the steps, and how many have been done.
+    leaves, tensors
+        Views of the trained tensors for autograd, and all tensors of the module.
+    """
+
+    def __init__(self, plan: BufferPlan, rows: DeviceRows) -> None:
+        self.plan = plan
+        self.rows = rows
+        self.cuda = rows.device.type == "cuda"
+        self.stream: Any = torch.cuda.Stream(rows.device) if self.cuda else None
+        self.module = _without_counters(copy.deepcopy(plan.module)).to(rows.device).train()
+        self._graphs: dict[int, Any] = {}  # by batch size; None: occurred once, False: impossible
+        self._pool: Any = None
+        layout = plan.layout
+
+        def new(*shape: int, dtype: torch.dtype = rows.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=rows.device)
+
+        self.params, self.grad, self.m, self.v = (new(layout.trained) for _ in range(4))
+        self.untrained = new(layout.size - layout.trained)
+        self.start = new(0)
+        self.drift = new(0)
+        self.gradients = new(0)
+        self.weights = new(len(rows.label))
+        self.price = new(len(rows.label), rows.classes)
+        self.mean, self.inverse = (torch.zeros_like(t[0]) for t in (rows.mean, rows.inverse))
+        self.lr = new()
+        # torch's Adam on a GPU requires float32 rates
+        exact = not (self.cuda and plan.settings.optimizer.adaptive)
+        self.rates = new(plan.max_steps, dtype=torch.float64 if exact else torch.float32)
+        self.count = new(dtype=torch.float32)
+        self.order = new(plan.max_rows, dtype=torch.long)
+        self.ramp = torch.arange(plan.max_rows, device=rows.device)
+        self.at = new(dtype=torch.long)  # rows read
+        self.done = new(dtype=torch.long)  # steps done
+        # Views that autograd takes for parameters. In bfloat16 those of convolutions are of a copy
+        # that is made in one pass over memory instead of one small kernel per layer.
+        half = plan.settings.precision == "bf16"
+        self.half = self.params.bfloat16() if half else None
+        views = layout.views(self.params)
+        if self.half is not None:
+            halves = layout.views(self.half)
+            views |= {n: halves[n] for n, view in views.items() if view.ndim == FILTER_AXES}
+        self.leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
+        self.tensors = self.leaves | layout.untrained_views(self.untrained)
+        self.grad_views = list(layout.views(self.grad).values())
+
+    def load(self, workload: Workload, i: int, block: Tensor) -> None:
+        """Copy unit i into the buffers."""
+        task = workload.task
+        moments = workload.moments
+        trained = self.plan.layout.trained
+        run = int(task.units.run[i])
+        origin = block if task.origin is None else task.origin
+        self.params.copy_(block[i, :trained], non_blocking=True)
+        self.untrained.copy_(block[i, trained:], non_blocking=True)
+        for own, stored in ((self.m, moments.m), (self.v, moments.v)):
+            own.zero_() if stored is None else own.copy_(stored[i], non_blocking=True)
+        if task.mu:
+            self.start = _copy_in_place(self.start, origin[i, :trained])
+        if task.drift is not None:
+            self.drift = _copy_in_place(self.drift, task.drift[i])
+            self.gradients = _copy_in_place(self.gradients, task.gradients[i])
+        self.weights.copy_(workload.weights[i], non_blocking=True)
+        self.price.copy_(workload.price[i], non_blocking=True)
+        self.mean.copy_(self.rows.mean[run])
+        self.inverse.copy_(self.rows.inverse[run])
+        self.lr.fill_(float(task.lr[i]))
+        self.count.fill_(float(moments.steps[i, 1]))
+        order = workload.order[workload.begins[i] : workload.begins[i + 1]]
+        self.order[: len(order)].copy_(order, non_blocking=True)
+        rates = workload.rates[workload.starts[i] : workload.starts[i + 1]]
+        self.rates[: len(rates)].copy_(rates, non_blocking=True)
+        self.at.zero_()
+        self.done.zero_()
+
+    def store(self, workload: Workload, i: int, block: Tensor) -> None:
+        """Copy the trained unit i out of the buffers."""
+        trained = self.plan.layout.trained
+        moments = workload.moments
+        block[i, :trained].copy_(self.params, non_blocking=True)
+        block[i, trained:].copy_(self.untrained, non_blocking=True)
+        for own, stored in ((self.m, moments.m), (self.v, moments.v)):
+            if stored is not None:
+                stored[i].copy_(own, non_blocking=True)
+        moments.steps[i] += workload.starts[i + 1] - workload.starts[i]
+        if workload.task.gradients is not None:
+            workload.task.gradients[i].copy_(self.gradients, non_blocking=True)
+
+    def step(self, size: int, task: Task) -> None:
+        """Train on the next batch, which has `size` rows."""
+        settings = self.plan.settings
+        if self.cuda:  # let cuDNN benchmark convolutions where that pays: for full batches
+            torch.backends.cudnn.benchmark = size == task.batch_size and not settings.deterministic
+        if graph := self._graph(size, task):
+            graph.replay()
+        else:
+            self._step(size, task)
+
+    def gradient(self, size: int) -> None:
+        """Compute the gradient of the next `size` rows; BatchNorm moves its means in place."""
+        rows = self.rows
+        settings = self.plan.settings
+        marked = self.order.index_select(0, self.at + self.ramp[:size])
+        self.at += size
+        positions = marked >> 1
+        x = rows.read(positions, self.mean, self.inverse)
+        cell = rows.cell[positions]
+        if settings.augment == "flip":
+            x = torch.where((marked & 1).bool().reshape(-1, 1, 1, 1), x.flip(-1), x)
+        if self.half is not None:
+            self.half.copy_(self.params)
+        with autocast(settings, rows.device):
+            logits = functional_call(self.module, self.tensors, (x,))
+        probs = logits.detach().to(rows.dtype).softmax(-1)
+        pull = residual(probs, rows.label[cell], self.weights[cell], self.price[cell]) / size
+        found = torch.autograd.grad(
+            logits,
+            list(self.leaves.values()),
+            pull.to(logits.dtype),
+            materialize_grads=True,
+            allow_unused=True,
+        )
+        for dtype in {g.dtype for g in found}:
+            pairs = [
+                (to, g) for to, g in zip(self.grad_views, found, strict=True) if g.dtype == dtype
+            ]
+            torch._foreach_copy_([to for to, _ in pairs], [g for _, g in pairs])
+
+    def _step(self, size: int, task: Task) -> None:
+        """Gradient, correction and optimizer step; everything that a graph captures."""
+        self.gradient(size)
+        if task.drift is not None:
+            self.gradients += self.grad
+            self.grad += self.drift
+        if task.mu:
+            self.grad.add_(self.params - self.start, alpha=task.mu)
+        rate = self.rates.index_select(0, self.done.reshape(1)).squeeze(0)
+        self.count += 1
+        self.done += 1
+        graph_step(
+            self.plan.settings.optimizer,
+            self.params,
+            self.grad,
+            moments=(self.m, self.v),
+            count=self.count,
+            rate=rate if self.cuda else rate.item(),
+            lr=self.lr,
+        )
+
+    def _graph(self, size: int, task: Task) -> Any:
+        """The graph of a batch size, captured the second time; the first step is the warm-up."""
+        if not (self.cuda and self.plan.settings.graphs):
+            return None
+        if size not in self._graphs:
+            self._graphs[size] = None if len(self._graphs) < MAX_GRAPHS else False
+        elif self._graphs[size] is None:
+            self._graphs[size] = self._capture(size, task)
+        return self._graphs[size]
+
+    def _capture(self, size: int, task: Task) -> Any:
+        """A CUDA graph of the step, or False if the module cannot be captured."""
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        torch.cuda.synchronize(self.rows.device)
+        gc.disable()  # freeing memory during a capture would break it
+        try:
+            graph.capture_begin(*(() if self._pool is None else (self._pool,)))
+            try:
+                self._step(size, task)
+            finally:
+                graph.capture_end()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            torch.cuda.synchronize(self.rows.device)
+            return False
+        finally:
+            if collecting:
+                gc.enable()
+        self._pool = self._pool or graph.pool()
+        return graph
+
+
+def _copy_in_place(buffer: Tensor, value: Tensor) -> Tensor:
+    """Copy to the same address as before, where a graph reads; allocate the first time."""
+    if len(buffer) != len(value):
+        buffer = torch.empty_like(value, device=buffer.device)
+    return buffer.copy_(value, non_blocking=True)
+
+
+def _without_counters(module: torch.nn.Module) -> torch.nn.Module:
+    """Disable `num_batches_tracked`: one kernel per layer, unused when a momentum is set."""
+    for part in module.modules():
+        if isinstance(part, NORM_LAYERS) and part.momentum is not None:
+            part.num_batches_tracked = None
+    return module
+
+
+def _mark_mirrored(positions: np.ndarray, seed: int, mirror: bool) -> np.ndarray:
+    """2 position + whether the image is mirrored, drawn anew each epoch."""
+    marked = 2 * positions.astype(np.int64)
+    if mirror:
+        marked += np.random.default_rng([seed, 0xF11B]).integers(0, 2, len(positions))
+    return marked
+
+
+def _share_units(steps: np.ndarray, streams: int) -> list[list[int]]:
+    """Units of each stream: the longest first, to the stream with the least work."""
+    shares: list[list[int]] = [[] for _ in range(streams)]
+    load = np.zeros(streams)
+    for unit in np.argsort(-steps, kind="stable").tolist():
+        least = int(np.argmin(load))
+        shares[least].append(unit)
+        load[least] += steps[unit]
+    return shares
+
+
+def _count_fitting(buffers: ClientBuffers) -> int:
+    """How many clients fit the free memory of the GPU, by one trial gradient."""
+    device = buffers.rows.device
+    plan = buffers.plan
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    if plan.max_rows > 1:
+        buffers.gradient(min(plan.settings.batch_size, plan.max_rows))
+    used = torch.cuda.max_memory_allocated(device) - before
+    held = 8 * plan.layout.size * buffers.rows.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, int(MEMORY_SHARE * free / (1.5 * used + held)))

@@ -1,0 +1,306 @@
+"""The stacked executor: the models of many clients in one batched program.
+
+`vmap(vjp(module))` over a group of models is captured once per shape with make_fx, which removes
+functorch's dispatch from the loop, and replayed for every step. Clients are sorted by their number
+of steps, so that the active ones are a prefix of the group; a short last batch is filled with rows
+of weight zero.
+
+Whether stacking gains is decided by the kind and size of layers, not by timing: executors agree to
+rounding only, so a choice by timing would make results depend on the load of the machine. The rule
+follows `benchmarks/modules.py` (CPU seconds of three rounds, sequential / stacked after capture, in
+batches of 256 and of 32): MLP of 10,000 parameters 0.2 / 0.1 and 0.6 / 0.2, of 107,000 0.5 / 0.6
+and 1.0 / 1.6, of 1.2 million 3.1 / 13.5 and 5.8 / 53.8; LSTM 1.0 / 3.3 and 1.6 / 2.6; transformer
+layer 1.3 / 1.5 and 2.9 / 1.4. Capturing an unrolled LSTM takes another 4 seconds.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedgft.algorithms import Cohort
+from fedgft.engine.executors.base import Task
+from fedgft.engine.executors.torch_common import (
+    NORM_LAYERS,
+    Layout,
+    ModuleTraits,
+    TorchExecutor,
+    one_thread_per_operation,
+    residual,
+)
+from fedgft.engine.plan import RowIndex, batches
+from fedgft.models import Model, Module
+from fedgft.optimizers import Moments, step
+from fedgft.settings import Settings
+
+# Models per group: as many as fit the second-level cache together, or as fill a GPU.
+GROUP_SIZE = {"cpu": 20, "cuda": 512}
+MAX_PARAMETERS = 64_000  # of a model on a CPU: larger ones do not share a cache
+MAX_ATTENTION_ROWS = 64  # in a batch: beyond that one model with attention fills a core
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+Gradient = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything besides the model that a captured program depends on.
+
+    `batch` holds the number of rows and then the shape of one row.
+    """
+
+    models: int
+    batch: tuple[int, ...]
+    cells: int
+    classes: int
+    dtype: torch.dtype
+    device: str
+
+
+@lru_cache(maxsize=256)
+def capture_gradient(model: Model, shape: Shape) -> Gradient:
+    """A program (params, x, labels, weights, price, share) -> gradients.
+
+    All arguments have a leading axis of models. `x` holds the rows of a batch, `labels` their
+    one-hot labels, `weights` and `price` their entries of the method's tables, and `share` the
+    weight of each row in the mean, 0 for filling.
+    """
+    with torch.random.fork_rng(devices=[]):
+        module = model.module(features=shape.batch[1], classes=shape.classes)
+    module = module.to(dtype=shape.dtype, device=shape.device).train()
+    layout = Layout.of(module)
+
+    def one(flat: Tensor, x: Tensor, y: Tensor, w: Tensor, price: Tensor, share: Tensor) -> Tensor:
+        logits, pull, *_ = vjp(lambda p: functional_call(module, layout.views(p), (x,)), flat)
+        objective = residual(logits.softmax(-1), y, w, price) * share.unsqueeze(-1)
+        return pull(objective)[0]
+
+    def zeros(*size: int) -> Tensor:
+        return torch.zeros(shape.models, *size, dtype=shape.dtype, device=shape.device)
+
+    rows = shape.batch[0]
+    classes = shape.classes
+    shapes = ((layout.trained,), shape.batch, (rows, classes), (rows,), (rows, classes), (rows,))
+    return make_fx(vmap(one))(*(zeros(*size) for size in shapes))  # all of them different tensors
+
+
+class StackedExecutor(TorchExecutor):
+    """Trains groups of models in one program; what clients keep lies on the device."""
+
+    name = "stacked"
+    on_host = False
+
+    def __init__(
+        self, index: RowIndex, model: Model, settings: Settings, traits: ModuleTraits
+    ) -> None:
+        super().__init__(index, model, settings, replace(traits, min_batch=1))
+        self._programs: dict[Shape, Gradient] = {}  # of a caller's module, for this simulation
+
+    def why_not_captured(self) -> str | None:
+        """Why the module cannot be vectorized; None if it can. Only a trial tells."""
+        settings = self.settings
+        clients = self.index.runs * (settings.cohort or self.index.num_clients)
+        models = min(GROUP_SIZE[self.rows.device.type], clients)
+        try:
+            self._program(models, _batch_width(self.index.sizes, settings.batch_size))
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            return f"it does not vectorize ({first_line})"
+        return None
+
+    def mix(
+        self,
+        coefficients: np.ndarray,
+        block: Tensor,
+        params: Tensor,
+        cohort: Cohort,
+        total: Tensor | None = None,
+    ) -> Tensor:
+        """sum_k c_k (model_k - params) of each run."""
+        assert total is None  # all units are one chunk
+        weight = self.rows.put(coefficients)
+        moved = block - params[cohort.run]
+        pairs = pairwise(cohort.bounds.tolist())
+        with one_thread_per_operation():
+            return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
+
+    def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
+        """Train in place, in groups of units with similar numbers of steps."""
+        if moments is None:
+            m, v = (self.buffers.zeros(len(block), self.layout.trained) for _ in range(2))
+            moments = Moments(m, v, np.zeros((len(block), 2), np.int64))
+        order = np.argsort(-task.steps, kind="stable")
+        size = GROUP_SIZE[self.rows.device.type]
+        parts = [order[i : i + size] for i in range(0, len(order), size)]
+        # Capturing patches torch for all threads, so it is done before there are any.
+        groups = [_Group(self, task, units) for units in parts]
+
+        def train(group: _Group) -> None:
+            group.train(block, moments)
+
+        if self.settings.threads == 1 or len(groups) == 1:
+            for group in groups:
+                train(group)
+        else:
+            with ThreadPoolExecutor(self.settings.threads) as pool:
+                list(pool.map(train, groups))
+
+    def _program(self, models: int, width: int) -> Gradient:
+        """The program for some models and rows; cached unless the caller may change the module."""
+        rows = self.rows
+        shape = Shape(
+            models=models,
+            batch=(width, *rows.shape),
+            cells=len(rows.label),
+            classes=rows.classes,
+            dtype=rows.dtype,
+            device=str(rows.device),
+        )
+        if not (isinstance(self.model, Module) and self.model.given):
+            return capture_gradient(self.model, shape)
+        if shape not in self._programs:
+            self._programs[shape] = capture_gradient.__wrapped__(self.model, shape)
+        return self._programs[shape]
+
+
+class _Group:
+    """Some units of a task, those with most steps first, and the programs that they need."""
+
+    def __init__(self, executor: StackedExecutor, task: Task, units: np.ndarray) -> None:
+        self.executor = executor
+        self.task = task
+        self.units = units
+        self.steps = task.steps[units]
+        self.width = _batch_width(task.units.sizes[units], task.batch_size)
+        self.sizes = _models_per_step(self.steps)
+        self.programs = {n: executor._program(n, self.width) for n in set(self.sizes)}
+
+    def train(self, block: Tensor, moments: Moments) -> None:
+        """Train all units and write the results to their rows of `block` and `moments`."""
+        task = self.task
+        units = self.units
+        optimizer = self.executor.settings.optimizer
+        params = block[units]
+        start = (block if task.origin is None else task.origin)[units]
+        lr = self.executor.rows.put(task.lr[units])[:, None]
+        own = Moments(moments.m[units], moments.v[units], moments.steps[units])
+        for s, inputs in enumerate(self._inputs()):
+            size = len(inputs[0])
+            at = slice(0, int((self.steps > s).sum()))
+            grad = self.programs[size](params[:size], *inputs)[at]
+            if task.drift is not None:
+                task.gradients[units[at]] += grad
+                grad = grad + task.drift[units[at]]
+            if task.mu:
+                grad = grad + task.mu * (params[at] - start[at])
+            active = Moments(own.m[at], own.v[at], own.steps[at])
+            step(optimizer, params[at], grad, moments=active, lr=lr[at])
+        block[units] = params
+        moments.m[units] = own.m
+        moments.v[units] = own.v
+        moments.steps[units] = own.steps
+
+    def _inputs(self) -> Iterator[tuple[Tensor, ...]]:
+        """The arguments of the program after the parameters, for each step."""
+        rows = self.executor.rows
+        run = torch.as_tensor(self.task.units.run[self.units], device=rows.device)
+        weights, price = rows.put_tables(self.task, self.units)
+        positions, share = self._schedule()
+        for s, size in enumerate(self.sizes):
+            at = positions[s, :size]
+            cell = rows.cell[at]
+            yield (
+                rows.read(at, rows.mean[run[:size]], rows.inverse[run[:size]]),
+                rows.label[cell],
+                weights[:size].gather(1, cell),
+                price[:size].gather(1, cell.unsqueeze(-1).expand(-1, -1, rows.classes)),
+                share[s, :size],
+            )
+
+    def _schedule(self) -> tuple[Tensor, Tensor]:
+        """Positions of rows (step, unit, row) and their shares of the batch; 0 for filling."""
+        task = self.task
+        rows = self.executor.rows
+        positions = np.zeros((len(self.sizes), len(self.units), self.width), dtype=np.int64)
+        share = np.zeros(positions.shape)
+        for j, i in enumerate(self.units):
+            s = 0
+            own = self.executor.index.rows[task.units.low[i] : task.units.high[i]]
+            for seed in task.seeds[i]:
+                for batch in batches(
+                    own, seed=int(seed), batch_size=task.batch_size, most=task.max_rows
+                ):
+                    positions[s, j, : len(batch)] = rows.positions(batch)
+                    share[s, j, : len(batch)] = 1.0 / len(batch)
+                    s += 1
+        return torch.as_tensor(positions, device=rows.device), rows.put(share)
+
+
+def why_not_stacked(traits: ModuleTraits, index: RowIndex, settings: Settings) -> str | None:
+    """Why clients train one by one; None if stacking is possible and gains.
+
+    With ``executor="stacked"`` only what is impossible counts.
+    """
+    if settings.precision == "bf16":
+        return "in bf16 clients train one by one"
+    if settings.augment != "none":
+        return "clients whose images are mirrored train one by one"
+    if len(settings.devices) > 1:
+        return "on several devices clients train one by one"
+    reason = _why_not_independent(traits)
+    if reason is None and settings.executor == "auto" and settings.device == "cpu":
+        reason = _why_slower(traits.module, index, settings)
+    return reason
+
+
+def _why_not_independent(traits: ModuleTraits) -> str | None:
+    """Rows must be independent and the module free of state; convolutions are 4 x slower."""
+    module = traits.module
+    for part in module.modules():
+        if isinstance(part, nn.modules.conv._ConvNd):
+            return "it has convolutions"
+        if isinstance(part, NORM_LAYERS):
+            return f"it has {type(part).__name__}, which ties rows of a batch together"
+    if traits.random:
+        return "it has dropout or other randomness inside"
+    if any(b.is_floating_point() for b in module.buffers()):
+        return "it has buffers that change while it trains"
+    if not all(p.requires_grad for p in module.parameters()):
+        return "some of its parameters are frozen"
+    return None
+
+
+def _why_slower(module: nn.Module, index: RowIndex, settings: Settings) -> str | None:
+    """Why one model after another is faster on a CPU; None if stacking gains."""
+    if sum(p.numel() for p in module.parameters()) > MAX_PARAMETERS:
+        return f"it has more than {MAX_PARAMETERS:,} parameters"
+    rows = _batch_width(index.sizes, settings.batch_size)
+    for part in module.modules():
+        if isinstance(part, RECURRENT):
+            return f"it has {type(part).__name__}, which would be unrolled step by step"
+        if isinstance(part, ATTENTION) and rows > MAX_ATTENTION_ROWS:
+            return f"it has {type(part).__name__}, and batches of {rows} rows"
+    return None
+
+
+def _batch_width(sizes: np.ndarray, batch_size: int) -> int:
+    """Rows in a batch of clients with these numbers of rows."""
+    return min(batch_size, _next_power_of_two(max(1, int(sizes.max(initial=1)))))
+
+
+def _models_per_step(steps: np.ndarray) -> list[int]:
+    """Models that are computed in each step: the active ones, rounded up to few numbers."""
+    active = (steps > np.arange(steps.max(initial=0))[:, None]).sum(1)
+    return [min(len(steps), _next_power_of_two(int(count))) for count in active]
+
+
+def _next_power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

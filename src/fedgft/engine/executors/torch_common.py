@@ -1,0 +1,528 @@
+"""What the torch executors share: a module as a flat vector, data on a device, measurements.
+
+Subclasses of `TorchExecutor` differ in how they train clients and mix their models.
+"""
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedgft.engine.executors.base import ModelSpec, Task
+from fedgft.engine.plan import RowIndex, Units
+from fedgft.errors import FedgftError
+from fedgft.models import Model, tensors
+from fedgft.optimizers import Moments
+from fedgft.settings import Settings
+from fedgft.sums import Sums
+
+IMAGE_AXES = 4  # of a block of images
+FILTER_AXES = 4  # of the weights of a convolution, which are stored channels-last
+UPLOAD_ROWS = 4096  # copied to a GPU at a time
+MEASURED_BYTES = {"cpu": 2**19, "cuda": 2**28}  # of features in one forward pass
+NORM_LAYERS = torch.nn.modules.batchnorm._NormBase
+
+Map = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A module as one flat vector: trained tensors first, then frozen ones, then buffers.
+
+    Outside of the executors a vector is in the order of `models.tensors`. Inside, the weights of
+    convolutions are channels-last; everything else is done element by element and needs no order.
+
+    Attributes
+    ----------
+    names, shapes
+        Of the tensors, in their order.
+    trained
+        Length of the trained part.
+    norm_names
+        The tensors of normalization layers.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    trained: int
+    norm_names: frozenset[str]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> "Layout":
+        """The layout of a module."""
+        named = tensors(module)
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        norms = {
+            f"{place}.{name}".removeprefix(".")
+            for place, part in module.named_modules()
+            if isinstance(part, NORM_LAYERS)
+            for name in (*dict(part.named_parameters()), *dict(part.named_buffers()))
+        }
+        return cls(tuple(named), tuple(t.shape for t in named.values()), trained, frozenset(norms))
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """Where each tensor begins, and where the last one ends."""
+        return [0, *accumulate(shape.numel() for shape in self.shapes)]
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.edges[-1]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a vector in the inner order: of all tensors or of the trained ones."""
+        return {name: _view(flat, at, s) for name, s, at in self._entries() if at < len(flat)}
+
+    def untrained_views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a vector that holds only what is not trained."""
+        entries = [entry for entry in self._entries() if entry[2] >= self.trained]
+        return {name: _view(flat, at - self.trained, shape) for name, shape, at in entries}
+
+    def inward(self, flat: np.ndarray) -> np.ndarray:
+        """(..., p) from the outer to the inner order."""
+        return self._transpose(flat, lambda shape: shape, (0, 2, 3, 1))
+
+    def outward(self, flat: np.ndarray) -> np.ndarray:
+        """(..., p) from the inner to the outer order."""
+        return self._transpose(flat, lambda s: (s[0], s[2], s[3], s[1]), (0, 3, 1, 2))
+
+    def norms(self) -> np.ndarray:
+        """Positions of the numbers of normalization layers, for FedBN."""
+        parts = [
+            np.arange(at, at + s.numel()) for n, s, at in self._entries() if n in self.norm_names
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _entries(self) -> list[tuple[str, torch.Size, int]]:
+        return list(zip(self.names, self.shapes, self.edges, strict=False))
+
+    def _transpose(
+        self, flat: np.ndarray, shape_of: Callable[[torch.Size], Sequence[int]], axes: tuple
+    ) -> np.ndarray:
+        out = flat.copy()
+        width = flat.shape[-1]
+        for _, shape, at in self._entries():
+            if len(shape) == FILTER_AXES:
+                part = slice(at, at + shape.numel())
+                for old, new in zip(flat.reshape(-1, width), out.reshape(-1, width), strict=True):
+                    new[part] = old[part].reshape(shape_of(shape)).transpose(axes).ravel()
+        return out
+
+
+def _view(flat: Tensor, at: int, shape: torch.Size) -> Tensor:
+    part = flat[at : at + shape.numel()]
+    if len(shape) != FILTER_AXES:
+        return part.view(shape)
+    outputs, channels, height, width = shape
+    return part.view(outputs, height, width, channels).permute(0, 3, 1, 2)
+
+
+def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> Tensor:
+    """d/dlogits of weights * cross-entropy + <price, probs>: the gradient of every objective.
+
+    With probabilities p and price v it is weights (p - labels) + p (v - <v, p>).
+    """
+    centered_price = price - (price * probs).sum(-1, keepdim=True)
+    return weights.unsqueeze(-1) * (probs - labels) + probs * centered_price
+
+
+class DeviceRows:
+    """The data set on one device.
+
+    Images stay as they are stored, one byte per channel and channels-last; a batch becomes numbers
+    on the device. A GPU holds only the rows that the runs use.
+
+    Attributes
+    ----------
+    features
+        Features of the stored rows.
+    cell
+        (label, group) of each stored row as one number.
+    label
+        One-hot label of each cell, (cells, classes).
+    mean, inverse
+        Mean and 1 / spread of the features of each run.
+    used
+        Row numbers of the stored rows on a GPU; None: all rows.
+    """
+
+    def __init__(self, index: RowIndex, settings: Settings, device: str) -> None:
+        data = index.dataset
+        self.device = torch.device(device)
+        self.dtype = getattr(torch, settings.dtype)
+        self.groups = len(data.group_names) + 1
+        self.classes = len(data.classes)
+        self.shape = data.features.shape[1:]
+        self.used = np.unique(index.rows) if self.device.type == "cuda" else None
+        self.features = self._upload(data.features)
+        cell = data.labels * self.groups + data.groups % self.groups
+        cell = cell if self.used is None else cell[self.used]
+        self.cell = torch.as_tensor(cell, dtype=torch.long, device=self.device)
+        one_hot = torch.eye(self.classes, dtype=self.dtype, device=self.device)
+        self.label = one_hot.repeat_interleave(self.groups, 0)  # cell -> one-hot label
+        self.scaled = any(f.mean is not None for f in index.federations)
+        scaling = index.scaling(data.features.shape[1], np.dtype(settings.dtype))
+        self.mean, self.inverse = (self.put(each) for each in scaling)
+
+    def _upload(self, features: np.ndarray) -> Tensor:
+        if features.ndim == IMAGE_AXES:
+            features = np.moveaxis(features, 1, -1)
+        dtype = torch.uint8 if features.dtype == np.uint8 else self.dtype
+        if self.used is None:
+            held = np.require(features, requirements=["C", "W"])  # torch warns of read-only memory
+            return torch.as_tensor(held, dtype=dtype)
+        size = (len(self.used), *features.shape[1:])
+        stored = torch.empty(size, dtype=dtype, device=self.device)
+        for at in range(0, len(self.used), UPLOAD_ROWS):
+            part = features[self.used[at : at + UPLOAD_ROWS]]
+            stored[at : at + UPLOAD_ROWS] = torch.as_tensor(part, dtype=dtype)
+        return stored
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """Positions on the device of rows of the data set."""
+        return rows if self.used is None else np.searchsorted(self.used, rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as a model reads it."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def put(self, array: np.ndarray) -> Tensor:
+        """The array on the device, in the executor's precision."""
+        return torch.as_tensor(array, dtype=self.dtype, device=self.device)
+
+    def put_integers(self, values: np.ndarray) -> Tensor:
+        """Integers on the device, copied in the background."""
+        held = torch.as_tensor(values, dtype=torch.long)
+        if self.device.type == "cuda":
+            held = held.pin_memory()
+        return held.to(self.device, non_blocking=True)
+
+    def read(self, positions: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+        """Scaled features; `positions`, `mean` and `inverse` (1 / spread) share leading axes."""
+        x = self.features.index_select(0, positions.reshape(-1)).to(self.dtype)
+        x = x.reshape(*positions.shape, *self.features.shape[1:])
+        if len(self.shape) == IMAGE_AXES - 1:
+            x = x.movedim(-1, -3)
+        if not self.scaled:
+            return x
+        shape = (*mean.shape[:-1], 1, mean.shape[-1], *[1] * (len(self.shape) - 1))
+        return (x - mean.reshape(shape)) * inverse.reshape(shape)
+
+    def put_tables(self, task: Task, at: Any = slice(None)) -> tuple[Tensor, Tensor]:
+        """Row weights (u, cells) and prices (u, cells, classes) of some units."""
+        return self.put(task.weights[at]).flatten(1), self.put(task.price[at]).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class TorchBuffers:
+    """Arrays of clients in torch; see `base.Buffers`.
+
+    `on_host`: what clients keep, and models that wait, lie in the host's memory.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    on_host: bool
+
+    def zeros(self, rows: int, width: int) -> Tensor:
+        """An array to compute with."""
+        return torch.zeros(rows, width, dtype=self.dtype, device=self.device)
+
+    def storage(self, rows: int, width: int) -> Tensor:
+        """Zeros for what clients keep between rounds."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return self.restore(np.zeros((rows, width), dtype), self.on_host)
+
+    def restore(self, array: np.ndarray, on_host: bool) -> Tensor:
+        """The array on the device, or in host memory that a GPU can access."""
+        held = torch.from_numpy(array)
+        if not on_host:
+            return held.to(self.device)
+        return held if self.device.type == "cpu" else held.pin_memory()
+
+    def read(self, stored: Tensor, at: np.ndarray) -> Tensor:
+        """A copy of some rows, on the device."""
+        if not stored.is_pinned():
+            return stored[at].to(self.device)
+        out = torch.empty(len(at), stored.shape[1], dtype=stored.dtype, device=self.device)
+        for i, place in enumerate(at.tolist()):
+            out[i].copy_(stored[place], non_blocking=True)
+        return out
+
+    def write(self, stored: Tensor, at: np.ndarray, values: Tensor) -> None:
+        """Replace some rows."""
+        if not stored.is_pinned():
+            stored[at] = values.to(stored.device)
+            return
+        for i, place in enumerate(at.tolist()):
+            stored[place].copy_(values[i], non_blocking=True)
+
+    def park(self, block: Tensor) -> Tensor:
+        """Models that wait for their coefficients."""
+        return block.cpu() if self.on_host else block
+
+
+@dataclass(frozen=True)
+class ModuleTraits:
+    """A module on the CPU, and what a trial with two rows told about it.
+
+    `random`: training draws random numbers. `min_batch`: rows that a batch must have.
+    """
+
+    module: torch.nn.Module
+    random: bool
+    min_batch: int
+
+
+class TorchExecutor:
+    """Base of the torch executors; subclasses define `_train`, `mix` and `_chunk`.
+
+    Parameters
+    ----------
+    index
+        Rows of every client.
+    model
+        Builds the module.
+    settings
+        Devices, threads, precision and optimizer.
+    traits
+        Of the module; see `probe_module`.
+    """
+
+    name: str
+    on_host: bool  # whether what clients keep lies in the host's memory
+
+    def __init__(
+        self, index: RowIndex, model: Model, settings: Settings, traits: ModuleTraits
+    ) -> None:
+        self.index = index
+        self.model = model
+        self.settings = settings
+        self.traits = traits
+        self.devices = [DeviceRows(index, settings, device) for device in settings.devices]
+        self.rows = self.devices[0]
+        self.module = _build_module(model, index, settings)
+        self.layout = Layout.of(self.module)
+        self.buffers = TorchBuffers(self.rows.device, self.rows.dtype, self.on_host)
+        self._modules: SimpleQueue[torch.nn.Module] = SimpleQueue()  # one per thread
+        for _ in range(self.threads):
+            self._modules.put(copy.deepcopy(self.module).eval())
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute; one is enough to keep a GPU busy."""
+        return self.settings.threads if self.rows.device.type == "cpu" else 1
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """Sizes of the model."""
+        return ModelSpec(
+            trained=self.layout.trained,
+            gradient=self.layout.trained,
+            norms=self.layout.norms(),
+            min_batch=self.traits.min_batch,
+            chunk=self._chunk(),
+        )
+
+    def to_device(self, params: np.ndarray) -> Tensor:
+        """Parameters on the device, in the inner order."""
+        return self.rows.put(self.layout.inward(np.asarray(params)))
+
+    def to_host(self, block: Tensor) -> np.ndarray:
+        """Parameters in the outer order."""
+        return self.layout.outward(block.cpu().numpy())
+
+    def to_gradient(self, difference: Tensor) -> Tensor:
+        """The trained part."""
+        return difference[:, : self.layout.trained]
+
+    def train(self, task: Task, block: Tensor, moments: Moments | None) -> Tensor:
+        """Train each unit's model; `block` is changed in place."""
+        with one_thread_per_operation(), self._torch_flags():
+            self._train(task, block, moments)
+        return block
+
+    def measure(self, units: Units, block: Tensor, which: np.ndarray) -> Sums:
+        """Sums over the rows of each unit under model `block[which[i]]`."""
+        shape = (*units.count.shape, self.rows.classes)
+        sums = Sums(units.count, np.empty(shape), np.empty(shape))
+        with one_thread_per_operation(), self._torch_flags(), ExitStack() as stack:
+            threads: Map = map  # CUDA libraries cache their choices per thread
+            if self.threads > 1:
+                threads = stack.enter_context(ThreadPoolExecutor(self.threads)).map
+            for model in np.unique(which).tolist():
+                at = np.flatnonzero(which == model)
+                params = block[model].to(self.rows.device)
+                self._measure_model(threads, sums, units, at=at, params=params)
+        return sums
+
+    def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
+        """Train in place."""
+        raise NotImplementedError
+
+    def _chunk(self) -> int | None:
+        """Units that are trained at a time; None: all."""
+        return None
+
+    def _measure_model(
+        self, threads: Map, sums: Sums, units: Units, *, at: np.ndarray, params: Tensor
+    ) -> None:
+        """Fill in the sums of the units `at`, which share one model."""
+        cells = self.rows.groups * self.rows.classes
+        parts = [self.index.rows[units.low[i] : units.high[i]] for i in at]
+        rows = self.rows.put_integers(self.rows.positions(np.concatenate(parts)))
+        scores = self._scores(threads, rows, int(units.run[at[0]]), params)
+        unit = np.repeat(np.arange(len(at)), units.sizes[at])
+        cell = unit * cells + self.rows.cell[rows].cpu().numpy()
+        chosen = scores.argmax(1)
+        for c in range(self.rows.classes):
+            decided = (chosen == c) + 0 * scores[:, c]  # NaN if the run diverged
+            for array, values in ((sums.score, scores[:, c]), (sums.decision, decided)):
+                flat = np.bincount(cell, weights=values, minlength=len(at) * cells)
+                array[at, ..., c] = flat.reshape(len(at), *sums.count.shape[1:])
+
+    def _scores(self, threads: Map, rows: Tensor, run: int, params: Tensor) -> np.ndarray:
+        """Class probabilities (rows, classes), in pieces that fit the cache or the GPU."""
+        views = self.layout.views(params)
+        mean = self.rows.mean[run]
+        inverse = self.rows.inverse[run]
+
+        def logits(part: Tensor) -> Tensor:
+            module = self._modules.get()
+            try:
+                with torch.no_grad(), autocast(self.settings, self.rows.device):
+                    x = self.rows.read(part, mean, inverse)
+                    return functional_call(module, views, (x,)).double()
+            finally:
+                self._modules.put(module)
+
+        if len(rows) == 0:
+            return np.zeros((0, self.rows.classes))
+        piece = max(1, MEASURED_BYTES[self.rows.device.type] // self.rows.row_bytes)
+        odds = torch.cat(list(threads(logits, rows.split(piece))))
+        odds = (odds - odds.amax(-1, keepdim=True)).exp()
+        return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
+
+    @contextmanager
+    def _torch_flags(self) -> Iterator[None]:
+        """Set cuDNN, TF32 and determinism flags within the block."""
+        if self.rows.device.type == "cpu":
+            yield
+            return
+        deterministic = self.settings.deterministic
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(deterministic)
+        flags = torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, allow_tf32=False, deterministic=deterministic
+        )
+        try:
+            with flags, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Attempting to run cuBLAS")  # harmless, once
+                yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def one_thread_per_operation() -> Iterator[None]:
+    """Split work by client, not inside operations, so that results do not depend on threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def autocast(settings: Settings, device: torch.device) -> torch.autocast:
+    """A context in which products are computed in bfloat16 if the settings ask for it."""
+    half = settings.precision == "bf16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+
+
+def probe_module(index: RowIndex, model: Model, settings: Settings) -> ModuleTraits:
+    """Build the module, run two rows through it, and raise if it or the data do not fit.
+
+    Random numbers may be drawn in a layer or in `forward` itself. BatchNorm may refuse a batch of
+    one row, which has no variance.
+    """
+    if settings.deterministic:  # cuBLAS reads it when it is first used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    module = _build_module(model, index, settings).cpu()
+    data = index.dataset
+    scaled = index.federations[0].scale_rows(np.arange(min(2, len(data))))
+    x = torch.tensor(scaled, dtype=getattr(torch, settings.dtype))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        out = _try_forward(copy.deepcopy(module).eval(), x)
+        before = torch.get_rng_state()
+        _try_forward(copy.deepcopy(module).train(), x)
+        random = not torch.equal(before, torch.get_rng_state())
+        try:
+            copy.deepcopy(module).train()(x[:1])
+            min_batch = 1
+        except ValueError:
+            min_batch = 2
+    _check_output(out, rows=len(x), classes=len(data.classes))
+    _check_settings(module, index, settings)
+    return ModuleTraits(module, random, min_batch)
+
+
+def _build_module(model: Model, index: RowIndex, settings: Settings) -> torch.nn.Module:
+    data = index.dataset
+    with torch.random.fork_rng(devices=[]):
+        module = model.module(features=data.features.shape[1], classes=len(data.classes))
+    return module.to(dtype=getattr(torch, settings.dtype), device=settings.devices[0])
+
+
+def _try_forward(module: torch.nn.Module, x: Tensor) -> Any:
+    try:
+        return module(x)
+    except FedgftError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise FedgftError(
+            f"the model does not take rows of shape {tuple(x.shape[1:])}, type {x.dtype}: "
+            f"{first_line}"
+        ) from error
+
+
+def _check_output(out: Any, *, rows: int, classes: int) -> None:
+    if not isinstance(out, Tensor):
+        raise FedgftError(
+            f"model must give one tensor of scores, and it gave a {type(out).__name__}; wrap it in "
+            "a module that returns the scores alone"
+        )
+    if tuple(out.shape) != (rows, classes):
+        raise FedgftError(
+            f"the model must give one score per class, shape ({rows}, {classes}) "
+            f"for {rows} rows; it gave {tuple(out.shape)}"
+        )
+
+
+def _check_settings(module: torch.nn.Module, index: RowIndex, settings: Settings) -> None:
+    """Raise if the settings ask for what the model or the data do not have."""
+    if settings.augment != "none" and index.dataset.features.ndim != IMAGE_AXES:
+        raise FedgftError(f"`augment` {settings.augment} is for images")
+    if settings.norms == "local" and not Layout.of(module).norm_names:
+        raise FedgftError("`fedbn`: the model has no BatchNorm that clients could keep")
+    for part in module.modules():
+        if isinstance(part, NORM_LAYERS) and part.momentum is None:
+            raise FedgftError(
+                f"{type(part).__name__} with momentum=None counts batches, and counts of different "
+                "clients have no mean; give it a momentum (torch's usual one is 0.1)"
+            )

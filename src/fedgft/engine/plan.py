@@ -1,0 +1,340 @@
+"""The plan of a simulation: rows of each client, cohorts, batches and learning rates.
+
+Every random choice is a pure function of (seed, round, client). No generator is carried from round
+to round, all executors read the same batches, and a run can be resumed after any round.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import Cohort
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.errors import FedgftError
+from fedgft.settings import Sampling, Schedule
+from fedgft.sums import Sums
+
+try:
+    import numba
+except ImportError:  # every caller has a slower NumPy version with the same results
+    numba = None
+
+NUMBA_AVAILABLE = numba is not None
+# error_model: a branch for division by zero would prevent vectorization.
+NUMBA_OPTIONS: Any = {"nogil": True, "fastmath": True, "boundscheck": False, "error_model": "numpy"}
+ALL_ROWS = 2**62
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Weyl increment of splitmix64
+
+
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile with numba, release the GIL and cache the machine code on disk.
+
+    Numba caches in the user's folder if the install is read-only; if that fails too, the function
+    is compiled once per process. Without numba the function is returned as it is.
+    """
+    if numba is None:
+        return function
+    try:
+        return numba.njit(cache=True, **NUMBA_OPTIONS)(function)
+    except RuntimeError:
+        return numba.njit(**NUMBA_OPTIONS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a part of a kernel into each of its callers.
+
+    Compiled separately it would exist twice, alone and inside the cached caller, with different
+    optimizations: the process that compiles would round differently from the next one.
+    """
+    return function if numba is None else numba.njit(inline="always", **NUMBA_OPTIONS)(function)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Pieces of work. Unit i is rows `low[i]:high[i]` of the index, scaled as in run `run[i]`.
+
+    `count` (u, c, k) holds the rows of each unit by label and group; the last group is "not
+    recorded".
+    """
+
+    run: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    count: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def __getitem__(self, at: slice) -> "Units":
+        return Units(*(getattr(self, f.name)[at] for f in fields(self)))
+
+    def __add__(self, other: "Units") -> "Units":
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return Units(*(np.concatenate(pair) for pair in pairs))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Rows of each unit, (u,)."""
+        return self.high - self.low
+
+
+@dataclass(frozen=True, eq=False)
+class RowIndex:
+    """The rows of every (run, client), for all runs in one array, as in a CSR matrix.
+
+    A federation that several runs share is stored once. `index_rows` builds it.
+
+    Attributes
+    ----------
+    federations
+        One per run.
+    rows
+        Row numbers of the data set, int32: clients' rows, then test rows of each federation.
+    starts
+        Offsets of all clients of all federations into `rows`.
+    first
+        For each run, its first entry in `starts`.
+    counts
+        Rows by label and group of the client that begins at each offset, (offsets, c, k).
+    test
+        The test rows of each run.
+    """
+
+    federations: list[Federation]
+    rows: np.ndarray
+    starts: np.ndarray
+    first: np.ndarray
+    counts: np.ndarray
+    test: Units
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set of all runs."""
+        return self.federations[0].dataset
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        return len(self.federations)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients per run."""
+        return self.federations[0].num_clients
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Rows of every client, (run, client)."""
+        return np.stack([f.sizes for f in self.federations])
+
+    def clients(self, cohort: Cohort) -> Units:
+        """The rows of each client of a cohort."""
+        at = self.first[cohort.run] + cohort.client
+        return Units(cohort.run, self.starts[at], self.starts[at + 1], self.counts[at])
+
+    def keys(self, cohort: Cohort) -> np.ndarray:
+        """The number that identifies each client in random draws, (u,)."""
+        bounds = cohort.bounds
+        own = [
+            f.keys[cohort.client[bounds[r] : bounds[r + 1]]] for r, f in enumerate(self.federations)
+        ]
+        return np.concatenate(own)
+
+    def scaling(self, width: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and 1 / spread of the features of each run, padded to `width` with 0 and 1."""
+        mean = np.zeros((self.runs, width), dtype)
+        inverse = np.ones((self.runs, width), dtype)
+        for r, federation in enumerate(self.federations):
+            if federation.mean is not None and federation.spread is not None:
+                mean[r, : len(federation.mean)] = federation.mean
+                inverse[r, : len(federation.spread)] = 1.0 / federation.spread
+        return mean, inverse
+
+
+def index_rows(federations: list[Federation]) -> RowIndex:
+    """Build the index of one federation per run; they share a data set and a number of clients."""
+    if len({id(f.dataset) for f in federations}) != 1:
+        raise FedgftError("all runs of one simulation must share one data set")
+    if len({f.num_clients for f in federations}) != 1:
+        raise FedgftError("all runs of one simulation must have the same number of clients")
+    unique = list({id(f): f for f in federations}.values())
+    lengths = np.array([[len(f.rows), len(f.test)] for f in unique])
+    edges = np.concatenate(([0], np.cumsum(lengths)))  # client rows, test rows, client rows, ...
+    number = {id(f): i for i, f in enumerate(unique)}
+    which = np.array([number[id(f)] for f in federations])
+    tests = [_count_cells(f.dataset, f.test, np.array([0, len(f.test)])) for f in unique]
+    return RowIndex(
+        federations=federations,
+        rows=np.concatenate([part for f in unique for part in (f.rows, f.test)], dtype=np.int32),
+        starts=np.concatenate([f.offsets + edges[2 * i] for i, f in enumerate(unique)]),
+        first=which * len(unique[0].offsets),
+        counts=np.concatenate([_count_cells(f.dataset, f.rows, f.offsets) for f in unique]),
+        test=Units(
+            run=np.arange(len(federations)),
+            low=edges[2 * which + 1],
+            high=edges[2 * which + 2],
+            count=np.stack(tests)[which, 0],
+        ),
+    )
+
+
+def _count_cells(dataset: Dataset, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Rows by label and group between consecutive offsets, (offsets, c, k); the last is zero."""
+    groups = len(dataset.group_names) + 1
+    pieces = len(offsets)
+    cell = dataset.labels[rows] * groups + dataset.groups[rows] % groups  # group -1 becomes last
+    piece = np.repeat(np.arange(pieces - 1), np.diff(offsets))
+    cells = len(dataset.classes) * groups
+    flat = np.bincount(piece * cells + cell, minlength=pieces * cells)
+    return flat.reshape(pieces, len(dataset.classes), groups).astype(np.float64)
+
+
+@jit
+def mix(x):
+    """The splitmix64 finalizer: every output bit depends on every input bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@jit
+def shuffle(rows, seed):
+    """Fisher-Yates in place; draw i is mix(seed + i * golden), so it needs no generator."""
+    state = seed
+    for i in range(len(rows) - 1, 0, -1):
+        state = state + np.uint64(0x9E3779B97F4A7C15)
+        j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+        swapped = rows[i]
+        rows[i] = rows[j]
+        rows[j] = swapped
+
+
+def _shuffle_list(rows: list[int], seed: int) -> list[int]:
+    """`shuffle` without a compiler: all draws at once, then the swaps."""
+    last = np.arange(len(rows) - 1, 0, -1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        state = np.uint64(seed) + _GOLDEN * np.arange(1, len(last) + 1, dtype=np.uint64)
+        other = ((mix(state) >> np.uint64(32)) * (last + np.uint64(1))) >> np.uint64(32)
+    for i, j in zip(last.tolist(), other.tolist(), strict=True):
+        rows[i], rows[j] = rows[j], rows[i]
+    return rows
+
+
+def keys(*parts: np.ndarray | int) -> np.ndarray:
+    """Hash several numbers (or arrays of them, broadcast) to one 64-bit random seed."""
+    key = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            key = mix(key * np.uint64(3) + np.asarray(part).astype(np.uint64) + _GOLDEN)
+    return np.asarray(key, dtype=np.uint64)
+
+
+def batches(
+    rows: np.ndarray, *, seed: int, batch_size: int, most: int = ALL_ROWS, least: int = 1
+) -> list[np.ndarray]:
+    """Shuffle rows and cut them into the batches of one epoch.
+
+    Parameters
+    ----------
+    rows
+        Row numbers; they are not changed.
+    seed
+        Determines the order.
+    batch_size
+        Rows per batch; the last batch may have fewer.
+    most
+        Only the first `most` shuffled rows are used.
+    least
+        A last batch with fewer rows is dropped.
+    """
+    order = rows.copy()
+    if NUMBA_AVAILABLE:
+        shuffle(order, np.uint64(seed))
+    else:
+        order[:] = _shuffle_list(order.tolist(), seed)
+    stop = min(len(order), most)
+    starts = range(0, stop - least + 1, batch_size)
+    return [order[i : min(i + batch_size, stop)] for i in starts]
+
+
+def learning_rate(lr: np.ndarray, schedule: Schedule, *, round: int, rounds: int) -> np.ndarray:
+    """The learning rates `lr` in round `round` (from 0) of `rounds`.
+
+    `cosine` falls to 5% of the start; `step` falls to a tenth after half of the rounds and again
+    after 3/4; `inverse-sqrt` and `inverse` are the t^(-1/2) and 1/t of Corollary 5.3, with
+    t = round + 1.
+    """
+    done = round / rounds
+    if schedule == "cosine":
+        return lr * (0.05 + 0.95 * (1 + np.cos(np.pi * done)) / 2)
+    if schedule == "step":
+        return lr * (0.1 if done >= 0.5 else 1.0) * (0.1 if done >= 0.75 else 1.0)
+    power = {"constant": 0.0, "inverse-sqrt": -0.5, "inverse": -1.0}[schedule]
+    return lr * (round + 1.0) ** power
+
+
+def full_cohort(federations: list[Federation]) -> Cohort:
+    """The cohort of all clients of all runs, with weights n_k / n."""
+    clients = [np.arange(f.num_clients) for f in federations]
+    return _cohort(clients, [f.sizes / f.offsets[-1] for f in federations], full=True)
+
+
+def sample_cohort(
+    federations: list[Federation], size: int, rule: Sampling, *, seeds: np.ndarray, round: int
+) -> Cohort:
+    """Sample a cohort per run; the cost does not depend on the number of clients.
+
+    Parameters
+    ----------
+    size
+        Draws per run.
+    rule
+        `size`: with replacement, with probability n_k / n; every draw weighs 1 / size, and a
+        client that is drawn twice trains once and weighs twice. `uniform`: without replacement;
+        clients weigh n_k over the rows of the cohort.
+    seeds, round
+        Determine the draws.
+    """
+    chosen = []
+    weights = []
+    for federation, seed in zip(federations, seeds, strict=True):
+        rng = np.random.default_rng([int(seed), round, 0xC0])
+        if rule == "size":
+            rows = rng.integers(federation.offsets[-1], size=size)
+            drawn = np.searchsorted(federation.offsets, rows, side="right") - 1
+            client, times = np.unique(drawn, return_counts=True)
+            weight = times / size
+        else:
+            drawn = rng.choice(federation.num_clients, size, replace=False, shuffle=False)
+            client = np.sort(drawn)
+            held = federation.offsets[client + 1] - federation.offsets[client]
+            weight = held / max(held.sum(), 1)  # a cohort without rows moves nothing
+        chosen.append(client)
+        weights.append(weight)
+    return _cohort(chosen, weights, full=False)
+
+
+def _cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: bool) -> Cohort:
+    counts = [len(c) for c in clients]
+    return Cohort(
+        run=np.repeat(np.arange(len(counts)), counts),
+        client=np.concatenate(clients),
+        weight=np.concatenate(weights),
+        bounds=np.concatenate(([0], np.cumsum(counts))),
+        full=full,
+    )
+
+
+def add_noise(sums: Sums, cohort: Cohort, spread: float, *, seeds: np.ndarray, round: int) -> Sums:
+    """Add normal noise with standard deviation `spread` to every sum that a client sends."""
+    noisy = []
+    for array in (sums.count, sums.score, sums.decision):
+        parts = []
+        for r, seed in enumerate(seeds):
+            shape = (cohort.bounds[r + 1] - cohort.bounds[r], *array.shape[1:])
+            rng = np.random.default_rng([int(seed), round, 0xD9, len(noisy)])
+            parts.append(spread * rng.standard_normal(shape))
+        noisy.append(array + np.concatenate(parts))
+    return Sums(*noisy)

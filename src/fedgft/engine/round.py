@@ -1,0 +1,345 @@
+"""One round of all runs:
+
+    cohort -> sums of the received model -> prices -> local training -> coefficients -> server step
+
+Methods differ in the slots of the algorithm, machines in the executor, and runs (seed, data, lam,
+beta, learning rate) in arrays with one entry per run.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import Algorithm, Cohort, Local
+from fedgft.algorithms.controller import Loop, damping
+from fedgft.engine.executors.base import Executor, Task
+from fedgft.engine.plan import (
+    ALL_ROWS,
+    RowIndex,
+    Units,
+    add_noise,
+    full_cohort,
+    keys,
+    learning_rate,
+    sample_cohort,
+)
+from fedgft.engine.select_best import BestModels
+from fedgft.engine.state import ClientState, ClientUpdates, State
+from fedgft.errors import FedgftError
+from fedgft.models import Model
+from fedgft.optimizers import Moments, reach
+from fedgft.settings import Settings
+from fedgft.sums import Sums, concatenate
+
+TrainedModels = Iterable[tuple[slice, Any]]  # positions in the cohort, and their trained models
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """The round loop of a simulation. It holds no state: `step` takes one and returns the next.
+
+    Parameters
+    ----------
+    index
+        Rows of every client.
+    model, algorithm, settings, executor
+        What is trained, by which method, how, and where.
+    seeds, lr
+        One per run; learning rates are those of round 0.
+    """
+
+    index: RowIndex
+    model: Model
+    algorithm: Algorithm
+    settings: Settings
+    executor: Executor
+    seeds: np.ndarray  # (run,), uint64
+    lr: np.ndarray  # (run,)
+
+    @cached_property
+    def all_clients(self) -> Cohort:
+        """The cohort of all clients."""
+        return full_cohort(self.index.federations)
+
+    @cached_property
+    def clients(self) -> ClientState:
+        """What clients keep between rounds."""
+        return ClientState(self.index, self.settings, self.executor, self.algorithm.correction)
+
+    @cached_property
+    def best_models(self) -> BestModels:
+        """The selection of the final model."""
+        settings = self.settings
+        exact = not self._samples and not settings.noise and settings.norms == "shared"
+        return BestModels(self.algorithm.objective, settings.rounds, exact)
+
+    def init(self, params: np.ndarray | None) -> State:
+        """The state before round 0; `params` (p,) or (run, p) replaces the random start."""
+        if params is None:
+            params = np.stack([self._random_params(seed) for seed in self.seeds])
+        elif params.shape[-1:] != (expected := self._random_params(self.seeds[0]).shape):
+            raise FedgftError(
+                f"`init` has shape {params.shape}; a {self.model.name} model here "
+                f"has {expected[0]} parameters"
+            )
+        every_run = np.broadcast_to(params, (self.index.runs, params.shape[-1]))
+        block = self.executor.to_device(every_run)
+        algorithm = self.algorithm
+        return State(
+            params=block,
+            objective=algorithm.objective.init(self.index.runs, self.loop()),
+            weighting=algorithm.weighting.init(self.index.sizes),
+            server=algorithm.server.init(block[:, : self.executor.spec.trained]),
+            moments=self.clients.init_moments(),
+            correction=self.clients.init_correction(),
+            norms=self.clients.init_norms(),
+        )
+
+    def step(self, state: State, t: int) -> State:
+        """The state after round t, counted from zero.
+
+        With `settings.lag` clients train with the prices of the last round, as if their sums
+        arrived together with their updates. A weighting that looks at trained models holds them
+        back until their coefficients are known.
+        """
+        algorithm = self.algorithm
+        own_start = self.settings.start == "own" and t == 0
+        cohort = self._cohort(t)
+        units = self.index.clients(cohort)
+        received_sums = None if own_start else self._received_sums(state, cohort, t)
+        stale_task = self._task(state, cohort, units, t) if self.settings.lag else None
+        if received_sums is not None:
+            state = self.best_models.remember(state, cohort, received_sums, t)
+            speed = self._speed(t) * self._damping(t)
+            objective = algorithm.objective.update(
+                state.objective, cohort, received_sums, speed=speed
+            )
+            state = replace(state, objective=objective)
+        task = stale_task or self._task(state, cohort, units, t)
+        models = self._train(state, task, cohort, own_start=own_start)
+        trained_sums = None
+        if algorithm.weighting.sees == "trained":  # models wait for their coefficients
+            pending = [
+                (at, self._measure_each(units[at], block), self.executor.buffers.park(block))
+                for at, block in models
+            ]
+            trained_sums = concatenate([sums for _, sums, _ in pending])
+            models = [(at, block) for at, _, block in pending]
+        step_length = reach(self.settings.optimizer, task.steps, task.lr * task.mu)
+        coefficients, weighting = algorithm.weighting.coefficients(
+            state.weighting, cohort, Local(received_sums, trained_sums, step_length)
+        )
+        params, server = self._server_step(state, models, coefficients, cohort)
+        if (share := self._damping(t)) < 1:
+            params = state.params + share * (params - state.params)
+        return replace(state, params=params, server=server, weighting=weighting, sums=None)
+
+    def finish(self, state: State) -> State:
+        """The state with the final model, after the last round.
+
+        For methods with a target that is the best of the last rounds or a mixture of two of them;
+        see `select_best`.
+        """
+        rounds = self.settings.rounds
+        if not self.best_models.applies(rounds):
+            return state
+        sums = state.sums
+        if sums is None:
+            sums = self.measure(state, self.all_clients)
+        state = self.best_models.remember(state, self.all_clients, sums, rounds)
+        state = self.best_models.refine(state, self._measure_runs)
+        assert state.best is not None
+        return replace(state, params=state.best.params, sums=None)
+
+    def measure(self, state: State, cohort: Cohort) -> Sums:
+        """Sums of the global model over the rows of each client, with its own layers (FedBN)."""
+        units = self.index.clients(cohort)
+        if state.norms is None:
+            return self.executor.measure(units, state.params, units.run)
+        parts = []
+        for at in self._chunks(len(cohort)):
+            part = cohort.part(at)
+            block = self.clients.personalize(state.norms, part, state.params[part.run])
+            parts.append(self._measure_each(units[at], block))
+        return concatenate(parts)
+
+    def loop(self) -> Loop:
+        """What a controller must know: the delay of its measurements and their uncertainty."""
+        settings = self.settings
+        algorithm = self.algorithm
+        remembers = algorithm.correction.learns_from != "nothing"
+        uncertain = self._samples or settings.noise > 0 or remembers
+        caution = (0.5 if uncertain else 1.0) * (0.5 if algorithm.server.inertia else 1.0)
+        return Loop(delay=2 if settings.lag else 1, caution=caution)
+
+    def _train(self, state: State, task: Task, cohort: Cohort, *, own_start: bool) -> TrainedModels:
+        """Train the cohort, as many clients at a time as the executor holds.
+
+        Yields positions in the cohort and their trained models. What clients keep is written to
+        `state` in place once all chunks have been consumed.
+        """
+        updates = ClientUpdates(self.clients, state)
+        epochwise = bool(self.algorithm.objective.local_penalties)
+        learns_from_move = self.algorithm.correction.learns_from == "move"
+        for at in self._chunks(len(cohort)):
+            part = cohort.part(at)
+            block = self._own_starts(part) if own_start else state.params[part.run]
+            block = self.clients.personalize(state.norms, part, block)
+            start = 1 * block if learns_from_move else None
+            chunk, moments = updates.begin(task.part(at), part, epochwise=epochwise)
+            if epochwise:
+                block = self._train_epochwise(chunk, part, block, moments)
+            else:
+                block = self.executor.train(chunk, block, moments)
+            updates.end(chunk, part, moments, block=block, start=start)
+            yield at, block
+            del block, start, chunk, moments  # free memory before the next chunk
+        updates.finish()
+
+    def _train_epochwise(
+        self, task: Task, cohort: Cohort, block: Any, moments: Moments | None
+    ) -> Any:
+        """Train with local penalties: each client prices its own sums before every epoch.
+
+        The proximal term pulls back to the start of the round.
+        """
+        origin = 1 * block
+        objective = self.algorithm.objective
+        classes = task.price.shape[-1]
+        for epoch in range(self.settings.epochs):
+            sums = self._measure_each(task.units, block)
+            local = objective.local_price(sums, run=cohort.run, classes=classes)
+            block = self.executor.train(
+                task.epoch(epoch, task.price + local, origin), block, moments
+            )
+        return block
+
+    def _server_step(
+        self, state: State, models: TrainedModels, coefficients: np.ndarray, cohort: Cohort
+    ) -> tuple[Any, Any]:
+        """Apply the server's step to trained parameters and average buffers (running means).
+
+        Buffers are averaged by the cohort's weights, because other coefficients need not sum to
+        one. Models are added chunk by chunk, so that no more than one chunk is in memory.
+        """
+        executor = self.executor
+        trained = executor.spec.trained
+        has_buffers = trained < state.params.shape[1]
+        old_buffers = state.params[:, trained:]
+        update = None
+        buffers_update = None
+        for at, block in models:
+            part = cohort.part(at)
+            update = executor.mix(coefficients[at], block, state.params, part, update)
+            if has_buffers:
+                buffers_update = executor.mix(
+                    part.weight, block[:, trained:], old_buffers, part, buffers_update
+                )
+            del block
+        assert update is not None
+        params = state.params + update
+        params[:, :trained], server = self.algorithm.server.step(
+            state.server, state.params[:, :trained], update[:, :trained]
+        )
+        if has_buffers:
+            params[:, trained:] = old_buffers + buffers_update
+        return params, server
+
+    def _cohort(self, t: int) -> Cohort:
+        """The clients that take part in round t."""
+        settings = self.settings
+        if settings.cohort is None or not self._samples:
+            return self.all_clients
+        return sample_cohort(
+            self.index.federations, settings.cohort, settings.sampling, seeds=self.seeds, round=t
+        )
+
+    @property
+    def _samples(self) -> bool:
+        """Whether cohorts are sampled; a uniform cohort of all clients is not."""
+        settings = self.settings
+        every = settings.cohort == self.index.num_clients and settings.sampling == "uniform"
+        return settings.cohort is not None and not every
+
+    def _chunks(self, units: int) -> list[slice]:
+        """Positions of the units that are trained together."""
+        size = self.executor.spec.chunk or max(units, 1)
+        return [slice(i, min(i + size, units)) for i in range(0, units, size)]
+
+    def _received_sums(self, state: State, cohort: Cohort, t: int) -> Sums | None:
+        """Sums of the received model on the cohort; None if no slot uses them."""
+        if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
+            return None
+        sums = state.sums if cohort.full else None
+        if sums is None:
+            sums = self.measure(state, cohort)
+        if not self.settings.noise:
+            return sums
+        return add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
+
+    def _measure_each(self, units: Units, block: Any) -> Sums:
+        """Sums of each unit under its own model."""
+        return self.executor.measure(units, block, np.arange(len(units)))
+
+    def _measure_runs(self, params: Any) -> Sums:
+        """Sums of each run's model over all clients, (r, ...)."""
+        units = self.index.clients(self.all_clients)
+        return self.executor.measure(units, params, units.run).map(self.all_clients.sum)
+
+    def _speed(self, t: int) -> float:
+        """The learning rate of round t relative to round 0."""
+        schedule = self.settings.schedule
+        rounds = self.settings.rounds
+        return float(learning_rate(np.ones(1), schedule, round=t, rounds=rounds)[0])
+
+    def _damping(self, t: int) -> float:
+        """The share of the server's step that is taken in round t."""
+        if not self.algorithm.objective.damps:
+            return 1.0
+        return damping(t, self.settings.rounds, self._speed(t))
+
+    def _task(self, state: State, cohort: Cohort, units: Units, t: int) -> Task:
+        """The local training of round t, with the prices of `state`.
+
+        Seeds depend on (seed of the run, client, round, epoch); with ``batches="fixed"`` the order
+        of rows depends on the run and the client only.
+        """
+        settings = self.settings
+        data = self.index.dataset
+        runs = self.index.runs
+        classes = len(data.classes)
+        cells = (classes, len(data.group_names) + 1)
+        price = np.zeros((runs, *cells, classes))
+        price += self.algorithm.objective.price(state.objective, runs=runs, classes=classes)
+        row_weights = self.algorithm.objective.row_weights
+        client_keys = keys(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
+        fresh = keys(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
+        fixed = np.broadcast_to(client_keys, fresh.shape)
+        lr = learning_rate(self.lr, settings.schedule, round=t, rounds=settings.rounds)
+        return Task(
+            units=units,
+            seeds=fixed if settings.batches == "fixed" else fresh,
+            noise=fresh,
+            batch_size=settings.batch_size,
+            max_rows=min((settings.steps or ALL_ROWS) * settings.batch_size, ALL_ROWS),
+            min_batch=self.executor.spec.min_batch,
+            lr=lr[cohort.run],
+            weights=np.ones((len(units), *cells))
+            if row_weights is None
+            else row_weights(units.count),
+            price=price[cohort.run],
+            mu=self.algorithm.correction.mu,
+        )
+
+    def _own_starts(self, cohort: Cohort) -> Any:
+        """A random model for each client."""
+        seeds = keys(self.seeds[cohort.run], self.index.keys(cohort), 0x57A7)
+        return self.executor.to_device(np.stack([self._random_params(seed) for seed in seeds]))
+
+    def _random_params(self, seed: np.uint64) -> np.ndarray:
+        data = self.index.dataset
+        features = data.features.shape[1]
+        return self.model.init(int(seed), features=features, classes=len(data.classes))

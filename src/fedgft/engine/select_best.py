@@ -1,0 +1,137 @@
+"""Selects the final model among the last rounds, for methods with a target.
+
+Two models per run are kept: the best so far, and the one that complements it best. If the best one
+is above its target after the last round, models between the two are tried: if one favors the first
+group and the other the second, a model between them favors neither.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import Cohort, Objective
+from fedgft.engine.state import Best, State
+from fedgft.optimizers import array_like
+from fedgft.sums import Sums
+from fedgft.types import namespace
+
+SLACK = 0.002  # a gap this close to its target has reached it
+WORTH = 2.0  # points of accuracy that equal one point of gap above the target
+SHARES = np.linspace(0.05, 0.95, 19)  # of the second model in a mixture of two
+TRIALS = 8  # mixtures that are measured after the last round
+
+
+def score(objective: Objective, sums: Sums) -> np.ndarray:
+    """Accuracy minus `WORTH` times the gap above the target, (r,); -inf if it is not estimable.
+
+    `sums` (r, ...) are over all clients of each run.
+    """
+    runs = len(sums.count)
+    one_client_each = Cohort(
+        run=np.arange(runs),
+        client=np.zeros(runs, int),
+        weight=np.ones(runs),
+        bounds=np.arange(runs + 1),
+        full=True,
+    )
+    excess = objective.excess(one_client_each, sums)
+    found = sums.accuracy() - WORTH * np.maximum(excess - SLACK, 0.0)
+    return np.where(np.isfinite(found), found, -np.inf)
+
+
+def best_mixture(objective: Objective, first: Sums, second: Sums) -> tuple[np.ndarray, np.ndarray]:
+    """The best share of the second model in a mixture, and the expected score, (r,) each.
+
+    The rates of a model between two models are interpolated linearly.
+    """
+
+    def mixed(share: float) -> Sums:
+        return first.map(lambda a: (1 - share) * a) + second.map(lambda a: share * a)
+
+    scores = np.stack([score(objective, mixed(share)) for share in SHARES])
+    return SHARES[scores.argmax(0)], scores.max(0)
+
+
+@dataclass(frozen=True, eq=False)
+class BestModels:
+    """Remembers the two best models of each run.
+
+    Parameters
+    ----------
+    objective
+        Has the targets, and the share of the last rounds to choose from.
+    rounds
+        Rounds of the simulation.
+    exact
+        Whether sums are those of all clients and of the global model itself. Sums of a sampled
+        cohort or with noise do not tell which model is better, and nothing is remembered.
+    """
+
+    objective: Objective
+    rounds: int
+    exact: bool
+
+    def applies(self, t: int) -> bool:
+        """Whether the model before round t may become the final one."""
+        share = self.objective.pick
+        return self.exact and share > 0 and t > self.rounds * (1 - share)
+
+    def remember(self, state: State, cohort: Cohort, received: Sums, t: int) -> State:
+        """Keep the global model of round t if it is one of the two best; see `applies`."""
+        if not self.applies(t):
+            return state
+        return self._add(state, received.map(cohort.sum), state.params)
+
+    def refine(self, state: State, measure: Callable[[Any], Sums]) -> State:
+        """Try mixtures of the two models in runs whose best model is above its target.
+
+        `measure` returns the sums over all clients, (r, ...), of a block of models.
+        """
+        for _ in range(TRIALS):
+            best = state.best
+            other = state.runner_up
+            if best is None or other is None:
+                return state
+            share, expected = best_mixture(self.objective, best.sums, other.sums)
+            missed = score(self.objective, best.sums) < best.sums.accuracy() - 1e-12
+            wanted = missed & (expected > best.score)
+            if not wanted.any():
+                return state
+            share = array_like(np.where(wanted, share, 0.0), best.params)[:, None]
+            params = best.params + share * (other.params - best.params)
+            state = self._add(state, measure(params), params)
+        return state
+
+    def _add(self, state: State, sums: Sums, params: Any) -> State:
+        """Rank one more model."""
+        new = Best(score(self.objective, sums), params, sums)
+        if state.best is None:
+            return replace(state, best=new)
+        better = new.score >= state.best.score  # the later one of two equally good models
+        best = _choose(better, new, state.best)
+        rest = _choose(~better, new, state.best)
+        if state.runner_up is None:
+            return replace(state, best=best, runner_up=rest)
+        first, second = (
+            best_mixture(self.objective, best.sums, other.sums)[1]
+            for other in (rest, state.runner_up)
+        )
+        return replace(state, best=best, runner_up=_choose(first >= second, rest, state.runner_up))
+
+
+def _choose(mask: np.ndarray, one: Best, two: Best) -> Best:
+    """Take `one` in the runs where the mask (r,) holds, and `two` in the others."""
+
+    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    sums = Sums(
+        choose(one.sums.count, two.sums.count),
+        choose(one.sums.score, two.sums.score),
+        choose(one.sums.decision, two.sums.decision),
+    )
+    column = array_like(mask, one.params)[:, None] > 0
+    params = namespace(one.params).where(column, one.params, two.params)
+    return Best(choose(one.score, two.score), params, sums)

@@ -1,0 +1,321 @@
+"""The state of a simulation between rounds, what clients keep, and snapshots of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import Cohort, Correction
+from fedgft.algorithms.controller import ControllerState
+from fedgft.algorithms.corrections import CorrectionState, LocalTraining
+from fedgft.engine.executors.base import Executor, Task
+from fedgft.engine.plan import RowIndex
+from fedgft.errors import import_extra
+from fedgft.optimizers import Moments, array_like
+from fedgft.settings import Settings
+from fedgft.sums import Sums
+
+
+@dataclass(frozen=True)
+class Best:
+    """A global model of each run that is kept because of its accuracy and gap.
+
+    `score` (r,) is the accuracy minus the penalty for a gap above its target, `params` (run, p) the
+    model, and `sums` (r, ...) are its sums over all clients.
+    """
+
+    score: np.ndarray
+    params: Any
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The normalization layers that each client keeps (FedBN); changed in place.
+
+    `own` (run x client, l) holds their numbers, `known` (run x client,) whether the client has
+    trained.
+    """
+
+    own: Any
+    known: np.ndarray
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that is carried from round to round.
+
+    Attributes
+    ----------
+    params
+        The executor's block of global models, (run, p).
+    objective, weighting, server
+        States of the slots of the algorithm.
+    moments
+        Moments of the clients' optimizers if they are kept; changed in place.
+    correction
+        Vectors of the correction, of all clients; changed in place.
+    norms
+        Normalization layers of the clients if they keep them.
+    best, runner_up
+        The best model so far, and the one that gains most in a mixture with it; see `select_best`.
+    sums
+        Sums of `params` on every client, if measured.
+    """
+
+    params: Any
+    objective: Any
+    weighting: Any
+    server: Any
+    moments: Moments | None
+    correction: CorrectionState | None = None
+    norms: Norms | None = None
+    best: Best | None = None
+    runner_up: Best | None = None
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClientState:
+    """Allocates what clients keep between rounds, and finds the rows of a cohort in it.
+
+    Clients keep the moments of their optimizers (`settings.state`), the vectors of the correction
+    and their normalization layers (`settings.norms`). Arrays of all clients have one row per
+    (run, client); they may lie in the host's memory, see `base.Buffers`.
+    """
+
+    index: RowIndex
+    settings: Settings
+    executor: Executor
+    correction: Correction
+
+    @cached_property
+    def total_rows(self) -> np.ndarray:
+        """Rows of all clients of each run, (run,)."""
+        return self.index.sizes.sum(1)
+
+    @property
+    def clients(self) -> int:
+        """Clients of all runs."""
+        return self.index.runs * self.index.num_clients
+
+    def init_moments(self) -> Moments | None:
+        """Moments of every client's optimizer, or of one per run; None if they are not kept."""
+        if self.settings.state == "reset":
+            return None
+        width = self.executor.spec.gradient
+        if self.settings.state == "shared":
+            m, v = (self.executor.buffers.zeros(self.index.runs, width) for _ in range(2))
+        else:
+            m, v = (self.executor.buffers.storage(self.clients, width) for _ in range(2))
+        return Moments(m, v, np.zeros((len(m), 2), np.int64))
+
+    def init_correction(self) -> CorrectionState | None:
+        """Zeros for the correction's vectors; None if it keeps none."""
+        if self.correction.learns_from == "nothing":
+            return None
+        width = self.executor.spec.gradient
+        server = self.executor.buffers.zeros(self.index.runs, width)
+        return CorrectionState(server, self.executor.buffers.storage(self.clients, width))
+
+    def init_norms(self) -> Norms | None:
+        """Room for every client's normalization layers; None if clients share them."""
+        if self.settings.norms == "shared":
+            return None
+        own = self.executor.buffers.storage(self.clients, len(self.executor.spec.norms))
+        return Norms(own, np.zeros(self.clients, bool))
+
+    def personalize(self, norms: Norms | None, cohort: Cohort, block: Any) -> Any:
+        """Put each client's own normalization layers into its model, in place."""
+        if norms is None:
+            return block
+        at = self.positions(cohort)
+        known = np.flatnonzero(norms.known[at])
+        own = self.executor.buffers.read(norms.own, at[known])
+        block[known[:, None], self.executor.spec.norms] = own
+        return block
+
+    def positions(self, cohort: Cohort) -> np.ndarray:
+        """The row of each client in an array of all clients, (u,)."""
+        return cohort.run * self.index.num_clients + cohort.client
+
+    def moment_positions(self, cohort: Cohort) -> np.ndarray:
+        """The row of each client's moments: its own, or that of its run, (u,)."""
+        return cohort.run if self.settings.state == "shared" else self.positions(cohort)
+
+
+@dataclass(eq=False)
+class ClientUpdates:
+    """Changes of one round to what clients keep.
+
+    Clients train in chunks: `begin` and `end` are called for each chunk, and `finish` applies the
+    means over all chunks.
+    """
+
+    clients: ClientState
+    state: State
+    server_change: Any = None  # of the correction's server vector
+    moments_change: Any = None  # of the shared v
+    age_change: Any = 0.0  # of the steps behind the shared v
+
+    def begin(self, task: Task, cohort: Cohort, *, epochwise: bool) -> tuple[Task, Moments | None]:
+        """Add the drift to the task of a chunk and load its optimizer moments.
+
+        `epochwise`: the task is trained in several calls, so that moments must be kept.
+        """
+        buffers = self.clients.executor.buffers
+        width = self.clients.executor.spec.gradient
+        vectors = self.state.correction
+        if vectors is not None:
+            own = self._cohort_vectors(vectors, cohort)
+            drift = self.clients.correction.drift(own, cohort)
+            task = replace(task, drift=drift, gradients=buffers.zeros(len(cohort), width))
+        stored = self.state.moments
+        if stored is not None:
+            at = self.clients.moment_positions(cohort)
+            m, v = (buffers.read(each, at) for each in (stored.m, stored.v))
+            moments = Moments(m, v, stored.steps[at])
+            moments.forget(self.clients.settings.state)
+            return task, moments
+        if not epochwise:
+            return task, None
+        m, v = (buffers.zeros(len(cohort), width) for _ in range(2))
+        return task, Moments(m, v, np.zeros((len(cohort), 2), np.int64))
+
+    def end(
+        self, task: Task, cohort: Cohort, moments: Moments | None, *, block: Any, start: Any
+    ) -> None:
+        """Store what a chunk keeps after its training.
+
+        Parameters
+        ----------
+        task, cohort, moments
+            Of the chunk, as `begin` returned them.
+        block
+            The trained models.
+        start
+            The models before training if the correction learns from moves, else None.
+        """
+        clients = self.clients
+        executor = clients.executor
+        norms = self.state.norms
+        if norms is not None:
+            at = clients.positions(cohort)
+            executor.buffers.write(norms.own, at, block[:, executor.spec.norms])
+            norms.known[at] = True
+        if self.state.correction is not None:
+            move = None if start is None else executor.to_gradient(block - start)
+            self._learn(self.state.correction, task, cohort, move)
+        stored = self.state.moments
+        if stored is None or moments is None:
+            return
+        at = clients.moment_positions(cohort)
+        if clients.settings.state == "shared":
+            self.moments_change = executor.mix(
+                cohort.weight, moments.v, stored.v, cohort, self.moments_change
+            )
+            older = cohort.weight * (moments.steps[:, 1] - stored.steps[at, 1])
+            self.age_change = self.age_change + np.bincount(cohort.run, older, len(stored.steps))
+        else:
+            executor.buffers.write(stored.m, at, moments.m)
+            executor.buffers.write(stored.v, at, moments.v)
+            stored.steps[at] = moments.steps
+
+    def finish(self) -> None:
+        """Apply the means over all chunks."""
+        if self.state.correction is not None:
+            server = self.state.correction.server
+            server[:] = server + self.server_change
+        stored = self.state.moments
+        if stored is not None and self.clients.settings.state == "shared":
+            stored.v[:] = (stored.v + self.moments_change).clip(0)  # rounding may go below zero
+            stored.steps[:, 1] = np.rint(stored.steps[:, 1] + self.age_change)
+
+    def _cohort_vectors(self, vectors: CorrectionState, cohort: Cohort) -> CorrectionState:
+        """The vectors of the clients of a cohort."""
+        own = self.clients.executor.buffers.read(vectors.own, self.clients.positions(cohort))
+        return CorrectionState(vectors.server, own)
+
+    def _learn(self, vectors: CorrectionState, task: Task, cohort: Cohort, move: Any) -> None:
+        """Let the correction learn from a chunk."""
+        executor = self.clients.executor
+        per_step = array_like(1.0 / np.maximum(task.steps, 1), vectors.server)[:, None]
+        training = LocalTraining(task.gradients * per_step, move)
+        own = self._cohort_vectors(vectors, cohort)
+        learned, change = self.clients.correction.learn(own, cohort, training)
+        share = task.units.sizes / self.clients.total_rows[cohort.run]
+        self.server_change = executor.mix(
+            share, change, 0 * vectors.server, cohort, self.server_change
+        )
+        executor.buffers.write(vectors.own, self.clients.positions(cohort), learned)
+
+
+PACKED_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (Best, ControllerState, CorrectionState, Moments, Norms, State, Sums)
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A simulation between two rounds, as arrays and JSON; nothing is pickled.
+
+    `tree` describes how the arrays form the state. Arrays are those of the simulation and change
+    with its next round. Vectors are in the executor's order, so only the same code can resume.
+    """
+
+    round: int  # rounds done
+    tree: Any
+    arrays: dict[str, np.ndarray]
+
+
+def pack(round: int, value: Any) -> Snapshot:
+    """Take a value apart: None, numbers, texts, arrays, tuples and the classes of this file."""
+    arrays: dict[str, np.ndarray] = {}
+    return Snapshot(round, _pack(value, arrays), arrays)
+
+
+def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if type(value) in PACKED_TYPES.values():
+        names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+        parts = {name: _pack(getattr(value, name), arrays) for name in names}
+        return {"is": type(value).__name__, "of": parts}
+    if isinstance(value, (tuple, list)):
+        return {"is": "tuple", "of": [_pack(item, arrays) for item in value]}
+    name = f"{len(arrays):04d}"
+    if isinstance(value, (np.ndarray, np.generic)):
+        arrays[name] = np.asarray(value, order="C")
+        return {"is": "array", "of": name}
+    if value.is_pinned():  # a GPU may still write to it
+        import_extra("torch").cuda.synchronize()
+    arrays[name] = value.detach().contiguous().cpu().numpy()
+    return {"is": "tensor", "of": name, "host": value.device.type == "cpu"}
+
+
+def unpack(snapshot: Snapshot, restore: Callable[[np.ndarray, bool], Any] | None) -> Any:
+    """Put a snapshot together again; `restore` is that of the executor's buffers.
+
+    Raises ValueError if `pack` did not make the snapshot.
+    """
+    try:
+        return _unpack(snapshot.tree, snapshot.arrays, restore)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a snapshot of fedgft ({error})") from error
+
+
+def _unpack(tree: Any, arrays: dict[str, np.ndarray], restore: Any) -> Any:
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    kind = tree["is"]
+    parts = tree["of"]
+    if kind == "tuple":
+        return tuple(_unpack(item, arrays, restore) for item in parts)
+    if kind == "array":
+        return arrays[parts]
+    if kind == "tensor":
+        return restore(arrays[parts], tree["host"])
+    return PACKED_TYPES[kind](**{n: _unpack(part, arrays, restore) for n, part in parts.items()})

@@ -1,0 +1,251 @@
+"""A trained model with everything that it takes to apply it to a raw table.
+
+The file is in safetensors, which can hold numbers and text only: the parameters by their torch
+names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record in the header.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fedgft.data.dataset import Federation
+from fedgft.data.encode import Encoder
+from fedgft.data.read import to_polars
+from fedgft.data.scale import get_raw_scaling
+from fedgft.errors import FedgftError
+from fedgft.models import ResNet18
+from fedgft.store import atomic_write, parse_json, read_tensors, require_encodable
+
+FORMAT = "fedgft-model-1"
+NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
+
+
+@dataclass(frozen=True, eq=False)
+class FairModel:
+    """A trained model. Prediction of linear models and multilayer perceptrons needs no torch.
+
+    Parameters
+    ----------
+    tensors
+        The parameters by their torch names.
+    mean, spread
+        (d,) scaling of the raw features: the model receives ``(x - mean) / spread``.
+    about
+        A record that JSON can hold: ``columns``, ``classes``, ``groups``, ``encoder`` (JSON text or
+        None) and ``model``; for images ``network``; how the model was trained.
+    path
+        The file that it was loaded from, for error messages.
+    """
+
+    tensors: dict[str, np.ndarray]
+    mean: np.ndarray
+    spread: np.ndarray
+    about: dict[str, Any]
+    path: str = "the model"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(self.about["columns"])
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; a score is the probability of the last of two."""
+        return tuple(self.about["classes"])
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups that it was trained to treat alike."""
+        return tuple(self.about["groups"])
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is a network for images."""
+        return "network" in self.about
+
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        """How a raw table becomes features; None where the model was not trained on a table."""
+        text = self.about["encoder"]
+        return None if text is None else Encoder.from_json(text)
+
+    @cached_property
+    def layers(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Weight (out, in) and bias (out,) of each linear layer, in order; empty for a network."""
+        if self.is_network:
+            return []
+        names = [name.removesuffix("weight") for name in self.tensors if name.endswith("weight")]
+        order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
+        return [(self.tensors[f"{n}weight"], self.tensors[f"{n}bias"]) for n in order]
+
+    def predict_proba(self, table: Any, *, source: str = "table") -> np.ndarray:
+        """Return the probability of each class, (n, classes).
+
+        Parameters
+        ----------
+        table
+            A pandas, polars or pyarrow table with the columns that the model was trained on, or
+            the features as an array (n, d) in the order of `columns`.
+        source
+            What error messages call the table.
+        """
+        if isinstance(table, np.ndarray):
+            if table.ndim != 2 or table.shape[1] != len(self.columns):
+                text = f"{source}: must be of shape (n, {len(self.columns)}), not {table.shape}"
+                raise FedgftError(text, kind="data")
+            return self._score(table)
+        return self._score(self._encode(to_polars(table, "table"), source=source)[0])
+
+    def predict(self, table: Any, *, source: str = "table") -> np.ndarray:
+        """Return the name of the most probable class of each row, (n,); see `predict_proba`."""
+        return np.array(self.classes)[self.predict_proba(table, source=source).argmax(1)]
+
+    def add_predictions(
+        self, frame: pl.DataFrame, *, source: str
+    ) -> tuple[pl.DataFrame, tuple[str, ...]]:
+        """Append the columns ``score`` and ``decision`` to a table.
+
+        With more than two classes there is one column per class, ``score_CLASS``.
+
+        Returns
+        -------
+        frame, notes
+            The table, and what was filled in or ignored.
+        """
+        names = ["score"] if len(self.classes) == 2 else [f"score_{c}" for c in self.classes]
+        for name in (*names, "decision"):
+            if name in frame.columns:
+                raise FedgftError(
+                    f"{source}: has a column {name!r} already, which predict would write; rename "
+                    "it",
+                    kind="data",
+                )
+        features, notes = self._encode(frame, source=source)
+        scores = self._score(features)
+        decision = pl.Series("decision", [self.classes[i] for i in scores.argmax(1)])
+        written = scores[:, -len(names) :]  # of two classes the second alone
+        columns = [pl.Series(name, written[:, i]) for i, name in enumerate(names)]
+        return frame.with_columns(*columns, decision), notes
+
+    def _encode(self, frame: pl.DataFrame, *, source: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        self._refuse_network()
+        if self.encoder is None:
+            text = f"{self.path}: it was not trained on a table, and knows none"
+            raise FedgftError(text, kind="unsupported")
+        return self.encoder.encode(frame, source=source)
+
+    def _refuse_network(self) -> None:
+        if self.is_network:
+            raise FedgftError(
+                f"{self.path}: a model for images, and predict reads tables; docs/images.md shows "
+                "how torchvision's resnet18 loads it",
+                kind="unsupported",
+            )
+
+    def _score(self, features: np.ndarray) -> np.ndarray:
+        """Return softmax of the linear layers with ReLU between them, (n, classes)."""
+        self._refuse_network()
+        x = (features - self.mean) / self.spread
+        for i, (weight, bias) in enumerate(self.layers):
+            x = (np.maximum(x, 0) if i else x) @ weight.T + bias
+        x = np.exp(x - x.max(axis=1, keepdims=True))
+        return x / x.sum(axis=1, keepdims=True)
+
+    def initial_parameters(self, federation: Federation) -> np.ndarray:
+        """Return flat parameters, (p,), that give the same scores under a federation's scaling."""
+        data = federation.dataset
+        for what, own, others in (
+            ("columns", self.columns, data.columns),
+            ("classes", self.classes, data.classes),
+        ):
+            if own != others:
+                raise FedgftError(
+                    f"`init` {self.path}: the model's {what} are not those of {data.name}"
+                )
+        if self.is_network:
+            network = ResNet18(**self.about["network"])
+            shapes = network.shapes(features=len(self.mean), classes=len(self.classes))
+            if {name: tensor.shape for name, tensor in self.tensors.items()} != shapes:
+                raise FedgftError(
+                    f"`init` {self.path}: its tensors are not those of a {network.name}"
+                )
+            return np.concatenate([self.tensors[name].ravel() for name in shapes])
+        mean, spread = get_raw_scaling(federation)
+        (weight, bias), *rest = self.layers
+        first = (
+            weight * (spread / self.spread),
+            bias + weight @ ((mean - self.mean) / self.spread),
+        )
+        return np.concatenate([part.ravel() for layer in (first, *rest) for part in layer])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model to a .safetensors file, atomically."""
+        from safetensors.numpy import save  # the command line starts faster without it
+
+        tensors = {**self.tensors, "scaler.mean": self.mean, "scaler.spread": self.spread}
+        header = {"fedgft": json.dumps({"format": FORMAT, **self.about})}
+        with atomic_write(Path(path)) as part:
+            part.write_bytes(save(tensors, metadata=header))
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "FairModel":
+        """Read a model file. Nothing in it is executed; a damaged one is refused in one line."""
+        if Path(path).exists() and not Path(path).is_file():
+            raise FedgftError(f"{path}: not a model file (a folder, or a pipe)", kind="file")
+        try:
+            header, tensors = read_tensors(Path(path))
+            about = parse_json(header.get("fedgft", "{}"))
+            if any(t.dtype.kind != "f" or not np.isfinite(t).all() for t in tensors.values()):
+                raise ValueError("it holds numbers that are none")
+        except FileNotFoundError as error:
+            raise FedgftError(f"{path}: no such file", kind="file") from error
+        except ValueError as error:
+            raise FedgftError(f"{path}: not a model file ({error})", kind="file") from error
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            text = f"{path}: not a model that fedgft saved (no {FORMAT!r} in its header)"
+            raise FedgftError(text, kind="file")
+        try:
+            mean = tensors.pop("scaler.mean")
+            spread = tensors.pop("scaler.spread")
+            model = cls(tensors, mean, spread, about, str(path))
+            model._check()
+        except FedgftError:
+            raise
+        except (KeyError, ValueError, TypeError) as error:
+            text = f"{path}: a model file with a part missing ({error})"
+            raise FedgftError(text, kind="file") from error
+        return model
+
+    def _check(self) -> None:
+        """Raise KeyError, ValueError or TypeError where parts are missing or do not fit."""
+        for name in (*self.columns, *self.classes):
+            require_encodable(name)
+        width = (len(self.columns),)
+        if not self.mean.shape == self.spread.shape == width or not (self.spread > 0).all():
+            raise ValueError("the scaling does not fit the columns")
+        if len(set(self.classes)) < 2:
+            raise ValueError("fewer than two classes")
+        if self.is_network:
+            if self.about["network"] not in NETWORKS:
+                raise ValueError("another network than ours")
+            return
+        if self.encoder is not None and self.encoder.columns != self.columns:
+            raise ValueError("the encoder makes other columns")
+        widths = [len(self.columns), *(len(bias) for _, bias in self.layers)]
+        for (weight, bias), (inputs, outputs) in zip(self.layers, pairwise(widths), strict=True):
+            if weight.shape != (outputs, inputs) or bias.shape != (outputs,):
+                raise ValueError("the layers do not fit each other")
+        if not self.layers or widths[-1] != len(self.classes):
+            raise ValueError("the layers do not end in the classes")
+
+
+def load_model(path: str | Path) -> FairModel:
+    """Read a model that `fedgft train` or `FairModel.save` wrote."""
+    return FairModel.load(path)

@@ -1,0 +1,445 @@
+"""The server's statistics: request sums from clients, add them up, update the penalty.
+
+The penalty is the simulator's own `Pricing` slot, fed with one client that stands for all of them:
+sums come in, prices of scores go out, and every measured model adds a row to the history.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fedgft.algorithms import Cohort
+from fedgft.algorithms.controller import TARGET_TOLERANCE, Controller, with_speed
+from fedgft.algorithms.objectives import Pricing
+from fedgft.engine.select_best import SLACK, WORTH
+from fedgft.errors import FedgftError
+from fedgft.flower.messages import Names, Report, Request, make_request
+from fedgft.flower.replies import Replies, ReportValidator, log, make_query
+from fedgft.flower.run_state import BestModel, RunState
+from fedgft.flower.secure_sum_server import Cohort as SecureCohort
+from fedgft.flower.secure_sum_server import SecureSum
+from fedgft.metrics import Kind, Metric
+from fedgft.metrics.decisions import describe_decisions
+from fedgft.metrics.robust_aggregation import (
+    NO_LIMITS,
+    LimitedSums,
+    Limits,
+    NoiseLevel,
+    limit_sites,
+)
+from fedgft.privacy.noise import Budget, Noise, gap_error, share_noise
+from fedgft.sums import Sums
+
+CHANNELS = ("train", "query", "evaluate")
+UNLIMITED_SHARE = 0.9  # the largest share of all rows of one client where `limits` is None
+ALL_CLIENTS = Cohort(
+    run=np.zeros(1, int),
+    client=np.zeros(1, int),
+    weight=np.ones(1),
+    bounds=np.array([0, 1]),
+    full=True,
+)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class StatisticsOptions:
+    """How the server collects statistics: the options of `FedGFT`, `FairFed` and `Measured`.
+
+    Parameters
+    ----------
+    channel
+        The messages that carry statistics: "train", "query" or "evaluate" (see `FairStrategy`).
+    max_share
+        The largest share of all rows, and of the weight in the average, that one client may have.
+        None: it follows from `limits`.
+    limits
+        How far one client's sums, weight and update may be from the others'. None: no limits but
+        a `max_share` of nine tenths.
+    counts
+        By site, its training rows by label and group as agreed on before the run; a site that
+        declares others is left out.
+    classes, groups
+        Names (or how many) that all sites must use. None: most sites decide in the first round.
+    patience
+        Rounds in a row without a new model after which the run ends with an error.
+    node_timeout
+        Seconds to wait for nodes.
+    budget
+        The privacy budget of the statistics, and the smallest cell that sites report.
+    secure
+        The server learns only totals over all sites (experimental; channel "query").
+    final
+        Query clients once more at the end, so that the last model is measured too.
+    on_round
+        Called with every new row of the history.
+    """
+
+    channel: str = "train"
+    max_share: float | None = None
+    limits: Limits | None = field(default_factory=Limits)
+    counts: Mapping[str, Any] | None = None
+    classes: int | Sequence[str] | None = None
+    groups: int | Sequence[str] | None = None
+    patience: int = 3
+    node_timeout: float = 600.0
+    budget: Budget = field(default_factory=Budget)
+    secure: bool = False
+    final: bool = True
+    on_round: Callable[[dict[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.channel not in CHANNELS:
+            raise FedgftError(f"`channel` {self.channel!r} is not known: {', '.join(CHANNELS)}")
+        if self.patience < 1:
+            raise FedgftError(f"`patience` must be at least 1, got {self.patience}")
+        if not self.node_timeout > 0:
+            raise FedgftError(f"`node_timeout` must be above 0, got {self.node_timeout:g}")
+        if self.max_share is not None and not 0 < self.max_share <= 1:
+            raise FedgftError(f"`max_share` must lie between 0 and 1, got {self.max_share:g}")
+        if (self.classes is None) != (self.groups is None):
+            raise FedgftError("name both `classes` and `groups`, or neither", kind="conflict")
+        if self.secure and self.channel != "query":
+            text = "`secure` sums need messages of their own: channel='query'"
+            raise FedgftError(text, kind="conflict")
+        if self.secure and self.budget.epsilon is not None and self.budget.min_count:
+            raise FedgftError(
+                "`secure` sums with noise need no min_count: noise hides small cells",
+                kind="conflict",
+            )
+
+    @property
+    def queries_at_end(self) -> bool:
+        """Whether the last model is measured by a query of its own."""
+        return self.final and self.channel != "evaluate"
+
+    def limits_for(self, clients: int) -> Limits:
+        """The limits among so many clients."""
+        limits = NO_LIMITS if self.limits is None else self.limits
+        share = self.max_share
+        if share is None and self.limits is None:
+            share = UNLIMITED_SHARE
+        return limits if share is None else replace(limits, shares=share * clients, size_ratio=0.0)
+
+    def expected_names(self) -> Names | None:
+        """The names that `classes` and `groups` prescribe, if any."""
+        if self.classes is None or self.groups is None:
+            return None
+        return Names.of(self.classes, self.groups)
+
+
+class StatisticsAggregator:
+    """Requests, validates and adds up client statistics; updates the penalty and the history.
+
+    Attributes
+    ----------
+    state
+        All that a checkpoint saves.
+    validator
+        Rejects reports that cannot be true.
+    rounds
+        The number of rounds of the whole run.
+    reports
+        Node -> its report within the limits, of the last round.
+    cohort
+        The clients of all secure sums.
+    """
+
+    def __init__(
+        self, options: StatisticsOptions, metric: Metric, pricing: Pricing | None, state: RunState
+    ) -> None:
+        self.options = options
+        self.metric = metric
+        self.pricing = pricing
+        self.state = state
+        self.validator = ReportValidator(state, options.counts)
+        self.rounds = 0
+        self.reports: dict[int, Report] = {}
+        self.cohort = SecureCohort()
+        self._silent_rounds = 0  # in a row, without any statistics
+        self._warnings: set[str] = set()  # that the log has already
+
+    @property
+    def kind(self) -> Kind:
+        """The sums that set the penalty: the only ones that noisy clients send."""
+        return getattr(self.pricing, "kind", "soft")
+
+    @property
+    def noise(self) -> Noise | None:
+        """The noise of each client: with secure sums, its share of the total's noise."""
+        noise = self.options.budget.noise(self.kind)
+        if noise is None or not self.options.secure:
+            return noise
+        return share_noise(noise, max(len(self.cohort), 1))
+
+    @property
+    def price(self) -> np.ndarray | None:
+        """The price of each score (c, groups + 1, c), or None before the first sums."""
+        state = self.state
+        if self.pricing is None or state.names is None or state.penalty is None:
+            return None
+        if not state.history:
+            return None
+        classes = len(state.names.classes)
+        price = self.pricing.price(state.penalty, run=np.zeros(1, int), classes=classes)
+        return None if isinstance(price, float) else price[0]
+
+    def check_budget(self, rounds: int) -> None:
+        """Raise an error if the privacy budget would end before `rounds` rounds do."""
+        budget = self.options.budget
+        needed = rounds + self.options.queries_at_end
+        if budget.epsilon is not None and budget.releases < needed:
+            raise FedgftError(
+                f"the privacy `budget` is for {budget.releases} release(s), and {rounds} rounds "
+                f"need {needed}: Budget(epsilon, releases={needed})"
+            )
+
+    def make_request(self, statistics: str) -> Request:
+        """What a message tells clients: prices, privacy, and of which models to send sums.
+
+        `statistics` is "none", "received" (the model in the message) or "both" (that one and the
+        locally trained one).
+        """
+        if statistics != "none":
+            self.state.releases += 1
+        privacy = self.options.budget.to_request(self.kind)
+        if self.options.secure:
+            privacy["secure"] = 1.0
+        return make_request(self.price, self.state.names, statistics=statistics, privacy=privacy)
+
+    def query_clients(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        nodes: list[int],
+        *,
+        config: ConfigRecord,
+        timeout: float,
+    ) -> None:
+        """Ask clients for the sums of a model in messages of their own, and use the sums.
+
+        Secure sums are always of the whole cohort, whatever clients train in this round: only then
+        is the difference of two rounds' totals never one site.
+        """
+        request = self.make_request("received")
+        if self.options.secure:
+            budget = self.options.budget
+            query = SecureSum(
+                grid,
+                arrays,
+                request,
+                config,
+                timeout,
+                noise=budget.noise(self.kind),
+                max_share=self.options.max_share,
+                withheld=budget.min_count > 0,
+            )
+            self._query_secure_sum(query, sorted(grid.get_node_ids()))
+            return
+        messages = [make_query(arrays, config, request, node) for node in nodes]
+        replies = Replies.of(grid.send_and_receive(messages, timeout=timeout))
+        self.aggregate(replies.take(), replies, arrays=arrays, queried=len(nodes))
+
+    def _query_secure_sum(self, query: SecureSum, nodes: list[int]) -> None:
+        state = self.state
+        try:
+            total, cohort = query.ask(nodes, self.cohort)
+            assert cohort.names is not None
+            state.names = state.names or cohort.names
+            state.names.check(cohort.names, site="all sites")
+        except FedgftError as error:
+            self._handle_silence(str(error))
+            return
+        self.cohort = cohort
+        self._use_total(total, len(cohort), query.arrays, complete=True)
+
+    def aggregate(
+        self, records: dict[int, Any], replies: Replies, *, arrays: ArrayRecord, queried: int
+    ) -> None:
+        """Validate and add up the clients' sums of a model, and update the penalty.
+
+        Parameters
+        ----------
+        records
+            Node -> the record of statistics in its reply.
+        replies
+            The replies that the records were taken from.
+        arrays
+            The model, the result of `state.rounds_done` rounds.
+        queried
+            How many clients were asked.
+        """
+        self.reports = self.validator.validate(records, self.noise)
+        if not self.reports:
+            if replies.good and not records:  # they answer, but not with our handlers
+                raise FedgftError(
+                    f"no client sent statistics through channel '{self.options.channel}': its "
+                    "handlers must be those of fedgft.flower (docs/deployment.md)"
+                )
+            self._handle_silence("; ".join([*self.validator.rejected, replies.explain()]))
+            return
+        held = self._apply_limits()
+        total = sum(held.sums[1:], start=held.sums[0])
+        count = len(held.sums)
+        influence = self._describe_influence(held)
+        self._use_total(total, count, arrays, complete=count == queried, influence=influence)
+
+    def _apply_limits(self) -> LimitedSums:
+        """Limit what one client's sums can do to the gap; `reports` then has the limited sums."""
+        tallies = [report.sums for report in self.reports.values()]
+        noise = self.noise
+        held = limit_sites(
+            tallies,
+            self.metric,
+            ("hard", "soft") if noise is None else (noise.kind,),
+            self.options.limits_for(len(tallies)),
+            noise=None if noise is None else NoiseLevel(noise.count, noise.value),
+            agreed=[self.validator.is_agreed(node) for node in self.reports],
+        )
+        limited = zip(list(self.reports.items()), held.sums, held.why, strict=True)
+        for (node, report), tally, reasons in limited:
+            self.reports[node] = replace(report, sums=tally)
+            if reasons:
+                site = self.validator.describe(node)
+                self.warn_once(f"{site} is held to the limits", "; ".join(reasons))
+        return held
+
+    def _describe_influence(self, held: LimitedSums) -> dict[str, Any]:
+        """By site, how far it could have moved the gap, and how far its sums were moved."""
+        sites = [self.validator.identity(node) for node in self.reports]
+        rows = list(zip(sites, held.reach, held.moved, held.why, strict=True))
+        return {
+            "leverage": {site: round(float(reach), 6) for site, reach, _, _ in rows},
+            "clipped": {site: round(float(moved), 6) for site, _, moved, why in rows if why},
+        }
+
+    def warn_once(self, what: str, details: str) -> None:
+        """Log a warning the first time; the history has every round."""
+        if what not in self._warnings:
+            self._warnings.add(what)
+            log.warning("fedgft: %s: %s", what, details)
+
+    def _handle_silence(self, reason: str) -> None:
+        self._silent_rounds += 1
+        if not self.state.history and self._silent_rounds >= self.options.patience:
+            raise FedgftError(
+                f"no client sent statistics through channel '{self.options.channel}': {reason}"
+            )
+        log.warning("fedgft: no statistics this round, the constants stay as they are: %s", reason)
+
+    def _use_total(
+        self,
+        total: Sums,
+        clients: int,
+        arrays: ArrayRecord,
+        *,
+        complete: bool,
+        influence: dict[str, Any] | None = None,
+    ) -> None:
+        """Update the penalty, add a row to the history, and keep the model if it is the best."""
+        self._silent_rounds = 0
+        state = self.state
+        noise = self.noise
+        self._update_penalty(total, noise)
+        row = self._make_row(total, clients, noise) | (influence or {})
+        budget = self.options.budget
+        spent = budget.spent(state.releases, state.starts)
+        if spent is not None:
+            row |= {"epsilon": spent, "delta": budget.delta}
+        state.history.append(row)
+        log.info("fedgft: %s", format_row(row, self.metric.name))
+        if self.options.on_round is not None:
+            self.options.on_round(row)
+        pick = self.pricing.pick if isinstance(self.pricing, Controller) else 0.0
+        if complete and noise is None and state.rounds_done > self.rounds * (1 - pick):
+            score = self._score(total)
+            if state.best is None or score >= state.best.score:
+                state.best = BestModel(score, arrays, row)
+
+    def _update_penalty(self, total: Sums, noise: Noise | None) -> None:
+        """The penalty stays as it is if a group has no rate."""
+        if self.pricing is None or not (total.statistics(self.metric, self.kind)[1] > 0).all():
+            return
+        state = self.state
+        speed = 1.0 if state.damper is None else state.damper.speed
+        sums = _as_one_client(total if noise is None else total.map(np.nan_to_num))
+        state.penalty = self.pricing.update(with_speed(state.penalty, speed), ALL_CLIENTS, sums)
+
+    def _make_row(self, total: Sums, clients: int, noise: Noise | None) -> dict[str, Any]:
+        row = {
+            "round": self.state.rounds_done,
+            "accuracy": _finite_or_none(total.accuracy()),
+            "gap_soft": _finite_or_none(total.gap(self.metric, "soft")),
+            "gap_hard": _finite_or_none(total.gap(self.metric, "hard")),
+            "rows": float(total.rows()),
+            "clients": clients,
+        }
+        names = self.state.names
+        if noise is not None:
+            row["gap_error"] = _finite_or_none(gap_error(self.metric, total, noise, clients))
+        elif names is not None:
+            row |= describe_decisions(total, names.classes, names.groups)
+        return row | self._compare_with_target(row)
+
+    def _compare_with_target(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The target, what it is for, and whether the measured rows meet it: None if the gap is
+        not known or within twice the noise of the target."""
+        target = getattr(self.pricing, "target", None)
+        if target is None:
+            return {}
+        limit = float(target) + TARGET_TOLERANCE
+        gap = row[f"gap_{self.kind}"]
+        error = row.get("gap_error", 0.0)
+        unsure = gap is None or error is None or abs(gap - limit) < 2 * error
+        return {
+            "target": float(target),
+            "target_of": {"hard": "decisions", "soft": "scores"}[self.kind],
+            "reached": None if unsure else gap <= limit,
+        }
+
+    def _score(self, total: Sums) -> float:
+        """Accuracy less twice the gap above the target: the best model has the highest."""
+        if self.pricing is None:
+            return -math.inf
+        excess = 0.0
+        if isinstance(self.pricing, Controller):
+            excess = float(self.pricing.excess(ALL_CLIENTS, _as_one_client(total))[0])
+        score = float(total.accuracy()) - WORTH * max(excess - SLACK, 0.0)
+        return score if math.isfinite(score) else -math.inf
+
+
+def _as_one_client(total: Sums) -> Sums:
+    return total.map(lambda table: table[None])
+
+
+def _finite_or_none(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _format_rate(value: float | None) -> str:
+    return "not estimable" if value is None else f"{value:.4f}"
+
+
+def format_row(row: dict[str, Any], metric: str) -> str:
+    """One row of the history as a line of the log."""
+    text = (
+        f"after round {row['round']}: accuracy {_format_rate(row['accuracy'])}, {metric} gap of "
+        f"decisions {_format_rate(row['gap_hard'])}, of scores {_format_rate(row['gap_soft'])}, "
+        f"{row['clients']} clients"
+    )
+    if row.get("clipped"):
+        sites = ", ".join(f"{site} {100 * moved:.1f}" for site, moved in row["clipped"].items())
+        text += f"; held to the limits, by points of gap: {sites}"
+    if row.get("target") is not None:
+        verdict = {True: "met", False: "missed", None: "cannot be judged"}[row["reached"]]
+        text += f"; target {row['target']:.4f} for {row['target_of']}: {verdict}"
+    if row.get("collapsed"):
+        text += "; the model has collapsed: nearly all rows get the same decision"
+    if "epsilon" in row:
+        error = _format_rate(row["gap_error"])
+        text += f"; epsilon {row['epsilon']:.3g}, noise on the gap ±{error}"
+    return text

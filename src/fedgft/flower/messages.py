@@ -1,0 +1,133 @@
+"""What travels beside the model: sums go up, prices go down.
+
+Up, in a client's reply, in a record named "fedgft": the `Sums` of a model over its rows, by label
+and group. Down, in the server's message, under the prefix "fedgft." in its configuration (Flower's
+mods insist on a single one): the price of each score, by label and group. On its way to a client,
+any metric, penalty or target has become a price. So clients need to know none of them, and the
+server can change them without an update of the clients.
+"""
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedgft.errors import FedgftError
+from fedgft.formatting import printable
+from fedgft.sums import Names, RecordReader, Report
+from fedgft.types import Price
+
+RECORD = "fedgft"
+PREFIX = "fedgft."
+TRAINED = "fedgft.trained"  # sums of the locally trained model, if a weighting needs them
+QUERY = "query.fedgft"
+REPORT = "fedgft_report"
+VERSION = 1
+MAX_SITE_NAME = 100  # characters
+Request = dict[str, Any]
+"What the server asks a client for, without the prefix: see `make_request`."
+
+
+def pack_report(report: Report) -> ConfigRecord:
+    """Return a client's sums as a record of its reply."""
+    return ConfigRecord({"version": VERSION, **report.to_record()})
+
+
+def unpack_report(record: Any, *, node: str) -> Report:
+    """Read a client's sums from its reply; raise a `FedgftError` if their form is wrong.
+
+    Parameters
+    ----------
+    record
+        What came under the name `RECORD`: anything.
+    node
+        The name of a client that does not name itself.
+    """
+    named = record.get("site", node) if isinstance(record, ConfigRecord) else node
+    site = printable(" ".join(str(named).split()))[:MAX_SITE_NAME]
+    if not isinstance(record, ConfigRecord):
+        raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'", kind="data")
+    check_version(record, f"site '{site}'")
+    return Report.from_record(record, site=site)
+
+
+def make_request(
+    price: Price | None, names: Names | None, *, statistics: str, privacy: dict[str, float]
+) -> Request:
+    """Return the server's request.
+
+    Parameters
+    ----------
+    price
+        (c, k, c): the price of each score by label and group; None before the first one.
+    names
+        The classes and groups of the federation, if they are known.
+    statistics
+        The models whose sums the reply shall hold: "received", "both" or "none".
+    privacy
+        The settings of the noise that clients shall add, by name.
+    """
+    request: Request = {"version": VERSION, "statistics": statistics}
+    if names is not None:
+        request |= {"classes": list(names.classes), "groups": list(names.groups)}
+    if price is not None:
+        request["price"] = np.asarray(price, np.float64).ravel().tolist()
+    return request | {f"privacy.{key}": float(value) for key, value in privacy.items()}
+
+
+def put_request(content: RecordDict, request: Request) -> None:
+    """Put a request into a copy of the message's configuration: the strategy owns the original."""
+    configs = content.config_records
+    name = next(iter(configs), "config")
+    ours = {f"{PREFIX}{key}": value for key, value in request.items()}
+    content[name] = ConfigRecord({**configs.get(name, {}), **ours})
+
+
+def read_request(message: Message) -> Request:
+    """Return the request in a message; empty if the server does not use fedgft."""
+    return {
+        key.removeprefix(PREFIX): value
+        for config in message.content.config_records.values()
+        for key, value in config.items()
+        if key.startswith(PREFIX)
+    }
+
+
+def read_price(request: Request, names: Names, *, site: str) -> np.ndarray:
+    """Return the price (c, k, c) in a request; zeros if it has none."""
+    server = f"the server (seen from site '{site}')"
+    reader = RecordReader(request, server)
+    if request:
+        check_version(request, server)
+    if "classes" in request:
+        Names.from_record(reader).check(names, site=site)
+    if "price" not in request:
+        return np.zeros(names.shape)
+    price = reader.array("price", names.shape)
+    if not np.isfinite(price).all():
+        raise FedgftError(f"{server} sent prices that are not finite", kind="data")
+    return price
+
+
+def check_version(record: Any, sender: str) -> None:
+    """Raise a `FedgftError` unless the sender uses the same version of the record."""
+    found = record.get("version")
+    if found != VERSION:
+        raise FedgftError(
+            f"{sender} speaks version {found} of the fairness record, not {VERSION}: "
+            "install the same fedgft everywhere",
+            kind="conflict",
+        )
+
+
+site_names: dict[int, str] = {}  # by node, of the run that this process serves
+
+
+def describe_node(node: int) -> str:
+    """Return the name of the site behind a node, or the node's number if it is not known."""
+    return f"site '{site_names[node]}'" if node in site_names else f"node {node}"
+
+
+def describe_sender(message: Message) -> str:
+    """Return the name of the site that sent a reply."""
+    return describe_node(message.metadata.src_node_id)

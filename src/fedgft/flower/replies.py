@@ -1,0 +1,457 @@
+"""Messages between server and clients: send queries, check replies, validate reported sums.
+
+The server leaves out every reply that it cannot use, logs the site and the reason, and continues
+with the others. A client can still lie within what sums of its rows can be, as it can lie about its
+labels: `fedgft.metrics.robust_aggregation` limits how far that carries.
+"""
+
+import logging
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedgft.errors import FedgftError
+from fedgft.flower.messages import (
+    QUERY,
+    RECORD,
+    Report,
+    Request,
+    describe_sender,
+    put_request,
+    unpack_report,
+)
+from fedgft.flower.run_state import RunState
+from fedgft.formatting import printable
+from fedgft.privacy.noise import Noise
+
+MAX_ROWS = 1e12
+SIGMAS = 6.0
+"Declared noise may move a number by so many standard deviations: one in a billion is beyond."
+UNNAMED = "unnamed"
+"The default of `Site.name`: several sites may have it."
+log = logging.getLogger("flwr")  # Flower's own, so that there is one log
+
+
+def plain(text: Any, max_length: int = 400) -> str:
+    """A client's text for logs and terminals: one line without control characters."""
+    return printable(" ".join(str(text).split()))[:max_length]
+
+
+def make_query(
+    arrays: ArrayRecord | None, config: ConfigRecord, request: Request, node: int, kind: str = QUERY
+) -> Message:
+    """A message to one client outside of training, with a model, settings and our request."""
+    content = RecordDict({"arrays": arrays or ArrayRecord(), "config": config})
+    put_request(content, request)
+    return Message(content, dst_node_id=node, message_type=kind)
+
+
+def wait_for_nodes(grid: Grid, count: int, seconds: float) -> list[int]:
+    """Wait until `count` nodes are connected, at most so many seconds.
+
+    Returns the nodes that are connected then, and raises an error if there is none.
+    """
+    deadline = time.monotonic() + seconds
+    while len(nodes := sorted(grid.get_node_ids())) < count:
+        if time.monotonic() > deadline:
+            if not nodes:
+                raise FedgftError(f"no node has connected within {seconds:g} s", kind="network")
+            log.warning(
+                "fedgft: %d of %d nodes are here after %g s; continuing without the others",
+                len(nodes),
+                count,
+                seconds,
+            )
+            break
+        time.sleep(1)
+    return nodes
+
+
+class GridWithTimeout:
+    """A grid whose list of nodes raises an error if a strategy waits for more nodes too long.
+
+    It stands in front of the real grid while a strategy samples nodes: Flower's `sample_nodes`
+    polls `get_node_ids` without a limit.
+    """
+
+    def __init__(self, grid: Grid, seconds: float) -> None:
+        self._grid = grid
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = list(self._grid.get_node_ids())
+        if time.monotonic() > self._deadline:
+            raise FedgftError(
+                f"only {len(nodes)} node(s) are connected after {self._seconds:g} s, fewer than "
+                "the strategy asks for (min_train_nodes, min_evaluate_nodes, min_available_nodes)",
+                kind="network",
+            )
+        return nodes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+
+@dataclass
+class Replies:
+    """The replies of one phase: errors, replies that can be used by node, and reasons by node of
+    those that were left out."""
+
+    errors: list[Message]
+    good: dict[int, Message]
+    refused: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> "Replies":
+        """Sort replies into errors, which are logged, and others."""
+        received = list(messages)
+        errors = [reply for reply in received if reply.has_error()]
+        for reply in errors:
+            log.warning("fedgft: %s failed: %s", describe_sender(reply), _error_text(reply))
+        return cls(errors, {r.metadata.src_node_id: r for r in received if not r.has_error()})
+
+    def take(self, record: str = RECORD) -> dict[int, Any]:
+        """Remove our record from the replies, which strategies do not expect; return it by node."""
+        contents = {node: reply.content for node, reply in self.good.items()}
+        return {node: c.pop(record) for node, c in contents.items() if record in c}
+
+    def refuse(self, node: int, reason: str, site: str) -> None:
+        """Leave out a node's reply and log why."""
+        self.refused[node] = reason = plain(reason)
+        del self.good[node]
+        log.warning("fedgft: %s is left out of this round: %s", site, reason)
+
+    def filter(self, check: Callable[[Message], None], site_name: Callable[[int], str]) -> None:
+        """Refuse replies that fail `check`, then those that differ in form from most others."""
+        for node, reply in list(self.good.items()):
+            try:
+                check(reply)
+            except FedgftError as error:
+                self.refuse(node, str(error), site_name(node))
+        for node, reason in _find_different_forms(self.good).items():
+            self.refuse(node, reason, site_name(node))
+
+    def for_strategy(self) -> list[Message]:
+        """Errors and usable replies, sorted by node so that sums are reproducible."""
+        return [*self.errors, *(self.good[node] for node in sorted(self.good))]
+
+    def explain(self) -> str:
+        """Why replies are missing: the three most frequent reasons."""
+        reasons = Counter([*map(_error_text, self.errors), *self.refused.values()])
+        return "; ".join(text for text, _ in reasons.most_common(3)) or (
+            "the strategy made no model of the replies" if self.good else "no reply came in time"
+        )
+
+
+def _error_text(reply: Message) -> str:
+    """What a client says went wrong, without Flower's wrapping of the exception."""
+    text = reply.error.reason or "no reason given"
+    found = re.fullmatch(r"<class '.*?'>:<'(.*)'>", text, re.DOTALL)
+    return plain(found[1] if found else text)
+
+
+def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None:
+    """Check that a reply holds a finite model like the one that was sent, and valid metrics."""
+    models = list(reply.content.array_records.values())
+    if len(models) != 1:
+        raise FedgftError(f"its reply must hold one ArrayRecord, not {len(models)}")
+    check_metrics(reply, weighted_by=weighted_by)
+    if set(models[0]) != set(sent):
+        odd = sorted(set(models[0]) ^ set(sent))[:3]
+        raise FedgftError(f"its model has other tensors than the one it received: {', '.join(odd)}")
+    for name, array in models[0].items():
+        try:
+            values = array.numpy()
+            finite = bool(np.isfinite(values).all())
+            kind = np.dtype(sent[name].dtype).kind
+        except Exception as error:  # a decoder may raise anything for a stranger's bytes
+            raise FedgftError(f"its '{name}' cannot be read ({type(error).__name__})") from None
+        if values.dtype.kind != kind:
+            raise FedgftError(f"its '{name}' has dtype {values.dtype}, not {sent[name].dtype}")
+        if values.shape != tuple(sent[name].shape):
+            raise FedgftError(
+                f"its '{name}' has shape {values.shape}, not {tuple(sent[name].shape)}: the sites "
+                "have different columns, classes or models"
+            )
+        if not finite:
+            raise FedgftError(f"its '{name}' is not finite: its training diverged")
+
+
+def check_metrics(reply: Message, *, weighted_by: str) -> None:
+    """Check that a reply holds one record of metrics with a number of examples."""
+    records = list(reply.content.metric_records.values())
+    if len(records) != 1:
+        raise FedgftError(f"its reply must hold one MetricRecord, not {len(records)}")
+    rows: Any = records[0].get(weighted_by)
+    if type(rows) not in (int, float) or not 0 <= rows <= MAX_ROWS:
+        raise FedgftError(f"its metric '{weighted_by}' is {rows!r}: no number of rows")
+
+
+def update_norm(reply: Message, sent: ArrayRecord) -> float:
+    """The Euclidean length of a checked update: received model less the one that was sent."""
+    (arrays,) = reply.content.array_records.values()
+    total = 0.0
+    for name, array in arrays.items():
+        before, after = (np.asarray(a.numpy(), np.float64) for a in (sent[name], array))
+        with np.errstate(over="ignore"):
+            total += float(np.square(after - before).sum())
+    return math.sqrt(total)
+
+
+def scale_update(reply: Message, sent: ArrayRecord, factor: float) -> None:
+    """Multiply an update's floating-point tensors by a factor; counters stay as they are."""
+    ((key, arrays),) = reply.content.array_records.items()
+    scaled = {}
+    for name, array in arrays.items():
+        before = sent[name].numpy()
+        after = array.numpy()
+        if after.dtype.kind != "f":
+            scaled[name] = array
+            continue
+        moved = before.astype(np.float64) + factor * (after.astype(np.float64) - before)
+        scaled[name] = Array(moved.astype(after.dtype))
+    reply.content[key] = ArrayRecord(scaled)
+
+
+def _find_different_forms(replies: Mapping[int, Message]) -> dict[int, str]:
+    """Node -> reason, of replies whose records, metrics or lengths of lists differ from those of
+    most replies: Flower's strategies would raise an error for all."""
+    forms = {}
+    for node, reply in replies.items():
+        content = reply.content
+        (metrics,) = content.metric_records.values()
+        lengths = [
+            (name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()
+        ]
+        records = (*content.array_records, *content.metric_records)
+        forms[node] = (records, tuple(sorted(lengths)))
+    common = most_common(forms.values())
+    return {
+        node: f"it sends {_describe_form(own)}, the others {_describe_form(common)}, or in "
+        "another form"
+        for node, own in forms.items()
+        if own != common
+    }
+
+
+def _describe_form(form: Any) -> str:
+    records, metrics = form
+    names = ", ".join(name for name, _ in metrics)
+    return f"the metrics {names} in the records {', '.join(records)}"
+
+
+def most_common(values: Iterable[Any]) -> Any:
+    """The most frequent value, of several the first; an empty tuple if there is none."""
+    return next((value for value, _ in Counter(values).most_common(1)), ())
+
+
+def check_report(report: Report, *, examples: float | None, noise: Noise | None = None) -> None:
+    """Check that sums can be those of rows.
+
+    Parameters
+    ----------
+    report
+        The sums, right in form.
+    examples
+        The number of training rows that the client reported; its statistics cannot have more.
+    noise
+        The noise on the sums, which widens all bounds.
+    """
+    site = f"site '{report.site}'"
+    tally = report.sums
+    tables = {"scores": tally.score, "decisions": tally.decision}
+    if noise is not None:
+        tables.pop("decisions" if noise.kind == "soft" else "scores")
+    if not all(np.isfinite(table).all() for table in (tally.count, *tables.values())):
+        raise FedgftError(f"{site}: its statistics are not finite")
+    count_slack = 0.0
+    sum_slack = 0.0
+    if noise is not None:
+        count_slack = SIGMAS * noise.count
+        sum_slack = SIGMAS * (noise.count + noise.value * tally.count.shape[0])
+    rows = float(tally.rows())
+    if (tally.count < -count_slack).any() or rows > MAX_ROWS:
+        raise FedgftError(f"{site}: its counts are negative or beyond all reason")
+    if noise is None and (np.abs(tally.count - tally.count.round()) >= 1e-6).any():
+        raise FedgftError(f"{site}: its counts are not numbers of rows")
+    if examples is not None and rows > examples * (1 + 1e-6) + count_slack * tally.count.size**0.5:
+        raise FedgftError(
+            f"{site}: its statistics claim {rows:.0f} rows, but it trains on {examples:.0f}"
+        )
+    rounding = 1e-3 + 1e-5 * np.abs(tally.count)
+    for name, table in tables.items():
+        what = f"{site}: its sums of {name}"
+        if (table < -rounding[..., None] - sum_slack).any():
+            raise FedgftError(f"{what} are negative")
+        if (table > (tally.count + rounding)[..., None] + sum_slack).any():
+            raise FedgftError(f"{what} exceed its counts")
+        if (np.abs(table.sum(-1) - tally.count) > rounding + sum_slack).any():
+            raise FedgftError(f"{what} do not add up to its counts")
+
+
+class ReportValidator:
+    """Rejects reports that cannot be true or that contradict what the site reported before.
+
+    All reports must have the federation's classes and groups. A name belongs to the first node
+    that uses it; another node that takes it is refused. A site's counts must stay the same during a
+    run, and be those in `agreed_counts` if the site is listed there.
+
+    Attributes
+    ----------
+    owners
+        A site's name -> its node.
+    impostors
+        Node -> the name of another node that it took.
+    agreed
+        Site -> its rows by label and group, as agreed on before the run.
+    rejected
+        Reasons why statistics of the last round were rejected.
+    """
+
+    def __init__(self, state: RunState, agreed_counts: Mapping[str, Any] | None = None) -> None:
+        self.state = state
+        self.owners: dict[str, int] = {}
+        self.impostors: dict[int, str] = {}
+        self.rejected: list[str] = []
+        self.agreed = {s: _read_counts(s, c) for s, c in (agreed_counts or {}).items()}
+        self._names: dict[int, str] = {}  # node -> site
+
+    def validate(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Report]:
+        """The valid reports among the clients' records, sorted by node so that sums are
+        reproducible; the others are logged."""
+        reports: dict[int, Report] = {}
+        self.rejected = []
+        for node in sorted(records):
+            try:
+                report = unpack_report(records[node], node=f"node {node}")
+                self.bind_name(node, report.site)
+                reports[node] = report
+            except FedgftError as error:
+                self._reject(error)
+        if self.state.names is None and reports:
+            self.state.names = most_common(report.names for report in reports.values())
+            log.info(
+                "fedgft: classes %s, groups %s",
+                ", ".join(self.state.names.classes),
+                ", ".join(self.state.names.groups),
+            )
+        for node, report in list(reports.items()):
+            try:
+                self._check(node, report, noise)
+            except FedgftError as error:
+                self._reject(error)
+                del reports[node]
+        return reports
+
+    def _reject(self, error: FedgftError) -> None:
+        self.rejected.append(plain(error))
+        log.warning("fedgft: statistics left out: %s", self.rejected[-1])
+
+    def _check(self, node: int, report: Report, noise: Noise | None) -> None:
+        assert self.state.names is not None
+        self.state.names.check(report.names, site=report.site)
+        check_report(report, examples=self.state.training_rows.get(node), noise=noise)
+        self._check_counts(node, report, noise)
+
+    def _check_counts(self, node: int, report: Report, noise: Noise | None) -> None:
+        """Rows do not change during a run. A site releases noisy counts once and stores them; one
+        that was restarted may release them once more, and those differ by their noise."""
+        count = report.sums.count
+        site = self.identity(node)
+        expected = self.state.declared.get(site, count)
+        origin = "were declared before"
+        if site in self.agreed:
+            expected = _add_unrecorded(site, self.agreed[site], count.shape)
+            origin = "were agreed on"
+        slack = 0.5 if noise is None else 0.5 + SIGMAS * math.sqrt(2) * noise.count
+        difference = np.abs(count - expected)
+        if difference.max() > slack:
+            label, group = np.unravel_index(int(difference.argmax()), count.shape)
+            groups = (*report.names.groups, "not recorded")
+            raise FedgftError(
+                f"site '{report.site}': its counts changed: {count[label, group]:.0f} row(s) of "
+                f"label {report.names.classes[label]} and group {groups[group]}, where "
+                f"{expected[label, group]:.0f} {origin}; counts hold for a whole run"
+            )
+        self.state.declared.setdefault(site, count)
+
+    def bind_name(self, node: int, site: str) -> None:
+        """Record that a node uses a site's name; raise an error if the name is another node's."""
+        if site == UNNAMED:
+            self._names[node] = ""
+            return
+        owner = self.owners.setdefault(site, node)
+        if owner != node:
+            self.impostors[node] = site
+            self._names.pop(node, None)
+            raise FedgftError(
+                f"node {node} calls itself '{site}', the name of node {owner} in this run: node "
+                f"{node} is left out, node {owner} stays"
+            )
+        if node in self.impostors or self._names.setdefault(node, site) != site:
+            raise FedgftError(
+                f"{self.describe(node)} now calls itself '{site}': a node has one name in a run"
+            )
+
+    def identity(self, node: int) -> str:
+        """The name of a node's site, as a key: unnamed sites are told apart by their node."""
+        unnamed = f"node {node} (unnamed)" if node in self._names else f"node {node}"
+        return self._names.get(node) or unnamed
+
+    def describe(self, node: int) -> str:
+        """A node's site as logs name it."""
+        return f"site '{self._names[node]}'" if self._names.get(node) else self.identity(node)
+
+    def declared_rows(self, node: int) -> float | None:
+        """The number of rows that a node's site declared, or None before it did."""
+        count = self.state.declared.get(self.identity(node))
+        return None if count is None else float(count.sum())
+
+    def is_agreed(self, node: int) -> bool:
+        """Whether the counts of a node's site were agreed on before the run."""
+        return self.identity(node) in self.agreed
+
+    def record_training_rows(self, replies: dict[int, Message]) -> None:
+        """Record how many rows each node trains on: its largest number bounds its statistics.
+
+        A strategy's own `weighted_by_key` does not count, since it need not be a number of rows.
+        """
+        rows_by_node = self.state.training_rows
+        for node, reply in replies.items():
+            metrics = next(iter(reply.content.metric_records.values()), {})
+            rows = metrics.get("num-examples")
+            if isinstance(rows, (int, float)):
+                rows_by_node[node] = max(float(rows), rows_by_node.get(node, 0.0))
+
+
+def _read_counts(site: str, counts: Any) -> np.ndarray:
+    try:
+        table = np.asarray(counts, np.float64)
+    except (TypeError, ValueError):
+        table = np.empty(0)
+    if table.ndim != 2 or not (np.isfinite(table) & (table >= 0)).all():
+        raise FedgftError(
+            f"`counts` of site '{site}': give one list per label, with the rows of each group"
+        )
+    return table
+
+
+def _add_unrecorded(site: str, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Counts with the last column, rows without a group, which may be missing if all have one."""
+    if table.shape == (shape[0], shape[1] - 1):
+        table = np.concatenate((table, np.zeros((shape[0], 1))), 1)
+    if table.shape != shape:
+        raise FedgftError(
+            f"`counts` of site '{site}': they are for {table.shape[0]} labels and "
+            f"{table.shape[1]} groups; there are {shape[0]} and {shape[1] - 1}"
+        )
+    return table

@@ -1,0 +1,262 @@
+"""What the server knows during a run, and the checkpoint file from which a restart continues.
+
+The file holds the tensors of the model, of the wrapped strategies (momentum and the like) and of
+the best model so far, and in its header everything else in `RunState`. It is written after every
+round and replaced as a whole, so that there is always a complete one.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from safetensors.numpy import save
+
+from fedgft.algorithms.controller import (
+    ControllerState,
+    StepDamper,
+    arrays_to_lists,
+    lists_to_arrays,
+)
+from fedgft.errors import FedgftError
+from fedgft.flower.messages import Names
+from fedgft.formatting import printable
+from fedgft.store import atomic_write, parse_json, read_tensors
+
+FORMAT = "fedgft-checkpoint-2"
+HEADER_PARTS = ("constants", "counts", "examples", "declared", "weights", "best")
+Tensors = dict[str, np.ndarray]
+
+
+class BestModel(NamedTuple):
+    """The best model of the last rounds: its score, parameters and row of the history."""
+
+    score: float
+    arrays: ArrayRecord
+    row: dict[str, Any]
+
+
+@dataclass
+class RunState:
+    """Everything that changes during a run and that a restarted server needs.
+
+    Attributes
+    ----------
+    rounds_done
+        Rounds that are finished.
+    idle_rounds
+        Rounds in a row that gave no new model.
+    releases
+        How often clients were asked for statistics.
+    starts
+        How often the server was started in this run. Sites with noise release their counts anew
+        after a restart.
+    names
+        The federation's classes and groups; None until they are agreed on.
+    penalty
+        State of the penalty: a `ControllerState` with a target, else the last statistics.
+    damper
+        Step lengths of a run with a target, once a step was taken.
+    history
+        One row for every model that was measured.
+    training_rows
+        Node -> the largest number of training rows that it reported.
+    declared
+        Site -> its rows by label and group, as it first declared them.
+    client_weights
+        Site -> FairFed's moving average of its weight.
+    best
+        The best model of the last rounds of a run with a target.
+    """
+
+    rounds_done: int = 0
+    idle_rounds: int = 0
+    releases: int = 0
+    starts: int = 1
+    names: Names | None = None
+    penalty: Any = None
+    damper: StepDamper | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    training_rows: dict[int, float] = field(default_factory=dict)
+    declared: dict[str, np.ndarray] = field(default_factory=dict)
+    client_weights: dict[str, float] = field(default_factory=dict)
+    best: BestModel | None = None
+
+    def to_header(self) -> dict[str, str]:
+        """All but the tensors of the best model, as JSON texts."""
+        controlled = isinstance(self.penalty, ControllerState)
+        damper = self.damper
+        measured = {
+            "state": arrays_to_lists(self.penalty._asdict() if controlled else {"v": self.penalty}),
+            "names": None if self.names is None else [self.names.classes, self.names.groups],
+            "history": self.history,
+            "steps": None if damper is None else [damper.rounds, damper.lengths],
+        }
+        counts = [self.rounds_done, self.idle_rounds, self.releases, self.starts]
+        parts = {
+            "constants": measured,
+            "counts": counts,
+            "examples": list(self.training_rows.items()),
+            "declared": {site: table.tolist() for site, table in self.declared.items()},
+            "weights": self.client_weights,
+            "best": None if self.best is None else [self.best.score, self.best.row],
+        }
+        return {name: json.dumps(part) for name, part in parts.items()}
+
+    def restore(self, header: dict[str, str], best: ArrayRecord | None) -> None:
+        """Take over what `to_header` wrote; `best`: the tensors of the best model, if any."""
+        parts = {name: parse_json(header[name]) for name in HEADER_PARTS if name in header}
+        measured = parts["constants"]
+        penalty = lists_to_arrays(measured["state"])
+        controlled = isinstance(self.penalty, ControllerState)
+        self.penalty = ControllerState(**penalty) if controlled else penalty["v"]
+        if measured["names"] is not None:
+            self.names = Names(*(tuple(names) for names in measured["names"]))
+        self.history = measured["history"]
+        if measured.get("steps") is not None:
+            rounds, lengths = measured["steps"]
+            self.damper = StepDamper(rounds)
+            self.damper.lengths = lengths
+        self.rounds_done, self.idle_rounds, self.releases, starts = map(int, parts["counts"])
+        self.starts = starts + 1
+        self.training_rows = dict(parts["examples"])
+        tables = parts.get("declared", {}).items()
+        self.declared = {site: np.array(table, np.float64) for site, table in tables}
+        self.client_weights = parts["weights"] or {}
+        if parts["best"] is not None and best is not None:
+            score, row = parts["best"]
+            self.best = BestModel(score, best, row)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint file of one run.
+
+    Parameters
+    ----------
+    path
+        The file; its folder is made if it is missing.
+    run
+        A text that identifies the run: a checkpoint of another one is refused.
+    """
+
+    path: Path
+    run: str
+
+    def save(self, state: RunState, arrays: ArrayRecord, strategy: Any) -> None:
+        """Write the state, the model and the arrays that the wrapped `strategy` keeps."""
+        header = {"format": FORMAT, "about": self.run, **state.to_header()}
+        tensors = _with_prefix("model", arrays) | _collect_arrays(strategy)
+        if state.best is not None:
+            tensors |= _with_prefix("best", state.best.arrays)
+        header["check"] = _checksum(header, tensors)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self.path, private=True) as part:
+            part.write_bytes(save(tensors, metadata=header))
+
+    def load(self, state: RunState, like: ArrayRecord, strategy: Any) -> ArrayRecord:
+        """Restore the state and the wrapped `strategy`.
+
+        Returns
+        -------
+        ArrayRecord
+            The model to continue with; its tensors must have the names and shapes of `like`.
+        """
+        try:
+            header, tensors = read_tensors(self.path)
+        except (OSError, ValueError) as error:
+            raise self._error(f"not a whole checkpoint ({error})") from None
+        if header.get("format") != FORMAT:
+            raise self._error("not a checkpoint of this version; name another file")
+        if header.get("about") != self.run:
+            raise self._error(
+                f"the checkpoint is of another run ({header.get('about')}); name another file"
+            )
+        if header.get("check") != _checksum(header, tensors):
+            raise self._error("not a whole checkpoint (its numbers are damaged)")
+        try:
+            has_best = parse_json(header["best"]) is not None
+            best = self._select(tensors, "best", like) if has_best else None
+            state.restore(header, best)
+            _restore_arrays(strategy, tensors)
+        except FedgftError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            reason = printable(" ".join(str(error).split()))[:400]
+            raise self._error(f"no checkpoint of ours ({reason})") from None
+        return self._select(tensors, "model", like)
+
+    def _error(self, text: str) -> FedgftError:
+        return FedgftError(f"{self.path}: {text}", kind="file")
+
+    def _select(self, tensors: Tensors, prefix: str, like: ArrayRecord) -> ArrayRecord:
+        """One model, its tensors in the order of `like`: the file has an order of its own."""
+        mine = {
+            name.removeprefix(f"{prefix}/"): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(f"{prefix}/")
+        }
+        shapes = {name: tuple(array.shape) for name, array in like.items()}
+        if {name: tensor.shape for name, tensor in mine.items()} != shapes:
+            raise self._error("the checkpoint is of another model")
+        return ArrayRecord({name: Array(mine[name]) for name in like})
+
+
+def _checksum(header: dict[str, str], tensors: Tensors) -> str:
+    texts = sorted((key, text) for key, text in header.items() if key != "check")
+    shapes = [(name, t.dtype.str, t.shape) for name, t in sorted(tensors.items())]
+    check = zlib.crc32(json.dumps([texts, shapes]).encode())
+    for name in sorted(tensors):
+        check = zlib.crc32(np.ascontiguousarray(tensors[name]).data, check)
+    return str(check)
+
+
+def _with_prefix(prefix: str, arrays: ArrayRecord) -> Tensors:
+    return {f"{prefix}/{name}": a.numpy().copy(order="C") for name, a in arrays.items()}
+
+
+def wrapped_strategies(strategy: Any) -> Iterator[Any]:
+    """A strategy, the one that it wraps, and so on to the innermost."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)
+
+
+def _collect_arrays(strategy: Any) -> Tensors:
+    """All arrays that Flower's strategies keep, in dictionaries and lists, and the clipping norm
+    that adaptive clipping changes: Flower has no way to save a strategy."""
+    tensors: Tensors = {}
+    for depth, one in enumerate(wrapped_strategies(strategy)):
+        for name, value in vars(one).items():
+            if isinstance(value, dict):
+                kind, items = "d", value.items()
+            elif isinstance(value, list):
+                kind, items = "l", enumerate(value)
+            else:
+                continue
+            for key, item in items:
+                if isinstance(item, np.ndarray):
+                    tensors[f"inner{depth}/{name}/{kind}/{key}"] = item.copy(order="C")
+        if hasattr(one, "clipping_norm"):
+            tensors[f"inner{depth}/clipping_norm/f/"] = np.array([float(one.clipping_norm)])
+    return tensors
+
+
+def _restore_arrays(strategy: Any, tensors: Tensors) -> None:
+    for depth, one in enumerate(wrapped_strategies(strategy)):
+        found: dict[tuple[str, str], Tensors] = {}
+        for name, tensor in tensors.items():
+            if name.startswith(f"inner{depth}/"):
+                _, attribute, kind, key = name.split("/", 3)
+                found.setdefault((attribute, kind), {})[key] = tensor
+        for (attribute, kind), items in found.items():
+            value: Any = items
+            if kind == "f":
+                value = float(items[""][0])
+            elif kind == "l":
+                value = [items[key] for key in sorted(items, key=int)]
+            setattr(one, attribute, value)

@@ -1,0 +1,392 @@
+"""The server of a whole run, from the configuration of a Flower app (`examples/flower`).
+
+`serve` lets the sites agree on how they read their tables, trains, collects the sites' reports, and
+writes everything into the run's folder:
+
+    progress.jsonl           a row per round, notes and, last, an error: one JSON object per line
+    schema.json              how the sites read their tables
+    checkpoint.safetensors   from which an interrupted run continues
+    model.safetensors        for `fedgft predict`
+    sites/, report.html, report.md, audit.json    the sites' sums and the audit of them
+    history.json             all rounds; written last, so that it marks a finished run
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedgft.audit import audit
+from fedgft.audit.site_file import from_json, gather
+from fedgft.data.agreement import agree_on_schema
+from fedgft.data.scale import get_raw_scaling
+from fedgft.data.schema import Schema
+from fedgft.errors import FedgftError
+from fedgft.fair_model import FairModel
+from fedgft.flower.client import first_arrays
+from fedgft.flower.client_app import DESCRIBE, MakeModule, federation, model_of, split_names
+from fedgft.flower.messages import REPORT, VERSION, check_version, make_request
+from fedgft.flower.replies import Replies, log, make_query, plain, wait_for_nodes
+from fedgft.flower.roster import RosterGrid
+from fedgft.flower.run_config import TRAINING, check_run
+from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, Measured
+from fedgft.metrics.robust_aggregation import Limits
+from fedgft.privacy.noise import Budget
+from fedgft.store import (
+    atomic_write,
+    make_private_folder,
+    open_private_file,
+    parse_json,
+    refuse_link,
+)
+
+PROGRESS = "progress.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+HISTORY = "history.json"
+SCHEMA = "schema.json"
+METHODS = ("fedgft", "fedgft-control", "fairfed", "measured")
+TRAINING_SETTINGS = (*TRAINING, "rounds", "seed")
+"The settings that clients receive."
+Config = Mapping[str, Any]
+
+
+def serve(
+    grid: Grid, context: Context, strategy: Strategy, *, own: MakeModule | None = None
+) -> None:
+    """Run the server's part of a Flower app.
+
+    Parameters
+    ----------
+    grid, context
+        Flower's; `context.run_config` holds the settings of the app's pyproject.toml.
+    strategy
+        Any strategy of `flwr.serverapp.strategy`, without our wrappers.
+    own
+        `own(features, classes)` makes the `nn.Module` of a run with `model = "own"`.
+    """
+    config: Config = dict(context.run_config)
+    folder = Path(str(config["out"])).expanduser()
+    with ProgressLog(folder) as progress, RosterGrid(grid) as grid:
+        check_run(config)
+        _check_folder(folder, resume=bool(config["resume"]))
+        nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
+        agreement = _agree_on_schema(grid, config, nodes)
+        schema = agreement.schema
+        _write_text(folder / SCHEMA, schema.to_json(), private=True)
+        fair = make_strategy(strategy, config, schema, progress)
+        fair.aggregator.validator.owners |= agreement.owners
+        settings = ConfigRecord({key: config[key] for key in TRAINING_SETTINGS})
+        settings["schema"] = schema.to_json()
+        settings["left-out"] = json.dumps(agreement.left_out)
+        shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
+        model = model_of(config, own, **shape)
+        first = first_arrays(model, **shape, seed=int(config["seed"]))
+        timeout = float(config["timeout"])
+        rounds = int(config["rounds"])
+        result = fair.start(grid, first, rounds, timeout, settings, ConfigRecord({**settings}))
+        reports = {}
+        if not fair.secure:  # secure sums hide each site's own sums
+            reports = collect_reports(grid, result.arrays, fair, config=settings, timeout=timeout)
+        described = ("data", "method", "metric", "strategy", "channel", "model", "seed")
+        about = {key: config[key] for key in described} | {"measured": fair.measured}
+        _write_model(folder, result.arrays, schema, about)
+        _write_results(folder, fair.history, reports, about)
+
+
+class ProgressLog(logging.Handler):
+    """Writes progress.jsonl while it is entered, our warnings of Flower's log included."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(logging.WARNING)
+        self.folder = folder
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append a round's row, {"note": ...} or {"error": ...}."""
+        with open_private_file(self.folder / PROGRESS, "ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("fedgft: "):
+            self.write({"note": text.removeprefix("fedgft: ")})
+
+    def __enter__(self) -> "ProgressLog":
+        refuse_link(self.folder, "out")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            text = f"`out` {self.folder}: cannot be written ({error.strerror})"
+            raise FedgftError(text, kind="file") from None
+        log.addHandler(self)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        log.removeHandler(self)
+        if error is not None:
+            name = "" if isinstance(error, FedgftError) else f"{type(error).__name__}: "
+            self.write({"error": " ".join(f"{name}{error}".split())})
+
+
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    """A folder holds one run; an unfinished one continues on request."""
+    if (folder / HISTORY).exists():
+        raise FedgftError(
+            f"`out` {folder}: holds a finished run already; name another folder", kind="file"
+        )
+    if (folder / CHECKPOINT).exists() and not resume:
+        raise FedgftError(
+            f"`out` {folder}: holds an unfinished run; resume=true continues it, or name another "
+            "folder",
+            kind="file",
+        )
+
+
+class Agreement(NamedTuple):
+    """What the sites' descriptions come to: the schema, names of sites that cannot take part, and
+    the node of each site's name."""
+
+    schema: Schema
+    left_out: list[str]
+    owners: dict[str, int]
+
+
+def _agree_on_schema(grid: Grid, config: Config, nodes: list[int]) -> Agreement:
+    """Read the schema from a file, from the sites' descriptions or from a public data set."""
+    if config["data"] == "csv" and config["schema"]:
+        schema = Schema.from_file(Path(str(config["schema"])).expanduser())
+        return Agreement(schema, [], {})
+    if config["data"] == "csv":
+        return _ask_for_schema(grid, config, nodes)
+    parts = federation(config, int(config["sites"]))
+    data = parts.dataset
+    assert data.encoder is not None
+    names = (data.classes, data.group_names)
+    schema = Schema("label", ("group",), *names, data.encoder, *get_raw_scaling(parts))
+    return Agreement(schema, [], {})
+
+
+def _ask_for_schema(grid: Grid, config: Config, nodes: Sequence[int]) -> Agreement:
+    request = {"version": VERSION}
+    kind = f"query.{DESCRIBE}"
+    messages = [make_query(None, ConfigRecord(), request, node, kind) for node in nodes]
+    replies = Replies.of(grid.send_and_receive(messages, timeout=float(config["timeout"])))
+    descriptions, owners = read_descriptions(replies.take())
+    if not descriptions:
+        raise FedgftError(f"no site described its table: {replies.explain()}")
+    schema, misfits = agree_on_schema(
+        descriptions,
+        label=str(config["label"]),
+        group=str(config["group"]),
+        positive=str(config["positive"]) or None,
+        classes=split_names(config["classes"]),
+        groups=split_names(config["groups"]),
+        scaling=str(config.get("scaling", "pooled")),
+        warn=lambda text: log.warning("fedgft: %s", text),
+    )
+    for site, reason in misfits.items():
+        log.warning("fedgft: site '%s' cannot take part: %s", site, reason)
+    log.info(
+        "fedgft: %d of %d sites fit: %d features, classes %s, groups %s",
+        len(descriptions) - len(misfits),
+        len(descriptions),
+        len(schema.encoder.columns),
+        ", ".join(schema.classes),
+        ", ".join(schema.groups),
+    )
+    log.info("fedgft: the schema's fingerprint is %s", schema.fingerprint())
+    return Agreement(schema, sorted(misfits), owners)
+
+
+def read_descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    """The sites' descriptions of their tables, and the node of each site.
+
+    Records that cannot be read are left out, and so are nodes that use another node's name.
+    """
+    descriptions: dict[str, Any] = {}
+    owners: dict[str, int] = {}
+    for node, record in sorted(records.items()):
+        try:
+            check_version(record, f"node {node}")
+            name = plain(record["site"], 100)
+            description = parse_json(str(record["description"]))
+        except (FedgftError, KeyError, ValueError, TypeError, AttributeError) as error:
+            log.warning("fedgft: node %d is left out: %s", node, plain(error))
+            continue
+        if name in owners:
+            log.warning(
+                "fedgft: node %d is left out: it calls itself '%s', the name of node %d: set "
+                "site=... in each node's configuration",
+                node,
+                name,
+                owners[name],
+            )
+            continue
+        descriptions[name] = description
+        owners[name] = node
+    return descriptions, owners
+
+
+def make_strategy(
+    strategy: Strategy, config: Config, schema: Schema, progress: ProgressLog
+) -> FairStrategy:
+    """Wrap a strategy in the method that the configuration names.
+
+    "fedgft" is the penalty of strength `lam`; "fedgft-control" reaches `target`. "fedgft" with a
+    negative `lam` was the controller in version 0.1, and still is.
+    """
+    method = str(config["method"])
+    lam = float(config["lam"])
+    if method not in METHODS:
+        raise FedgftError(f"`method` {method!r} is not known: {', '.join(METHODS)}")
+    if method == "fedgft-control" and lam >= 0:
+        raise FedgftError("`lam` is for method fedgft; fedgft-control takes target")
+    if method == "fedgft" and lam < 0:
+        log.warning("fedgft: method fedgft without lam runs fedgft-control, the method for targets")
+        method = "fedgft-control"
+    budget = Budget(
+        float(config["epsilon"]) or None,
+        float(config["delta"]),
+        releases=int(config["rounds"]) + 1,
+        min_count=int(config["min-count"]),
+    )
+    common: dict[str, Any] = {
+        "metric": str(config["metric"]),
+        "classes": schema.classes,
+        "groups": schema.groups,
+        "channel": str(config["channel"]),
+        "budget": budget,
+        "secure": bool(config["secure"]),
+        "node_timeout": float(config["node-timeout"]),
+        "on_round": progress.write,
+        "checkpoint": progress.folder / CHECKPOINT,
+        "limits": Limits(influence_most=float(config.get("max-influence", 1.0))),
+        "counts": _read_agreed_counts(str(config.get("counts", ""))),
+    }
+    if method == "fairfed":
+        return FairFed(strategy, beta=float(config["beta"]), **common)
+    if method == "measured":
+        return Measured(strategy, **common)
+    if method == "fedgft":
+        return FedGFT(strategy, lam=lam, penalty=str(config["penalty"]), **common)
+    return FedGFT(strategy, target=float(config["target"]), **common)
+
+
+def _read_agreed_counts(path: str) -> dict[str, Any] | None:
+    """By site, rows by label and group: {"north": [[310, 95], [120, 40]], ...}."""
+    if not path:
+        return None
+    file = Path(path).expanduser()
+    try:
+        counts = parse_json(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise FedgftError(f"`counts` {file}: cannot be read ({error})", kind="file") from None
+    if not isinstance(counts, dict):
+        raise FedgftError(
+            f"`counts` {file}: write one table of rows by label and group per site", kind="file"
+        )
+    return counts
+
+
+def collect_reports(
+    grid: Grid, arrays: ArrayRecord, strategy: FairStrategy, *, config: ConfigRecord, timeout: float
+) -> dict[str, str]:
+    """Ask all sites for their files of sums on held-out rows.
+
+    Returns
+    -------
+    dict
+        Site -> its file, as text. Sites that do not answer are missing, and so is a report under a
+        name that belongs to another node.
+    """
+    owners = strategy.aggregator.validator.owners
+    privacy = strategy.budget.to_request("hard")
+    request = make_request(None, None, statistics="none", privacy=privacy)
+    nodes = sorted(grid.get_node_ids())
+    kind = f"query.{REPORT}"
+    messages = [make_query(arrays, config, request, node, kind) for node in nodes]
+    replies = Replies.of(grid.send_and_receive(messages, timeout=timeout))
+    reports: dict[str, str] = {}
+    for node, record in sorted(replies.take().items()):
+        try:
+            text = str(record["sums"])
+            (site,) = from_json(text, source=f"the report of node {node}").sites
+        except (FedgftError, KeyError, TypeError, ValueError) as error:
+            log.warning("fedgft: a report is left out: %s", plain(error))
+            continue
+        if site in reports or owners.get(site, node) != node:
+            log.warning(
+                "fedgft: the report of node %d is left out: '%s' is another node's name",
+                node,
+                plain(site, 100),
+            )
+            continue
+        reports[site] = text
+    return reports
+
+
+def _write_text(path: Path, text: str, *, private: bool = False) -> None:
+    with atomic_write(path, private=private) as part:
+        part.write_text(text, "utf-8")
+
+
+def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[str, Any]) -> None:
+    tensors = {name: array.numpy().copy(order="C") for name, array in arrays.items()}
+    known = {
+        "columns": schema.encoder.columns,
+        "classes": schema.classes,
+        "groups": schema.groups,
+        "encoder": schema.encoder.to_json(),
+    }
+    scaling = (schema.mean, schema.spread)
+    mean, spread = scaling
+    FairModel(tensors, mean, spread, about | known).save(folder / "model.safetensors")
+
+
+def _write_results(
+    folder: Path, history: list[dict[str, Any]], reports: dict[str, str], about: dict[str, Any]
+) -> None:
+    """Write the sites' sums, the audit of them and history.json."""
+    try:
+        held_out = _write_audit(folder, reports)
+    except FedgftError as error:  # a failed report is no reason to lose the model
+        log.warning("fedgft: there is no report: %s", error)
+        held_out = {}
+    clipped: dict[str, float] = {}  # by site, the largest of all rounds
+    leverage: dict[str, float] = {}  # of the last round that was measured
+    for row in history:
+        leverage = row.get("leverage", leverage)
+        for site, value in row.get("clipped", {}).items():
+            clipped[site] = max(value, clipped.get(site, 0.0))
+    summary = {
+        "about": about,
+        "sites": sorted(reports),
+        "history": history,
+        "held_out": held_out,
+        "leverage": leverage,
+        "clipped": clipped,
+    }
+    _write_text(folder / HISTORY, json.dumps(summary, indent=1), private=True)
+
+
+def _write_audit(folder: Path, reports: dict[str, str]) -> dict[str, Any]:
+    """Write the sites' files and the audit of them; return the numbers that it begins with."""
+    if not reports:
+        log.warning("fedgft: no site sent its sums: there is no report")
+        return {}
+    place = make_private_folder(folder / "sites")
+    files = []
+    for number, (_, text) in enumerate(sorted(reports.items())):
+        files.append(place / f"site-{number}.json")  # a site's name need not be a file name
+        _write_text(files[-1], text, private=True)
+    result = audit(gather(files))
+    summary = result.to_json()
+    _write_text(folder / "report.html", result.to_html())
+    _write_text(folder / "report.md", result.to_markdown())
+    _write_text(folder / "audit.json", summary)
+    numbers = json.loads(summary)
+    return {key: numbers[key] for key in ("rows", "accuracy", "metrics", "scores")}

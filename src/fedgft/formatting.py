@@ -1,0 +1,254 @@
+"""Numbers, names, tables and reports as text: for the terminal, Markdown and HTML.
+
+Names of groups, classes and sites come from data and may hold anything. Every function that puts
+them into a document escapes them, so they are shown as text and do nothing else.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+SIGNS = {True: "✓", False: "✗", None: "·"}  # passes, fails, cannot be judged
+DASH = "–"  # a number that is not known
+MAX_NAMES = 3  # names listed in a sentence
+# Control characters, and characters that reverse the direction of the text around them.
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+MARKUP = re.compile(r"[\\`*_\[\]$|]|~(?=\S)|(?<=\S)~")  # emphasis, links, code, tables, formulas
+ENTITY = re.compile(r"&(?=#?\w+;)")
+ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)(:)(?=//|\S*@)|\b(www)(\.)")  # a link on GitHub
+BLOCK = re.compile(r"^(\d*)([.)]|#+|[-+]|[-=]+)(?=\s|$)")  # a heading, a list, a rule
+# Draws every specification in the page. `ast` makes Vega interpret expressions without `eval`.
+DRAW_CHARTS = """
+for (const holder of document.querySelectorAll("[data-chart]")) {
+  const spec = JSON.parse(document.getElementById(holder.dataset.chart).textContent);
+  vegaEmbed(holder, spec, {actions: false, renderer: "svg", ast: true, mode: "vega-lite"})
+    .then(() => { holder.dataset.drawn = "yes"; });
+}
+"""
+
+
+def format_points(value: float | None, *, unknown: str = DASH, sign: str = "") -> str:
+    """A fraction in percentage points, with one decimal and never ``-0.0``.
+
+    Parameters
+    ----------
+    value
+        The fraction; None if it cannot be estimated.
+    unknown
+        The text for None.
+    sign
+        ``"+"`` to write the sign of positive values too.
+
+    >>> format_points(0.1234), format_points(-0.00001), format_points(0.02, sign="+")
+    ('12.3', '0.0', '+2.0')
+    """
+    return unknown if value is None else f"{100 * value:{sign}z.1f}"
+
+
+def format_percent(value: float | None, *, unknown: str = DASH) -> str:
+    """A fraction in per cent: 0.1234 is ``12.3%``; `unknown` for None."""
+    return unknown if value is None else f"{format_points(value)}%"
+
+
+def format_interval(
+    low: float | None, high: float | None, *, scale: float = 100, digits: int = 1, sign: str = ""
+) -> str:
+    """The limits of an interval, by default in percentage points.
+
+    Parameters
+    ----------
+    low, high
+        The limits; None where no limit is claimed.
+    scale, digits
+        The factor (1 for ratios), and the number of decimals.
+    sign
+        ``"+"`` to write the sign of positive limits too.
+
+    >>> format_interval(0.01, 0.125), format_interval(None, 0.125), format_interval(None, None)
+    ('1.0 to 12.5', '– to 12.5', '–')
+    """
+    if low is None and high is None:
+        return DASH
+    limits = (DASH if x is None else f"{scale * x:{sign}z.{digits}f}" for x in (low, high))
+    return " to ".join(limits)
+
+
+def format_gap(value: float, low: float | None, high: float | None) -> str:
+    """A gap in percentage points, with its 95% interval where both limits are known.
+
+    >>> format_gap(0.1, 0.05, 0.15), format_gap(0.1, 0.05, None)
+    ('10.0 points (95% interval 5.0 to 15.0)', '10.0 points')
+    """
+    text = f"{format_points(value)} points"
+    if low is None or high is None or low != low or high != high:  # None or NaN
+        return text
+    return f"{text} (95% interval {format_interval(low, high)})"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """The first names, and how many more there are: ``a, b, c and 2 more``."""
+    rest = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def printable(text: str) -> str:
+    """A name from data, safe to print: control characters become ``\ufffd``.
+
+    >>> printable("red: \x1b[31m")
+    'red: \ufffd[31m'
+    """
+    return UNPRINTABLE.sub("\ufffd", text)
+
+
+def escape_markdown(text: str) -> str:
+    """Escape a text that may hold names from data, so that Markdown shows it literally.
+
+    The result contains no emphasis, link, image, code, HTML, table cell, heading, list or line
+    break.
+
+    >>> escape_markdown("[north](javascript:alert(1)) <b>")
+    '\\\\[north\\\\](javascript:alert(1)) &lt;b&gt;'
+    """
+    text = ENTITY.sub("&amp;", printable(" ".join(text.split())))
+    text = MARKUP.sub(r"\\\g<0>", text).replace("<", "&lt;").replace(">", "&gt;")
+    text = ADDRESS.sub(r"\1\3\\\2\4", text)
+    return BLOCK.sub(r"\1\\\2", text)
+
+
+def unescape_markdown(text: str) -> str:
+    """The inverse of `escape_markdown`, up to white space and control characters."""
+    return html.unescape(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Parameters
+    ----------
+    title, header, rows
+        The caption, the names of the columns, and the cells of each row.
+    stubs
+        The number of leading columns that name a row (left-aligned); the others hold numbers.
+    notes
+        Sentences below the table.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    stubs: int
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """The table in Markdown, with every text escaped."""
+        rule = ["---"] * self.stubs + ["---:"] * (len(self.header) - self.stubs)
+        header, *rows = (map(escape_markdown, cells) for cells in (self.header, *self.rows))
+        body = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
+        below = "".join(f"\n{escape_markdown(note)}\n" for note in self.notes)
+        return f"**{escape_markdown(self.title)}**\n\n{body}\n{below}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart (a Vega-Lite specification), its name in the page, its title and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    spec: dict[str, Any]
+
+
+class Verdict(NamedTuple):
+    """One conclusion: True if it is good news, False if bad, None if nothing can be claimed."""
+
+    passes: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A document with verdicts, warnings, figures and tables.
+
+    Parameters
+    ----------
+    mark
+        An HTML comment that tells files of this library from other files.
+    title, lead
+        The heading, and one paragraph below it.
+    verdicts, legend
+        The conclusions, and what the signs for True, False and None mean.
+    warnings
+        Sentences that a reader should know before the numbers.
+    tables, figures
+        The numbers. Figures are part of the HTML page only.
+    foot
+        The last line.
+    """
+
+    mark: str
+    title: str
+    lead: str
+    verdicts: Sequence[Verdict]
+    legend: tuple[str, str, str]
+    warnings: Sequence[str]
+    tables: Sequence[Table]
+    foot: str
+    figures: Sequence[Figure] = ()
+
+    def to_markdown(self) -> str:
+        """The report in Markdown, without figures and with every text escaped."""
+        verdicts = (f"- {SIGNS[v.passes]} {escape_markdown(v.text)}" for v in self.verdicts)
+        lines = [self.mark, f"# {self.title}", "", escape_markdown(self.lead), "", *verdicts]
+        if self.warnings:
+            warnings = (f"- {escape_markdown(text)}" for text in self.warnings)
+            lines += ["", "## Mind this", "", *warnings]
+        lines += ["", "## Numbers", ""]
+        lines += [table.markdown() for table in self.tables]
+        return "\n".join([*lines, escape_markdown(self.foot)]) + "\n"
+
+    def to_html(self) -> str:
+        """The report as one HTML page that needs no network and no other file.
+
+        The template escapes all text. The page's Content Security Policy allows its own script
+        and nothing else, so that a name that escaped the template would still run nothing.
+        """
+        from importlib.metadata import version  # slow to import, and not needed in a terminal
+
+        script = _chart_script() if self.figures else ""
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        return render(
+            "audit.html",
+            report=self,
+            signs=SIGNS,
+            script=script,
+            script_digest=digest,
+            version=version("fedgft"),
+        )
+
+
+@cache  # takes more than a second
+def _chart_script() -> str:
+    """Vega, Vega-Lite, Vega-Embed and `DRAW_CHARTS` as one script."""
+    from vl_convert import javascript_bundle
+
+    return javascript_bundle(DRAW_CHARTS).replace("</script", "<\\/script")
+
+
+def render(template: str, /, **values: Any) -> str:
+    """Fill a template of the package. Text is escaped; a missing name is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("fedgft"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,1 @@
+"""Reproduction of the FedGFT paper: experiments, published numbers, claims, figures, page."""

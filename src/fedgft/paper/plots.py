@@ -1,0 +1,239 @@
+"""Figures of the paper's experiments, from finished records. Each function returns a figure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedgft.metrics import get_metric
+from fedgft.paper.cells import DATA_NAMES, Experiment
+from fedgft.paper.convergence import Descent, Path, bounds
+from fedgft.paper.runner import Record
+from fedgft.study.figures import (
+    STYLES,
+    Column,
+    Curve,
+    clean_axis,
+    describe_replicates,
+    label_gap,
+    plot_columns,
+)
+from fedgft.study.protocol import get_protocol
+from fedgft.theory import analyze, simpson
+
+# Colors and dashes for the values of a setting: distinct for the color-blind, and in print.
+LINE_STYLES = (
+    ("#000000", (0, (1, 1))),
+    ("#0072b2", (0, (5, 2))),
+    ("#d55e00", (0, (5, 2, 1, 2))),
+    ("#009e73", (0, ())),
+    ("#cc79a7", (0, (3, 1, 1, 1, 1, 1))),
+    ("#e69f00", (0, (8, 2))),
+)
+STEP_NAMES = {"constant": "η constant", "inverse-sqrt": "η ~ 1/√t", "inverse": "η ~ 1/t"}
+OURS = "#009e73"
+PUBLISHED = "#bdbdbd"
+CHANCE = "#808080"
+DARK = "#4d4d4d"
+GRID = "#e6e6e6"
+
+
+def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[dict[str, Record]]:
+    """Yield {metric: record} of each variant; records are in the order of `Experiment.cells`."""
+    step = len(experiment.metrics)
+    for start in range(0, len(records), step):
+        yield {record.cell.metric: record for record in records[start : start + step]}
+
+
+# Over the rounds
+
+
+def plot_rounds(experiment: Experiment, records: Sequence[Record]) -> dict[str, Callable[[], Any]]:
+    """Return {file name: function that draws} of one data set and protocol.
+
+    Columns are alphas, with one figure per metric, or else the metrics.
+    """
+    has_alphas = "alpha" in experiment.varied
+    cell = records[0].cell
+    stem = f"{experiment.name}-{cell.data}-{cell.protocol}"
+    pages = {stem: list(records)}
+    if has_alphas:
+        pages = {
+            f"{stem}-{metric}": [r for r in records if r.cell.metric == metric]
+            for metric in experiment.metrics
+        }
+    figures = {}
+    for name, page in pages.items():
+        columns: dict[Any, list[Record]] = {}
+        for record in page:
+            key = record.cell.alpha if has_alphas else record.cell.metric
+            columns.setdefault(key, []).append(record)
+        figures[name] = partial(
+            plot_columns,
+            [_column(experiment, column, has_alphas=has_alphas) for column in columns.values()],
+            title=f"{cell.data_name}, protocol {cell.protocol}: {describe_replicates(cell.seeds)}",
+            gap=label_gap(get_protocol(cell.protocol)),
+        )
+    return figures
+
+
+def _column(experiment: Experiment, records: Sequence[Record], *, has_alphas: bool) -> Column:
+    first = records[0].cell
+    names = [n for n in experiment.varied if n != "alpha"]
+    field = "gap_soft" if first.protocol == "paper" else "gap_hard_test"
+    lines = []
+    for i, record in enumerate(records):
+        style = LINE_STYLES[i % len(LINE_STYLES)]
+        if names == ["method"]:
+            style = STYLES[record.cell.method]
+        accuracy = record.curves["accuracy"]
+        gap = record.curves[field]
+        lines.append(Curve(record.cell.label(names), *style, record.rounds, accuracy, gap))
+    title = get_metric(first.metric).title + (f", alpha {first.alpha:g}" if has_alphas else "")
+    floors = [r.row["floor"] for r in records if r.row["floor"] is not None]
+    chance = 100 * float(np.mean(floors)) if floors and first.protocol == "heldout" else None
+    return Column(title, lines, chance)
+
+
+# One line per variant
+
+
+def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
+    """Draw every published number with two brackets either way, and ours on top of it."""
+    panels = [("accuracy", m) for m in experiment.accuracy_of]
+    panels += [("gap", m) for m in experiment.metrics]
+    figure, axes = _start_panels(experiment, records, len(panels))
+    for axis, (what, metric) in zip(axes, panels, strict=True):
+        field = "accuracy" if what == "accuracy" else "gap_soft"
+        for y, variant in enumerate(by_variant(experiment, records)):
+            row = variant[metric].row
+            value = row[f"published_{what}"]
+            if value is not None:
+                bracket = row[f"published_{what}_bracket"]
+                left = 100 * (value - 2 * bracket)
+                label = "published, two brackets either way"
+                axis.barh(y, 400 * bracket, left=left, height=0.7, color=PUBLISHED, label=label)
+                axis.plot([100 * value] * 2, [y - 0.35, y + 0.35], color=DARK, lw=1.2)
+            deviation = 100 * (row[f"{field}_sd"] or 0)
+            style = {"fmt": "o", "ms": 4, "color": OURS, "lw": 1.2}
+            label = "ours, one standard deviation"
+            axis.errorbar(100 * row[field], y, xerr=deviation, label=label, **style)
+        runs = f" ({metric.upper()} runs)" if len(experiment.accuracy_of) > 1 else ""
+        title = f"accuracy{runs}, %" if what == "accuracy" else f"{metric.upper()} gap, points"
+        axis.set_title(title, loc="left", fontsize=10)
+        if what == "accuracy":  # one published bracket of 19 points would squeeze all the others
+            both = [r.row[name] for r in records for name in ("accuracy", "published_accuracy")]
+            known = [value for value in both if value is not None]
+            axis.set_xlim(100 * min(known) - 4, 100 * max(known) + 4)
+        else:
+            axis.set_xlim(left=0.0)
+    return _finish_panels(figure, axes)
+
+
+def plot_heldout(experiment: Experiment, records: Sequence[Record]) -> Any:
+    """Draw decisions on held-out rows: the gap, its 95% interval, and the gap by chance."""
+    panels = [(what, m) for m in experiment.metrics for what in ("accuracy", "gap_hard_test")]
+    figure, axes = _start_panels(experiment, records, len(panels))
+    for axis, (field, metric) in zip(axes, panels, strict=True):
+        is_gap = field != "accuracy"
+        for y, variant in enumerate(by_variant(experiment, records)):
+            row = variant[metric].row
+            mean = row[field]
+            if mean is None:
+                continue
+            deviation = row[f"{field}_sd"] or 0.0
+            ends = (mean - deviation, mean + deviation)
+            if is_gap:
+                ends = (row[f"{field}_low"], row[f"{field}_high"])
+            color = STYLES[variant[metric].cell.method][0]
+            axis.plot([100 * end for end in ends], [y, y], color=color, lw=1.6)
+            axis.plot(100 * mean, y, "o", color=color, ms=4.5)
+            if is_gap:
+                chance = [100 * row["floor"]] * 2
+                style = {"color": CHANCE, "lw": 1.2, "label": "by chance alone"}
+                axis.plot(chance, [y - 0.4, y + 0.4], **style)
+        label = "95% interval of a gap, one standard deviation of an accuracy"
+        axis.plot([], [], "o-", ms=4.5, color=DARK, lw=1.6, label=label)
+        name = metric.upper()
+        title = f"{name} gap of decisions" if is_gap else f"accuracy, {name} runs"
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlim(left=0.0 if is_gap else None)
+    return _finish_panels(figure, axes)
+
+
+def _start_panels(experiment: Experiment, records: Sequence[Record], panels: int) -> Any:
+    """A figure and its panels, with one line per variant, named at the left."""
+    firsts = [next(iter(v.values())).cell for v in by_variant(experiment, records)]
+    names = [cell.label(experiment.varied) for cell in firsts]
+    size = (2.6 + 2.7 * panels, 1.5 + 0.28 * len(names))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    cell = records[0].cell
+    title = f"{cell.data_name}, protocol {cell.protocol}, {cell.seeds} replicates"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    axes[0].set_yticks(range(len(names)), names, fontsize=9)
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    return figure, axes
+
+
+def _finish_panels(figure: Any, axes: Any) -> Any:
+    found: dict[str, Any] = {}
+    for axis in axes:
+        clean_axis(axis)
+        axis.grid(axis="x", color=GRID, lw=0.8)
+        found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, frameon=False)
+    return figure
+
+
+# Theory
+
+
+def plot_simpson() -> Any:
+    """Draw Simpson's table: the same rate for both groups in each department, and not overall."""
+    tally = simpson().sums_by_client()
+    metric = get_metric("sp")
+    each = metric.rates(tally.statistics(metric, "hard"))[:, 0]
+    overall = metric.rates(tally.sum(0).statistics(metric, "hard"))[0]
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for g, (name, color) in enumerate((("women", "#0072b2"), ("men", "#d55e00"))):
+        heights = 100 * np.array([each[0, g], each[1, g], overall[g]])
+        x = np.arange(3) + 0.38 * (g - 0.5)
+        bars = axis.bar(x, heights, width=0.36, color=color, label=name)
+        axis.bar_label(bars, fmt="%.0f%%", fontsize=9)
+    axis.set_xticks(range(3), ["department 1", "department 2", "both together"])
+    axis.set_ylabel("accepted, %")
+    axis.set_ylim(0, 100)
+    gap = 100 * analyze(metric, tally, "hard").gap
+    title = f"Fair in each department, {gap:.0f} points apart overall"
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.legend(frameon=False, loc="upper left")
+    clean_axis(axis)
+    return figure
+
+
+def plot_convergence(spec: Descent, paths: Sequence[Path]) -> Any:
+    """Draw the smallest squared gradient so far over the rounds, and the bounds, by mode."""
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    titles = {"full": "gradient descent", "stochastic": f"stochastic, {spec.batch_size} rows each"}
+    for axis, (mode, title) in zip(axes, titles.items(), strict=True):
+        in_mode = [path for path in paths if path.mode == mode]
+        for (color, dashes), path in zip(LINE_STYLES, in_mode, strict=False):
+            t = path.rounds[1:]
+            so_far = np.minimum.accumulate(path.square)[:-1]  # min over t < T
+            axis.loglog(t, so_far, color=color, ls=dashes, lw=1.8, label=STEP_NAMES[path.rule])
+            axis.loglog(t, bounds(spec, path)[t - 1], color=color, lw=1, alpha=0.45)
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("rounds T")
+        axis.grid(color=GRID, lw=0.8)
+    axes[0].set_ylabel("min ‖∇L‖² over t < T")
+    axes[0].set_ylim(bottom=1e-8)
+    axes[0].legend(frameon=False, loc="lower left")
+    title = f"{DATA_NAMES[spec.data]}, λ = {spec.lam:g}, largest step {spec.rate:g}: thick, "
+    title += "measured; thin, the bound with its constants"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return figure

@@ -1,0 +1,304 @@
+"""Noise for differential privacy, by OpenDP, and the account of what it costs.
+
+Two kinds of releases use it.
+
+*A site's file* (``measure(epsilon=...)``) gets integer noise once, on its finest table of counts:
+discrete Laplace noise, or discrete Gaussian noise where delta > 0 (`calibrate_noise`).
+
+*A deployed client* (`Budget`) releases the counts by (label, group) once and then one table of
+scores (for a penalty) or of decisions (for a target) per round. Adding or removing one row changes
+one count by 1, and the scores of that cell, all classes but the first, by a vector of length at
+most 1; the first class follows from the count. The budget (epsilon, delta) is converted to
+zero-concentrated DP (Bun & Steinke 2016), in which releases add up: a release with standard
+deviation sd costs rho = 1 / (2 sd^2). The guarantee is for one row of one site, against everybody
+who sees that site's messages, the server included. It covers the statistics and not the model
+updates (for these, use Flower's DP wrappers), and it is a budget for one run; over all runs a site
+limits itself with its ledger (`fedgft.privacy.ledger`).
+
+*In secure sums* only totals are visible, so the sites share the noise of a total: each adds a
+discrete Gaussian of variance sd^2 / h, where h = n - (n - 1) // 3 of n sites are assumed to be
+honest. A sum of discrete Gaussians is not exactly one, but at these scales (10^5 units and more)
+the difference is far below exp(-10^9) (Kairouz, Liu & Steinke 2021).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedgft.errors import FedgftError, import_extra
+from fedgft.metrics import Kind, Metric, price
+from fedgft.sums import Sums
+from fedgft.validation import check_integer, check_number
+
+MAX_COUNT = 1_000_000_000  # releases of a budget, and rows of a cell
+COUNT_SHARE = 0.2  # part of the budget for the counts, which are released once
+ROUNDING = 1 + 1e-5  # length by which one row can change a cell's rounded sums in a secure sum
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard deviations of the Gaussian noise on a client's sums.
+
+    Attributes
+    ----------
+    kind
+        Which sums are released: "soft" (of scores) or "hard" (of decisions).
+    count, value
+        Standard deviation on each count, and on each sum of scores or decisions.
+    """
+
+    kind: Kind
+    count: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Integer noise with sensitivity 1: `add` takes counts and returns noisy counts.
+
+    `name` is "discrete laplace" or "discrete gaussian", `scale` its parameter, and `variance` the
+    variance of the noise on one count (for the Gaussian, an upper bound).
+    """
+
+    name: str
+    epsilon: float
+    delta: float
+    scale: float
+    variance: float
+    add: Callable[[list[int]], list[int]]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a deployed run may reveal about one row of a site.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The guarantee of differential privacy for the whole run; `epsilon` None: no noise.
+    releases
+        Number of messages with statistics that the budget must last for.
+    min_count
+        A site reports nothing about a (label, group) with fewer rows than this.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-6
+    releases: int = 1
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("min_count", self.min_count, least=0, most=MAX_COUNT)
+        check_integer("releases", self.releases, least=1, most=MAX_COUNT)
+        check_number("delta", self.delta)
+        if self.epsilon is None:
+            return
+        if check_number("epsilon", self.epsilon) <= 0:
+            raise FedgftError(f"`epsilon` must be a positive number, not {self.epsilon:g}")
+        if not 0 < self.delta < 1:
+            raise FedgftError(f"`delta` {self.delta:g} must lie between 0 and 1")
+
+    def noise(self, kind: Kind) -> Noise | None:
+        """Return the noise on every release of sums of this kind; None without `epsilon`."""
+        if self.epsilon is None:
+            return None
+        rho = total_rho(self.epsilon, self.delta)
+        per_release = rho * (1 - COUNT_SHARE) / self.releases
+        return Noise(kind, _deviation(rho * COUNT_SHARE), _deviation(per_release))
+
+    def rho(self, released: int, counts: int = 1) -> float:
+        """Return what `released` releases cost in zero-concentrated DP.
+
+        `counts` is how often the counts were released, normally once per run.
+        """
+        if self.epsilon is None:
+            return 0.0
+        rho = total_rho(self.epsilon, self.delta)
+        return rho * (COUNT_SHARE * counts + (1 - COUNT_SHARE) * released / self.releases)
+
+    def spent(self, released: int, counts: int = 1) -> float | None:
+        """Return the epsilon spent so far, at the same delta; None without `epsilon`."""
+        if self.epsilon is None:
+            return None
+        return 0.0 if released == 0 else epsilon_of(self.rho(released, counts), self.delta)
+
+    def to_request(self, kind: Kind) -> dict[str, float]:
+        """Return the settings that the server sends to its clients."""
+        request = {"min_count": float(self.min_count)} if self.min_count else {}
+        if self.epsilon is not None:
+            request |= {
+                "epsilon": self.epsilon,
+                "delta": self.delta,
+                "releases": float(self.releases),
+                "hard": float(kind == "hard"),
+            }
+        return request
+
+
+# Calibration and accounting
+
+
+@lru_cache
+def calibrate_noise(epsilon: float, delta: float) -> Mechanism:
+    """Return the smallest integer noise that OpenDP certifies for this budget, at sensitivity 1.
+
+    With `delta` 0 it is discrete Laplace noise, otherwise discrete Gaussian noise.
+    """
+    if not 1e-4 <= epsilon <= 20:  # outside, the result is nothing but noise, or has none
+        raise FedgftError(f"`epsilon` {epsilon:g}: must lie between 0.0001 and 20")
+    if not (delta == 0 or 1e-20 <= delta <= 0.1):
+        raise FedgftError(f"`delta` {delta:g}: must be 0, or lie between 1e-20 and 0.1")
+    dp = _opendp()
+    if delta == 0:
+        scale = dp.binary_search_param(_laplace, d_in=1, d_out=epsilon)
+        variance = _laplace_variance(scale)
+        return Mechanism("discrete laplace", epsilon, 0.0, scale, variance, add=_laplace(scale))
+
+    def fix_delta(scale: float) -> Any:
+        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(_gaussian(scale)), delta)
+
+    scale = dp.binary_search_param(fix_delta, d_in=1.0, d_out=(epsilon, delta))
+    # The discrete Gaussian's variance is at most scale^2 (Canonne, Kamath & Steinke 2020).
+    return Mechanism("discrete gaussian", epsilon, delta, scale, scale**2, add=_gaussian(scale))
+
+
+@lru_cache
+def total_rho(epsilon: float, delta: float) -> float:
+    """Return the largest rho of zero-concentrated DP that OpenDP certifies as (epsilon, delta)."""
+    return 1 / (2 * calibrate_noise(epsilon, delta).scale ** 2)
+
+
+@lru_cache
+def epsilon_of(rho: float, delta: float) -> float:
+    """Return the epsilon, at this delta, of releases that cost `rho` together."""
+    dp = _opendp()
+    measurement = dp.c.make_zCDP_to_approxDP(_gaussian(_deviation(rho)))
+    return float(measurement.map(1.0).epsilon(delta))
+
+
+def _deviation(rho: float) -> float:
+    """The standard deviation of Gaussian noise that costs `rho` at sensitivity 1."""
+    return math.sqrt(1 / (2 * rho))
+
+
+def _laplace_variance(scale: float) -> float:
+    """The variance of P(x) proportional to exp(-|x| / scale) on the integers."""
+    q = math.exp(-1 / scale)
+    return 2 * q / (1 - q) ** 2
+
+
+def _opendp() -> Any:
+    dp: Any = import_extra("opendp.prelude", "noise (epsilon)")
+    dp.enable_features("contrib")
+    return dp
+
+
+def _laplace(scale: float) -> Any:
+    dp = _opendp()
+    space = dp.vector_domain(dp.atom_domain(T="i64"))
+    return dp.m.make_laplace(space, dp.l1_distance(T="i64"), scale=scale)
+
+
+def _gaussian(scale: float) -> Any:
+    dp = _opendp()
+    space = dp.vector_domain(dp.atom_domain(T="i64"))
+    return dp.m.make_gaussian(space, dp.l2_distance(T="f64"), scale=scale)
+
+
+# Noise on a client's sums
+
+
+def draw_discrete_gaussian(size: int, deviation: float) -> np.ndarray:
+    """Return `size` integers from the discrete Gaussian distribution."""
+    return np.array(_gaussian(deviation)([0] * size), dtype=np.int64)
+
+
+def add_gaussian(values: np.ndarray, deviation: float) -> np.ndarray:
+    """Return the values with Gaussian noise; OpenDP's sampler has no floating-point holes."""
+    dp = _opendp()
+    space = dp.vector_domain(dp.atom_domain(T="f64", nan=False))
+    add = dp.m.make_gaussian(space, dp.l2_distance(T="f64"), scale=deviation)
+    return np.array(add([float(v) for v in values.ravel()])).reshape(values.shape)
+
+
+def add_noise(tally: Sums, noise: Noise, counts: np.ndarray | None) -> Sums:
+    """Return the sums that may leave the site.
+
+    `counts` are the noisy counts of the run's first release; None: this is the first one.
+    """
+    if counts is None:
+        counts = add_gaussian(tally.count, noise.count)
+    values = add_gaussian(released_values(tally, noise.kind), noise.value)
+    return rebuild_tally(counts, values, noise.kind)
+
+
+def released_values(tally: Sums, kind: Kind) -> np.ndarray:
+    """Return the table that one release holds, (c, k, c - 1): all classes but the first."""
+    table = tally.score if kind == "soft" else tally.decision
+    return table[..., 1:]
+
+
+def rebuild_tally(counts: np.ndarray, values: np.ndarray, kind: Kind) -> Sums:
+    """Return released numbers as a tally; the table that was not released is NaN."""
+    table = np.concatenate((counts[..., None] - values.sum(-1, keepdims=True), values), -1)
+    missing = np.full_like(table, np.nan)
+    if kind == "soft":
+        return Sums(counts, table, missing)
+    return Sums(counts, missing, table)
+
+
+def drop_small_cells(tally: Sums, min_count: int) -> Sums:
+    """Set all sums of a (label, group) with fewer rows to 0; noisy counts decide where noisy."""
+    large = tally.count >= min_count
+    return Sums(
+        np.where(large, tally.count, 0.0),
+        np.where(large[..., None], tally.score, 0.0),
+        np.where(large[..., None], tally.decision, 0.0),
+    )
+
+
+def gap_error(metric: Metric, total: Sums, noise: Noise, clients: int) -> float:
+    """Return the standard error that the clients' noise puts on the gap (delta method).
+
+    `total` holds the sums of all clients, each of which added `noise`. NaN where a group has no
+    rows.
+    """
+    statistics = total.statistics(metric, noise.kind)
+    if not (statistics[1] > 0).all():
+        return float("nan")
+    classes = total.count.shape[-2]
+    gradient = metric.gradient(statistics)
+    per_class = price(metric, gradient, classes)[:, :-1]  # d gap / d table: label, group, class
+    _, offset = metric.affine(classes)
+    per_count = np.einsum("svy,svg->yg", offset, gradient) + per_class[..., 0]
+    per_value = per_class[..., 1:] - per_class[..., :1]
+    variance = (per_count**2).sum() * noise.count**2 + (per_value**2).sum() * noise.value**2
+    return math.sqrt(clients * variance)
+
+
+# Shares of the noise in a secure sum
+
+
+def honest_clients(clients: int) -> int:
+    """Return how many of the clients are assumed to keep their share of the noise secret."""
+    return clients - (clients - 1) // 3
+
+
+def share_noise(noise: Noise, clients: int) -> Noise:
+    """Return the noise that each of `clients` adds to a secure sum.
+
+    The counts get half of their budget; the other half is for the number of rows that a site
+    declares (`declared_rows_deviation`).
+    """
+    part = 1 / math.sqrt(honest_clients(clients))
+    count = declared_rows_deviation(noise) * part
+    return Noise(noise.kind, count, noise.value * part * ROUNDING)
+
+
+def declared_rows_deviation(noise: Noise) -> float:
+    """Return the standard deviation on the number of rows that a site declares."""
+    return noise.count * math.sqrt(2)

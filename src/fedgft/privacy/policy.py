@@ -1,0 +1,333 @@
+"""A site's privacy policy: what may leave it, as the server asks and as its own limits allow.
+
+A site sets limits in its node configuration that no server can lift:
+
+| setting       | effect                                                                       |
+|---------------|------------------------------------------------------------------------------|
+| `max-epsilon` | it takes part only if the statistics get at least that much noise            |
+| `max-delta`   | and only at a delta of at most this [1e-5]                                   |
+| `ledger`      | a file: and only while all its runs together stay within that `max-epsilon`  |
+| `secure`      | it gives its sums to secure sums only                                        |
+| `peers`       | a folder of public keys: secure sums are with these sites only               |
+| `min-count`   | it reports nothing about a (label, group) with fewer rows                    |
+
+It counts its own releases in a file that survives its process (`fedgft.privacy.ledger`). A server
+that asks more often than agreed gets an error; one that asks again about the same model gets the
+same numbers, which reveal nothing new.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedgft.errors import FedgftError
+from fedgft.formatting import printable
+from fedgft.metrics import Kind
+from fedgft.privacy.ledger import (
+    Ledger,
+    RunRecord,
+    SiteContext,
+    ledger_file,
+    open_ledger,
+    read_ledger,
+)
+from fedgft.privacy.noise import (
+    Budget,
+    Noise,
+    add_gaussian,
+    add_noise,
+    declared_rows_deviation,
+    draw_discrete_gaussian,
+    drop_small_cells,
+    rebuild_tally,
+    released_values,
+    share_noise,
+    total_rho,
+)
+from fedgft.sums import Sums
+
+MAX_DELTA = 1e-5
+UNIT = 2**20  # numbers travel in secure sums as integer multiples of 1 / UNIT
+
+
+@dataclass(frozen=True)
+class Summand:
+    """What a site adds to a secure sum, in integer multiples of 1 / UNIT.
+
+    `counts` are its counts and `values` the sums of one model: of scores and decisions, or, with
+    noise, only the table that was asked for, without the first class. Both are flat.
+    """
+
+    counts: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class SitePolicy:
+    """What a site may send in reply to one request.
+
+    Parameters
+    ----------
+    context
+        Flower's context: the run and the node's configuration with the site's limits.
+    site
+        Name of the site.
+    request
+        The server's request; its privacy settings are under ``privacy.``.
+    """
+
+    context: SiteContext
+    site: str
+    request: Mapping[str, Any] = field(default_factory=dict)
+
+    # Terms
+
+    def limits(self) -> tuple[float | None, float]:
+        """Return the site's own max-epsilon (None: no limit) and max-delta.
+
+        A limit without effect is an error, before anything leaves the site: NaN is below no
+        number, and a ledger without a limit would never be full.
+        """
+        config = self.context.node_config
+        epsilon = config.get("max-epsilon")
+        delta = config.get("max-delta", MAX_DELTA)
+        if epsilon is None and "ledger" in config:
+            raise FedgftError(
+                f"site '{self.site}': its setting 'ledger' counts up to max-epsilon, which is "
+                "not set: add max-epsilon=1.0, or another number",
+                kind="missing",
+            )
+        for name, value, top in (("max-epsilon", epsilon, math.inf), ("max-delta", delta, 1.0)):
+            valid = isinstance(value, int | float) and value is not True and 0 < value < top
+            if value is not None and not valid:
+                below = "" if top == math.inf else f" below {top:g}"
+                raise FedgftError(
+                    f"site '{self.site}': its setting {name} is {_one_line(value)}: write a "
+                    f"positive number{below}"
+                )
+        return None if epsilon is None else float(epsilon), float(delta)
+
+    def agree(self) -> Budget:
+        """Return the requested budget, or raise if the site's limits do not allow it."""
+        config = self.context.node_config
+        epsilon = self._setting("epsilon")
+        delta = self._setting("delta") or 1e-6
+        max_epsilon, max_delta = self.limits()
+        if max_epsilon is not None and (epsilon is None or epsilon > max_epsilon):
+            offered = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
+            raise FedgftError(
+                f"site '{self.site}' takes part with epsilon of at most {max_epsilon:g} (its "
+                f"max-epsilon); the server offers {offered}"
+            )
+        if max_epsilon is not None and delta > max_delta:
+            raise FedgftError(
+                f"site '{self.site}': delta {delta:g} is above its max-delta, {max_delta:g}"
+            )
+        if config.get("secure") and "privacy.secure" not in self.request:
+            raise FedgftError(
+                f"site '{self.site}' takes part in secure sums only (its setting 'secure')"
+            )
+        min_count = max(int(self._setting("min_count") or 0), int(config.get("min-count", 0)))
+        return Budget(epsilon, delta, int(self._setting("releases") or 1), min_count)
+
+    def hides_metrics(self) -> bool:
+        """Whether a reply must not hold a loss or an accuracy, only the number of rows."""
+        return "privacy.epsilon" in self.request or "privacy.secure" in self.request
+
+    # Releases
+
+    def release(self, tally: Sums, model: str) -> Sums:
+        """Return what may leave the site of the exact sums of the model with this digest."""
+        budget = self.agree()
+        if self.context.node_config.get("secure"):
+            raise FedgftError(f"site '{self.site}' gives its sums to secure sums only")
+        noise = budget.noise(self._kind)
+        if noise is not None:
+            tally = self._release_noisy(tally, budget, noise, model)
+        return drop_small_cells(tally, budget.min_count) if budget.min_count else tally
+
+    def _release_noisy(self, tally: Sums, budget: Budget, noise: Noise, model: str) -> Sums:
+        """The noisy sums of this model: those sent before, or new ones, which are charged."""
+        name = f"{noise.kind} {model}"
+        with open_ledger(self.context, self.site) as ledger:
+            run = ledger.run(self.context.run_id, _terms(budget, secure=False))
+            if name not in run.answers:
+                self._check_releases(run, budget)
+                first = run.counts is None
+                self.charge(ledger, budget.rho(1, counts=int(first)))
+                counts = None if first else self._reshape(run.counts, tally.count.shape)
+                noisy = add_noise(tally, noise, counts)
+                run.released += 1
+                run.counts = _to_list(noisy.count)
+                run.answers[name] = _to_list(released_values(noisy, noise.kind))
+            counts = self._reshape(run.counts, tally.count.shape)
+            values = self._reshape(run.answers[name], released_values(tally, noise.kind).shape)
+        return rebuild_tally(counts, values, noise.kind)
+
+    def make_summand(self, tally: Sums, *, model: str, cohort: str, clients: int) -> Summand:
+        """Return this site's part of a secure sum, with its share of the noise.
+
+        A second request about one model gets the same numbers; the counts are those of the run's
+        first sum, and so must be the `cohort`, which identifies the `clients` of the sum.
+        """
+        budget = self.agree()
+        noise = budget.noise(self._kind)
+        if noise is not None and budget.min_count:
+            raise FedgftError(
+                "min-count withholds cells by their true counts, which noise must not show: "
+                "drop one",
+                kind="conflict",
+            )
+        if budget.min_count:
+            tally = drop_small_cells(tally, budget.min_count)
+        with open_ledger(self.context, self.site) as ledger:
+            run = ledger.run(self.context.run_id, _terms(budget, secure=True))
+            if run.cohort not in (None, cohort):
+                raise FedgftError("this run has a sum over other sites already", kind="conflict")
+            run.cohort = cohort
+            name = f"{'both' if noise is None else noise.kind} {model}"
+            if name not in run.answers:
+                self._add_summand(run, ledger, budget, tally, name=name, clients=clients)
+            counts = np.array(run.counts, np.int64)
+            return Summand(counts, np.array(run.answers[name], np.int64))
+
+    def _add_summand(
+        self,
+        run: RunRecord,
+        ledger: Ledger,
+        budget: Budget,
+        tally: Sums,
+        *,
+        name: str,
+        clients: int,
+    ) -> None:
+        """Enter a new summand into the run's record, and charge it if it has noise."""
+        noise = budget.noise(self._kind)
+        if noise is None:
+            share = Noise(self._kind, 0.0, 0.0)
+            values = np.concatenate([tally.score.ravel(), tally.decision.ravel()])
+        else:
+            self._check_releases(run, budget)
+            self.charge(ledger, budget.rho(1, counts=int(run.rows is None)))
+            if run.rows is None:
+                run.rows = _noisy_rows(float(tally.rows()), noise)
+            run.released += 1
+            share = share_noise(noise, clients)
+            values = released_values(tally, noise.kind)
+        if run.counts is None:
+            run.counts = _to_list(_to_units(tally.count, share.count))
+        run.answers[name] = _to_list(_to_units(values, share.value))
+
+    def declare_rows(self, rows: int) -> int:
+        """Return the number of rows that the site declares in secure sums, fixed for a run.
+
+        With noise it is noisy, and costs half of the budget for counts.
+        """
+        budget = self.agree()
+        noise = budget.noise(self._kind)
+        with open_ledger(self.context, self.site) as ledger:
+            run = ledger.run(self.context.run_id, _terms(budget, secure=True))
+            if run.rows is None:
+                run.rows = float(rows)
+                if noise is not None:
+                    self.charge(ledger, budget.rho(0))
+                    run.rows = _noisy_rows(float(rows), noise)
+            return max(1, round(run.rows))
+
+    def release_report(self, make_report: Callable[[], str], budget: Budget, model: str) -> str:
+        """Return the report on held-out rows.
+
+        With noise there is one per run: the same text again for the same model, and an error for
+        another one.
+        """
+        if budget.epsilon is None:
+            return make_report()
+        with open_ledger(self.context, self.site) as ledger:
+            run = ledger.run(self.context.run_id, _terms(budget, secure=False))
+            if run.reports and not run.reports.get(model):
+                raise FedgftError(f"site '{self.site}': the budget of its report is spent")
+            if not run.reports:
+                self.charge(ledger, total_rho(budget.epsilon, budget.delta))
+                run.reports[model] = make_report()
+            return run.reports[model]
+
+    def report_rows(self, rows: int, sent: Sums | None = None) -> int:
+        """Return the number of rows that a reply may state.
+
+        Beside noise or withheld cells the true number would reveal what they hide; then it is that
+        of the counts that were sent: in `sent`, or before in this run.
+        """
+        noisy = "privacy.epsilon" in self.request
+        if noisy and "privacy.secure" in self.request:
+            return self.declare_rows(rows)
+        min_count = self._setting("min_count") or self.context.node_config.get("min-count")
+        if not noisy and not min_count:
+            return rows
+        if noisy:
+            runs = read_ledger(ledger_file(self.context, self.site), self.site).runs
+            run = runs.get(f"{self.context.run_id} {self.site}")
+            if run is not None and run.counts is not None:
+                return max(1, round(sum(run.counts)))
+        return 1 if sent is None else max(1, round(float(sent.rows())))
+
+    def charge(self, ledger: Ledger, rho: float) -> None:
+        """Enter a release, within the limit for all runs if the site keeps a ledger for them."""
+        max_epsilon, delta = self.limits()
+        limit = max_epsilon if "ledger" in self.context.node_config else None
+        file = ledger_file(self.context, self.site).name
+        ledger.charge(rho, limit=limit, delta=delta, file=file)
+
+    def _check_releases(self, run: RunRecord, budget: Budget) -> None:
+        if run.released >= budget.releases:
+            raise FedgftError(
+                f"site '{self.site}': its privacy budget (epsilon {budget.epsilon:g}, "
+                f"{budget.releases} releases) is spent; it sends no more statistics in this run"
+            )
+
+    def _reshape(self, values: list[float] | None, shape: tuple[int, ...]) -> np.ndarray:
+        """Released numbers as a table of this shape."""
+        table = np.array(values or [], dtype=float)
+        if table.size != math.prod(shape):
+            raise FedgftError(
+                f"site '{self.site}': its classes or groups changed during a run", kind="conflict"
+            )
+        return table.reshape(shape)
+
+    @property
+    def _kind(self) -> Kind:
+        return "hard" if self._setting("hard") else "soft"
+
+    def _setting(self, name: str) -> float | None:
+        """A privacy setting of the request. NaN is refused: it would pass every limit."""
+        value = self.request.get(f"privacy.{name}")
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise FedgftError(f"the server's privacy.{name} is {_one_line(value)}: not a number")
+        return float(value)
+
+
+def _terms(budget: Budget, *, secure: bool) -> list[float]:
+    return [float(budget.epsilon or 0), budget.delta, float(budget.releases), float(secure)]
+
+
+def _noisy_rows(rows: float, noise: Noise) -> float:
+    return float(add_gaussian(np.array([rows]), declared_rows_deviation(noise))[0])
+
+
+def _to_units(exact: np.ndarray, deviation: float) -> np.ndarray:
+    """The numbers as integer multiples of 1 / UNIT, with noise of this deviation."""
+    units = np.rint(exact.ravel() * UNIT).astype(np.int64)
+    return units + draw_discrete_gaussian(units.size, deviation * UNIT) if deviation else units
+
+
+def _to_list(values: np.ndarray) -> list[float]:
+    """Integers stay integers: they may be larger than a float can hold exactly."""
+    return values.ravel().tolist()
+
+
+def _one_line(value: Any) -> str:
+    return printable(" ".join(str(value).split()))[:40]

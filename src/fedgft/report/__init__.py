@@ -1,1 +1,0 @@
-"""Figures and sentences made from results."""

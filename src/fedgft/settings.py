@@ -1,0 +1,432 @@
+"""The table of settings: the type, bounds, choices, default and help text of each, stated once.
+
+`Settings` (how a simulation runs), the options of the command line and the configuration of a
+deployed run take their defaults and help texts from this table, and `check_setting` checks their
+values. The module imports neither NumPy nor PyTorch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import inf, isnan
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fedgft.errors import FedgftError
+
+if TYPE_CHECKING:
+    from fedgft.optimizers import Optimizer
+
+MAX_COUNT = 2**31 - 1  # of rounds, rows, clients: the kernels index with 32 bits
+MAX_NUMBER = 1e6  # of strengths and learning rates: larger values are typing errors
+MAX_SEED = 2**63 - 1
+MAX_REPLICATES = 100_000
+
+MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
+BaseName = Literal[
+    "fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
+]
+ProtocolName = Literal["heldout", "paper"]
+PartitionName = Literal["dirichlet", "iid", "pure", "column"]
+Sampling = Literal["size", "uniform"]
+ModelName = Literal["logistic", "mlp", "resnet18"]
+Norm = Literal["batch", "group"]
+Stem = Literal["imagenet", "small"]
+Norms = Literal["shared", "local"]
+Penalty = Literal["l1", "l2", "half"]
+Spread = Literal["range", "deviation", "variance"]
+FairFedRule = Literal["subtract", "authors", "exp"]
+Control = Literal["decisions", "scores"]
+OptimizerName = Literal["adam", "adamw", "sgd", "momentum"]
+State = Literal["keep", "reset", "reset-first", "shared"]
+Schedule = Literal["constant", "cosine", "step", "inverse-sqrt", "inverse"]
+Start = Literal["common", "own"]
+Batches = Literal["reshuffled", "fixed"]
+EvalOn = Literal["both", "test"]
+Augment = Literal["none", "flip"]
+ValidPart = Literal["drop", "train", "test"]
+ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
+Precision = Literal["fp32", "fp64", "bf16"]
+Scaling = Literal["pooled", "median"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table.
+
+    Parameters
+    ----------
+    kind
+        int, float, str, bool, or Path; `tuple` for a tuple of texts.
+    help
+        What it does, as `--help` prints it.
+    default
+        Its value where it is not given. None: it may stay unset.
+    unset
+        What the command line does where the option is not given, if that is not `default`.
+    at_least, above, at_most, below
+        Bounds of a number, inclusive and exclusive.
+    choices
+        The texts that are allowed; empty: any.
+    hint
+        Added to the message about a value outside the bounds.
+    """
+
+    kind: type
+    help: str
+    default: Any = None
+    unset: str = ""
+    at_least: float = -inf
+    above: float = -inf
+    at_most: float = inf
+    below: float = inf
+    choices: tuple[str, ...] = ()
+    hint: str = ""
+
+    def fault(self, value: Any) -> str | None:
+        """Return what is wrong with a value, as the end of a sentence; None if it is valid."""
+        if value is None and self.default is None:
+            return None
+        if self.choices:
+            if isinstance(value, str) and value in self.choices:
+                return None
+            return f"{_shorten(value)} is not known; choose from {', '.join(self.choices)}"
+        if self.kind in (int, float):
+            return self._number_fault(value)
+        if self.kind is bool and not isinstance(value, bool):
+            return f"must be True or False, not {_shorten(value)}"
+        if self.kind is str and not isinstance(value, str):
+            return f"must be a text, not {_shorten(value)}"
+        return None
+
+    def _number_fault(self, value: Any) -> str | None:
+        wanted = Integral if self.kind is int else Real
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            noun = "whole number" if self.kind is int else "number"
+            return f"must be a {noun}, not {_shorten(value)}"
+        number: Any = value
+        bounds = (
+            (number < self.at_least, f"at least {self.at_least:,g}"),
+            (number <= self.above, f"above {self.above:,g}"),
+            (number > self.at_most, f"at most {_readable(self.at_most)}"),
+            (number >= self.below, "finite" if self.below == inf else f"below {self.below:,g}"),
+            (isnan(number), "a number"),
+        )
+        broken = next((text for is_broken, text in bounds if is_broken), None)
+        if broken is None:
+            return None
+        return f"must be {broken}, got {_readable(value)}{self.hint and f': {self.hint}'}"
+
+    def help_text(self) -> str:
+        """Return the help text of the option: one sentence, with the default where it is known."""
+        return f"{self.help} [default: {self.unset}]." if self.unset else f"{self.help}."
+
+
+def _shorten(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _readable(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, Integral) else f"{number:,.12g}"
+
+
+def _count(
+    help: str, default: int | None = None, unset: str = "", *, low: int = 1, high: int = MAX_COUNT
+) -> Setting:
+    return Setting(int, help, default, unset, at_least=low, at_most=high)
+
+
+def _strength(
+    help: str, default: float | None = None, unset: str = "", *, high: float = MAX_NUMBER
+) -> Setting:
+    return Setting(float, help, default, unset, at_least=0, at_most=high)
+
+
+def _rate(
+    help: str, default: float | None = None, unset: str = "", *, high: float = MAX_NUMBER
+) -> Setting:
+    return Setting(float, help, default, unset, above=0, at_most=high)
+
+
+def _choice(names: Any, help: str, default: str | None = None, unset: str = "") -> Setting:
+    return Setting(str, help, default, unset, choices=get_args(names))
+
+
+OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train --help` prints
+    "Data": {
+        "data": Setting(
+            str,
+            "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file",
+            "adult",
+        ),
+        "label": Setting(str, "The label's column; of celeba an attribute", unset="Smiling"),
+        "group": Setting(
+            str,
+            "The group's column, of celeba an attribute [default: Male]; several give "
+            "intersections: a,b",
+        ),
+        "exclude_empty": Setting(
+            bool, "Exclude groups that lack, in any replicate, a row that the metric needs", False
+        ),
+        "client": Setting(
+            str, "The client's column, which becomes the partition. Of celeba: identity"
+        ),
+        "split": Setting(str, "A column that says train or test"),
+        "positive": Setting(str, "Which of two label values is the positive one"),
+        "leave_out": Setting(
+            tuple, "Columns that are not features: identifiers, or the group itself", unset="none"
+        ),
+        "train_rows": _count("Training rows to draw per replicate", unset="all; celeba: 10,000"),
+        "test_rows": _count("Test rows to draw per replicate", unset="all; celeba: 6,000"),
+    },
+    "Images": {
+        "images": Setting(
+            Path, "Folder of images: CelebA's with --data celeba, or those that a table names"
+        ),
+        "size": _count("Pixels per side after resizing, e.g. 64, 128 or 224", unset="64"),
+        "crop": _count("Side of the central square to cut out first", unset="the largest"),
+        "image": Setting(
+            str, "The column of file names", unset="image, filename, file, path or image_id"
+        ),
+        "skip_bad": Setting(bool, "Skip and count images that are missing or unreadable", False),
+        "valid": _choice(ValidPart, "Where CelebA's validation part goes", unset="drop"),
+        "cache": Setting(Path, "Folder for decoded images", unset="the user's cache folder"),
+        "augment": _choice(
+            Augment, "flip: mirror half of the training images at random", "none", "the protocol's"
+        ),
+    },
+    "Federation and replicates": {
+        "clients": _count("Number of clients", 10),
+        "partition": _choice(
+            PartitionName,
+            "How rows are assigned to clients",
+            unset="dirichlet; column where --client is given",
+        ),
+        "cohort": _count("Clients that take part in a round", unset="all"),
+        "sampling": _choice(
+            Sampling,
+            "size: clients are drawn with probability n_k/n, with replacement. uniform: without",
+            "uniform",
+            "uniform",
+        ),
+        "noise": _strength(
+            "Noise (sd) on the counts by label, group and decision that clients send", 0.0, "0"
+        ),
+        "protocol": _choice(
+            ProtocolName,
+            "heldout: disjoint test rows, the numbers to trust. paper: as they were published",
+            "heldout",
+        ),
+        "seeds": _count(
+            "Replicates; they run side by side", None, "20; 3 for images", high=MAX_REPLICATES
+        ),
+        "seed": _count("The first replicate's seed; the others follow", 0, low=0, high=MAX_SEED),
+    },
+    "Method": {
+        "target": Setting(
+            float,
+            "Largest gap that fedgft-control may leave, as a fraction: 0.02 is two points",
+            unset="0",
+            at_least=0,
+            below=1,
+            hint="it is a fraction, two points are 0.02",
+        ),
+        "control": _choice(
+            Control, "Which gap fedgft-control measures against the target", unset="decisions"
+        ),
+        "pick": _strength(
+            "fedgft-control selects its model from this share of the rounds, the last",
+            unset="0.6",
+            high=1,
+        ),
+        "lam": _strength("Strength of fedgft and lft", unset="the protocol's"),
+        "penalty": _choice(Penalty, "J(F): x, x^2 or x^2/2", unset="half"),
+        "spread": _choice(
+            Spread, "F of fedgft and lft: range, distance from all, squares", unset="range"
+        ),
+        "beta": _strength("Strength of fairfed", unset="the protocol's"),
+        "fairfed": _choice(
+            FairFedRule,
+            "FairFed as published, as the authors coded it, as the paper has it",
+            unset="the protocol's",
+        ),
+        "base": _choice(BaseName, "The federated algorithm below the methods", unset="fedavg"),
+        "mu": _strength("Strength of the proximal term", unset="0.1 with --base fedprox, else 0"),
+        "server_lr": _rate(
+            "Learning rate of the server, for --base fedavgm, fedadam, fedyogi and fedadagrad"
+        ),
+    },
+    "Model and local training": {
+        "model": _choice(ModelName, "The model", unset="logistic; resnet18 for images"),
+        "norm": _choice(Norm, "Normalizing layers of resnet18", unset="batch"),
+        "stem": _choice(
+            Stem, "First layer of resnet18; small: for images of 32 pixels", unset="imagenet"
+        ),
+        "weights": Setting(Path, "Start resnet18 from a .safetensors file or a torch state dict"),
+        "fedbn": Setting(bool, "Every client keeps its own BatchNorm", False, "the weighted mean"),
+        "lr": _rate("Local learning rate", unset="chosen, or the protocol's"),
+        "rounds": _count(
+            "Communication rounds", 50, "the protocol's, and more where fedgft-control needs them"
+        ),
+        "epochs": _count("Local epochs per round", 1, "1"),
+        "batch_size": _count("Rows in a local batch", 256, "256; 64 for images"),
+        "steps": _count("Maximum of local steps per epoch", unset="all rows are read"),
+        "optimizer": _choice(OptimizerName, "Local optimizer", unset="adam"),
+        "state": _choice(
+            State,
+            "What a local optimizer keeps of the last round; shared: the mean v",
+            "shared",
+            "the protocol's",
+        ),
+        "schedule": _choice(
+            Schedule, "How the learning rate falls over the rounds", "cosine", "the protocol's"
+        ),
+        "weight_decay": _strength("Weight decay of the local optimizer", unset="0"),
+        "eval_every": _count("Rounds between measurements; 0: first and last", 1, "1", low=0),
+    },
+    "Machine": {
+        "device": Setting(str, "cpu, cuda, or several GPUs: cuda:0,cuda:1", "cpu", "cpu"),
+        "precision": _choice(
+            Precision, "bf16: of products on a GPU, parameters stay float32", "fp32", "fp32"
+        ),
+        "threads": _count("CPU threads; results do not depend on them", 2, "2"),
+        "executor": _choice(ExecutorName, "Which part of the simulator computes", "auto", "auto"),
+        "lanes": _count("Clients in flight on a GPU", unset="as many as help and fit"),
+        "deterministic": Setting(
+            bool, "The same bits each time on a GPU, slower; a CPU always gives them", False
+        ),
+        "checkpoint_every": _count(
+            "Rounds between checkpoints in --out; 0: none", None, "1 for images, else 0", low=0
+        ),
+        "resume": Setting(
+            bool, "Continue from the checkpoints of an interrupted run in --out", False
+        ),
+    },
+}
+
+SETTINGS: dict[str, Setting] = {
+    **{name: setting for group in OPTIONS.values() for name, setting in group.items()},
+    # of the engine alone
+    "start": _choice(Start, "One common start, or every client its own in round 1", "common"),
+    "batches": _choice(Batches, "Batches are drawn in every epoch, or once", "reshuffled"),
+    "lag": Setting(bool, "Prices are one round old, as if sums came with the updates", False),
+    "eval_on": _choice(EvalOn, "Measure on the clients' and the test rows, or on these", "both"),
+    "norms": _choice(Norms, "Clients share normalizing layers or keep their own (FedBN)", "shared"),
+    "graphs": Setting(bool, "Replay captured steps on a GPU", True),
+    # of commands, and of a deployed run
+    "method": _choice(MethodName, "The method"),
+    "alpha": _rate("Dirichlet concentration: small is heterogeneous", 0.5, high=inf),
+    "sites": _count("Sites to wait for", 3),
+    "test_share": Setting(float, "Share of rows held out", 0.3, at_least=0, below=1),
+    "proximal_mu": _strength("Strength of the proximal term of FedProx", 0.1),
+    "min_count": _strength("A site withholds counts of fewer rows", 0, high=inf),
+    "timeout": _rate("Seconds for one phase of a round", 600.0, high=inf),
+    "node_timeout": _rate("Seconds to wait for sites", 120.0, high=inf),
+    "scaling": _choice(Scaling, "Scaling of the sites' numbers", "pooled"),
+    "epsilon": _rate("Privacy budget of the whole run", high=inf),
+    "max_influence": _rate("The most that one site may move the gap", 1.0, high=inf),
+}
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raise a `FedgftError` with this field if the value is not one that the setting can have.
+
+    Parameters
+    ----------
+    name
+        A key of `SETTINGS`.
+    value
+        Any object. None passes where the setting may stay unset.
+    """
+    fault = SETTINGS[name].fault(value)
+    if fault is not None:
+        raise FedgftError(fault, field=name)
+
+
+def check_settings(values: Mapping[str, Any]) -> None:
+    """Check those values, by name, that the table knows and that are not None."""
+    for name, value in values.items():
+        if value is not None and name in SETTINGS:
+            check_setting(name, value)
+
+
+def _default_optimizer() -> "Optimizer":
+    from fedgft.optimizers import Optimizer
+
+    return Optimizer()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a simulation runs: everything that is the same for all its runs.
+
+    The defaults are those of the protocol `heldout`, with which targets are reached. How the
+    published numbers were made is `get_protocol("paper").settings`.
+    """
+
+    rounds: int = SETTINGS["rounds"].default
+    epochs: int = SETTINGS["epochs"].default
+    batch_size: int = SETTINGS["batch_size"].default
+    steps: int | None = None
+    optimizer: "Optimizer" = field(default_factory=_default_optimizer)
+    state: State = SETTINGS["state"].default
+    schedule: Schedule = SETTINGS["schedule"].default
+    cohort: int | None = None
+    sampling: Sampling = SETTINGS["sampling"].default
+    start: Start = SETTINGS["start"].default
+    batches: Batches = SETTINGS["batches"].default
+    lag: bool = SETTINGS["lag"].default
+    noise: float = SETTINGS["noise"].default
+    eval_every: int = SETTINGS["eval_every"].default
+    eval_on: EvalOn = SETTINGS["eval_on"].default
+    augment: Augment = SETTINGS["augment"].default
+    norms: Norms = SETTINGS["norms"].default
+    precision: Precision = SETTINGS["precision"].default
+    threads: int = SETTINGS["threads"].default
+    executor: ExecutorName = SETTINGS["executor"].default
+    device: str = SETTINGS["device"].default
+    lanes: int | None = None
+    deterministic: bool = SETTINGS["deterministic"].default
+    graphs: bool = SETTINGS["graphs"].default
+
+    def __post_init__(self) -> None:
+        from fedgft.optimizers import Optimizer
+
+        for each in fields(self):
+            if each.name != "optimizer":
+                check_setting(each.name, getattr(self, each.name))
+        if not isinstance(self.optimizer, Optimizer):
+            raise FedgftError(
+                f"must be an Optimizer, for example Optimizer('adam'), not "
+                f"{_shorten(self.optimizer)}",
+                field="optimizer",
+            )
+
+    @property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """The type of parameters and sums."""
+        return "float64" if self.precision == "fp64" else "float32"
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices by name; models are kept and measured on the first."""
+        return [name.strip() for name in self.device.split(",")]
+
+    def check_cohort(self, clients: int) -> None:
+        """Raise a `FedgftError` if a round draws more clients than there are."""
+        if self.cohort is not None and self.cohort > clients:
+            raise FedgftError(
+                f"`cohort` must lie between 1 and the {clients} clients, got {self.cohort}"
+            )
+
+
+Settings.__doc__ = "\n".join(
+    [
+        (Settings.__doc__ or "").rstrip(),
+        "",
+        "    Parameters",
+        "    ----------",
+        *(f"    {each.name}\n        {SETTINGS[each.name].help}." for each in fields(Settings)),
+    ]
+)

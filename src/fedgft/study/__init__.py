@@ -1,0 +1,24 @@
+"""Studies: methods trained on replicates of a federation, and what comes out of them."""
+
+from fedgft.study.protocol import PROTOCOLS, Protocol, check_groups, get_protocol
+from fedgft.study.results import choices, client_rows, round_rows, row
+from fedgft.study.study import Point, Result, Study
+from fedgft.study.training import Comparison, TrainedModel, compare_methods, train_model
+
+__all__ = [
+    "PROTOCOLS",
+    "Comparison",
+    "Point",
+    "Protocol",
+    "Result",
+    "Study",
+    "TrainedModel",
+    "check_groups",
+    "choices",
+    "client_rows",
+    "compare_methods",
+    "get_protocol",
+    "round_rows",
+    "row",
+    "train_model",
+]

@@ -1,0 +1,313 @@
+"""The two protocols: how the paper's numbers were made, and what a user should trust.
+
+| | `paper` | `heldout` |
+|---|---|---|
+| test rows | 30% at random, also among the clients' rows | 30%, taken out before partitioning |
+| features | raw | standardized by federated sums over training rows |
+| start | every client its own in round 1 | one common start |
+| client Adam | state kept, batches fixed once | m reset each round, v shared; reshuffled |
+| learning rate | 0.002 constant | cosine, start chosen on an inner split |
+| rounds | 20 | 50; of fedgft-control 100 or 200 where 50 miss the target |
+| strength | lam 20, beta 1 | chosen on an inner split |
+| target of fedgft-control | 0 | 0 |
+| FairFed | the authors' code | as published |
+| headline gap | soft, on the federation's rows | hard, on held-out rows, with interval and floor |
+
+A federation is checked before anything is trained on it: `check_groups`, `contradiction`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
+from fedgft.algorithms.weightings import Rule
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.partition import TestRows
+from fedgft.engine import Settings
+from fedgft.errors import FedgftError
+from fedgft.metrics import Kind, Metric
+from fedgft.metrics.spread import Spread
+
+LAMS = (1.0, 10.0, 20.0, 50.0)
+BETAS = (0.1, 1.0, 10.0)
+RATES = (0.005, 0.01, 0.02, 0.03)
+MORE_RATES = (0.001, 0.002, 0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How the cells of a study are trained and tested.
+
+    Of `lr`, `lam`, `beta` and `target`, several values are candidates among which each replicate
+    chooses on an inner split of its training rows.
+
+    Parameters
+    ----------
+    name
+        "paper" or "heldout".
+    test
+        Whether test rows are disjoint from the clients' rows.
+    features
+        Whether features are standardized.
+    settings
+        The simulator's.
+    lr
+        Local learning rates.
+    lam
+        Strengths of fedgft and lft.
+    beta
+        Strengths of fairfed.
+    fairfed
+        The rule of `FairFed`.
+    headline
+        Which gap tables and figures show first: on which rows, of scores or of decisions.
+    target
+        Targets of fedgft-control.
+    more_lr
+        Rates outside `lr`. A replicate whose best rate is the lowest or the highest of `lr` tries
+        those beyond it, from the nearest on, for as long as the next one is better.
+    round_factors
+        A replicate of fedgft-control that misses its target is trained again from the start with
+        this many times the rounds, in this order, until it meets the target.
+    penalty, spread
+        J and F of fedgft and lft, see `LinearizedPenalty`.
+    control, pick
+        Which gap fedgft-control measures, and its share of rounds to pick from: see `Controller`.
+    base, mu, server_lr
+        The federated algorithm below the methods, see `with_base`.
+    train_rows, test_rows
+        Rows drawn in each replicate; None: all.
+    own_test
+        Whether test rows that the data set defines are used as such.
+    """
+
+    name: str
+    test: TestRows
+    features: Literal["raw", "standardized"]
+    settings: Settings
+    lr: tuple[float, ...]
+    lam: tuple[float, ...]
+    beta: tuple[float, ...]
+    fairfed: Rule
+    headline: tuple[Literal["federation", "test"], Kind]
+    target: tuple[float, ...] = (0.0,)
+    more_lr: tuple[float, ...] = ()
+    round_factors: tuple[int, ...] = ()
+    penalty: str = "half"
+    spread: Spread = "range"
+    control: Kind = "hard"
+    pick: float = 0.6
+    base: str = "fedavg"
+    mu: float | None = None
+    server_lr: float | None = None
+    train_rows: int | None = None
+    test_rows: int | None = None
+    own_test: bool = True
+
+    def strength(self, method: str) -> tuple[float, ...]:
+        """The candidates for the strength of a method; 0 alone where it has none."""
+        name = METHODS[method].strength
+        return (0.0,) if name is None else getattr(self, name)
+
+    def algorithm(
+        self,
+        method: str,
+        metric: Metric,
+        strength: float | np.ndarray,
+        *,
+        penalty: str | None = None,
+    ) -> Algorithm:
+        """The method with the options and the base of this protocol.
+
+        `strength`: one number, or one per run; `penalty`: instead of the protocol's.
+        """
+        algorithm = get_method(
+            method,
+            metric,
+            strength,
+            penalty=penalty or self.penalty,
+            spread=self.spread,
+            rule=self.fairfed,
+            kind=self.control,
+            pick=self.pick,
+        )
+        return with_base(algorithm, self.base, mu=self.mu, server_lr=self.server_lr)
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "paper": Protocol(
+        name="paper",
+        test="overlap",
+        features="raw",
+        settings=Settings(
+            rounds=20, schedule="constant", state="keep", start="own", batches="fixed"
+        ),
+        lr=(0.002,),
+        lam=(20.0,),
+        beta=(1.0,),
+        fairfed="authors",
+        headline=("federation", "soft"),
+    ),
+    "heldout": Protocol(
+        name="heldout",
+        test="disjoint",
+        features="standardized",
+        settings=Settings(rounds=50, state="shared", schedule="cosine"),
+        lr=RATES,
+        lam=LAMS,
+        beta=BETAS,
+        fairfed="subtract",
+        headline=("test", "hard"),
+        more_lr=MORE_RATES,
+        round_factors=(2, 4),
+    ),
+}
+"heldout is what to trust; paper is how the published numbers were made."
+
+
+def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol:
+    """A protocol by its name.
+
+    Parameters
+    ----------
+    name
+        A key of `PROTOCOLS`.
+    images
+        Whether it is for images instead of tables.
+    data
+        Name of the data set. From "celeba" each replicate draws as many rows as in the paper.
+    """
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise FedgftError(f"`protocol` {name!r} is not known; choose from {', '.join(PROTOCOLS)}")
+    found = _for_images(PROTOCOLS[name]) if images else PROTOCOLS[name]
+    if data != "celeba":
+        return found
+    # The paper draws both parts at random from all images, so they share people.
+    return replace(found, train_rows=10_000, test_rows=6_000, own_test=name != "paper")
+
+
+def _for_images(protocol: Protocol) -> Protocol:
+    """20 rounds of batches of 64 from a common start, with disjoint test rows.
+
+    The mean of networks with different starts is noise. Choosing strengths would take eight times
+    as long, and training with more rounds too, so there is one value of each.
+    """
+    paper = protocol.name == "paper"
+    settings = replace(
+        protocol.settings,
+        rounds=20,
+        batch_size=64,
+        start="common",
+        augment="none" if paper else "flip",
+    )
+    rate, lam = (0.0005, 20.0) if paper else (0.001, 10.0)
+    return replace(
+        protocol,
+        settings=settings,
+        test="disjoint",
+        lr=(rate,),
+        lam=(lam,),
+        beta=(1.0,),
+        round_factors=(),
+    )
+
+
+MAX_NAMES = 8  # group names in a message
+EQUAL_SHARES = 0.01  # shares of positives that differ by less count as equal
+CONSTRAINED_RATES = {  # by metric: the rates that it wants equal in all groups
+    "sp": ("selection rates",),
+    "eop": ("true-positive rates",),
+    "fpr": ("false-positive rates",),
+    "eo": ("true-positive rates", "false-positive rates"),
+    "cal": ("precision",),
+    "acc": (),
+}
+
+
+def check_groups(federation: Federation, metric: Metric) -> None:
+    """Raise `FedgftError` unless every group has a training row that the metric needs.
+
+    The message names the groups that have none.
+    """
+    data = federation.dataset
+    if len(data.group_names) < 2:
+        found = f"only {data.group_names[0]!r}" if data.group_names else "none"
+        raise FedgftError(
+            f"{data.name}: fairness compares groups, and the column of `group` has {found}",
+            kind="data",
+        )
+    empty = empty_groups(federation, metric)
+    if empty:
+        names = ", ".join(repr(data.group_names[g]) for g in empty[:MAX_NAMES])
+        more = f" and {len(empty) - MAX_NAMES} more" if len(empty) > MAX_NAMES else ""
+        raise FedgftError(
+            f"{data.name}: no training row that {metric.title} asks for in group {names}{more}; "
+            "`exclude_empty` leaves such groups out",
+            kind="data",
+        )
+
+
+def empty_groups(federation: Federation, metric: Metric) -> list[int]:
+    """Groups without a training row of some event of the metric."""
+    data = federation.dataset
+    classes = len(federation.dataset.classes)
+    count = _count_rows(federation)
+    empty = count.sum(0) == 0
+    proper = metric.proper_conditions(classes)
+    events = np.einsum("vy,yg->vg", metric.affine(classes)[1][1], count)
+    empty |= (events[proper] == 0).any(0)  # an event that is a decision is not known yet
+    return [g for g in range(len(data.group_names)) if empty[g]]
+
+
+def without_groups(dataset: Dataset, groups: Sequence[int]) -> Dataset:
+    """The same rows; those of the given groups count as "not recorded", and a note says so."""
+    kept = [g for g in range(len(dataset.group_names)) if g not in set(groups)]
+    number = np.full(len(dataset.group_names) + 1, -1)  # -1 stays -1
+    number[kept] = np.arange(len(kept))
+    names = ", ".join(repr(dataset.group_names[g]) for g in groups)
+    said = f"{dataset.name}: left out of the comparison, for want of training rows: {names}"
+    return replace(
+        dataset,
+        groups=number[dataset.groups],
+        group_names=tuple(dataset.group_names[g] for g in kept),
+        notes=(*dataset.notes, said),
+    )
+
+
+def contradiction(dataset: Dataset, metric: Metric) -> str | None:
+    """A sentence on why the parts of a combined metric cannot all be zero; None if they can.
+
+    A decision between two classes has two rates in each group, those of true and of false
+    positives; with the share of positives b they give the selection rate and the precision. Any
+    three of these four, equal in groups of different b, leave only decisions that never accept a
+    negative, or no positive, or do not look at the label. (Equal accuracy may follow from them.)
+    Metrics that a user has added are not considered.
+    """
+    if len(dataset.classes) != 2:
+        return None
+    demands = {name for part, _ in metric.parts for name in CONSTRAINED_RATES.get(part.name, ())}
+    if len(demands) <= 2:
+        return None
+    groups = (dataset.groups == g for g in range(len(dataset.group_names)))
+    share = [dataset.labels[own].mean() for own in groups if own.any()]
+    if np.ptp(share) < EQUAL_SHARES:
+        return None
+    return (
+        f"{metric.name} asks for equal {', '.join(sorted(demands))} at once, and the groups differ "
+        f"in how many are positive ({100 * min(share):.0f}% to {100 * max(share):.0f}%): two rates "
+        "of a decision cannot meet three demands, unless it accepts no negative or ignores the "
+        "label. Training will end, with a compromise; a smaller weight (0.5*cal) gives way first"
+    )
+
+
+def _count_rows(federation: Federation) -> np.ndarray:
+    """(label, group): training rows whose group is recorded."""
+    data = federation.dataset
+    rows = federation.rows
+    known = data.groups[rows] >= 0
+    count = np.zeros((len(data.classes), len(data.group_names)))
+    np.add.at(count, (data.labels[rows][known], data.groups[rows][known]), 1)
+    return count

@@ -1,0 +1,467 @@
+"""A study: one data set, one protocol, several replicates; its cells are trained on demand.
+
+Replicate i has its own test rows, its own partition and its own random numbers, all fixed by
+seed i. Where a protocol leaves a value open, every replicate chooses its own on an inner split:
+each client holds out a quarter of its training rows, and test rows are never looked at. The
+learning rate is the one with which FedAvg is most accurate there; a strength is the one with
+the smallest decision-level gap within one point of the best accuracy there.
+
+Two searches continue where they have not come to an end: a replicate whose best learning rate is
+at an edge of the grid tries rates beyond it, and one that misses its target is trained with more
+rounds (`Protocol.more_lr` and `Protocol.round_factors`). Neither depends on the other replicates.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import Algorithm
+from fedgft.algorithms.controller import TARGET_TOLERANCE, TargetMissedWarning
+from fedgft.algorithms.registry import WITHOUT_STRENGTH
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.partition import Kind as PartitionKind
+from fedgft.data.partition import inner_split, partition
+from fedgft.data.scale import standardize
+from fedgft.engine import History, Settings, simulate
+from fedgft.errors import FedgftError
+from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
+from fedgft.metrics.decisions import is_collapsed
+from fedgft.models import get_model
+from fedgft.study.cache import Checkpoints, run_key
+from fedgft.study.protocol import Protocol, check_groups
+
+ONE_POINT = 0.01
+UNSETTLED = 1e-9  # counts as a miss that is smaller than any other
+OnProgress = Callable[[str, int], None]  # a description, and how many more run-rounds are done
+
+
+def ignore_progress(what: str, amount: int) -> None:
+    """An `OnProgress` that does nothing."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """What may differ within a batch of runs; None: the protocol's value, or its choice."""
+
+    alpha: float
+    strength: float | None = None
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trained cell: all replicates of one method at one heterogeneity.
+
+    Parameters
+    ----------
+    alpha, method, metric
+        The cell.
+    history
+        What was measured; its runs are the replicates.
+    federations
+        One per replicate.
+    lr, strength
+        (replicate,): as trained.
+    rounds
+        (replicate,): rounds of training; `history.rounds` counts in those of the shortest.
+    chosen
+        Which of "lr" and "strength" were chosen on inner splits.
+    """
+
+    alpha: float
+    method: str
+    metric: Metric
+    history: History
+    federations: Sequence[Federation]
+    lr: np.ndarray
+    strength: np.ndarray
+    rounds: np.ndarray
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def stretch(self) -> np.ndarray:
+        """(replicate,): its rounds as a multiple of those in `history.rounds`."""
+        return self.rounds // self.history.rounds[-1]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Runs that are trained side by side: the federation, seed, rate and strength of each."""
+
+    federations: Sequence[Federation]
+    seeds: Sequence[int]
+    lr: np.ndarray
+    strength: np.ndarray = field(default_factory=lambda: np.zeros(1))
+
+    def part(self, at: np.ndarray) -> "Batch":
+        """The runs with these indices."""
+        return Batch(
+            [self.federations[i] for i in at],
+            [self.seeds[i] for i in at],
+            self.lr[at],
+            self.strength[at],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One data set, one protocol, several replicates; its cells are trained on demand.
+
+    Parameters
+    ----------
+    dataset
+        The rows. They are standardized if the protocol says so.
+    protocol
+        How cells are trained and tested, see `get_protocol`.
+    seeds
+        One per replicate.
+    clients, kind
+        How many clients, and how rows are dealt to them.
+    model
+        A name or a model, as `simulate` takes it.
+    init
+        Returns the parameters to start from; None: at random.
+    on_progress
+        Called with a description and the number of run-rounds done since the last call.
+    checkpoints
+        Where simulations leave checkpoints; None: nowhere.
+    """
+
+    dataset: Dataset
+    protocol: Protocol
+    seeds: Sequence[int]
+    clients: int = 10
+    kind: PartitionKind = "dirichlet"
+    model: Any = "logistic"
+    init: Callable[[Federation], np.ndarray] | None = None
+    on_progress: OnProgress = ignore_progress
+    checkpoints: Checkpoints | None = None
+    _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise FedgftError("`seeds` must be at least 1")
+        if self.protocol.features == "standardized" and self.dataset.center is None:
+            object.__setattr__(self, "dataset", self.dataset.standardized())
+        if not self.protocol.own_test:
+            object.__setattr__(self, "dataset", replace(self.dataset, test=None))
+        if self.init is not None:  # all clients start from the given parameters
+            settings = replace(self.protocol.settings, start="common")
+            object.__setattr__(self, "protocol", replace(self.protocol, settings=settings))
+
+    def run(self, alpha: float, method: str, metric: Metric) -> Result:
+        """Train one cell."""
+        return self.sweep(method, metric, [Point(alpha)])[0]
+
+    def sweep(
+        self, method: str, metric: Metric, points: Sequence[Point], *, penalty: str | None = None
+    ) -> list[Result]:
+        """Train all replicates of all points as one batch of runs; return one result per point.
+
+        Methods that do not depend on the metric are trained once for all metrics.
+        """
+        penalty = penalty or self.protocol.penalty
+        key = (method,) if method in WITHOUT_STRENGTH else (method, metric.name, penalty)
+        cells = {p: self._open_cell(p, method, metric, penalty) for p in dict.fromkeys(points)}
+        new = [p for p in cells if ("run", p, *key) not in self._known]
+        if new:
+            what = f"{method}, {metric.name}, alpha {', '.join(f'{p.alpha:g}' for p in new)}"
+            batch = Batch(
+                [f for p in new for f in cells[p][0]],
+                list(self.seeds) * len(new),
+                lr=np.concatenate([cells[p][1] for p in new]),
+                strength=np.concatenate([cells[p][2] for p in new]),
+            )
+            history, rounds = self._train(what, batch, method, metric, penalty)
+            for i, p in enumerate(new):
+                own = slice(i * len(self.seeds), (i + 1) * len(self.seeds))
+                self._known[("run", p, *key)] = (history.part(own), rounds[own])
+        results = []
+        for p in points:
+            history, rounds = self._known[("run", p, *key)]
+            grids = {"lr": self.protocol.lr, "strength": self.protocol.strength(method)}
+            chosen = tuple(n for n, g in grids.items() if getattr(p, n) is None and len(g) > 1)
+            results.append(Result(p.alpha, method, metric, history, *cells[p], rounds, chosen))
+        return results
+
+    def federations(self, alpha: float) -> list[Federation]:
+        """The federation of each replicate."""
+        key = ("federations", alpha)
+        if key not in self._known:
+            self._known[key] = [
+                self._scale(
+                    partition(
+                        self.dataset,
+                        self.kind,
+                        clients=self.clients,
+                        alpha=alpha,
+                        seed=seed,
+                        protocol_test=self.protocol.test,
+                        train_rows=self.protocol.train_rows,
+                        test_rows=self.protocol.test_rows,
+                    )
+                )
+                for seed in self.seeds
+            ]
+        return self._known[key]
+
+    def choose_lr(self, alpha: float) -> np.ndarray:
+        """The learning rate of each replicate, chosen on inner splits where there is a choice."""
+        grid = np.array(self.protocol.lr)
+        key = ("lr", alpha)
+        if len(grid) > 1 and key not in self._known:
+            what = f"learning rate, alpha {alpha:g}"
+            accuracy, _ = self._try_out(what, alpha, self._fedavg(), None, lr=grid[:, None])
+            chosen = choose_best(grid, -accuracy, what=what)
+            self._known[key] = self._search_beyond_grid(alpha, chosen, accuracy)
+        return self._known.get(key, np.full(len(self.seeds), grid[0]))
+
+    def choose_strength(
+        self,
+        alpha: float,
+        method: str,
+        metric: Metric,
+        penalty: str | None = None,
+        *,
+        lr: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The strength of each replicate at its learning rate, chosen on inner splits.
+
+        It has the smallest gap of decisions among those within one point of the best accuracy.
+        """
+        grid = np.array(self.protocol.strength(method))
+        penalty = penalty or self.protocol.penalty
+        lr = self.choose_lr(alpha) if lr is None else lr
+        key = ("strength", alpha, method, metric.name, penalty, lr.tobytes())
+        if len(grid) > 1 and key not in self._known:
+            what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
+            each = np.repeat(grid, len(self.seeds))
+            accuracy, gap = self._try_out(
+                what,
+                alpha,
+                self.protocol.algorithm(method, metric, each, penalty=penalty),
+                metric,
+                lr=np.tile(lr, (len(grid), 1)),
+            )
+            good = accuracy >= accuracy.max(axis=0) - ONE_POINT
+            self._known[key] = choose_best(grid, np.where(good, gap, np.nan), what=what)
+        return self._known.get(key, np.full(len(self.seeds), grid[0]))
+
+    def describe(self, result: Result) -> str:
+        """The name of a cell, for notes."""
+        alpha = self.concentration(result.alpha)
+        where = "" if alpha is None else f", alpha {alpha:g}"
+        return f"{result.method}, {result.metric.name}{where}"
+
+    def concentration(self, alpha: float) -> float | None:
+        """Dirichlet's alpha; None where the partition has none."""
+        return alpha if self.kind in ("dirichlet", "pure") else None
+
+    def work(self, alphas: Sequence[float], methods: Sequence[str], metrics: Sequence[str]) -> int:
+        """Run-rounds that these cells take at least: the length of a progress bar.
+
+        More learning rates and more rounds, where they are needed, come on top.
+        """
+        rates = len(self.protocol.lr)
+        runs = rates if rates > 1 else 0
+        for method in methods:
+            times = 1 if method in WITHOUT_STRENGTH else len(metrics)
+            grid = len(self.protocol.strength(method))
+            runs += times * (1 + (grid if grid > 1 else 0))
+        return runs * len(alphas) * len(self.seeds) * self.protocol.settings.rounds
+
+    def rows_per_round(self, alpha: float) -> int:
+        """How many rows a run reads in a round."""
+        return len(self.federations(alpha)[0].rows) * self.protocol.settings.epochs
+
+    def _open_cell(
+        self, point: Point, method: str, metric: Metric, penalty: str
+    ) -> tuple[list[Federation], np.ndarray, np.ndarray]:
+        """Each replicate's federation, learning rate and strength."""
+        federations = self.federations(point.alpha)
+        every = np.ones(len(self.seeds))
+        for federation in federations:
+            check_groups(federation, metric)
+        lr = self.choose_lr(point.alpha) if point.lr is None else point.lr * every
+        if point.strength is not None:
+            return federations, lr, point.strength * every
+        return federations, lr, self.choose_strength(point.alpha, method, metric, penalty, lr=lr)
+
+    def _train(
+        self, what: str, batch: Batch, method: str, metric: Metric, penalty: str
+    ) -> tuple[History, np.ndarray]:
+        """Train all runs of a batch; also return for how many rounds each was trained.
+
+        Runs that miss their target are trained again with more rounds. If a run never meets it,
+        the training with the smallest gap counts, and of equal ones the shortest.
+        """
+        settings = self.protocol.settings
+
+        def train(part: Batch, factor: int) -> History:
+            longer = replace(
+                settings, rounds=factor * settings.rounds, eval_every=factor * settings.eval_every
+            )
+            title = what if factor == 1 else f"{what}, {longer.rounds} rounds"
+            algorithm = self.protocol.algorithm(method, metric, part.strength, penalty=penalty)
+            with warnings.catch_warnings():  # one warning below, for those that miss in the end
+                warnings.simplefilter("ignore", TargetMissedWarning)
+                return self._simulate(title, part, algorithm, longer)
+
+        history = train(batch, 1)
+        factors = np.ones(len(batch.lr), int)
+        if method != "fedgft-control":
+            return history, factors * settings.rounds
+        excess = target_excess(history, metric, self.protocol.control, batch.strength)
+        for factor in self.protocol.round_factors:
+            missed = np.flatnonzero(excess > 0)
+            if not len(missed):
+                break
+            part = batch.part(missed)
+            again = train(part, factor)
+            new = target_excess(again, metric, self.protocol.control, part.strength)
+            better = np.flatnonzero(new < excess[missed])
+            history = history.with_runs(missed[better], again.part(better))
+            excess[missed[better]] = new[better]
+            factors[missed[better]] = factor
+        if history.control is not None and (text := history.control.warning()) is not None:
+            warnings.warn(f"{what}: {text}", TargetMissedWarning, stacklevel=4)
+        return history, factors * settings.rounds
+
+    def _search_beyond_grid(
+        self, alpha: float, chosen: np.ndarray, accuracy: np.ndarray
+    ) -> np.ndarray:
+        """The chosen rates, after comparing those at an edge of the grid with rates beyond it.
+
+        `accuracy`: (candidate, replicate), on the inner splits.
+        """
+        grid = self.protocol.lr
+        more = sorted(self.protocol.more_lr)
+        known = np.isfinite(accuracy).any(axis=0)
+        top = np.where(known, np.nanmax(np.where(known, accuracy, 0.0), axis=0), np.inf)
+        chosen = chosen.copy()
+        below = [rate for rate in reversed(more) if rate < min(grid)]
+        above = [rate for rate in more if rate > max(grid)]
+        for edge, beyond in ((min(grid), below), (max(grid), above)):
+            at = np.flatnonzero(known & (chosen == edge))
+            for rate in beyond:
+                if not len(at):
+                    break
+                what = f"learning rate {rate:g}, alpha {alpha:g}"
+                found, _ = self._try_out(
+                    what, alpha, self._fedavg(), None, lr=np.array([[rate]]), replicates=at
+                )
+                better = found[0] > top[at]
+                at = at[better]
+                chosen[at] = rate
+                top[at] = found[0][better]
+        return chosen
+
+    def _fedavg(self) -> Algorithm:
+        return self.protocol.algorithm("fedavg", get_metric("sp"), np.zeros(1))
+
+    def _try_out(
+        self,
+        what: str,
+        alpha: float,
+        algorithm: Algorithm,
+        metric: Metric | None,
+        *,
+        lr: np.ndarray,
+        replicates: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Validation accuracy and gap of decisions, (candidate, replicate), on inner splits.
+
+        `lr` has one row per candidate; `replicates` None: all of them.
+        """
+        key = ("inner", alpha)
+        if key not in self._known:
+            pairs = zip(self.federations(alpha), self.seeds, strict=True)
+            self._known[key] = [self._scale(inner_split(f, seed=seed)) for f, seed in pairs]
+        at = range(len(self.seeds)) if replicates is None else replicates.tolist()
+        copies = len(lr)
+        shape = (copies, len(at))
+        batch = Batch(
+            [self._known[key][i] for i in at] * copies,
+            [self.seeds[i] for i in at] * copies,
+            lr=np.broadcast_to(lr, shape).ravel(),
+        )
+        settings = replace(self.protocol.settings, eval_every=0, eval_on="test")
+        last = self._simulate(what, batch, algorithm, settings).test[-1]
+        gap = np.full(shape, np.nan) if metric is None else last.gap(metric, "hard").reshape(shape)
+        return last.accuracy().reshape(shape), gap
+
+    def _simulate(
+        self, what: str, batch: Batch, algorithm: Algorithm, settings: Settings
+    ) -> History:
+        runs = len(batch.federations)
+        init = None
+        if self.init is not None:
+            init = np.stack([self.init(f) for f in batch.federations])
+        save = resume = None
+        if self.checkpoints is not None:
+            model = get_model(self.model)
+            rest = (algorithm, settings, list(batch.seeds), batch.lr)
+            key = run_key(batch.federations, model, init, *rest)
+            resume = self.checkpoints.get(key)
+            save = partial(self.checkpoints.put, key)
+        self.on_progress(what, 0 if resume is None else runs * resume.round)
+        return simulate(
+            batch.federations,
+            self.model,
+            algorithm,
+            settings,
+            seeds=batch.seeds,
+            lr=batch.lr,
+            init=init,
+            on_round=lambda done, total: self.on_progress(what, runs),
+            on_state=save,
+            resume=resume,
+        )
+
+    def _scale(self, federation: Federation) -> Federation:
+        return standardize(federation) if self.protocol.features == "standardized" else federation
+
+
+def target_excess(history: History, metric: Metric, kind: Kind, target: np.ndarray) -> np.ndarray:
+    """(run,): how far the gap on the federation's rows is above the target.
+
+    0 where the target is met, and `UNSETTLED` where it is met although the gap has not settled.
+    Infinite where the gap is not estimable, and where the model has collapsed, since a collapsed
+    model meets any target.
+    """
+    assert history.federation is not None
+    last = history.federation[-1]
+    excess = np.maximum(last.gap(metric, kind) - target - TARGET_TOLERANCE, 0.0)
+    if history.control is not None:
+        excess = np.maximum(excess, np.where(history.control.settled, 0.0, UNSETTLED))
+    return np.where(np.isfinite(excess) & ~is_collapsed(last), excess, np.inf)
+
+
+def choose_best(grid: np.ndarray, cost: np.ndarray, *, what: str) -> np.ndarray:
+    """The candidate of least cost for each replicate.
+
+    Parameters
+    ----------
+    grid
+        The candidates.
+    cost
+        (candidate, replicate); NaN: not known. A replicate without any known cost takes the middle
+        of the grid, with a `NotEstimableWarning`.
+    what
+        What is chosen, for the warning.
+    """
+    known = np.isfinite(cost)
+    unknown = np.asarray(~known.any(axis=0))
+    middle = len(grid) // 2
+    if unknown.any():
+        warnings.warn(
+            f"{what}: the inner split is too small to choose in {unknown.sum()} of {unknown.size} "
+            f"replicates, which take {grid[middle]:g}",
+            NotEstimableWarning,
+            stacklevel=2,
+        )
+    return grid[np.where(unknown, middle, np.argmin(np.where(known, cost, np.inf), axis=0))]

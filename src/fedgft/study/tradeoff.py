@@ -1,0 +1,559 @@
+"""The trade-off between accuracy and gap: every method over its whole range of strengths.
+
+All strengths and replicates of a method are one batch of runs. What is chosen (the knee, or the
+most accurate model within a target) is chosen on the clients' rows; test rows are only shown.
+
+Two kinds of references stand beside the trained methods. `thresholds` is FedAvg with one threshold
+per group, from histograms of scores that clients could send; it needs the group of every person at
+the time of the decision. Pooled references see all rows in one place, which shows what federation
+costs: the controller with one client, and Fairlearn's methods. Fairlearn's decisions are
+randomized: a row counts with the probability with which it is accepted.
+"""
+
+import hashlib
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import METHODS
+from fedgft.algorithms.controller import TargetMissedWarning
+from fedgft.algorithms.registry import WITHOUT_STRENGTH
+from fedgft.audit.thresholds import candidate_thresholds, search_group_thresholds
+from fedgft.data.dataset import Federation
+from fedgft.engine import predict_proba
+from fedgft.engine.select_best import SLACK
+from fedgft.errors import FedgftError, import_extra
+from fedgft.metrics import Metric, NotEstimableWarning
+from fedgft.metrics.decisions import is_collapsed
+from fedgft.metrics.intervals import floor
+from fedgft.study.cache import ResultCache
+from fedgft.study.results import Row, decision_columns, mean_of, mean_sd
+from fedgft.study.study import Point, Result, Study
+from fedgft.sums import Sums, stack
+
+BOUNDS = (0.001, 0.01, 0.03)  # of ExponentiatedGradient
+MAX_TARGET = 0.99  # a target is below one
+HISTOGRAM_BINS = 400
+MAX_WINDOWS = 4_000  # threshold windows tried for a metric of two conditions
+FIT_COST = 20  # simulator runs that take as long as one Fairlearn fit
+CONSTRAINTS = {
+    "sp": ("DemographicParity", "demographic_parity"),
+    "eop": ("TruePositiveRateParity", "true_positive_rate_parity"),
+    "fpr": ("FalsePositiveRateParity", "false_positive_rate_parity"),
+    "eo": ("EqualizedOdds", "equalized_odds"),
+}
+"Fairlearn's names of a metric: its constraint class, and the constraint of ThresholdOptimizer."
+Tallies = tuple[Sums, Sums]  # of the clients' rows, of the test rows
+Accept = Callable[[np.ndarray, np.ndarray], np.ndarray]  # features, groups -> P(accepted)
+
+
+@dataclass(frozen=True, eq=False)
+class Spot:
+    """One method at one strength.
+
+    Parameters
+    ----------
+    method, strength
+        The strength is None where the method has none.
+    federation, test
+        Sums over the clients' and over the test rows, (replicate, ...).
+    result
+        The trained cell; None for references.
+    """
+
+    method: str
+    strength: float | None
+    federation: Sums
+    test: Sums
+    result: Result | None = None
+
+    def values(self, metric: Metric, where: str) -> tuple[np.ndarray, np.ndarray]:
+        """(replicate,) each: accuracy and gap of decisions on "federation" or "test" rows."""
+        tally: Sums = getattr(self, where)
+        return tally.accuracy(), tally.gap(metric, "hard")
+
+    def mean(self, metric: Metric, where: str) -> tuple[float, float]:
+        """Accuracy and gap, each averaged over the replicates that have it."""
+        accuracy, gap = self.values(metric, where)
+        return _mean(accuracy), _mean(gap)
+
+    def complete(self, metric: Metric) -> bool:
+        """Whether every replicate has accuracy and gap: those that lack them might be bad."""
+        return all(np.isfinite(v).all() for v in self.values(metric, "federation"))
+
+    def meets(self, metric: Metric, target: float) -> bool:
+        """Whether the mean gap on the clients' rows is within the target."""
+        return self.mean(metric, "federation")[1] <= target + SLACK
+
+    def collapsed(self) -> np.ndarray:
+        """(replicate,): whether the model gives nearly all rows the same class."""
+        return is_collapsed(self.federation)
+
+    def nearest(self, metric: Metric, target: float | None) -> int:
+        """The replicate whose model is saved.
+
+        The most accurate within the target, or else the fairest; without a target, the one whose
+        gap is nearest to the mean. A collapsed one only if all have collapsed.
+        """
+        accuracy, gap = self.values(metric, "federation")
+        if target is None:
+            return int(np.nanargmin(np.abs(gap - np.nanmean(gap)) + self.collapsed()))
+        within = (gap <= target + SLACK) & ~self.collapsed()
+        if within.any():
+            return int(np.argmax(np.where(within, accuracy, -np.inf)))
+        return int(np.nanargmin(gap + self.collapsed()))
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """All spots, the chosen one, and the replicate whose model is saved; None: no choice."""
+
+    study: Study
+    metric: Metric
+    alpha: float
+    target: float | None
+    spots: list[Spot]
+    chosen: Spot | None
+    replicate: int | None
+
+    @property
+    def why(self) -> str:
+        """Why this replicate, in words."""
+        if self.target is None:
+            return "its gap is nearest to the mean of the replicates"
+        return "the most accurate within the target on its clients' rows, or else the nearest to it"
+
+    def rows(self) -> list[Row]:
+        """One row per spot, see `spot_row`."""
+        alpha = self.study.concentration(self.alpha)
+        return [spot_row(self.study, self.metric, alpha, spot) for spot in self.spots]
+
+    def summary(self) -> Row:
+        """The target, the knee of each method, and what was chosen and saved."""
+        metric = self.metric
+        methods = dict.fromkeys(spot.method for spot in self.spots)
+        knees = {}
+        for method in methods:
+            knee = find_knee([s for s in self.spots if s.method == method], metric)
+            knees[method] = knee and {"method": knee.method, "strength": knee.strength}
+        chosen = None
+        if self.chosen is not None and self.replicate is not None:
+            target = self.target
+            gap = float(self.chosen.values(metric, "federation")[1][self.replicate])
+            lost = self.chosen.collapsed()
+            met = None if target is None else gap <= target + SLACK and not lost[self.replicate]
+            chosen = {
+                "method": self.chosen.method,
+                "strength": self.chosen.strength,
+                "reached": None if target is None else self.chosen.meets(metric, target),
+                "collapsed": int(lost.sum()),
+                "replicate": self.replicate,
+                "seed": self.study.seeds[self.replicate],
+                "why": self.why,
+                "saved_gap": gap,
+                "saved_reached": met,
+            }
+        return {"target": self.target, "chosen": chosen, "knees": knees}
+
+
+def trace_frontier(
+    study: Study,
+    metric: Metric,
+    alpha: float,
+    methods: Sequence[str],
+    *,
+    points: int = 12,
+    target: float | None = None,
+    fits: ResultCache | None = None,
+) -> Frontier:
+    """Sweep every method and choose a spot and a replicate.
+
+    Parameters
+    ----------
+    methods
+        Names of `METHODS`, and "thresholds". FedAvg is always among them.
+    points
+        Strengths per method.
+    target
+        The largest gap; None: the knee is chosen.
+    fits
+        Where Fairlearn's fits are kept; None: without pooled references.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TargetMissedWarning)  # some targets are out of reach
+        spots = sweep_methods(study, metric, alpha, methods, points=points, target=target)
+        if fits is not None:
+            widest = widest_gap(spots[0], metric)
+            spots += sweep_pooled(study, metric, alpha, points=points, widest=widest)
+            spots += fit_fairlearn_methods(study, metric, alpha, fits)
+    chosen = choose_spot(spots, metric, target)
+    replicate = None if chosen is None else chosen.nearest(metric, target)
+    return Frontier(study, metric, alpha, target, spots, chosen, replicate)
+
+
+def frontier_work(study: Study, methods: Sequence[str], points: int, *, references: bool) -> int:
+    """Run-rounds that a frontier takes at least: the length of a progress bar."""
+    rates = len(study.protocol.lr) if len(study.protocol.lr) > 1 else 0
+    swept = [m for m in methods if m not in ("lrw", "thresholds")]
+    runs = 1 + rates + points * len(swept) + ("lrw" in methods)
+    if references:
+        runs += rates + points + FIT_COST * (len(BOUNDS) + 1)
+    return runs * len(study.seeds) * study.protocol.settings.rounds
+
+
+def strength_grid(
+    study: Study, method: str, points: int, *, widest: float, target: float | None = None
+) -> list[float]:
+    """The strengths to sweep.
+
+    Targets and tolerances go from zero to FedAvg's gap `widest`, closer together near zero, with
+    `target` among them; lam and beta cover three powers of ten.
+    """
+    if method in ("fedgft-control", "thresholds"):
+        grid = min(widest, MAX_TARGET) * np.linspace(0, 1, points) ** 2
+        if target is not None:
+            grid[np.argmin(np.abs(grid - target))] = target
+        # Thresholds with equal rates to the last row would accept no one.
+        least = SLACK if method == "thresholds" else 0.0
+        return np.sort(np.maximum(grid, least)).tolist()
+    low, high = (0.1, 100.0) if METHODS[method].strength == "beta" else (0.3, 300.0)
+    return np.geomspace(low, high, points).round(3).tolist()
+
+
+def sweep_methods(
+    study: Study,
+    metric: Metric,
+    alpha: float,
+    methods: Sequence[str],
+    *,
+    points: int = 12,
+    target: float | None = None,
+) -> list[Spot]:
+    """The spots of every method, FedAvg's first."""
+    fedavg = _spots(study.sweep("fedavg", metric, [Point(alpha)]))
+    widest = widest_gap(fedavg[0], metric)
+    spots = [*fedavg]
+    for method in methods:
+        if method == "fedavg":
+            continue
+        if method in WITHOUT_STRENGTH:
+            spots += _spots(study.sweep(method, metric, [Point(alpha)]))
+            continue
+        grid = strength_grid(study, method, points, widest=widest, target=target)
+        if method == "thresholds":
+            assert fedavg[0].result is not None
+            found = threshold_tallies(study, fedavg[0].result, grid)
+            spots += [Spot(method, t, *pair) for t, pair in zip(grid, found, strict=True)]
+        else:
+            spots += _spots(study.sweep(method, metric, [Point(alpha, strength=s) for s in grid]))
+    return spots
+
+
+def widest_gap(fedavg: Spot, metric: Metric) -> float:
+    """FedAvg's gap, up to which targets are swept; 0.1 where it has none."""
+    gap = fedavg.mean(metric, "federation")[1]
+    return gap if np.isfinite(gap) and gap > 0 else 0.1
+
+
+def sweep_pooled(
+    study: Study, metric: Metric, alpha: float, *, points: int, widest: float
+) -> list[Spot]:
+    """The controller on pooled rows: one client that holds all of them, on the same test rows.
+
+    In as many rounds it takes more steps, as one would with all rows in one place.
+    """
+    settings = replace(study.protocol.settings, cohort=None, noise=0.0)
+    protocol = replace(study.protocol, settings=settings, base="fedavg", mu=None, server_lr=None)
+    merged = [
+        replace(f, offsets=f.offsets[[0, -1]], keys=f.keys[:1]) for f in study.federations(alpha)
+    ]
+    pooled = replace(study, clients=1, protocol=protocol, _known={("federations", alpha): merged})
+    grid = strength_grid(pooled, "fedgft-control", points, widest=widest)
+    targets = [Point(alpha, strength=t) for t in grid]
+    spots = _spots(pooled.sweep("fedgft-control", metric, targets))
+    return [replace(spot, method="pooled") for spot in spots]
+
+
+def fit_fairlearn_methods(
+    study: Study, metric: Metric, alpha: float, fits: ResultCache
+) -> list[Spot]:
+    """Fairlearn's two methods on the pooled rows of each replicate.
+
+    A method that Fairlearn cannot fit (a group with one label only, for example) is left out, with
+    a warning.
+    """
+    spots = []
+    work = FIT_COST * study.protocol.settings.rounds
+    for name, bound in (
+        *(("exponentiated-gradient", b) for b in BOUNDS),
+        ("threshold-optimizer", None),
+    ):
+        each = []
+        try:
+            for federation in study.federations(alpha):
+                each.append(fit_fairlearn(federation, metric, bound, fits))
+                study.on_progress("Fairlearn, pooled rows", work)
+        except FedgftError:
+            raise
+        except ValueError as error:
+            text = f"{name}: left out, Fairlearn cannot fit it ({error})"
+            warnings.warn(text, NotEstimableWarning, stacklevel=2)
+            continue
+        clients, test = (stack([pair[i] for pair in each]) for i in (0, 1))
+        spots.append(Spot(name, bound, clients, test))
+    return spots
+
+
+def spot_row(study: Study, metric: Metric, alpha: float | None, spot: Spot) -> Row:
+    """A spot with the columns of `fedgft compare`; None where it has no scores or no strength."""
+    return {
+        "data": study.dataset.name,
+        "alpha": alpha,
+        "method": spot.method,
+        "metric": metric.name,
+        "protocol": study.protocol.name,
+        "seeds": len(spot.test.count),
+        "strength": spot.strength,
+        **mean_sd("accuracy_federation", spot.federation.accuracy()),
+        **mean_sd("accuracy", spot.test.accuracy()),
+        **mean_sd("gap_hard", spot.federation.gap(metric, "hard")),
+        **mean_sd("gap_hard_test", spot.test.gap(metric, "hard")),
+        **decision_columns(study.dataset, metric, spot.federation, spot.test),
+        "gap_soft": mean_of(spot.federation.gap(metric, "soft")),
+        "gap_soft_test": mean_of(spot.test.gap(metric, "soft")),
+    }
+
+
+def pareto_front(spots: Sequence[Spot], metric: Metric) -> list[Spot]:
+    """The spots that no other beats in accuracy and gap on the clients' rows, smallest gap first.
+
+    Gaps below the noise floor count as equal, so no accuracy is given up for them.
+    """
+    known = [(s, *_above_floor(s, metric)) for s in spots if s.complete(metric)]
+    known.sort(key=lambda item: (item[2], -item[1]))
+    front = []
+    best = -np.inf
+    for spot, accuracy, _ in known:
+        if accuracy > best:
+            front.append(spot)
+            best = accuracy
+    return front
+
+
+def find_knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
+    """Where giving up more gap stops buying accuracy.
+
+    The spot farthest above the line between the two ends of the front, both axes scaled to their
+    range. None where there is no bend.
+    """
+    front = pareto_front(spots, metric)
+    if len(front) < 3:
+        return None
+    accuracy, gap = np.array([_above_floor(s, metric) for s in front]).T
+    x = (gap - gap[0]) / (gap[-1] - gap[0])
+    y = (accuracy - accuracy[0]) / (accuracy[-1] - accuracy[0])
+    best = int(np.argmax(y - x))
+    return front[best] if y[best] - x[best] > 0 else None
+
+
+def choose_spot(spots: Sequence[Spot], metric: Metric, target: float | None) -> Spot | None:
+    """The most accurate trained method within the target, or else nearest to it.
+
+    Without a target the knee, or the fairest where there is none. By means over replicates on the
+    clients' rows. A spot that has collapsed in half of its replicates is chosen only if all have.
+    """
+    known = [s for s in spots if s.method in METHODS]
+    trained = [s for s in known if s.collapsed().mean() < 0.5] or known
+    front = pareto_front(trained, metric)
+    best = find_knee(trained, metric) if target is None else best_within(trained, metric, target)
+    return best or (front[0] if front else None)
+
+
+def best_within(spots: Sequence[Spot], metric: Metric, gap: float) -> Spot | None:
+    """The most accurate spot with at most this gap, both on the clients' rows; None: none has."""
+    fair = [s for s in spots if s.complete(metric) and s.meets(metric, gap)]
+    return max(fair, key=lambda s: s.mean(metric, "federation")[0], default=None)
+
+
+def _above_floor(spot: Spot, metric: Metric) -> tuple[float, float]:
+    """Accuracy, and the larger of the gap and its noise floor on these rows."""
+    accuracy, gap = spot.mean(metric, "federation")
+    chance = _mean(np.asarray(floor(metric, spot.federation.statistics(metric, "hard"))))
+    return accuracy, max(gap, chance) if np.isfinite(chance) else gap
+
+
+def _spots(results: Sequence[Result]) -> list[Spot]:
+    spots = []
+    for result in results:
+        history = result.history
+        assert history.federation is not None
+        strength = None if result.method in WITHOUT_STRENGTH else float(result.strength[0])
+        last = (history.federation[-1], history.test[-1])
+        spots.append(Spot(result.method, strength, *last, result))
+    return spots
+
+
+def _mean(values: np.ndarray) -> float:
+    mean = mean_of(values)
+    return float("nan") if mean is None else mean
+
+
+def explain_no_thresholds(study: Study, metric: Metric) -> str | None:
+    """Why there are no thresholds by group for this label and metric; None if there are."""
+    classes = len(study.dataset.classes)
+    rates = len(metric.conditions(classes))
+    if classes != 2:
+        return f"the label has {classes} classes"
+    return f"{rates} rates at once" if rates > 2 else None
+
+
+def threshold_tallies(study: Study, fedavg: Result, tolerances: Sequence[float]) -> list[Tallies]:
+    """For each tolerance, the tallies (replicate, ...) of FedAvg with one threshold per group."""
+    runs = []
+    for federation, params in zip(fedavg.federations, fedavg.history.params, strict=True):
+        places = (federation.rows, federation.test)
+        scores = [predict_proba(federation, study.model, params, rows)[:, 1] for rows in places]
+        runs.append([_apply_thresholds(federation, scores, fedavg.metric, t) for t in tolerances])
+    return [
+        (stack([run[t][0] for run in runs]), stack([run[t][1] for run in runs]))
+        for t in range(len(tolerances))
+    ]
+
+
+def _apply_thresholds(
+    federation: Federation, scores: Sequence[np.ndarray], metric: Metric, tolerance: float
+) -> Tallies:
+    """The best thresholds on the clients' rows; rows without a group keep the threshold 0.5.
+
+    `scores`: P(positive) on the clients' and on the test rows.
+    """
+    data = federation.dataset
+    groups = len(data.group_names) + 1
+    if not all(np.isfinite(p).all() for p in scores):  # the run has diverged
+        lost = np.full((2, groups, 2), np.nan)
+        return _tally_of_decisions(lost), _tally_of_decisions(lost)
+    where = np.minimum((scores[0] * HISTOGRAM_BINS).astype(int), HISTOGRAM_BINS - 1)
+    cell = data.labels[federation.rows] * groups + data.groups[federation.rows] % groups
+    counts = np.bincount(cell * HISTOGRAM_BINS + where, minlength=2 * groups * HISTOGRAM_BINS)
+    counts = counts.reshape(2, groups, HISTOGRAM_BINS).astype(np.float64)
+    best, _ = search_group_thresholds(
+        metric, counts, tolerance, groups=data.group_names, max_windows=MAX_WINDOWS
+    )
+    threshold = np.append(candidate_thresholds(HISTOGRAM_BINS)[best], 0.5)
+    clients, test = (
+        _tally(federation, rows, 1.0 * (p >= threshold[data.groups[rows]]))
+        for rows, p in zip((federation.rows, federation.test), scores, strict=True)
+    )
+    return clients, test
+
+
+def check_fairlearn(metric: Metric, classes: int) -> None:
+    """Raise `FedgftError` unless Fairlearn is installed and has methods for this metric."""
+    import_extra("fairlearn", "`references`")
+    if metric.name not in CONSTRAINTS or classes != 2:
+        raise FedgftError(
+            f"`references`: Fairlearn has no method for {metric.name} with {classes} classes; "
+            f"it knows {', '.join(CONSTRAINTS)} with two",
+            kind="unsupported",
+        )
+
+
+def fit_fairlearn(
+    federation: Federation, metric: Metric, bound: float | None, fits: ResultCache | None = None
+) -> Tallies:
+    """ExponentiatedGradient with this bound, or (None) ThresholdOptimizer, on the pooled rows.
+
+    Fits take long, so `fits` keeps them. The key is made of the rows themselves, in their own
+    order, so that all partitions of one table share it. Training takes rows whose group is
+    recorded; the tallies are over all rows.
+    """
+    train = np.sort(federation.rows)
+    test = np.sort(federation.test)
+    key = "" if fits is None else _fit_key(federation, metric, bound, train, test)
+    kept = None if fits is None else fits.get(key)
+    if kept is None:
+        known = train[federation.dataset.groups[train] >= 0]
+        with warnings.catch_warnings():  # Fairlearn's, about its own dependencies
+            warnings.simplefilter("ignore")
+            fit = _fit_thresholds if bound is None else partial(_fit_gradient, bound=bound)
+            accept = fit(metric, *_pooled_rows(federation, known))
+            accepted = [accept(*_pooled_rows(federation, rows)[::2]) for rows in (train, test)]
+        tallies = (_tally(federation, train, accepted[0]), _tally(federation, test, accepted[1]))
+        kept = {"decision": [tally.decision.tolist() for tally in tallies]}
+        if fits is not None:
+            fits.put(key, kept)
+    clients, tested = (_tally_of_decisions(np.array(each)) for each in kept["decision"])
+    return clients, tested
+
+
+def _fit_key(federation: Federation, metric: Metric, bound: float | None, *rows: np.ndarray) -> str:
+    data = federation.dataset
+    versions = [version(name) for name in ("fairlearn", "scikit-learn")]
+    digest = hashlib.sha256(repr((metric.name, bound, versions)).encode())
+    for function in (fit_fairlearn, _fit_gradient, _fit_thresholds, _tally):
+        digest.update(inspect.getsource(function).encode())
+    for each in rows:
+        # Features as they are in the table: scaled ones depend on how sums of clients round.
+        for array in (data.features, data.labels, data.groups):
+            digest.update(np.ascontiguousarray(array[each]).data)
+    return "fairlearn-" + digest.hexdigest()[:32]
+
+
+def _fit_gradient(
+    metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray, *, bound: float
+) -> Accept:
+    reductions = import_extra("fairlearn.reductions", "`references`")
+    constraint = getattr(reductions, CONSTRAINTS[metric.name][0])(difference_bound=bound)
+    fitted = reductions.ExponentiatedGradient(_logistic(), constraint, eps=bound, max_iter=20)
+    fitted.fit(x, y, sensitive_features=a)
+    return lambda x, a: fitted._pmf_predict(x)[:, 1]
+
+
+def _fit_thresholds(metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray) -> Accept:
+    postprocessing = import_extra("fairlearn.postprocessing", "`references`")
+    fitted = postprocessing.ThresholdOptimizer(
+        estimator=_logistic(),
+        constraints=CONSTRAINTS[metric.name][1],
+        predict_method="predict_proba",
+    )
+    fitted.fit(x, y, sensitive_features=a)
+
+    def accept(x: np.ndarray, a: np.ndarray) -> np.ndarray:
+        """Rows without a group are decided by the estimator, at one half."""
+        accepted = 1.0 * (fitted.estimator_.predict_proba(x)[:, 1] >= 0.5)
+        known = a >= 0
+        accepted[known] = fitted._pmf_predict(x[known], sensitive_features=a[known])[:, 1]
+        return accepted
+
+    return accept
+
+
+def _logistic() -> Any:
+    linear_model = import_extra("sklearn.linear_model", "`references`")
+    return linear_model.LogisticRegression(max_iter=200)
+
+
+def _pooled_rows(
+    federation: Federation, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = federation.dataset
+    return federation.scale_rows(rows), data.labels[rows], data.groups[rows]
+
+
+def _tally(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> Sums:
+    """The tally of decisions, each with its probability; there are no scores."""
+    data = federation.dataset
+    positive = np.clip(positive, 0.0, 1.0)  # weights of a mixture add up to one but for rounding
+    probs = np.stack((1 - positive, positive), 1)
+    tally = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    return _tally_of_decisions(tally.score)
+
+
+def _tally_of_decisions(decision: np.ndarray) -> Sums:
+    return Sums(decision.sum(-1), np.full_like(decision, np.nan), decision)

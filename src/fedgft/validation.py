@@ -1,0 +1,143 @@
+"""Checks of arguments: each returns the value or raises a `FedgftError` with the name as field."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from numbers import Integral, Real
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from fedgft.errors import FedgftError
+
+MAX_LENGTH = 60  # characters of a value in a message
+
+
+def format_value(value: Any) -> str:
+    """Return the value as one short line for a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}..."
+
+
+def _argument_error(name: str, problem: str) -> FedgftError:
+    """Return an error about an argument; a name such as ``adjust_to['sex']`` is no field."""
+    if re.fullmatch("[a-z][a-z0-9_]*", name):
+        return FedgftError(problem, field=name)
+    return FedgftError(f"{name} {problem}")
+
+
+def check_integer(
+    name: str, value: Any, *, least: int | None = None, most: int | None = None
+) -> int:
+    """Require a whole number of Python or NumPy, no bool, within the bounds; return an int."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise _argument_error(name, f"must be a whole number, not {format_value(value)}")
+    number = int(value)
+    if least is not None and number < least:
+        raise _argument_error(name, f"must be at least {least}, not {number}")
+    if most is not None and number > most:
+        raise _argument_error(name, f"must be at most {most:,}, not {number:,}")
+    return number
+
+
+def check_number(name: str, value: Any, *, finite: bool = True) -> float:
+    """Require a number, no bool, and finite unless `finite` is off; return a float."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _argument_error(name, f"must be a number, not {format_value(value)}")
+    number = float(value)
+    if finite and not np.isfinite(number):
+        raise _argument_error(name, f"must be a finite number, not {number}")
+    return number
+
+
+def check_number_per_run(name: str, value: Any) -> Any:
+    """Require one number (returned as a float), or an array with one number per run."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        value = float(value)
+    try:
+        array = np.asarray(value)
+    except Exception:  # lists of different lengths; array-like objects may raise anything
+        array = np.empty(0, object)
+    if array.dtype.kind not in "fiu" or array.ndim > 1:
+        raise _argument_error(name, f"must be a number, or one per run, not {format_value(value)}")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
+    """Require one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        text = f"{format_value(value)} is not known; choose from {', '.join(choices)}"
+        raise _argument_error(name, text)
+    return value
+
+
+def check_name_list(name: str, values: Any, *, least: int = 0) -> tuple[str, ...]:
+    """Require at least so many texts; return a tuple. One text is no sequence of letters."""
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise _argument_error(name, f"must be a tuple of names, not {format_value(values)}")
+    names = tuple(values)
+    wrong = [value for value in names if not isinstance(value, str)]
+    if wrong:
+        raise _argument_error(name, f"must hold texts, not {format_value(wrong[0])}")
+    if len(names) < least:
+        raise _argument_error(name, f"must hold at least {least} names, not {len(names)}")
+    return names
+
+
+def check_column_names(name: str, value: Any) -> tuple[str, ...]:
+    """Require the name of a column, or several; return a tuple."""
+    return (value,) if isinstance(value, str) else check_name_list(name, value)
+
+
+def check_path(name: str, value: Any) -> Any:
+    """Require something that can name a file."""
+    if not isinstance(value, str | PathLike):
+        raise _argument_error(name, f"must be the name of a file, not {format_value(value)}")
+    return value
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """Return the value as an array; its rows must have one length."""
+    try:
+        return np.asarray(value)
+    except Exception as error:  # array-like objects may raise anything
+        text = f"cannot be read as an array ({type(error).__name__})"
+        raise _argument_error(name, text) from None
+
+
+def check_instance(name: str, value: Any, kind: type, hint: str = "") -> Any:
+    """Require an instance of a class; `hint` ends the message."""
+    if not isinstance(value, kind):
+        text = f"must be a {kind.__name__}, not {format_value(value)}"
+        raise _argument_error(name, f"{text}; {hint}" if hint else text)
+    return value
+
+
+def check_indices(**columns: Any) -> None:
+    """Refuse pandas objects whose rows are in different orders.
+
+    Nothing is aligned. Arrays and lists have no index, and rows are matched by position. So are
+    those of a default index (0, 1, 2, ...) beside an index with other labels, as when predictions
+    are put into a new Series. Two indices with the same labels in another order, or two that are
+    not default and hold different labels, mean different rows.
+    """
+    indices = [
+        (name, values.index)
+        for name, values in columns.items()
+        if hasattr(getattr(values, "index", None), "equals")  # a list has a method `index`
+    ]
+    for (first, reference), (name, index) in combinations(indices, 2):
+        if len(index) != len(reference) or index.equals(reference):
+            continue  # lengths are compared elsewhere
+        advice = f"align them ({name}.loc[{first}.index]) or drop the index (.to_numpy())"
+        if Counter(index) == Counter(reference):
+            problem = f"has the pandas index of {first} in another order: {advice}"
+            raise _argument_error(name, problem)
+        if not _is_default(index) and not _is_default(reference):
+            raise _argument_error(name, f"has another pandas index than {first}: {advice}")
+
+
+def _is_default(index: Any) -> bool:
+    return type(index).__name__ == "RangeIndex" and index.start == 0 and index.step == 1

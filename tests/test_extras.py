@@ -1,0 +1,53 @@
+"""Without an optional package a command ends in one line that names what installs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] == sys.argv[1]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Finder)
+from fedgft.cli import main
+main(sys.argv[2:])
+"""
+
+
+def run_without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCKED, package, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "local --sites 2",
+        "server federation",
+        "gate federation",
+        "site north --server localhost:9093",
+    ],
+)
+def test_deploy_names_the_command_that_installs_flower(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_without("flwr", "deploy", *command.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "pip install 'fedgft[flower]'" in done.stderr
+
+
+def test_keys_need_cryptography(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_without("cryptography", "deploy", "keys", "north")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "pip install 'fedgft[flower]'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["deploy --help", "deploy local --help", "completion bash"])
+def test_help_and_completion_need_no_extra(command):
+    done = run_without("flwr", *command.split())
+    assert (done.returncode, done.stderr) == (0, "") and "local" in done.stdout
