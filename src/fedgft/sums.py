@@ -13,7 +13,7 @@
 in a message; `Sums.check` checks that rows can have such sums.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NoReturn, get_args
@@ -81,14 +81,17 @@ class Sums:
 
         return cls(total(np.ones(rows)), total(probs), total(chosen))
 
-    def map(self, function: Callable[[np.ndarray], Any]) -> "Sums":
-        """Apply a function of the leading axes to each of the three arrays."""
-        return Sums(function(self.count), function(self.score), function(self.decision))
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The three arrays: count, score, decision."""
+        return self.count, self.score, self.decision
+
+    def map(self, function: Callable[..., Any], *others: "Sums") -> "Sums":
+        """Apply a function of the leading axes to each array, and the same array of others."""
+        return Sums(*map(function, self.arrays, *(other.arrays for other in others)))
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.count + other.count, self.score + other.score, self.decision + other.decision
-        )
+        return self.map(np.add, other)
 
     def __getitem__(self, index: Any) -> "Sums":
         return self.map(lambda array: array[index])
@@ -101,11 +104,7 @@ class Sums:
             out[index] = theirs
             return out
 
-        return Sums(
-            put(self.count, other.count),
-            put(self.score, other.score),
-            put(self.decision, other.decision),
-        )
+        return self.map(put, other)
 
     def sum(self, axis: int = 0) -> "Sums":
         """Sum over a leading axis."""
@@ -142,7 +141,7 @@ class Sums:
         self,
         source: str,
         *,
-        kinds: Sequence[Kind] = get_args(Kind),
+        kind: Kind | None = None,
         count_slack: float = 0.0,
         sum_slack: float = 0.0,
     ) -> None:
@@ -155,53 +154,46 @@ class Sums:
         ----------
         source
             Who sent the sums: the beginning of the message.
-        kinds
-            The sums that were sent: "soft" (scores), "hard" (decisions).
+        kind
+            The sums that were sent: "soft" (scores) or "hard" (decisions). None: both.
         count_slack, sum_slack
             How far noise may have moved a count, and a sum of scores or decisions. With a
             `count_slack`, counts need not be whole.
         """
         tables = {"scores": self.score, "decisions": self.decision}
-        tables = {
-            n: t for (n, t), k in zip(tables.items(), get_args(Kind), strict=True) if k in kinds
-        }
+        if kind is not None:
+            tables.pop("decisions" if kind == "soft" else "scores")
+        for problem in self._list_problems(tables, count_slack, sum_slack):
+            raise FedgftError(f"{source}: its {problem}", kind="data")
+
+    def _list_problems(
+        self, tables: Mapping[str, np.ndarray], count_slack: float, sum_slack: float
+    ) -> Iterator[str]:
+        """Yield what is wrong with the counts and with these sums; see `check`."""
         if not all(np.isfinite(table).all() for table in (self.count, *tables.values())):
-            raise FedgftError(f"{source}: its statistics are not finite", kind="data")
+            yield "statistics are not finite"
         if (self.count < -count_slack).any() or self.rows() > MAX_ROWS:
-            raise FedgftError(
-                f"{source}: its counts are negative or beyond all reason", kind="data"
-            )
+            yield f"counts are negative or more than {MAX_ROWS:.0g}"
         if not count_slack and (np.abs(self.count - self.count.round()) >= 1e-6).any():
-            raise FedgftError(f"{source}: its counts are not numbers of rows", kind="data")
+            yield "counts are not numbers of rows"
         rounding = 1e-3 + 1e-5 * np.abs(self.count)  # sums of many rounded numbers
         for name, table in tables.items():
             if (table < -rounding[..., None] - sum_slack).any():
-                problem = "are negative"
-            elif (table > (self.count + rounding)[..., None] + sum_slack).any():
-                problem = "exceed its counts"
-            elif (np.abs(table.sum(-1) - self.count) > rounding + sum_slack).any():
-                problem = "do not add up to its counts"
-            else:
-                continue
-            raise FedgftError(f"{source}: its sums of {name} {problem}", kind="data")
+                yield f"sums of {name} are negative"
+            if (table > (self.count + rounding)[..., None] + sum_slack).any():
+                yield f"sums of {name} exceed its counts"
+            if (np.abs(table.sum(-1) - self.count) > rounding + sum_slack).any():
+                yield f"sums of {name} do not add up to its counts"
 
 
 def stack(sums: list[Sums]) -> Sums:
     """Stack sums of one shape along a new first axis."""
-    return Sums(
-        np.stack([s.count for s in sums]),
-        np.stack([s.score for s in sums]),
-        np.stack([s.decision for s in sums]),
-    )
+    return Sums(*map(np.stack, zip(*(s.arrays for s in sums), strict=True)))
 
 
 def concatenate(sums: list[Sums]) -> Sums:
     """Concatenate sums along their first axis."""
-    return Sums(
-        np.concatenate([s.count for s in sums]),
-        np.concatenate([s.score for s in sums]),
-        np.concatenate([s.decision for s in sums]),
-    )
+    return Sums(*map(np.concatenate, zip(*(s.arrays for s in sums), strict=True)))
 
 
 def _check_probabilities(probs: Any) -> np.ndarray:
@@ -363,13 +355,12 @@ class Report:
 
     def to_record(self) -> dict[str, Any]:
         """Return the report as texts and flat lists of numbers."""
+        arrays = {key: array.ravel().astype(float) for key, array in vars(self.sums).items()}
         return {
             "site": self.site,
             "classes": list(self.names.classes),
             "groups": list(self.names.groups),
-            "count": self.sums.count.ravel().astype(float).tolist(),
-            "score": self.sums.score.ravel().astype(float).tolist(),
-            "decision": self.sums.decision.ravel().astype(float).tolist(),
+            **{key: array.tolist() for key, array in arrays.items()},
         }
 
     @classmethod
@@ -377,15 +368,9 @@ class Report:
         """Read what `to_record` wrote. Only its form is checked; see `Sums.check`."""
         reader = RecordReader(record, f"site '{site}'")
         names = Names.from_record(reader)
-        return cls(
-            site,
-            names,
-            Sums(
-                reader.array("count", names.shape[:2]),
-                reader.array("score", names.shape),
-                reader.array("decision", names.shape),
-            ),
-        )
+        count = reader.array("count", names.shape[:2])
+        sums = (reader.array(key, names.shape) for key in ("score", "decision"))
+        return cls(site, names, Sums(count, *sums))
 
 
 # Files of sites
