@@ -28,9 +28,8 @@ import numpy as np
 
 from fedgft.algorithms import fedavg, fedgft_control
 from fedgft.data import load
-from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import partition
-from fedgft.data.scale import standardize
 from fedgft.engine import Settings, simulate
 from fedgft.metrics import get_metric
 from fedgft.optimizers import Optimizer

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from fedgft.audit import measure, write_sums
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.study.cache import Checkpoints
 

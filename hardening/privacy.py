@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from fedgft.audit import audit, measure, merge
 from fedgft.audit.site_file import from_json, to_json
 from fedgft.data import prepared_frame
-from fedgft.data.read import read_frame
+from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedgft.data.dataset import Federation
 from fedgft.data.partition import partition
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.engine import Settings, predict_proba, simulate
 from fedgft.flower import Site, register
 from fedgft.flower.client import client_site, first_arrays

@@ -21,9 +21,9 @@ from fedgft.algorithms.controller import (
     TargetMissedWarning,
     damping,
 )
+from fedgft.data.dataset import standardize
 from fedgft.data.partition import partition
-from fedgft.data.scale import standardize
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, get_metric

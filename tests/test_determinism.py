@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedgft.algorithms import fedavg
+from fedgft.data.dataset import standardize
 from fedgft.data.partition import partition
-from fedgft.data.scale import standardize
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 
 

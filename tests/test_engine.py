@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedgft.algorithms import fairfed, fedavg, fedgft, fedgft_control, lft, with_base
-from fedgft.data.scale import standardize
+from fedgft.data.dataset import standardize
 from fedgft.engine import Settings, simulate
 from fedgft.engine.plan import keys, sample_cohort
 from fedgft.errors import FedgftError

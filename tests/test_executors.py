@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from fedgft.algorithms import Algorithm, Proximal, fairfed, fedavg, fedgft, lft, lrw
-from fedgft.data.dataset import Federation
-from fedgft.data.scale import standardize
+from fedgft.data.dataset import Federation, standardize
 from fedgft.engine import Settings, simulate
 from fedgft.engine.executors import fused, numba_kernels, numpy_kernels
 from fedgft.errors import FedgftError

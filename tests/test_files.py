@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from fedgft.audit import measure, read_sums, write_sums
-from fedgft.data.write import escape_formulas, write_table
+from fedgft.data.table import escape_formulas, write_table
 from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
 from fedgft.formatting import Table, escape_markdown, unescape_markdown

@@ -10,8 +10,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from fedgft.algorithms import fedavg
+from fedgft.data.dataset import standardize
 from fedgft.data.partition import partition
-from fedgft.data.scale import standardize
 from fedgft.engine import Settings, predict_proba, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG

@@ -12,7 +12,7 @@ from fedgft.audit import audit, measure, write_sums
 from fedgft.audit import site_file as gathering
 from fedgft.audit.measurement import Columns, batches_of
 from fedgft.data.partition import partition
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.engine.plan import index_rows, sample_cohort
 from fedgft.flower.replies import most_common
 from fedgft.metrics import CATALOG

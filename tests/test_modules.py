@@ -163,7 +163,7 @@ if sys.argv[1] == "no-numba":
     sys.modules["numba"] = None
 import numpy as np
 from fedgft.data.partition import partition
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.algorithms import fedgft
 from fedgft.metrics import CATALOG

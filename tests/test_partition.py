@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgft.data import Dataset
+from fedgft.data.dataset import standardize
 from fedgft.data.partition import KINDS, inner_split, partition
-from fedgft.data.scale import standardize
 from fedgft.errors import FedgftError
 
 

@@ -13,11 +13,10 @@ from torch import nn
 from fedgft import Penalty
 from fedgft.algorithms import fedavg
 from fedgft.audit import audit, measure, merge
-from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import partition
-from fedgft.data.read import load_table
-from fedgft.data.scale import standardize
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
+from fedgft.data.table import load_table
 from fedgft.engine import Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, functions
@@ -214,7 +213,7 @@ def test_a_federation_checks_itself():
     wrong = {
         "rows": (rows + 1, np.array([0, 400]), rows[:0]),
         "test": (rows, np.array([0, 400]), np.array([-1])),
-        "offsets must begin": (rows, np.array([0, 399]), rows[:0]),
+        "offsets must run": (rows, np.array([0, 399]), rows[:0]),
         "offsets must not fall": (rows, np.array([0, 300, 200, 400]), rows[:0]),
     }
     for said, parts in wrong.items():

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedgft.data.partition import hold_out_by_row
-from fedgft.data.read import read_frame, read_rows_as_text
+from fedgft.data.table import read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
 from fedgft.flower.client_app import _data_file, _held_out
 from fedgft.privacy.ledger import read_salt, site_folder

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgft.data import Dataset, Encoder, Federation
+from fedgft.data.dataset import Moments, standardize
 from fedgft.data.encode import Categorical, as_text
 from fedgft.data.partition import partition
-from fedgft.data.scale import Moments, standardize
-from fedgft.data.synthetic import known_gaps, synthetic
+from fedgft.data.public import known_gaps, synthetic
 from fedgft.errors import FedgftError
 
 
@@ -42,7 +42,7 @@ def test_moments_add_over_any_split_of_the_rows(n, d, seed, data):
 
 @pytest.mark.parametrize("step", [8, 100, 1 << 24])
 def test_scaling_equals_numpy(monkeypatch, step):
-    monkeypatch.setattr("fedgft.data.scale.CHUNK_BYTES", step)
+    monkeypatch.setattr("fedgft.data.dataset.CHUNK_BYTES", step)
     data = numbers(500, 3, seed=1).standardized()
     made = standardize(partition(data, clients=17, alpha=0.1, seed=3))
     train = data.features[made.rows].astype(np.float64)
@@ -67,7 +67,7 @@ def test_seconds_since_1970_vary_and_one_second_of_them_does_not(monkeypatch):
     rng = np.random.default_rng(0)
     times = 1.7e9 + 3000 * rng.normal(size=400)
     wide = np.stack([times, np.full(400, 1.7e9 + 0.1), np.full(400, 0.1)], axis=1)
-    monkeypatch.setattr("fedgft.data.scale.CHUNK_BYTES", 8 * 3 * 17)
+    monkeypatch.setattr("fedgft.data.dataset.CHUNK_BYTES", 8 * 3 * 17)
     for features in (wide.astype(np.float32), wide):
         made = standardize(
             partition(replace(data, features=features), "iid", test_share=0, clients=7, seed=0)

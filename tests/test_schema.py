@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from fedgft.data.agreement import agree_on_schema
-from fedgft.data.read import Roles, from_frame
 from fedgft.data.schema import Schema, describe_table
+from fedgft.data.table import Roles, from_frame
 from fedgft.errors import FedgftError
 
 

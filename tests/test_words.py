@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from fedgft.cli import main
 from fedgft.data.dataset import Dataset
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.engine import History
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedgft.data.dataset import Federation
+from fedgft.data.dataset import Federation, get_raw_scaling
 from fedgft.data.encode import Encoder
-from fedgft.data.read import to_polars
-from fedgft.data.scale import get_raw_scaling
+from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError
 from fedgft.models import ResNet18
 from fedgft.store import atomic_write, parse_json, read_tensors, require_encodable

@@ -9,10 +9,10 @@ import polars as pl
 import torch
 
 from fedgft.algorithms import fedgft
+from fedgft.data.dataset import standardize
 from fedgft.data.partition import partition
-from fedgft.data.read import Roles, from_frame
-from fedgft.data.scale import standardize
 from fedgft.data.schema import Schema
+from fedgft.data.table import Roles, from_frame
 from fedgft.engine.simulate import simulate
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric

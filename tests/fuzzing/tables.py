@@ -10,8 +10,8 @@ from fedgft.data import load_table
 from fedgft.data import public as fetching
 from fedgft.data.image_cache import ImageCache, decode, open_decoders
 from fedgft.data.images import load_celeba, load_images
-from fedgft.data.read import read_frame
 from fedgft.data.schema import describe_table
+from fedgft.data.table import read_frame
 from fuzzing import Target
 from fuzzing.places import each, file, folder
 

@@ -17,7 +17,7 @@ from polars.exceptions import PolarsError
 
 from fedgft.audit.suppression import add_noise_to_site, suppress
 from fedgft.data.encode import as_text, get_column, parse_numbers, put_positive_last
-from fedgft.data.read import NULL_VALUES, check_table_file, report_read_errors
+from fedgft.data.table import NULL_VALUES, check_table_file, report_read_errors
 from fedgft.errors import FedgftError
 from fedgft.sums import (
     COUNT,

@@ -68,7 +68,7 @@ def get(
     """
     from fedgft.data import load, prepared_frame
     from fedgft.data.public import find_source
-    from fedgft.data.write import check_table_path, write_table
+    from fedgft.data.table import check_table_path, write_table
 
     find_source(name)
     if out is not None:

@@ -26,8 +26,8 @@ from fedgft.cli.parameters import (
 )
 from fedgft.data import SOURCES
 from fedgft.data.encode import suggest_name
-from fedgft.data.read import split_group_columns
 from fedgft.data.schema import Schema
+from fedgft.data.table import split_group_columns
 from fedgft.deploy.init import read_app_config
 from fedgft.errors import FedgftError, import_extra
 from fedgft.flower.run_config import check_run

@@ -14,7 +14,7 @@ from fedgft.audit.site_file import MIN_BIN, MIN_SUM_ROWS, count_revealed, from_j
 from fedgft.cli.console import bar, note, wrote
 from fedgft.cli.parameters import Flag, Place, Some, Whole, require_values
 from fedgft.cli.report_files import check_report_folder, print_report, report_names, write_report
-from fedgft.data.read import split_group_columns
+from fedgft.data.table import split_group_columns
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.settings import MAX_COUNT

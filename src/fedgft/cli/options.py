@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 import fedgft.settings as choices
 from fedgft.cli.parameters import Flag, Many, MetricName, Place, Some, Whole
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
-from fedgft.data.synthetic import synthetic
+from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.metrics import Metric

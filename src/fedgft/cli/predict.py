@@ -33,7 +33,7 @@ def predict(
         Print the rows as JSON, and nothing else, to stdout.
     """
     from fedgft.data import read_frame
-    from fedgft.data.write import check_table_path, escape_formulas, write_table
+    from fedgft.data.table import check_table_path, escape_formulas, write_table
     from fedgft.fair_model import load_model
 
     if out is not None:

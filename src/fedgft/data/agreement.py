@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.data.dataset import Moments, compute_spread
 from fedgft.data.encode import (
     MAX_INDICATORS,
     MAX_LEVELS,
@@ -23,9 +24,8 @@ from fedgft.data.encode import (
     put_positive_last,
     suggest_name,
 )
-from fedgft.data.read import MAX_VALUES, split_group_columns
-from fedgft.data.scale import Moments, compute_spread
 from fedgft.data.schema import EMPTY, Description, Schema
+from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError
 from fedgft.metrics.robust_aggregation import MIN_SITES, Limits, size_limit
 from fedgft.store import require_encodable

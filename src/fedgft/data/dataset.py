@@ -1,4 +1,13 @@
-"""A table in memory, and a federation: which client holds which of its rows."""
+"""A table in memory, a federation (which client holds which of its rows), and its scaling.
+
+Clients that standardize their rows pool nothing. They send a few sums, all in float64:
+
+    mean = sum_k s_k / n,    spread^2 = sum_k (q_k + n_k (s_k / n_k - mean)^2) / n,    n = sum_k n_k
+
+with s_k client k's sum of x and q_k its sum of squares about its own mean s_k / n_k. Squares about
+zero would add as well, but of times in seconds since 1970 only rounding would be left once the
+square of the mean is subtracted.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +22,9 @@ from fedgft.validation import as_array, check_instance, check_name_list, format_
 # expect pixels that are standardized with them.
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406])
 PIXEL_SPREAD = np.array([0.229, 0.224, 0.225])
+CHUNK_BYTES = 16 << 20  # of float64 rows at a time
+CONSTANT = 1e-12  # a spread below this share of the mean is rounding; float32 can hold 1e-7
+_set = object.__setattr__  # replaces a field of a frozen object while it is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,36 +82,29 @@ class Dataset:
         check_instance("name", self.name, str)
         for name in ("columns", "classes", "group_names", "client_names"):
             least = 2 if name == "classes" else 0
-            self._set(name, check_name_list(name, getattr(self, name), least=least))
+            _set(self, name, check_name_list(name, getattr(self, name), least=least))
         if len(set(self.classes)) < len(self.classes):
             raise FedgftError(
                 f"`classes` must be different names, not {format_value(self.classes)}"
             )
-        self._set("features", _check_features(self.features))
-        rows = len(self.features)
-        if self.features.ndim == 2 and len(self.columns) != self.features.shape[1]:
-            raise FedgftError(
-                f"`columns` must name the {self.features.shape[1]} columns of features, "
-                f"and there are {len(self.columns)} names"
-            )
-        for name, names, least in (
-            ("labels", "classes", 0),
-            ("groups", "group_names", -1),
-            ("clients", "client_names", 0),
-        ):
+        _set(self, "features", _check_features(self.features))
+        rows, width, *pixels = self.features.shape
+        if not pixels and len(self.columns) != width:
+            text = f"`columns` must name the {width} columns of features, not {len(self.columns)}"
+            raise FedgftError(text)
+        index_names = {"labels": "classes", "groups": "group_names", "clients": "client_names"}
+        for name, names in index_names.items():
             values = getattr(self, name)
             if name != "clients" or values is not None:
+                least = -1 if name == "groups" else 0
                 known = len(getattr(self, names))
                 indices = _check_indices(name, values, names, known, rows=rows, least=least)
-                self._set(name, indices)
+                _set(self, name, indices)
         if self.test is not None:
-            self._set("test", _check_mask("test", self.test, rows))
+            _set(self, "test", _check_mask("test", self.test, rows))
         for name in ("center", "scale"):
             if getattr(self, name) is not None:
-                self._set(name, _check_scaling(name, getattr(self, name), self.features.shape[1:2]))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+                _set(self, name, _check_scaling(name, getattr(self, name), width))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -158,19 +163,17 @@ class Federation:
         for name in ("rows", "test"):
             values = getattr(self, name)
             indices = _check_indices(name, values, "rows of dataset", len(self.dataset))
-            self._set(name, indices.astype(np.int32, copy=False))
+            _set(self, name, indices.astype(np.int32, copy=False))
         offsets = _check_indices("offsets", self.offsets, "rows", len(self.rows) + 1)
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(self.rows):
-            raise FedgftError(
-                f"`offsets` must begin with 0 and end with the number of rows, {len(self.rows)}"
-            )
+            raise FedgftError(f"`offsets` must run from 0 to the number of rows, {len(self.rows)}")
         if (np.diff(offsets) < 0).any():
             raise FedgftError(
                 "`offsets` must not fall: client k holds rows[offsets[k]:offsets[k+1]]"
             )
-        self._set("offsets", offsets)
+        _set(self, "offsets", offsets)
         if len(self.keys) == 0:
-            self._set("keys", np.arange(self.num_clients, dtype=np.uint64))
+            _set(self, "keys", np.arange(self.num_clients, dtype=np.uint64))
         if len(self.keys) != self.num_clients:
             raise FedgftError(f"`keys`: there are {len(self.keys)} for {self.num_clients} clients")
         features = self.dataset.features
@@ -178,13 +181,10 @@ class Federation:
             raise FedgftError("`mean` and `spread` must be given together")
         if self.mean is not None:
             for name in ("mean", "spread"):
-                self._set(name, _check_scaling(name, getattr(self, name), features.shape[1:2]))
+                _set(self, name, _check_scaling(name, getattr(self, name), features.shape[1]))
         elif self.dataset.images and features.dtype == np.uint8 and features.shape[1] == 3:
-            self._set("mean", 255 * PIXEL_MEAN)
-            self._set("spread", 255 * PIXEL_SPREAD)
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+            _set(self, "mean", 255 * PIXEL_MEAN)
+            _set(self, "spread", 255 * PIXEL_SPREAD)
 
     @property
     def num_clients(self) -> int:
@@ -242,7 +242,7 @@ def _check_indices(
     low = array.min().item()
     high = array.max().item()
     if not low >= least or not high < known:  # written so that NaN is refused, too
-        wrong = low if not low >= least else high
+        wrong = high if low >= least else low
         raise FedgftError(
             f"`{name}` holds the index {wrong}; {kind} has {known:,}, from {least} on"
         )
@@ -254,18 +254,16 @@ def _check_indices(
 def _check_mask(name: str, values: Any, rows: int) -> np.ndarray:
     array = _as_plain_array(name, values)
     if array.shape != (rows,) or array.dtype != np.bool_:
-        raise FedgftError(
-            f"`{name}` must hold True or False for each of {rows:,} rows, not {array.dtype} of "
-            f"shape {array.shape}"
-        )
+        found = f"{array.dtype} of shape {array.shape}"
+        raise FedgftError(f"`{name}` must hold {rows:,} truth values, one per row, not {found}")
     return array
 
 
-def _check_scaling(name: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _check_scaling(name: str, values: Any, width: int) -> np.ndarray:
     """Require one finite number per column or channel; divisors must be positive."""
     array = _as_plain_array(name, values)
-    if array.dtype.kind not in "fiu" or array.shape != shape or not np.isfinite(array).all():
-        raise FedgftError(f"`{name}` must hold {shape[0]} finite numbers, one for each column")
+    if array.dtype.kind not in "fiu" or array.shape != (width,) or not np.isfinite(array).all():
+        raise FedgftError(f"`{name}` must hold {width} finite numbers, one per column")
     if name in ("scale", "spread") and not (array > 0).all():
         raise FedgftError(f"`{name}` must hold positive numbers")
     return array
@@ -275,3 +273,93 @@ def _as_plain_array(name: str, values: Any) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
         raise FedgftError(f"`{name}` is a masked array: leave the masked rows out")
     return values if isinstance(values, np.ndarray) else as_array(name, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over some rows, per column. Law: ``a + b`` are the sums over the rows of both.
+
+    Parameters
+    ----------
+    count
+        (d,) values; a site may lack some values of a column.
+    sum
+        (d,) sum of the values.
+    around
+        (d,) sum of the squared distances to the mean of these rows.
+    """
+
+    count: np.ndarray
+    sum: np.ndarray
+    around: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Moments":
+        """Return the sums over rows (n, d) in float64."""
+        total = values.sum(axis=0)
+        around = np.square(values - total / max(1, len(values))).sum(axis=0)
+        return cls(np.full(len(total), float(len(values))), total, around)
+
+    def __add__(self, other: "Moments") -> "Moments":
+        count = self.count + other.count
+        between = (self.mean - other.mean) ** 2 * self.count * other.count / np.maximum(count, 1)
+        return Moments(count, self.sum + other.sum, self.around + other.around + between)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """(d,), 0 where there is no value."""
+        return self.sum / np.maximum(self.count, 1)
+
+
+def compute_spread(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return the standard deviations that a model divides by; 1 for constant columns."""
+    return np.sqrt(np.where(variance > (CONSTANT * mean) ** 2, variance, 1.0))
+
+
+def compute_moments(federation: Federation) -> Moments:
+    """Return the sums over all training rows, computed in chunks.
+
+    Which client holds a row makes no difference.
+    """
+    features = federation.dataset.features
+    step = max(1, CHUNK_BYTES // (8 * max(1, features.shape[1])))
+    total = Moments.of(np.empty((0, features.shape[1])))
+    for start in range(0, len(federation.rows), step):
+        rows = federation.rows[start : start + step]
+        total += Moments.of(features[rows].astype(np.float64))
+    return total
+
+
+def standardize(federation: Federation) -> Federation:
+    """Return the federation whose models receive its training rows with mean 0 and spread 1.
+
+    Images keep the constants of `Federation`: no statistics of pictures are computed.
+    """
+    check_instance("federation", federation, Federation, "partition() makes one of a Dataset")
+    features = federation.dataset.features
+    if features.ndim not in (2, 4):
+        raise FedgftError(
+            f"`federation`: the features have {features.ndim} axes, and standardize scales the "
+            "columns of a table (n, d); scale them before you make the Dataset"
+        )
+    if federation.dataset.images:
+        return federation
+    if not len(federation.rows):
+        raise FedgftError("`federation`: no client has a training row to take a mean from")
+    sums = compute_moments(federation)
+    spread = compute_spread(sums.mean, sums.around / np.maximum(sums.count, 1))
+    return replace(federation, mean=sums.mean, spread=spread)
+
+
+def get_raw_scaling(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and spread, (d,) each, in the units of the raw table.
+
+    A model receives ``(raw - mean) / spread``, whether or not the data set was `standardized`.
+    """
+    data = federation.dataset
+    width = data.features.shape[1]
+    mean = np.zeros(width) if federation.mean is None else federation.mean
+    spread = np.ones(width) if federation.spread is None else federation.spread
+    center = np.zeros(width) if data.center is None else data.center
+    scale = np.ones(width) if data.scale is None else data.scale
+    return center + scale * mean, scale * spread

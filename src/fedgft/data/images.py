@@ -19,7 +19,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.data.encode import as_text, data_error, get_column, suggest_name
 from fedgft.data.image_cache import NO_SUCH_FILE, ImageCache
 from fedgft.data.public import Progress, cache_folder, silent
-from fedgft.data.read import (
+from fedgft.data.table import (
     Roles,
     check_roles,
     describe_classes,

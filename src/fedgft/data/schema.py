@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fedgft.data.dataset import Moments
 from fedgft.data.encode import (
     MISSING,
     Encoder,
@@ -27,8 +28,7 @@ from fedgft.data.encode import (
     is_numeric,
     parse_numbers,
 )
-from fedgft.data.read import MAX_VALUES, split_group_columns
-from fedgft.data.scale import Moments
+from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError
 from fedgft.store import parse_json, require_encodable
 

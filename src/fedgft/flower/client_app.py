@@ -15,12 +15,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedgft.data import load
-from fedgft.data.dataset import Federation
+from fedgft.data.dataset import Federation, standardize
 from fedgft.data.encode import get_column
 from fedgft.data.partition import hold_out_by_row, partition
-from fedgft.data.read import Roles, read_frame, read_rows_as_text, read_test_rows
-from fedgft.data.scale import standardize
 from fedgft.data.schema import Schema, describe_table
+from fedgft.data.table import Roles, read_frame, read_rows_as_text, read_test_rows
 from fedgft.errors import FedgftError
 from fedgft.flower.client import Site, client_site, make_model, make_rows, register, settings_of
 from fedgft.flower.messages import RECORD, VERSION

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Strategy
 from fedgft.audit import audit
 from fedgft.audit.site_file import from_json, gather
 from fedgft.data.agreement import agree_on_schema
-from fedgft.data.scale import get_raw_scaling
+from fedgft.data.dataset import get_raw_scaling
 from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel

@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedgft.algorithms import fedgft
-from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import partition
-from fedgft.data.scale import standardize
 from fedgft.engine import Settings, simulate
 from fedgft.engine.plan import Schedule, learning_rate
 from fedgft.metrics import get_metric

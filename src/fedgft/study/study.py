@@ -22,10 +22,9 @@ import numpy as np
 from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TARGET_TOLERANCE, TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
-from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import Kind as PartitionKind
 from fedgft.data.partition import inner_split, partition
-from fedgft.data.scale import standardize
 from fedgft.engine import History, Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric

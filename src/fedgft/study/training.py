@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from fedgft.algorithms.controller import TargetMissedWarning
-from fedgft.data.scale import get_raw_scaling
+from fedgft.data.dataset import get_raw_scaling
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.metrics import Metric, get_metric

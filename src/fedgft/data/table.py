@@ -1,4 +1,4 @@
-"""A user's table, CSV, Parquet or a frame in memory, as a data set.
+"""A user's table: CSV, Parquet or a frame in memory becomes a data set; results are written alike.
 
 Nothing is guessed that the user can say: label, group, client and split are columns that the user
 names. Decisions of the reader (a missing group, a filled-in number) are written into the notes.
@@ -6,11 +6,12 @@ names. Decisions of the reader (a missing group, a filled-in number) are written
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,15 @@ from fedgft.data.encode import (
     suggest_name,
 )
 from fedgft.errors import FedgftError
-from fedgft.store import expand_user
+from fedgft.store import atomic_write, expand_user, make_folder, refuse_link
 from fedgft.validation import check_column_names, check_instance, check_path, format_value
 
 MAX_VALUES = 200  # of a label or a group; with more a column holds numbers or names of people
 MAX_LISTED_CELLS = 100_000  # intersections of groups that are searched for empty ones
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
+FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # how a text begins that a spreadsheet runs
+SIGNED_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 NULL_VALUES = ["NA", "N/A"]  # in a CSV, beside an empty cell
 
 
@@ -467,3 +470,57 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
         "test": read_test_rows(frame, roles, source=source),
         "notes": tuple(notes),
     }
+
+
+def check_table_path(path: Path) -> Path:
+    """Check that a table can be written there, before any work is done for it."""
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise FedgftError(f"`out` {path}: the ending must be .csv or .parquet")
+    if path.is_dir():
+        raise FedgftError(f"`out` {path}: is a folder")
+    refuse_link(path, "`out`")
+    make_folder(path.parent)
+    return path
+
+
+def write_table(frame: pl.DataFrame, path: Path) -> Path:
+    """Write CSV or Parquet, by the ending; formulas in a CSV are escaped (`escape_formulas`)."""
+    with atomic_write(path) as part:
+        try:
+            if path.suffix.lower() == ".csv":
+                escape_formulas(frame)[0].write_csv(part.file)
+            else:
+                frame.write_parquet(part.file)
+        except PolarsError as error:  # its Parquet writer on a full disk
+            raise OSError(str(error)) from error
+    return path
+
+
+def escape_formulas(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Put an apostrophe in front of texts that a spreadsheet would run as formulas.
+
+    These are texts and column names, which come from data, that begin with =, +, -, @, a tab or a
+    line end. Numbers, and texts that are numbers (-0.5), stay as they are.
+
+    Returns
+    -------
+    frame, changed
+        The table for a CSV file, and how many of its cells and names were changed.
+    """
+    names = [n for n, kind in frame.schema.items() if kind in (pl.String, pl.Categorical, pl.Enum)]
+    formulas = [_is_formula(pl.col(name).cast(pl.String)) for name in names]
+    changed = sum(frame.select(formulas).sum().row(0)) if names else 0
+    escaped = [
+        pl.when(test).then("'" + pl.col(name).cast(pl.String)).otherwise(pl.col(name)).alias(name)
+        for name, test in zip(names, formulas, strict=True)
+    ]
+    renamed: dict[str, str] = {}
+    for name in frame.columns:
+        if re.match(FORMULA, name) and not re.fullmatch(SIGNED_NUMBER.strip("^$"), name):
+            taken = (*frame.columns, *renamed.values())
+            renamed[name] = next(n for i in count(1) if (n := "'" * i + name) not in taken)
+    return frame.with_columns(escaped).rename(renamed), changed + len(renamed)
+
+
+def _is_formula(text: pl.Expr) -> pl.Expr:
+    return (text.str.contains(FORMULA) & ~text.str.contains(SIGNED_NUMBER)).fill_null(False)
