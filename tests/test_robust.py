@@ -8,7 +8,6 @@ from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import (
     NO_LIMITS,
     Limits,
-    NoiseLevel,
     limit_sites,
     norm_limit,
     share_limit,
@@ -166,7 +165,7 @@ def test_noise_widens_what_is_believed() -> None:
     for t in people(100.0, rows=4000):
         loud = t.decision + rng.normal(0, 20, t.decision.shape)
         sites.append(Sums(t.count, np.full_like(loud, np.nan), loud))
-    held = limit_sites(sites, SP, ("hard",), Limits(), noise=NoiseLevel(5.0, 20.0))
+    held = limit_sites(sites, SP, ("hard",), Limits(), noise=25.0)
     assert not any("rates" in text for why in held.why for text in why)
     assert np.isfinite(held.reach).all()
 

@@ -25,13 +25,7 @@ from fedgft.flower.secure_sum_server import Cohort as SecureCohort
 from fedgft.flower.secure_sum_server import SecureSum
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.decisions import describe_decisions
-from fedgft.metrics.robust_aggregation import (
-    NO_LIMITS,
-    LimitedSums,
-    Limits,
-    NoiseLevel,
-    limit_sites,
-)
+from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, Limits, limit_sites
 from fedgft.privacy.noise import Budget, Noise, gap_error, share_noise
 from fedgft.sums import Sums
 
@@ -297,7 +291,7 @@ class StatisticsAggregator:
             self.metric,
             ("hard", "soft") if noise is None else (noise.kind,),
             self.options.limits_for(len(tallies)),
-            noise=None if noise is None else NoiseLevel(noise.count, noise.value),
+            noise=0.0 if noise is None else noise.value + noise.count,
             agreed=[self.validator.is_agreed(node) for node in self.reports],
         )
         limited = zip(list(self.reports.items()), held.sums, held.why, strict=True)

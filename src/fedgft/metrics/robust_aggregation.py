@@ -26,6 +26,8 @@ influence that the most unusual honest site would have: `LimitedSums.reach`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,21 +77,13 @@ NO_LIMITS = Limits(deviations=np.inf, shares=np.inf, influence=np.inf, update_ra
 
 
 @dataclass(frozen=True)
-class NoiseLevel:
-    """The standard deviations of the noise that sites put on their counts and on their sums."""
-
-    count: float = 0.0
-    value: float = 0.0
-
-
-@dataclass(frozen=True)
 class LimitedSums:
-    """What is believed of n sites.
+    """The sums of n sites within the limits.
 
     Parameters
     ----------
     sums
-        The sites' sums within the limits.
+        The sums of each site; as it sent them if it is within all limits.
     moved
         (n,): by how much the limits on a site moved the difference between two groups' rates, at
         most; zero where its sums are as it sent them.
@@ -112,7 +106,7 @@ def limit_sites(
     kinds: Sequence[Kind],
     limits: Limits,
     *,
-    noise: NoiseLevel | None = None,
+    noise: float = 0.0,
     agreed: Sequence[bool] | None = None,
     reach: bool = True,
 ) -> LimitedSums:
@@ -129,26 +123,24 @@ def limit_sites(
     limits
         The limits; the rules are at the top of this file.
     noise
-        The noise on the sums.
+        The standard deviation of the noise on a count, plus that of the noise on a sum.
     agreed
         For each site, whether its counts were agreed on beforehand.
     reach
         Whether to compute `LimitedSums.reach`; if not, it is what the limit on influence allows.
     """
     sent = stack(list(sums))
-    why: list[list[str]] = [[] for _ in sums]
     fixed = np.zeros(len(sums), bool) if agreed is None else np.asarray(agreed, bool)
-    table = _Table(sent, tuple(kinds), noise or NoiseLevel()).limit_sizes(limits, fixed, why)
-    intervals = {kind: table.rate_interval(kind, limits) for kind in kinds}
-    table = table.limit_rates(intervals, why)
-    has_own_group = ~np.isfinite(table.influence(metric))  # that the others lack
-    allowed = np.where(fixed | has_own_group, 1.0, table.allowed(metric, limits))
-    table = table.limit_influence(metric, allowed, why)
-    limited = [table.sums[i] if why[i] else own for i, own in enumerate(sums)]
-    farthest = allowed
-    if reach:
-        farthest = np.minimum(_compute_reach(table, metric, intervals, fixed), allowed)
-    return LimitedSums(limited, _compute_moves(sent, table, metric, why), farthest, why)
+    limiter = _Limiter(metric, tuple(kinds), limits, noise, fixed, [[] for _ in sums])
+    table = limiter.limit_sizes(sent)
+    intervals = {kind: limiter.rate_interval(table, kind) for kind in kinds}
+    table = limiter.limit_rates(table, intervals)
+    has_own_group = ~np.isfinite(limiter.influence(table))  # that the others lack
+    allowed = np.where(fixed | has_own_group, 1.0, limiter.allowed_influence(table))
+    table = limiter.limit_influence(table, allowed)
+    limited = [table[i] if limiter.why[i] else own for i, own in enumerate(sums)]
+    farthest = np.minimum(limiter.reach(table, intervals), allowed) if reach else allowed
+    return LimitedSums(limited, limiter.moves(sent, table), farthest, limiter.why)
 
 
 def size_limit(rows: Sequence[float] | np.ndarray, limits: Limits) -> float:
@@ -199,47 +191,251 @@ def norm_limit(norms: Sequence[float] | np.ndarray, multiple: float) -> float:
     return float(max(multiple * lengths[(len(lengths) - 1) // 2], 3 * lengths[-2]))
 
 
-@dataclass(frozen=True)
-class _Interval:
-    """The sites' median of some shares, and how far from it a site with n rows may be."""
+class _Interval(NamedTuple):
+    """The sites' median of a rate, and the variance of its limits before a site's own error."""
 
     middle: np.ndarray  # (label, group, class)
     variance: np.ndarray  # of the sites' spread and of the median itself
     known: np.ndarray  # whether there is a median
+
+
+class _Push(NamedTuple):
+    """A rate that a lying site moves: of a group under a condition, up (1) or down (-1)."""
+
+    condition: int
+    group: int
+    sign: float
+
+
+@dataclass(frozen=True)
+class _Limiter:
+    """The limits of one call; its methods take all sites' sums, (n, label, group + 1, ...)."""
+
+    metric: Metric
+    kinds: tuple[Kind, ...]
     limits: Limits
     noise: float
+    fixed: np.ndarray  # (n,): whether a site's counts were agreed on beforehand
+    why: list[list[str]]  # the reasons found so far, by site
 
-    def width(self, rows: np.ndarray) -> np.ndarray:
-        """Return the width for a site with so many rows in each cell; inf without a median."""
-        error = _squared_error(self.middle, rows, self.noise)
-        wide = self.limits.deviations * np.sqrt(self.variance + error)
-        return np.where(self.known, np.maximum(self.limits.floor, wide), np.inf)
+    def statistics(self, sums: Sums) -> list[np.ndarray]:
+        """Return the sites' statistics (n, 2, v, g) of each kind."""
+        return [sums.statistics(self.metric, kind) for kind in self.kinds]
+
+    def limit_sizes(self, sums: Sums) -> Sums:
+        """Scale down the sums of a site that claims too many rows."""
+        rows = np.maximum(sums.rows(), 0.0)
+        most = size_limit(rows, self.limits)
+        large = (rows > most * (1 + TOLERANCE)) & ~self.fixed
+        part = np.where(large, most / np.maximum(rows, TOLERANCE), 1.0)
+        for i in np.flatnonzero(large):
+            self.why[i].append(
+                f"it claims {rows[i] / rows.sum():.0%} of all rows, and counts as {most:.0f} rows"
+            )
+        return sums.map(lambda table: table * part.reshape(-1, *[1] * (table.ndim - 1)))
+
+    def rate_interval(self, sums: Sums, kind: Kind) -> _Interval:
+        """Return where the rates of a site may lie, in each cell."""
+        rows = np.where(sums.count >= 1, sums.count, 0.0)[..., None]
+        rates = _table(sums, kind) / np.maximum(rows, 1.0)
+        rows = np.broadcast_to(rows, rates.shape)
+        there = rows > 0
+        known = there.sum(0) >= MIN_SITES
+        weights = np.where(known, _median_weights(rows), 1.0)
+        filled = np.where(there, rates, 0.0)
+        middle = _median(filled, weights)
+        own = self.squared_error(middle, rows)
+        excess = np.where(there, (filled - middle) ** 2 / CHI_MEDIAN - own, 0.0)
+        tau = np.maximum(_median(excess, weights), 0.0)
+        power = weights / weights.sum(0)
+        of_median = MEDIAN_LOSS * (power**2 * (tau + own)).sum(0)
+        few = 1 + FEW_SITES / np.maximum(there.sum(0), 1)
+        return _Interval(middle, few**2 * tau + of_median, known)
+
+    def squared_error(self, middle: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the squared standard error of a rate of so many rows, if the true one is `middle`.
+
+        One row of each kind is added, because none of ten is not none of all.
+        """
+        some = np.maximum(rows, 1.0)
+        share = (middle.clip(0.0, 1.0) * some + 1) / (some + 2)
+        return share * (1 - share) / some + (self.noise / some) ** 2
+
+    def width(self, interval: _Interval, rows: np.ndarray) -> np.ndarray:
+        """Return how far from the median a site with so many rows may be; inf without a median."""
+        error = self.squared_error(interval.middle, rows)
+        wide = self.limits.deviations * np.sqrt(interval.variance + error)
+        return np.where(interval.known, np.maximum(self.limits.floor, wide), np.inf)
+
+    def limit_rates(self, sums: Sums, intervals: Mapping[Kind, _Interval]) -> Sums:
+        """Move rates into the interval, in cells with a row at least."""
+        rows = np.maximum(sums.count, 1.0)[..., None]
+        tables: dict[Kind, np.ndarray] = {"soft": sums.score, "hard": sums.decision}
+        for kind, interval in intervals.items():
+            rates = tables[kind] / rows
+            wide = self.width(interval, rows)
+            near = np.clip(rates, interval.middle - wide, interval.middle + wide)
+            beyond = (np.abs(near - rates) > TOLERANCE) & (sums.count >= 1)[..., None]
+            odd: np.ndarray = np.any(beyond, axis=-1)
+            total = near.sum(-1, keepdims=True)
+            near = near * rates.sum(-1, keepdims=True) / np.where(total > 0, total, 1.0)
+            tables[kind] = np.where(odd[..., None], near * rows, tables[kind])
+            for i in np.flatnonzero(odd.any((1, 2))):
+                points = 100 * float(np.abs(near - rates)[i][odd[i]].max())
+                what = "scores" if kind == "soft" else "decisions"
+                self.why[i].append(
+                    f"its rates of {what} are {points:.1f} points beyond the other sites'"
+                )
+        return Sums(sums.count, tables["soft"], tables["hard"])
+
+    def influence(self, sums: Sums, sites: slice = slice(None)) -> np.ndarray:
+        """Return by how much leaving each of the sites out changes the difference of two groups'
+        rates, at most; inf where the others then lack a group."""
+        totals = [(each, each.sum(0)) for each in self.statistics(sums)]
+        return np.max([_span(self.metric, all, all - each[sites]) for each, all in totals], axis=0)
+
+    def allowed_influence(self, sums: Sums) -> np.ndarray:
+        """Return the influence (n,) that each site may have, from that of the others."""
+        sites = len(sums.count)
+        if sites < self.limits.least_sites or self.limits.influence == np.inf:
+            return np.ones(sites)
+        means = []
+        for each in self.statistics(sums):
+            without = each.sum(0) - each  # one row for each site that is left out
+            if sites * each.size > MAX_PAIR_NUMBERS:
+                own = _finite(_span(self.metric, each.sum(0), without))
+                means.append((own.sum() - own) / (sites - 1))
+                continue
+            effect = _finite(_span(self.metric, without[:, None], without[:, None] - each))
+            np.fill_diagonal(effect, 0.0)
+            means.append(effect.sum(1) / (sites - 1))
+        usual = self.limits.influence_ratio * np.max(means, axis=0)
+        most = min(1.0, self.limits.influence_most)
+        return np.maximum(self.limits.influence, usual).clip(0.0, most)
+
+    def limit_influence(self, sums: Sums, allowed: np.ndarray) -> Sums:
+        """Bring the site that is farthest beyond its influence back to it, by bisection."""
+        effect = self.influence(sums)
+        beyond = np.where(np.isfinite(effect), effect - allowed, -1.0)
+        site = int(np.argmax(beyond))
+        if not beyond[site] > TOLERANCE:
+            return sums
+        typical = _like_others(sums, site)
+        low = 0.0
+        high = 1.0
+        for _ in range(20):
+            part = (low + high) / 2
+            moved = _move_toward(sums, site, typical, part)
+            still = self.influence(moved, slice(site, site + 1))[0] > allowed[site]
+            low, high = (part, high) if still else (low, part)
+        self.why[site].append(
+            f"without it the gap changes by {100 * effect[site]:.1f} points, and "
+            f"{100 * allowed[site]:.1f} are allowed"
+        )
+        return _move_toward(sums, site, typical, high)
+
+    def moves(self, sent: Sums, limited: Sums) -> np.ndarray:
+        """Return by how much the limits on each site moved the difference between two groups (n,).
+
+        `sent` are the sums before the limits, `limited` those after.
+        """
+        moved = np.zeros(len(self.why))
+        for each, original in zip(self.statistics(limited), self.statistics(sent), strict=True):
+            total = each.sum(0)
+            for i in (i for i, reasons in enumerate(self.why) if reasons):
+                change = float(_span(self.metric, total - each[i] + original[i], total))
+                moved[i] = max(moved[i], min(change, 1.0))
+        return moved
+
+    def reach(self, sums: Sums, intervals: Mapping[Kind, _Interval]) -> np.ndarray:
+        """Return the most (n,) that each site can move the difference between two groups.
+
+        A site may send any sums of as many rows whose rates pass; where its counts are agreed on,
+        any rates. The sums tried are the worst for raising one group's rate, for lowering the
+        other's, and for both at once, of the two groups that the gap is between, in both
+        directions.
+        """
+        best = np.zeros(len(sums.count))
+        rows = np.maximum(sums.rows(), 0.0)
+        for kind, each in zip(self.kinds, self.statistics(sums), strict=True):
+            total = each.sum(0)
+            if not (total[1] > 0).all():
+                return np.ones(len(best))
+            condition, high, low = map(int, self.metric.worst(total))
+            lie = partial(self.lie, sums, kind, intervals[kind])
+            for raised, lowered in ((high, low), (low, high)):
+                for part in (0.0, 0.5, 1.0):
+                    lies = lie(_Push(condition, raised, 1.0), rows * part)
+                    lies = lies + lie(_Push(condition, lowered, -1.0), rows * (1 - part))
+                    best = np.maximum(best, _span(self.metric, total - each + lies, total - each))
+        return np.minimum(best * MEDIAN_REACH, 1.0)
+
+    def lie(
+        self, sums: Sums, kind: Kind, interval: _Interval, push: _Push, rows: np.ndarray
+    ) -> np.ndarray:
+        """Return the statistics (n, 2, v, g) with which each site moves a rate as far as it can.
+
+        It claims `rows` (n,) of the group with the label that helps most, or the rows that were
+        agreed on, and moves their rates from the median toward the class that helps most, as far
+        as the interval allows.
+        """
+        gain = self.gain(sums, kind, push)
+        count = sums.count.sum(0)[:, push.group]
+        rates = _table(sums, kind).sum(0)[:, push.group] / np.maximum(count, 1.0)[:, None]
+        claimed = np.zeros((len(rows), len(count)))
+        claimed[:, int(np.argmax((gain * rates).sum(-1)))] = rows
+        count = np.where(self.fixed[:, None], sums.count[:, :, push.group], claimed)
+        near = _Interval(*(array[:, push.group] for array in interval))
+        width = self.width(near, count[..., None])
+        middle = near.middle / np.maximum(near.middle.sum(-1, keepdims=True), TOLERANCE)
+        rates = np.broadcast_to(middle, width.shape).copy()
+        label = np.arange(len(gain))
+        best = gain.argmax(-1)
+        worst = gain.argmin(-1)
+        step = np.minimum(width[:, label, best], rates[:, label, worst])
+        step = np.where(best != worst, step, 0.0)
+        rates[:, label, best] += step
+        rates[:, label, worst] -= step
+        false = sums.map(np.zeros_like)
+        false.count[:, :, push.group] = count
+        _table(false, kind)[:, :, push.group] = rates * count[..., None]
+        return np.asarray(false.statistics(self.metric, kind))
+
+    def gain(self, sums: Sums, kind: Kind, push: _Push) -> np.ndarray:
+        """Return how much a row moves the rate as wanted, by its label and class (label, class)."""
+        slope, offset = (
+            array[:, push.condition] for array in self.metric.affine(sums.count.shape[-2])
+        )
+        pooled = sums.sum(0).statistics(self.metric, kind)
+        rate = self.metric.rates(pooled)[push.condition, push.group]
+        level = offset[0] - rate * offset[1]
+        return push.sign * (slope[0] - rate * slope[1] + level[:, None])
 
 
-def _squared_error(middle: np.ndarray, rows: np.ndarray, noise: float) -> np.ndarray:
-    """Return the squared standard error of a share of so many rows, if the true one is `middle`.
-
-    One row of each kind is added, because none of ten is not none of all.
-    """
-    some = np.maximum(rows, 1.0)
-    share = (middle.clip(0.0, 1.0) * some + 1) / (some + 2)
-    return share * (1 - share) / some + (noise / some) ** 2
+def _table(sums: Sums, kind: Kind) -> np.ndarray:
+    """Return the sums of scores ("soft") or of decisions ("hard")."""
+    return sums.score if kind == "soft" else sums.decision
 
 
-def _interval(shares: np.ndarray, rows: np.ndarray, limits: Limits, noise: float) -> _Interval:
-    """Return the interval for the sites' shares (n, ...) of so many rows (n, ...)."""
-    there = rows > 0
-    known = there.sum(0) >= MIN_SITES
-    weights = np.where(known, _median_weights(rows), 1.0)
-    filled = np.where(there, shares, 0.0)
-    middle = _median(filled, weights)
-    own = _squared_error(middle, rows, noise)
-    excess = np.where(there, (filled - middle) ** 2 / CHI_MEDIAN - own, 0.0)
-    tau = np.maximum(_median(excess, weights), 0.0)
-    power = weights / weights.sum(0)
-    of_median = MEDIAN_LOSS * (power**2 * (tau + own)).sum(0)
-    few = 1 + FEW_SITES / np.maximum(there.sum(0), 1)
-    return _Interval(middle, few**2 * tau + of_median, known, limits, noise)
+def _like_others(sums: Sums, site: int) -> Sums:
+    """Return sums of as many rows of each group as the site has, divided as at the others."""
+    own = sums.count[site].sum(-2)
+    others = np.maximum((sums.count.sum(0) - sums.count[site]).sum(-2), 0.0)
+    known = others > 0
+    part = np.where(known, own / np.where(known, others, 1.0), 0.0)
+
+    def rescale(table: np.ndarray) -> np.ndarray:
+        by_group = (-1, *[1] * (table.ndim - 3))
+        rest = (table.sum(0) - table[site]) * part.reshape(by_group)
+        return np.where(known.reshape(by_group), rest, table[site])
+
+    return sums.map(rescale)
+
+
+def _move_toward(sums: Sums, site: int, goal: Sums, part: float) -> Sums:
+    """Move one site's sums a part of the way to other sums."""
+    pairs = zip(vars(sums[site]).values(), vars(goal).values(), strict=True)
+    return sums.replaced(site, Sums(*(own + part * (other - own) for own, other in pairs)))
 
 
 def _median_weights(rows: np.ndarray) -> np.ndarray:
@@ -261,149 +457,6 @@ def _median(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return (ends[0] + ends[1]) / 2
 
 
-@dataclass(frozen=True)
-class _Table:
-    """All sites' sums, (n, label, group + 1, ...)."""
-
-    sums: Sums
-    kinds: tuple[Kind, ...]
-    noise: NoiseLevel
-
-    def of(self, kind: Kind) -> np.ndarray:
-        """Return the sums of scores ("soft") or of decisions ("hard")."""
-        return self.sums.score if kind == "soft" else self.sums.decision
-
-    def replace(self, count: np.ndarray, tables: Mapping[Kind, np.ndarray]) -> "_Table":
-        score = tables.get("soft", self.sums.score)
-        decision = tables.get("hard", self.sums.decision)
-        return _Table(Sums(count, score, decision), self.kinds, self.noise)
-
-    def limit_sizes(self, limits: Limits, fixed: np.ndarray, why: list[list[str]]) -> "_Table":
-        """Scale down the sums of a site that claims too many rows."""
-        rows = np.maximum(self.sums.rows(), 0.0)
-        most = size_limit(rows, limits)
-        large = (rows > most * (1 + TOLERANCE)) & ~fixed
-        if not large.any():
-            return self
-        part = np.where(large, most / np.maximum(rows, TOLERANCE), 1.0)
-        for i in np.flatnonzero(large):
-            why[i].append(
-                f"it claims {rows[i] / rows.sum():.0%} of all rows, and counts as {most:.0f} rows"
-            )
-        cut = self.sums.map(lambda t: t * part.reshape(-1, *[1] * (t.ndim - 1)))
-        return _Table(cut, self.kinds, self.noise)
-
-    def rate_interval(self, kind: Kind, limits: Limits) -> _Interval:
-        """Return where the rates of a site may lie, in each cell."""
-        rows = np.where(self.sums.count >= 1, self.sums.count, 0.0)[..., None]
-        rates = self.of(kind) / np.maximum(rows, 1.0)
-        noise = self.noise.value + self.noise.count
-        return _interval(rates, np.broadcast_to(rows, rates.shape), limits, noise)
-
-    def limit_rates(self, intervals: Mapping[Kind, _Interval], why: list[list[str]]) -> "_Table":
-        """Move rates into the interval, in cells with a row at least."""
-        count = self.sums.count
-        tables = {}
-        rows = np.maximum(count, 1.0)[..., None]
-        for kind, interval in intervals.items():
-            rates = self.of(kind) / rows
-            wide = interval.width(rows)
-            near = np.clip(rates, interval.middle - wide, interval.middle + wide)
-            beyond = (np.abs(near - rates) > TOLERANCE) & (count >= 1)[..., None]
-            odd: np.ndarray = np.any(beyond, axis=-1)
-            if not odd.any():
-                continue
-            total = near.sum(-1, keepdims=True)
-            near = near * rates.sum(-1, keepdims=True) / np.where(total > 0, total, 1.0)
-            tables[kind] = np.where(odd[..., None], near * rows, self.of(kind))
-            for i in np.flatnonzero(np.any(odd, axis=(1, 2))):
-                points = 100 * float(np.abs(near - rates)[i][odd[i]].max())
-                what = "scores" if kind == "soft" else "decisions"
-                why[i].append(
-                    f"its rates of {what} are {points:.1f} points beyond the other sites'"
-                )
-        return self.replace(count, tables)
-
-    def limit_influence(
-        self, metric: Metric, allowed: np.ndarray, why: list[list[str]]
-    ) -> "_Table":
-        """Bring the site that is farthest beyond its influence back to it, by bisection."""
-        effect = self.influence(metric)
-        beyond = np.where(np.isfinite(effect), effect - allowed, -1.0)
-        site = int(np.argmax(beyond))
-        if not beyond[site] > TOLERANCE:
-            return self
-        typical = self.like_others(site)
-        low = 0.0
-        high = 1.0
-        for _ in range(20):
-            part = (low + high) / 2
-            still = self.toward(site, typical, part).influence(metric, site)[0] > allowed[site]
-            low, high = (part, high) if still else (low, part)
-        why[site].append(
-            f"without it the gap changes by {100 * effect[site]:.1f} points, and "
-            f"{100 * allowed[site]:.1f} are allowed"
-        )
-        return self.toward(site, typical, high)
-
-    def like_others(self, site: int) -> tuple[np.ndarray, dict[Kind, np.ndarray]]:
-        """Return sums of as many rows of each group as the site has, divided as at the others."""
-        own = self.sums.count[site]
-        count = self.sums.count.sum(0) - own
-        group = np.maximum(count.sum(-2), 0.0)
-        part = np.where(group > 0, own.sum(-2) / np.where(group > 0, group, 1.0), 0.0)
-        tables: dict[Kind, np.ndarray] = {}
-        for kind in self.kinds:
-            others = self.of(kind).sum(0) - self.of(kind)[site]
-            like = others * part[:, None]
-            tables[kind] = np.where((group > 0)[:, None], like, self.of(kind)[site])
-        return np.where(group > 0, count * part, own), tables
-
-    def toward(
-        self, site: int, other: tuple[np.ndarray, dict[Kind, np.ndarray]], part: float
-    ) -> "_Table":
-        """Move one site's sums a part of the way to other sums."""
-        count = self.sums.count.copy()
-        count[site] += part * (other[0] - count[site])
-        tables: dict[Kind, np.ndarray] = {}
-        for kind in self.kinds:
-            tables[kind] = self.of(kind).copy()
-            tables[kind][site] += part * (other[1][kind] - tables[kind][site])
-        return self.replace(count, tables)
-
-    def influence(self, metric: Metric, site: int | None = None) -> np.ndarray:
-        """Return by how much leaving each site (or this one) out changes the difference of two
-        groups' rates, at most; inf where the others then lack a group."""
-        found = []
-        for kind in self.kinds:
-            each = self.sums.statistics(metric, kind)
-            total = each.sum(0)
-            own = each if site is None else each[site : site + 1]
-            found.append(_span(metric, total, total - own))
-        return np.max(found, axis=0)
-
-    def allowed(self, metric: Metric, limits: Limits) -> np.ndarray:
-        """Return the influence (n,) that each site may have, from that of the others."""
-        sites = len(self.sums.count)
-        if sites < limits.least_sites or limits.influence == np.inf:
-            return np.ones(sites)
-        means = []
-        for kind in self.kinds:
-            each = self.sums.statistics(metric, kind)
-            total = each.sum(0)
-            if sites * each.size > MAX_PAIR_NUMBERS:
-                own = _finite(_span(metric, total, total - each))
-                means.append((own.sum() - own) / (sites - 1))
-                continue
-            without = total - each  # one row for each site that is left out
-            pairs = without[:, None] - each[None]
-            effect = _finite(_span(metric, without[:, None], pairs))
-            np.fill_diagonal(effect, 0.0)
-            means.append(effect.sum(1) / (sites - 1))
-        usual = limits.influence_ratio * np.max(means, axis=0)
-        return np.maximum(limits.influence, usual).clip(0.0, min(1.0, limits.influence_most))
-
-
 def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, 0.0)
 
@@ -416,103 +469,3 @@ def _span(metric: Metric, total: np.ndarray, others: np.ndarray) -> np.ndarray:
         change = metric.rates(total) - metric.rates(others)
         span = (change.max(-1) - change.min(-1)).max(-1)
     return np.where(there, span, np.inf)
-
-
-def _compute_moves(sent: Sums, table: _Table, metric: Metric, why: list[list[str]]) -> np.ndarray:
-    """Return by how much the limits on each site moved the difference between two groups (n,)."""
-    moved = np.zeros(len(why))
-    for kind in table.kinds:
-        each = table.sums.statistics(metric, kind)
-        total = each.sum(0)
-        original = sent.statistics(metric, kind)
-        for i in (i for i, text in enumerate(why) if text):
-            change = float(_span(metric, total - each[i] + original[i], total))
-            moved[i] = max(moved[i], min(change, 1.0))
-    return moved
-
-
-def _compute_reach(
-    table: _Table, metric: Metric, intervals: Mapping[Kind, _Interval], fixed: np.ndarray
-) -> np.ndarray:
-    """Return the most (n,) that each site can move the difference between two groups.
-
-    A site may send any sums of as many rows whose rates pass; where its counts are agreed on, any
-    rates. The sums tried are the worst for raising one group's rate, for lowering the other's, and
-    for both at once, of the two groups that the gap is between, in both directions.
-    """
-    best = np.zeros(len(table.sums.count))
-    rows = np.maximum(table.sums.rows(), 0.0)
-    for kind in table.kinds:
-        each = table.sums.statistics(metric, kind)
-        total = each.sum(0)
-        if not (total[1] > 0).all():
-            return np.ones(len(best))
-        others = total - each
-        pair = metric.worst(total)
-        ends = (int(pair.high), int(pair.low))
-        lies = [
-            _Lie(table, metric, kind, intervals[kind], int(pair.condition), group, sign)
-            for group in ends
-            for sign in (1.0, -1.0)
-        ]
-        raise_high, lower_high, raise_low, lower_low = lies
-        for up, down in ((raise_high, lower_low), (raise_low, lower_high)):
-            for part in (0.0, 0.5, 1.0):
-                lie = up.statistics(rows * part, fixed)
-                lie = lie + down.statistics(rows * (1 - part), fixed)
-                best = np.maximum(best, _span(metric, others + lie, others))
-    return np.minimum(best * MEDIAN_REACH, 1.0)
-
-
-@dataclass(frozen=True)
-class _Lie:
-    """The sums with which a site moves the rate of one group as far as it can."""
-
-    table: _Table
-    metric: Metric
-    kind: Kind
-    interval: _Interval
-    condition: int
-    group: int
-    sign: float  # 1: raise the rate, -1: lower it
-
-    def gain(self) -> np.ndarray:
-        """Return how much a row with each label and decision moves the rate (label, class)."""
-        slope, offset = self.metric.affine(self.table.sums.count.shape[-2])
-        at = self.condition
-        pooled = self.table.sums.sum(0).statistics(self.metric, self.kind)
-        rate = self.metric.rates(pooled)[at, self.group]
-        level = offset[0, at] - rate * offset[1, at]
-        return self.sign * (slope[0, at] - rate * slope[1, at] + level[:, None])
-
-    def counts(self, rows: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-        """Return the rows (n, label) that a site would claim, of the label that helps most;
-        agreed ones are what they are."""
-        count = self.table.sums.count.sum(0)[:, self.group]
-        rates = self.table.of(self.kind).sum(0)[:, self.group] / np.maximum(count, 1.0)[:, None]
-        worth = (self.gain() * rates).sum(-1)
-        claimed = np.zeros((len(rows), len(worth)))
-        claimed[:, int(np.argmax(worth))] = rows
-        return np.where(fixed[:, None], self.table.sums.count[:, :, self.group], claimed)
-
-    def statistics(self, rows: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-        """Return the statistics (n, 2, v, g) of such rows (n,), with their rates as far toward
-        the class that helps most as the interval allows."""
-        count = self.counts(rows, fixed)
-        gain = self.gain()
-        middle = self.interval.middle[:, self.group]
-        middle = middle / np.maximum(middle.sum(-1, keepdims=True), TOLERANCE)
-        cells = np.zeros((*self.table.sums.count.shape, 1))
-        cells[:, :, self.group, 0] = count
-        width = self.interval.width(cells)[:, :, self.group]
-        rates = np.broadcast_to(middle, width.shape).copy()
-        for label in range(count.shape[-1]):
-            good = int(np.argmax(gain[label]))
-            bad = int(np.argmin(gain[label]))
-            if good != bad:
-                step = np.minimum(width[:, label, good], rates[:, label, bad])
-                rates[:, label, good] += step
-                rates[:, label, bad] -= step
-        sums = np.zeros((*self.table.sums.count.shape, rates.shape[-1]))
-        sums[:, :, self.group] = rates * count[..., None]
-        return np.asarray(Sums(cells[..., 0], sums, sums).statistics(self.metric, self.kind))
