@@ -41,8 +41,7 @@ TESTS = {
     "metrics/intervals.py": ("intervals", "combined"),
     "metrics/metric.py": ("metrics", "combined", "functions", "theory"),
     "sums.py": ("metrics", "theory"),
-    "theory/analysis.py": ("theory",),
-    "theory/paper_examples.py": ("theory",),
+    "theory.py": ("theory",),
 }
 LIMIT = 120  # seconds of processor time, many times what the tests take
 SHARE = 0.9

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from fedgft.algorithms import LinearizedPenalty
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.metrics.spread import SPREADS, spread_gradient
+from fedgft.metrics.metric import SPREADS, spread_gradient
 from fedgft.sums import Sums
 
 NAMES = ("sp", "eop", "eo", "cal", "acc", "fpr")

@@ -11,7 +11,7 @@ from fedgft.algorithms.registry import BASES, METHODS
 from fedgft.data.agreement import SCALINGS
 from fedgft.data.partition import KINDS
 from fedgft.errors import FedgftError
-from fedgft.metrics.spread import SPREADS
+from fedgft.metrics.metric import SPREADS
 from fedgft.models import MODELS
 from fedgft.optimizers import RULES
 from fedgft.settings import OPTIONS, SETTINGS, Settings, check_setting

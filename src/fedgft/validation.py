@@ -52,8 +52,20 @@ def check_number(name: str, value: Any, *, finite: bool = True) -> float:
     return number
 
 
-def check_number_per_run(name: str, value: Any) -> Any:
-    """Require one number (returned as a float), or an array with one number per run."""
+def check_number_per_run(
+    name: str, value: Any, *, least: float | None = None, runs: int | None = None
+) -> Any:
+    """Require one number (returned as a float), or an array with one number per run.
+
+    Parameters
+    ----------
+    name, value
+        The argument.
+    least
+        All numbers must be finite and at least this.
+    runs
+        The number of runs, if it is known.
+    """
     if isinstance(value, Real) and not isinstance(value, bool):
         value = float(value)
     try:
@@ -62,6 +74,11 @@ def check_number_per_run(name: str, value: Any) -> Any:
         array = np.empty(0, object)
     if array.dtype.kind not in "fiu" or array.ndim > 1:
         raise _argument_error(name, f"must be a number, or one per run, not {format_value(value)}")
+    if least is not None and not (np.isfinite(array) & (array >= least)).all():
+        raise _argument_error(name, f"must be a number >= {least:g}, got {value}")
+    if runs is not None and array.shape not in ((), (runs,)):
+        text = f"must be one number, or one for each of {runs} run(s), and its shape is"
+        raise _argument_error(name, f"{text} {array.shape}")
     return value
 
 

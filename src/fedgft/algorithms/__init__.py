@@ -1,6 +1,5 @@
 """Federated algorithms: four slots and what fills them."""
 
-from fedgft.algorithms.cohort import Cohort, client_means
 from fedgft.algorithms.controller import Controller
 from fedgft.algorithms.corrections import (
     Correction,
@@ -24,7 +23,15 @@ from fedgft.algorithms.registry import (
     with_base,
 )
 from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
-from fedgft.algorithms.weightings import BySize, FairFed, FedNova, Local, Weighting
+from fedgft.algorithms.weightings import (
+    BySize,
+    Cohort,
+    FairFed,
+    FedNova,
+    Local,
+    Weighting,
+    client_means,
+)
 
 __all__ = [
     "BASES",

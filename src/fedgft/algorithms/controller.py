@@ -26,20 +26,21 @@ how far the coming round moves the model, relative to the first: learning rate a
 halves when the gap swings to the other side without shrinking, falls while rates rise where prices
 rise, and recovers slowly.
 
-Where the learning rate does not fall, models of single rounds scatter around the target for ever.
+Where the learning rate does not fall, models of single rounds scatter around the target forever.
 `damping` therefore shortens the server's step along a cosine.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from fedgft.algorithms.cohort import Cohort, check_runs, client_means
+from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, price
 from fedgft.sums import Sums
 from fedgft.types import Price, Rates, Statistics
+from fedgft.validation import check_choice, check_number, check_number_per_run
 
 GAIN = 0.6
 "The share of the violation that a round is meant to remove."
@@ -147,11 +148,11 @@ class ControlReport:
         return self.swing <= MAX_SWING
 
     def part(self, runs: slice | np.ndarray) -> "ControlReport":
-        """The report of some of the runs."""
+        """Return the report of some of the runs."""
         return ControlReport(self.target[runs], self.gap[runs], self.gaps[runs], self.kind)
 
     def with_runs(self, at: np.ndarray, other: "ControlReport") -> "ControlReport":
-        """This report with the runs `at` replaced by those of another report.
+        """Return this report with the runs `at` replaced by those of another report.
 
         The other may have more rounds; as many of its `gaps` are taken as this one has, evenly
         spread over the rounds.
@@ -164,7 +165,7 @@ class ControlReport:
         return ControlReport(self.target, gap, gaps, self.kind)
 
     def reason(self, run: int = 0) -> str:
-        """One sentence: what happened in this run, and what to try if the target was missed."""
+        """Return one sentence: what happened in this run, and what to try if it missed."""
         of = {"hard": "decisions", "soft": "scores"}[self.kind]
         gap, target, swing = (100 * float(x[run]) for x in (self.gap, self.target, self.swing))
         if not np.isfinite(gap):
@@ -172,22 +173,22 @@ class ControlReport:
         found = f"The gap of {of} on the clients' rows is {gap:.1f} points"
         if self.reached[run]:
             return f"{found}, within the target of {target:.1f}."
-        missed = f"{found}, above the target of {target:.1f}"
         if not self.settled[run]:
-            return (
-                f"{missed}; it still varied by {swing:.1f} points over the last third of the "
-                "rounds: try more rounds, or a lower learning rate."
+            what = (
+                f"; it still varied by {swing:.1f} points over the last third of the rounds: "
+                "try more rounds, or a lower learning rate."
             )
-        falling = self.gaps.shape[1] > 1 and gap < 100 * float(self.gaps[run, -2]) - 0.1
-        if falling:
-            return f"{missed} and still falling: try more rounds."
-        return (
-            f"{missed} although it has settled: try a larger target, more rounds, another model, "
-            "or larger groups."
-        )
+        elif self.gaps.shape[1] > 1 and gap < 100 * float(self.gaps[run, -2]) - 0.1:
+            what = " and still falling: try more rounds."
+        else:
+            what = (
+                " although it has settled: try a larger target, more rounds, another model, or "
+                "larger groups."
+            )
+        return f"{found}, above the target of {target:.1f}{what}"
 
     def warning(self) -> str | None:
-        """One sentence on all runs that missed their target; None if none did."""
+        """Return one sentence on all runs that missed their target; None if none did."""
         missed = np.flatnonzero(~self.reached)
         if not len(missed):
             return None
@@ -208,7 +209,7 @@ def arrays_to_lists(value: Any) -> Any:
 
 
 def lists_to_arrays(value: Any) -> Any:
-    """The inverse of `arrays_to_lists`."""
+    """Undo `arrays_to_lists`."""
     if isinstance(value, dict):
         found = {key: lists_to_arrays(item) for key, item in value.items()}
         return found | ({"loop": tuple(value["loop"])} if "loop" in value else {})
@@ -216,7 +217,7 @@ def lists_to_arrays(value: Any) -> Any:
 
 
 def damping(done: int, rounds: int, speed: float) -> float:
-    """The share of the server's step to take in a round.
+    """Return the share of the server's step to take in a round.
 
     The share times the speed falls along a cosine from 1 to MIN_SPEED, so a learning rate that
     falls as fast is not damped further.
@@ -241,16 +242,14 @@ class StepDamper:
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
+        self.first = max(rounds // 4, 1)
         self.lengths: list[float] = []
 
     def share(self, length: float) -> float:
-        """The share of the next step to take, from its length."""
+        """Return the share of the next step to take, from its length."""
         self.lengths.append(length)
         done = len(self.lengths) - 1
-        first = max(self.rounds // 4, 1)
-        if done < first:
-            return 1.0
-        return damping(done, self.rounds, self._relative(length))
+        return 1.0 if done < self.first else damping(done, self.rounds, self._relative(length))
 
     @property
     def speed(self) -> float:
@@ -259,13 +258,13 @@ class StepDamper:
         Steps also shorten because training converges, so their length counts by its square root.
         """
         done = len(self.lengths)
-        if done < max(self.rounds // 4, 1):
+        if done < self.first:
             return 1.0
         length = self._relative(self.lengths[-1])
         return float(np.sqrt(min(length, 1.0)) * damping(done, self.rounds, length))
 
     def _relative(self, length: float) -> float:
-        reference = float(np.median(self.lengths[: max(self.rounds // 4, 1)]))
+        reference = float(np.median(self.lengths[: self.first]))
         return length / reference if reference > 0 else 1.0
 
 
@@ -296,22 +295,24 @@ class Controller:
     damp: bool = True
 
     def __post_init__(self) -> None:
-        if not np.all((np.asarray(self.target) >= 0) & (np.asarray(self.target) < 1)):
+        target = np.asarray(check_number_per_run("target", self.target))
+        if not np.all((target >= 0) & (target < 1)):
             raise FedgftError(f"`target` must be at least 0 and below 1, got {self.target}")
-        if not 0 <= self.pick <= 1:
+        check_choice("kind", self.kind, get_args(Kind))
+        if not 0 <= check_number("pick", self.pick, finite=False) <= 1:
             raise FedgftError(f"`pick` must lie between 0 and 1, got {self.pick:g}")
 
     def init(self, runs: int, loop: Loop = Loop()) -> ControllerState:  # noqa: B008
-        """The state before the first measurement; `target` must fit the number of runs."""
-        check_runs("target", self.target, runs)
+        """Return the state before the first measurement; `target` must fit the number of runs."""
+        check_number_per_run("target", self.target, runs=runs)
         return ControllerState((loop.delay, loop.caution))
 
     def update(self, state: ControllerState, cohort: Cohort, received: Sums) -> ControllerState:
-        """The state after the cohort's sums of a model: `steer` on their mean."""
+        """Return the state after the cohort's sums of a model: `steer` on their mean."""
         return self.steer(state, self._mean(cohort, received))
 
     def steer(self, state: ControllerState, statistics: Statistics) -> ControllerState:
-        """The state with the next prices, from mean statistics (r, 2, v, g).
+        """Return the state with the next prices, from mean statistics (r, 2, v, g).
 
         The first model has not been trained, so its gap sets no price. A group without a rate
         keeps its multipliers, and its rows have no price. Noise can make a count negative, which
@@ -351,16 +352,16 @@ class Controller:
         )
 
     def price(self, state: ControllerState, *, run: np.ndarray, classes: int) -> Price | float:
-        """The price of each score for entries of runs `run`; zero before the first message."""
+        """Return the price of each score, one entry per run in `run`; 0 before a message."""
         return 0.0 if state.v is None else price(self.metric, state.v, classes)[run]
 
     def excess(self, cohort: Cohort, received: Sums) -> np.ndarray:
-        """By how much each run's gap exceeds its target; NaN where it is not estimable."""
+        """Return by how much each run's gap exceeds its target; NaN where it is not estimable."""
         gap = self.metric.readout(self._mean(cohort, received))
         return np.maximum(gap - self._targets(len(gap))[:, 0, 0], 0.0)
 
     def report(self, state: ControllerState, federation: Sums) -> ControlReport:
-        """Whether each run reached its target; `federation`: sums of the final model, (r, ...)."""
+        """Report whether each run reached its target, by the final model's sums (r, ...)."""
         gap = federation.gap(self.metric, self.kind)
         target = np.broadcast_to(np.asarray(self.target, np.float64), gap.shape)
         gaps = gap[:, None] if state.gaps is None else state.gaps
@@ -373,7 +374,7 @@ class Controller:
         return np.broadcast_to(np.asarray(self.target, np.float64), (runs,))[:, None, None]
 
     def _gain(self, state: ControllerState, weight: np.ndarray) -> np.ndarray:
-        """Price per violation, (r, v, g): GAIN over the measured response, b speed."""
+        """Return the price per violation, (r, v, g): GAIN over the measured response, b speed."""
         pooled = [(weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved)]
         common = (PRIOR_WEIGHT * PRIOR + np.abs(pooled[0])) / (PRIOR_WEIGHT + pooled[1])
         own = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
@@ -388,7 +389,7 @@ class Controller:
 def band_center(
     rates: Rates, weight: np.ndarray, known: np.ndarray, width: np.ndarray
 ) -> np.ndarray:
-    """(r, v, 1): the center of a band of this width that is nearest to the rates.
+    """Return the center (r, v, 1) of the band of this width that is nearest to the rates.
 
     It minimizes the weighted squared distances of the rates from the band, so that violations above
     and below it balance; where all rates fit into a band, it lies midway between the outer two.
@@ -410,23 +411,15 @@ def band_center(
 
 
 def _with_zeros(state: ControllerState) -> ControllerState:
-    """The state with arrays of zeros in the shape of its rates."""
+    """Return the state with arrays of zeros in the shape of its rates."""
     zero = np.zeros_like(state.rates)
-    return state._replace(
-        up=zero,
-        down=zero,
-        above=zero,
-        below=zero,
-        prices=zero,
-        pushes=np.zeros((state.loop[0], *zero.shape)),
-        fall=zero,
-        moved=zero,
-        trust=np.ones_like(zero),
-    )
+    zeros = dict.fromkeys(("up", "down", "above", "below", "prices", "fall", "moved"), zero)
+    pushes = np.zeros((state.loop[0], *zero.shape))
+    return state._replace(**zeros, pushes=pushes, trust=np.ones_like(zero))
 
 
 def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> ControllerState:
-    """The state with one more round in its regression of falls on pushes.
+    """Return the state with one more round in its regression of falls on pushes.
 
     Rates are taken relative to their mean over rows: training moves all groups, prices move them
     apart. Old rounds are forgotten only as fast as new pushes replace them: while prices rest, the
@@ -445,7 +438,7 @@ def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> 
 def _next_trust(
     state: ControllerState, above: np.ndarray, below: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """The next trust, (r, v, g), between MIN_TRUST and 1.
+    """Return the next trust (r, v, g), between MIN_TRUST and 1.
 
     It is halved after a swing, where a group's violation has changed sides and is still half as
     large. It falls by 15% while rates rise where prices rise (a runaway). Else it recovers by 15%.

@@ -14,7 +14,7 @@ Vectors are rows of NumPy or torch arrays, as long as a gradient; a correction n
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fedgft.algorithms.cohort import Cohort
+from fedgft.algorithms.weightings import Cohort
 from fedgft.errors import FedgftError
 from fedgft.validation import check_number
 

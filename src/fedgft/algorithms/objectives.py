@@ -17,13 +17,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedgft.algorithms.cohort import Cohort, check_runs, check_strength, client_means
 from fedgft.algorithms.controller import Controller, ControlReport, Loop, with_speed
-from fedgft.errors import FedgftError
+from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.metrics import Metric, price
-from fedgft.metrics.spread import SPREADS, spread_gradient
+from fedgft.metrics.metric import SPREADS, spread_gradient
 from fedgft.sums import Sums
 from fedgft.types import Price, Statistics, Weights
+from fedgft.validation import check_choice, check_number_per_run
 
 States = tuple[Any, ...]  # one per penalty
 
@@ -77,17 +77,13 @@ class LinearizedPenalty:
     spread: str = "range"
 
     def __post_init__(self) -> None:
-        for name, choices in (("penalty", SLOPES), ("spread", SPREADS)):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in choices:
-                raise FedgftError(
-                    f"`{name}` {value!r} is not known; choose from {', '.join(choices)}"
-                )
-        object.__setattr__(self, "lam", check_strength("lam", self.lam))
+        check_choice("penalty", self.penalty, tuple(SLOPES))
+        check_choice("spread", self.spread, SPREADS)
+        object.__setattr__(self, "lam", check_number_per_run("lam", self.lam, least=0))
 
     def init(self, runs: int) -> None:
         """Check that `lam` fits the number of runs; there is no state before the first sums."""
-        check_runs("lam", self.lam, runs)
+        check_number_per_run("lam", self.lam, runs=runs)
 
     def update(self, state: Statistics | None, cohort: Cohort, received: Sums) -> Statistics:
         """The cotangent v of each run, from the mean statistics of the cohort."""
@@ -189,12 +185,9 @@ class Objective:
 
     def local_price(self, own: Sums, *, run: np.ndarray, classes: int) -> Price | float:
         """The prices that each unit sets for itself; none where it lacks a group or the event."""
-        total: Price | float = 0.0
-        for penalty in self.local_penalties:
-            mean = client_means(penalty.metric, own)
-            v = penalty.cotangent(mean, np.zeros_like(mean))
-            total = total + penalty.price(v, run=run, classes=classes)
-        return total
+        means = [(p, client_means(p.metric, own)) for p in self.local_penalties]
+        cotangents = ((p, p.cotangent(mean, np.zeros_like(mean))) for p, mean in means)
+        return sum((p.price(v, run=run, classes=classes) for p, v in cotangents), start=0.0)
 
     @property
     def controllers(self) -> tuple[Controller, ...]:

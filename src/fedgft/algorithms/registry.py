@@ -12,7 +12,7 @@ FedAvg is the four defaults.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +21,9 @@ from fedgft.algorithms.corrections import Correction, Proximal, Scaffold
 from fedgft.algorithms.objectives import LinearizedPenalty, Objective, reweigh
 from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
 from fedgft.algorithms.weightings import BySize, FairFed, FedNova, Rule, Weighting
-from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, get_metric
-from fedgft.metrics.spread import Spread
-from fedgft.validation import check_choice, check_instance, check_number, check_number_per_run
+from fedgft.settings import Spread
+from fedgft.validation import check_choice, check_instance
 
 PerRun = float | np.ndarray  # one number, or one per run
 
@@ -87,22 +86,8 @@ def fedgft_control(
     damp: bool = True,
 ) -> Algorithm:
     """FedGFT whose strength follows the measured gap of decisions; arguments: `Controller`."""
-    target = check_number_per_run("target", target)
-    check_choice("kind", kind, get_args(Kind))
-    check_number("pick", pick, finite=False)
     rule = Controller(get_metric(metric), target, kind, pick=pick, damp=damp)
     return Algorithm(objective=Objective(penalties=(rule,)))
-
-
-@dataclass(frozen=True)
-class MethodOptions:
-    """What some of the methods take besides their strength."""
-
-    penalty: str = "half"
-    spread: Spread = "range"
-    rule: Rule = "subtract"
-    kind: Kind = "hard"
-    pick: float = 0.6
 
 
 @dataclass(frozen=True)
@@ -114,45 +99,35 @@ class Method:
     label
         The method's name in tables and figures.
     make
-        Returns the algorithm for a metric, a strength and the options.
+        Returns the algorithm, for a metric and a strength if it has one.
     strength
         The setting that holds the strength; None: the method has neither strength nor metric, and
         one training serves all metrics.
+    options
+        The keyword arguments of `make`.
     settings
         The other settings that the method reads, by their names in Python and on the command line.
     """
 
     label: str
-    make: Callable[[Metric, PerRun, MethodOptions], Algorithm]
+    make: Callable[..., Algorithm]
     strength: str | None = None
+    options: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
 
 
+_SHAPE = ("penalty", "spread")
 METHODS: dict[str, Method] = {
-    "fedavg": Method("FedAvg", lambda metric, _, options: fedavg()),
-    "lrw": Method("LRW", lambda metric, _, options: lrw()),
-    "lft": Method(
-        "LFT",
-        lambda metric, lam, o: lft(metric, lam, penalty=o.penalty, spread=o.spread),
-        strength="lam",
-        settings=("penalty", "spread"),
-    ),
-    "fairfed": Method(
-        "FairFed",
-        lambda metric, beta, o: fairfed(metric, beta, rule=o.rule),
-        strength="beta",
-        settings=("fairfed", "noise"),
-    ),
-    "fedgft": Method(
-        "FedGFT",
-        lambda metric, lam, o: fedgft(metric, lam, penalty=o.penalty, spread=o.spread),
-        strength="lam",
-        settings=("penalty", "spread", "noise"),
-    ),
+    "fedavg": Method("FedAvg", fedavg),
+    "lrw": Method("LRW", lrw),
+    "lft": Method("LFT", lft, "lam", _SHAPE, _SHAPE),
+    "fairfed": Method("FairFed", fairfed, "beta", ("rule",), ("fairfed", "noise")),
+    "fedgft": Method("FedGFT", fedgft, "lam", _SHAPE, (*_SHAPE, "noise")),
     "fedgft-control": Method(
         "FedGFT control",
-        lambda metric, target, o: fedgft_control(metric, target, kind=o.kind, pick=o.pick),
-        strength="target",
+        fedgft_control,
+        "target",
+        options=("kind", "pick"),
         settings=("control", "pick", "noise"),
     ),
 }
@@ -171,7 +146,7 @@ METHOD_LABELS = {name: method.label for name, method in METHODS.items()} | {
 
 
 def methods_by_setting() -> dict[str, tuple[str, ...]]:
-    """The settings that only some methods read, and which methods read them."""
+    """Return the settings that only some methods read, and which methods read them."""
     names = dict.fromkeys(n for m in METHODS.values() for n in (m.strength, *m.settings) if n)
     return {
         name: tuple(key for key, m in METHODS.items() if name in (m.strength, *m.settings))
@@ -179,7 +154,17 @@ def methods_by_setting() -> dict[str, tuple[str, ...]]:
     }
 
 
-def get_method(name: str, metric: Metric, strength: PerRun, **options: Any) -> Algorithm:
+def get_method(
+    name: str,
+    metric: Metric,
+    strength: PerRun,
+    *,
+    penalty: str = "half",
+    spread: Spread = "range",
+    rule: Rule = "subtract",
+    kind: Kind = "hard",
+    pick: float = 0.6,
+) -> Algorithm:
     """Make a method by its name.
 
     Parameters
@@ -190,12 +175,18 @@ def get_method(name: str, metric: Metric, strength: PerRun, **options: Any) -> A
         Whose gap; without effect for fedavg and lrw.
     strength
         lam of lft and fedgft, beta of fairfed, the target of fedgft-control.
-    options
-        Fields of `MethodOptions`; a method takes those that it reads.
+    penalty, spread
+        Of lft and fedgft, see `LinearizedPenalty`.
+    rule
+        Of fairfed, see `FairFed`.
+    kind, pick
+        Of fedgft-control, see `Controller`.
     """
-    if not isinstance(name, str) or name not in METHODS:
-        raise FedgftError(f"`method` {name!r} is not known; choose from {', '.join(METHODS)}")
-    return METHODS[name].make(metric, strength, MethodOptions(**options))
+    method = METHODS[check_choice("method", name, tuple(METHODS))]
+    if method.strength is None:
+        return method.make()
+    options = {"penalty": penalty, "spread": spread, "rule": rule, "kind": kind, "pick": pick}
+    return method.make(metric, strength, **{key: options[key] for key in method.options})
 
 
 BASES: dict[str, dict[str, Callable[[float | None, float | None], Any]]] = {
@@ -214,7 +205,7 @@ BASES: dict[str, dict[str, Callable[[float | None, float | None], Any]]] = {
 def with_base(
     method: Algorithm, base: str, *, mu: float | None = None, server_lr: float | None = None
 ) -> Algorithm:
-    """The same method on another federated algorithm.
+    """Return the same method on another federated algorithm.
 
     Parameters
     ----------
@@ -229,8 +220,7 @@ def with_base(
         Learning rate of the server, where the base has one [default: the base's].
     """
     check_instance("method", method, Algorithm, "for example fedavg()")
-    if not isinstance(base, str) or base not in BASES:
-        raise FedgftError(f"`base` {base!r} is not known; choose from {', '.join(BASES)}")
+    check_choice("base", base, tuple(BASES))
     slots = {slot: make(mu, server_lr) for slot, make in BASES[base].items()}
     if base == "fednova":
         slots["weighting"] = FedNova(method.weighting)

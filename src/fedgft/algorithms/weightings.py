@@ -1,19 +1,73 @@
-"""The weighting slot: the coefficients of the clients' updates; they need not sum to one."""
+"""The clients of one round, and the weighting slot: the coefficients of their updates.
+
+Coefficients need not sum to one.
+"""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from fedgft.algorithms.cohort import Cohort, check_runs, check_strength, client_means
-from fedgft.errors import FedgftError
-from fedgft.metrics import Metric
+from fedgft.metrics import Kind, Metric
 from fedgft.sums import Sums
 from fedgft.types import Statistics
+from fedgft.validation import check_choice, check_number_per_run
 
 Sees = Literal["nothing", "received", "trained"]
 Rule = Literal["subtract", "authors", "exp"]
-RULES: tuple[Rule, ...] = ("subtract", "authors", "exp")
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The units of one round; a unit is one client of one run.
+
+    Parameters
+    ----------
+    run, client
+        (u,): unit i is client `client[i]` of run `run[i]`. Units are sorted by run.
+    weight
+        (u,): sums to one within each run.
+    bounds
+        (r + 1,): run r owns the units `bounds[r]:bounds[r + 1]`.
+    full
+        Whether every client of every run takes part.
+    """
+
+    run: np.ndarray
+    client: np.ndarray
+    weight: np.ndarray
+    bounds: np.ndarray
+    full: bool
+
+    def __len__(self) -> int:
+        return len(self.run)
+
+    def part(self, at: slice) -> "Cohort":
+        """Return the units of a slice, in the same order; some runs may have none of them."""
+        start, stop, _ = at.indices(len(self))
+        bounds = np.clip(self.bounds, start, stop) - start
+        return Cohort(self.run[at], self.client[at], self.weight[at], bounds, full=False)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Add up `values` (u, ...) over the units of each run: (r, ...)."""
+        return np.add.reduceat(values, self.bounds[:-1], axis=0)
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean of `values` (u, ...) in each run, by the cohort's weights: (r, ...)."""
+        return self.sum(values * self.weight.reshape(-1, *[1] * (values.ndim - 1)))
+
+    def normalized(self, values: np.ndarray) -> np.ndarray:
+        """Scale `values` (u,) to sum to one within each run.
+
+        A run whose values are all zero gets the weights of the cohort.
+        """
+        total = self.sum(values)[self.run]
+        return np.where(total > 0, values / np.where(total > 0, total, 1.0), self.weight)
+
+
+def client_means(metric: Metric, tally: Sums, kind: Kind = "soft") -> Statistics:
+    """Return S_k, the statistics of each unit as means over its rows; zero without rows."""
+    return tally.statistics(metric, kind) / np.maximum(tally.rows(), 1)[:, None, None, None]
 
 
 @dataclass(frozen=True)
@@ -57,7 +111,7 @@ class BySize:
         return None
 
     def coefficients(self, state: None, cohort: Cohort, local: Local) -> tuple[np.ndarray, None]:
-        """The weights of the cohort."""
+        """Return the weights of the cohort."""
         return cohort.weight, None
 
 
@@ -76,11 +130,11 @@ class FedNova:
         return self.inner.sees
 
     def init(self, sizes: np.ndarray) -> Any:
-        """The state of the inner weighting."""
+        """Return the state of the inner weighting."""
         return self.inner.init(sizes)
 
     def coefficients(self, state: Any, cohort: Cohort, local: Local) -> tuple[np.ndarray, Any]:
-        """The inner coefficients, corrected for reach; zero for a client without rows."""
+        """Return the inner coefficients, corrected for reach; zero for a client without rows."""
         weight, state = self.inner.coefficients(state, cohort, local)
         mean = cohort.sum(weight * local.reach)[cohort.run]
         moved = local.reach != 0
@@ -114,19 +168,16 @@ class FairFed:
     rule: Rule = "subtract"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, str) or self.rule not in RULES:
-            raise FedgftError(
-                f"FairFed rule {self.rule!r} is not known; choose from {', '.join(RULES)}"
-            )
-        object.__setattr__(self, "beta", check_strength("beta", self.beta))
+        check_choice("rule", self.rule, get_args(Rule))
+        object.__setattr__(self, "beta", check_number_per_run("beta", self.beta, least=0))
 
     @property
     def sees(self) -> Literal["received", "trained"]:
         return "trained" if self.rule == "exp" else "received"
 
     def init(self, sizes: np.ndarray) -> np.ndarray:
-        """wbar, (run, client)."""
-        check_runs("beta", self.beta, len(sizes))
+        """Return wbar, (run, client)."""
+        check_number_per_run("beta", self.beta, runs=len(sizes))
         if self.rule == "authors":
             sizes = 1.0 * (sizes > 0)
         return sizes / sizes.sum(1, keepdims=True)
@@ -134,7 +185,7 @@ class FairFed:
     def coefficients(
         self, state: np.ndarray, cohort: Cohort, local: Local
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Normalized weights, and the next wbar; a client without rows has no weight."""
+        """Return normalized weights and the next wbar; a client without rows has no weight."""
         received = local.received
         if received is None:
             return cohort.normalized(state[cohort.run, cohort.client]), state
@@ -153,7 +204,7 @@ class FairFed:
         return weight, state
 
     def _distance(self, cohort: Cohort, received: Sums, local: Sums) -> np.ndarray:
-        """Delta_k, along the pair of groups that is farthest apart globally."""
+        """Return Delta_k, along the pair of groups that is farthest apart globally."""
         overall = cohort.mean(client_means(self.metric, received))
         own = client_means(self.metric, local)
         gap = np.abs(
@@ -165,7 +216,7 @@ class FairFed:
         return np.where(np.isnan(gap), fallback, gap)
 
     def _signed_gap(self, statistics: Statistics, overall: Statistics) -> np.ndarray:
-        """The rate of the group that is highest overall less that of the lowest."""
+        """Return the rate of the group that is highest overall minus that of the lowest."""
         condition, high, low = self.metric.worst(overall)
         rates = self.metric.rates(statistics)
         row = np.take_along_axis(rates, condition[:, None, None], axis=-2)[:, 0]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fedgft.algorithms import Algorithm
-from fedgft.algorithms.cohort import check_runs
 from fedgft.algorithms.controller import Controller, ControlReport, TargetMissedWarning
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.executors import choose_executor
@@ -24,7 +23,13 @@ from fedgft.errors import FedgftError
 from fedgft.models import get_model, prepare_logits
 from fedgft.settings import Settings
 from fedgft.sums import Sums, stack
-from fedgft.validation import as_array, check_instance, check_integer, format_value
+from fedgft.validation import (
+    as_array,
+    check_instance,
+    check_integer,
+    check_number_per_run,
+    format_value,
+)
 
 MAX_PREDICTED = 2**22  # features that `predict_proba` reads at a time
 
@@ -266,11 +271,8 @@ def _check_rates(lr: float | np.ndarray, runs: int) -> np.ndarray:
     """The learning rate of each run; the slots check their own numbers in `init`."""
     if not runs:
         raise FedgftError("there is no federation to train on")
-    check_runs("lr", lr, runs)
-    rates = np.broadcast_to(np.asarray(lr, np.float64), (runs,))
-    if not ((rates >= 0) & np.isfinite(rates)).all():
-        raise FedgftError(f"`lr` must be a number >= 0, got {lr}")
-    return rates
+    check_number_per_run("lr", lr, least=0, runs=runs)
+    return np.broadcast_to(np.asarray(lr, np.float64), (runs,))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -5,59 +5,52 @@ against the rest.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Metric, compared
+from fedgft.types import Labels, Probs
 from fedgft.validation import format_value
 
 
-def _compared(columns: Any) -> Any:
-    """Select the classes that are compared from the last axis."""
-    return columns[..., 1:] if columns.shape[-1] == 2 else columns
+def predicted(probs: Probs, labels: Labels) -> Any:
+    """Return the scores of the classes that are compared: the positive one of two, or all."""
+    return probs[..., 1:] if probs.shape[-1] == 2 else probs
 
 
-def _each_pair(classes: int) -> tuple[str, ...]:
-    pairs = [(y, c) for y in range(classes) for c in compared(classes)]
+def labeled(probs: Probs, labels: Labels) -> Any:
+    """Return the same columns of the one-hot labels."""
+    return predicted(labels, labels)
+
+
+def each_class_given_label(classes: int) -> tuple[str, ...]:
+    """Return the names of the conditions of equalized odds."""
+    pairs = product(range(classes), compared(classes))
     return tuple(f"class {c} given label {y}" for y, c in pairs)
 
-
-statistical_parity = Metric("sp", "statistical parity", outcome=lambda p, y: _compared(p))
-equal_opportunity = Metric(
-    "eop", "equal opportunity", outcome=lambda p, y: _compared(p), event=lambda p, y: _compared(y)
-)
-equalized_odds = Metric(
-    "eo",
-    "equalized odds",
-    outcome=lambda p, y: _compared(p)[:, None, :],
-    event=lambda p, y: y[:, :, None],
-    conditions=_each_pair,
-)
-predictive_parity = Metric(  # the paper's well-calibration
-    "cal", "predictive parity", outcome=lambda p, y: _compared(y), event=lambda p, y: _compared(p)
-)
-accuracy_parity = Metric(
-    "acc",
-    "accuracy parity",
-    outcome=lambda p, y: (p * y).sum(1)[:, None],
-    conditions=lambda classes: ("all rows",),
-)
-false_positive_rate_parity = Metric(
-    "fpr",
-    "false-positive-rate parity",
-    outcome=lambda p, y: _compared(p),
-    event=lambda p, y: 1.0 - _compared(y),
-)
 
 CATALOG: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        statistical_parity,
-        equal_opportunity,
-        equalized_odds,
-        predictive_parity,
-        accuracy_parity,
-        false_positive_rate_parity,
+        Metric("sp", "statistical parity", predicted),
+        Metric("eop", "equal opportunity", predicted, labeled),
+        Metric(
+            "eo",
+            "equalized odds",
+            lambda p, y: predicted(p, y)[:, None, :],
+            lambda p, y: y[:, :, None],
+            each_class_given_label,
+        ),
+        Metric("cal", "predictive parity", labeled, predicted),  # the paper's well-calibration
+        Metric(
+            "acc",
+            "accuracy parity",
+            lambda p, y: (p * y).sum(1)[:, None],
+            conditions=lambda classes: ("all rows",),
+        ),
+        Metric("fpr", "false-positive-rate parity", predicted, lambda p, y: 1.0 - labeled(p, y)),
     )
 }
 "The metrics by their short names: sp, eop, eo, cal, acc, fpr."
@@ -69,7 +62,7 @@ def get_metric(metric: str | Metric) -> Metric:
     Parameters
     ----------
     metric
-        A short name ("sp"), several with weights ("sp+0.5*eop", see `combined`), or a `Metric`,
+        A short name ("sp"), several with weights ("sp+0.5*eop", see `combine`), or a `Metric`,
         which is returned as it is.
     """
     if isinstance(metric, Metric):
@@ -81,7 +74,7 @@ def get_metric(metric: str | Metric) -> Metric:
     parts = [_parse_part(part, metric) for part in metric.split("+")]
     if len({part.name for part, _ in parts}) < len(parts):
         raise FedgftError(f"`metric` {metric!r} names one metric twice")
-    return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else combined(parts)
+    return parts[0][0] if len(parts) == 1 and parts[0][1] == 1 else combine(parts)
 
 
 def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
@@ -102,7 +95,7 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
     return CATALOG[name.strip()], weight
 
 
-def combined(parts: Sequence[tuple[Metric, float]]) -> Metric:
+def combine(parts: Sequence[tuple[Metric, float]]) -> Metric:
     """Return one metric for several with weights.
 
     Its conditions are those of all parts, so its gap is the largest of theirs. The weights count
@@ -113,12 +106,6 @@ def combined(parts: Sequence[tuple[Metric, float]]) -> Metric:
     def conditions(classes: int) -> tuple[str, ...]:
         return tuple(f"{m.name}: {text}" for m, _ in parts for text in m.conditions(classes))
 
-    first = parts[0][0]
-    return Metric(
-        "+".join(names),
-        " and ".join(metric.title for metric, _ in parts),
-        first.outcome,
-        first.event,
-        conditions,
-        parts=tuple(parts),
-    )
+    title = " and ".join(metric.title for metric, _ in parts)
+    name = "+".join(names)
+    return replace(parts[0][0], name=name, title=title, conditions=conditions, parts=tuple(parts))

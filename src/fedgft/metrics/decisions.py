@@ -1,6 +1,6 @@
 """Decisions behind a gap: selection rates, accuracy against a constant model, and collapse.
 
-A model that gives everybody the same decision has a gap of zero, so a gap alone does not say that
+A model that decides the same for all rows has a gap of zero, so a gap alone does not say that
 a model is fair and useful. All functions read `Sums`, whose leading axes are kept (...).
 """
 
@@ -15,7 +15,7 @@ from fedgft.metrics.metric import Metric
 from fedgft.sums import Sums
 from fedgft.types import Value
 
-MAX_OTHER_SHARE = 0.005  # a model that decides otherwise in fewer rows is constant
+MAX_OTHER_SHARE = 0.005  # a model that gives fewer rows another class is constant
 MAX_OTHER_SHARE_IF_USELESS = 0.05  # the same, if it is no more accurate than a constant model
 MAX_OTHER_RATIO = 0.25  # and if other decisions are fewer than this part of the other labels
 
@@ -49,7 +49,7 @@ def selection_rates(sums: Sums) -> np.ndarray:
 
 
 def is_collapsed(sums: Sums) -> np.ndarray:
-    """Return whether the model gives nearly everybody the same class (...).
+    """Return whether the model gives nearly all rows the same class (...).
 
     With d the share of rows that are given another class and m the share of rows whose label is
     another class: d < m / 4, and either d < 0.5%, or d < 5% while the model is no more accurate
@@ -83,10 +83,9 @@ def describe_decisions(sums: Sums, classes: Sequence[str], groups: Sequence[str]
         `accuracy_constant`, `balanced_accuracy`, `collapsed`, and `selection_rates` by group: of
         the positive one of two classes, else of each class.
     """
-    rates = selection_rates(sums)
     selected: dict[str, Any] = {}
-    for group, own in zip(groups, rates, strict=True):
-        each = {name: _finite_or_none(rate) for name, rate in zip(classes, own, strict=True)}
+    for group, own in zip(groups, selection_rates(sums), strict=True):
+        each = dict(zip(classes, map(_finite_or_none, own), strict=True))
         selected[group] = each[classes[1]] if len(classes) == 2 else each
     return {
         "accuracy_constant": _finite_or_none(constant_accuracy(sums)),

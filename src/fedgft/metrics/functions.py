@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.metrics import catalog
+from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.metric import Metric
 from fedgft.validation import check_indices
 
@@ -24,14 +24,18 @@ class NotEstimableWarning(UserWarning):
 
 
 def gap(
-    metric: Metric, y_true: Any, y_pred: Any, sensitive_features: Any, sample_weight: Any = None
+    metric: str | Metric,
+    y_true: Any,
+    y_pred: Any,
+    sensitive_features: Any,
+    sample_weight: Any = None,
 ) -> float:
     """Return the largest difference between groups in the rate of a metric.
 
     Parameters
     ----------
     metric
-        The metric.
+        The metric or its short name.
     y_true
         (n,): labels.
     y_pred
@@ -54,14 +58,16 @@ def gap(
         sensitive_features=sensitive_features,
         sample_weight=sample_weight,
     )
+    metric = get_metric(metric)
     labels, probs = _one_hot_classes(_read_labels(y_true), _read_array("y_pred", y_pred, 2))
-    groups, names = _one_hot_groups(
-        _read_array("sensitive_features", sensitive_features, 2, dtype=object)
-    )
-    weight = np.ones(len(labels))
-    if sample_weight is not None:
-        weight = _read_array("sample_weight", sample_weight, 1, dtype=float)
-    _check_lengths(len(labels), y_pred=probs, sensitive_features=groups, sample_weight=weight)
+    groups, names = _one_hot_groups(sensitive_features)
+    if sample_weight is None:
+        sample_weight = np.ones(len(labels))
+    weight = _read_array("sample_weight", sample_weight, 1, dtype=float)
+    read = {"y_pred": probs, "sensitive_features": groups, "sample_weight": weight}
+    for name, array in read.items():
+        if len(array) != len(labels):
+            raise FedgftError(f"{name} has {len(array)} rows, y_true has {len(labels)}")
     if not (np.isfinite(weight) & (weight >= 0)).all():
         raise FedgftError("sample_weight must hold one finite number of at least 0 per row")
     statistics = (metric.statistics(probs, labels, groups) * weight[:, None, None, None]).sum(0)
@@ -96,10 +102,8 @@ def _read_labels(y_true: Any) -> np.ndarray:
     labels = _read_array("y_true", y_true, 1)
     if any(map(_is_missing, labels.tolist())):
         raise FedgftError("y_true lacks a label in some rows: leave them out")
-    if labels.dtype.kind == "f" and not (labels == np.floor(labels)).all():
-        raise FedgftError("y_true holds fractions, which are no classes")
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise FedgftError("y_true holds infinity, which is no class")
+    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.floor(labels))).all():
+        raise FedgftError("y_true holds fractions or infinity, which are no classes")
     plain = (str, bytes, int, float, np.generic)
     if labels.dtype == object and not all(isinstance(v, plain) for v in labels.tolist()):
         raise FedgftError("y_true must hold labels: numbers or text")
@@ -137,7 +141,7 @@ def _one_hot_classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray
 
 
 def _one_hot_columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Do the same for one column of probabilities per class."""
+    """Return one-hot labels and the probabilities, where these have one column per class."""
     known, index = np.unique(y_true, return_inverse=True)
     if set(known.tolist()) <= set(range(probs.shape[1])):
         index = y_true.astype(int)
@@ -152,16 +156,15 @@ def _one_hot_columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray,
     return np.eye(probs.shape[1])[index], probs
 
 
-def _one_hot_groups(sensitive_features: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _one_hot_groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
     """Return one column per group, zeros where the group is None or NaN; and the groups' names."""
-    values = sensitive_features[:, None] if sensitive_features.ndim == 1 else sensitive_features
-    missing = np.array([any(map(_is_missing, row)) for row in values], dtype=bool)
-    keys = [tuple(str(v) for v in row) for row in values]  # names joined could be those of another
-    found = sorted({k for k, m in zip(keys, missing, strict=True) if not m})
-    position = {key: i for i, key in enumerate(found)}
-    one_hot = np.zeros((len(values), len(found)))
-    known = np.flatnonzero(~missing)
-    one_hot[known, [position[keys[i]] for i in known]] = 1.0
+    values = _read_array("sensitive_features", sensitive_features, 2, dtype=object)
+    values = values[:, None] if values.ndim == 1 else values
+    # Tuples, because names that are joined could be those of another group.
+    keys = [None if any(map(_is_missing, row)) else tuple(map(str, row)) for row in values]
+    found = sorted({key for key in keys if key is not None})
+    column: dict[Any, int] = {key: i for i, key in enumerate(found)}
+    one_hot = np.eye(len(found) + 1, len(found))[[column.get(key, len(found)) for key in keys]]
     return one_hot, [" & ".join(key) for key in found]
 
 
@@ -169,12 +172,6 @@ def _is_missing(value: Any) -> bool:
     """None, NaN, and what pandas writes for them (compared by name: pandas need not be here)."""
     nan = isinstance(value, float) and value != value
     return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _check_lengths(rows: int, **arrays: np.ndarray) -> None:
-    for name, array in arrays.items():
-        if len(array) != rows:
-            raise FedgftError(f"{name} has {len(array)} rows, y_true has {rows}")
 
 
 def statistical_parity_difference(
@@ -191,7 +188,7 @@ def statistical_parity_difference(
     >>> statistical_parity_difference([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("aabb"))
     0.5
     """
-    return gap(catalog.statistical_parity, y_true, y_pred, sensitive_features, sample_weight)
+    return gap("sp", y_true, y_pred, sensitive_features, sample_weight)
 
 
 def equal_opportunity_difference(
@@ -201,7 +198,7 @@ def equal_opportunity_difference(
 
     Parameters and result are those of `gap`.
     """
-    return gap(catalog.equal_opportunity, y_true, y_pred, sensitive_features, sample_weight)
+    return gap("eop", y_true, y_pred, sensitive_features, sample_weight)
 
 
 def equalized_odds_difference(
@@ -213,7 +210,7 @@ def equalized_odds_difference(
 
     Parameters and result are those of `gap`.
     """
-    return gap(catalog.equalized_odds, y_true, y_pred, sensitive_features, sample_weight)
+    return gap("eo", y_true, y_pred, sensitive_features, sample_weight)
 
 
 def predictive_parity_difference(
@@ -225,7 +222,7 @@ def predictive_parity_difference(
 
     Parameters and result are those of `gap`.
     """
-    return gap(catalog.predictive_parity, y_true, y_pred, sensitive_features, sample_weight)
+    return gap("cal", y_true, y_pred, sensitive_features, sample_weight)
 
 
 def accuracy_parity_difference(
@@ -235,7 +232,7 @@ def accuracy_parity_difference(
 
     Parameters and result are those of `gap`.
     """
-    return gap(catalog.accuracy_parity, y_true, y_pred, sensitive_features, sample_weight)
+    return gap("acc", y_true, y_pred, sensitive_features, sample_weight)
 
 
 def false_positive_rate_difference(
@@ -245,9 +242,7 @@ def false_positive_rate_difference(
 
     Parameters and result are those of `gap`.
     """
-    return gap(
-        catalog.false_positive_rate_parity, y_true, y_pred, sensitive_features, sample_weight
-    )
+    return gap("fpr", y_true, y_pred, sensitive_features, sample_weight)
 
 
 demographic_parity_difference = statistical_parity_difference  # the name in Fairlearn

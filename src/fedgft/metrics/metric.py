@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     low: np.ndarray
 
 
-def everyone(probs: Probs, labels: Labels) -> Any:
+def all_rows(probs: Probs, labels: Labels) -> Any:
     """Return the event that holds for every row, (n, 1)."""
     return 1.0 + 0.0 * labels[:, :1]
 
@@ -79,7 +79,7 @@ class Metric:
     name: str
     title: str
     outcome: Callable[[Probs, Labels], Any]
-    event: Callable[[Probs, Labels], Any] = everyone
+    event: Callable[[Probs, Labels], Any] = all_rows
     conditions: Callable[[int], tuple[str, ...]] = each_class
     parts: tuple[tuple["Metric", float], ...] = ()
 
@@ -208,3 +208,39 @@ def price(metric: Metric, cotangent: Statistics, classes: int) -> Price:
     slope, _ = metric.affine(classes)
     table = np.einsum("svyc,...svg->...ygc", slope, cotangent)
     return np.concatenate((table, np.zeros_like(table[..., :1, :])), axis=-2)
+
+
+SPREADS = ("range", "deviation", "variance")
+"How the rates of several groups become one number to push down, see `spread_gradient`."
+
+
+def spread_gradient(
+    metric: Metric, statistics: Statistics, spread: str
+) -> tuple[Value, Statistics]:
+    """Return F and dF/dS for statistics (..., 2, v, g); `spread` is one of `SPREADS`.
+
+    | spread      | F, for each condition                                 | with two groups     |
+    |-------------|-------------------------------------------------------|---------------------|
+    | `range`     | highest rate minus lowest: what is reported everywhere| the gap             |
+    | `deviation` | largest distance of a group from the rate of all rows | 1/2 to 1 of the gap |
+    | `variance`  | sqrt(2 sum over groups of (rate - their mean)^2)      | the gap             |
+
+    The first two are the largest over all conditions, and their gradient knows one or two groups at
+    a time: with many groups it jumps from pair to pair. The third adds up the squares, so every
+    group is pulled at once, and with J = F^2 it has no corner anywhere.
+    """
+    if spread == "range":
+        return metric.readout(statistics), metric.gradient(statistics)
+    rates = metric.rates(statistics)
+    if spread == "variance":
+        apart = rates - rates.mean(-1, keepdims=True)
+        value = np.sqrt(2 * (apart**2).sum((-2, -1)))
+        slope = 2 * apart / np.where(value > 0, value, 1.0)[..., None, None]
+        return value, metric.through_rates(slope, statistics)
+    pooled = statistics.sum(-1, keepdims=True)
+    apart = rates - metric.rates(pooled)
+    flat = np.abs(apart).reshape(*apart.shape[:-2], -1)
+    widest = np.arange(flat.shape[-1]) == np.argmax(flat, axis=-1)[..., None]
+    slope = widest.reshape(apart.shape) * np.sign(apart)
+    of_all = metric.through_rates(-slope.sum(-1, keepdims=True), pooled)
+    return flat.max(-1), metric.through_rates(slope, statistics) + of_all

@@ -29,7 +29,7 @@ from fedgft.data.partition import TestRows
 from fedgft.engine import Settings
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric
-from fedgft.metrics.spread import Spread
+from fedgft.settings import Spread
 
 LAMS = (1.0, 10.0, 20.0, 50.0)
 BETAS = (0.1, 1.0, 10.0)
