@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from fedgft.cli.app import app
-from fedgft.cli.parameters import read_path, read_whole_number
+from fedgft.cli.options import read_path, read_whole_number
 
 sys.path.append(str(Path(__file__).parents[1] / "hardening"))
 

@@ -12,6 +12,7 @@ from fedgft.algorithms import Adaptive, Controller, FairFed, LinearizedPenalty, 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.cli import main
 from fedgft.cli.options import Options
+from fedgft.cli.study_session import make_protocol
 from fedgft.data.partition import partition
 from fedgft.fair_model import load_model
 from fedgft.metrics import CATALOG, Metric, get_metric
@@ -266,7 +267,7 @@ def test_bases_from_the_command_line(base: str, capsys) -> None:
 
 
 def test_options_reach_the_slots() -> None:
-    asked = Options(
+    options = Options(
         penalty="l1",
         spread="variance",
         control="scores",
@@ -277,7 +278,8 @@ def test_options_reach_the_slots() -> None:
         fairfed="exp",
         target=0.07,
         noise=2.0,
-    ).make_protocol()
+    )
+    asked = make_protocol(options)
     assert asked.settings.noise == 2.0
     assert asked.strength("fedgft-control") == (0.07,)
     fair = asked.algorithm("fedgft", SP, 3.0)

@@ -432,11 +432,12 @@ def test_of_runs_that_never_meet_their_target_the_nearest_counts(monkeypatch) ->
 
 def test_rounds_that_were_given_are_kept_to() -> None:
     from fedgft.cli.options import Options
+    from fedgft.cli.study_session import make_protocol
 
-    assert Options().make_protocol().round_factors == (2, 4)
-    assert Options(rounds=50).make_protocol().round_factors == ()
-    assert Options(lr=0.1).make_protocol().lr == (0.1,)
-    assert Options(protocol="paper").make_protocol().round_factors == ()
+    assert make_protocol(Options()).round_factors == (2, 4)
+    assert make_protocol(Options(rounds=50)).round_factors == ()
+    assert make_protocol(Options(lr=0.1)).lr == (0.1,)
+    assert make_protocol(Options(protocol="paper")).round_factors == ()
     assert get_protocol("heldout", images=True).round_factors == ()
 
 

@@ -1,6 +1,5 @@
 """The application: it registers the commands, runs one, and turns errors into one line."""
 
-import os
 import sys
 import time
 import warnings
@@ -13,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from fedgft.cli.commands import COMMANDS, EXIT_CODES, PATHS, SUMMARIES, format_examples
-from fedgft.cli.console import fail, note, output
+from fedgft.cli.console import discard_stdout, fail, note, output
 from fedgft.errors import EXTRAS, FedgftError
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -104,7 +103,7 @@ def run(arguments: list[str]) -> None:
     except ImportError as error:
         fail(_describe_missing_extra(error))
     except BrokenPipeError:  # the reader has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
     except MemoryError:
         fail("not enough memory for this; try fewer groups, classes, bins or runs")
     except OSError as error:

@@ -7,8 +7,7 @@ from cyclopts import Parameter
 
 from fedgft.cli.console import MISSED, paragraph, print_json, wrote
 from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, Place
-from fedgft.cli.study_session import clear_checkpoints, print_comparison, run_comparison
-from fedgft.store import expand_user, open_folder
+from fedgft.store import open_folder
 
 
 def compare(
@@ -39,13 +38,12 @@ def compare(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
+    from fedgft.cli.study_session import clear_checkpoints, print_comparison, run_comparison
     from fedgft.study.conclusions import count_missed
 
-    options = options or Options()
-    folder = None if out_ is None else expand_user(out_)
-    with nullcontext() if folder is None else open_folder(folder):
-        found = run_comparison(options, methods, metrics, alpha, folder=folder)
-        paths = [] if folder is None else found.save(folder)
+    with nullcontext() if out_ is None else open_folder(out_):
+        found = run_comparison(options or Options(), methods, metrics, alpha, folder=out_)
+        paths = [] if out_ is None else found.save(out_)
         clear_checkpoints(found.study)
     if json:
         print_json(found.rows)

@@ -1,6 +1,7 @@
 """Output of commands: tables and JSON on stdout; notes, errors and progress on stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,11 @@ def fail(message: str) -> None:
     """Print an error in one line and exit with code 2."""
     sys.stderr.write(f"fedgft: {' '.join(render(message).split())}\n")
     sys.exit(2)
+
+
+def discard_stdout() -> None:
+    """Send what is left of stdout to nowhere, after the reader has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:

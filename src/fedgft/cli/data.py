@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from fedgft.cli.console import bar, note, out, print_json, wrote
-from fedgft.cli.parameters import Flag, Place
+from fedgft.cli.options import Flag, Place
 
 app = App(name="data", help="List and fetch the public data sets.")
 OTHERS = (  # data sets that are not downloaded: name, rows, description, license

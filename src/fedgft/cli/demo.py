@@ -6,16 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import bar, note, out, paragraph, print_json, wrote
-from fedgft.cli.options import Options
-from fedgft.cli.parameters import Flag, Place, Whole
-from fedgft.cli.study_session import print_comparison, run_comparison
-from fedgft.data import load
+from fedgft.cli.options import Flag, Options, Place, Whole
 from fedgft.errors import FedgftError
-from fedgft.metrics import get_metric
 from fedgft.settings import check_setting
 from fedgft.store import open_folder
-from fedgft.study.conclusions import compare_sentences
-from fedgft.study.figures import plot_sites, save_figure
 
 METHODS = ["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]
 
@@ -37,6 +31,11 @@ def demo(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
+    from fedgft.cli.study_session import print_comparison, run_comparison
+    from fedgft.metrics import get_metric
+    from fedgft.study.conclusions import compare_sentences
+    from fedgft.study.figures import plot_sites, save_figure
+
     check_setting("seeds", seeds)  # before anything is fetched
     with open_folder(out_):
         options = Options(data=_fetch_data(), seeds=seeds)
@@ -56,6 +55,8 @@ def demo(
 
 def _fetch_data() -> str:
     """Return the name of the data set: adult, or synthetic where Adult cannot be fetched."""
+    from fedgft.data import load
+
     try:
         with bar() as progress:
             load("adult", on_progress=progress.fetch)

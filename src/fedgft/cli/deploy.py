@@ -10,16 +10,7 @@ from cyclopts import App, Parameter
 
 from fedgft.cli import interrupt_on_termination
 from fedgft.cli.console import note, wrote
-from fedgft.cli.parameters import (
-    Flag,
-    Many,
-    Pairs,
-    Place,
-    Some,
-    Whole,
-    parse_settings,
-    require_values,
-)
+from fedgft.cli.options import Flag, Many, Pairs, Place, Some, Whole, parse_settings, require_values
 from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
 from fedgft.deploy.init import (
     FederationFolder,

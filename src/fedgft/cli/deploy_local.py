@@ -14,7 +14,7 @@ from fedgft.algorithms.objectives import LinearizedPenalty
 from fedgft.audit.measurement import read_header
 from fedgft.cli import interrupt_on_termination
 from fedgft.cli.console import err, note, out, wrote
-from fedgft.cli.parameters import (
+from fedgft.cli.options import (
     Flag,
     MetricName,
     Pairs,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import MISSED, note, paragraph, print_json, print_table, say, wrote
-from fedgft.cli.options import Flag, Many, MetricName, Options, Place, Whole, check_methods
-from fedgft.cli.study_session import clear_checkpoints, open_study
+from fedgft.cli.options import Flag, Many, MetricName, Options, Place, Whole, require
 from fedgft.errors import FedgftError
+from fedgft.settings import check_setting
 from fedgft.store import open_folder, stage_files
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def frontier(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
-    from fedgft.metrics import get_metric
+    from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
     from fedgft.study.cache import ResultCache
     from fedgft.study.figures import describe_replicates, frontier_table
     from fedgft.study.tradeoff import frontier_work, trace_frontier
@@ -67,9 +67,9 @@ def frontier(
     if strict and (options is None or options.target is None):
         raise FedgftError("`strict` is about a target: give `target`", kind="missing")
     options = options or Options()
-    _check(options, list(methods), points, alpha)
+    _check(options, points)
+    (wanted,) = check_cells(replace(options, target=None), methods, [metric], [alpha])
     options = replace(options, eval_every=0)
-    wanted = get_metric(metric)
     usable: list[str] = []
 
     def work(study: "Study") -> int:
@@ -106,23 +106,13 @@ def frontier(
         raise SystemExit(MISSED)
 
 
-def _check(options: Options, methods: list[str], points: int, alpha: float) -> None:
-    options.check()
-    if not methods:
-        raise FedgftError("`methods` needs at least one value", kind="missing")
-    for text in check_methods(replace(options, target=None, lam=None, beta=None), methods):
-        note(text)
-    for name in ("lam", "beta"):
-        if getattr(options, name) is not None:
-            raise FedgftError(f"`{name}`: frontier sweeps it; `fedgft compare` takes one value")
-    if options.control == "scores":
-        raise FedgftError("`control` scores: frontier compares decisions")
-    if options.eval_every is not None:
-        raise FedgftError("`eval_every`: frontier measures final models only")
-    if not 2 <= points <= 100:
-        raise FedgftError(f"`points` must lie between 2 and 100, got {points}")
-    if not 0 < alpha < float("inf"):
-        raise FedgftError(f"`alpha` must be a positive number, got {alpha:g}")
+def _check(options: Options, points: int) -> None:
+    """Raise a `FedgftError` for options that the other commands take and this one does not."""
+    options.refuse(["lam", "beta"], ": frontier sweeps it; `fedgft compare` takes one value")
+    options.refuse(["eval_every"], ": frontier measures final models only")
+    require(options.control != "scores", "`control` scores: frontier compares decisions")
+    require(2 <= points <= 100, f"`points` must lie between 2 and 100, got {points}")
+    check_setting("target", options.target)  # for every method here, not for fedgft-control alone
 
 
 def _usable_methods(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fedgft.cli.console import note, print_json, wrote
-from fedgft.cli.parameters import Flag, Place
+from fedgft.cli.options import Flag, Place
 
 
 def predict(

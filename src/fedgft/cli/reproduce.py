@@ -1,25 +1,23 @@
 """`fedgft reproduce`: every table and figure of the paper, from one command."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 from rich.markup import escape
 
 from fedgft.cli.console import Bar, bar, note, out, print_json, print_signs, print_table, wrote
-from fedgft.cli.options import Options
-from fedgft.cli.parameters import Flag, Many, Place, Whole, require_values
-from fedgft.data import Dataset, load
+from fedgft.cli.options import Flag, Many, Options, Place, Whole, require, require_values
 from fedgft.errors import FedgftError
-from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS, NAMES
-from fedgft.paper.page import check_place, write, write_page
-from fedgft.paper.runner import Runner
-from fedgft.paper.section import Made, Section, make
 from fedgft.settings import ProtocolName, check_setting
 from fedgft.store import exclusive_lock, open_folder
-from fedgft.study.cache import ResultCache
+
+if TYPE_CHECKING:
+    from fedgft.data import Dataset
+    from fedgft.paper.runner import Runner
+    from fedgft.paper.section import Made, Section
 
 Name = Literal[
     "table1",
@@ -87,14 +85,15 @@ class ImageOptions:
 
     def complete(self, *, has_celeba: bool) -> Options:
         """Return them as options of a study; a `FedgftError` if they are given without celeba."""
+        from fedgft.cli.study_session import check_options
+
         values: dict[str, Any] = vars(self)
         for name, value in values.items():
             if not has_celeba and value is not None and value is not False:  # 0 is a value
                 raise FedgftError("is for --data celeba", field=name, kind="conflict")
-        options = replace(Options(data="celeba", valid="test"), **values)
-        options = replace(options, model="resnet18")
+        options = Options(data="celeba", valid="test", **(values | {"model": "resnet18"}))
         if has_celeba:
-            options.check()
+            check_options(options)
         return options
 
 
@@ -128,12 +127,12 @@ def reproduce(
     json
         Print the rows as JSON, and nothing else, to stdout.
     """
-    if not names:
-        raise FedgftError(f"name an experiment: {', '.join(NAMES)}, or all", kind="missing")
+    known = [name for name in get_args(Name) if name != "all"]
+    require(names, f"name an experiment: {', '.join(known)}, or all", kind="missing")
     require_values(data=data, protocol=protocol)
     check_setting("seeds", seeds)
     results, paths = _run(
-        [name for name in NAMES if name in names or "all" in names],
+        [name for name in known if name in names or "all" in names],
         list(dict.fromkeys(data)),
         list(dict.fromkeys(protocol)),
         seeds=seeds,
@@ -158,16 +157,19 @@ def _run(
     seeds: int,
     folder: Path,
     options: Options,
-) -> tuple[list[Made], list[Path]]:
+) -> tuple[list["Made"], list[Path]]:
     """Train the cells that are missing, write each experiment when it is done, then the page.
 
     Returns the experiments, and the files that a user opens.
     """
+    from fedgft.paper.page import check_place, write, write_page
+    from fedgft.paper.section import make
+
     results = []
     paths = []
     check_place(folder)
     with open_folder(folder), bar() as progress:
-        runner = _make_runner(options, ResultCache(folder / "cells"), progress)
+        runner = _make_runner(options, folder / "cells", progress)
         total = _count_work(runner, names, data, protocols, seeds=seeds)
         with exclusive_lock(folder / "cells"):
             progress.expect(total, images=1 if tuple(data) == ("celeba",) else None)
@@ -183,25 +185,28 @@ def _run(
     return results, [*pages, *(path for path in paths if path.suffix in (".md", ".parquet"))]
 
 
-def _make_runner(options: Options, shelf: ResultCache, progress: Bar) -> Runner:
-    def load_data(name: str) -> Dataset:
-        if name == "celeba":
-            return options.load(progress.fetch, seed=options.seed)
-        return load(name, on_progress=progress.fetch)
+def _make_runner(options: Options, cells: Path, progress: Bar) -> "Runner":
+    """Return what trains cells and keeps them in a folder; `options` are those of celeba."""
+    from fedgft.cli.study_session import load_dataset, make_network
+    from fedgft.paper.runner import Runner
+    from fedgft.study.cache import ResultCache
 
-    values = {name: getattr(options, name) for name in ENGINE_OPTIONS}
+    def load_data(name: str) -> "Dataset":
+        chosen = options if name == "celeba" else Options(data=name)
+        return load_dataset(chosen, progress.fetch)
+
     return Runner(
         load_data,
-        shelf,
+        ResultCache(cells),
         on_progress=progress.advance,
-        network=options.network(),
-        engine={name: value for name, value in values.items() if value is not None},
+        network=make_network(options),
+        engine=options.given(*ENGINE_OPTIONS),
         drawn=(options.train_rows, options.test_rows),
     )
 
 
 def _count_work(
-    runner: Runner,
+    runner: "Runner",
     names: Sequence[str],
     data: Sequence[str],
     protocols: Sequence[str],
@@ -209,6 +214,8 @@ def _count_work(
     seeds: int,
 ) -> int:
     """Return the rows times rounds of all experiments; cells that they share count once."""
+    from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS
+
     cells = [
         cell
         for name in names
@@ -223,7 +230,7 @@ def _count_work(
     return total
 
 
-def _print_section(section: Section, *, with_tables: bool) -> None:
+def _print_section(section: "Section", *, with_tables: bool) -> None:
     """Print what came out of an experiment, each sentence with its sign, and its tables."""
     out.print(escape(section.title), style="bold")
     print_signs([(holds, text) for text, holds in section.findings], soft_wrap=True)

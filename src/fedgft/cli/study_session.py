@@ -1,56 +1,300 @@
-"""What the commands that train share: checks, the study under a progress bar, notes, tables."""
+"""From the shared options to a study: checks, data, protocol, progress bar, notes and tables.
+
+The commands that train import this module when they run: it loads NumPy, polars and Numba.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from fedgft.cli.console import bar, comparison, decisions, note, out
-from fedgft.cli.options import Options, check_methods
+from fedgft.cli.console import Bar, bar, comparison, decisions, note, out
+from fedgft.cli.options import Options, require, require_values
+from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
+from fedgft.data.public import synthetic
+from fedgft.engine.executors import check_devices
 from fedgft.errors import FedgftError
+from fedgft.fair_model import FairModel
+from fedgft.metrics import Metric, get_metric
+from fedgft.models import ResNet18
+from fedgft.settings import MAX_SEED, check_settings
+from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, get_protocol
+from fedgft.study.cache import Checkpoints
+from fedgft.study.protocol import contradiction, empty_groups, without_groups
 
-if TYPE_CHECKING:
-    from fedgft.fair_model import FairModel
-    from fedgft.metrics import Metric
-    from fedgft.study import Comparison, Study
-    from fedgft.study.cache import Checkpoints
+COLUMN_ROLES = ("label", "group", "client", "split", "positive")
+CELEBA_ROLES = {"label": "Smiling", "group": "Male"}  # the paper's
+IMAGE_OPTIONS = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
+RESNET_OPTIONS = ("norm", "stem", "weights", "fedbn")
+SERVER_BASES = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")  # they have a learning rate
+PROTOCOL_CANDIDATES = ("lr", "lam", "beta", "target")  # a protocol holds several values of these
+
+
+def check_options(options: Options) -> None:
+    """Raise a `FedgftError` for everything that can be seen to be wrong before data is read."""
+    check_settings(vars(options))
+    has_room = options.seed + options.replicates <= MAX_SEED
+    require(has_room, f"`seed` must be below 2^63 - `seeds`, got {options.seed}")
+    _check_images(options)
+    settings = make_protocol(options).settings
+    if options.client is None:
+        settings.check_cohort(options.clients)
+    if options.device not in (None, "cpu"):
+        check_devices(settings)
+    require(
+        not options.pick or (options.cohort is None and not options.noise),
+        "`pick` needs the exact sums of all clients: not with `cohort` or `noise`",
+        kind="conflict",
+    )
+    require(
+        options.server_lr is None or options.base in SERVER_BASES,
+        f"`server_lr` is for `base` {', '.join(SERVER_BASES)}",
+        kind="conflict",
+    )
+    require(
+        options.partition != "column" or options.client is not None,
+        "`partition` column needs `client`, the column that names the client",
+        kind="missing",
+    )
+
+
+def _check_images(options: Options) -> None:
+    """Raise a `FedgftError` where data, images and model do not go together."""
+    model = options.model_name
+    has_images = options.images is not None
+    if options.data == "celeba" and not has_images:
+        raise FedgftError(
+            "`data` celeba: `images` must name the folder that holds img_align_celeba and its "
+            "lists; its makers give CelebA out for research, we cannot",
+            field="images",
+            kind="missing",
+        )
+    require(
+        not has_images or options.data not in (*SOURCES, "synthetic"),
+        f"`images`: the data set '{options.data}' has none; `data` must be celeba, "
+        "or a table that names images in a column",
+        kind="conflict",
+    )
+    if not has_images:
+        options.refuse(IMAGE_OPTIONS, " is for images; `images` names their folder")
+    if model != "resnet18":
+        options.refuse(RESNET_OPTIONS, f" is for `model` resnet18, and it is {model}")
+    is_file = options.weights is None or options.weights.is_file()
+    require(is_file, f"`weights` {options.weights}: no such file", kind="file")
+    if model == "resnet18":
+        require(has_images, "`model` resnet18 is for images; `images` names their folder")
+    else:
+        require(not has_images, f"`model` {model} is for tables; images take resnet18")
 
 
 def check_cells(
     options: Options, methods: Sequence[str], metrics: Sequence[str], alphas: Sequence[float]
-) -> list["Metric"]:
+) -> list[Metric]:
     """Check everything that can be checked before any data is read; return the metrics.
 
     Prints a note for each option that none of the methods reads.
     """
-    from fedgft.metrics import get_metric
-
-    options.check()
-    for name, values in (("methods", methods), ("metrics", metrics), ("alpha", alphas)):
-        if not values:
-            raise FedgftError("needs at least one value", field=name, kind="missing")
+    check_options(options)
+    require_values(methods=methods, metrics=metrics, alpha=alphas)
     for alpha in alphas:
-        if not 0 < alpha < float("inf"):
-            raise FedgftError(f"`alpha` must be a positive number, got {alpha:g}")
-    for text in check_methods(options, list(methods)):
+        require(0 < alpha < float("inf"), f"`alpha` must be a positive number, got {alpha:g}")
+    for text in options.unused(methods):
         note(text)
     return [get_metric(name) for name in metrics]
+
+
+# Data
+
+
+def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
+    """Read the table, the images or the public data set that the options name."""
+    require(options.leave_out != (), "`leave_out` needs columns", kind="missing")
+    if options.data == "synthetic":
+        options.refuse((*COLUMN_ROLES, "leave_out"), ": the synthetic set has its own columns")
+        return synthetic(seed=options.seed)
+    roles = {name: getattr(options, name) for name in COLUMN_ROLES}
+    if options.images is None:
+        return load(options.data, **roles, leave_out=options.leave_out or (), on_progress=on_fetch)
+    options.refuse(["leave_out"], " is for tables; images have pixels only")
+    how: dict[str, Any] = {
+        "size": 64 if options.size is None else options.size,
+        "crop": options.crop,
+        "skip_bad": options.skip_bad,
+        "cache": options.cache,
+        "on_progress": on_fetch,
+    }
+    if options.data == "celeba":
+        options.refuse(("split", "positive", "image"), ": the data set 'celeba' has its own")
+        celeba_roles: dict[str, Any] = CELEBA_ROLES | options.given("label", "group", "client")
+        return load_celeba(options.images, **celeba_roles, valid=options.valid or "drop", **how)
+    for name in ("label", "group"):
+        text = f"{options.data}: `{name}` must name a column of the table"
+        require(roles[name] is not None, text, kind="missing")
+    options.refuse(["valid"], " is for CelebA; a table says train or test (`split`)")
+    return load_images(options.images, options.data, image=options.image, **roles, **how)
+
+
+def _note_weights(options: Options, dataset: Dataset) -> Dataset:
+    """Check that a file of weights fits, and note which tensors it does not hold."""
+    if options.weights is None:
+        return dataset
+    from fedgft.resnet import load_weights
+
+    features = dataset.features.shape[1]
+    module = make_network(options).module(features=features, classes=len(dataset.classes))
+    return replace(dataset, notes=(*dataset.notes, *load_weights(module, options.weights)))
+
+
+# Study
+
+
+def make_protocol(options: Options) -> Protocol:
+    """Return the protocol with the settings that were given in place of its own.
+
+    A candidate that was given (`lr`, `lam`, `beta`, `target`) is the only one, so that nothing
+    is chosen on inner splits; rounds that were given are not extended for fedgft-control.
+    """
+    protocol = get_protocol(options.protocol, images=options.images is not None, data=options.data)
+    settings = options.given(*_shared_fields(protocol.settings, options))
+    optimizer = options.given("weight_decay")
+    if options.optimizer is not None:
+        optimizer["rule"] = options.optimizer
+    settings["optimizer"] = replace(protocol.settings.optimizer, **optimizer)
+    if options.fedbn:
+        settings["norms"] = "local"
+    given = options.given(*_shared_fields(protocol, options))
+    given |= {name: (given[name],) for name in PROTOCOL_CANDIDATES if name in given}
+    given["settings"] = replace(protocol.settings, **settings)
+    given["control"] = "soft" if options.control == "scores" else "hard"
+    if options.rounds is not None:
+        given["round_factors"] = ()
+    return replace(protocol, **given)
+
+
+def _shared_fields(record: Any, options: Options) -> set[str]:
+    return {each.name for each in fields(record)} & set(vars(options))
+
+
+def make_network(options: Options) -> Any:
+    """Return the model as `Study` takes it: its name, or a `ResNet18`."""
+    if options.model_name != "resnet18":
+        return options.model_name
+    weights = None if options.weights is None else str(options.weights)
+    return ResNet18(options.norm or "batch", options.stem or "imagenet", weights)
+
+
+def _make_checkpoints(options: Options, folder: Path | None) -> Checkpoints | None:
+    """Return the store of checkpoints in the output folder; None if none are to be written."""
+    usual = 1 if options.resume or options.images is not None else 0
+    every = usual if options.checkpoint_every is None else options.checkpoint_every
+    is_possible = every or not options.resume
+    require(is_possible, "`resume` goes with checkpoints, and `checkpoint_every` is 0")
+    has_place = folder is not None or not (options.resume or options.checkpoint_every)
+    require(has_place, "`resume` and `checkpoint_every` need `out`, a folder for them")
+    if folder is None or not every:
+        return None
+    return Checkpoints(folder / "checkpoints", every, options.resume)
+
+
+def _make_study(
+    options: Options,
+    dataset: Dataset,
+    progress: Bar,
+    *,
+    start: FairModel | None,
+    checkpoints: Checkpoints | None,
+) -> Study:
+    kind = options.partition or ("dirichlet" if options.client is None else "column")
+    clients = len(dataset.client_names) if kind == "column" else options.clients
+    dataset, protocol = _draw_available(options, dataset, make_protocol(options))
+    protocol.settings.check_cohort(clients)
+    return Study(
+        dataset,
+        protocol,
+        range(options.seed, options.seed + options.replicates),
+        clients=clients,
+        kind=kind,
+        model=make_network(options),
+        on_progress=progress.advance,
+        init=None if start is None else start.initial_parameters,
+        checkpoints=checkpoints,
+    )
+
+
+def _draw_available(
+    options: Options, dataset: Dataset, protocol: Protocol
+) -> tuple[Dataset, Protocol]:
+    """Use all images, with a note, where there are fewer than the protocol draws.
+
+    A number that was given stays: the study raises an error if it is too large.
+    """
+    if dataset.test is None or not protocol.own_test:
+        return dataset, protocol
+    notes = list(dataset.notes)
+    drawn: dict[str, Any] = {}
+    parts = {"train_rows": ("training", ~dataset.test), "test_rows": ("test", dataset.test)}
+    for name, (title, is_part) in parts.items():
+        rows = int(is_part.sum())
+        if getattr(options, name) is None and (getattr(protocol, name) or 0) > rows:
+            notes.append(f"{dataset.name}: all {rows:,} {title} images are used")
+            drawn[name] = None
+    return replace(dataset, notes=tuple(notes)), replace(protocol, **drawn)
+
+
+def _exclude_empty(
+    dataset: Dataset, study: Study, metrics: Sequence[Metric], alphas: Sequence[float]
+) -> Dataset:
+    """Return the data without groups that lack, in a replicate, a row that a metric needs."""
+    empty = {
+        group
+        for alpha in alphas
+        for federation in study.federations(alpha)
+        for metric in metrics
+        for group in empty_groups(federation, metric)
+    }
+    if not empty:
+        return dataset
+    remaining = without_groups(dataset, sorted(empty))
+    names = ", ".join(repr(dataset.group_names[g]) for g in sorted(empty))
+    is_comparable = len(remaining.group_names) >= 2
+    require(is_comparable, f"`exclude_empty` leaves out {names}: nothing is left to compare")
+    return remaining
+
+
+def _check_start(options: Options, start: FairModel) -> None:
+    """Raise a `FedgftError` if a saved model is not of the kind that is to be trained."""
+    kind = start.about["model"]
+    require(
+        kind == options.model_name,
+        f"`init` {start.path}: holds a {kind} model, and `model` is {options.model_name}",
+    )
+    layers = {}
+    if kind == "resnet18":
+        layers = {"norm": options.norm or "batch", "stem": options.stem or "imagenet"}
+    require(
+        start.about.get("network", {}) == layers,
+        f"`init` {start.path}: its network has other layers; `norm` and `stem` must be its",
+    )
 
 
 @contextmanager
 def open_study(
     options: Options,
-    metrics: Sequence["Metric"],
+    metrics: Sequence[Metric],
     alphas: Sequence[float],
     *,
     folder: Path | None,
-    work: Callable[["Study"], int],
-    start: "FairModel | None" = None,
-) -> Iterator["Study"]:
+    work: Callable[[Study], int],
+    start: FairModel | None = None,
+) -> Iterator[Study]:
     """The study that the options describe, under one progress bar; notes follow at the end.
 
     Parameters
     ----------
+    metrics, alphas
+        With --exclude-empty, groups are left out that lack a row which one of the metrics needs, in
+        a replicate of one of the concentrations.
     folder
         For checkpoints, if the options ask for them. It stays locked until the study ends.
     work
@@ -58,13 +302,20 @@ def open_study(
     start
         The model that training starts from.
     """
-    from fedgft.study.protocol import contradiction
-
-    checkpoints = options.checkpoints(folder)
+    checkpoints = _make_checkpoints(options, folder)
+    if start is not None:
+        _check_start(options, start)
     with _mention_checkpoints(checkpoints), bar() as progress:
-        study = options.open(metrics, alphas, progress, start=start, checkpoints=checkpoints)
-        if len(alphas) > 1 and study.kind not in ("dirichlet", "pure"):
-            raise FedgftError(f"`alpha`: a partition by {study.kind} has no concentration to vary")
+        dataset = _note_weights(options, load_dataset(options, progress.fetch))
+        study = _make_study(options, dataset, progress, start=start, checkpoints=checkpoints)
+        if options.exclude_empty:
+            remaining = _exclude_empty(dataset, study, metrics, alphas)
+            if remaining is not dataset:
+                study = _make_study(
+                    options, remaining, progress, start=start, checkpoints=checkpoints
+                )
+        can_vary = len(alphas) == 1 or study.kind in ("dirichlet", "pure")
+        require(can_vary, f"`alpha`: a partition by {study.kind} has no concentration to vary")
         images = study.rows_per_round(alphas[0]) if study.dataset.images else None
         progress.expect(work(study), images=images)
         yield study
@@ -78,7 +329,7 @@ def open_study(
 
 
 @contextmanager
-def _mention_checkpoints(checkpoints: "Checkpoints | None") -> Iterator[None]:
+def _mention_checkpoints(checkpoints: Checkpoints | None) -> Iterator[None]:
     """Lock the checkpoints; after an interrupt, say where they are."""
     with nullcontext() if checkpoints is None else checkpoints.guarded():
         try:
@@ -89,6 +340,12 @@ def _mention_checkpoints(checkpoints: "Checkpoints | None") -> Iterator[None]:
             raise
 
 
+def clear_checkpoints(study: Study) -> None:
+    """Delete the checkpoints of a study whose results are written."""
+    if study.checkpoints is not None:
+        study.checkpoints.clear()
+
+
 def run_comparison(
     options: Options,
     methods: Sequence[str],
@@ -96,32 +353,22 @@ def run_comparison(
     alphas: Sequence[float],
     *,
     folder: Path | None,
-) -> "Comparison":
+) -> Comparison:
     """Check the options and train all cells under one progress bar; duplicates count once."""
-    from fedgft.study import compare_methods
-
     methods, names = (list(dict.fromkeys(values)) for values in (methods, metrics))
     alphas = list(dict.fromkeys(alphas))
     wanted = check_cells(options, methods, names, alphas)
 
-    def work(study: "Study") -> int:
+    def work(study: Study) -> int:
         return study.work(alphas, methods, names)
 
     with open_study(options, wanted, alphas, folder=folder, work=work) as study:
         return compare_methods(study, methods, wanted, alphas)
 
 
-def print_comparison(found: "Comparison") -> None:
+def print_comparison(found: Comparison) -> None:
     """Print both tables, and note what was chosen on inner splits."""
-    from fedgft.study import choices
-
     out.print(comparison(found.rows))
     out.print(decisions(found.rows))
     for text in choices(found.study, found.results):
         note(f"chosen on inner splits, {text}")
-
-
-def clear_checkpoints(study: "Study") -> None:
-    """Delete the checkpoints of a study whose results are written."""
-    if study.checkpoints is not None:
-        study.checkpoints.clear()

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from fedgft.cli.console import MISSED, START, clients, out, paragraph, print_json, wrote
-from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place
-from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study, print_comparison
-from fedgft.errors import FedgftError
-from fedgft.store import expand_user, open_folder
+from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place, require
+from fedgft.store import open_folder
 
 if TYPE_CHECKING:
     from fedgft.study import Study, TrainedModel
@@ -53,27 +51,28 @@ def train(
     json
         Print the result as JSON, and nothing else, to stdout.
     """
+    from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
     from fedgft.fair_model import load_model
     from fedgft.study import train_model
 
     options = options or Options()
-    folder = expand_user(out_)
-    if init is not None and options.weights is not None:
-        raise FedgftError("`init` and `weights` are two starts; give one", kind="conflict")
+    is_one_start = init is None or options.weights is None
+    require(is_one_start, "`init` and `weights` are two starts; give one", kind="conflict")
     start = None if init is None else load_model(init)
     method = method or default_method(options)
-    if strict and method != "fedgft-control":
-        raise FedgftError(f"`strict` is for fedgft-control, which has a target, not for {method}")
-    methods = ["fedavg", method] if method == "fedgft-control" else [method]
+    has_target = method == "fedgft-control"
+    why = f"`strict` is for fedgft-control, which has a target, not for {method}"
+    require(has_target or not strict, why)
+    methods = ["fedavg", method] if has_target else [method]
 
     def work(study: "Study") -> int:
         return study.work([alpha], methods, [metric])
 
-    with open_folder(folder):
+    with open_folder(out_):
         metrics = check_cells(options, methods, [metric], [alpha])
-        with open_study(options, metrics, [alpha], folder=folder, work=work, start=start) as study:
+        with open_study(options, metrics, [alpha], folder=out_, work=work, start=start) as study:
             trained = train_model(study, method, metrics[0], alpha=alpha)
-        paths = trained.save(folder, all_models=all_models)
+        paths = trained.save(out_, all_models=all_models)
         clear_checkpoints(study)
     if json:
         print_json({**_to_json(trained), "files": [str(path) for path in paths]})
@@ -85,13 +84,11 @@ def train(
 
 
 def default_method(options: Options) -> MethodName:
-    """fedgft-control, unless an option or the protocol asks for the published form."""
-    if any(getattr(options, name) is not None for name in ("target", "control", "pick")):
+    """Return fedgft-control, unless an option or the protocol asks for the published form."""
+    if options.given("target", "control", "pick"):
         return "fedgft-control"
-    published = ("lam", "penalty", "spread")
-    if any(getattr(options, name) is not None for name in published):
-        return "fedgft"
-    return "fedgft" if options.protocol == "paper" else "fedgft-control"
+    is_published = options.given("lam", "penalty", "spread") or options.protocol == "paper"
+    return "fedgft" if is_published else "fedgft-control"
 
 
 def _to_json(trained: "TrainedModel") -> dict[str, object]:
@@ -107,6 +104,7 @@ def _to_json(trained: "TrainedModel") -> dict[str, object]:
 
 
 def _print(trained: "TrainedModel") -> None:
+    from fedgft.cli.study_session import print_comparison
     from fedgft.study.conclusions import describe_saved_model, describe_target, suggest_changes
 
     rows = trained.comparison.rows
