@@ -41,6 +41,11 @@ PUBLIC_MODE = 0o666  # the user's umask narrows it
 FOLDER_MODE = 0o700
 
 
+def file_error(path: object, problem: str) -> FedgftError:
+    """Return an error about a file; its text is ``PATH: PROBLEM``."""
+    return FedgftError(f"{path}: {problem}", kind="file")
+
+
 def expand_user(path: str | Path) -> Path:
     """Return the path with a leading ``~`` replaced by the home folder."""
     if not isinstance(path, str | os.PathLike):

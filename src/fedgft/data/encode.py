@@ -30,6 +30,7 @@ NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 PLAIN_NUMBER = rf"^-?{NUMBER}$"  # what a CSV reader takes for a number
 LOOSE_NUMBER = rf"^\s*[+-]?{NUMBER}\s*$"  # what a person takes for one
 NOT_FINITE = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
+LEAVE_EMPTY = "leave the cell empty where a number is missing"
 MAX_NAME_LENGTH = 80  # characters of a name in a message
 MAX_INTEGER = 2.0**127  # whole numbers below it fit an integer type
 
@@ -39,9 +40,7 @@ def data_error(source: object, problem: str) -> FedgftError:
     return FedgftError(f"{source}: {problem}", kind="data")
 
 
-def get_column(
-    frame: pl.DataFrame, name: str, *, source: str, option: str | None = None
-) -> pl.Series:
+def get_column(frame: pl.DataFrame, name: str, *, source: str, option: str = "") -> pl.Series:
     """Return a column of single values.
 
     Parameters
@@ -55,8 +54,7 @@ def get_column(
     """
     if name not in frame.columns:
         asked = f" ({option})" if option else ""
-        hint = suggest_name(name, frame.columns)
-        raise data_error(source, f"no column '{name}'{asked}{hint}")
+        raise data_error(source, f"no column '{name}'{asked}{suggest_name(name, frame.columns)}")
     series = frame[name]
     if series.dtype.is_nested() or series.dtype in (pl.Binary, pl.Object):
         raise data_error(source, f"column '{name}' holds {series.dtype}, not single values")
@@ -89,16 +87,12 @@ def put_positive_last(classes: tuple[str, ...], positive: str, *, where: str) ->
     """
     if len(classes) != 2:
         raise FedgftError(f"{where} has {len(classes)} classes; `positive` needs two")
-    folded = [name.casefold() for name in classes]
-    if positive in classes:
-        index = classes.index(positive)
-    elif folded.count(positive.casefold()) == 1:
-        index = folded.index(positive.casefold())
-    else:
-        raise FedgftError(
-            f"{where} holds '{classes[0]}' and '{classes[1]}', no '{positive}' (`positive`)"
-        )
-    return classes if index == 1 else classes[::-1]
+    found = [name for name in classes if name == positive]
+    found = found or [name for name in classes if name.casefold() == positive.casefold()]
+    if len(found) != 1:
+        known = f"'{classes[0]}' and '{classes[1]}'"
+        raise FedgftError(f"{where} holds {known}, no '{positive}' (`positive`)")
+    return classes if found[0] == classes[1] else classes[::-1]
 
 
 def is_numeric(series: pl.Series) -> bool:
@@ -160,12 +154,11 @@ def check_text(series: pl.Series, *, source: str) -> None:
     odd = text.filter(~text.str.contains(PLAIN_NUMBER))
     if damaged and len(odd):
         found = ", ".join(f"'{value}'" for value in odd.unique(maintain_order=True)[:3])
-        raise data_error(
-            source,
-            f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not "
-            f"plain ones ({found}): leave the cell empty where a number is missing (codes: put "
-            "a letter in front of each)",
+        problem = (
+            f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not plain ones"
         )
+        remedy = f"{LEAVE_EMPTY} (codes: put a letter in front of each)"
+        raise data_error(source, f"{problem} ({found}): {remedy}")
 
 
 def holds_numbers_as_text(series: pl.Series) -> bool:
@@ -177,11 +170,8 @@ def holds_numbers_as_text(series: pl.Series) -> bool:
 
 
 def _not_finite(name: str, count: int, *, source: str) -> FedgftError:
-    return data_error(
-        source,
-        f"column '{name}' holds {count} value(s) that are NaN or infinite: "
-        "leave the cell empty where a number is missing",
-    )
+    problem = f"column '{name}' holds {count} value(s) that are NaN or infinite"
+    return data_error(source, f"{problem}: {LEAVE_EMPTY}")
 
 
 @dataclass(frozen=True)
@@ -226,30 +216,28 @@ class Categorical:
 
         The row of an unknown level stays zero.
         """
-        absent = series.null_count()
         codes = encode_levels(as_text(series).fill_null(MISSING), self.levels)
-        unknown = int((codes < 0).sum())
         places = codes - int(self.drop_first)
         rows = np.flatnonzero(places >= 0)
         out[rows, places[rows]] = 1.0
         notes = []
-        if absent and MISSING in self.levels:
-            notes.append(
-                f"{source}: {absent} missing value(s) of '{self.name}' are a category of their own"
-            )
-        if unknown:
-            notes.append(
-                f"{source}: {unknown} value(s) of '{self.name}' were not among the training "
-                "rows: all their indicators are zero"
-            )
+        if (absent := series.null_count()) and MISSING in self.levels:
+            text = f"missing value(s) of '{self.name}' are a category of their own"
+            notes.append(f"{source}: {absent} {text}")
+        if unknown := int((codes < 0).sum()):
+            text = f"value(s) of '{self.name}' were not among the training rows"
+            notes.append(f"{source}: {unknown} {text}: all their indicators are zero")
         return notes
+
+
+Field = Numeric | Categorical
 
 
 @dataclass(frozen=True)
 class Encoder:
     """The fields of a table in order. `columns` names the features that they become."""
 
-    fields: tuple[Numeric | Categorical, ...]
+    fields: tuple[Field, ...]
 
     @classmethod
     def fit(
@@ -272,7 +260,7 @@ class Encoder:
         source
             What error messages call the table.
         """
-        fields: list[Numeric | Categorical] = []
+        fields: list[Field] = []
         for name in columns:
             column = get_column(frame, name, source=source)
             check_text(column, source=source)
@@ -321,20 +309,18 @@ class Encoder:
         return encoder
 
 
-def _check_width(fields: Sequence[Numeric | Categorical], *, source: str) -> None:
+def _check_width(fields: Sequence[Field], *, source: str) -> None:
     texts = [field for field in fields if isinstance(field, Categorical)]
     total = sum(len(field.levels) for field in texts)
     if total > MAX_INDICATORS:
         widest = max(texts, key=lambda field: len(field.levels))
-        raise data_error(
-            source,
-            f"its {len(texts)} text columns have {total:,} different values together, a "
-            f"feature each, more than the {MAX_INDICATORS:,} there may be: take some out, such as "
-            f"'{widest.name}', with {len(widest.levels):,} of them",
-        )
+        problem = f"its {len(texts)} text columns have {total:,} different values together"
+        limit = f"one feature each, more than the {MAX_INDICATORS:,} there may be"
+        remedy = f"take some out, such as '{widest.name}', with {len(widest.levels):,} of them"
+        raise data_error(source, f"{problem}, {limit}: {remedy}")
 
 
-def _parse_field(held: dict[str, Any]) -> Numeric | Categorical:
+def _parse_field(held: dict[str, Any]) -> Field:
     name = require_encodable(held["name"])
     if "fill" in held:
         if not np.isfinite(held["fill"]):
@@ -349,16 +335,11 @@ def _parse_field(held: dict[str, Any]) -> Numeric | Categorical:
 def _find_levels(series: pl.Series, *, source: str) -> tuple[str, ...]:
     """Return the sorted levels of a text column, `MISSING` last."""
     if series.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
-        raise data_error(
-            source,
-            f"column '{series.name}' ({series.dtype}) is neither numbers nor text: "
-            "convert it or leave it out (`leave_out`)",
-        )
+        problem = f"column '{series.name}' ({series.dtype}) is neither numbers nor text"
+        raise data_error(source, f"{problem}: convert it or leave it out (`leave_out`)")
     levels = as_text(series).fill_null(MISSING).unique().to_list()
     if len(levels) > MAX_LEVELS:
-        raise data_error(
-            source,
-            f"text column '{series.name}' has {len(levels):,} different values, more "
-            f"than the {MAX_LEVELS:,} a category may have: leave it out (`leave_out`)",
-        )
+        problem = f"text column '{series.name}' has {len(levels):,} different values"
+        limit = f"more than the {MAX_LEVELS:,} a category may have"
+        raise data_error(source, f"{problem}, {limit}: leave it out (`leave_out`)")
     return tuple(sorted(levels, key=lambda level: (level == MISSING, level)))

@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 
 from fedgft.data.public import Progress
 from fedgft.errors import FedgftError, import_extra
-from fedgft.store import NO_LINK, lock_file, parse_json
+from fedgft.store import NO_LINK, file_error, lock_file, parse_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,7 +36,7 @@ BLOCK_IMAGES = 512  # images per line of the journal,
 MAX_BLOCK_BYTES = 1 << 25  # or fewer, where they would be more bytes than this
 NO_SUCH_FILE = "no such file"
 CORRUPT_LINE = (ValueError, LookupError, TypeError, AttributeError)  # errors of parsing one
-LARGE_IMAGE = 1 << 24  # pixels; larger images are decoded one at a time
+LARGE_IMAGE = 1 << 24  # pixels; larger images, in files of any length, are decoded one at a time
 MAX_PIXELS = 1 << 26
 LARGE_IMAGE_LOCK = Lock()
 TOO_LARGE = "more pixels than are safe to decode"
@@ -44,13 +44,8 @@ GAP = 3  # quick reductions stop at this many times the wanted size; a good filt
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # others may start programs
 ORIENTATION = 0x0112  # the EXIF tag; these undo its values 2 to 8:
 TURNS = (
-    "FLIP_LEFT_RIGHT",
-    "ROTATE_180",
-    "FLIP_TOP_BOTTOM",
-    "TRANSPOSE",
-    "ROTATE_270",
-    "TRANSVERSE",
-    "ROTATE_90",
+    *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE"),
+    *("ROTATE_270", "TRANSVERSE", "ROTATE_90"),
 )
 
 
@@ -92,10 +87,12 @@ def decode(path: Path, *, size: int, crop: int | None) -> np.ndarray | str:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=FORMATS) as image, _limit_memory(image):
-            if image.width * image.height > MAX_PIXELS and image.format != "JPEG":
+        with Image.open(path, formats=FORMATS) as image:
+            pixels = image.width * image.height
+            if pixels > MAX_PIXELS and image.format != "JPEG":
                 return TOO_LARGE  # a JPEG is decoded at a reduced size
-            return _cut_square(image, path, size=size, crop=crop)
+            with LARGE_IMAGE_LOCK if pixels > LARGE_IMAGE else nullcontext():
+                return _cut_square(image, path, size=size, crop=crop)
     except (FedgftError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -104,19 +101,15 @@ def decode(path: Path, *, size: int, crop: int | None) -> np.ndarray | str:
         return TOO_LARGE
     except Exception as error:  # a damaged file can lead a decoder to any of them
         if isinstance(error, OSError) and error.errno is not None:
-            text = f"{path}: cannot be read ({error.strerror})"
-            raise FedgftError(text, kind="file") from None
+            raise file_error(path, f"cannot be read ({error.strerror})") from None
         return f"damaged: {error}"
 
 
-def _limit_memory(image: "Image.Image") -> AbstractContextManager[Any]:
-    """Decode large images one at a time: ten kilobytes may unfold to hundreds of megabytes."""
-    return LARGE_IMAGE_LOCK if image.width * image.height > LARGE_IMAGE else nullcontext()
-
-
 def _cut_square(image: "Image.Image", path: Path, *, size: int, crop: int | None) -> np.ndarray:
-    """Cut out and resize the square. It is exactly central, so it can be rotated last, when it is
-    small."""
+    """Cut out and resize the square.
+
+    It is exactly central, so it can be rotated last, when it is small.
+    """
     from PIL import Image
 
     width, height = image.size
@@ -179,16 +172,17 @@ class Block:
     def parse(cls, line: bytes, start: int) -> "Block":
         """Parse the line of the names from `start` on; raise one of `CORRUPT_LINE` for another."""
         found = parse_json(line)
-        numbers = [found[name] for name in ("names", "rows", "crc")]
-        names, rows, crc = numbers
         bad = {str(position): str(reason) for position, reason in found["bad"].items()}
-        known = [int(position) for position in bad]
-        if not all(type(n) is int and n >= 0 for n in numbers) or names > BLOCK_IMAGES:
+        block = cls(found["names"], found["rows"], found["crc"], bad)
+        numbers = (block.names, block.rows, block.crc)
+        if not all(type(n) is int and n >= 0 for n in numbers) or block.names > BLOCK_IMAGES:
             raise ValueError("no numbers of images")
-        covered = set(range(start, start + names))
-        if rows + len(bad) != names or len(set(known)) < len(known) or set(known) - covered:
+        places = set(map(int, bad))
+        if len(places) < len(bad) or places - set(range(start, start + block.names)):
             raise ValueError("other images")
-        return cls(names, rows, crc, bad)
+        if block.rows + len(bad) != block.names:
+            raise ValueError("other numbers of images")
+        return block
 
 
 def _compute_crc(pixels: bytes, bad: dict[str, str]) -> int:
@@ -222,8 +216,10 @@ class ImageCache:
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that the pixels depend on, and of the folder: some archives give all files
-        one time, and plain formats give all files one size."""
+        """Hash of all that the pixels depend on, and of the folder.
+
+        Some archives give all files one time, and plain formats give all files one size.
+        """
         parts = [VERSION, self.size, self.crop, str(self.folder.resolve())]
         digest = hashlib.sha256(json.dumps(parts).encode())
         for name, mark in zip(self.names, self.marks, strict=True):
@@ -250,7 +246,7 @@ class ImageCache:
         return np.memmap(self.path("pixels"), np.uint8, "c", shape=shape), bad
 
     def path(self, suffix: str) -> Path:
-        """Return the path of one of its files."""
+        """Return the path of its file with the ending pixels, part, journal or lock."""
         return self.cache / f"{self.key}.{suffix}"
 
     @property
@@ -308,36 +304,29 @@ class ImageCache:
 
     @contextmanager
     def _lock(self, on_progress: Progress) -> Iterator[None]:
-        """Hold the lock of these images; a second process waits for the first."""
-        path = self.path("lock")
-        with self._report_errors(), ExitStack() as stack:
-            self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                stack.enter_context(lock_file(path, timeout=0))
-            except TimeoutError:
-                on_progress("waiting: another process decodes these images", 0, None)
-                stack.enter_context(lock_file(path))
-            yield
+        """Hold the lock of these images; a second process waits for the first.
+
+        An error of the file system inside the block says what the cache folder needs.
+        """
+        try:
+            with ExitStack() as stack:
+                self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+                try:
+                    stack.enter_context(lock_file(self.path("lock"), timeout=0))
+                except TimeoutError:
+                    on_progress("waiting: another process decodes these images", 0, None)
+                    stack.enter_context(lock_file(self.path("lock")))
+                yield
+        except OSError as error:
+            problem = f"the cache folder cannot be written ({error.strerror or error})"
+            size = f"the images need {len(self.names) * self._row_bytes / 1e6:,.0f} MB there"
+            text = f"{problem}; {size}, or name another folder (`cache`)"
+            raise file_error(self.cache, text) from error
 
     def _open(self, suffix: str) -> BinaryIO:
         """Open for reading and appending with mode 0600: the original images may be private."""
-        return open(
-            self.path(suffix),
-            "a+b",
-            opener=lambda name, flags: os.open(name, flags | NO_LINK, 0o600),
-        )
-
-    @contextmanager
-    def _report_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            megabytes = len(self.names) * self._row_bytes / 1e6
-            raise FedgftError(
-                f"{self.cache}: the cache folder cannot be written ({error.strerror or error}); "
-                f"the images need {megabytes:,.0f} MB there, or name another folder (`cache`)",
-                kind="file",
-            ) from error
+        open_private = lambda name, flags: os.open(name, flags | NO_LINK, 0o600)  # noqa: E731
+        return open(self.path(suffix), "a+b", opener=open_private)
 
     def _decode_all(self, on_progress: Progress) -> list[Block]:
         """Decode everything that an earlier process has not finished."""

@@ -28,7 +28,7 @@ from fedgft.data.table import (
     split_group_columns,
 )
 from fedgft.errors import FedgftError
-from fedgft.store import expand_user
+from fedgft.store import expand_user, file_error
 
 IMAGE_COLUMNS = ("image", "filename", "file", "path", "image_id")  # usual names of the column
 ESCAPES = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\x00"  # names that lead out of the folder
@@ -116,13 +116,8 @@ def load_images(
     check_roles(frame, roles, source=source)
     column = _find_image_column(frame, roles, image, source=source)
     names = _read_names(frame, column, source=source)
-    data = _assemble(
-        frame,
-        roles,
-        options,
-        images=options.open_cache(_check_folder(folder), names),
-        source=source,
-    )
+    images = options.open_cache(_check_folder(folder), names)
+    data = _assemble(frame, roles, options, images=images, source=source)
     notes = [f"{source}: {describe_classes(data.classes, roles)}", *data.notes]
     if repeated := len(names) - len(set(names)):
         notes.append(f"{source}: {repeated} row(s) name an image that another row names too")
@@ -174,7 +169,7 @@ def load_celeba(
 def _check_folder(folder: str | Path) -> Path:
     home = expand_user(folder)
     if not home.is_dir():
-        raise FedgftError(f"{folder}: no such folder", kind="file")
+        raise file_error(folder, "no such folder")
     return home
 
 
@@ -188,26 +183,21 @@ def _find_image_column(frame: pl.DataFrame, roles: Roles, image: str | None, *, 
         return image
     usual = [name for name in IMAGE_COLUMNS if name in frame.columns and name not in taken]
     if not usual:
-        raise FedgftError(
-            f"{source}: no column is called {', '.join(IMAGE_COLUMNS[:-1])} or "
-            f"{IMAGE_COLUMNS[-1]}: `image` must name the one that holds the images' file names"
-        )
+        names = f"{', '.join(IMAGE_COLUMNS[:-1])} or {IMAGE_COLUMNS[-1]}"
+        remedy = "`image` must name the one that holds the images' file names"
+        raise FedgftError(f"{source}: no column is called {names}: {remedy}")
     return usual[0]
 
 
 def _read_names(frame: pl.DataFrame, column: str, *, source: str) -> tuple[str, ...]:
     """Return file names that stay below the folder."""
     names = as_text(get_column(frame, column, source=source, option="`image`"))
-    absent = names.null_count() + int((names == "").sum())
-    if absent:
+    if absent := names.null_count() + int((names == "").sum()):
         raise data_error(source, f"image column '{column}' lacks {absent} file name(s)")
     outside = names.filter(names.str.contains(ESCAPES))
     if len(outside):
-        raise data_error(
-            source,
-            f"image column '{column}' leads out of the folder with {outside[0]!r}: "
-            "names must be relative to it, without '..'",
-        )
+        problem = f"image column '{column}' leads out of the folder with {outside[0]!r}"
+        raise data_error(source, f"{problem}: names must be relative to it, without '..'")
     return tuple(names.to_list())
 
 
@@ -216,18 +206,14 @@ def _assemble(
 ) -> Dataset:
     """Read the table and check for missing files before any image is decoded: that takes long."""
     data = _read_without_pixels(frame, roles, source=source)
-    if not options.skip_bad:
-        missing = {i: NO_SUCH_FILE for i, mark in enumerate(images.marks) if mark is None}
-        _refuse_bad(images, missing)
+    missing = {i: NO_SUCH_FILE for i, mark in enumerate(images.marks) if mark is None}
+    _refuse_bad(images, missing, options)
     pixels, bad = images.load(options.on_progress)
-    if not options.skip_bad:
-        _refuse_bad(images, bad)
+    _refuse_bad(images, bad, options)
     crop = images.crop
     cut = f"central {crop} x {crop} pixels" if crop else "largest central square"
-    note = (
-        f"{len(images.names) - len(bad)} images, of each the {cut}, resized to "
-        f"{images.size} x {images.size} (cache entry {images.key[:8]})"
-    )
+    size = f"resized to {images.size} x {images.size} (cache entry {images.key[:8]})"
+    note = f"{len(images.names) - len(bad)} images, of each the {cut}, {size}"
     if bad:
         good = np.ones(len(frame), bool)
         good[list(bad)] = False
@@ -246,20 +232,14 @@ def _read_without_pixels(frame: pl.DataFrame, roles: Roles, *, source: str) -> D
 
 
 def _describe_bad(images: ImageCache, bad: dict[int, str]) -> str:
-    first = min(bad)
-    return (
-        f"{len(bad)} of {len(images.names)} images cannot be used, the first: "
-        f"'{images.names[first]}' ({bad[first]})"
-    )
+    first = f"'{images.names[min(bad)]}' ({bad[min(bad)]})"
+    return f"{len(bad)} of {len(images.names)} images cannot be used, the first: {first}"
 
 
-def _refuse_bad(images: ImageCache, bad: dict[int, str]) -> None:
-    if bad:
-        raise FedgftError(
-            f"{images.folder}: {_describe_bad(images, bad)}; mend them, or leave them out "
-            "(`skip_bad`)",
-            kind="data",
-        )
+def _refuse_bad(images: ImageCache, bad: dict[int, str], options: ImageOptions) -> None:
+    if bad and not options.skip_bad:
+        remedy = "mend them, or leave them out (`skip_bad`)"
+        raise data_error(images.folder, f"{_describe_bad(images, bad)}; {remedy}")
 
 
 def _check_remaining(data: Dataset, good: np.ndarray, *, source: str) -> None:
@@ -270,10 +250,9 @@ def _check_remaining(data: Dataset, good: np.ndarray, *, source: str) -> None:
     if data.test is not None:
         parts.append(("split", ("train", "test"), data.test.astype(np.int64)))
     for part, names, codes in parts:
-        left = set(codes[good].tolist())
-        lost = [name for code, name in enumerate(names) if code not in left]
-        if lost:
-            text = f"{source}; without them {part} '{lost[0]}' has no image left"
+        lost = np.setdiff1d(np.arange(len(names)), codes[good])
+        if len(lost):
+            text = f"{source}; without them {part} '{names[lost[0]]}' has no image left"
             raise FedgftError(text, kind="data")
 
 
@@ -281,28 +260,23 @@ def _read_celeba(
     home: Path, *, label: str, group: str | Sequence[str], client: str | None, valid: str
 ) -> tuple[pl.DataFrame, list[str]]:
     """Return a table of file names, attributes in words, train or test, and persons; and notes."""
-    attributes = _read_attributes(_find_official(home, CELEBA_ATTRIBUTES), label, group)
-    images = attributes["image"]
+    columns: dict[str, list[Any]] = {}
+    columns |= _read_attributes(_find_official(home, CELEBA_ATTRIBUTES), label, group)
     place = _find_official(home, CELEBA_PARTITION)
-    parts = _read_values(place, r"[012]", what="part, 0, 1 or 2")
-    known = set(images)
+    parts = _read_values(place, "[012]", what="a part, 0, 1 or 2")
+    known = set(columns["image"])
     for number, image in enumerate(parts, 1):
         if image not in known:
-            text = (
-                f"{place}: line {number} names '{image}', which {CELEBA_ATTRIBUTES} does not list"
-            )
-            raise FedgftError(text, kind="data")
-    _check_complete(place, parts, images)
+            problem = f"line {number} names '{image}', which {CELEBA_ATTRIBUTES} does not list"
+            raise data_error(place, problem)
     words = {"0": "train", "1": VALID[valid], "2": "test"}
-    columns: dict[str, list[Any]] = {**attributes}
-    columns["partition"] = [words[parts[image]] for image in images]
+    columns["partition"] = [words[part] for part in _align(place, parts, columns["image"])]
     if client:
         place = _find_official(home, CELEBA_IDENTITY)
-        persons = _read_values(place, r"\d{1,18}", what="number of a person")
-        _check_complete(place, persons, images)
-        columns["identity"] = [int(persons[image]) for image in images]
+        persons = _read_values(place, r"\d{1,18}", what="the number of a person")
+        columns["identity"] = list(map(int, _align(place, persons, columns["image"])))
     fate = "are left out" if valid == "drop" else f"count as {valid}"
-    count = list(parts.values()).count("1")
+    count = sum(values == ["1"] for values in parts.values())
     notes = [f"celeba: the {count} images of the official validation part {fate}"]
     frame = pl.DataFrame(columns).drop_nulls("partition")
     if frame.height == 0:
@@ -327,19 +301,17 @@ def _find_official(home: Path, name: str) -> Path:
     for folder in CELEBA_FOLDERS:
         if (home / folder / name).exists():
             return home / folder / name
-    raise FedgftError(
-        f"{home}: no {name} there; the folder must hold CelebA as its authors give it to you: "
-        f"{CELEBA_IMAGES}/, {CELEBA_ATTRIBUTES} and {CELEBA_PARTITION} (for `client` identity, "
-        f"{CELEBA_IDENTITY} too)",
-        kind="file",
-    )
+    files = f"{CELEBA_IMAGES}/, {CELEBA_ATTRIBUTES} and {CELEBA_PARTITION}"
+    files += f" (for `client` identity, {CELEBA_IDENTITY} too)"
+    layout = f"the folder must hold CelebA as its authors give it to you: {files}"
+    raise file_error(home, f"no {name} there; {layout}")
 
 
 def _read_lines(file: Path) -> list[str]:
     try:
         return file.read_text("utf-8-sig", errors="replace").rstrip().splitlines()
     except OSError as error:
-        raise FedgftError(f"{file}: cannot be read ({error.strerror})", kind="file") from None
+        raise file_error(file, f"cannot be read ({error.strerror})") from None
 
 
 def _read_attributes(file: Path, label: str, group: str | Sequence[str]) -> dict[str, list[str]]:
@@ -353,51 +325,49 @@ def _read_attributes(file: Path, label: str, group: str | Sequence[str]) -> dict
     repeated = [name for name, count in Counter(known).items() if count > 1]
     if repeated:
         raise data_error(file, f"line 2 names attribute '{repeated[0]}' more than once")
-    asked = [("`label`", label)]
-    asked += [("`group`", name) for name in split_group_columns(group, known)]
-    for option, name in asked:
+    asked = {name: "group" for name in split_group_columns(group, known)} | {label: "label"}
+    for name, option in asked.items():
         if name not in known:
             hint = suggest_name(name, known)
-            raise FedgftError(f"{file}: no attribute '{name}' ({option}){hint}")
-    places = {name: known.index(name) for _, name in asked}
-    columns: dict[str, list[str]] = {"image": [], **{name: [] for name in places}}
-    images = set()
-    for number, line in enumerate(body, 3):
-        image, *values = line.split() or [""]
-        problem = ""
-        if len(values) != len(known):
-            problem = f"has {len(values)} values, not {len(known)}"
-        elif wrong := set(values) - {"1", "-1"}:
-            problem = f"has a '{min(wrong)}', not 1 or -1"
-        elif image in images:
-            problem = f"names '{image}' a second time"
-        if problem:
-            raise data_error(file, f"line {number} {problem}")
-        images.add(image)
-        columns["image"].append(image)
-        for name, place in places.items():
-            columns[name].append(name if values[place] == "1" else f"not {name}")
+            raise FedgftError(f"{file}: no attribute '{name}' (`{option}`){hint}")
+    what = f"{len(known)} values, each 1 or -1"
+    rows = _read_values(file, "-?1", what=what, width=len(known), start=3)
+    columns = {"image": list(rows)}
+    for name in asked:
+        place = known.index(name)
+        columns[name] = [name if row[place] == "1" else f"not {name}" for row in rows.values()]
     return columns
 
 
-def _read_values(file: Path, pattern: str, *, what: str) -> dict[str, str]:
-    """Return the value after each file name, in the order of the lines."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(_read_lines(file), 1):
-        cells = line.split()
-        if len(cells) != 2 or not re.fullmatch(pattern, cells[1]):
-            raise data_error(
-                file, f"line {number} must hold a file name and a {what}, not '{line[:60]}'"
-            )
-        if cells[0] in found:
-            raise data_error(file, f"line {number} names '{cells[0]}' a second time")
-        found[cells[0]] = cells[1]
+def _read_values(
+    file: Path, pattern: str, *, what: str, width: int = 1, start: int = 1
+) -> dict[str, list[str]]:
+    """Return the values after each file name, in the order of the lines.
+
+    Parameters
+    ----------
+    file
+        Lines of a file name and `width` values each; the first is line number `start`.
+    pattern, what
+        The form of a value, and what error messages call the values.
+    """
+    form = re.compile(rf"\s*(\S+)((?:\s+{pattern}){{{width}}})\s*")
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(_read_lines(file)[start - 1 :], start):
+        cells = form.fullmatch(line)
+        if cells is None:
+            problem = f"must hold a file name and {what}, not '{line[:60]}'"
+            raise data_error(file, f"line {number} {problem}")
+        if cells[1] in found:
+            raise data_error(file, f"line {number} names '{cells[1]}' a second time")
+        found[cells[1]] = cells[2].split()
     return found
 
 
-def _check_complete(file: Path, found: dict[str, str], images: Sequence[str]) -> None:
+def _align(file: Path, found: dict[str, list[str]], images: Sequence[str]) -> list[str]:
+    """Return the one value of each image, in the order of the attributes."""
     for number, image in enumerate(images, 3):
         if image not in found:
-            raise data_error(
-                file, f"no line for '{image}', which is on line {number} of {CELEBA_ATTRIBUTES}"
-            )
+            problem = f"no line for '{image}', which is on line {number} of {CELEBA_ATTRIBUTES}"
+            raise data_error(file, problem)
+    return [found[image][0] for image in images]

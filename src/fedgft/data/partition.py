@@ -23,7 +23,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.errors import FedgftError
-from fedgft.validation import check_instance, check_integer, check_number
+from fedgft.validation import check_choice, check_instance, check_integer, check_number
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]
@@ -151,12 +151,8 @@ def partition(
     check_integer("seed", seed)
     alpha = check_number("alpha", alpha, finite=False)
     check_number("test_share", test_share, finite=False)
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise FedgftError(f"`partition`: '{kind}' is none of {', '.join(KINDS)}")
-    if not isinstance(protocol_test, str) or protocol_test not in ("overlap", "disjoint"):
-        raise FedgftError(
-            f"test rows are 'overlap' or 'disjoint', not '{protocol_test}'", field="protocol_test"
-        )
+    check_choice("partition", kind, KINDS)
+    check_choice("protocol_test", protocol_test, ("overlap", "disjoint"))
     disjoint = protocol_test == "disjoint"
     keep_clients = kind == "column" and disjoint
     test = hold_out(dataset, share=test_share, seed=seed, keep_clients=keep_clients)
@@ -164,8 +160,12 @@ def partition(
     rows = _draw("train_rows", rows, train_rows, stream(seed, TRAIN_ROWS_STREAM))
     test = _draw("test_rows", test, test_rows, stream(seed, TEST_ROWS_STREAM))
     if kind == "column":
-        clients = len(dataset.client_names)
-        owner = _get_column_owners(dataset, rows)
+        if dataset.clients is None:
+            raise FedgftError(f"{dataset.name}: no client column is named (`client`)")
+        if len(rows) == 0:
+            raise FedgftError(f"{dataset.name}: no row is left to train on", kind="data")
+        clients = len(dataset.client_names)  # one whose rows are all test rows stays, without rows
+        owner = dataset.clients[rows]
     else:
         _check_clients(clients, alpha=1.0 if kind == "iid" else alpha, rows=len(rows))
         rng = stream(seed, PARTITION_STREAM)
@@ -196,18 +196,6 @@ def _check_clients(clients: int, *, alpha: float, rows: int) -> None:
         raise FedgftError(f"`clients`: {clients:,} clients cannot share {rows:,} row(s)")
 
 
-def _get_column_owners(dataset: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return the client of each row from the client column.
-
-    A client whose rows are all test rows stays in the federation, without a row to train on.
-    """
-    if dataset.clients is None:
-        raise FedgftError(f"{dataset.name}: no client column is named (`client`)")
-    if len(rows) == 0:
-        raise FedgftError(f"{dataset.name}: no row is left to train on", kind="data")
-    return dataset.clients[rows]
-
-
 def _deal_groups(
     dataset: Dataset, rows: np.ndarray, clients: int, *, alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
@@ -234,9 +222,7 @@ def _draw(name: str, rows: np.ndarray, count: int | None, rng: np.random.Generat
         return rows
     check_integer(name, count)
     if not 1 <= count <= len(rows):
-        raise FedgftError(
-            f"`{name}` must lie between 1 and the {len(rows):,} there are, not {count:,}"
-        )
+        raise FedgftError(f"`{name}` must lie between 1 and {len(rows):,}, all rows, not {count:,}")
     return np.sort(rng.permutation(rows)[:count])
 
 

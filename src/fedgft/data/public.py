@@ -31,6 +31,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from statistics import NormalDist
@@ -41,9 +42,9 @@ import polars as pl
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import Categorical, Encoder, Numeric, suggest_name
-from fedgft.data.table import Roles, build_dataset, load_table
+from fedgft.data.table import Roles, build_dataset, from_frame, read_frame
 from fedgft.errors import FedgftError
-from fedgft.store import atomic_write
+from fedgft.store import atomic_write, file_error
 from fedgft.validation import check_integer, check_number, check_path
 
 Progress = Callable[[str, int, int | None], None]
@@ -136,27 +137,25 @@ def obtain(
     paths, notes
         Verified files on disk, and sentences that say which source served them.
     """
-    found: dict[str, Path] = {}
     served: dict[str, list[str]] = {}
     problems: list[str] = []
     missing = []
+    paths = []
     for file in files:
         own = _find_own_copy(file, folder)
-        cached = cache_folder() / file.name
-        source = "the cache" if own is None else f"the folder {own.parent}"
-        if own is None and cached.is_file() and (wrong := _compare(file, cached.read_bytes())):
-            problems.append(f"{cached}: {wrong}")
+        paths.append(own or cache_folder() / file.name)
+        wrong = ""
+        if own is None and (not paths[-1].is_file() or (wrong := _compare(file, paths[-1]))):
             missing.append(file)
-        elif own is None and not cached.is_file():
-            missing.append(file)
+            problems += [f"{paths[-1]}: {wrong}"] if wrong else []
         else:
+            source = "the cache" if own is None else f"the folder {own.parent}"
             served.setdefault(source, []).append(file.name)
-        found[file.name] = own or cached
     if missing:
         source = _download(missing, problems, on_progress)
         served.setdefault(source, []).extend(file.name for file in missing)
     notes = [f"{', '.join(names)}: served by {source}" for source, names in served.items()]
-    return [found[file.name] for file in files], notes
+    return paths, notes
 
 
 def _find_own_copy(file: RemoteFile, folder: str | Path | None) -> Path | None:
@@ -165,18 +164,18 @@ def _find_own_copy(file: RemoteFile, folder: str | Path | None) -> Path | None:
     if not named:
         return None
     if not Path(named).is_dir():
-        text = f"{named}: the data folder ({VARIABLE}) is not a folder"
-        raise FedgftError(text, kind="file")
+        raise file_error(named, f"the data folder ({VARIABLE}) is not a folder")
     path = Path(named) / file.name
     if not path.is_file():
         return None
-    if wrong := _compare(file, path.read_bytes()):
-        raise FedgftError(f"{path}: {wrong}", kind="file")
+    if wrong := _compare(file, path):
+        raise file_error(path, wrong)
     return path
 
 
-def _compare(file: RemoteFile, content: bytes) -> str:
-    """Return what is wrong with the content; empty if its checksum is right."""
+def _compare(file: RemoteFile, found: Path | bytes) -> str:
+    """Return what is wrong with a file or its content; empty if its checksum is right."""
+    content = found if isinstance(found, bytes) else found.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if digest == file.sha256:
         return ""
@@ -196,11 +195,8 @@ def _download(files: Sequence[RemoteFile], problems: list[str], on_progress: Pro
         except SourceFailed as failure:
             problems.append(f"{source}: {failure}")
     wanted = " and ".join(f"{file.name} (sha256 {file.sha256})" for file in files)
-    raise FedgftError(
-        f"{'; '.join(problems)}. Put {wanted} into {cache_folder()}, "
-        f"or into a folder of your own named by {VARIABLE}",
-        kind="network",
-    )
+    remedy = f"Put {wanted} into {cache_folder()}, or into a folder of your own named by {VARIABLE}"
+    raise FedgftError(f"{'; '.join(problems)}. {remedy}", kind="network")
 
 
 def _store(content: bytes, path: Path) -> None:
@@ -210,11 +206,9 @@ def _store(content: bytes, path: Path) -> None:
             part.write_bytes(content)
     except (OSError, FedgftError) as error:
         reason = getattr(error.__cause__ or error, "strerror", None) or type(error).__name__
-        raise FedgftError(
-            f"{path.parent}: the cache folder cannot be written ({reason}); "
-            f"put {path.name} into a folder named by {VARIABLE}",
-            kind="file",
-        ) from None
+        problem = f"the cache folder cannot be written ({reason})"
+        remedy = f"put {path.name} into a folder named by {VARIABLE}"
+        raise file_error(path.parent, f"{problem}; {remedy}") from None
 
 
 def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> list[bytes]:
@@ -335,24 +329,13 @@ class Source:
 
 def adult_frame(paths: Sequence[Path]) -> pl.DataFrame:
     """Return Adult without fnlwgt and education, race as White or not; '?' is a level."""
-    parts = [
-        pl.read_csv(
-            path,
-            glob=False,
-            has_header=False,
-            new_columns=ADULT_COLUMNS,
-            infer_schema=False,
-            comment_prefix="|",
-        )
-        for path in paths
-    ]
+    read = partial(pl.read_csv, glob=False, has_header=False, infer_schema=False)
+    parts = [read(path, new_columns=ADULT_COLUMNS, comment_prefix="|") for path in paths]
     text = pl.concat(parts).select(pl.all().str.strip_chars()).drop_nulls()
+    race = pl.when(pl.col("race") == "White").then("race").otherwise(pl.lit("Non-white"))
     return text.drop("fnlwgt", "education").with_columns(
         pl.col(ADULT_NUMBERS).cast(pl.Int64),
-        pl.when(pl.col("race") == "White")
-        .then(pl.lit("White"))
-        .otherwise(pl.lit("Non-white"))
-        .alias("race"),
+        race.alias("race"),
         pl.col("income").str.strip_chars_end("."),
     )
 
@@ -498,10 +481,8 @@ def load(
         raise FedgftError("`data` must name a data set or a .csv or .parquet file")
     if name in SOURCES:
         settings = {"label": label, "split": split, "positive": positive, "leave_out": leave_out}
-        for setting, value in settings.items():
-            if value not in (None, ()):
-                text = f"`{setting}`: the data set '{name}' has its own"
-                raise FedgftError(text, kind="conflict")
+        for setting in (key for key, value in settings.items() if value not in (None, ())):
+            raise FedgftError(f"`{setting}`: the data set '{name}' has its own", kind="conflict")
         source = SOURCES[name]
         paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
         roles = Roles(source.label, group or source.group, client)
@@ -509,22 +490,13 @@ def load(
         names = source.group_names if roles.group == source.group else data.group_names
         return replace(data, group_names=names, notes=(*served, *data.notes))
     if not Path(name).suffix and not Path(name).exists():
-        raise FedgftError(
-            f"'{name}' is neither a data set nor a .csv or .parquet file"
-            f"{suggest_name(name, list(SOURCES))}"
-        )
+        problem = f"'{name}' is neither a data set nor a .csv or .parquet file"
+        raise FedgftError(problem + suggest_name(name, list(SOURCES)))
     if label is None or group is None:
         setting = "label" if label is None else "group"
         raise FedgftError(f"{name}: `{setting}` must name a column of the table", kind="missing")
-    return load_table(
-        name,
-        label=label,
-        group=group,
-        client=client,
-        split=split,
-        positive=positive,
-        leave_out=leave_out,
-    )
+    roles = Roles(label, group, client, split, positive, leave_out=tuple(leave_out))
+    return from_frame(read_frame(name), Path(name).stem, roles=roles, source=name)
 
 
 def synthetic(
@@ -559,10 +531,9 @@ def synthetic(
     check_integer("groups", groups, most=MAX_GROUPS)
     check_integer("seed", seed, least=0)
     if rows * (features + groups) > MAX_NUMBERS:
-        raise FedgftError(
-            f"`rows`, `features` and `groups`: {rows:,} rows with {features + groups:,} columns "
-            f"are more than {MAX_NUMBERS:,} numbers"
-        )
+        asked = f"{rows:,} rows with {features + groups:,} columns"
+        limit = f"more than {MAX_NUMBERS:,} numbers"
+        raise FedgftError(f"`rows`, `features` and `groups`: {asked} are {limit}")
     known = known_gaps(groups=groups, gap=gap, signal=signal)
     rng = np.random.default_rng(seed)
     group = rng.integers(groups, size=rows)
@@ -588,9 +559,7 @@ def base_rates(*, groups: int, gap: float) -> np.ndarray:
     """Return P(Y=1 | A=g) of every group, evenly spaced."""
     check_integer("groups", groups, least=2)
     if not 0 <= check_number("gap", gap) < 1:
-        raise FedgftError(
-            f"the `gap` of synthetic data must be at least 0 and below 1, not {gap:g}"
-        )
+        raise FedgftError(f"the `gap` of synthetic data must lie from 0 to below 1, not {gap:g}")
     return np.linspace((1 - gap) / 2, (1 + gap) / 2, groups)
 
 
@@ -601,10 +570,8 @@ def known_gaps(*, groups: int = 2, gap: float = 0.3, signal: float = 1.0) -> dic
     P(<u, X> > t | Y=0) = Phi(-signal - t).
     """
     if not 0 < check_number("signal", signal) <= MAX_SIGNAL:
-        raise FedgftError(
-            f"the `signal` of synthetic data must be positive and at most {MAX_SIGNAL:g}, "
-            f"not {signal:g}"
-        )
+        bounds = f"positive and at most {MAX_SIGNAL:g}"
+        raise FedgftError(f"the `signal` of synthetic data must be {bounds}, not {signal:g}")
     rates = base_rates(groups=groups, gap=gap)
     thresholds = -np.log(rates / (1 - rates)) / (2 * signal)
     normal = NormalDist()

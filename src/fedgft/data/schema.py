@@ -30,7 +30,7 @@ from fedgft.data.encode import (
 )
 from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError
-from fedgft.store import parse_json, require_encodable
+from fedgft.store import file_error, parse_json, require_encodable
 
 FORMAT = "fedgft-schema-1"
 EMPTY = "empty"  # the kind of a column without values
@@ -84,27 +84,14 @@ class Schema:
         if unknown > len(groups) / 2:
             _check_known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
         if unknown:
-            note = (
-                f"{source}: {unknown} row(s) of groups that the federation does not know count as "
-                "not recorded"
-            )
-            notes = (*notes, note)
+            note = f"{unknown} row(s) of groups that the federation does not know"
+            notes = (*notes, f"{source}: {note} count as not recorded")
         return (features - self.mean) / self.spread, labels, groups, notes
 
     def to_json(self) -> str:
         """Return the schema as one line of JSON."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "label": self.label,
-                "group": self.group,
-                "classes": self.classes,
-                "groups": self.groups,
-                "encoder": json.loads(self.encoder.to_json()),
-                "mean": self.mean.tolist(),
-                "spread": self.spread.tolist(),
-            }
-        )
+        held = {"format": FORMAT, **vars(self), "encoder": json.loads(self.encoder.to_json())}
+        return json.dumps(held | {"mean": self.mean.tolist(), "spread": self.spread.tolist()})
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the JSON: sites that agreed on a schema can pin it."""
@@ -117,7 +104,7 @@ class Schema:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
-            raise FedgftError(f"schema {path}: cannot be read ({reason})", kind="file") from None
+            raise file_error(f"schema {path}", f"cannot be read ({reason})") from None
         return cls.from_json(text, source=str(path))
 
     @classmethod
@@ -126,28 +113,24 @@ class Schema:
         try:
             held = parse_json(text)
             if held["format"] != FORMAT:
-                found = held["format"]
-                raise FedgftError(f"{source}: format is {found!r}, not {FORMAT!r}", kind="file")
+                raise file_error(source, f"format is {held['format']!r}, not {FORMAT!r}")
+            names = {key: _parse_names(held, key) for key in ("group", "classes", "groups")}
             schema = cls(
                 label=require_encodable(held["label"]),
-                group=_parse_names(held, "group"),
-                classes=_parse_names(held, "classes"),
-                groups=_parse_names(held, "groups"),
                 encoder=Encoder.from_json(json.dumps(held["encoder"])),
                 mean=np.array(held["mean"], np.float64),
                 spread=np.array(held["spread"], np.float64),
+                **names,
             )
         except FedgftError:
             raise
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            text = f"{source}: not a schema that fedgft wrote ({error})"
-            raise FedgftError(text, kind="file") from None
-        width = (len(schema.encoder.columns),)
-        mean = schema.mean
-        spread = schema.spread
-        fits = mean.shape == spread.shape == width and np.isfinite([mean, spread]).all()
-        if not fits or not (spread > 0).all():
-            raise FedgftError(f"{source}: the scaling does not fit the columns", kind="file")
+            raise file_error(source, f"not a schema that fedgft wrote ({error})") from None
+        scaling = (schema.mean, schema.spread)
+        width = len(schema.encoder.columns)
+        fits = all(part.shape == (width,) and np.isfinite(part).all() for part in scaling)
+        if not fits or not (schema.spread > 0).all():
+            raise file_error(source, "the scaling does not fit the columns")
         return schema
 
 
@@ -209,19 +192,16 @@ def describe_table(
 
 def _check_labels(frame: pl.DataFrame, label: str, *, source: str) -> None:
     if absent := frame[label].null_count():
-        raise data_error(
-            source, f"label column '{label}' lacks {absent} value(s): take those rows out"
-        )
+        problem = f"label column '{label}' lacks {absent} value(s): take those rows out"
+        raise data_error(source, problem)
 
 
 def _find_frequent(series: pl.Series, rare: int, *, source: str) -> list[str]:
     """Return the values of at least `rare` rows, sorted."""
     counts = dict(series.drop_nulls().value_counts().iter_rows())
     if len(counts) > MAX_VALUES:
-        raise data_error(
-            source,
-            f"column '{series.name}' has {len(counts)} values: it is no label or group of people",
-        )
+        problem = f"column '{series.name}' has {len(counts)} values: it is no label or group"
+        raise data_error(source, f"{problem} of people")
     return sorted(value for value, number in counts.items() if number >= rare)
 
 
@@ -238,12 +218,8 @@ def _describe_column(frame: pl.DataFrame, name: str, rare: int, *, source: str) 
         known = known[:0]
     # The numbers as the encoder gives them to a model: float32 rounds a time by a minute.
     sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
-    return {
-        "kind": "numbers",
-        "count": len(known),
-        "sum": sums.sum.item(),
-        "around": sums.around.item(),
-    }
+    held = {"count": len(known), "sum": sums.sum.item(), "around": sums.around.item()}
+    return {"kind": "numbers", **held}
 
 
 def _combine_groups(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
@@ -257,7 +233,5 @@ def _check_known(
 ) -> None:
     unknown = series.filter(codes < 0).drop_nulls()
     if len(unknown):
-        raise data_error(
-            source,
-            f"column '{series.name}' holds '{unknown[0]}'; the federation knows {', '.join(names)}",
-        )
+        known = f"the federation knows {', '.join(names)}"
+        raise data_error(source, f"column '{series.name}' holds '{unknown[0]}'; {known}")

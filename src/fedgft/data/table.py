@@ -35,7 +35,7 @@ from fedgft.data.encode import (
     suggest_name,
 )
 from fedgft.errors import FedgftError
-from fedgft.store import atomic_write, expand_user, make_folder, refuse_link
+from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import check_column_names, check_instance, check_path, format_value
 
 MAX_VALUES = 200  # of a label or a group; with more a column holds numbers or names of people
@@ -44,6 +44,7 @@ COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  #
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # how a text begins that a spreadsheet runs
 SIGNED_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+TABLE_ENDINGS = (".csv", ".parquet")
 NULL_VALUES = ["NA", "N/A"]  # in a CSV, beside an empty cell
 
 
@@ -76,11 +77,10 @@ class Roles:
     leave_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_instance("label", self.label, str, "it is the name of a column")
         check_column_names("group", self.group)
         check_column_names("leave_out", self.leave_out)
-        for name in ("client", "split"):
-            if getattr(self, name) is not None:
+        for name in ("label", "client", "split"):
+            if name == "label" or getattr(self, name) is not None:
                 check_instance(name, getattr(self, name), str, "it is the name of a column")
         if self.positive is not None and not isinstance(self.positive, str | int | np.generic):
             raise FedgftError(f"`positive` must be a label, not {format_value(self.positive)}")
@@ -88,17 +88,17 @@ class Roles:
 
 def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
     """Check that every named column exists and has one role; a group may also be the client."""
-    named = [("`label`", roles.label)]
-    named += [("`group`", name) for name in split_group_columns(roles.group, frame.columns)]
-    named += [("`client`", roles.client), ("`split`", roles.split)]
+    groups = split_group_columns(roles.group, frame.columns)
+    named = [("label", roles.label), *(("group", name) for name in groups)]
+    named += [("client", roles.client), ("split", roles.split)]
     taken: dict[str, str] = {}
-    for option, name in named:
+    for role, name in named:
         if name is None:
             continue
-        get_column(frame, name, source=source, option=option)
-        if name in taken and {taken[name], option} != {"`group`", "`client`"}:
-            raise FedgftError(f"{source}: column '{name}' is both {taken[name]} and {option}")
-        taken[name] = option
+        get_column(frame, name, source=source, option=f"`{role}`")
+        if name in taken and {taken[name], role} != {"group", "client"}:
+            raise FedgftError(f"{source}: column '{name}' is both `{taken[name]}` and `{role}`")
+        taken[name] = role
     for name in roles.leave_out:
         if name == roles.label:
             raise FedgftError(f"{source}: column '{name}' is both `label` and `leave_out`")
@@ -132,11 +132,9 @@ def _factorize(series: pl.Series) -> tuple[np.ndarray, tuple[str, ...]]:
 
 def _get_complete(frame: pl.DataFrame, name: str, role: str, *, source: str) -> pl.Series:
     """Return a column without missing or infinite values."""
-    series = frame[name]
-    absent = series.null_count()
-    if absent:
+    if absent := frame[name].null_count():
         raise data_error(source, f"{role} column '{name}' lacks {absent} value(s)")
-    return _check_finite(series, source=source)
+    return _check_finite(frame[name], source=source)
 
 
 def _check_finite(series: pl.Series, *, source: str) -> pl.Series:
@@ -149,21 +147,20 @@ def read_labels(
     frame: pl.DataFrame, roles: Roles, *, source: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the class index of each row, (n,), and the names of the classes."""
-    column = f"label column '{roles.label}'"
     series = _get_complete(frame, roles.label, "label", source=source)
     codes, names = _factorize(series)
+    problem = ""
     if series.dtype.is_float() and (series != series.round()).any():
-        raise data_error(source, f"{column} holds fractions, not classes")
-    if len(names) < 2:
-        raise data_error(
-            source, f"{column} has one class only, '{names[0]}': there is nothing to learn"
+        problem = "holds fractions, not classes"
+    elif len(names) < 2:
+        problem = f"has one class only, '{names[0]}': there is nothing to learn"
+    elif len(names) > MAX_VALUES:
+        problem = (
+            f"has {len(names):,} different values, more than the {MAX_VALUES} that a label may "
+            "have: put ranges of its values together first"
         )
-    if len(names) > MAX_VALUES:
-        raise data_error(
-            source,
-            f"{column} has {len(names):,} different values, more than the {MAX_VALUES} that a "
-            "label may have: put ranges of its values together first",
-        )
+    if problem:
+        raise data_error(source, f"label column '{roles.label}' {problem}")
     if roles.positive is None:
         return codes, names
     where = f"{source}: column '{roles.label}'"
@@ -172,8 +169,10 @@ def read_labels(
 
 
 def describe_classes(classes: tuple[str, ...], roles: Roles) -> str:
-    """Say which value a score is the probability of: the alphabet decides it unless the user
-    does."""
+    """Return the note on the class that a score is the probability of.
+
+    Unless the user names it, the alphabet decides.
+    """
     if len(classes) > 2:
         return f"label column '{roles.label}' has {len(classes)} classes"
     hint = "" if roles.positive is not None else " (set positive to name another)"
@@ -203,8 +202,7 @@ def read_groups(
     groups = np.full(len(codes), -1, np.int64)
     groups[recorded] = inverse.reshape(-1)
     notes = _note_empty_cells(cells, parts, source=source)
-    if not recorded.all():
-        absent = int((~recorded).sum())
+    if absent := int((~recorded).sum()):
         notes.append(f"{source}: the group of {absent} row(s) is not recorded; the rows are kept")
     if len(names) == 1:
         notes.append(f"{source}: there is one group only, '{names[0]}'")
@@ -219,23 +217,14 @@ def _note_empty_cells(
     cells: np.ndarray, parts: Sequence[tuple[str, ...]], *, source: str
 ) -> list[str]:
     """List intersections without rows: nothing can be measured for them."""
-    found = {tuple(cell) for cell in cells.tolist()}
-    total = math.prod(len(names) for names in parts)
-    if len(parts) < 2 or len(found) == total:
+    absent = math.prod(map(len, parts)) - len(cells)
+    if not absent:
         return []
+    found = set(map(tuple, cells.tolist()))
     every = islice(product(*(range(len(names)) for names in parts)), MAX_LISTED_CELLS)
-    empty = [_name_cell(cell, parts) for cell in every if cell not in found]
-    shown = ", ".join(f"'{name}'" for name in empty[:5]) + (", ..." if len(empty) > 5 else "")
-    return [f"{source}: {total - len(found)} intersection(s) have no row at all: {shown}"]
-
-
-def read_clients(
-    frame: pl.DataFrame, roles: Roles, *, source: str
-) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return the client index of each row and the names of the clients; None without a column."""
-    if roles.client is None:
-        return None, ()
-    return _factorize(_get_complete(frame, roles.client, "client", source=source))
+    empty = [f"'{_name_cell(cell, parts)}'" for cell in every if cell not in found]
+    shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+    return [f"{source}: {absent} intersection(s) have no row at all: {shown}"]
 
 
 def read_test_rows(frame: pl.DataFrame, roles: Roles, *, source: str) -> np.ndarray | None:
@@ -282,9 +271,7 @@ def load_table(
         filled in.
     """
     check_path("path", path)
-    roles = Roles(
-        label, group, client=client, split=split, positive=positive, leave_out=tuple(leave_out)
-    )
+    roles = Roles(label, group, client, split, positive, leave_out=tuple(leave_out))
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
 
@@ -292,7 +279,7 @@ def read_frame(path: str | Path) -> pl.DataFrame:
     """Read the raw columns of a CSV or Parquet file; the ending tells which."""
     file = check_table_file(path)
     with report_read_errors(file):
-        if file.suffix.lower() == ".parquet":
+        if _is_parquet(file):
             frame = pl.read_parquet(file, glob=False)
         else:
             frame = pl.read_csv(file, glob=False, infer_schema_length=None, null_values=NULL_VALUES)
@@ -311,13 +298,16 @@ def read_rows_as_text(path: str | Path) -> list[str]:
     """
     file = check_table_file(path)
     with report_read_errors(file):
-        if file.suffix.lower() == ".parquet":
-            frame = pl.read_parquet(file, glob=False).with_columns(
-                pl.selectors.numeric().cast(pl.String).str.strip_suffix(".0")
-            )
+        if _is_parquet(file):
+            numbers = pl.selectors.numeric().cast(pl.String).str.strip_suffix(".0")
+            frame = pl.read_parquet(file, glob=False).with_columns(numbers)
         else:
             frame = pl.read_csv(file, glob=False, infer_schema=False)
         return frame.select(pl.struct(pl.all()).struct.json_encode()).to_series().to_list()
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
 
 
 def check_table_file(path: str | Path) -> Path:
@@ -327,41 +317,45 @@ def check_table_file(path: str | Path) -> Path:
     in the header twice, so that a label passes as a feature.
     """
     file = expand_user(path)
-    if file.suffix.lower() not in (".csv", ".parquet"):
-        raise FedgftError(f"{path}: the ending must be .csv or .parquet", kind="file")
+    if file.suffix.lower() not in TABLE_ENDINGS:
+        raise file_error(path, "the ending must be .csv or .parquet")
     if not file.is_file():
-        raise FedgftError(f"{path}: no such file", kind="file")
+        raise file_error(path, "no such file")
     if file.stat().st_size == 0:
-        raise FedgftError(f"{path}: the file is empty", kind="file")
-    if file.suffix.lower() == ".parquet":
+        raise file_error(path, "the file is empty")
+    if _is_parquet(file):
         return file
     with report_read_errors(file):
         with file.open("rb") as stream:
             start = stream.read(4)
         if start.startswith(COMPRESSED):
-            raise FedgftError(f"{path}: is compressed; unpack it first", kind="file")
+            raise file_error(path, "is compressed; unpack it first")
         if start.startswith(UTF16):
-            raise FedgftError(f"{path}: is UTF-16 text; save it as UTF-8", kind="file")
+            raise file_error(path, "is UTF-16 text; save it as UTF-8")
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
             header = next((names for names in csv.reader(lines) if names), [])
-        for name, count in Counter(header).items():
-            if count > 1:
-                raise data_error(file, f"column '{name}' is in the header more than once")
+        if repeated := [name for name, times in Counter(header).items() if times > 1]:
+            raise data_error(file, f"column '{repeated[0]}' is in the header more than once")
     return file
 
 
 @contextmanager
 def report_read_errors(file: Path) -> Iterator[None]:
-    """Turn the errors of a reader into one line. Some damaged files make polars panic, which is no
-    `Exception`."""
+    """Turn the errors of a reader into one line.
+
+    Some damaged files make polars panic, which is no `Exception`.
+    """
     try:
         yield
     except FedgftError:
         raise
     except (PolarsError, PanicException, OSError, ValueError, csv.Error) as error:
-        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         kind = file.suffix[1:].upper()
-        raise FedgftError(f"{file}: cannot be read as {kind}: {reason}", kind="file") from None
+        raise file_error(file, f"cannot be read as {kind}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["unreadable"])[0][:160]
 
 
 def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
@@ -386,20 +380,19 @@ def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
     try:
         return pl.DataFrame([_to_polars_series(column) for column in table.iter_columns()])
     except (PolarsError, nw.exceptions.NarwhalsError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:160]
-        raise FedgftError(f"cannot be read as a table: {reason}", field=name) from None
+        text = f"cannot be read as a table: {_first_line(error)}"
+        raise FedgftError(text, field=name) from None
 
 
 def _to_polars_series(column: nw.Series) -> pl.Series:
-    if column.dtype.is_numeric() or column.dtype == nw.Boolean:
-        missing = column.is_null().to_numpy()
-        values = column.to_numpy()
-        if not missing.any():
-            return pl.Series(column.name, values)
-        numbers = pl.Series(column.name, values.astype(np.float64), nan_to_null=True)
-        return numbers.cast(pl.Boolean) if column.dtype == nw.Boolean else numbers
-    pairs = zip(column.to_list(), column.is_null().to_list(), strict=True)
-    return pl.Series(column.name, [None if missing else value for value, missing in pairs])
+    missing = column.is_null().to_list()
+    numeric = column.dtype.is_numeric()
+    truth = column.dtype == nw.Boolean
+    if (numeric or truth) and not any(missing):
+        return pl.Series(column.name, column.to_numpy())
+    pairs = zip(column.to_list(), missing, strict=True)
+    values = [None if absent else float(value) if numeric else value for value, absent in pairs]
+    return pl.Series(column.name, values, pl.Float64 if numeric else pl.Boolean if truth else None)
 
 
 def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None) -> Dataset:
@@ -458,23 +451,17 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
     check_roles(frame, roles, source=source)
     labels, classes = read_labels(frame, roles, source=source)
     groups, group_names, notes = read_groups(frame, roles, source=source)
-    clients, client_names = read_clients(frame, roles, source=source)
-    return {
-        "name": source,
-        "labels": labels,
-        "classes": classes,
-        "groups": groups,
-        "group_names": group_names,
-        "clients": clients,
-        "client_names": client_names,
-        "test": read_test_rows(frame, roles, source=source),
-        "notes": tuple(notes),
-    }
+    known = {"name": source, "labels": labels, "classes": classes, "notes": tuple(notes)}
+    known |= {"groups": groups, "group_names": group_names}
+    if roles.client is not None:
+        column = _get_complete(frame, roles.client, "client", source=source)
+        known["clients"], known["client_names"] = _factorize(column)
+    return {**known, "test": read_test_rows(frame, roles, source=source)}
 
 
 def check_table_path(path: Path) -> Path:
     """Check that a table can be written there, before any work is done for it."""
-    if path.suffix.lower() not in (".csv", ".parquet"):
+    if path.suffix.lower() not in TABLE_ENDINGS:
         raise FedgftError(f"`out` {path}: the ending must be .csv or .parquet")
     if path.is_dir():
         raise FedgftError(f"`out` {path}: is a folder")
@@ -487,10 +474,10 @@ def write_table(frame: pl.DataFrame, path: Path) -> Path:
     """Write CSV or Parquet, by the ending; formulas in a CSV are escaped (`escape_formulas`)."""
     with atomic_write(path) as part:
         try:
-            if path.suffix.lower() == ".csv":
-                escape_formulas(frame)[0].write_csv(part.file)
-            else:
+            if _is_parquet(path):
                 frame.write_parquet(part.file)
+            else:
+                escape_formulas(frame)[0].write_csv(part.file)
         except PolarsError as error:  # its Parquet writer on a full disk
             raise OSError(str(error)) from error
     return path
