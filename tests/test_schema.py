@@ -200,7 +200,7 @@ def test_no_site_decides_the_scaling(scaling: str) -> None:
         at = schema.encoder.columns.index("age")
         if scaling == "median" or clients == 6:
             assert abs(schema.mean[at] - honest) < 13
-    with pytest.raises(FedgftError, match="scaling is 'mode'"):
+    with pytest.raises(FedgftError, match="scaling 'mode' is not known"):
         agree_on_schema(boastful(1.0), label="ok", group="sex", scaling="mode")
 
 

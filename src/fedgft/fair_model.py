@@ -15,11 +15,11 @@ import numpy as np
 import polars as pl
 
 from fedgft.data.dataset import Federation, get_raw_scaling
-from fedgft.data.encode import Encoder
+from fedgft.data.encode import Encoder, data_error
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError
 from fedgft.models import ResNet18
-from fedgft.store import atomic_write, parse_json, read_tensors, require_encodable
+from fedgft.store import atomic_write, file_error, parse_json, read_tensors, require_encodable
 
 FORMAT = "fedgft-model-1"
 NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
@@ -96,8 +96,8 @@ class FairModel:
         """
         if isinstance(table, np.ndarray):
             if table.ndim != 2 or table.shape[1] != len(self.columns):
-                text = f"{source}: must be of shape (n, {len(self.columns)}), not {table.shape}"
-                raise FedgftError(text, kind="data")
+                problem = f"must be of shape (n, {len(self.columns)}), not {table.shape}"
+                raise data_error(source, problem)
             return self._score(table)
         return self._score(self._encode(to_polars(table, "table"), source=source)[0])
 
@@ -120,11 +120,8 @@ class FairModel:
         names = ["score"] if len(self.classes) == 2 else [f"score_{c}" for c in self.classes]
         for name in (*names, "decision"):
             if name in frame.columns:
-                raise FedgftError(
-                    f"{source}: has a column {name!r} already, which predict would write; rename "
-                    "it",
-                    kind="data",
-                )
+                problem = f"has a column {name!r} already, which predict would write; rename it"
+                raise data_error(source, problem)
         features, notes = self._encode(frame, source=source)
         scores = self._score(features)
         decision = pl.Series("decision", [self.classes[i] for i in scores.argmax(1)])
@@ -141,11 +138,9 @@ class FairModel:
 
     def _refuse_network(self) -> None:
         if self.is_network:
-            raise FedgftError(
-                f"{self.path}: a model for images, and predict reads tables; docs/images.md shows "
-                "how torchvision's resnet18 loads it",
-                kind="unsupported",
-            )
+            advice = "docs/images.md shows how torchvision's resnet18 loads it"
+            text = f"{self.path}: a model for images, and predict reads tables; {advice}"
+            raise FedgftError(text, kind="unsupported")
 
     def _score(self, features: np.ndarray) -> np.ndarray:
         """Return softmax of the linear layers with ReLU between them, (n, classes)."""
@@ -159,29 +154,22 @@ class FairModel:
     def initial_parameters(self, federation: Federation) -> np.ndarray:
         """Return flat parameters, (p,), that give the same scores under a federation's scaling."""
         data = federation.dataset
-        for what, own, others in (
-            ("columns", self.columns, data.columns),
-            ("classes", self.classes, data.classes),
-        ):
-            if own != others:
-                raise FedgftError(
-                    f"`init` {self.path}: the model's {what} are not those of {data.name}"
-                )
+        for what in ("columns", "classes"):
+            if getattr(self, what) != getattr(data, what):
+                problem = f"the model's {what} are not those of {data.name}"
+                raise FedgftError(f"`init` {self.path}: {problem}")
         if self.is_network:
             network = ResNet18(**self.about["network"])
             shapes = network.shapes(features=len(self.mean), classes=len(self.classes))
             if {name: tensor.shape for name, tensor in self.tensors.items()} != shapes:
-                raise FedgftError(
-                    f"`init` {self.path}: its tensors are not those of a {network.name}"
-                )
+                problem = f"its tensors are not those of a {network.name}"
+                raise FedgftError(f"`init` {self.path}: {problem}")
             return np.concatenate([self.tensors[name].ravel() for name in shapes])
         mean, spread = get_raw_scaling(federation)
         (weight, bias), *rest = self.layers
-        first = (
-            weight * (spread / self.spread),
-            bias + weight @ ((mean - self.mean) / self.spread),
-        )
-        return np.concatenate([part.ravel() for layer in (first, *rest) for part in layer])
+        shifted = bias + weight @ ((mean - self.mean) / self.spread)
+        layers = ((weight * (spread / self.spread), shifted), *rest)
+        return np.concatenate([part.ravel() for layer in layers for part in layer])
 
     def save(self, path: str | Path) -> Path:
         """Write the model to a .safetensors file, atomically."""
@@ -197,19 +185,18 @@ class FairModel:
     def load(cls, path: str | Path) -> "FairModel":
         """Read a model file. Nothing in it is executed; a damaged one is refused in one line."""
         if Path(path).exists() and not Path(path).is_file():
-            raise FedgftError(f"{path}: not a model file (a folder, or a pipe)", kind="file")
+            raise file_error(path, "not a model file (a folder, or a pipe)")
         try:
             header, tensors = read_tensors(Path(path))
             about = parse_json(header.get("fedgft", "{}"))
             if any(t.dtype.kind != "f" or not np.isfinite(t).all() for t in tensors.values()):
-                raise ValueError("it holds numbers that are none")
+                raise ValueError("it holds NaN, infinity or whole numbers")
         except FileNotFoundError as error:
-            raise FedgftError(f"{path}: no such file", kind="file") from error
+            raise file_error(path, "no such file") from error
         except ValueError as error:
-            raise FedgftError(f"{path}: not a model file ({error})", kind="file") from error
+            raise file_error(path, f"not a model file ({error})") from error
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            text = f"{path}: not a model that fedgft saved (no {FORMAT!r} in its header)"
-            raise FedgftError(text, kind="file")
+            raise file_error(path, f"not a model that fedgft saved (no {FORMAT!r} in its header)")
         try:
             mean = tensors.pop("scaler.mean")
             spread = tensors.pop("scaler.spread")
@@ -218,8 +205,7 @@ class FairModel:
         except FedgftError:
             raise
         except (KeyError, ValueError, TypeError) as error:
-            text = f"{path}: a model file with a part missing ({error})"
-            raise FedgftError(text, kind="file") from error
+            raise file_error(path, f"a model file with a part missing ({error})") from error
         return model
 
     def _check(self) -> None:

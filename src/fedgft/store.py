@@ -19,6 +19,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -53,7 +54,7 @@ def expand_user(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise FedgftError(f"{path}: {error}", kind="file") from None
+        raise file_error(path, str(error)) from None
 
 
 def make_folder(path: str | Path, option: str = "`out`") -> Path:
@@ -75,23 +76,15 @@ def make_folder(path: str | Path, option: str = "`out`") -> Path:
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, PRIVATE_MODE))
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot_write(f"{option} {path}", error) from error
+        raise file_error(f"{option} {path}", f"cannot write there ({error.strerror})") from error
     return folder
-
-
-def _cannot_write(where: str, error: OSError) -> FedgftError:
-    return FedgftError(f"{where}: cannot write there ({error.strerror})", kind="file")
 
 
 def refuse_link(path: Path, option: str = "") -> None:
     """Raise FedgftError if the path itself, not one of its parents, is a symbolic link."""
     if os.path.islink(path):
-        where = f"{option} {path}".lstrip()
-        raise FedgftError(
-            f"{where}: is a symbolic link, and nothing is written through links; name what it "
-            "points to",
-            kind="file",
-        )
+        problem = "is a symbolic link, and nothing is written through links"
+        raise file_error(f"{option} {path}".lstrip(), f"{problem}; name what it points to")
 
 
 def make_private_folder(path: Path) -> Path:
@@ -118,8 +111,9 @@ def open_private_file(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
 
 @contextmanager
 def lock_file(path: Path, *, timeout: float = -1) -> Iterator[None]:
-    """Hold an exclusive lock on a file; remove the file at the end. On a file system without
-    locks, go on without one.
+    """Hold an exclusive lock on a file; remove the file at the end.
+
+    On a file system without locks, go on without one.
 
     Raises
     ------
@@ -153,11 +147,8 @@ def _lock_folder(folder: Path, output: Path) -> Iterator[None]:
         try:
             stack.enter_context(lock_file(lock, timeout=0))
         except TimeoutError:
-            raise FedgftError(
-                f"`out` {output}: another run is writing there; wait for it, or name another "
-                "folder",
-                kind="conflict",
-            ) from None
+            text = "another run is writing there; wait for it, or name another folder"
+            raise FedgftError(f"`out` {output}: {text}", kind="conflict") from None
         yield
 
 
@@ -178,7 +169,7 @@ def open_folder(path: str | Path, option: str = "`out`") -> Iterator[Path]:
     try:
         created = [place for place in (Path(path), *Path(path).parents) if not place.exists()]
     except OSError as error:  # the name is too long
-        raise _cannot_write(f"{option} {path}", error) from error
+        raise file_error(f"{option} {path}", f"cannot write there ({error.strerror})") from error
     folder = make_folder(path, option)
     try:
         with _lock_folder(folder, folder):
@@ -199,12 +190,10 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
     """
     make_private_folder(folder)
     with _lock_folder(folder, folder.parent):
-        for place in (folder, folder.parent, folder.parent / "figures"):
-            if place.is_symlink():
-                continue
-            for suffix in WRITTEN_SUFFIXES:
-                for leftover in place.glob(f".*.{suffix}.part"):
-                    leftover.unlink(missing_ok=True)
+        places = (folder, folder.parent, folder.parent / "figures")
+        for place, suffix in product(places, WRITTEN_SUFFIXES):
+            for leftover in () if place.is_symlink() else place.glob(f".*.{suffix}.part"):
+                leftover.unlink(missing_ok=True)
         yield
 
 
@@ -227,9 +216,8 @@ def stage_files(folder: Path) -> Iterator[Path]:
         for path in files:
             os.replace(path, folder / path.name)
     except OSError as error:
-        reason = error.strerror or error
-        text = f"`out` {folder}: cannot be written ({reason})"
-        raise FedgftError(text, kind="file") from error
+        problem = f"cannot be written ({error.strerror or error})"
+        raise file_error(f"`out` {folder}", problem) from error
     except FedgftError as error:  # users know the folder, not the stage
         text = error.message.replace(str(stage), str(folder))
         raise FedgftError(text, field=error.field, kind=error.kind) from error
@@ -238,8 +226,10 @@ def stage_files(folder: Path) -> Iterator[Path]:
 
 
 class TemporaryFile:
-    """A file that is being written. It is used by its handle, because another process could
-    replace what its name stands for."""
+    """A file that is being written.
+
+    It is used by its handle, because another process could replace what its name stands for.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -290,8 +280,7 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[TemporaryFile
                 raise
     except OSError as error:
         reason = "another process writes it" if isinstance(error, TimeoutError) else error.strerror
-        text = f"{path}: cannot be written ({reason or error})"
-        raise FedgftError(text, kind="file") from error
+        raise file_error(path, f"cannot be written ({reason or error})") from error
 
 
 def _check_replaceable(path: Path) -> None:
@@ -300,7 +289,7 @@ def _check_replaceable(path: Path) -> None:
         found = os.lstat(path).st_mode
         if not (stat.S_ISREG(found) or stat.S_ISLNK(found)):
             kind = "a folder" if stat.S_ISDIR(found) else "no regular file"
-            raise FedgftError(f"{path}: cannot be written (it is {kind})", kind="file")
+            raise file_error(path, f"cannot be written (it is {kind})")
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -317,12 +306,9 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
     level = [value]
     for _ in range(MAX_JSON_DEPTH):
-        parents = [each for each in level if isinstance(each, dict | list)]
-        level = [
-            child
-            for parent in parents
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
+        parents = (each for each in level if isinstance(each, dict | list))
+        children = (each.values() if isinstance(each, dict) else each for each in parents)
+        level = list(chain.from_iterable(children))
     if level:
         raise ValueError("nested too deeply")
     return value
@@ -368,8 +354,7 @@ def require_encodable(value: Any) -> str:
 
 def dump_checksummed(value: dict[str, Any], key: str) -> str:
     """Return JSON of `value` with a key and the SHA-256 of its own content."""
-    body = json.dumps(value, allow_nan=False)
-    return json.dumps({"key": key, "digest": _digest(body), **value})
+    return json.dumps({"key": key, "digest": _digest(value), **value})
 
 
 def load_checksummed(text: str, key: str) -> dict[str, Any]:
@@ -378,14 +363,12 @@ def load_checksummed(text: str, key: str) -> dict[str, Any]:
         value = json.loads(text)
         if value.pop("key") != key:
             raise ValueError("written for another key")
-        digest = value.pop("digest")
-        body = json.dumps(value, allow_nan=False)
+        if value.pop("digest") != _digest(value):
+            raise ValueError("damaged")
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a checksummed file") from error
-    if digest != _digest(body):
-        raise ValueError("damaged")
     return value
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, allow_nan=False).encode()).hexdigest()

@@ -68,10 +68,7 @@ def check_number_per_run(
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         value = float(value)
-    try:
-        array = np.asarray(value)
-    except Exception:  # lists of different lengths; array-like objects may raise anything
-        array = np.empty(0, object)
+    array = as_array(name, value)
     if array.dtype.kind not in "fiu" or array.ndim > 1:
         raise _argument_error(name, f"must be a number, or one per run, not {format_value(value)}")
     if least is not None and not (np.isfinite(array) & (array >= least)).all():
@@ -95,8 +92,7 @@ def check_name_list(name: str, values: Any, *, least: int = 0) -> tuple[str, ...
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise _argument_error(name, f"must be a tuple of names, not {format_value(values)}")
     names = tuple(values)
-    wrong = [value for value in names if not isinstance(value, str)]
-    if wrong:
+    if wrong := [value for value in names if not isinstance(value, str)]:
         raise _argument_error(name, f"must hold texts, not {format_value(wrong[0])}")
     if len(names) < least:
         raise _argument_error(name, f"must hold at least {least} names, not {len(names)}")

@@ -20,6 +20,7 @@ from fedgft.data.encode import (
     MAX_LEVELS,
     Categorical,
     Encoder,
+    Field,
     Numeric,
     put_positive_last,
     suggest_name,
@@ -29,8 +30,10 @@ from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError
 from fedgft.metrics.robust_aggregation import MIN_SITES, Limits, size_limit
 from fedgft.store import require_encodable
+from fedgft.validation import check_choice
 
 NO_COLUMNS = "the sites' tables have no column in common to learn from"
+DAMAGED = "its description of its table is damaged"
 SUM_KEYS = ("count", "sum", "around")  # of a column of numbers in a description
 MAX_VALUE = float(np.finfo(np.float32).max)
 MAX_ROWS = 10**10
@@ -73,34 +76,27 @@ def agree_on_schema(
     schema, refused
         The schema, and for each site that does not fit it the reason.
     """
-    if scaling not in SCALINGS:
-        raise FedgftError(f"`scaling` is '{scaling}': choose from {', '.join(SCALINGS)}")
+    check_choice("scaling", scaling, SCALINGS)
     fitting, refused = _check_descriptions(sites)
     columns = _find_common_columns(list(fitting.values()))
     if fitting and not columns:
         raise FedgftError(NO_COLUMNS, kind="data")
-    refused |= _find_column_misfits(fitting, columns)
-    refused |= _find_outliers(_drop(fitting, refused), columns)
+    _refuse(_find_column_misfits(fitting, columns), fitting, refused)
+    _refuse(_find_outliers(fitting, columns), fitting, refused)
     names: dict[str, tuple[str, ...]] = {}
     for kind, given in (("labels", classes), ("groups", groups)):
-        fitting = _drop(fitting, refused)
         if not fitting:
-            reasons = "; ".join(f"{site}: {reason}" for site, reason in refused.items())
-            raise FedgftError(f"no site fits: {reasons}", kind="data")
+            raise FedgftError(f"no site fits{_list_reasons(refused)}", kind="data")
         names[kind], misfits = _agree_on_names(fitting, kind, tuple(given), warn)
-        refused |= misfits
-    fitting = _drop(fitting, refused)
+        _refuse(misfits, fitting, refused)
     ordered = names["labels"]
     if positive is not None:
         ordered = put_positive_last(ordered, positive, where=f"the sites' column '{label}'")
     if not fitting or len(ordered) < 2 or len(names["groups"]) < 2:
-        raise FedgftError(
-            f"all fitting sites together have the classes {', '.join(ordered) or '(none)'} and the "
-            f"groups {', '.join(names['groups']) or '(none)'}: two of each are needed"
-            " (the settings classes and groups name them)"
-            + "".join(f"; {site}: {reason}" for site, reason in refused.items()),
-            kind="data",
-        )
+        found = f"the classes {', '.join(ordered) or '(none)'} and the groups "
+        found += f"{', '.join(names['groups']) or '(none)'}: two of each are needed"
+        remedy = f"(the settings classes and groups name them){_list_reasons(refused)}"
+        raise FedgftError(f"all fitting sites together have {found} {remedy}", kind="data")
     fitting, columns = _drop_unshared_levels(fitting, columns, warn)
     encoder, mean, spread = _fit(list(fitting.values()), columns, scaling)
     schema = Schema(
@@ -115,8 +111,17 @@ def agree_on_schema(
     return schema, refused
 
 
-def _drop(sites: Mapping[str, Description], refused: Mapping[str, str]) -> dict[str, Description]:
-    return {site: description for site, description in sites.items() if site not in refused}
+def _refuse(
+    misfits: Mapping[str, str], fitting: dict[str, Description], refused: dict[str, str]
+) -> None:
+    """Move sites from the fitting ones to the refused ones, with the reasons."""
+    refused |= misfits
+    for site in misfits:
+        del fitting[site]
+
+
+def _list_reasons(refused: Mapping[str, str]) -> str:
+    return "".join(f"; {site}: {reason}" for site, reason in refused.items())
 
 
 def _check_descriptions(sites: Mapping[str, Any]) -> tuple[dict[str, Description], dict[str, str]]:
@@ -128,9 +133,9 @@ def _check_descriptions(sites: Mapping[str, Any]) -> tuple[dict[str, Description
             _check_description(description)
             good[site] = description
         except FedgftError as error:
-            refused[site] = f"its description of its table is damaged: {error}"
+            refused[site] = f"{DAMAGED}: {error}"
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            refused[site] = "its description of its table is damaged"
+            refused[site] = DAMAGED
     return good, refused
 
 
@@ -179,8 +184,8 @@ def _find_common_columns(sites: Sequence[Description]) -> dict[str, str]:
     common = Counter(sets).most_common(1)[0][0]
     kinds = {}
     for name in sites[sets.index(common)]["columns"]:  # in the order of the first such site
-        held = [description["columns"].get(name, {"kind": EMPTY})["kind"] for description in sites]
-        counts = Counter(kind for kind in held if kind != EMPTY)
+        counts = Counter(d["columns"][name]["kind"] for d in sites if name in d["columns"])
+        del counts[EMPTY]
         if counts:
             kinds[name] = counts.most_common(1)[0][0]
     return kinds
@@ -191,15 +196,12 @@ def _find_column_misfits(
 ) -> dict[str, str]:
     """Find sites that lack a column, or hold another kind in it; extra columns are not read."""
     misfits: dict[str, str] = {}
-    for site, description in sites.items():
-        own = description["columns"]
-        for name, kind in columns.items():
+    for site, own in ((site, description["columns"]) for site, description in sites.items()):
+        for name, kind in reversed(list(columns.items())):  # the first column's reason is kept
             if name not in own:
-                reason = f"it has no column '{name}'{suggest_name(name, list(own))}"
-                misfits.setdefault(site, reason)
-            elif own[name]["kind"] not in (kind, EMPTY):
-                reason = f"its column '{name}' holds {own[name]['kind']}, at other sites {kind}"
-                misfits.setdefault(site, reason)
+                misfits[site] = f"it has no column '{name}'{suggest_name(name, list(own))}"
+            elif (held := own[name]["kind"]) not in (kind, EMPTY):
+                misfits[site] = f"its column '{name}' holds {held}, at other sites {kind}"
     return misfits
 
 
@@ -218,11 +220,9 @@ def _find_outliers(sites: Mapping[str, Description], columns: Mapping[str, str])
         for site in sums:
             distance = max(abs(mean[site] - middle), spread[site])
             if usual > 0 and distance > OUTLIER_FACTOR * usual:
-                outliers.setdefault(
-                    site,
-                    f"its column '{name}' has mean {mean[site]:.3g} and spread "
-                    f"{spread[site]:.3g}, where the sites' median is {middle:.3g}: another unit?",
-                )
+                found = f"has mean {mean[site]:.3g} and spread {spread[site]:.3g}"
+                reason = f"{found}, where the sites' median is {middle:.3g}: another unit?"
+                outliers.setdefault(site, f"its column '{name}' {reason}")
     return outliers
 
 
@@ -243,10 +243,8 @@ def _drop_unshared_levels(
     for name in (name for name, kind in columns.items() if kind == "text"):
         named = {site: set(d["columns"][name].get("levels", {})) for site, d in kept.items()}
         unshared = _find_unshared({site: own for site, own in named.items() if own})
-        by_site: dict[str, list[str]] = {}
-        for level, site in sorted(unshared.items()):
-            by_site.setdefault(site, []).append(level)
-        for site, levels in by_site.items():
+        for site in dict.fromkeys(unshared[level] for level in sorted(unshared)):
+            levels = sorted(level for level in unshared if unshared[level] == site)
             warn(
                 f"site '{site}' alone names {len(levels)} level(s) of column '{name}', such as "
                 f"'{levels[0]}': left out (a schema that was agreed on may name them)"
@@ -290,7 +288,7 @@ def _agree_on_names(
     """
     held = {site: set(map(str, description[kind])) for site, description in sites.items()}
     agreed = set(given) or _unite_linked(list(held.values()))
-    unshared: dict[str, str] = {}
+    unshared = {}
     if not given:
         unshared = _find_unshared({site: own for site, own in held.items() if own <= agreed})
     if unshared and len(agreed - set(unshared)) < 2:  # nothing would be left to compare
@@ -298,16 +296,15 @@ def _agree_on_names(
             warn(f"'{name}' of the {kind} is named by site '{site}' alone")
         unshared = {}
     agreed -= set(unshared)
-    if kind == "groups":
-        for name, site in sorted(unshared.items()):
-            held[site] = held[site] - {name}
-            warn(
-                f"group '{name}' is named by site '{site}' alone and is left out: its rows count "
-                "as not recorded. If it is real, name all groups (the setting groups)"
-            )
+    for name, site in sorted(unshared.items()) if kind == "groups" else ():
+        held[site] = held[site] - {name}
+        warn(
+            f"group '{name}' is named by site '{site}' alone and is left out: its rows count as "
+            "not recorded. If it is real, name all groups (the setting groups)"
+        )
+    known = ", ".join(sorted(agreed))
     misfits = {
-        site: f"its {kind} are {', '.join(sorted(own))}; the federation's are "
-        f"{', '.join(sorted(agreed))}"
+        site: f"its {kind} are {', '.join(sorted(own))}; the federation's are {known}"
         for site, own in held.items()
         if own - agreed
     }
@@ -349,22 +346,18 @@ def _fit(
     numeric = [name for name, kind in columns.items() if kind == "numbers"]
     compute = _compute_medians if scaling == "median" else _compute_pooled
     scales = dict(zip(numeric, zip(*compute(sites, numeric, weights), strict=True), strict=True))
-    fields: list[Numeric | Categorical] = []
-    means: list[float] = []
-    variances: list[float] = []
+    fields: list[Field] = []
+    moments = []
     for name in columns:
         if name in scales:
-            mean, variance = scales[name]
-            fields.append(Numeric(name, float(mean)))
-            means.append(mean)
-            variances.append(variance)
+            fields.append(Numeric(name, float(scales[name][0])))
+            moments.append(scales[name])
         else:
             field, shares = _fit_levels(sites, name, weights, scaling)
             fields.append(field)
-            means += shares.tolist()
-            variances += (shares * (1 - shares)).tolist()
-    mean = np.array(means)
-    return Encoder(tuple(fields)), mean, compute_spread(mean, np.array(variances))
+            moments += zip(shares, shares * (1 - shares), strict=True)
+    mean, variance = np.array(moments, np.float64).reshape(-1, 2).T.copy()
+    return Encoder(tuple(fields)), mean, compute_spread(mean, variance)
 
 
 def _get_moments(sites: Sequence[Description], names: Sequence[str]) -> list[Moments]:
@@ -413,11 +406,8 @@ def _fit_levels(
     counts_by_site = [d["columns"][name].get("levels", {}) for d in sites]
     levels = sorted({level for counts in counts_by_site for level in counts})
     if not levels:
-        raise FedgftError(
-            f"column '{name}' has no value that is frequent at any site: leave it out "
-            "(`leave_out`)",
-            kind="data",
-        )
+        problem = f"column '{name}' has no value that is frequent at any site"
+        raise FedgftError(f"{problem}: leave it out (`leave_out`)", kind="data")
     counts = np.array([[held.get(v, 0) for v in levels[1:]] for held in counts_by_site], float)
     rows = np.array([d["rows"] for d in sites], float)[:, None]
     if scaling == "median":
