@@ -18,6 +18,7 @@ from fedgft.metrics import CATALOG
 from fedgft.study.cache import ResultCache
 from fedgft.study.tradeoff import (
     Spot,
+    apply_thresholds,
     best_within,
     check_fairlearn,
     choose_spot,
@@ -27,7 +28,6 @@ from fedgft.study.tradeoff import (
     spot_row,
     strength_grid,
     sweep_methods,
-    threshold_tallies,
 )
 from fedgft.sums import Sums
 from small import SYNTHETIC, study
@@ -111,9 +111,9 @@ def test_nobody_pays_for_less_than_chance() -> None:
 
 
 def test_a_target_is_among_what_is_swept() -> None:
-    grid = strength_grid(study(), "fedgft-control", 5, widest=0.3, target=0.05)
+    grid = strength_grid("fedgft-control", 5, widest=0.3, target=0.05)
     assert len(grid) == 5 and 0.05 in grid and grid == sorted(grid)
-    assert max(strength_grid(study(), "fedgft-control", 5, widest=1.0)) < 1
+    assert max(strength_grid("fedgft-control", 5, widest=1.0)) < 1
 
 
 def test_the_replicate_that_is_saved_meets_the_target() -> None:
@@ -149,7 +149,7 @@ def test_thresholds_are_the_best_there_are() -> None:
     lab = study(seeds=1)
     plain = lab.run(0.5, "fedavg", SP)
     tolerance = 0.03
-    [(clients, test)] = threshold_tallies(lab, plain, [tolerance])
+    [(clients, test)] = apply_thresholds(lab, plain, [tolerance])
     made = plain.federations[0]
     p = predict_proba(made, "logistic", plain.history.params[0], made.rows)[:, 1]
     y = DATA.labels[made.rows]

@@ -17,10 +17,11 @@ from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.paper.cells import EXPERIMENTS, NAMES, Cell
 from fedgft.paper.page import _stamp, read
-from fedgft.paper.runner import CURVES, Runner, batches
+from fedgft.paper.runner import Runner, batches
 from fedgft.paper.section import Made, Section
 from fedgft.store import exclusive_lock
 from fedgft.study.cache import ResultCache, code_hash, data_hash, key_of
+from fedgft.study.results import CURVES
 from test_cli import FIELDS, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
@@ -135,6 +136,13 @@ def test_the_code_hash_sees_the_engine_and_not_the_report(monkeypatch, tmp_path)
     assert fresh() == before
     (copy / "engine" / "plan.py").write_text("# counted differently\n")
     assert fresh() != before
+
+
+def test_every_hashed_source_exists():
+    """A file that moves must keep its place in the list, or its code no longer counts."""
+    root = Path(cache_module.fedgft.__file__).parent
+    for name in cache_module.HASHED_SOURCES:
+        assert (root / name).is_file() or list((root / name).rglob("*.py")), name
 
 
 BROKEN = [

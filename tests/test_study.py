@@ -95,10 +95,10 @@ def test_work_is_what_the_progress_bar_sees():
 
 def test_a_sweep_is_its_points_one_by_one():
     points = [Point(0.5), Point(0.5, strength=3.0), Point(5.0, lr=0.01), Point(0.5)]
-    swept = small("paper").sweep("fedgft", SP, points, penalty="l1")
+    swept = small("paper", penalty="l1").sweep("fedgft", SP, points)
     assert swept[0].history is swept[3].history
     for point, result in zip(points, swept, strict=True):
-        (alone,) = small("paper").sweep("fedgft", SP, [point], penalty="l1")
+        (alone,) = small("paper", penalty="l1").sweep("fedgft", SP, [point])
         np.testing.assert_array_equal(result.history.params, alone.history.params)
         np.testing.assert_array_equal(result.history.test.score, alone.history.test.score)
         assert set(result.strength) == {point.strength or 20.0}

@@ -18,8 +18,8 @@ from fedgft.fair_model import load_model
 from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.study import row
 from fedgft.study.cache import Checkpoints
-from fedgft.study.conclusions import describe_target
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
+from fedgft.study.training import describe_target
 from small import SYNTHETIC, study
 
 SP = CATALOG["sp"]

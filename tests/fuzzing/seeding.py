@@ -24,10 +24,10 @@ from fedgft.fair_model import FairModel
 from fedgft.formatting import Table
 from fedgft.paper.claims import Finding
 from fedgft.paper.page import FORMAT
-from fedgft.paper.runner import CURVES
 from fedgft.paper.section import Section
 from fedgft.store import dump_checksummed
 from fedgft.study.cache import Checkpoints
+from fedgft.study.results import CURVES
 from fuzzing import SEEDS, audits, kept, messages, tables
 
 Seeds = Iterator[tuple[str, bytes]]  # target/name, content

@@ -39,7 +39,7 @@ def compare(
         Print the rows as JSON, and nothing else, to stdout.
     """
     from fedgft.cli.study_session import clear_checkpoints, print_comparison, run_comparison
-    from fedgft.study.conclusions import count_missed
+    from fedgft.study.training import count_missed
 
     with nullcontext() if out_ is None else open_folder(out_):
         found = run_comparison(options or Options(), methods, metrics, alpha, folder=out_)
@@ -58,7 +58,7 @@ def compare(
 
 def _print_target(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """For a row with a target: print whether it was reached, and if not, what to try."""
-    from fedgft.study.conclusions import describe_target, suggest_changes
+    from fedgft.study.training import describe_target, suggest_changes
 
     if row["target"] is None:
         return

@@ -87,9 +87,8 @@ def frontier(
                 target=options.target,
                 fits=ResultCache(out_ / "cells") if references else None,
             )
-        shown = study.concentration(alpha)
-        where = "" if shown is None else f", alpha {shown:g}"
-        title = f"{study.dataset.name}{where}: {describe_replicates(len(study.seeds))}"
+        name = f"{study.dataset.name}{study.describe_alpha(alpha)}"
+        title = f"{name}: {describe_replicates(len(study.seeds))}"
         tested = TESTED[study.protocol.test]
         rows = found.rows()
         paths = _save(found, rows, out_, title=title, tested=tested)
@@ -98,7 +97,7 @@ def frontier(
     if json:
         print_json({"rows": rows, **summary, "files": [str(path) for path in paths]})
     else:
-        print_table(frontier_table(found.spots, wanted, title=title, tested=tested))
+        print_table(frontier_table(found, title=title, tested=tested))
         _print_choice(found, tested)
         wrote(paths)
     chosen = summary["chosen"]
@@ -137,14 +136,7 @@ def _save(
     from fedgft.study.figures import plot_frontier, save_figure
     from fedgft.study.training import MODEL_FILE, save_model, write_rows
 
-    figure = plot_frontier(
-        found.spots,
-        found.metric,
-        title=title,
-        target=found.target,
-        chosen=found.chosen,
-        tested=tested,
-    )
+    figure = plot_frontier(found, title=title, tested=tested)
     with stage_files(folder) as place:
         paths = [write_rows(rows, place / "frontier.parquet")]
         result = None if found.chosen is None else found.chosen.result
@@ -157,7 +149,7 @@ def _save(
 
 def _print_choice(found: "Frontier", tested: str) -> None:
     """Print what was chosen and which replicate was saved, with accuracy and gap."""
-    from fedgft.study.conclusions import describe_choice
+    from fedgft.study.training import describe_choice
 
     if found.chosen is None or found.replicate is None:
         say("nothing was chosen: no method's gap is estimable in every replicate")

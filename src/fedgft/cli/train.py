@@ -105,7 +105,7 @@ def _to_json(trained: "TrainedModel") -> dict[str, object]:
 
 def _print(trained: "TrainedModel") -> None:
     from fedgft.cli.study_session import print_comparison
-    from fedgft.study.conclusions import describe_saved_model, describe_target, suggest_changes
+    from fedgft.study.training import describe_saved_model, describe_target, suggest_changes
 
     rows = trained.comparison.rows
     about = trained.summary

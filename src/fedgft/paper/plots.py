@@ -93,7 +93,7 @@ def _column(experiment: Experiment, records: Sequence[Record], *, has_alphas: bo
         lines.append(Curve(record.cell.label(names), *style, record.rounds, accuracy, gap))
     title = get_metric(first.metric).title + (f", alpha {first.alpha:g}" if has_alphas else "")
     floors = [r.row["floor"] for r in records if r.row["floor"] is not None]
-    chance = 100 * float(np.mean(floors)) if floors and first.protocol == "heldout" else None
+    chance = float(np.mean(floors)) if floors and first.protocol == "heldout" else None
     return Column(title, lines, chance)
 
 

@@ -4,7 +4,6 @@ Cells that differ only in alpha, strength or learning rate share a batch of runs
 replicates are trained side by side. A batch is stored as soon as it is finished.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,14 +22,13 @@ from fedgft.paper.cells import Cell
 from fedgft.paper.convergence import MODES, Descent, Mode, Path, descend
 from fedgft.study.cache import Checkpoints, ResultCache, code_hash, key_of, model_key
 from fedgft.study.protocol import Protocol, get_protocol
-from fedgft.study.results import choices, row
+from fedgft.study.results import CURVES, choices, measure_rounds, number, row
 from fedgft.study.study import OnProgress, Point, Result, Study, ignore_progress
 
 MAX_RUNS = 100  # in a batch: more would not be faster, and a kill loses the current batch
 MAX_IMAGE_RUNS = 10
 DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)  # not as written here
 Cost = Callable[[Cell, Protocol], int]
-CURVES = ("accuracy", "gap_soft", "gap_hard", "gap_soft_test", "gap_hard_test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,11 +180,12 @@ class Runner:
         """Train one batch and store it."""
         first = cells[0]
         study = self._study(first)
+        study = replace(study, protocol=replace(study.protocol, penalty=first.penalty))
         points = [Point(c.alpha, strength=c.strength, lr=c.lr) for c in cells]
         with warnings.catch_warnings(record=True) as caught:  # what could not be chosen
             warnings.simplefilter("always")
             metric = get_metric(first.metric)
-            results = study.sweep(first.method, metric, points, penalty=first.penalty)
+            results = study.sweep(first.method, metric, points)
         texts = [str(warning.message) for warning in caught]
         for cell, result in zip(cells, results, strict=True):
             record = _record(study, result)
@@ -248,30 +247,17 @@ def batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 def _record(study: Study, result: Result) -> dict[str, Any]:
     """A record as JSON: null if a number is not estimable."""
-    history = result.history
-    metric = result.metric
-    assert history.federation is not None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         line = row(study, result)
-    curves = (
-        history.test.accuracy(),
-        history.federation.gap(metric, "soft"),
-        history.federation.gap(metric, "hard"),
-        history.test.gap(metric, "soft"),
-        history.test.gap(metric, "hard"),
-    )
+    curves = measure_rounds(result).items()
     return {
         "row": line,
-        "rounds": history.rounds.tolist(),
-        "curves": {name: _to_json(values) for name, values in zip(CURVES, curves, strict=True)},
+        "rounds": result.history.rounds.tolist(),
+        "curves": {name: [list(map(number, v)) for v in values] for name, values in curves},
         "chosen": choices(study, [result]),
         "notes": [str(warning.message) for warning in caught],
     }
-
-
-def _to_json(values: np.ndarray) -> list[list[float | None]]:
-    return [[v if math.isfinite(v) else None for v in line] for line in values.tolist()]
 
 
 def _read_record(cell: Cell, kept: dict[str, Any]) -> Record:

@@ -53,7 +53,7 @@ HASHED_SOURCES = (  # files and folders of the package whose code changes number
     "models.py",
     "resnet.py",
     "metrics",
-    "theory",
+    "theory.py",
     "data",
     "algorithms",
     "engine",

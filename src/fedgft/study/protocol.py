@@ -28,8 +28,10 @@ from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.partition import TestRows
 from fedgft.engine import Settings
 from fedgft.errors import FedgftError
+from fedgft.formatting import join_names
 from fedgft.metrics import Kind, Metric
 from fedgft.settings import Spread
+from fedgft.validation import check_choice
 
 LAMS = (1.0, 10.0, 20.0, 50.0)
 BETAS = (0.1, 1.0, 10.0)
@@ -112,23 +114,16 @@ class Protocol:
         name = METHODS[method].strength
         return (0.0,) if name is None else getattr(self, name)
 
-    def algorithm(
-        self,
-        method: str,
-        metric: Metric,
-        strength: float | np.ndarray,
-        *,
-        penalty: str | None = None,
-    ) -> Algorithm:
+    def algorithm(self, method: str, metric: Metric, strength: float | np.ndarray) -> Algorithm:
         """The method with the options and the base of this protocol.
 
-        `strength`: one number, or one per run; `penalty`: instead of the protocol's.
+        `strength`: one number, or one per run.
         """
         algorithm = get_method(
             method,
             metric,
             strength,
-            penalty=penalty or self.penalty,
+            penalty=self.penalty,
             spread=self.spread,
             rule=self.fairfed,
             kind=self.control,
@@ -180,9 +175,8 @@ def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol
     data
         Name of the data set. From "celeba" each replicate draws as many rows as in the paper.
     """
-    if not isinstance(name, str) or name not in PROTOCOLS:
-        raise FedgftError(f"`protocol` {name!r} is not known; choose from {', '.join(PROTOCOLS)}")
-    found = _for_images(PROTOCOLS[name]) if images else PROTOCOLS[name]
+    found = PROTOCOLS[check_choice("protocol", name, tuple(PROTOCOLS))]
+    found = _for_images(found) if images else found
     if data != "celeba":
         return found
     # The paper draws both parts at random from all images, so they share people.
@@ -195,27 +189,20 @@ def _for_images(protocol: Protocol) -> Protocol:
     The mean of networks with different starts is noise. Choosing strengths would take eight times
     as long, and training with more rounds too, so there is one value of each.
     """
-    paper = protocol.name == "paper"
-    settings = replace(
-        protocol.settings,
-        rounds=20,
-        batch_size=64,
-        start="common",
-        augment="none" if paper else "flip",
-    )
-    rate, lam = (0.0005, 20.0) if paper else (0.001, 10.0)
+    is_paper = protocol.name == "paper"
+    augment = "none" if is_paper else "flip"
+    settings = replace(protocol.settings, rounds=20, batch_size=64, start="common", augment=augment)
     return replace(
         protocol,
         settings=settings,
         test="disjoint",
-        lr=(rate,),
-        lam=(lam,),
+        lr=(0.0005 if is_paper else 0.001,),
+        lam=(20.0 if is_paper else 10.0,),
         beta=(1.0,),
         round_factors=(),
     )
 
 
-MAX_NAMES = 8  # group names in a message
 EQUAL_SHARES = 0.01  # shares of positives that differ by less count as equal
 CONSTRAINED_RATES = {  # by metric: the rates that it wants equal in all groups
     "sp": ("selection rates",),
@@ -233,18 +220,15 @@ def check_groups(federation: Federation, metric: Metric) -> None:
     The message names the groups that have none.
     """
     data = federation.dataset
-    if len(data.group_names) < 2:
-        found = f"only {data.group_names[0]!r}" if data.group_names else "none"
-        raise FedgftError(
-            f"{data.name}: fairness compares groups, and the column of `group` has {found}",
-            kind="data",
-        )
-    empty = empty_groups(federation, metric)
+    names = data.group_names
+    if len(names) < 2:
+        found = f"only {names[0]!r}" if names else "none"
+        text = f"{data.name}: fairness compares groups, and the column of `group` has {found}"
+        raise FedgftError(text, kind="data")
+    empty = join_names([repr(names[g]) for g in empty_groups(federation, metric)])
     if empty:
-        names = ", ".join(repr(data.group_names[g]) for g in empty[:MAX_NAMES])
-        more = f" and {len(empty) - MAX_NAMES} more" if len(empty) > MAX_NAMES else ""
         raise FedgftError(
-            f"{data.name}: no training row that {metric.title} asks for in group {names}{more}; "
+            f"{data.name}: no training row that {metric.title} asks for in group {empty}; "
             "`exclude_empty` leaves such groups out",
             kind="data",
         )
@@ -253,28 +237,28 @@ def check_groups(federation: Federation, metric: Metric) -> None:
 def empty_groups(federation: Federation, metric: Metric) -> list[int]:
     """Groups without a training row of some event of the metric."""
     data = federation.dataset
-    classes = len(federation.dataset.classes)
-    count = _count_rows(federation)
-    empty = count.sum(0) == 0
+    classes = len(data.classes)
+    rows = federation.rows[data.groups[federation.rows] >= 0]
+    count = np.zeros((classes, len(data.group_names)))
+    np.add.at(count, (data.labels[rows], data.groups[rows]), 1)
     proper = metric.proper_conditions(classes)
     events = np.einsum("vy,yg->vg", metric.affine(classes)[1][1], count)
-    empty |= (events[proper] == 0).any(0)  # an event that is a decision is not known yet
-    return [g for g in range(len(data.group_names)) if empty[g]]
+    # An event that is a decision is not known yet.
+    empty = (count.sum(0) == 0) | (events[proper] == 0).any(0)
+    return np.flatnonzero(empty).tolist()
 
 
 def without_groups(dataset: Dataset, groups: Sequence[int]) -> Dataset:
     """The same rows; those of the given groups count as "not recorded", and a note says so."""
-    kept = [g for g in range(len(dataset.group_names)) if g not in set(groups)]
-    number = np.full(len(dataset.group_names) + 1, -1)  # -1 stays -1
+    names = dataset.group_names
+    kept = [g for g in range(len(names)) if g not in set(groups)]
+    number = np.full(len(names) + 1, -1)  # -1 stays -1
     number[kept] = np.arange(len(kept))
-    names = ", ".join(repr(dataset.group_names[g]) for g in groups)
-    said = f"{dataset.name}: left out of the comparison, for want of training rows: {names}"
-    return replace(
-        dataset,
-        groups=number[dataset.groups],
-        group_names=tuple(dataset.group_names[g] for g in kept),
-        notes=(*dataset.notes, said),
-    )
+    empty = ", ".join(repr(names[g]) for g in groups)
+    note = f"{dataset.name}: left out of the comparison, for want of training rows: {empty}"
+    remaining = tuple(names[g] for g in kept)
+    notes = (*dataset.notes, note)
+    return replace(dataset, groups=number[dataset.groups], group_names=remaining, notes=notes)
 
 
 def contradiction(dataset: Dataset, metric: Metric) -> str | None:
@@ -301,13 +285,3 @@ def contradiction(dataset: Dataset, metric: Metric) -> str | None:
         "of a decision cannot meet three demands, unless it accepts no negative or ignores the "
         "label. Training will end, with a compromise; a smaller weight (0.5*cal) gives way first"
     )
-
-
-def _count_rows(federation: Federation) -> np.ndarray:
-    """(label, group): training rows whose group is recorded."""
-    data = federation.dataset
-    rows = federation.rows
-    known = data.groups[rows] >= 0
-    count = np.zeros((len(data.classes), len(data.group_names)))
-    np.add.at(count, (data.labels[rows][known], data.groups[rows][known]), 1)
-    return count

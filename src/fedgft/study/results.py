@@ -27,6 +27,13 @@ from fedgft.theory import analyze
 
 Row = dict[str, Any]
 GAP_OF = {"hard": "decisions", "soft": "scores"}
+CURVES = ("accuracy", "gap_soft", "gap_hard", "gap_soft_test", "gap_hard_test")
+REASONS = {
+    "met": "the most accurate of the {met} that met the target on their clients' rows",
+    "nearest": "none met the target on its clients' rows, and this one is nearest to it",
+    "first": "the first that did not diverge, since there is no target to choose by",
+}
+"Why the model of a replicate is saved, in words."
 
 
 def row(study: Study, result: Result) -> Row:
@@ -35,35 +42,59 @@ def row(study: Study, result: Result) -> Row:
     Accuracy on the test rows, gaps of scores and of decisions on the clients' and on the test rows,
     the interval and the noise floor of the held-out decisions, and how the cell was trained.
     """
-    history = result.history
     metric = result.metric
-    assert history.federation is not None  # studies evaluate on both
-    federation = history.federation[-1]
-    test = history.test[-1]
     cell = study.describe(result)
+    values = measure(metric, result.client_sums, result.test_sums)
+    for name, each in values.items():
+        missing = int((~np.isfinite(each)).sum())
+        if missing:
+            text = "training diverged" if "accuracy" in name else f"{name} is not estimable"
+            _warn(f"{cell}: {text} in {missing} of {len(each)} replicates")
     return {
-        "data": study.dataset.name,
-        "alpha": study.concentration(result.alpha),
-        "method": result.method,
-        "metric": metric.name,
-        "protocol": study.protocol.name,
+        **cell_columns(study, result.alpha, result.method, metric),
         "seeds": len(study.seeds),
-        **_mean_sd_or_warn(cell, "accuracy", test.accuracy()),
-        **_mean_sd_or_warn(cell, "accuracy_federation", federation.accuracy()),
-        **_mean_sd_or_warn(cell, "gap_soft", federation.gap(metric, "soft")),
-        **_mean_sd_or_warn(cell, "gap_hard", federation.gap(metric, "hard")),
-        **_mean_sd_or_warn(cell, "gap_soft_test", test.gap(metric, "soft")),
-        **_mean_sd_or_warn(cell, "gap_hard_test", test.gap(metric, "hard")),
-        **decision_columns(study.dataset, metric, federation, test),
+        **mean_sd(values),
+        **decision_columns(study.dataset, metric, result.client_sums, result.test_sums),
         **_heterogeneity(cell, result),
-        "seconds": history.seconds,
+        "seconds": result.history.seconds,
         "lr": mean_of(result.lr),
         "strength": mean_of(result.strength) if METHODS[result.method].strength else None,
-        "rounds": {str(n): int(times) for n, times in _count_values(result.rounds)},
+        "rounds": {str(n): times for n, times in _count_values(result.rounds).items()},
         **_target_columns(study, result),
         "base": study.protocol.base,
-        "executor": history.executor,
+        "executor": result.history.executor,
     }
+
+
+def cell_columns(study: Study, alpha: float, method: str, metric: Metric) -> Row:
+    """The first columns of every table: which cell it is."""
+    return {
+        "data": study.dataset.name,
+        "alpha": study.concentration(alpha),
+        "method": method,
+        "metric": metric.name,
+        "protocol": study.protocol.name,
+    }
+
+
+def measure(metric: Metric, clients: Sums, test: Sums) -> dict[str, np.ndarray]:
+    """Accuracy and gaps by column, from sums over the clients' and over the test rows."""
+    return {
+        "accuracy": test.accuracy(),
+        "accuracy_federation": clients.accuracy(),
+        "gap_soft": clients.gap(metric, "soft"),
+        "gap_hard": clients.gap(metric, "hard"),
+        "gap_soft_test": test.gap(metric, "soft"),
+        "gap_hard_test": test.gap(metric, "hard"),
+    }
+
+
+def measure_rounds(result: Result) -> dict[str, np.ndarray]:
+    """The columns `CURVES`, each (measured round, replicate)."""
+    history = result.history
+    assert history.federation is not None
+    values = measure(result.metric, history.federation, history.test)
+    return {name: values[name] for name in CURVES}
 
 
 def choices(study: Study, results: Sequence[Result]) -> list[str]:
@@ -82,28 +113,16 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
 
 def round_rows(study: Study, result: Result) -> list[Row]:
     """One row per measured round and replicate."""
-    history = result.history
-    metric = result.metric
-    assert history.federation is not None
-    values = {
-        "accuracy": history.test.accuracy(),
-        "gap_soft": history.federation.gap(metric, "soft"),
-        "gap_hard": history.federation.gap(metric, "hard"),
-        "gap_soft_test": history.test.gap(metric, "soft"),
-        "gap_hard_test": history.test.gap(metric, "hard"),
-    }
+    cell = cell_columns(study, result.alpha, result.method, result.metric)
+    curves = measure_rounds(result)
     return [
         {
-            "data": study.dataset.name,
-            "alpha": study.concentration(result.alpha),
-            "method": result.method,
-            "metric": metric.name,
-            "protocol": study.protocol.name,
+            **cell,
             "seed": seed,
             "round": after * int(result.stretch[i]),
-            **{name: number(value[e, i]) for name, value in values.items()},
+            **{name: number(values[e, i]) for name, values in curves.items()},
         }
-        for e, after in enumerate(history.rounds.tolist())
+        for e, after in enumerate(result.history.rounds.tolist())
         for i, seed in enumerate(study.seeds)
     ]
 
@@ -123,7 +142,6 @@ def client_rows(
     before = start[replicate]
     after = result.history.after[replicate]
     names = study.dataset.client_names if study.kind == "column" else ()
-    keys = result.federations[replicate].keys
     analysis = analyze(metric, after, "hard")
     side = -1.0 if analysis.signed_gap < 0 else 1.0
     columns = {
@@ -134,20 +152,17 @@ def client_rows(
         "contribution": side * analysis.weights * analysis.contributions,
     }
     # Columns are converted as a whole: there may be a million clients.
-    values = zip(*(map(number, column.tolist()) for column in columns.values()), strict=True)
-    rows = map(int, after.rows().tolist())
-    return [
-        {
-            "client": names[key] if names else str(key),
-            "rows": count,
-            **dict(zip(columns, each, strict=True)),
-        }
-        for key, count, each in zip(keys.tolist(), rows, values, strict=True)
-    ]
+    keys = result.federations[replicate].keys.tolist()
+    table: dict[str, Any] = {
+        "client": [names[key] if names else str(key) for key in keys],
+        "rows": map(int, after.rows().tolist()),
+        **{name: map(number, column.tolist()) for name, column in columns.items()},
+    }
+    return [dict(zip(table, line, strict=True)) for line in zip(*table.values(), strict=True)]
 
 
 def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums) -> Row:
-    """What stands behind accuracy and gap of decisions. Tallies are (replicate, ...).
+    """The numbers behind accuracy and gap of decisions. Sums are (replicate, ...).
 
     `gap_hard_test_low` and `_high`: the 95% interval, averaged over replicates; None where every
     replicate has fewer than ten rows in some group. `fewest_rows`: the fewest rows behind a rate.
@@ -165,16 +180,16 @@ def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums
         "fewest_rows": number(float(decisions[..., 1, :, :].min())),
         "floor": mean_of(floor(metric, decisions)),
         "accuracy_constant": mean_of(constant_accuracy(test)),
-        **mean_sd("balanced_accuracy", balanced_accuracy(test)),
+        **mean_sd({"balanced_accuracy": balanced_accuracy(test)}),
     }
-    for suffix, tally in (("", test), ("_federation", federation)):
-        columns["selection_rates" + suffix] = _selection_rates(data, tally)
-        columns["widest" + suffix] = _widest_groups(data, metric, tally)
+    for suffix, sums in (("", test), ("_federation", federation)):
+        columns["selection_rates" + suffix] = _selection_rates(data, sums)
+        columns["widest" + suffix] = _widest_groups(data, metric, sums)
     return columns | {"collapsed": int(is_collapsed(federation).sum())}
 
 
-def _selection_rates(data: Dataset, tally: Sums) -> Row:
-    rates = selection_rates(tally)
+def _selection_rates(data: Dataset, sums: Sums) -> Row:
+    rates = selection_rates(sums)
     by_group: Row = {}
     for g, group in enumerate(data.group_names):
         each = {name: mean_of(rates[:, g, c]) for c, name in enumerate(data.classes)}
@@ -182,9 +197,9 @@ def _selection_rates(data: Dataset, tally: Sums) -> Row:
     return by_group
 
 
-def _widest_groups(data: Dataset, metric: Metric, tally: Sums) -> Row | None:
+def _widest_groups(data: Dataset, metric: Metric, sums: Sums) -> Row | None:
     """The condition and the pair that are widest apart in most replicates; None: not estimable."""
-    decisions = tally.statistics(metric, "hard")
+    decisions = sums.statistics(metric, "hard")
     known = decisions[np.isfinite(metric.readout(decisions))]
     if not len(known):
         return None
@@ -210,21 +225,14 @@ def _heterogeneity(cell: str, result: Result) -> dict[str, float | None]:
     if after is None:
         return {"heterogeneity": None, "total_variation": None}
     each = [analyze(metric, after[i], "soft") for i in range(len(after.count))]
-    variation = number(float(np.mean([found.total_variation for found in each])))
+    variation = number(np.mean([found.total_variation for found in each]))
     if not metric.proper(after.count.shape[-2]):
         return {"heterogeneity": None, "total_variation": variation}
-    infinite = sum(math.isinf(found.heterogeneity) for found in each)
-    if infinite:
-        warnings.warn(
-            f"{cell}: heterogeneity is infinite in {infinite} of {len(each)} replicates: "
-            "a client has no row of a group",
-            NotEstimableWarning,
-            stacklevel=3,
-        )
-    return {
-        "heterogeneity": number(float(np.mean([found.heterogeneity for found in each]))),
-        "total_variation": variation,
-    }
+    values = [found.heterogeneity for found in each]
+    if infinite := sum(map(math.isinf, values)):
+        text = f"{cell}: heterogeneity is infinite in {infinite} of {len(each)} replicates"
+        _warn(f"{text}: a client has no row of a group")
+    return {"heterogeneity": number(np.mean(values)), "total_variation": variation}
 
 
 @dataclass(frozen=True)
@@ -239,11 +247,7 @@ class Choice:
     @property
     def reason(self) -> str:
         """Why this replicate, in words."""
-        if self.why == "met":
-            return f"the most accurate of the {self.met} that met the target on their clients' rows"
-        if self.why == "nearest":
-            return "none met the target on its clients' rows, and this one is nearest to it"
-        return "the first that did not diverge, since there is no target to choose by"
+        return REASONS[self.why].format(met=self.met)
 
 
 def choose_replicate(study: Study, result: Result) -> Choice:
@@ -253,21 +257,28 @@ def choose_replicate(study: Study, result: Result) -> Choice:
     the one whose gap is nearest to it, and a collapsed one only if all have collapsed. Without a
     target, the first replicate that did not diverge.
     """
-    assert result.history.federation is not None
-    last = result.history.federation[-1]
-    accuracy = last.accuracy()
-    lost = is_collapsed(last)
-    if result.method != "fedgft-control":
+    accuracy = result.client_sums.accuracy()
+    lost = is_collapsed(result.client_sums)
+    if not result.has_target:
         at = int(np.argmax(np.isfinite(accuracy)))
         return Choice(at, "first", 0, bool(lost[at]))
-    gap = last.gap(result.metric, study.protocol.control)
-    met = (gap <= result.strength + TARGET_TOLERANCE) & ~lost
+    gap, within = _compare_with_target(study, result)
+    met = within & ~lost
     if met.any():
         at = int(np.argmax(np.where(met, accuracy, -np.inf)))
         return Choice(at, "met", int(met.sum()), False)
-    order = np.where(np.isfinite(gap), gap, np.inf) + np.where(lost, 1.0, 0.0)
-    at = int(np.argmin(order))
+    at = int(np.argmin(np.where(np.isfinite(gap), gap, np.inf) + np.where(lost, 1.0, 0.0)))
     return Choice(at, "nearest", 0, bool(lost[at]))
+
+
+def _compare_with_target(study: Study, result: Result) -> tuple[np.ndarray, np.ndarray]:
+    """(replicate,) each: the gap on the clients' rows, and whether it is within the target.
+
+    A gap within 0.3 points of the target has reached it, the resolution of decisions on a few
+    thousand rows.
+    """
+    gap = result.client_sums.gap(result.metric, study.protocol.control)
+    return gap, gap <= result.strength + TARGET_TOLERANCE
 
 
 def describe_training(study: Study, result: Result, replicate: int) -> Row:
@@ -275,15 +286,11 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
 
     Gaps are of decisions, or of scores where the target is one for scores.
     """
-    history = result.history
-    metric = result.metric
-    assert history.federation is not None
-    own = history.federation[-1][replicate]
-    test = history.test[-1][replicate]
-    has_target = result.method == "fedgft-control"
-    kind = study.protocol.control if has_target else "hard"
-    gap = float(own.gap(metric, kind))
-    target = float(result.strength[replicate]) if has_target else None
+    own = result.client_sums[replicate]
+    test = result.test_sums[replicate]
+    kind = study.protocol.control if result.has_target else "hard"
+    gap = float(own.gap(result.metric, kind))
+    target = float(result.strength[replicate]) if result.has_target else None
     return {
         "seed": int(study.seeds[replicate]),
         "rounds": int(result.rounds[replicate]),
@@ -291,7 +298,7 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
         "target": target,
         "gap_of": GAP_OF[kind],
         "gap": number(gap),
-        "gap_test": number(test.gap(metric, kind)),
+        "gap_test": number(test.gap(result.metric, kind)),
         "reached": None if target is None else bool(gap <= target + TARGET_TOLERANCE),
         "collapsed": bool(is_collapsed(own)),
         "accuracy": number(own.accuracy()),
@@ -302,46 +309,35 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
 def _target_columns(study: Study, result: Result) -> Row:
     """The target and how many replicates reached it on the clients' rows, collapsed ones included.
 
-    A gap within 0.3 points of the target has reached it, the resolution of decisions on a few
-    thousand rows.
+    All are None for a method without a target.
     """
-    names = ("target", "target_of", "reached", "reached_collapsed", "missed_because")
-    if result.method != "fedgft-control":
+    if not result.has_target:
+        names = ("target", "target_of", "reached", "reached_collapsed", "missed_because")
         return dict.fromkeys(names)
-    kind = study.protocol.control
-    history = result.history
-    assert history.federation is not None
-    last = history.federation[-1]
-    within = last.gap(result.metric, kind) <= result.strength + TARGET_TOLERANCE
+    _, within = _compare_with_target(study, result)
     missed = np.flatnonzero(~within)
-    reason = None
-    if len(missed) and history.control is not None:
-        reason = history.control.reason(int(missed[0]))
-    values = (
-        mean_of(result.strength),
-        GAP_OF[kind],
-        int(within.sum()),
-        int((within & is_collapsed(last)).sum()),
-        reason,
-    )
-    return dict(zip(names, values, strict=True))
+    control = result.history.control if len(missed) else None
+    return {
+        "target": mean_of(result.strength),
+        "target_of": GAP_OF[study.protocol.control],
+        "reached": int(within.sum()),
+        "reached_collapsed": int((within & is_collapsed(result.client_sums)).sum()),
+        "missed_because": None if control is None else control.reason(int(missed[0])),
+    }
 
 
-def _mean_sd_or_warn(cell: str, name: str, values: np.ndarray) -> dict[str, float | None]:
-    """`mean_sd`, with a warning where some replicates have no value."""
-    missing = int((~np.isfinite(values)).sum())
-    if missing:
-        what = "training diverged" if name.startswith("accuracy") else f"{name} is not estimable"
-        text = f"{cell}: {what} in {missing} of {len(values)} replicates"
-        warnings.warn(text, NotEstimableWarning, stacklevel=3)
-    return mean_sd(name, values)
+def _warn(text: str) -> None:
+    warnings.warn(text, NotEstimableWarning, stacklevel=4)
 
 
-def mean_sd(name: str, values: np.ndarray) -> dict[str, float | None]:
-    """Two fields of a row, mean and standard deviation over the replicates that have a value."""
-    known = values[np.isfinite(values)]
-    spread = float(known.std(ddof=1)) if len(known) > 1 else None
-    return {name: mean_of(values), f"{name}_sd": spread}
+def mean_sd(columns: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """Two fields per column: mean and standard deviation over the replicates that have a value."""
+    fields: dict[str, float | None] = {}
+    for name, values in columns.items():
+        known = values[np.isfinite(values)]
+        fields[name] = mean_of(values)
+        fields[f"{name}_sd"] = float(known.std(ddof=1)) if len(known) > 1 else None
+    return fields
 
 
 def mean_of(values: np.ndarray) -> float | None:
@@ -355,13 +351,13 @@ def number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _count_values(values: np.ndarray) -> list[tuple[Any, int]]:
-    each, times = np.unique(values, return_counts=True)
-    return list(zip(each.tolist(), times.tolist(), strict=True))
+def _count_values(values: np.ndarray) -> dict[Any, int]:
+    """How often each value occurs, the smallest value first."""
+    return dict(sorted(Counter(values.tolist()).items()))
 
 
 def _describe_values(values: np.ndarray) -> str:
     counts = _count_values(values)
     if len(counts) == 1:
-        return f"{counts[0][0]:g}"
-    return ", ".join(f"{value:g} ({times} of {len(values)})" for value, times in counts)
+        return f"{values[0]:g}"
+    return ", ".join(f"{value:g} ({times} of {len(values)})" for value, times in counts.items())

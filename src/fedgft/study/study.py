@@ -6,7 +6,7 @@ each client holds out a quarter of its training rows, and test rows are never lo
 learning rate is the one with which FedAvg is most accurate there; a strength is the one with
 the smallest decision-level gap within one point of the best accuracy there.
 
-Two searches continue where they have not come to an end: a replicate whose best learning rate is
+Two searches go on where they have not come to an end: a replicate whose best learning rate is
 at an edge of the grid tries rates beyond it, and one that misses its target is trained with more
 rounds (`Protocol.more_lr` and `Protocol.round_factors`). Neither depends on the other replicates.
 """
@@ -32,6 +32,7 @@ from fedgft.metrics.decisions import is_collapsed
 from fedgft.models import get_model
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.study.protocol import Protocol, check_groups
+from fedgft.sums import Sums
 
 ONE_POINT = 0.01
 UNSETTLED = 1e-9  # counts as a miss that is smaller than any other
@@ -44,7 +45,7 @@ def ignore_progress(what: str, amount: int) -> None:
 
 @dataclass(frozen=True)
 class Point:
-    """What may differ within a batch of runs; None: the protocol's value, or its choice."""
+    """The values that may differ within a batch of runs; None: the protocol's, or its choice."""
 
     alpha: float
     strength: float | None = None
@@ -60,7 +61,7 @@ class Result:
     alpha, method, metric
         The cell.
     history
-        What was measured; its runs are the replicates.
+        The measurements; its runs are the replicates.
     federations
         One per replicate.
     lr, strength
@@ -82,9 +83,29 @@ class Result:
     chosen: tuple[str, ...] = ()
 
     @property
+    def has_target(self) -> bool:
+        """Whether the strength is a target for the gap."""
+        return self.method == "fedgft-control"
+
+    @property
     def stretch(self) -> np.ndarray:
         """(replicate,): its rounds as a multiple of those in `history.rounds`."""
         return self.rounds // self.history.rounds[-1]
+
+    @property
+    def client_sums(self) -> Sums:
+        """(replicate, ...): sums of the final models over the rows of all clients."""
+        return _client_sums(self.history)
+
+    @property
+    def test_sums(self) -> Sums:
+        """(replicate, ...): sums of the final models over the test rows."""
+        return self.history.test[-1]
+
+
+def _client_sums(history: History) -> Sums:
+    assert history.federation is not None  # studies evaluate on both
+    return history.federation[-1]
 
 
 @dataclass(frozen=True)
@@ -98,12 +119,8 @@ class Batch:
 
     def part(self, at: np.ndarray) -> "Batch":
         """The runs with these indices."""
-        return Batch(
-            [self.federations[i] for i in at],
-            [self.seeds[i] for i in at],
-            self.lr[at],
-            self.strength[at],
-        )
+        federations = [self.federations[i] for i in at]
+        return Batch(federations, [self.seeds[i] for i in at], self.lr[at], self.strength[at])
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,17 +173,15 @@ class Study:
         """Train one cell."""
         return self.sweep(method, metric, [Point(alpha)])[0]
 
-    def sweep(
-        self, method: str, metric: Metric, points: Sequence[Point], *, penalty: str | None = None
-    ) -> list[Result]:
+    def sweep(self, method: str, metric: Metric, points: Sequence[Point]) -> list[Result]:
         """Train all replicates of all points as one batch of runs; return one result per point.
 
         Methods that do not depend on the metric are trained once for all metrics.
         """
-        penalty = penalty or self.protocol.penalty
-        key = (method,) if method in WITHOUT_STRENGTH else (method, metric.name, penalty)
-        cells = {p: self._open_cell(p, method, metric, penalty) for p in dict.fromkeys(points)}
-        new = [p for p in cells if ("run", p, *key) not in self._known]
+        needs = () if method in WITHOUT_STRENGTH else (metric.name, self.protocol.penalty)
+        keys = {p: ("run", p, method, *needs) for p in points}
+        cells = {p: self._open_cell(p, method, metric) for p in keys}
+        new = [p for p in keys if keys[p] not in self._known]
         if new:
             what = f"{method}, {metric.name}, alpha {', '.join(f'{p.alpha:g}' for p in new)}"
             batch = Batch(
@@ -175,13 +190,13 @@ class Study:
                 lr=np.concatenate([cells[p][1] for p in new]),
                 strength=np.concatenate([cells[p][2] for p in new]),
             )
-            history, rounds = self._train(what, batch, method, metric, penalty)
+            history, rounds = self._train(what, batch, method, metric)
             for i, p in enumerate(new):
                 own = slice(i * len(self.seeds), (i + 1) * len(self.seeds))
-                self._known[("run", p, *key)] = (history.part(own), rounds[own])
+                self._known[keys[p]] = (history.part(own), rounds[own])
         results = []
         for p in points:
-            history, rounds = self._known[("run", p, *key)]
+            history, rounds = self._known[keys[p]]
             grids = {"lr": self.protocol.lr, "strength": self.protocol.strength(method)}
             chosen = tuple(n for n, g in grids.items() if getattr(p, n) is None and len(g) > 1)
             results.append(Result(p.alpha, method, metric, history, *cells[p], rounds, chosen))
@@ -191,21 +206,17 @@ class Study:
         """The federation of each replicate."""
         key = ("federations", alpha)
         if key not in self._known:
-            self._known[key] = [
-                self._scale(
-                    partition(
-                        self.dataset,
-                        self.kind,
-                        clients=self.clients,
-                        alpha=alpha,
-                        seed=seed,
-                        protocol_test=self.protocol.test,
-                        train_rows=self.protocol.train_rows,
-                        test_rows=self.protocol.test_rows,
-                    )
-                )
-                for seed in self.seeds
-            ]
+            deal = partial(
+                partition,
+                self.dataset,
+                self.kind,
+                clients=self.clients,
+                alpha=alpha,
+                protocol_test=self.protocol.test,
+                train_rows=self.protocol.train_rows,
+                test_rows=self.protocol.test_rows,
+            )
+            self._known[key] = [self._scale(deal(seed=seed)) for seed in self.seeds]
         return self._known[key]
 
     def choose_lr(self, alpha: float) -> np.ndarray:
@@ -220,41 +231,33 @@ class Study:
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def choose_strength(
-        self,
-        alpha: float,
-        method: str,
-        metric: Metric,
-        penalty: str | None = None,
-        *,
-        lr: np.ndarray | None = None,
+        self, alpha: float, method: str, metric: Metric, *, lr: np.ndarray | None = None
     ) -> np.ndarray:
         """The strength of each replicate at its learning rate, chosen on inner splits.
 
         It has the smallest gap of decisions among those within one point of the best accuracy.
+        `lr`: the rate of each replicate; None: as `choose_lr` chooses it.
         """
         grid = np.array(self.protocol.strength(method))
-        penalty = penalty or self.protocol.penalty
         lr = self.choose_lr(alpha) if lr is None else lr
-        key = ("strength", alpha, method, metric.name, penalty, lr.tobytes())
+        key = ("strength", alpha, method, metric.name, self.protocol.penalty, lr.tobytes())
         if len(grid) > 1 and key not in self._known:
             what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
             each = np.repeat(grid, len(self.seeds))
-            accuracy, gap = self._try_out(
-                what,
-                alpha,
-                self.protocol.algorithm(method, metric, each, penalty=penalty),
-                metric,
-                lr=np.tile(lr, (len(grid), 1)),
-            )
+            algorithm = self.protocol.algorithm(method, metric, each)
+            rates = np.tile(lr, (len(grid), 1))
+            accuracy, gap = self._try_out(what, alpha, algorithm, metric, lr=rates)
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
             self._known[key] = choose_best(grid, np.where(good, gap, np.nan), what=what)
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def describe(self, result: Result) -> str:
         """The name of a cell, for notes."""
-        alpha = self.concentration(result.alpha)
-        where = "" if alpha is None else f", alpha {alpha:g}"
-        return f"{result.method}, {result.metric.name}{where}"
+        return f"{result.method}, {result.metric.name}{self.describe_alpha(result.alpha)}"
+
+    def describe_alpha(self, alpha: float) -> str:
+        """A text such as ", alpha 0.5"; empty where the partition has no alpha."""
+        return "" if self.concentration(alpha) is None else f", alpha {alpha:g}"
 
     def concentration(self, alpha: float) -> float | None:
         """Dirichlet's alpha; None where the partition has none."""
@@ -265,12 +268,10 @@ class Study:
 
         More learning rates and more rounds, where they are needed, come on top.
         """
-        rates = len(self.protocol.lr)
-        runs = rates if rates > 1 else 0
+        runs = count_choices(self.protocol.lr)
         for method in methods:
             times = 1 if method in WITHOUT_STRENGTH else len(metrics)
-            grid = len(self.protocol.strength(method))
-            runs += times * (1 + (grid if grid > 1 else 0))
+            runs += times * (1 + count_choices(self.protocol.strength(method)))
         return runs * len(alphas) * len(self.seeds) * self.protocol.settings.rounds
 
     def rows_per_round(self, alpha: float) -> int:
@@ -278,7 +279,7 @@ class Study:
         return len(self.federations(alpha)[0].rows) * self.protocol.settings.epochs
 
     def _open_cell(
-        self, point: Point, method: str, metric: Metric, penalty: str
+        self, point: Point, method: str, metric: Metric
     ) -> tuple[list[Federation], np.ndarray, np.ndarray]:
         """Each replicate's federation, learning rate and strength."""
         federations = self.federations(point.alpha)
@@ -288,10 +289,10 @@ class Study:
         lr = self.choose_lr(point.alpha) if point.lr is None else point.lr * every
         if point.strength is not None:
             return federations, lr, point.strength * every
-        return federations, lr, self.choose_strength(point.alpha, method, metric, penalty, lr=lr)
+        return federations, lr, self.choose_strength(point.alpha, method, metric, lr=lr)
 
     def _train(
-        self, what: str, batch: Batch, method: str, metric: Metric, penalty: str
+        self, what: str, batch: Batch, method: str, metric: Metric
     ) -> tuple[History, np.ndarray]:
         """Train all runs of a batch; also return for how many rounds each was trained.
 
@@ -300,28 +301,24 @@ class Study:
         """
         settings = self.protocol.settings
 
-        def train(part: Batch, factor: int) -> History:
+        def train(part: Batch, factor: int) -> tuple[History, np.ndarray]:
             longer = replace(
                 settings, rounds=factor * settings.rounds, eval_every=factor * settings.eval_every
             )
             title = what if factor == 1 else f"{what}, {longer.rounds} rounds"
-            algorithm = self.protocol.algorithm(method, metric, part.strength, penalty=penalty)
+            algorithm = self.protocol.algorithm(method, metric, part.strength)
             with warnings.catch_warnings():  # one warning below, for those that miss in the end
                 warnings.simplefilter("ignore", TargetMissedWarning)
-                return self._simulate(title, part, algorithm, longer)
+                history = self._simulate(title, part, algorithm, longer)
+            return history, target_excess(history, metric, self.protocol.control, part.strength)
 
-        history = train(batch, 1)
+        history, excess = train(batch, 1)
         factors = np.ones(len(batch.lr), int)
-        if method != "fedgft-control":
-            return history, factors * settings.rounds
-        excess = target_excess(history, metric, self.protocol.control, batch.strength)
-        for factor in self.protocol.round_factors:
+        for factor in self.protocol.round_factors if method == "fedgft-control" else ():
             missed = np.flatnonzero(excess > 0)
             if not len(missed):
                 break
-            part = batch.part(missed)
-            again = train(part, factor)
-            new = target_excess(again, metric, self.protocol.control, part.strength)
+            again, new = train(batch.part(missed), factor)
             better = np.flatnonzero(new < excess[missed])
             history = history.with_runs(missed[better], again.part(better))
             excess[missed[better]] = new[better]
@@ -337,22 +334,22 @@ class Study:
 
         `accuracy`: (candidate, replicate), on the inner splits.
         """
-        grid = self.protocol.lr
+        low = min(self.protocol.lr)
+        high = max(self.protocol.lr)
         more = sorted(self.protocol.more_lr)
         known = np.isfinite(accuracy).any(axis=0)
         top = np.where(known, np.nanmax(np.where(known, accuracy, 0.0), axis=0), np.inf)
         chosen = chosen.copy()
-        below = [rate for rate in reversed(more) if rate < min(grid)]
-        above = [rate for rate in more if rate > max(grid)]
-        for edge, beyond in ((min(grid), below), (max(grid), above)):
+        below = [rate for rate in reversed(more) if rate < low]
+        above = [rate for rate in more if rate > high]
+        for edge, beyond in ((low, below), (high, above)):
             at = np.flatnonzero(known & (chosen == edge))
             for rate in beyond:
                 if not len(at):
                     break
                 what = f"learning rate {rate:g}, alpha {alpha:g}"
-                found, _ = self._try_out(
-                    what, alpha, self._fedavg(), None, lr=np.array([[rate]]), replicates=at
-                )
+                rates = np.array([[rate]])
+                found, _ = self._try_out(what, alpha, self._fedavg(), None, lr=rates, replicates=at)
                 better = found[0] > top[at]
                 at = at[better]
                 chosen[at] = rate
@@ -397,14 +394,11 @@ class Study:
         self, what: str, batch: Batch, algorithm: Algorithm, settings: Settings
     ) -> History:
         runs = len(batch.federations)
-        init = None
-        if self.init is not None:
-            init = np.stack([self.init(f) for f in batch.federations])
+        init = None if self.init is None else np.stack([self.init(f) for f in batch.federations])
         save = resume = None
         if self.checkpoints is not None:
-            model = get_model(self.model)
             rest = (algorithm, settings, list(batch.seeds), batch.lr)
-            key = run_key(batch.federations, model, init, *rest)
+            key = run_key(batch.federations, get_model(self.model), init, *rest)
             resume = self.checkpoints.get(key)
             save = partial(self.checkpoints.put, key)
         self.on_progress(what, 0 if resume is None else runs * resume.round)
@@ -425,6 +419,11 @@ class Study:
         return standardize(federation) if self.protocol.features == "standardized" else federation
 
 
+def count_choices(grid: Sequence[float]) -> int:
+    """The runs that choose among the values of a grid: none where it has one value."""
+    return len(grid) if len(grid) > 1 else 0
+
+
 def target_excess(history: History, metric: Metric, kind: Kind, target: np.ndarray) -> np.ndarray:
     """(run,): how far the gap on the federation's rows is above the target.
 
@@ -432,8 +431,7 @@ def target_excess(history: History, metric: Metric, kind: Kind, target: np.ndarr
     Infinite where the gap is not estimable, and where the model has collapsed, since a collapsed
     model meets any target.
     """
-    assert history.federation is not None
-    last = history.federation[-1]
+    last = _client_sums(history)
     excess = np.maximum(last.gap(metric, kind) - target - TARGET_TOLERANCE, 0.0)
     if history.control is not None:
         excess = np.maximum(excess, np.where(history.control.settled, 0.0, UNSETTLED))

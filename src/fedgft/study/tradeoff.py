@@ -15,9 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 
@@ -33,8 +31,8 @@ from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.decisions import is_collapsed
 from fedgft.metrics.intervals import floor
 from fedgft.study.cache import ResultCache
-from fedgft.study.results import Row, decision_columns, mean_of, mean_sd
-from fedgft.study.study import Point, Result, Study
+from fedgft.study.results import Row, cell_columns, decision_columns, mean_of, mean_sd, measure
+from fedgft.study.study import Point, Result, Study, count_choices
 from fedgft.sums import Sums, stack
 
 BOUNDS = (0.001, 0.01, 0.03)  # of ExponentiatedGradient
@@ -49,7 +47,7 @@ CONSTRAINTS = {
     "eo": ("EqualizedOdds", "equalized_odds"),
 }
 "Fairlearn's names of a metric: its constraint class, and the constraint of ThresholdOptimizer."
-Tallies = tuple[Sums, Sums]  # of the clients' rows, of the test rows
+SumsPair = tuple[Sums, Sums]  # over the clients' rows, over the test rows
 Accept = Callable[[np.ndarray, np.ndarray], np.ndarray]  # features, groups -> P(accepted)
 
 
@@ -73,10 +71,16 @@ class Spot:
     test: Sums
     result: Result | None = None
 
+    @classmethod
+    def of(cls, result: Result) -> "Spot":
+        """The spot of a trained cell."""
+        strength = None if result.method in WITHOUT_STRENGTH else float(result.strength[0])
+        return cls(result.method, strength, result.client_sums, result.test_sums, result)
+
     def values(self, metric: Metric, where: str) -> tuple[np.ndarray, np.ndarray]:
         """(replicate,) each: accuracy and gap of decisions on "federation" or "test" rows."""
-        tally: Sums = getattr(self, where)
-        return tally.accuracy(), tally.gap(metric, "hard")
+        sums: Sums = getattr(self, where)
+        return sums.accuracy(), sums.gap(metric, "hard")
 
     def mean(self, metric: Metric, where: str) -> tuple[float, float]:
         """Accuracy and gap, each averaged over the replicates that have it."""
@@ -131,35 +135,35 @@ class Frontier:
 
     def rows(self) -> list[Row]:
         """One row per spot, see `spot_row`."""
-        alpha = self.study.concentration(self.alpha)
-        return [spot_row(self.study, self.metric, alpha, spot) for spot in self.spots]
+        return [spot_row(self.study, self.metric, self.alpha, spot) for spot in self.spots]
 
     def summary(self) -> Row:
         """The target, the knee of each method, and what was chosen and saved."""
-        metric = self.metric
-        methods = dict.fromkeys(spot.method for spot in self.spots)
         knees = {}
-        for method in methods:
-            knee = find_knee([s for s in self.spots if s.method == method], metric)
+        for method in dict.fromkeys(spot.method for spot in self.spots):
+            knee = find_knee([s for s in self.spots if s.method == method], self.metric)
             knees[method] = knee and {"method": knee.method, "strength": knee.strength}
-        chosen = None
-        if self.chosen is not None and self.replicate is not None:
-            target = self.target
-            gap = float(self.chosen.values(metric, "federation")[1][self.replicate])
-            lost = self.chosen.collapsed()
-            met = None if target is None else gap <= target + SLACK and not lost[self.replicate]
-            chosen = {
-                "method": self.chosen.method,
-                "strength": self.chosen.strength,
-                "reached": None if target is None else self.chosen.meets(metric, target),
-                "collapsed": int(lost.sum()),
-                "replicate": self.replicate,
-                "seed": self.study.seeds[self.replicate],
-                "why": self.why,
-                "saved_gap": gap,
-                "saved_reached": met,
-            }
-        return {"target": self.target, "chosen": chosen, "knees": knees}
+        return {"target": self.target, "chosen": self._describe_chosen(), "knees": knees}
+
+    def _describe_chosen(self) -> Row | None:
+        target = self.target
+        chosen = self.chosen
+        if chosen is None or self.replicate is None:
+            return None
+        gap = float(chosen.values(self.metric, "federation")[1][self.replicate])
+        lost = chosen.collapsed()
+        met = None if target is None else gap <= target + SLACK and not lost[self.replicate]
+        return {
+            "method": chosen.method,
+            "strength": chosen.strength,
+            "reached": None if target is None else chosen.meets(self.metric, target),
+            "collapsed": int(lost.sum()),
+            "replicate": self.replicate,
+            "seed": self.study.seeds[self.replicate],
+            "why": self.why,
+            "saved_gap": gap,
+            "saved_reached": met,
+        }
 
 
 def trace_frontier(
@@ -199,7 +203,7 @@ def trace_frontier(
 
 def frontier_work(study: Study, methods: Sequence[str], points: int, *, references: bool) -> int:
     """Run-rounds that a frontier takes at least: the length of a progress bar."""
-    rates = len(study.protocol.lr) if len(study.protocol.lr) > 1 else 0
+    rates = count_choices(study.protocol.lr)
     swept = [m for m in methods if m not in ("lrw", "thresholds")]
     runs = 1 + rates + points * len(swept) + ("lrw" in methods)
     if references:
@@ -208,7 +212,7 @@ def frontier_work(study: Study, methods: Sequence[str], points: int, *, referenc
 
 
 def strength_grid(
-    study: Study, method: str, points: int, *, widest: float, target: float | None = None
+    method: str, points: int, *, widest: float, target: float | None = None
 ) -> list[float]:
     """The strengths to sweep.
 
@@ -236,22 +240,20 @@ def sweep_methods(
     target: float | None = None,
 ) -> list[Spot]:
     """The spots of every method, FedAvg's first."""
-    fedavg = _spots(study.sweep("fedavg", metric, [Point(alpha)]))
-    widest = widest_gap(fedavg[0], metric)
-    spots = [*fedavg]
+    fedavg = study.run(alpha, "fedavg", metric)
+    spots = [Spot.of(fedavg)]
+    widest = widest_gap(spots[0], metric)
     for method in methods:
-        if method == "fedavg":
-            continue
-        if method in WITHOUT_STRENGTH:
-            spots += _spots(study.sweep(method, metric, [Point(alpha)]))
-            continue
-        grid = strength_grid(study, method, points, widest=widest, target=target)
         if method == "thresholds":
-            assert fedavg[0].result is not None
-            found = threshold_tallies(study, fedavg[0].result, grid)
-            spots += [Spot(method, t, *pair) for t, pair in zip(grid, found, strict=True)]
-        else:
-            spots += _spots(study.sweep(method, metric, [Point(alpha, strength=s) for s in grid]))
+            grid = strength_grid(method, points, widest=widest, target=target)
+            pairs = apply_thresholds(study, fedavg, grid)
+            spots += [Spot(method, t, *pair) for t, pair in zip(grid, pairs, strict=True)]
+        elif method != "fedavg":
+            strengths: Sequence[float | None] = [None]
+            if method not in WITHOUT_STRENGTH:
+                strengths = strength_grid(method, points, widest=widest, target=target)
+            cells = [Point(alpha, strength=strength) for strength in strengths]
+            spots += map(Spot.of, study.sweep(method, metric, cells))
     return spots
 
 
@@ -274,10 +276,9 @@ def sweep_pooled(
         replace(f, offsets=f.offsets[[0, -1]], keys=f.keys[:1]) for f in study.federations(alpha)
     ]
     pooled = replace(study, clients=1, protocol=protocol, _known={("federations", alpha): merged})
-    grid = strength_grid(pooled, "fedgft-control", points, widest=widest)
-    targets = [Point(alpha, strength=t) for t in grid]
-    spots = _spots(pooled.sweep("fedgft-control", metric, targets))
-    return [replace(spot, method="pooled") for spot in spots]
+    grid = strength_grid("fedgft-control", points, widest=widest)
+    results = pooled.sweep("fedgft-control", metric, [Point(alpha, strength=t) for t in grid])
+    return [replace(Spot.of(result), method="pooled") for result in results]
 
 
 def fit_fairlearn_methods(
@@ -290,10 +291,8 @@ def fit_fairlearn_methods(
     """
     spots = []
     work = FIT_COST * study.protocol.settings.rounds
-    for name, bound in (
-        *(("exponentiated-gradient", b) for b in BOUNDS),
-        ("threshold-optimizer", None),
-    ):
+    for bound in (*BOUNDS, None):
+        name = "threshold-optimizer" if bound is None else "exponentiated-gradient"
         each = []
         try:
             for federation in study.federations(alpha):
@@ -305,28 +304,22 @@ def fit_fairlearn_methods(
             text = f"{name}: left out, Fairlearn cannot fit it ({error})"
             warnings.warn(text, NotEstimableWarning, stacklevel=2)
             continue
-        clients, test = (stack([pair[i] for pair in each]) for i in (0, 1))
-        spots.append(Spot(name, bound, clients, test))
+        spots.append(Spot(name, bound, *_stack_pairs(each)))
     return spots
 
 
-def spot_row(study: Study, metric: Metric, alpha: float | None, spot: Spot) -> Row:
+def spot_row(study: Study, metric: Metric, alpha: float, spot: Spot) -> Row:
     """A spot with the columns of `fedgft compare`; None where it has no scores or no strength."""
+    values = measure(metric, spot.federation, spot.test)
+    of_decisions = ("accuracy_federation", "accuracy", "gap_hard", "gap_hard_test")
     return {
-        "data": study.dataset.name,
-        "alpha": alpha,
-        "method": spot.method,
-        "metric": metric.name,
-        "protocol": study.protocol.name,
+        **cell_columns(study, alpha, spot.method, metric),
         "seeds": len(spot.test.count),
         "strength": spot.strength,
-        **mean_sd("accuracy_federation", spot.federation.accuracy()),
-        **mean_sd("accuracy", spot.test.accuracy()),
-        **mean_sd("gap_hard", spot.federation.gap(metric, "hard")),
-        **mean_sd("gap_hard_test", spot.test.gap(metric, "hard")),
+        **mean_sd({name: values[name] for name in of_decisions}),
         **decision_columns(study.dataset, metric, spot.federation, spot.test),
-        "gap_soft": mean_of(spot.federation.gap(metric, "soft")),
-        "gap_soft_test": mean_of(spot.test.gap(metric, "soft")),
+        "gap_soft": mean_of(values["gap_soft"]),
+        "gap_soft_test": mean_of(values["gap_soft_test"]),
     }
 
 
@@ -337,13 +330,8 @@ def pareto_front(spots: Sequence[Spot], metric: Metric) -> list[Spot]:
     """
     known = [(s, *_above_floor(s, metric)) for s in spots if s.complete(metric)]
     known.sort(key=lambda item: (item[2], -item[1]))
-    front = []
-    best = -np.inf
-    for spot, accuracy, _ in known:
-        if accuracy > best:
-            front.append(spot)
-            best = accuracy
-    return front
+    best = np.maximum.accumulate([-np.inf, *(accuracy for _, accuracy, _ in known)])
+    return [s for (s, accuracy, _), other in zip(known, best, strict=False) if accuracy > other]
 
 
 def find_knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
@@ -388,20 +376,12 @@ def _above_floor(spot: Spot, metric: Metric) -> tuple[float, float]:
     return accuracy, max(gap, chance) if np.isfinite(chance) else gap
 
 
-def _spots(results: Sequence[Result]) -> list[Spot]:
-    spots = []
-    for result in results:
-        history = result.history
-        assert history.federation is not None
-        strength = None if result.method in WITHOUT_STRENGTH else float(result.strength[0])
-        last = (history.federation[-1], history.test[-1])
-        spots.append(Spot(result.method, strength, *last, result))
-    return spots
-
-
 def _mean(values: np.ndarray) -> float:
     mean = mean_of(values)
     return float("nan") if mean is None else mean
+
+
+# References: thresholds by group, and Fairlearn's methods on pooled rows
 
 
 def explain_no_thresholds(study: Study, metric: Metric) -> str | None:
@@ -413,41 +393,42 @@ def explain_no_thresholds(study: Study, metric: Metric) -> str | None:
     return f"{rates} rates at once" if rates > 2 else None
 
 
-def threshold_tallies(study: Study, fedavg: Result, tolerances: Sequence[float]) -> list[Tallies]:
-    """For each tolerance, the tallies (replicate, ...) of FedAvg with one threshold per group."""
+def apply_thresholds(study: Study, fedavg: Result, tolerances: Sequence[float]) -> list[SumsPair]:
+    """For each tolerance, the sums (replicate, ...) of FedAvg with one threshold per group."""
     runs = []
     for federation, params in zip(fedavg.federations, fedavg.history.params, strict=True):
         places = (federation.rows, federation.test)
         scores = [predict_proba(federation, study.model, params, rows)[:, 1] for rows in places]
-        runs.append([_apply_thresholds(federation, scores, fedavg.metric, t) for t in tolerances])
-    return [
-        (stack([run[t][0] for run in runs]), stack([run[t][1] for run in runs]))
-        for t in range(len(tolerances))
-    ]
+        runs.append([_decide_by_group(federation, scores, fedavg.metric, t) for t in tolerances])
+    return [_stack_pairs(pairs) for pairs in zip(*runs, strict=True)]
 
 
-def _apply_thresholds(
+def _stack_pairs(pairs: Sequence[SumsPair]) -> SumsPair:
+    """The sums of all replicates in one array per kind of rows."""
+    clients, test = (stack(list(each)) for each in zip(*pairs, strict=True))
+    return clients, test
+
+
+def _decide_by_group(
     federation: Federation, scores: Sequence[np.ndarray], metric: Metric, tolerance: float
-) -> Tallies:
+) -> SumsPair:
     """The best thresholds on the clients' rows; rows without a group keep the threshold 0.5.
 
     `scores`: P(positive) on the clients' and on the test rows.
     """
     data = federation.dataset
-    groups = len(data.group_names) + 1
+    counts = np.zeros((2, len(data.group_names) + 1, HISTOGRAM_BINS))
     if not all(np.isfinite(p).all() for p in scores):  # the run has diverged
-        lost = np.full((2, groups, 2), np.nan)
-        return _tally_of_decisions(lost), _tally_of_decisions(lost)
-    where = np.minimum((scores[0] * HISTOGRAM_BINS).astype(int), HISTOGRAM_BINS - 1)
-    cell = data.labels[federation.rows] * groups + data.groups[federation.rows] % groups
-    counts = np.bincount(cell * HISTOGRAM_BINS + where, minlength=2 * groups * HISTOGRAM_BINS)
-    counts = counts.reshape(2, groups, HISTOGRAM_BINS).astype(np.float64)
+        lost = _sums_of_decisions(np.full((*counts.shape[:2], 2), np.nan))
+        return lost, lost
+    bins = np.minimum((scores[0] * HISTOGRAM_BINS).astype(int), HISTOGRAM_BINS - 1)
+    np.add.at(counts, (data.labels[federation.rows], data.groups[federation.rows], bins), 1)
     best, _ = search_group_thresholds(
         metric, counts, tolerance, groups=data.group_names, max_windows=MAX_WINDOWS
     )
     threshold = np.append(candidate_thresholds(HISTOGRAM_BINS)[best], 0.5)
     clients, test = (
-        _tally(federation, rows, 1.0 * (p >= threshold[data.groups[rows]]))
+        _sum_decisions(federation, rows, 1.0 * (p >= threshold[data.groups[rows]]))
         for rows, p in zip((federation.rows, federation.test), scores, strict=True)
     )
     return clients, test
@@ -466,77 +447,73 @@ def check_fairlearn(metric: Metric, classes: int) -> None:
 
 def fit_fairlearn(
     federation: Federation, metric: Metric, bound: float | None, fits: ResultCache | None = None
-) -> Tallies:
+) -> SumsPair:
     """ExponentiatedGradient with this bound, or (None) ThresholdOptimizer, on the pooled rows.
 
     Fits take long, so `fits` keeps them. The key is made of the rows themselves, in their own
     order, so that all partitions of one table share it. Training takes rows whose group is
-    recorded; the tallies are over all rows.
+    recorded; the sums are over all rows.
     """
-    train = np.sort(federation.rows)
-    test = np.sort(federation.test)
-    key = "" if fits is None else _fit_key(federation, metric, bound, train, test)
+    places = (np.sort(federation.rows), np.sort(federation.test))
+    key = _fit_key(federation, metric, bound, places)
     kept = None if fits is None else fits.get(key)
     if kept is None:
-        known = train[federation.dataset.groups[train] >= 0]
+        known = places[0][federation.dataset.groups[places[0]] >= 0]
+        kept = {"decision": []}
         with warnings.catch_warnings():  # Fairlearn's, about its own dependencies
             warnings.simplefilter("ignore")
-            fit = _fit_thresholds if bound is None else partial(_fit_gradient, bound=bound)
-            accept = fit(metric, *_pooled_rows(federation, known))
-            accepted = [accept(*_pooled_rows(federation, rows)[::2]) for rows in (train, test)]
-        tallies = (_tally(federation, train, accepted[0]), _tally(federation, test, accepted[1]))
-        kept = {"decision": [tally.decision.tolist() for tally in tallies]}
+            accept = _fit(metric, bound, *_pooled_rows(federation, known))
+            for rows in places:
+                accepted = accept(*_pooled_rows(federation, rows)[::2])
+                sums = _sum_decisions(federation, rows, accepted)
+                kept["decision"].append(sums.decision.tolist())
         if fits is not None:
             fits.put(key, kept)
-    clients, tested = (_tally_of_decisions(np.array(each)) for each in kept["decision"])
-    return clients, tested
+    clients, test = (_sums_of_decisions(np.array(each)) for each in kept["decision"])
+    return clients, test
 
 
-def _fit_key(federation: Federation, metric: Metric, bound: float | None, *rows: np.ndarray) -> str:
+def _fit_key(
+    federation: Federation, metric: Metric, bound: float | None, places: Sequence[np.ndarray]
+) -> str:
     data = federation.dataset
     versions = [version(name) for name in ("fairlearn", "scikit-learn")]
     digest = hashlib.sha256(repr((metric.name, bound, versions)).encode())
-    for function in (fit_fairlearn, _fit_gradient, _fit_thresholds, _tally):
+    for function in (fit_fairlearn, _fit, _sum_decisions):
         digest.update(inspect.getsource(function).encode())
-    for each in rows:
+    for rows in places:
         # Features as they are in the table: scaled ones depend on how sums of clients round.
         for array in (data.features, data.labels, data.groups):
-            digest.update(np.ascontiguousarray(array[each]).data)
+            digest.update(np.ascontiguousarray(array[rows]).data)
     return "fairlearn-" + digest.hexdigest()[:32]
 
 
-def _fit_gradient(
-    metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray, *, bound: float
+def _fit(
+    metric: Metric, bound: float | None, x: np.ndarray, y: np.ndarray, a: np.ndarray
 ) -> Accept:
-    reductions = import_extra("fairlearn.reductions", "`references`")
-    constraint = getattr(reductions, CONSTRAINTS[metric.name][0])(difference_bound=bound)
-    fitted = reductions.ExponentiatedGradient(_logistic(), constraint, eps=bound, max_iter=20)
-    fitted.fit(x, y, sensitive_features=a)
-    return lambda x, a: fitted._pmf_predict(x)[:, 1]
-
-
-def _fit_thresholds(metric: Metric, x: np.ndarray, y: np.ndarray, a: np.ndarray) -> Accept:
-    postprocessing = import_extra("fairlearn.postprocessing", "`references`")
-    fitted = postprocessing.ThresholdOptimizer(
-        estimator=_logistic(),
-        constraints=CONSTRAINTS[metric.name][1],
-        predict_method="predict_proba",
-    )
-    fitted.fit(x, y, sensitive_features=a)
+    """Fit features `x`, labels `y` and groups `a`; return the rule that accepts rows."""
+    sklearn = import_extra("sklearn.linear_model", "`references`")
+    logistic = sklearn.LogisticRegression(max_iter=200)
+    constraint, name = CONSTRAINTS[metric.name]
+    if bound is not None:
+        fairlearn = import_extra("fairlearn.reductions", "`references`")
+        parity = getattr(fairlearn, constraint)(difference_bound=bound)
+        mixture = fairlearn.ExponentiatedGradient(logistic, parity, eps=bound, max_iter=20)
+        mixture.fit(x, y, sensitive_features=a)
+        return lambda x, a: mixture._pmf_predict(x)[:, 1]
+    fairlearn = import_extra("fairlearn.postprocessing", "`references`")
+    options = {"constraints": name, "predict_method": "predict_proba"}
+    adjusted = fairlearn.ThresholdOptimizer(estimator=logistic, **options)
+    adjusted.fit(x, y, sensitive_features=a)
 
     def accept(x: np.ndarray, a: np.ndarray) -> np.ndarray:
         """Rows without a group are decided by the estimator, at one half."""
-        accepted = 1.0 * (fitted.estimator_.predict_proba(x)[:, 1] >= 0.5)
+        accepted = 1.0 * (adjusted.estimator_.predict_proba(x)[:, 1] >= 0.5)
         known = a >= 0
-        accepted[known] = fitted._pmf_predict(x[known], sensitive_features=a[known])[:, 1]
+        accepted[known] = adjusted._pmf_predict(x[known], sensitive_features=a[known])[:, 1]
         return accepted
 
     return accept
-
-
-def _logistic() -> Any:
-    linear_model = import_extra("sklearn.linear_model", "`references`")
-    return linear_model.LogisticRegression(max_iter=200)
 
 
 def _pooled_rows(
@@ -546,14 +523,14 @@ def _pooled_rows(
     return federation.scale_rows(rows), data.labels[rows], data.groups[rows]
 
 
-def _tally(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> Sums:
-    """The tally of decisions, each with its probability; there are no scores."""
+def _sum_decisions(federation: Federation, rows: np.ndarray, positive: np.ndarray) -> Sums:
+    """The sums of decisions, each with its probability; there are no scores."""
     data = federation.dataset
     positive = np.clip(positive, 0.0, 1.0)  # weights of a mixture add up to one but for rounding
     probs = np.stack((1 - positive, positive), 1)
-    tally = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
-    return _tally_of_decisions(tally.score)
+    sums = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    return _sums_of_decisions(sums.score)
 
 
-def _tally_of_decisions(decision: np.ndarray) -> Sums:
+def _sums_of_decisions(decision: np.ndarray) -> Sums:
     return Sums(decision.sum(-1), np.full_like(decision, np.nan), decision)

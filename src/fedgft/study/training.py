@@ -1,4 +1,4 @@
-"""Train methods on the replicates of a study, choose a model, and save everything to a folder.
+"""Train methods on the replicates of a study, choose a model, say what came out, save it.
 
 study = Study(load("adult"), get_protocol("heldout"), range(20))
 trained = train_model(study, "fedgft-control", "sp")
@@ -18,9 +18,11 @@ import numpy as np
 import polars as pl
 
 from fedgft.algorithms.controller import TargetMissedWarning
+from fedgft.algorithms.registry import METHOD_LABELS, METHODS
 from fedgft.data.dataset import get_raw_scaling
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
+from fedgft.formatting import format_gap, format_percent, format_points
 from fedgft.metrics import Metric, get_metric
 from fedgft.models import ResNet18, get_model, named
 from fedgft.store import atomic_write, make_folder, stage_files
@@ -35,7 +37,11 @@ from fedgft.study.results import (
     row,
 )
 from fedgft.study.study import Result, Study
+from fedgft.study.tradeoff import Frontier
 
+MAX_GROUPS = 4  # groups whose rates a sentence names; a table has all
+NOT_ESTIMABLE = "not estimable"
+FEW_ROWS = "95% interval not estimable: fewer than ten rows"
 MODEL_FILE = "model.safetensors"
 TEXT_COLUMNS = ("rule", "target_of", "missed_because", "widest", "widest_federation")
 
@@ -236,3 +242,235 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
     with atomic_write(path, private=True) as part:
         part.write_bytes(buffer.getvalue())
     return path
+
+
+# Results in words: sentences made from rows (`results.row`).
+
+
+def compare_sentences(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
+    """Two sentences about one cell: what FedGFT changes, and what the local methods do.
+
+    Parameters
+    ----------
+    rows
+        The methods of one cell. fedgft-control stands for FedGFT if it is there.
+    groups, title
+        Names of the groups, and of the metric.
+
+    Returns
+    -------
+    The sentences; empty where FedAvg or FedGFT is missing.
+    """
+    by = {row["method"]: row for row in rows}
+    plain = by.get("fedavg")
+    fair = by.get("fedgft-control", by.get("fedgft"))
+    if plain is None or fair is None:
+        return ""
+    if plain["gap_hard_test"] is None or fair["gap_hard_test"] is None:
+        return (
+            f"The held-out gap in {title} is not estimable: a group has no test row of the event."
+        )
+    text = (
+        f"On people nobody trained on, FedAvg's decisions differ between {_join(groups)} by "
+        f"{_describe_gap(plain)} ({title}); those of {METHOD_LABELS[fair['method']]} differ by "
+        f"{_describe_gap(fair)}, where a perfectly fair model would show about "
+        f"{format_points(fair['floor'])} by chance, and it is right in "
+        f"{format_percent(fair['accuracy'])} of cases against {format_percent(plain['accuracy'])} "
+        f"(always predicting the most frequent class: {format_percent(fair['accuracy_constant'])})."
+    )
+    if fair["collapsed"]:
+        text = f"{text} {describe_collapse(fair)}"
+    local = [by[name] for name in ("lrw", "lft", "fairfed") if name in by]
+    local = [row for row in local if row["gap_hard_test"] is not None]
+    if not local:
+        return text
+    best = min(local, key=lambda row: row["gap_hard_test"])
+    name = METHOD_LABELS[best["method"]]
+    gap = format_points(best["gap_hard_test"])
+    rest = f"{gap} points at {format_percent(best['accuracy'])} accuracy"
+    if best["gap_hard_test"] <= fair["gap_hard_test"]:
+        return f"{text} Here making each client fair on its own does as well: {name}, {rest}."
+    return (
+        f"{text} Making each client fair on its own is not the same thing: of the local methods "
+        f"compared here ({_join([METHOD_LABELS[row['method']] for row in local])}) the best, "
+        f"{name}, leaves {rest}."
+    )
+
+
+def describe_target(row: Row, plain: Row | None = None) -> str:
+    """The target of fedgft-control, how many replicates reached it, and what it cost.
+
+    `plain`: FedAvg's row of the same cell, where it was trained.
+    """
+    kind = {"decisions": "gap_hard", "scores": "gap_soft"}[row["target_of"]]
+    if row[kind] is None or row["accuracy"] is None:
+        return "The gap is not estimable, so nothing can be said about the target."
+    fedavg = ""
+    if plain is not None:
+        fedavg = f", where FedAvg has {format_points(plain[kind], unknown=NOT_ESTIMABLE)}"
+    texts = [
+        f"Asked for a gap of {row['target_of']} of at most {format_points(row['target'])} points: "
+        f"{_count_reached(row)}: mean gap {format_points(row[kind])}{fedavg}."
+    ]
+    if row["collapsed"]:
+        texts.append(describe_collapse(row))
+    return " ".join([*texts, _describe_test(row), _describe_accuracy(row, plain)])
+
+
+def count_missed(row: Row) -> int:
+    """Replicates that did not meet the target, or met it with a collapsed model; 0 without one."""
+    if row["reached"] is None:
+        return 0
+    return row["seeds"] - row["reached"] + row["reached_collapsed"]
+
+
+def describe_collapse(row: Row) -> str:
+    """How many models have collapsed, and what that means."""
+    rates = _describe_rates(row["selection_rates_federation"], digits=2)
+    selected = rates and f" (selected on the clients' rows: {rates})"
+    return (
+        f"The model has collapsed in {row['collapsed']} of {row['seeds']} replicates: it gives "
+        f"nearly everybody the same decision{selected}. Such a model has no gap and no use."
+    )
+
+
+def suggest_changes(row: Row) -> str:
+    """What to try where a target was missed; empty where every replicate met it."""
+    if not count_missed(row):
+        return ""
+    longest = max(map(int, row["rounds"]))
+    rounds = f"more rounds (--rounds {2 * longest}; {longest} were tried)"
+    rate = f"another learning rate (--lr; {row['lr']:.3g} on average)"
+    tried = [rounds, rate, "a larger --target"]
+    if row["collapsed"]:
+        tried = ["a larger --target", rate, "another --metric"]
+    why = "" if row["missed_because"] is None else f"{row['missed_because']} "
+    text = (
+        f"{why}What to try: {'; '.join(tried)}. `fedgft frontier` shows which gaps can be reached, "
+        "and at what price."
+    )
+    if row["floor"] is not None and row["target"] < row["floor"]:
+        text += (
+            " On as many test rows as these a perfectly fair model shows "
+            f"{format_points(row['floor'])} points by chance, so a smaller target cannot be "
+            "checked."
+        )
+    return text
+
+
+def describe_saved_model(about: Row) -> str:
+    """Which replicate's model was saved, why, and its gap (`TrainedModel.summary`)."""
+    own, test = (
+        NOT_ESTIMABLE if about[name] is None else f"{format_points(about[name])} points"
+        for name in ("gap", "gap_test")
+    )
+    verdict = ""
+    if about["target"] is not None:
+        met = "met" if about["reached"] else "missed"
+        verdict = f" (target {format_points(about['target'])}: {met})"
+    text = (
+        f"The saved model is that of seed {about['seed']}: {about['why']}. Its gap of "
+        f"{about['gap_of']} is {own} on its clients' rows{verdict} and {test} on test rows; "
+        f"{about['rounds']} rounds."
+    )
+    return f"{text} It has collapsed." if about["collapsed"] else text
+
+
+def describe_widest(found: Row | None, replicates: int) -> str:
+    """The pair of groups behind a gap and the condition, from a row's `widest`."""
+    if found is None:
+        return NOT_ESTIMABLE
+    times = found["replicates"]
+    often = "" if times == replicates else f", in {times} of {replicates} replicates"
+    return f"{found['high']} (the higher rate) and {found['low']}, {found['condition']}{often}"
+
+
+def describe_choice(found: Frontier, tested: str) -> list[str]:
+    """What was chosen from a frontier and which replicate was saved, with accuracy and gap.
+
+    `tested` names the test rows. There must be a choice. A second text follows where models have
+    collapsed.
+    """
+    chosen = found.chosen
+    saved = found.replicate
+    assert chosen is not None and saved is not None
+    accuracy, gap = chosen.mean(found.metric, "test")
+    own, test = (
+        format_points(chosen.values(found.metric, where)[1][saved])
+        for where in ("federation", "test")
+    )
+    strength = METHODS[chosen.method].strength
+    setting = "" if strength is None else f" with {strength} {chosen.strength:.3g}"
+    row = found.rows()[found.spots.index(chosen)]
+    rates = _describe_rates(row["selection_rates"], digits=1)
+    selected = rates and f", it selects {rates}"
+    texts = [
+        f"Chosen: {METHOD_LABELS[chosen.method]}{setting}. On {tested} it is right in "
+        f"{format_percent(accuracy)} of cases, gap {format_points(gap)} points, on average over "
+        f"the replicates. Saved is the model of seed {found.study.seeds[saved]} ({found.why}): gap "
+        f"{own} on its clients' rows, {test} on {tested}. Its balanced accuracy is "
+        f"{format_percent(row['balanced_accuracy'])}{selected}; always "
+        f"predicting the most frequent class is right in "
+        f"{format_percent(row['accuracy_constant'])}. The gap is widest between "
+        f"{describe_widest(row['widest'], row['seeds'])}."
+    ]
+    if row["collapsed"]:
+        texts.append(
+            f"It has collapsed in {row['collapsed']} of {row['seeds']} replicates: the model gives "
+            "nearly everybody the same decision."
+        )
+    return texts
+
+
+def _count_reached(row: Row) -> str:
+    times = row["reached"]
+    seeds = row["seeds"]
+    where = "on the clients' own rows (within 0.3 points)"
+    if not times:
+        return f"missed {where} in all {seeds} replicates"
+    text = f"reached {where} in {times} of {seeds} replicates"
+    if lost := row["reached_collapsed"]:
+        models = "models has" if lost == 1 else "models have"
+        return f"{text}, but {lost} of these {models} collapsed"
+    return text if times == seeds else f"{text}, missed in {seeds - times}"
+
+
+def _describe_test(row: Row) -> str:
+    rows = "Held-out decisions" if row["protocol"] == "heldout" else "Decisions on test rows"
+    if row["gap_hard_test"] is None:
+        return f"{rows}: not estimable."
+    return (
+        f"{rows} differ by {format_points(row['gap_hard_test'])} points (chance alone: "
+        f"{format_points(row['floor'])}), widest between "
+        f"{describe_widest(row['widest'], row['seeds'])}."
+    )
+
+
+def _describe_accuracy(row: Row, plain: Row | None) -> str:
+    text = f"Accuracy {format_percent(row['accuracy'])}"
+    balanced = f"balanced accuracy {format_percent(row['balanced_accuracy'])}"
+    if plain is not None and plain["accuracy"] is not None:
+        less = plain["accuracy"] - row["accuracy"]
+        more = "less" if less >= 0 else "more"
+        text += f", {format_points(abs(less))} points {more} than FedAvg"
+        balanced += f" (FedAvg {format_percent(plain['balanced_accuracy'])})"
+    constant = format_percent(row["accuracy_constant"])
+    return f"{text}; {balanced}; always predicting the most frequent class is right in {constant}."
+
+
+def _describe_gap(row: Row) -> str:
+    low = row["gap_hard_test_low"]
+    high = row["gap_hard_test_high"]
+    if low is None or high is None:
+        return f"{format_points(row['gap_hard_test'])} points ({FEW_ROWS})"
+    return format_gap(row["gap_hard_test"], low, high)
+
+
+def _describe_rates(rates: Row, *, digits: int) -> str:
+    """Selection rates of a few groups; empty where there are many groups or more classes."""
+    texts = [f"{100 * r:.{digits}f}% of {g}" for g, r in rates.items() if isinstance(r, float)]
+    return _join(texts) if 0 < len(texts) <= MAX_GROUPS else ""
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
