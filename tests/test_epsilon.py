@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedgft.audit import measure
-from fedgft.audit.suppression import add_noise_to_site
 from fedgft.privacy.noise import (
     Budget,
     Noise,
@@ -16,6 +15,7 @@ from fedgft.privacy.noise import (
     honest_clients,
     share_noise,
 )
+from fedgft.privacy.suppression import add_noise_to_site
 from fedgft.sums import COUNT, Sums
 from neighbors import epsilon_shown, likelihood_ratio
 

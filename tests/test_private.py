@@ -10,10 +10,10 @@ from sklearn.metrics import roc_auc_score
 from fedgft.audit import audit, measure
 from fedgft.audit.rates import list_views, pool_sites
 from fedgft.audit.site_file import from_json, to_json
-from fedgft.audit.suppression import possible_cells
 from fedgft.audit.thresholds import compute_curves
 from fedgft.errors import FedgftError
 from fedgft.privacy.noise import calibrate_noise
+from fedgft.privacy.suppression import possible_cells
 from fedgft.sums import COUNT, NOISE, SCORES, MeasurementSpec
 
 

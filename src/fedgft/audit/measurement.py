@@ -15,10 +15,10 @@ import polars as pl
 from polars import selectors
 from polars.exceptions import PolarsError
 
-from fedgft.audit.suppression import add_noise_to_site, suppress
-from fedgft.data.encode import as_text, get_column, parse_numbers, put_positive_last
+from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
 from fedgft.data.table import NULL_VALUES, check_table_file, report_read_errors
 from fedgft.errors import FedgftError
+from fedgft.privacy.suppression import GroupValues, Protection
 from fedgft.sums import (
     COUNT,
     MAX_BINS,
@@ -42,7 +42,6 @@ from fedgft.validation import (
 
 ROWS = 250_000  # read at a time
 MAX_VALUES = 200  # different values of a label, group or decision column
-MAX_MIN_CELL = 1_000_000
 MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # in a CSV
 KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # classes that are known if only one of them occurs
 BINS = 100
@@ -51,21 +50,44 @@ OnRows = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The part that each column of a table plays, and how its scores are read.
+class Measurement:
+    """What to count in a table.
 
-    `scores` holds the score of the positive class, or one column per class; `threshold` makes
-    decisions of scores where there is no column of decisions; `bins` is that of the histograms.
+    Parameters
+    ----------
+    source
+        What error messages call the table.
+    label, groups, scores, decision
+        The names of columns. `scores` holds the score of the positive class, or one column per
+        class.
+    threshold
+        It makes decisions of scores where there is no column of decisions.
+    bins
+        The number of bins of the histograms.
+    attributes
+        What the sums call the group columns; by default they keep their names.
+    site
+        The name of the site.
+    classes, positive, values
+        Names that the user declares: all classes in their order, the positive one, and all values
+        of an attribute, by its name. All others are read from the data.
     """
 
+    source: str
     label: str
     groups: tuple[str, ...]
     scores: tuple[str, ...] = ()
     decision: str | None = None
     threshold: float = 0.5
     bins: int = BINS
+    attributes: tuple[str, ...] = ()
+    site: str = ""
+    classes: tuple[str, ...] = ()
+    positive: str | None = None
+    values: GroupValues = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", self.attributes or self.groups)
         names = [name for name, _ in self.with_options()]
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
@@ -78,6 +100,8 @@ class Columns:
             raise FedgftError(f"`threshold` {self.threshold:g}: must lie in [0, 1]")
         if not 2 <= self.bins <= MAX_BINS:
             raise FedgftError(f"`bins` {self.bins}: must lie between 2 and {MAX_BINS:,}")
+        if len(self.scores) == 2 and self.positive is not None:
+            raise FedgftError("`positive` with two scores: give one, that of the positive class")
 
     def with_options(self) -> list[tuple[str, str]]:
         """Return each column with the name of the argument that names it."""
@@ -85,49 +109,6 @@ class Columns:
         out += [(name, "group") for name in self.groups]
         out += [(name, "score") for name in self.scores]
         return out + ([] if self.decision is None else [(self.decision, "decision")])
-
-
-@dataclass(frozen=True)
-class DeclaredNames:
-    """The names that the user declares; all others are read from the data."""
-
-    site: str
-    attributes: tuple[str, ...]
-    classes: tuple[str, ...] = ()  # all of them, in their order
-    positive: str | None = None
-    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by attribute
-
-
-@dataclass(frozen=True)
-class Protection:
-    """How the sums are protected: small cells are withheld, or noise is added, or neither."""
-
-    min_cell: int = 0
-    epsilon: float | None = None
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_integer("min_cell", self.min_cell, least=0)
-        check_number("delta", self.delta, finite=False)
-        if self.epsilon is not None:
-            check_number("epsilon", self.epsilon, finite=False)
-        if self.min_cell and self.epsilon is not None:
-            text = "`min_cell` and `epsilon`: noisy counts need no suppression; choose one"
-            raise FedgftError(text, kind="conflict")
-        if self.delta and self.epsilon is None:
-            raise FedgftError("`delta` needs `epsilon`", kind="missing")
-        if self.min_cell > MAX_MIN_CELL:
-            raise FedgftError(f"`min_cell` {self.min_cell}: must be at most {MAX_MIN_CELL:,}")
-
-    def apply(self, sums: SiteSums, names: DeclaredNames) -> SiteSums:
-        """Return the sums that may leave the site."""
-        if self.min_cell:
-            return suppress(sums, self.min_cell)
-        if self.epsilon is None:
-            return sums
-        values = dict(names.values)
-        declared = bool(names.classes) and all(a in values for a in names.attributes)
-        return add_noise_to_site(sums, self.epsilon, self.delta, values=values, declared=declared)
 
 
 def measure(
@@ -219,23 +200,21 @@ def measure(
     for name, series in frame.items():
         if len(series) != len(frame["y_true"]):
             raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
-    columns = Columns(
+    task = Measurement(
+        "measure()",
         "y_true",
         groups,
         tuple(score_columns),
         decision=None if y_pred is None else "y_pred",
         threshold=check_number("threshold", threshold, finite=False),
         bins=_choose_bins(bins, epsilon),
-    )
-    names = DeclaredNames(
-        site,
-        tuple(features),
-        tuple(map(_to_text, classes)),
-        positive=None if positive is None else _to_text(positive),
+        attributes=tuple(features),
+        site=site,
+        classes=tuple(map(_to_text, classes)),
+        positive=_to_text(positive),
         values=values or {},
     )
-    sums = _count_site([pl.DataFrame(frame)], columns, names, source="measure()")
-    return protection.apply(sums, names)
+    return _count_site([pl.DataFrame(frame)], task, protection)
 
 
 def measure_file(
@@ -276,31 +255,25 @@ def measure_file(
     """
     check_path("path", path)
     check_instance("label", label, str, "it is the name of a column")
-    if decision is not None:
-        check_instance("decision", decision, str, "it is the name of a column")
-    if site is not None:
-        check_instance("site", site, str)
-    if positive is not None:
-        check_instance("positive", positive, str)
+    options = (("decision", decision), ("site", site), ("positive", positive))
+    for name, value in options:
+        if value is not None:
+            check_instance(name, value, str)
     protection = Protection(min_cell, epsilon, delta)
-    columns = Columns(
+    task = Measurement(
+        str(path),
         label,
         check_column_names("group", group),
         check_column_names("score", score),
         decision=decision,
         threshold=check_number("threshold", threshold, finite=False),
         bins=_choose_bins(bins, epsilon),
-    )
-    names = DeclaredNames(
-        Path(path).stem if site is None else site,
-        columns.groups,
-        tuple(map(_to_text, classes)),
+        site=Path(path).stem if site is None else site,
+        classes=tuple(map(_to_text, classes)),
         positive=positive,
         values=values or {},
     )
-    batches = batches_of(path, columns)
-    sums = _count_site(batches, columns, names, source=str(path), on_rows=on_rows)
-    return protection.apply(sums, names)
+    return _count_site(batches_of(path, task), task, protection, on_rows)
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:
@@ -319,17 +292,15 @@ def read_header(path: str | Path) -> list[str]:
         return _scan(file).collect_schema().names()
 
 
-def batches_of(path: str | Path, columns: Columns) -> Iterator[pl.DataFrame]:
+def batches_of(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
     """Yield the columns that matter of a CSV or Parquet file, `ROWS` rows at a time."""
     file = check_table_file(path)
-    names = []
     with report_read_errors(file):
         scan = _scan(file)
         empty = scan.head(0).collect()
-        for name, option in columns.with_options():
+        for name, option in task.with_options():
             get_column(empty, name, source=str(path), option=f"`{option}`")
-            names.append(name)
-        exactly = selectors.by_name(*names)  # a name is not a pattern
+        exactly = selectors.by_name(*(name for name, _ in task.with_options()))  # no patterns
         yield from scan.select(exactly).collect_batches(chunk_size=ROWS)
 
 
@@ -349,102 +320,100 @@ def _scan(file: Path) -> pl.LazyFrame:
 class _Counts:
     """Small tables of counts, and the rows that could not be counted.
 
-    There is one table per score column (or a single one), with the columns g0, g1, ..., y, d, bin,
-    n and total; `groups` holds all groups, those of rows that could not be counted included.
+    `cells` has the columns g0, g1, ..., score (the position of the score column), y, d, bin, n and
+    total. `groups` holds all groups, those of rows that could not be counted included.
     """
 
-    tables: list[pl.DataFrame] = field(default_factory=list)
-    groups: pl.DataFrame | None = None
-    label_missing: int = 0
-    prediction_missing: int = 0
+    cells: pl.DataFrame
+    groups: pl.DataFrame
+    label_missing: int
+    prediction_missing: int
+
+    def __add__(self, other: "_Counts") -> "_Counts":
+        cells = pl.concat([self.cells, other.cells])
+        return _Counts(
+            cells.group_by(pl.exclude("n", "total")).agg(pl.sum("n", "total")),
+            pl.concat([self.groups, other.groups]).unique(),
+            self.label_missing + other.label_missing,
+            self.prediction_missing + other.prediction_missing,
+        )
 
 
 def _count_site(
     batches: Iterable[pl.DataFrame],
-    columns: Columns,
-    names: DeclaredNames,
-    *,
-    source: str,
+    task: Measurement,
+    protection: Protection,
     on_rows: OnRows | None = None,
 ) -> SiteSums:
-    if len(columns.scores) == 2 and names.positive is not None:
-        raise FedgftError("`positive` with two scores: give one, that of the positive class")
+    """Count all batches, in any order, and protect the sums."""
+    counts: _Counts | None = None
+    done = 0
     try:
-        counts = _count_rows(batches, columns, source=source, on_rows=on_rows)
-        return _build_sums(counts, columns, names, source=source)
+        for batch in batches:
+            found = _count_rows(batch, task)
+            counts = found if counts is None else counts + found
+            _check_cardinality(counts.cells, task)
+            done += batch.height
+            if on_rows:
+                on_rows(done)
+        if not done or counts is None:
+            raise data_error(task.source, "the file has no rows")
+        sums = _build_sums(counts, task)
     except PolarsError as error:  # a column of a kind that cannot be counted
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
-        raise FedgftError(f"{source}: cannot be counted: {reason}", kind="data") from None
+        raise data_error(task.source, f"cannot be counted: {reason}") from None
+    return protection.apply(sums, values=task.values, classes_declared=bool(task.classes))
 
 
-def _count_rows(
-    batches: Iterable[pl.DataFrame], columns: Columns, *, source: str, on_rows: OnRows | None
-) -> _Counts:
-    """Count by group, label, decision and bin. Batches may come in any order."""
-    out = _Counts()
-    group_keys = _numbered("g", columns.groups)
-    keys = [*group_keys, "y", "d", "bin"]
-    done = 0
-    for batch in batches:
-        frame = _prepare(batch, columns, source=source)
-        groups = frame.select(group_keys)
-        known = groups if out.groups is None else pl.concat([out.groups, groups])
-        out.groups = known.unique()
-        labeled = frame.filter(pl.col("y").is_not_null())
-        predicted = pl.all_horizontal(pl.col("d", *_numbered("s", columns.scores)).is_not_null())
-        counted = labeled.filter(predicted)
-        out.label_missing += frame.height - labeled.height
-        out.prediction_missing += labeled.height - counted.height
-        tables = [_group_rows(counted, keys, s) for s in _numbered("", columns.scores) or [None]]
-        if out.tables:
-            pairs = zip(out.tables, tables, strict=True)
-            sums = (pl.sum("n"), pl.sum("total"))
-            tables = [pl.concat(pair).group_by(*keys).agg(*sums) for pair in pairs]
-        out.tables = tables
-        _check_cardinality(tables[0], columns, source=source)
-        done += batch.height
-        if on_rows:
-            on_rows(done)
-    if not done:
-        raise FedgftError(f"{source}: the file has no rows", kind="data")
-    return out
-
-
-def _group_rows(frame: pl.DataFrame, keys: list[str], score: str | None) -> pl.DataFrame:
-    bin_ = pl.lit(0) if score is None else pl.col(f"b{score}")
-    total = pl.lit(0.0) if score is None else pl.col(f"s{score}")
-    rows = frame.select(*keys[:-1], bin=bin_.cast(pl.Int64), total=total.cast(pl.Float64))
-    return rows.group_by(*keys).agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("total"))
+def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
+    """Count the rows of one batch by group, score column, label, decision and bin."""
+    frame = _prepare(batch, task)
+    groups = _numbered("g", task.groups)
+    scores = _numbered("s", task.scores)
+    labeled = frame.filter(pl.col("y").is_not_null())
+    counted = labeled.filter(pl.all_horizontal(pl.col("d", *scores).is_not_null()))
+    parts = []
+    for s in range(max(1, len(scores))):
+        bin_ = pl.col(f"b{s}") if scores else pl.lit(0, pl.Int64)
+        total = pl.col(f"s{s}") if scores else pl.lit(0.0)
+        keys = [*groups, pl.lit(s).alias("score"), "y", "d", bin_.alias("bin")]
+        sizes = pl.len().cast(pl.Int64).alias("n")
+        parts.append(counted.group_by(keys).agg(sizes, total.sum().alias("total")))
+    return _Counts(
+        pl.concat(parts),
+        frame.select(groups).unique(),
+        frame.height - labeled.height,
+        labeled.height - counted.height,
+    )
 
 
 def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
     return [f"{letter}{i}" for i in range(len(columns))]
 
 
-def _prepare(batch: pl.DataFrame, columns: Columns, *, source: str) -> pl.DataFrame:
+def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     """Columns y, g0.., s0.., b0.. (bins) and d: the decision, or the index of the class decided."""
-    series = [batch[columns.label].alias("y")]
-    series += [batch[name].alias(f"g{i}") for i, name in enumerate(columns.groups)]
-    frame = pl.DataFrame([_null_for_nan(s) for s in series])
-    edges = np.arange(1, columns.bins) / columns.bins
-    for i, name in enumerate(columns.scores):
-        score = _read_scores(batch[name], source=source)
+    columns = {"y": task.label}
+    columns |= dict(zip(_numbered("g", task.groups), task.groups, strict=True))
+    if task.decision is not None:
+        columns["d"] = task.decision
+    frame = pl.DataFrame({key: _null_for_nan(batch[name]) for key, name in columns.items()})
+    edges = np.arange(1, task.bins) / task.bins
+    for i, name in enumerate(task.scores):
+        score = _read_scores(batch[name], source=task.source)
         # the i with i/bins <= score < (i+1)/bins; score * bins would round across the edges
         bins = np.searchsorted(edges, score.to_numpy(), side="right")
         frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
-    if columns.decision is not None:
-        return frame.with_columns(_null_for_nan(batch[columns.decision]).alias("d"))
-    names = _numbered("s", columns.scores)
+    if task.decision is not None:
+        return frame
+    names = _numbered("s", task.scores)
     if len(names) > 1:
         total = frame.select(pl.sum_horizontal(names, ignore_nulls=False)).to_series()
         if ((total - 1).abs() > 0.01).any():
-            raise FedgftError(
-                f"{source}: the scores of a row must add up to 1 over {', '.join(columns.scores)}; "
-                "there are rows where they do not",
-                kind="data",
-            )
+            problem = f"the scores of a row must add up to 1 over {', '.join(task.scores)}"
+            raise data_error(task.source, f"{problem}; there are rows where they do not")
     if len(names) <= 2:  # of two columns for two classes, the last is the positive one
-        return frame.with_columns(d=(pl.col(names[-1]) >= columns.threshold).cast(pl.Int64))
+        return frame.with_columns(d=(pl.col(names[-1]) >= task.threshold).cast(pl.Int64))
     return frame.with_columns(d=pl.concat_list(names).list.arg_max().cast(pl.Int64))
 
 
@@ -453,133 +422,120 @@ def _null_for_nan(series: pl.Series) -> pl.Series:
 
 
 def _read_scores(series: pl.Series, *, source: str) -> pl.Series:
-    where = f"{source}: score column '{series.name}' holds"
+    holds = f"score column '{series.name}' holds"
     if not (series.dtype.is_numeric() or series.dtype in (pl.String, pl.Boolean, pl.Null)):
-        raise FedgftError(f"{where} {series.dtype}, not numbers", kind="data")
+        raise data_error(source, f"{holds} {series.dtype}, not numbers")
     numbers = series.cast(pl.Float64, strict=False).fill_nan(None)
     text = numbers.is_null() & series.is_not_null()
     if series.dtype == pl.String and text.any():
         parse_numbers(series.filter(text), source=source)  # raises unless all of them are NaN
     wrong = numbers.filter((numbers < 0) | (numbers > 1))
     if len(wrong):
-        raise FedgftError(
-            f"{where} {wrong[0]}, which is outside [0, 1]: scores must be probabilities",
-            kind="data",
-        )
+        problem = f"{holds} {wrong[0]}, which is outside [0, 1]: scores must be probabilities"
+        raise data_error(source, problem)
     return numbers
 
 
-def _check_cardinality(frame: pl.DataFrame, columns: Columns, *, source: str) -> None:
+def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
     """Refuse an identifier as a group, and a measurement as a label, after the first batch."""
-    parts = {"y": ("label", columns.label)}
-    parts |= {f"g{i}": ("group", name) for i, name in enumerate(columns.groups)}
-    if columns.decision is not None:
-        parts["d"] = ("decision", columns.decision)
-    for key, (part, name) in parts.items():
-        if frame[key].n_unique() > MAX_VALUES:
-            raise FedgftError(
-                f"{source}: {part} column '{name}' has more than {MAX_VALUES} different values; "
-                "name a column with a few, or put ranges of its values together first",
-                kind="data",
+    columns = [("y", "label", task.label)]
+    columns += [(f"g{i}", "group", name) for i, name in enumerate(task.groups)]
+    columns += [("d", "decision", task.decision or "")]
+    for key, part, name in columns:
+        if cells[key].n_unique() > MAX_VALUES:
+            raise data_error(
+                task.source,
+                f"{part} column '{name}' has more than {MAX_VALUES} different values; name a "
+                "column with a few, or put ranges of its values together first",
             )
 
 
 # Names of classes and groups
 
 
-def _build_sums(
-    counts: _Counts, columns: Columns, names: DeclaredNames, *, source: str
-) -> SiteSums:
+def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
     """Turn the small tables into the sums of one site."""
-    assert counts.groups is not None
-    classes = _find_classes(counts.tables[0], columns, names, source=source)
-    has_threshold = columns.decision is None and len(classes) == 2
+    classes = _find_classes(counts.cells, task)
     try:
         spec = MeasurementSpec(
             classes,
-            names.attributes,
-            threshold=columns.threshold if has_threshold else None,
-            scored=bool(columns.scores),
-            bins=columns.bins,
+            task.attributes,
+            threshold=task.threshold if task.decision is None and len(classes) == 2 else None,
+            scored=bool(task.scores),
+            bins=task.bins,
         )
     except FedgftError as error:
-        raise FedgftError(f"{source}: {error}") from None
-    groups = dict.fromkeys(_read_groups(counts.groups, names))
-    if len(names.attributes) == 1:  # listed values are groups even if no row has them
-        listed = names.values.get(names.attributes[0], ())
+        raise FedgftError(f"{task.source}: {error}") from None
+    groups = dict.fromkeys(_read_groups(counts.groups, task))
+    if len(task.attributes) == 1:  # listed values are groups even if no row has them
+        listed = task.values.get(task.attributes[0], ())
         groups |= dict.fromkeys((value,) for value in listed)
     tables = {group: spec.empty_table() for group in groups}
     histogram = {group: spec.empty_histogram() for group in groups if spec.scored}
     index = {name: i for i, name in enumerate(classes)}
-    scores = len(spec.score_classes)
     # Of two score columns for two classes, only the last is summed.
-    for s, part in enumerate(counts.tables[-max(1, scores) :]):
-        labels = [index[text] for text in as_text(part["y"]).to_list()]
-        decisions = part["d"].to_list()
-        if columns.decision is not None:
-            decisions = [index[text] for text in as_text(part["d"]).to_list()]
-        cells = zip(_read_groups(part, names), labels, decisions, strict=True)
-        numbers = part.select("bin", "n", "total").iter_rows()
-        for (group, label, decision), (bin_, n, total) in zip(cells, numbers, strict=True):
-            _check_listed(group, names, source=source)
-            if s == 0:
-                tables[group][label, decision, COUNT] += n
-            if scores:
-                tables[group][label, decision, SCORES + s] += total
-                histogram[group][label, decision, s, bin_] += n
+    first = len(task.scores) - len(spec.score_classes)
+    cells = counts.cells.filter(pl.col("score") >= first).sort(pl.exclude("n", "total"))
+    labels = [index[text] for text in as_text(cells["y"])]
+    decisions = cells["d"].to_list()
+    if task.decision is not None:
+        decisions = [index[text] for text in as_text(cells["d"])]
+    numbers = cells.select(pl.col("score") - first, "bin", "n", "total").iter_rows()
+    places = zip(_read_groups(cells, task), labels, decisions, numbers, strict=True)
+    for group, label, decision, (s, bin_, n, total) in places:
+        _check_listed(group, task)
+        table = tables[group][label, decision]
+        if s == 0:
+            table[COUNT] += n
+        if spec.scored:
+            table[SCORES + s] += total
+            histogram[group][label, decision, s, bin_] += n
     site = SiteTables(tables, float(counts.label_missing), float(counts.prediction_missing))
-    return SiteSums(spec, {names.site: site}, histogram)
+    return SiteSums(spec, {task.site: site}, histogram)
 
 
-def _read_groups(frame: pl.DataFrame, names: DeclaredNames) -> Iterator[Group]:
+def _read_groups(frame: pl.DataFrame, task: Measurement) -> Iterator[Group]:
     """The group of each row of a small table."""
-    columns = (as_text(frame[f"g{i}"]).to_list() for i in range(len(names.attributes)))
-    return zip(*columns, strict=True)
+    return zip(*(as_text(frame[key]) for key in _numbered("g", task.groups)), strict=True)
 
 
-def _check_listed(group: Group, names: DeclaredNames, *, source: str) -> None:
-    for attribute, value in zip(names.attributes, group, strict=True):
-        listed = names.values.get(attribute)
+def _check_listed(group: Group, task: Measurement) -> None:
+    """Raise a `FedgftError` if the user lists the values of an attribute without this one."""
+    for attribute, value in zip(task.attributes, group, strict=True):
+        listed = task.values.get(attribute)
         if listed and value is not None and value not in listed:
-            raise FedgftError(
-                f"{source}: group column '{attribute}' holds '{value}', which `group` does not "
-                f"list ({', '.join(listed)})",
-                kind="data",
-            )
+            problem = f"group column '{attribute}' holds '{value}', which `group` does not list"
+            raise data_error(task.source, f"{problem} ({', '.join(listed)})")
 
 
-def _find_classes(
-    table: pl.DataFrame, columns: Columns, names: DeclaredNames, *, source: str
-) -> tuple[str, ...]:
+def _find_classes(cells: pl.DataFrame, task: Measurement) -> tuple[str, ...]:
     """The classes in their order; of two, the positive one last."""
-    labels = _distinct_texts(table["y"])
-    decisions = [] if columns.decision is None else _distinct_texts(table["d"])
+    labels = _distinct_texts(cells["y"])
+    decisions = [] if task.decision is None else _distinct_texts(cells["d"])
     if not labels:
-        raise FedgftError(f"{source}: no row has both a label and a prediction", kind="data")
-    classes = names.classes or _guess_classes(labels, decisions, names.positive, source=source)
+        raise data_error(task.source, "no row has both a label and a prediction")
+    classes = task.classes or _guess_classes(labels, decisions, task)
     for what, found in (("label", labels), ("decision", decisions)):
         unknown = [value for value in found if value not in classes]
         if unknown:
             raise FedgftError(
-                f"{source}: {what} '{unknown[0]}' is none of the classes {_first_few(classes)}"
+                f"{task.source}: {what} '{unknown[0]}' is none of the classes {_first_few(classes)}"
                 " (`classes` names them all)"
             )
-    if names.positive is not None:
-        classes = put_positive_last(classes, names.positive, where=f"{source}: the label")
-    scores = len(columns.scores)
+    if task.positive is not None:
+        classes = put_positive_last(classes, task.positive, where=f"{task.source}: the label")
+    scores = len(task.scores)
     if scores == 1 and len(classes) != 2:
         raise FedgftError(
-            f"{source}: {len(classes)} classes need one `score` column each, in the order "
+            f"{task.source}: {len(classes)} classes need one `score` column each, in the order "
             f"{', '.join(classes)}; or `decision` alone"
         )
     if scores > 1 and scores != len(classes):
-        raise FedgftError(f"{source}: {scores} score columns for {len(classes)} classes")
+        raise FedgftError(f"{task.source}: {scores} score columns for {len(classes)} classes")
     return classes
 
 
-def _guess_classes(
-    labels: list[str], decisions: list[str], positive: str | None, *, source: str
-) -> tuple[str, ...]:
+def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -> tuple[str, ...]:
     """The classes that occur, or the known pair that one of them belongs to."""
     for pair in KNOWN_PAIRS:
         if {*labels, *decisions} <= set(pair):
@@ -588,21 +544,22 @@ def _guess_classes(
     unknown = [value for value in decisions if value not in classes]
     if unknown:
         raise FedgftError(
-            f"{source}: decision '{unknown[0]}' is no label; the labels are {_first_few(labels)} "
-            "(`classes` names all classes)"
+            f"{task.source}: decision '{unknown[0]}' is no label; the labels are "
+            f"{_first_few(labels)} (`classes` names all classes)"
         )
+    positive = task.positive
     if len(classes) == 1 and positive is not None and positive.casefold() != classes[0].casefold():
         classes = [*classes, positive]
     if len(classes) == 1:
         raise FedgftError(
-            f"{source}: '{classes[0]}' is the only label here; name both classes, the reference "
-            f"first: `classes` OTHER {classes[0]}"
+            f"{task.source}: '{classes[0]}' is the only label here; name both classes, the "
+            f"reference first: `classes` OTHER {classes[0]}"
         )
     return tuple(classes)
 
 
 def _distinct_texts(series: pl.Series) -> list[str]:
-    return sorted(as_text(series).drop_nulls().unique().to_list(), key=_text_sort_key)
+    return sorted(as_text(series).drop_nulls().unique(), key=_text_sort_key)
 
 
 def _text_sort_key(value: str) -> tuple:

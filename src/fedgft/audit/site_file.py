@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from fedgft.audit.suppression import (
+from fedgft.errors import FedgftError
+from fedgft.privacy.suppression import (
     bin_middles,
     placeholder_scores,
     possible_cells,
     suppressed_cell,
 )
-from fedgft.errors import FedgftError
 from fedgft.store import atomic_write, expand_user
 from fedgft.sums import (
     COUNT,

@@ -7,8 +7,8 @@ cells of the same table: the sensitivity is 1. Every combination of names is a c
 without.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -29,8 +29,53 @@ from fedgft.sums import (
     SiteTables,
     group_sort_key,
 )
+from fedgft.validation import check_integer, check_number
 
 MIN_CELL = 3  # "1 to 1 rows" would hide nothing
+MAX_MIN_CELL = 1_000_000
+GroupValues = Mapping[str, tuple[str, ...]]
+"The values of an attribute, by its name."
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How the sums are protected: small cells are withheld, or noise is added, or neither."""
+
+    min_cell: int = 0
+    epsilon: float | None = None
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_integer("min_cell", self.min_cell, least=0)
+        check_number("delta", self.delta, finite=False)
+        if self.epsilon is not None:
+            check_number("epsilon", self.epsilon, finite=False)
+        if self.min_cell and self.epsilon is not None:
+            text = "`min_cell` and `epsilon`: noisy counts need no suppression; choose one"
+            raise FedgftError(text, kind="conflict")
+        if self.delta and self.epsilon is None:
+            raise FedgftError("`delta` needs `epsilon`", kind="missing")
+        if self.min_cell > MAX_MIN_CELL:
+            raise FedgftError(f"`min_cell` {self.min_cell}: must be at most {MAX_MIN_CELL:,}")
+
+    def apply(self, sums: SiteSums, *, values: GroupValues, classes_declared: bool) -> SiteSums:
+        """Return the sums that may leave the site.
+
+        Parameters
+        ----------
+        sums
+            The exact sums of one site.
+        values
+            The values of those attributes that the user declares.
+        classes_declared
+            Whether the user declares the classes.
+        """
+        if self.min_cell:
+            return suppress(sums, self.min_cell)
+        if self.epsilon is None:
+            return sums
+        declared = classes_declared and all(a in values for a in sums.require_spec().attributes)
+        return add_noise_to_site(sums, self.epsilon, self.delta, values=values, declared=declared)
 
 
 def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
@@ -41,7 +86,7 @@ def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
     """
     if min_cell < MIN_CELL:
         raise FedgftError(f"`min_cell` {min_cell}: must be at least {MIN_CELL}")
-    (name, site), *_ = sums.sites.items()
+    ((name, site),) = sums.sites.items()
     tables = {}
     suppressed = 0
     for group, table in site.tables.items():
@@ -55,9 +100,8 @@ def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
         for count in (site.label_missing, site.prediction_missing)
     ]
     privacy = Privacy(min_cell=min_cell, suppressed=suppressed)
-    return replace(
-        sums, sites={name: SiteTables(tables, *missing, privacy=(privacy,))}, histogram={}
-    )
+    protected = SiteTables(tables, *missing, privacy=(privacy,))
+    return replace(sums, sites={name: protected}, histogram={})
 
 
 def suppressed_cell(min_cell: int, columns: int, classes: int) -> np.ndarray:
@@ -75,12 +119,7 @@ def placeholder_scores(count: Any, classes: int) -> Any:
 
 
 def add_noise_to_site(
-    sums: SiteSums,
-    epsilon: float,
-    delta: float,
-    *,
-    values: dict[str, tuple[str, ...]],
-    declared: bool,
+    sums: SiteSums, epsilon: float, delta: float, *, values: GroupValues, declared: bool
 ) -> SiteSums:
     """Return one site's sums with discrete Laplace noise, or discrete Gaussian where delta > 0.
 
@@ -95,19 +134,19 @@ def add_noise_to_site(
     declared
         Whether no name of a group or class was read from the data.
     """
-    question = sums.require_spec()
-    if len(question.classes) > 2:  # one row is in the histograms of all classes; counts suffice
-        question = replace(question, scored=False)
+    spec = sums.require_spec()
+    if len(spec.classes) > 2:  # one row is in the histograms of all classes; counts suffice
+        spec = replace(spec, scored=False)
     mechanism = calibrate_noise(epsilon, delta)
-    (name, site), *_ = sums.sites.items()
-    groups = list(_all_groups(site, question, values))
-    finest = [_finest_counts(group, sums, site, question) for group in groups]
+    ((name, site),) = sums.sites.items()
+    groups = list(_all_groups(site, spec, values))
+    finest = [_finest_counts(group, sums, site, spec) for group in groups]
     exact = np.concatenate([*finest, [site.label_missing, site.prediction_missing]])
     noisy = np.array(mechanism.add([int(n) for n in exact]), dtype=float)
     tables = {}
     histogram = {}
     for group, counts in zip(groups, np.split(noisy[:-2], len(groups)), strict=True):
-        tables[group], histogram[group] = _assemble(counts, question, mechanism.variance)
+        tables[group], histogram[group] = _assemble(counts, spec, mechanism.variance)
     privacy = Privacy(
         mechanism=mechanism.name,
         epsilon=mechanism.epsilon,
@@ -117,7 +156,7 @@ def add_noise_to_site(
         names="declared" if declared else "from the data",
     )
     noisy_site = SiteTables(tables, noisy[-2], noisy[-1], (privacy,))
-    return SiteSums(question, {name: noisy_site}, histogram if question.scored else {})
+    return SiteSums(spec, {name: noisy_site}, histogram if spec.scored else {})
 
 
 @lru_cache
@@ -127,56 +166,52 @@ def bin_middles(bins: int) -> np.ndarray:
 
 
 @lru_cache
-def possible_cells(question: MeasurementSpec) -> np.ndarray:
+def possible_cells(spec: MeasurementSpec) -> np.ndarray:
     """Return a mask (decision, bin) of what a row can have.
 
     With a threshold, the score decides the decision in all bins but the one that it cuts.
     """
-    classes = len(question.classes)
-    bins = question.bins if question.scored else 1
-    possible = np.ones((classes, bins), dtype=bool)
-    if question.scored and question.threshold is not None:
+    bins = spec.bins if spec.scored else 1
+    possible = np.ones((len(spec.classes), bins), dtype=bool)
+    if spec.scored and spec.threshold is not None:
         edges = np.arange(bins + 1) / bins
-        possible[0] = edges[:-1] < question.threshold
-        possible[1] = edges[1:] > question.threshold
+        possible[0] = edges[:-1] < spec.threshold
+        possible[1] = edges[1:] > spec.threshold
         possible[1, -1] = True  # a score of 1 lies in the last bin and reaches any threshold
     return possible
 
 
-def _all_groups(
-    site: SiteTables, question: MeasurementSpec, values: dict[str, tuple[str, ...]]
-) -> Iterator[Group]:
+def _all_groups(site: SiteTables, spec: MeasurementSpec, values: GroupValues) -> Iterator[Group]:
     """Every combination of values, with None for "not recorded"."""
     axes = []
-    for i, attribute in enumerate(question.attributes):
-        found = {group[i] for group in site.tables} - {None}
-        ordered = sorted(((v,) for v in values.get(attribute) or found), key=group_sort_key)
-        axes.append([*(v for (v,) in ordered), None])
+    for i, attribute in enumerate(spec.attributes):
+        known = values.get(attribute) or {group[i] for group in site.tables} - {None}
+        axes.append([*sorted(known, key=lambda value: group_sort_key((value,))), None])
     return product(*axes)
 
 
 def _finest_counts(
-    group: Group, sums: SiteSums, site: SiteTables, question: MeasurementSpec
+    group: Group, sums: SiteSums, site: SiteTables, spec: MeasurementSpec
 ) -> np.ndarray:
     """The counts of one group by label and possible (decision, bin), flat."""
-    if question.scored:
-        cells = sums.histogram.get(group, question.empty_histogram())[:, :, 0]
+    if spec.scored:
+        cells = sums.histogram.get(group, spec.empty_histogram())[:, :, 0]
     else:
-        cells = site.tables.get(group, question.empty_table())[..., COUNT, None]
-    return cells[:, possible_cells(question)].ravel()
+        cells = site.tables.get(group, spec.empty_table())[..., COUNT, None]
+    return cells[:, possible_cells(spec)].ravel()
 
 
 def _assemble(
-    counts: np.ndarray, question: MeasurementSpec, variance: float
+    counts: np.ndarray, spec: MeasurementSpec, variance: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """A table and a histogram from noisy counts; sums of scores use the middles of the bins."""
-    possible = possible_cells(question)
+    possible = possible_cells(spec)
     classes, bins = possible.shape
     cells = np.zeros((classes, classes, bins))
     cells[:, possible] = counts.reshape(classes, -1)
-    table = question.empty_table()
+    table = spec.empty_table()
     table[..., COUNT] = cells.sum(-1)
     table[..., NOISE] = variance * possible.sum(-1)
-    if question.scored:
+    if spec.scored:
         table[..., SCORES] = cells @ bin_middles(bins)
     return table, cells[:, :, None, :]
