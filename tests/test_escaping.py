@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from fedgft.audit import audit, measure
-from fedgft.audit.comparison import compare
+from fedgft.audit.report import compare
 from fedgft.formatting import Table
 from fedgft.paper.claims import Finding
 from fedgft.paper.page import FORMAT, write_page

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedgft.audit import audit, measure
-from fedgft.audit.comparison import compare
+from fedgft.audit.report import compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")

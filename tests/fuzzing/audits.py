@@ -7,8 +7,7 @@ from functools import cache
 import numpy as np
 
 from fedgft.audit import audit, measure, read_sums
-from fedgft.audit.comparison import compare
-from fedgft.audit.report import Audit
+from fedgft.audit.report import Audit, compare
 from fedgft.audit.site_file import gather
 from fedgft.audit.summary import read_summary
 from fedgft.sums import SiteSums

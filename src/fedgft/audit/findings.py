@@ -288,10 +288,14 @@ def _judge_ratio(numbers: GapSummary) -> str:
     return f"; the ratio {ratio:.3f} {verb} four fifths{'' if certain else ' (chance could do it)'}"
 
 
+def estimable_metrics(summary: Summary) -> list[str]:
+    """The metrics with a verdict in which two groups have a rate."""
+    return [name for name in VERDICT_METRICS if summary["metrics"][name]["pair"] is not None]
+
+
 def leading_metric(summary: Summary) -> str:
     """The metric that sites are compared by: the first of the verdicts that is estimable."""
-    known = [name for name in VERDICT_METRICS if summary["metrics"][name]["pair"] is not None]
-    return known[0] if known else VERDICT_METRICS[0]
+    return next(iter(estimable_metrics(summary)), VERDICT_METRICS[0])
 
 
 def rank_sites(summary: Summary, metric: str) -> list[str]:

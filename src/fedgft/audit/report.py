@@ -1,20 +1,19 @@
-"""`audit`: from the sums of all sites to a report, as numbers, tables, Markdown and a web page."""
+"""`audit` and `compare`: sums of sites, or two audits, to a report (tables, Markdown, a web page).
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+A comparison takes the two audits as independent. If both models were measured on the same rows,
+their errors are correlated, and the true intervals are narrower than these.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
 
 from fedgft.audit.between_sites import check_bootstrap, estimate_metric
-from fedgft.audit.charts import draw_figures
-from fedgft.audit.findings import (
-    MAX_SITES,
-    VERDICT_METRICS,
-    describe_contributions,
-    leading_metric,
-    list_verdicts,
-    list_warnings,
-    rank_sites,
-)
+from fedgft.audit.findings import list_verdicts, list_warnings
 from fedgft.audit.rates import (
     Pool,
     View,
@@ -24,52 +23,27 @@ from fedgft.audit.rates import (
     list_views,
     pool_sites,
 )
-from fedgft.audit.summary import (
-    GapInterval,
-    GapSummary,
-    GroupRate,
-    MetricSummary,
-    Number,
-    ReferenceComparison,
-    Summary,
-    ViewSummary,
-    estimable_gap,
-    summarize,
-    to_json,
-    views_of,
-)
+from fedgft.audit.summary import MetricSummary, Number, Summary, summarize, to_json, views_of
+from fedgft.audit.tables_and_charts import draw_figures, list_tables
 from fedgft.audit.thresholds import (
     COARSE_HISTOGRAM_WARNING,
     GROUP_THRESHOLDS_WARNING,
     adjust_thresholds,
 )
 from fedgft.errors import FedgftError
-from fedgft.formatting import (
-    DASH,
-    Report,
-    Table,
-    Verdict,
-    format_interval,
-    format_percent,
-    format_points,
-)
+from fedgft.formatting import Report, Table, Verdict, format_interval, format_percent, format_points
 from fedgft.metrics import CATALOG, get_metric
+from fedgft.metrics.intervals import difference
 from fedgft.sums import SiteSums, merge
 from fedgft.validation import check_integer, check_name_list, format_value
 
-MARK = "<!-- fedgft audit -->"  # the first line of report.md
 OVER_ROWS = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"
 OVER_SITES = "rates, gaps and ratios: bootstrap over sites, {} draws; all else over rows"
+COMPARISON_FORMAT = "fedgft-comparison-1"
 LEGEND = (
     "no gap beyond chance, which does not prove there is none",
     "a gap beyond chance",
     "cannot be said",
-)
-MAX_SITES_ON_TERMINAL = 10
-COLUMNS_NOTE = (
-    "Gaps in percentage points. Within sites: the gap a person sees who stays within sites "
-    "(Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. Bound: "
-    "with α the largest local gap, the gap is at most α(1 − TV) + TV."
 )
 
 
@@ -132,7 +106,7 @@ class Audit:
     def report(self, *, figures: bool = False) -> Report:
         """The whole report; drawing the figures takes time."""
         return Report(
-            mark=MARK,
+            mark="<!-- fedgft audit -->",  # the first line of report.md
             title="Fairness audit",
             lead=self.lead(),
             verdicts=self.verdict(),
@@ -194,9 +168,8 @@ def audit(
     if not isinstance(sums, Iterable | SiteSums):
         raise FedgftError(f"sums must be Sums or a list of them, not {format_value(sums)}")
     if isinstance(reference_groups, Mapping):
-        raise FedgftError(
-            f"reference_groups must be a list of names, not {format_value(reference_groups)}"
-        )
+        problem = f"reference_groups must be a list of names, not {format_value(reference_groups)}"
+        raise FedgftError(problem)
     if adjust_to is not None and not isinstance(adjust_to, Mapping):
         raise FedgftError(f"adjust_to must be like {{'sp': 0.02}}, not {format_value(adjust_to)}")
     references = check_name_list("reference_groups", reference_groups)
@@ -236,205 +209,251 @@ def _check_references(references: Sequence[str], views: Sequence[View]) -> None:
     """Raise an error for a reference that names a group of no view."""
     for name in references:
         if all(find_reference_group(view, [name]) is None for view in views):
-            known = [group for view in views for group in view.groups]
-            raise FedgftError(
-                f"`reference_groups` {name}: no such group; there are: {', '.join(known[:12])}"
-            )
+            known = ", ".join([group for view in views for group in view.groups][:12])
+            raise FedgftError(f"`reference_groups` {name}: no such group; there are: {known}")
 
 
-def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
-    """The tables of the report, or a `short` selection for a terminal.
+# Comparison of two audits
 
-    The report begins with the view by all attributes and has the rates of every view. The terminal
-    gets the gaps of every view, but only the last rates and the sites that move the gap most.
+
+class Change(TypedDict):
+    """An old and a new number, each with its limits, and new - old with its 95% interval.
+
+    `old` and `new` have the keys ``low``, ``high`` and either ``gap`` or ``rate``.
     """
-    groups = summary["groups"]
-    if short:
-        yield from (_gap_table(view, title) for title, view in views_of(summary).items())
-        yield _rate_table(summary, groups)
-    else:
-        gaps = _gap_table(summary, groups)
-        yield replace(gaps, notes=(COLUMNS_NOTE, *gaps.notes))
-        yield _rate_table(summary, groups)
-        for title, view in summary["attributes"].items():
-            yield _gap_table(view, title)
-            yield _rate_table(view, title)
-    yield from _reference_tables(summary)
-    yield _site_table(summary, MAX_SITES_ON_TERMINAL if short else MAX_SITES)
-    yield from _threshold_tables(summary)
-    if not short:
-        yield from _area_tables(summary)
+
+    old: dict[str, Number]
+    new: dict[str, Number]
+    change: Number
+    low: Number
+    high: Number
 
 
-def _gap_table(view: ViewSummary, title: str) -> Table:
-    """The gaps of one view in points, with their sites: one row per metric.
+class MetricChange(Change):
+    """The change of a gap, and of the rates behind it, by group.
 
-    The columns "within sites", TV, bound and DH are explained in `COLUMNS_NOTE`.
+    `pair` are the two groups that differ most in either audit. There are no `groups` if the gaps
+    are under different conditions of the metric.
     """
+
+    pair: dict[str, list[str] | None]
+    same_groups: bool
+    groups: dict[str, Change]
+
+
+class ComparisonSummary(TypedDict):
+    """All changes: `views` are by title and metric."""
+
+    format: str
+    groups: str
+    accuracy: Change
+    views: dict[str, dict[str, MetricChange]]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The change from one audit to another: the result of `compare`."""
+
+    summary: ComparisonSummary
+
+    def to_dict(self) -> ComparisonSummary:
+        """All changes as values that JSON can hold."""
+        return self.summary
+
+    def lead(self) -> str:
+        """What is compared, in one sentence."""
+        return "Two audits side by side. All gaps are those of decisions, not of scores."
+
+    def verdict(self) -> list[Verdict]:
+        """One sentence per metric: True if the gap has become smaller beyond chance."""
+        changes = self.summary["views"][self.summary["groups"]]
+        return [_judge(CATALOG[name].title.capitalize(), c) for name, c in changes.items()]
+
+    def tables(self) -> list[Table]:
+        """Gaps and rates of every view, old and new."""
+        views = self.summary["views"].items()
+        return [make(changes, t) for t, changes in views for make in (_gap_table, _rate_table)]
+
+    def report(self) -> Report:
+        """The whole report."""
+        return Report(
+            mark="<!-- fedgft comparison -->",
+            title="Fairness audits, old and new",
+            lead=self.lead(),
+            verdicts=self.verdict(),
+            legend=("the gap is smaller, beyond chance", "larger, beyond chance", "cannot be said"),
+            warnings=self.summary["warnings"],
+            tables=self.tables(),
+            foot="95% intervals throughout.",
+        )
+
+    def to_json(self) -> str:
+        """The text of comparison.json."""
+        return json.dumps(self.summary, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+    def to_markdown(self) -> str:
+        """The text of report.md."""
+        return self.report().to_markdown()
+
+    def to_html(self) -> str:
+        """The text of report.html."""
+        return self.report().to_html()
+
+
+def compare(old: Summary, new: Summary) -> Comparison:
+    """The change from one audit to another: negative where a gap has become smaller.
+
+    Parameters
+    ----------
+    old, new
+        The results of `Audit.to_dict` or `read_summary`, by the same classes and attributes. An
+        audit from a file may lack anything: each is compared with itself first, so that the error
+        says which one is incomplete.
+    """
+    pairs = {
+        "the old audit": (old, old),
+        "the new audit": (new, new),
+        "one of the audits": (old, new),
+    }
+    found = None
+    for which, pair in pairs.items():
+        try:
+            found = _compare(*pair)
+        except FedgftError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            problem = f"`compare`: {which} lacks a part ({error}); make it again"
+            raise FedgftError(problem, kind="file") from None
+    assert found is not None
+    return Comparison(found)
+
+
+def _compare(old: Summary, new: Summary) -> ComparisonSummary:
+    """Compare two audits of the same classes and attributes, without checks of their parts."""
+    for name in ("classes", "groups"):
+        if old[name] != new[name]:
+            problem = f"`compare`: {name} differ: {old[name]} and {new[name]}"
+            raise FedgftError(problem, kind="conflict")
+    others = views_of(new)
+    views = {
+        title: {
+            n: _compare_metrics(view["metrics"][n], others[title]["metrics"][n]) for n in CATALOG
+        }
+        for title, view in views_of(old).items()
+    }
+    return {
+        "format": COMPARISON_FORMAT,
+        "groups": old["groups"],
+        "accuracy": _change(old["accuracy"], new["accuracy"], "rate"),
+        "views": views,
+        "warnings": _list_warnings(old, new),
+    }
+
+
+def _compare_metrics(old: MetricSummary, new: MetricSummary) -> MetricChange:
+    groups = {
+        group: _change(old["groups"][group], new["groups"][group], "rate")
+        for group in old["groups"]
+        if group in new["groups"] and old["condition"] == new["condition"]
+    }
+    return {
+        **_change(old, new, "gap"),
+        "pair": {"old": old["pair"], "new": new["pair"]},
+        "same_groups": set(old["groups"]) == set(new["groups"]),
+        "groups": groups,
+    }
+
+
+def _change(old: Any, new: Any, key: str) -> Change:
+    """The change of `key`, the gap of two `MetricSummary` or the rate of two `GroupRate`.
+
+    A number out of range is an error.
+    """
+    before, after = ({k: found[k] for k in (key, "low", "high")} for found in (old, new))
+    for x in (*before.values(), *after.values()):
+        if x is not None and not -2 < x < 2:
+            raise ValueError(f"{key} is out of range")
+    out: Change = {"old": before, "new": after, "change": None, "low": None, "high": None}
+    if before[key] is not None and after[key] is not None:
+        out["change"] = after[key] - before[key]
+        if None not in before.values() and None not in after.values():
+            q, q_low, q_high = map(np.array, before.values())
+            p, p_low, p_high = map(np.array, after.values())
+            low, high = difference(p, (p_low, p_high), q, (q_low, q_high))
+            out["low"] = float(low)
+            out["high"] = float(high)
+    return out
+
+
+def _list_warnings(old: Summary, new: Summary) -> list[str]:
+    """What makes the two audits hard to compare: other groups, other thresholds."""
+    before, after = (summary["metrics"]["sp"]["groups"] for summary in (old, new))
+    warnings = ["The intervals of changes take the two audits as independent."]
+    for which, groups, others in (("old", before, after), ("new", after, before)):
+        only = [group for group in groups if group not in others]
+        if only:
+            warnings.append(f"Only in the {which} audit: {', '.join(only)}.")
+    thresholds = (old["threshold"], new["threshold"])
+    if thresholds[0] != thresholds[1]:
+        text = "Thresholds: {} in the old audit, {} in the new."
+        warnings.append(text.format(*thresholds))
+    return warnings
+
+
+def _judge(title: str, found: MetricChange) -> Verdict:
+    """The verdict on the change of one gap, for the metric of this title.
+
+    True if the 95% interval of the change is below 0, False if it is above 0. None if it contains
+    0, if there is no interval, or if the audits have different groups.
+    """
+    low = found["low"]
+    high = found["high"]
+    if found["change"] is None:
+        return Verdict(None, f"{title}: the change is not estimable.")
+    before, after = (format_points(found[side]["gap"]) for side in ("old", "new"))
+    change = format_points(found["change"], sign="+")
+    text = f"{title}: {before} → {after} points, a change of {change}"
+    if low is None or high is None:
+        return Verdict(None, f"{text}; too few rows for an interval.")
+    text += f" (95% interval {format_interval(low, high, sign='+')})"
+    if not found["same_groups"]:
+        return Verdict(None, f"{text}: not of the same groups, so no verdict.")
+    if high < 0:
+        return Verdict(True, f"{text}: the gap is smaller, beyond chance.")
+    if low > 0:
+        return Verdict(False, f"{text}: the gap is larger, beyond chance.")
+    return Verdict(None, f"{text}: chance could explain it.")
+
+
+def _gap_table(changes: dict[str, MetricChange], title: str) -> Table:
+    """The gaps of one view in points, old and new: one row per metric."""
     interval = "95% interval"
-    header = ("metric", "farthest apart", "gap", interval, "ratio", interval)
-    header += ("within sites", "TV", "bound", "DH")
-    rows = tuple(_gap_row(name, found, view) for name, found in view["metrics"].items())
-    notes = ()
-    if any("*" in row[2] for row in rows):
-        notes = ("*: among the groups that have a rate; over all groups it is not estimable.",)
-    return Table(f"Gaps by {title}", header, rows, 2, notes)
-
-
-def _gap_row(name: str, found: MetricSummary, view: ViewSummary) -> tuple[str, ...]:
-    """The cells of one metric; a star marks a gap among some of the groups only.
-
-    The heterogeneity DH of a proper metric is infinite if no site has both groups; a metric that is
-    not proper has none.
-    """
-    numbers = estimable_gap(found)
-    cells = ["not estimable", DASH, DASH, DASH]
-    if numbers is not None:
-        cells = [format_points(numbers["gap"]), *_interval_cells(numbers)]
-        cells[0] += "*" if found["gap"] is None else ""
-    heterogeneity = view["heterogeneity"][name]
-    infinite = heterogeneity is None and view["tv"][name] is not None and CATALOG[name].proper()
-    return (
-        CATALOG[name].title,
-        " / ".join(found["pair"] or (DASH,)),
-        *cells,
-        _format_gap_cell(view["within"][name]),
-        _format_short(view["tv"][name]),
-        format_points(view["bound"][name]),
-        "∞" if infinite else _format_short(heterogeneity),
-    )
-
-
-def _rate_table(view: ViewSummary, title: str) -> Table:
-    """The rates of one view in per cent: one row per group, one column per metric.
-
-    Metrics of several conditions have no single rate and are left out, unless all metrics have
-    several (more than two classes): then the rates are those of the condition of the gap.
-    """
-    metrics = view["metrics"]
-    single = [name for name, found in metrics.items() if "conditions" not in found]
-    shown_metrics = single or list(metrics)
-    rows = tuple(
-        (
-            group,
-            f"{accuracy['n']:,.0f}",
-            *(_format_rate_cell(metrics[name]["groups"][group]) for name in shown_metrics),
-        )
-        for group, accuracy in metrics["acc"]["groups"].items()
-    )
-    header = ("group", "rows", *(CATALOG[name].title for name in shown_metrics))
-    return Table(f"Rates by {title}, per cent", header, rows, 1)
-
-
-def _reference_tables(summary: Summary) -> Iterator[Table]:
-    """For each view with a reference group, every group against it."""
-    header = ("metric", "group", "difference", "95% interval", "ratio", "95% interval")
-    for title, view in views_of(summary).items():
-        rows = tuple(
-            (
-                CATALOG[name].title,
-                group,
-                format_points(compared["difference"]),
-                *_interval_cells(compared),
-            )
-            for name, found in view["metrics"].items()
-            for group, compared in found.get("against_reference", {}).items()
-        )
-        if rows:
-            reference = next(iter(view["metrics"].values())).get("reference")
-            caption = f"{title}: every group against {reference}"
-            yield Table(caption, header, rows, 2, ("Each interval holds for itself.",))
-
-
-def _site_table(summary: Summary, max_sites: int) -> Table:
-    """The sites that move the gap of the leading metric most, and what they add to it.
-
-    The notes below name the sites that cause the gap.
-    """
-    metric = leading_metric(summary)
-    known = [n for n in VERDICT_METRICS if summary["metrics"][n]["pair"] is not None]
-    sites = rank_sites(summary, metric)
+    header = ("metric", "old gap", interval, "new gap", interval, "change", interval)
     rows = []
-    for name in sites[:max_sites]:
-        site = summary["sites"][name]
-        local = site["local"][metric]
-        own = (format_points(site["gap"][n], unknown="not estimable") for n in known)
-        added = format_points(site["contribution"][metric])
-        rows.append((name, f"{site['n']:,.0f}", _format_gap_cell(local), added, *own))
-    header = ("site", "rows", f"local gap, {CATALOG[metric].title}", "adds to the global gap")
-    header += tuple(f"own gap, {CATALOG[n].title}" for n in known)
-    pair = " minus ".join(summary["metrics"][metric]["pair"] or ())
-    notes = [
-        f"Rows: those with a recorded group. Local gap: {pair or DASH}, points. A site's own "
-        "gap is the largest between the groups it has.",
-        *describe_contributions(summary, metric),
-    ]
-    if len(sites) > max_sites:
-        notes.append(f"The {max_sites} that move the gap most, of {len(sites):,} sites.")
-    return Table("Sites", header, tuple(rows), 1, tuple(notes))
+    for name, found in changes.items():
+        cells = [CATALOG[name].title]
+        for side in (found["old"], found["new"]):
+            cells += [format_points(side["gap"]), format_interval(side["low"], side["high"])]
+        rows.append((*cells, *_change_cells(found)))
+    return Table(f"Gaps by {title}, old and new, points", header, tuple(rows), 1)
 
 
-def _threshold_tables(summary: Summary) -> Iterator[Table]:
-    """Thresholds by group, for each metric that was asked for."""
-    for found in summary["adjusted"]:
-        asked = f"gap at most {format_points(found['tolerance'])} points"
-        met = asked if found["feasible"] else f"the smallest gap there is (asked: {asked})"
-        notes = [
-            f"Gap {format_points(found['gap_before'])} → {format_points(found['gap'])} points, "
-            f"accuracy {format_percent(found['accuracy_before'])} → "
-            f"{format_percent(found['accuracy'])}."
-        ]
-        if found["reason"]:
-            notes.append(f"Not met: {found['reason']}.")
-        yield Table(
-            f"Thresholds by group for {get_metric(found['metric']).title}: {met}",
-            ("group", "threshold"),
-            tuple((g, "above 1" if t > 1 else f"{t:g}") for g, t in found["thresholds"].items()),
-            1,
-            tuple(notes),
-        )
+def _rate_table(changes: dict[str, MetricChange], title: str) -> Table:
+    """The rates of one view in per cent, old and new: one row per metric and group.
+
+    Groups of one audit only, and metrics whose condition differs, have no row.
+    """
+    header = ("metric", "group", "old, %", "new, %", "change", "95% interval")
+    rows = []
+    for name, found in changes.items():
+        for group, rate in found["groups"].items():
+            rates = (format_points(rate["old"]["rate"]), format_points(rate["new"]["rate"]))
+            rows.append((CATALOG[name].title, group, *rates, *_change_cells(rate)))
+    return Table(f"Rates by {title}, old and new", header, tuple(rows), 2)
 
 
-def _area_tables(summary: Summary) -> Iterator[Table]:
-    """Areas under the ROC curves, where there are scores."""
-    rows = tuple(
-        (
-            group,
-            name,
-            DASH if area["auc"] is None else f"{area['auc']:.3f} ± {area['bin_error']:.3f}",
-        )
-        for name, groups in (summary["auc"] or {}).items()
-        for group, area in groups.items()
-    )
-    if rows:
-        note = "±: what the width of the bins leaves open, not sampling."
-        yield Table("Area under the ROC curve", ("group", "class", "area"), rows, 2, (note,))
-
-
-def _format_rate_cell(found: GroupRate) -> str:
-    """``12.3 (9.8 to 15.4)``, in per cent; with the number of rows if there is no interval."""
-    if found["rate"] is None:
-        return f"not estimable (n={found['n']:,.0f})"
-    if found["low"] is None:
-        return f"{format_points(found['rate'])} (n={found['n']:,.0f}: too few for an interval)"
-    return f"{format_points(found['rate'])} ({format_interval(found['low'], found['high'])})"
-
-
-def _format_gap_cell(found: GapInterval) -> str:
-    """``12.3 (9.8 to 15.4)``, in points."""
-    if found["gap"] is None:
-        return "not estimable"
-    limits = format_interval(found["low"], found["high"])
-    return f"{format_points(found['gap'])} ({'no interval' if limits == DASH else limits})"
-
-
-def _interval_cells(found: GapSummary | ReferenceComparison) -> tuple[str, str, str]:
-    """The interval of a gap or difference, the ratio, and the interval of the ratio."""
-    ratio = DASH if found["ratio"] is None else f"{found['ratio']:.2f}"
-    ratios = format_interval(found["ratio_low"], found["ratio_high"], scale=1, digits=2)
-    return format_interval(found["low"], found["high"]), ratio, ratios
-
-
-def _format_short(value: Number) -> str:
-    """A number that is no share, with three digits."""
-    return DASH if value is None else f"{value:.3g}"
+def _change_cells(found: Change) -> tuple[str, str]:
+    """The change in points with its sign, and its interval."""
+    change = format_points(found["change"], sign="+")
+    return change, format_interval(found["low"], found["high"])

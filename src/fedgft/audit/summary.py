@@ -6,17 +6,17 @@ Dictionaries are by the name of a metric, group, class or site, as their comment
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 from uuid import uuid4
 
 import numpy as np
 
 from fedgft.audit.between_sites import MetricEstimate, SiteGaps
 from fedgft.audit.rates import (
-    Estimate,
     Gap,
     Pool,
     Rates,
@@ -34,10 +34,11 @@ from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.decisions import condition_names
 from fedgft.metrics.intervals import Limits
 from fedgft.store import parse_json
-from fedgft.sums import Sums
+from fedgft.sums import Privacy
 
 FORMAT = "fedgft-audit-1"
 REQUIRED = ("classes", "groups", "accuracy", "metrics", "attributes")  # to compare two audits
+BRIEF = ("gap", "contribution")  # of a site, in views by single attributes
 COMPACT = ("sites", "curves", "sweep")  # in JSON, one line for each of their entries
 Number = float | None
 
@@ -132,21 +133,6 @@ class ViewSummary(TypedDict):
     sites: dict[str, SiteSummary]  # by site
 
 
-class AreaSummary(TypedDict):
-    """The area under a ROC curve, which the bins leave uncertain by +- `bin_error`."""
-
-    auc: Number
-    bin_error: Number
-
-
-class PrivacySummary(TypedDict):
-    """How many sites used each mechanism, and the largest budget that a row was exposed to."""
-
-    sites: dict[str, int]
-    approximate: bool
-    largest_epsilon: Number
-
-
 class Summary(ViewSummary):
     """A whole audit; its own view is the one by all attributes together, named `groups`."""
 
@@ -157,12 +143,13 @@ class Summary(ViewSummary):
     threshold: Number
     interval: str  # how the intervals were made
     accuracy: GroupRate
-    auc: dict[str, dict[str, AreaSummary]] | None  # by class and group
-    curves: dict[str, dict[str, dict[str, list]]] | None  # by class and group: see `Curves`
+    # by class and group: the area under the ROC curve, uncertain by +- `bin_error`; see `Curves`
+    auc: dict[str, dict[str, dict[str, Number]]] | None
+    curves: dict[str, dict[str, dict[str, list]]] | None
     sweep: dict[str, Any] | None  # see `Sweep`
     attributes: dict[str, ViewSummary]  # the other views, by title
     adjusted: list[GroupThresholds]
-    privacy: PrivacySummary
+    privacy: dict[str, Any]  # sites (by mechanism), approximate, largest_epsilon (of one row)
     warnings: list[str]
 
 
@@ -200,49 +187,47 @@ def summarize(
         How intervals were made, thresholds by group, and sentences for the reader.
     """
     *parts, own = (
-        summarize_view(view, each, pool.sites, references, full=view is views[-1])
+        _summarize_view(view, each, pool.sites, references, full=view is views[-1])
         for view, each in zip(views, estimates, strict=True)
     )
     view = views[-1]
-    auc = None
-    curves = None
+    curves: dict[str, list[Curves]] = {}
     if view.has_histograms:
-        each = {name: compute_curves(view, s) for s, name in enumerate(view.scored_classes)}
-        auc = {name: {c.group: _area(c) for c in groups} for name, groups in each.items()}
-        curves = {name: {c.group: _curve(c) for c in groups} for name, groups in each.items()}
-    return {
+        curves = {name: compute_curves(view, s) for s, name in enumerate(view.scored_classes)}
+    found = {
         "format": FORMAT,
         "rows": {
-            "counted": json_count(pool.rows),
-            "not_recorded": json_count(view.sums.count[..., -1].sum()),
-            "label_missing": json_count(pool.label_missing),
-            "prediction_missing": json_count(pool.prediction_missing),
+            "counted": as_count(pool.rows),
+            "not_recorded": as_count(view.sums.count[..., -1].sum()),
+            "label_missing": as_count(pool.label_missing),
+            "prediction_missing": as_count(pool.prediction_missing),
         },
-        "classes": list(pool.question.classes),
+        "classes": pool.question.classes,
         "groups": view.title,
         "threshold": pool.question.threshold,
         "interval": interval,
         "accuracy": _summarize_accuracy(view),
         **own,
-        "auc": auc,
-        "curves": curves,
+        "auc": {name: {c.group: c.area() for c in each} for name, each in curves.items()} or None,
+        "curves": {n: {c.group: c.points() for c in each} for n, each in curves.items()} or None,
         "sweep": _summarize_sweep(view),
         "attributes": {v.title: part for v, part in zip(views, parts, strict=False)},
         "adjusted": adjusted,
         "privacy": _summarize_privacy(pool),
         "warnings": warnings,
     }
+    return to_plain(found)
 
 
-def summarize_view(
+def _summarize_view(
     view: View,
     estimates: Mapping[str, MetricEstimate],
     sites: Sequence[str],
     references: Sequence[str],
     *,
     full: bool,
-) -> ViewSummary:
-    """Every metric and every site, by the groups of one view.
+) -> dict[str, Any]:
+    """Every metric and every site, by the groups of one view; not yet values that JSON can hold.
 
     Parameters
     ----------
@@ -259,20 +244,24 @@ def summarize_view(
     scores = None
     if view.has_histograms:
         scores = {name: _summarize_scores(e.metric, view) for name, e in estimates.items()}
-    by_metric = {name: estimate.sites for name, estimate in estimates.items()}
+    gaps = {name: estimate.sites for name, estimate in estimates.items()}
+    rows = view.sums.count[..., :-1].sum((1, 2))
     return {
         "metrics": {name: _summarize_estimate(e, reference) for name, e in estimates.items()},
         "scores": scores,
-        "heterogeneity": {n: json_number(s.heterogeneity) for n, s in by_metric.items()},
-        "tv": {n: json_number(s.total_variation) for n, s in by_metric.items()},
-        "bound": {n: json_number(s.bound) for n, s in by_metric.items()},
-        "within": {n: _gap_interval(s.within) for n, s in by_metric.items()},
-        "sites": _summarize_sites(by_metric, sites, view, full=full),
+        "heterogeneity": {name: each.heterogeneity for name, each in gaps.items()},
+        "tv": {name: each.total_variation for name, each in gaps.items()},
+        "bound": {name: each.bound for name, each in gaps.items()},
+        "within": {name: gap_interval(*each.within) for name, each in gaps.items()},
+        "sites": {
+            site: {"n": as_count(rows[k]), **_summarize_site(gaps, k, full=full)}
+            for k, site in enumerate(sites)
+        },
     }
 
 
-def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> MetricSummary:
-    """One metric of decisions.
+def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> dict[str, Any]:
+    """One metric of decisions; see `MetricSummary`.
 
     Parameters
     ----------
@@ -282,24 +271,20 @@ def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> Metr
         The position of the group to compare the others with, under the condition of the gap.
     """
     view = estimate.view
-    rates = estimate.rates
-    out = _summarize_metric(estimate.metric, view, rates, estimate.limits, estimate.gap)
+    out = _summarize_metric(estimate.metric, view, estimate.rates, estimate.limits, estimate.gap)
     if reference is not None:
-        shown = rates[estimate.gap.condition or 0]
+        shown = estimate.rates[estimate.gap.condition or 0]
         out["reference"] = view.groups[reference]
         out["against_reference"] = {
             group: _compare_with_reference(shown[g], shown[reference])
             for g, group in enumerate(view.groups)
             if g != reference
         }
-    signed = estimate.sites.signed
-    out["signed_gap"] = json_number(signed.value)
-    out["signed_low"] = json_number(signed.low)
-    out["signed_high"] = json_number(signed.high)
-    return out
+    signed = ("signed_gap", "signed_low", "signed_high")
+    return out | dict(zip(signed, estimate.sites.signed, strict=True))
 
 
-def _summarize_scores(metric: Metric, view: View) -> MetricSummary:
+def _summarize_scores(metric: Metric, view: View) -> dict[str, Any]:
     """One metric of mean scores, without reference group and sites."""
     rates = estimate_rates(metric, view, "soft")
     return _summarize_metric(metric, view, rates, rates.interval(), find_largest_gap(rates))
@@ -307,8 +292,8 @@ def _summarize_scores(metric: Metric, view: View) -> MetricSummary:
 
 def _summarize_metric(
     metric: Metric, view: View, rates: Rates, limits: Limits, gap: Gap
-) -> MetricSummary:
-    """The part that decisions and scores have in common.
+) -> dict[str, Any]:
+    """The part of `MetricSummary` that decisions and scores have in common.
 
     Parameters
     ----------
@@ -319,103 +304,69 @@ def _summarize_metric(
     gap
         The largest gap between groups that have a rate.
     """
-    keys = ("gap", "low", "high", "ratio", "ratio_low", "ratio_high")
-    numbers = cast(GapSummary, {key: getattr(gap, key) for key in keys})
-    nothing = cast(GapSummary, dict.fromkeys(numbers))
-    position = gap.condition or 0
+    numbers = {key: getattr(gap, key) for key in GapSummary.__annotations__}
     incomplete = bool(np.isnan(rates.rate).any())
     conditions = condition_names(metric, view.question.classes)
-    out: MetricSummary = {
-        **(nothing if incomplete else numbers),
+    by_condition = {name: _group_rates(view, rates, limits, v) for v, name in enumerate(conditions)}
+    condition = conditions[gap.condition or 0]
+    out = {
+        **(dict.fromkeys(numbers) if incomplete else numbers),
         "among_estimable": numbers if incomplete and gap.gap is not None else None,
         "pair": None if gap.pair is None else [view.groups[g] for g in gap.pair],
-        "condition": conditions[position],
-        "groups": _group_rates(view, rates, limits, position),
+        "condition": condition,
+        "groups": by_condition[condition],
     }
-    if len(conditions) > 1:
-        out["conditions"] = {
-            name: _group_rates(view, rates, limits, v) for v, name in enumerate(conditions)
-        }
-    return out
+    return out | ({"conditions": by_condition} if len(conditions) > 1 else {})
 
 
-def _group_rates(view: View, rates: Rates, limits: Limits, v: int) -> dict[str, GroupRate]:
+def _group_rates(view: View, rates: Rates, limits: Limits, v: int) -> dict[str, dict[str, Any]]:
     """The rates of all groups under one condition."""
     low, high = limits
     return {
         group: {
-            "rate": json_number(rates.rate[v, g]),
-            "low": json_number(low[v, g]),
-            "high": json_number(high[v, g]),
-            "n": json_count(rates.n[v, g]),
+            "rate": rates.rate[v, g],
+            "low": low[v, g],
+            "high": high[v, g],
+            "n": as_count(rates.n[v, g]),
         }
         for g, group in enumerate(view.groups)
     }
 
 
-def _compare_with_reference(rates: Rates, reference: Rates) -> ReferenceComparison:
+def _compare_with_reference(rates: Rates, reference: Rates) -> dict[str, Any]:
     """One group against the reference group; each interval holds for itself."""
     values = (*estimate_difference(rates, reference), *estimate_ratio(rates, reference))
-    keys = ("difference", "low", "high", "ratio", "ratio_low", "ratio_high")
-    return cast(ReferenceComparison, dict(zip(keys, map(json_number, values), strict=True)))
+    return dict(zip(ReferenceComparison.__annotations__, map(float, values), strict=True))
 
 
-def _summarize_sites(
-    by_metric: Mapping[str, SiteGaps], sites: Sequence[str], view: View, *, full: bool
-) -> dict[str, SiteSummary]:
-    """The gaps of all sites, by site.
+def _summarize_site(gaps: Mapping[str, SiteGaps], k: int, *, full: bool) -> dict[str, Any]:
+    """The gaps of the site at position k, by metric: see `SiteSummary`.
 
     Parameters
     ----------
-    by_metric
+    gaps
         The gaps of all sites, by metric.
-    sites
-        The names of the sites.
-    view
-        The groups; its sums give the rows of each site that have a recorded group.
+    k
+        The position of the site.
     full
-        Whether to include the details of `SiteSummary`, not only gaps and contributions.
+        Whether to include all details, not only gaps and contributions.
     """
-    columns: dict[str, dict[str, list]] = {
-        "gap": {n: json_numbers(s.own.value) for n, s in by_metric.items()},
-        "low": {n: json_numbers(s.own.low) for n, s in by_metric.items()},
-        "high": {n: json_numbers(s.own.high) for n, s in by_metric.items()},
-        "ratio": {n: json_numbers(s.own_ratio) for n, s in by_metric.items()},
-        "contribution": {n: json_numbers(s.contribution) for n, s in by_metric.items()},
-        "local": {
-            n: [_gap_interval(Estimate(*site)) for site in zip(*s.local, strict=True)]
-            for n, s in by_metric.items()
-        },
+    by_metric = {
+        name: {
+            **gap_interval(*(values[k] for values in each.own)),
+            "ratio": each.own_ratio[k],
+            "contribution": each.contribution[k],
+            "local": gap_interval(*(values[k] for values in each.local)),
+        }
+        for name, each in gaps.items()
     }
-    if not full:
-        columns = {key: columns[key] for key in ("gap", "contribution")}
-    rows = view.sums.count[..., :-1].sum((1, 2))
-    out: dict[str, Any] = {}
-    for k, site in enumerate(sites):
-        out[site] = {"n": json_count(rows[k])}
-        for key, column in columns.items():
-            out[site][key] = {name: values[k] for name, values in column.items()}
-    return cast(dict[str, SiteSummary], out)
+    keys = ("gap", "low", "high", "ratio", "contribution", "local") if full else BRIEF
+    return {key: {name: found[key] for name, found in by_metric.items()} for key in keys}
 
 
-def _gap_interval(estimate: Estimate) -> GapInterval:
-    value, low, high = map(json_number, estimate)
-    return {"gap": value, "low": low, "high": high}
-
-
-def _area(curves: Curves) -> AreaSummary:
-    """The area under the ROC curve of one group; None if it has no positives or no negatives."""
-    return {"auc": json_number(curves.auc), "bin_error": json_number(curves.auc_error)}
-
-
-def _curve(curves: Curves) -> dict[str, list]:
-    """The ROC curve at the edges of the bins, and the points of the calibration curve."""
-    return {
-        "thresholds": json_numbers(curves.thresholds),
-        "tpr": json_numbers(curves.tpr),
-        "fpr": json_numbers(curves.fpr),
-        "calibration": curves.calibration,
-    }
+def gap_interval(gap: Any, low: Any, high: Any) -> GapInterval:
+    """The three numbers as a `GapInterval`."""
+    return {"gap": gap, "low": low, "high": high}
 
 
 def _summarize_sweep(view: View) -> dict[str, Any] | None:
@@ -423,27 +374,20 @@ def _summarize_sweep(view: View) -> dict[str, Any] | None:
     sweep = sweep_thresholds(view)
     if sweep is None:
         return None
-    selected = dict(zip(view.groups, sweep.selected.T, strict=True))
-    return {
-        "thresholds": json_numbers(sweep.thresholds),
-        "accuracy": json_numbers(sweep.accuracy),
-        "gaps": {name: json_numbers(gaps) for name, gaps in sweep.gaps.items()},
-        "selected": {group: json_numbers(rates) for group, rates in selected.items()},
-    }
+    return vars(sweep) | {"selected": dict(zip(view.groups, sweep.selected.T, strict=True))}
 
 
-def _summarize_accuracy(view: View) -> GroupRate:
+def _summarize_accuracy(view: View) -> dict[str, Any]:
     """The share of right decisions over all rows, including those of no group."""
 
     def merge_groups(values: np.ndarray) -> np.ndarray:
         total = values.sum(2)
         return np.stack((total, np.zeros_like(total)), 2)  # one group, and rows of no group
 
-    sums = view.sums
     everyone = replace(
         view,
         groups=("everyone",),
-        sums=Sums(*map(merge_groups, (sums.count, sums.score, sums.decision))),
+        sums=view.sums.map(merge_groups),
         noise=merge_groups(view.noise),
         slack=merge_groups(view.slack),
     )
@@ -451,36 +395,43 @@ def _summarize_accuracy(view: View) -> GroupRate:
     return _group_rates(everyone, rates, rates.interval(), 0)["everyone"]
 
 
-def _summarize_privacy(pool: Pool) -> PrivacySummary:
+def _summarize_privacy(pool: Pool) -> dict[str, Any]:
     """Count the sites by mechanism; epsilon adds up over the mechanisms of one site."""
-    sites: dict[str, int] = {}
-    for measures in pool.privacy:
-        names = ["min cell" if p.min_cell else p.mechanism for p in measures] or ["none"]
-        for name in names:
-            sites[name] = sites.get(name, 0) + 1
+    sites = Counter(
+        "min cell" if p.min_cell else p.mechanism
+        for measures in pool.privacy
+        for p in measures or (Privacy(),)
+    )
     spent = [sum(p.epsilon for p in measures) for measures in pool.privacy]
     return {
-        "sites": sites,
+        "sites": dict(sites),
         "approximate": pool.is_approximate,
         "largest_epsilon": max(spent, default=0.0) or None,
     }
 
 
-def json_number(value: Any) -> Number:
-    """The value as a float; None for NaN and infinity, which JSON does not have."""
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def json_numbers(values: np.ndarray) -> list[Number]:
-    """The same for an array of one axis."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]
-
-
-def json_count(value: Any) -> float:
+def as_count(value: Any) -> float:
     """A number of rows: an int where it is whole."""
     number = float(value)
     return int(number) if number == int(number) else number
+
+
+def to_plain(value: Any) -> Any:
+    """The value as JSON can hold it.
+
+    Arrays become lists, numbers that are not finite None, and texts are made safe to print.
+    """
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.ndarray):
+        return to_plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {printable(key): to_plain(item) for key, item in value.items()}
+    return value
 
 
 def to_json(summary: Summary) -> str:
@@ -528,17 +479,4 @@ def read_summary(path: Path) -> Summary:
         raise FedgftError(
             f"{path}: an audit that lacks a part ({missing[0]!r}); make it again", kind="file"
         )
-    return _clean(found)
-
-
-def _clean(value: Any) -> Any:
-    """Make all texts of a file safe to print, and numbers that are not finite None."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, float):
-        return json_number(value)
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    if isinstance(value, dict):
-        return {printable(key): _clean(item) for key, item in value.items()}
-    return value
+    return to_plain(found)

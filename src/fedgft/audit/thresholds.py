@@ -15,7 +15,7 @@ remain accepted or rejected.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -70,6 +70,14 @@ class Curves:
     auc: float
     auc_error: float
     calibration: list[CalibrationPoint]
+
+    def area(self) -> dict[str, float]:
+        """The area under the ROC curve; NaN if there are no positives or no negatives."""
+        return {"auc": self.auc, "bin_error": self.auc_error}
+
+    def points(self) -> dict[str, Any]:
+        """The ROC curve at the edges of the bins, and the points of the calibration curve."""
+        return {k: getattr(self, k) for k in ("thresholds", "tpr", "fpr", "calibration")}
 
 
 def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curves]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgft.audit import SiteSums, audit, read_sums
-from fedgft.audit.comparison import compare
+from fedgft.audit.report import compare
 from fedgft.audit.measurement import read_header
 from fedgft.audit.site_file import (
     MIN_BIN,

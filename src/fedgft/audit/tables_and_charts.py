@@ -1,4 +1,4 @@
-"""The figures of an audit: Vega-Lite charts, filled with the rows to draw.
+"""The tables and charts of an audit, made from its summary.
 
 How the charts look is in ``templates/charts.json``, plain Vega-Lite without data; each can be tried
 out in any Vega-Lite editor. The rows come from the summary of the audit and from histograms. Names
@@ -7,18 +7,44 @@ page's own (``currentColor``).
 """
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from fedgft.audit.findings import MAX_SITES, leading_metric, rank_sites
+from fedgft.audit.findings import (
+    MAX_SITES,
+    describe_contributions,
+    estimable_metrics,
+    leading_metric,
+    rank_sites,
+)
 from fedgft.audit.rates import View
-from fedgft.audit.summary import GapInterval, Summary
+from fedgft.audit.summary import (
+    GapInterval,
+    GapSummary,
+    GroupRate,
+    MetricSummary,
+    Number,
+    ReferenceComparison,
+    Summary,
+    ViewSummary,
+    estimable_gap,
+    gap_interval,
+    views_of,
+)
 from fedgft.audit.thresholds import Curves, compute_curves, sweep_thresholds
-from fedgft.formatting import Figure
-from fedgft.metrics import CATALOG
+from fedgft.formatting import DASH, Figure, Table, format_interval, format_percent, format_points
+from fedgft.metrics import CATALOG, get_metric
 
+MAX_SITES_ON_TERMINAL = 10
+COLUMNS_NOTE = (
+    "Gaps in percentage points. Within sites: the gap a person sees who stays within sites "
+    "(Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. Bound: "
+    "with α the largest local gap, the gap is at most α(1 − TV) + TV."
+)
 Spec = dict[str, Any]
 
 MAX_BARS = 12  # sites in the waterfall chart
@@ -47,6 +73,195 @@ CAPTIONS = {
     "calibration": "By group: of people with such a score, how many are positive. Scores are known "
     "to ± {half:g}; bars are 95% intervals.",
 }
+
+
+def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
+    """The tables of the report, or a `short` selection for a terminal.
+
+    The report begins with the view by all attributes and has the rates of every view. The terminal
+    gets the gaps of every view, but only the last rates and the sites that move the gap most.
+    """
+    groups = summary["groups"]
+    if short:
+        yield from (_gap_table(view, title) for title, view in views_of(summary).items())
+        yield _rate_table(summary, groups)
+    else:
+        gaps = _gap_table(summary, groups)
+        yield replace(gaps, notes=(COLUMNS_NOTE, *gaps.notes))
+        yield _rate_table(summary, groups)
+        for title, view in summary["attributes"].items():
+            yield _gap_table(view, title)
+            yield _rate_table(view, title)
+    yield from _reference_tables(summary)
+    yield _site_table(summary, MAX_SITES_ON_TERMINAL if short else MAX_SITES)
+    yield from _threshold_tables(summary)
+    if not short:
+        yield from _area_tables(summary)
+
+
+def _gap_table(view: ViewSummary, title: str) -> Table:
+    """The gaps of one view in points, with their sites: one row per metric.
+
+    The columns "within sites", TV, bound and DH are explained in `COLUMNS_NOTE`.
+    """
+    interval = "95% interval"
+    header = ("metric", "farthest apart", "gap", interval, "ratio", interval)
+    header += ("within sites", "TV", "bound", "DH")
+    rows = tuple(_gap_row(name, found, view) for name, found in view["metrics"].items())
+    notes = ()
+    if any("*" in row[2] for row in rows):
+        notes = ("*: among the groups that have a rate; over all groups it is not estimable.",)
+    return Table(f"Gaps by {title}", header, rows, 2, notes)
+
+
+def _gap_row(name: str, found: MetricSummary, view: ViewSummary) -> tuple[str, ...]:
+    """The cells of one metric; a star marks a gap among some of the groups only.
+
+    The heterogeneity DH of a proper metric is infinite if no site has both groups; a metric that is
+    not proper has none.
+    """
+    numbers = estimable_gap(found)
+    cells = ["not estimable", DASH, DASH, DASH]
+    if numbers is not None:
+        cells = [format_points(numbers["gap"]), *_interval_cells(numbers)]
+        cells[0] += "*" if found["gap"] is None else ""
+    heterogeneity = view["heterogeneity"][name]
+    infinite = heterogeneity is None and view["tv"][name] is not None and CATALOG[name].proper()
+    return (
+        CATALOG[name].title,
+        " / ".join(found["pair"] or (DASH,)),
+        *cells,
+        _format_gap_cell(view["within"][name]),
+        _format_short(view["tv"][name]),
+        format_points(view["bound"][name]),
+        "∞" if infinite else _format_short(heterogeneity),
+    )
+
+
+def _rate_table(view: ViewSummary, title: str) -> Table:
+    """The rates of one view in per cent: one row per group, one column per metric.
+
+    Metrics of several conditions have no single rate and are left out, unless all metrics have
+    several (more than two classes): then the rates are those of the condition of the gap.
+    """
+    metrics = view["metrics"]
+    single = [name for name, found in metrics.items() if "conditions" not in found]
+    shown_metrics = single or list(metrics)
+    rows = []
+    for group, accuracy in metrics["acc"]["groups"].items():
+        cells = (_format_rate_cell(metrics[name]["groups"][group]) for name in shown_metrics)
+        rows.append((group, f"{accuracy['n']:,.0f}", *cells))
+    header = ("group", "rows", *(CATALOG[name].title for name in shown_metrics))
+    return Table(f"Rates by {title}, per cent", header, tuple(rows), 1)
+
+
+def _reference_tables(summary: Summary) -> Iterator[Table]:
+    """For each view with a reference group, every group against it."""
+    header = ("metric", "group", "difference", "95% interval", "ratio", "95% interval")
+    for title, view in views_of(summary).items():
+        rows = [
+            (CATALOG[name].title, group, format_points(each["difference"]), *_interval_cells(each))
+            for name, found in view["metrics"].items()
+            for group, each in found.get("against_reference", {}).items()
+        ]
+        if rows:
+            reference = next(iter(view["metrics"].values())).get("reference")
+            caption = f"{title}: every group against {reference}"
+            yield Table(caption, header, tuple(rows), 2, ("Each interval holds for itself.",))
+
+
+def _site_table(summary: Summary, max_sites: int) -> Table:
+    """The sites that move the gap of the leading metric most, and what they add to it.
+
+    The notes below name the sites that cause the gap.
+    """
+    metric = leading_metric(summary)
+    known = estimable_metrics(summary)
+    sites = rank_sites(summary, metric)
+    rows = []
+    for name in sites[:max_sites]:
+        site = summary["sites"][name]
+        local = site["local"][metric]
+        own = (format_points(site["gap"][n], unknown="not estimable") for n in known)
+        added = format_points(site["contribution"][metric])
+        rows.append((name, f"{site['n']:,.0f}", _format_gap_cell(local), added, *own))
+    header = ("site", "rows", f"local gap, {CATALOG[metric].title}", "adds to the global gap")
+    header += tuple(f"own gap, {CATALOG[n].title}" for n in known)
+    pair = " minus ".join(summary["metrics"][metric]["pair"] or ())
+    notes = [
+        f"Rows: those with a recorded group. Local gap: {pair or DASH}, points. A site's own "
+        "gap is the largest between the groups it has.",
+        *describe_contributions(summary, metric),
+    ]
+    if len(sites) > max_sites:
+        notes.append(f"The {max_sites} that move the gap most, of {len(sites):,} sites.")
+    return Table("Sites", header, tuple(rows), 1, tuple(notes))
+
+
+def _threshold_tables(summary: Summary) -> Iterator[Table]:
+    """Thresholds by group, for each metric that was asked for."""
+    for found in summary["adjusted"]:
+        asked = f"gap at most {format_points(found['tolerance'])} points"
+        met = asked if found["feasible"] else f"the smallest gap there is (asked: {asked})"
+        notes = [
+            f"Gap {format_points(found['gap_before'])} → {format_points(found['gap'])} points, "
+            f"accuracy {format_percent(found['accuracy_before'])} → "
+            f"{format_percent(found['accuracy'])}."
+        ]
+        if found["reason"]:
+            notes.append(f"Not met: {found['reason']}.")
+        yield Table(
+            f"Thresholds by group for {get_metric(found['metric']).title}: {met}",
+            ("group", "threshold"),
+            tuple((g, "above 1" if t > 1 else f"{t:g}") for g, t in found["thresholds"].items()),
+            1,
+            tuple(notes),
+        )
+
+
+def _area_tables(summary: Summary) -> Iterator[Table]:
+    """Areas under the ROC curves, where there are scores."""
+    rows = []
+    for name, groups in (summary["auc"] or {}).items():
+        for group, area in groups.items():
+            known = area["auc"] is not None
+            text = f"{area['auc']:.3f} ± {area['bin_error']:.3f}" if known else DASH
+            rows.append((group, name, text))
+    if rows:
+        notes = ("±: what the width of the bins leaves open, not sampling.",)
+        yield Table("Area under the ROC curve", ("group", "class", "area"), tuple(rows), 2, notes)
+
+
+def _format_rate_cell(found: GroupRate) -> str:
+    """``12.3 (9.8 to 15.4)``, in per cent; with the number of rows if there is no interval."""
+    if found["rate"] is None:
+        return f"not estimable (n={found['n']:,.0f})"
+    if found["low"] is None:
+        return f"{format_points(found['rate'])} (n={found['n']:,.0f}: too few for an interval)"
+    return f"{format_points(found['rate'])} ({format_interval(found['low'], found['high'])})"
+
+
+def _format_gap_cell(found: GapInterval) -> str:
+    """``12.3 (9.8 to 15.4)``, in points."""
+    if found["gap"] is None:
+        return "not estimable"
+    limits = format_interval(found["low"], found["high"])
+    return f"{format_points(found['gap'])} ({'no interval' if limits == DASH else limits})"
+
+
+def _interval_cells(found: GapSummary | ReferenceComparison) -> tuple[str, str, str]:
+    """The interval of a gap or difference, the ratio, and the interval of the ratio."""
+    ratio = DASH if found["ratio"] is None else f"{found['ratio']:.2f}"
+    ratios = format_interval(found["ratio_low"], found["ratio_high"], scale=1, digits=2)
+    return format_interval(found["low"], found["high"]), ratio, ratios
+
+
+def _format_short(value: Number) -> str:
+    """A number that is no share, with three digits."""
+    return DASH if value is None else f"{value:.3g}"
+
+
+# Charts
 
 
 def draw_figures(summary: Summary, view: View) -> list[Figure]:
@@ -159,11 +374,7 @@ def draw_forest(summary: Summary) -> Spec:
         for name in sites:
             site = summary["sites"][name]
             rows.append(_interval_row(metric, name, site["n"], "site", site["local"][metric]))
-        total: GapInterval = {
-            "gap": found["signed_gap"],
-            "low": found["signed_low"],
-            "high": found["signed_high"],
-        }
+        total = gap_interval(found["signed_gap"], found["signed_low"], found["signed_high"])
         n = sum(found["groups"][group]["n"] for group in found["pair"])
         rows.append(_interval_row(metric, total_name, n, "all", total))
     return _fill_chart_by_metric("forest", rows, summary)
@@ -186,11 +397,11 @@ def _waterfall_rows(metric: str, summary: Summary, total: float) -> list[Spec]:
     if len(ranked) > MAX_BARS:
         rest = total - sum(amount for _, amount in steps)
         steps.append((f"{len(ranked) - MAX_BARS:,} other sites", rest))
-    at = 0.0
-    bars = []
-    for site, amount in steps:
-        bars.append((site, at, at + amount, amount, "site"))
-        at += amount
+    ends = np.cumsum([amount for _, amount in steps]).tolist()
+    bars = [
+        (site, start, end, amount, "site")
+        for (site, amount), start, end in zip(steps, [0.0, *ends], ends, strict=False)
+    ]
     bars.append((_total_name("the gap", summary), 0.0, total, total, "all"))
     rows = []
     for name, *numbers, kind in bars:
@@ -205,7 +416,7 @@ def draw_rates(summary: Summary) -> Spec:
     rows = []
     for metric, found in summary["metrics"].items():
         for group, rate in found["groups"].items():
-            numbers: GapInterval = {"gap": rate["rate"], "low": rate["low"], "high": rate["high"]}
+            numbers = gap_interval(rate["rate"], rate["low"], rate["high"])
             row = _interval_row(metric, group, rate["n"], "group", numbers)
             unknown = f"  not estimable (n={rate['n']:,.0f})"
             rows.append(row | {"note": "" if rate["rate"] is not None else unknown})
