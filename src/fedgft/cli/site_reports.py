@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedgft.audit import SiteSums, audit, read_sums
-from fedgft.audit.report import compare
 from fedgft.audit.measurement import read_header
+from fedgft.audit.report import compare
 from fedgft.audit.site_file import (
     MIN_BIN,
     MIN_SUM_ROWS,
