@@ -55,6 +55,7 @@ def algorithm(method: Method) -> Algorithm:
     return replace(made, correction=Proximal(method.mu))
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_equals_the_plain_loop(method: Method, executor: str) -> None:
@@ -64,6 +65,7 @@ def test_equals_the_plain_loop(method: Method, executor: str) -> None:
     np.testing.assert_allclose(found.params[0], expected, **PLAIN)
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("method", [Method("fedavg", mu=0.4), Method("fedgft", "sp", 5.0, mu=0.4)])
 def test_fedprox_equals_the_plain_loop(method: Method, executor: str) -> None:
@@ -73,6 +75,7 @@ def test_fedprox_equals_the_plain_loop(method: Method, executor: str) -> None:
     np.testing.assert_allclose(found.params[0], expected, **PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_methods_differ(method: Method) -> None:
     """So that the tests above cannot pass by computing FedAvg throughout."""
@@ -82,6 +85,7 @@ def test_methods_differ(method: Method) -> None:
     assert all(np.abs(run(made, algorithm(m)).params - mine).max() > 1e-4 for m in others)
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
 def test_lam_zero_is_bit_equal_to_fedavg(metric, executor: str) -> None:
@@ -143,6 +147,7 @@ def central_step(made, model: torch.nn.Module, name: str, *, lam: float, lr: flo
     return torch.cat([t.flatten() for t in stepped]).numpy()
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("lam", [0.0, 4.0])
 @pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
@@ -155,6 +160,7 @@ def test_one_full_batch_step_is_the_central_step(metric, lam: float, executor: s
     np.testing.assert_allclose(found.params[0], expected, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "classes"), [(3, 2), (2, 3), (3, 3)])
 @pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
 def test_central_step_with_more_groups_and_classes(metric, groups: int, classes: int) -> None:
@@ -165,6 +171,7 @@ def test_central_step_with_more_groups_and_classes(metric, groups: int, classes:
     np.testing.assert_allclose(found.params[0], expected, **EXACT)
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_client_order_does_not_matter(method: Method, executor: str) -> None:
@@ -175,6 +182,7 @@ def test_client_order_does_not_matter(method: Method, executor: str) -> None:
     np.testing.assert_allclose(found.params, expected.params, **EXACT)
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("method", METHODS, ids=names)
 def test_a_client_without_rows_does_not_matter(method: Method, executor: str) -> None:

@@ -40,6 +40,8 @@ from fedgft.deploy.processes import Processes, flower_commands_folder, free_port
 from fedgft.deploy.site import SitePlan, find_refusal, signed_headers
 from fedgft.errors import FedgftError
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Hosts:

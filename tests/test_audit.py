@@ -23,6 +23,7 @@ ROW = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(ROW, min_size=2, max_size=60))
 @settings(max_examples=40, deadline=None)
 def test_audit_of_many_sites_is_fairlearn_on_the_pooled_rows(rows):
@@ -52,6 +53,7 @@ def test_audit_of_many_sites_is_fairlearn_on_the_pooled_rows(rows):
                 assert found == pytest.approx(difference, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.lists(ROW, min_size=2, max_size=60))
 @settings(max_examples=50, deadline=None)
 def test_sites_add_up_and_the_bound_holds(rows):
@@ -115,6 +117,7 @@ def decided(rate: dict[str, float]) -> list[SiteSums]:
     return parts
 
 
+@pytest.mark.slow
 def test_a_model_that_accepts_everybody_has_no_site_that_adds_to_the_gap():
     """Before: "north adds -50.0, south 40.0, east 10.0" to a gap of 0 that no site has."""
     made = audit(decided(dict.fromkeys(PLACES, 1.0)))
@@ -190,6 +193,7 @@ def test_the_bound_of_an_audit_is_never_above_one():
     assert "at most α(1 − TV) + TV" in made.to_markdown() and "α + TV" not in made.to_markdown()
 
 
+@pytest.mark.slow
 def test_the_bound_is_not_above_one_under_noise_either():
     """Noise takes local rates beyond 1; the bound does not follow them."""
     rng = np.random.default_rng(5)

@@ -90,6 +90,7 @@ def coverage(
     return float(np.mean(pairs)), float(np.mean(largest)), len(pairs)
 
 
+@pytest.mark.slow
 def test_signed_gaps_are_covered_19_times_in_20_and_largest_gaps_at_least():
     """Groups of 5 rows and more; no interval is claimed below 10 rows of the event."""
     pairs, largest, number = coverage(seed=0, smallest=5)
@@ -98,6 +99,7 @@ def test_signed_gaps_are_covered_19_times_in_20_and_largest_gaps_at_least():
     assert largest >= 0.93
 
 
+@pytest.mark.slow
 def test_noise_is_in_the_intervals():
     """Discrete Laplace noise of epsilon 0.5 on every cell of every site."""
     pairs, largest, number = coverage(seed=1, smallest=60, noise=0.5, metrics=("eop", "cal"))
@@ -106,6 +108,7 @@ def test_noise_is_in_the_intervals():
     assert largest >= 0.93
 
 
+@pytest.mark.slow
 def test_without_knowing_of_the_noise_they_would_not_hold():
     """The check above can fail: the same noise, not declared."""
     missed = []
@@ -136,6 +139,7 @@ def test_the_gap_within_sites_is_covered():
     assert np.mean(hits) == pytest.approx(0.95, abs=0.015)  # noise 0.5%
 
 
+@pytest.mark.slow
 def test_withheld_cells_are_in_the_intervals():
     """Whatever the withheld counts were, the interval reaches what the full counts say."""
     generator = np.random.default_rng(6)
@@ -166,6 +170,7 @@ def test_withheld_cells_are_in_the_intervals():
     assert any("withheld" in text for text in kept["warnings"])
 
 
+@pytest.mark.slow
 def test_withheld_cells_at_their_worst():
     """Every site withholds one row where it might be nine; the exact numbers stay inside."""
     counts = np.zeros((100, 2, 2, 2))  # site, group, label, decision
@@ -200,6 +205,7 @@ def test_a_handful_of_rows_is_no_view_from_within():
     assert not any("Simpson" in text for text in made.warnings)
 
 
+@pytest.mark.slow
 def test_the_gap_within_sites_knows_of_the_noise():
     """Without the noise's own variance the nominal 95% would be little more than half of that."""
     hits = []
@@ -218,6 +224,7 @@ def test_the_gap_within_sites_knows_of_the_noise():
     assert np.mean(hits) == pytest.approx(0.95, abs=0.025)  # noise 0.7%
 
 
+@pytest.mark.slow
 def test_drawing_sites_of_a_fair_model_finds_no_gap():
     """Percentiles of a largest gap, which is never negative, always would."""
     generator = np.random.default_rng(10)
@@ -292,6 +299,7 @@ def test_one_group_alone_can_be_drawn_again():
     assert audit(parts, bootstrap=100).to_dict()["metrics"]["sp"]["gap"] is None
 
 
+@pytest.mark.slow
 def test_sites_against_the_whole_need_more_than_one_in_forty():
     """Of 300 sites a few are against the gap by chance; that is not worth a warning."""
     generator = np.random.default_rng(8)

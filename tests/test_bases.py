@@ -198,6 +198,7 @@ def test_fednova_knows_the_pull_of_fedprox() -> None:
     np.testing.assert_allclose(found, start + (weight * tau).sum() * moved, **EXACT)
 
 
+@pytest.mark.slow
 @every_executor
 def test_locally_fair_training_is_pulled_back_to_the_start_of_the_round(executor: str) -> None:
     """It trains epoch by epoch; with lam 0 it is FedProx all the same."""
@@ -312,6 +313,7 @@ WEIGHTINGS = (BySize(), *FAIRFED, FedNova(), FedNova(FAIRFED[0]))
 SERVERS = (Averaging(), ServerMomentum(), Adaptive("adam"), Adaptive("yogi"), Adaptive("adagrad"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_everything_goes_with_everything(cohort) -> None:
     """objective x correction x weighting x server, for a few rounds: each is its own method."""

@@ -15,7 +15,10 @@ from fedgft.paper.section import FAR_MARK, Section, decision_table, label_record
 from fedgft.study.cache import ResultCache
 from test_reproduce import runner
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+]
 
 
 def test_table_1_on_compas_under_the_papers_protocol(compas, tmp_path):

@@ -58,6 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, said.out, said.err
 
 
+@pytest.mark.slow
 def test_compare_prints_only_json_with_all_the_fields(capsys):
     code, out, _ = run(
         capsys,
@@ -91,6 +92,7 @@ def test_compare_prints_only_json_with_all_the_fields(capsys):
     assert {row["alpha"] for row in rows} == {0.5, 5}
 
 
+@pytest.mark.slow
 def test_compare_writes_rows_rounds_and_figures(capsys, tmp_path):
     code, out, _ = run(capsys, "compare", "--data", "synthetic", "--out", tmp_path, *QUICK)
     assert code == 0
@@ -104,6 +106,7 @@ def test_compare_writes_rows_rounds_and_figures(capsys, tmp_path):
     assert (tmp_path / "rounds.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_train_saves_a_model_that_predict_applies(capsys, tmp_path):
     file = table(tmp_path / "t.csv")
     where = ["--data", file, "--label", "ok", "--group", "sex", "--client", "site"]
@@ -120,6 +123,7 @@ def test_train_saves_a_model_that_predict_applies(capsys, tmp_path):
     assert ((predicted["score"] > 0.5).cast(int) == predicted["decision"]).all()
 
 
+@pytest.mark.slow
 def test_all_models_and_init(capsys, tmp_path):
     base = ["train", "--data", "synthetic", *QUICK, "--json"]
     run(capsys, *base, "--all-models", "--out", tmp_path / "a")
@@ -133,6 +137,7 @@ def test_all_models_and_init(capsys, tmp_path):
     assert before == pytest.approx(after, abs=1e-9)  # it starts where the other ended
 
 
+@pytest.mark.slow
 def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch):
     from fedgft.errors import FedgftError
 
@@ -149,6 +154,7 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     assert all(word in drawn for word in ("gap 48", "both together", "LFT", "10 sites"))
 
 
+@pytest.mark.slow
 def test_text_from_data_is_escaped(capsys, tmp_path):
     file = table(tmp_path / "t.parquet")
     code, out, _ = run(
@@ -197,6 +203,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "says"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
 )
@@ -271,6 +278,7 @@ def test_an_output_folder_that_cannot_be_written(capsys, tmp_path):
     assert "--out" in err
 
 
+@pytest.mark.slow
 def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
     frame = pl.read_csv(table(tmp_path / "t.csv"))
     last = pl.Series("site", ["alone"] * 2 + frame["site"].to_list()[2:])
@@ -301,6 +309,7 @@ def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
     assert alone["gap_hard_after"] is None  # not estimable, not fair
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_imports_nothing_heavy():
     heavy = ("torch", "numba", "polars", "matplotlib", "numpy", "jaxtyping")
     loads = "import sys; from fedgft.cli.app import app; "
@@ -316,6 +325,7 @@ def test_help_is_quick_and_imports_nothing_heavy():
     assert worked < 1.0  # a third of that on a quiet machine: benchmarks/speed.py --case startup
 
 
+@pytest.mark.slow
 def test_columns_that_are_left_out_are_no_features(capsys, tmp_path):
     """Group and client keep their parts; `predict` asks for neither them nor the others."""
     file = table(tmp_path / "t.csv")

@@ -18,7 +18,10 @@ import pytest
 
 from test_cli import QUICK, run, table
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+]
 
 FEDGFT = [sys.executable, "-m", "fedgft"]
 

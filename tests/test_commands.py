@@ -114,6 +114,7 @@ def test_version(capsys):
     assert run(capsys, "--version") == (0, f"{version('fedgft')}\n", "")
 
 
+@pytest.mark.slow
 def test_quiet_leaves_results_and_verbose_adds(capsys, tmp_path):
     command = ("train", "--data", table(tmp_path / "t.csv"), *TABLE, *QUICK, "--out")
     _, plain, said = run(capsys, *command, tmp_path / "a")
@@ -164,6 +165,7 @@ def styled(**environment: str) -> bool:
     return b"\x1b[" in said
 
 
+@pytest.mark.slow
 def test_color_is_for_terminals_and_no_color_is_heard():
     assert not styled()
     assert styled(FORCE_COLOR="1")

@@ -109,6 +109,7 @@ class ByHand:
         return prices
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     rates=arrays(float, (8, 3), elements=st.floats(0.05, 0.95)),
@@ -213,6 +214,7 @@ def test_within_the_target_nothing_is_pushed() -> None:
     assert (state.up == 0).all() and (state.down == 0).all() and (state.v == 0).all()
 
 
+@pytest.mark.slow
 def test_a_target_out_of_reach_is_no_divergence() -> None:
     rule = Controller(SP, 0.0)
     state = rule.init(1)
@@ -271,6 +273,7 @@ def trained(method: Algorithm, *, rounds: int = 30, on_model=None, **options):
 PRICED = {"sp": 0.08, "eop": 0.03, "eo": 0.06, "fpr": 0.03, "cal": 0.06}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sp", "eop", "eo", "fpr", "cal"])
 def test_the_gap_of_decisions_goes_away(name: str) -> None:
     metric = get_metric(name)
@@ -282,6 +285,7 @@ def test_the_gap_of_decisions_goes_away(name: str) -> None:
     assert fair.test[-1].accuracy().mean() > plain.test[-1].accuracy().mean() - PRICED[name]
 
 
+@pytest.mark.slow
 def test_two_metrics_at_once() -> None:
     metric = get_metric("sp+eop")
     plain = trained(fedavg())
@@ -290,6 +294,7 @@ def test_two_metrics_at_once() -> None:
     assert after < before / 6
 
 
+@pytest.mark.slow
 def test_a_metric_that_prices_cannot_move_is_left_alone_and_reported() -> None:
     """Accuracy parity here can be had only by making the better group worse: rates rise where
     prices rise, so the controller backs off, keeps the accuracy, and says that it missed."""
@@ -348,6 +353,7 @@ def test_mixtures_reach_what_single_rounds_miss() -> None:
     np.testing.assert_array_equal(picked.control.gap, picked.federation[-1].gap(SP, "hard"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.02, 0.05])
 def test_a_target_is_reached_and_used(target: float) -> None:
     plain = trained(fedavg())
@@ -358,6 +364,7 @@ def test_a_target_is_reached_and_used(target: float) -> None:
     assert gap.mean() >= target / 2
 
 
+@pytest.mark.slow
 def test_one_target_a_run() -> None:
     """A batch of runs with their own targets is what each would be alone."""
     each = np.array([0.0, 0.03, 0.06, 0.1])
@@ -367,11 +374,13 @@ def test_one_target_a_run() -> None:
         np.testing.assert_array_equal(together[i], alone[i])
 
 
+@pytest.mark.slow
 def test_scores_may_be_held_against_the_target() -> None:
     fair = trained(fedgft_control(SP, 0.02, kind="soft"))
     assert (fair.federation[-1].gap(SP, "soft") <= 0.025).all()
 
 
+@pytest.mark.slow
 def test_the_pick_is_the_best_of_the_last_rounds() -> None:
     """By accuracy less twice what the gap is above its target, looked up model by model."""
     models: list[np.ndarray] = []
@@ -391,6 +400,7 @@ def test_the_pick_is_the_best_of_the_last_rounds() -> None:
     assert (picked.federation[-1].gap(SP, "hard") <= 0.033).all()
 
 
+@pytest.mark.slow
 def test_measuring_less_often_picks_the_same() -> None:
     often, seldom = (trained(fedgft_control(SP, 0.03), eval_every=e).params for e in (1, 0))
     np.testing.assert_array_equal(often, seldom)
@@ -420,6 +430,7 @@ def test_cohorts_without_a_group_do_no_harm(name: str) -> None:
     assert np.isfinite(found.params).all()
 
 
+@pytest.mark.slow
 def test_everybody_as_a_cohort_is_everybody() -> None:
     plain = trained(fedgft_control(SP))
     asked = trained(fedgft_control(SP), cohort=6)
@@ -474,6 +485,7 @@ def test_more_groups_reach_the_target_pair_by_pair() -> None:
     assert (fair.federation[-1].gap(SP, "hard") <= 0.035).all()
 
 
+@pytest.mark.slow
 def test_the_own_loop_takes_a_target_too() -> None:
     """The same rule in a loop of one's own: hard gap measured, scores priced."""
     torch.manual_seed(0)
@@ -506,6 +518,7 @@ def test_the_own_loop_takes_a_target_too() -> None:
             Penalty("sp", **wrong)
 
 
+@pytest.mark.slow
 def test_two_penalties_add_up() -> None:
     """A penalty on scores beside a target for decisions: two fillings of one slot."""
     from fedgft.algorithms import LinearizedPenalty
@@ -535,6 +548,7 @@ def test_steps_of_constant_length_are_shortened_and_falling_ones_are_not() -> No
     assert min(falling.share(3.0 * 0.8**t) for t in range(40)) == 1.0
 
 
+@pytest.mark.slow
 def test_an_own_loop_with_a_constant_rate_settles() -> None:
     """`penalty.damp(model)`, an MLP, Adam at a constant rate: the gap ends near its target."""
     torch.manual_seed(0)

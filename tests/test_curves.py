@@ -40,6 +40,7 @@ def test_curves_are_exact_at_the_edges_and_bounded_between(scored):
         assert sum(point["n"] for point in curve.calibration) == mine.sum()
 
 
+@pytest.mark.slow
 def test_sweep_is_fairlearn_at_every_threshold(scored):
     y, p, g, made = scored
     found = sweep_thresholds(made.view)
@@ -51,6 +52,7 @@ def test_sweep_is_fairlearn_at_every_threshold(scored):
                 assert found.gaps[name][i] == pytest.approx(difference, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_group_thresholds_meet_their_metric_on_the_rows_at_least_cost(scored):
     y, p, g, made = scored
     for found in made.to_dict()["adjusted"]:

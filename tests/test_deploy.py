@@ -35,6 +35,8 @@ from fedgft.deploy.processes import Processes, flower_commands_folder, free_port
 from fedgft.errors import FedgftError
 from fedgft.store import open_folder
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 300.0  # seconds for any run here; the usual one takes a sixth of that
 FEDGFT = [sys.executable, "-m", "fedgft"]
 

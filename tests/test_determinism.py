@@ -17,6 +17,7 @@ from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["keep", "shared"])
 def test_results_do_not_depend_on_where_the_memory_lies(state: str) -> None:
     """To the last digit: whether a loop was vectorized once hung on the distance of two arrays."""
@@ -45,6 +46,7 @@ print(made.executor, hashlib.sha256(made.params.tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_process_that_compiles_and_the_next_one_agree(tmp_path) -> None:
     """To the last digit: a kernel from the disk is the one that was compiled."""
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

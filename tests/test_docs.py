@@ -14,6 +14,8 @@ from markdown_it import MarkdownIt
 from fedgft.cli import main
 from fedgft.cli.app import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -48,6 +48,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_mean_what_the_plain_loop_does(name: str, executor: str) -> None:
@@ -88,6 +89,7 @@ def cohorts(made, rule, *, size: int, rounds: int) -> tuple:
     return tuple(out)
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("rule", ["size", "uniform"])
 @pytest.mark.parametrize("state", ["reset", "keep", "shared"])
@@ -135,6 +137,7 @@ BASE = federation()
 TWO = [BASE, reordered(BASE, [5, 4, 3, 2, 0, 0])]
 
 
+@pytest.mark.slow
 @every_executor
 def test_runs_side_by_side_are_the_runs_alone(executor: str) -> None:
     """Other data, other seed, other learning rate, other lam: every run keeps to its own."""

@@ -19,6 +19,8 @@ from fedgft.privacy.suppression import add_noise_to_site
 from fedgft.sums import COUNT, Sums
 from neighbors import epsilon_shown, likelihood_ratio
 
+pytestmark = pytest.mark.slow
+
 DRAWS = 4000
 DELTA = 0.01
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pytest
 
 from fedgft.audit import audit, measure
 from fedgft.audit.report import compare
@@ -65,6 +66,7 @@ def check(path: Path, *, own: set[str], names: tuple[str, ...]) -> Page:
     return page
 
 
+@pytest.mark.slow
 def test_names_in_a_report_are_text(tmp_path, capsys) -> None:
     """From a table whose columns, groups, labels and sites have such names, to the written page."""
     label = HOSTILE[0]

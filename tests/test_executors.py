@@ -47,6 +47,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_are_those_of_torch(name: str, executor: str) -> None:
@@ -82,6 +83,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["momentum", "adamw"])
 @pytest.mark.parametrize("method", METHODS)
 def test_numba_is_numpy_is_stacked_is_sequential(method: str, rule, monkeypatch) -> None:
@@ -98,6 +100,7 @@ def test_numba_is_numpy_is_stacked_is_sequential(method: str, rule, monkeypatch)
         np.testing.assert_array_equal(other.federation.count, found[0].federation.count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_mlp_stacked_is_sequential(method: str) -> None:
     made = standardize(federation())
@@ -115,6 +118,7 @@ def test_mlp_equals_the_plain_loop() -> None:
     np.testing.assert_allclose(found.params[0], expected, **PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["logistic", SMALL], ids=["logistic", "mlp"])
 @pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
 def test_three_classes_are_stacked(metric, model) -> None:
@@ -128,6 +132,7 @@ def test_three_classes_are_stacked(metric, model) -> None:
         run(made, fedavg(), executor="fused")
 
 
+@pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("clients", [5, 45])
 def test_threads_do_not_change_a_bit(executor: str, clients: int) -> None:

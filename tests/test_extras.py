@@ -24,6 +24,7 @@ def run_without(package: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -47,6 +48,7 @@ def test_keys_need_cryptography(tmp_path, monkeypatch):
     assert "pip install 'fedgft[flower]'" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["deploy --help", "deploy local --help", "completion bash"])
 def test_help_and_completion_need_no_extra(command):
     done = run_without("flwr", *command.split())

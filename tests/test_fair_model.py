@@ -79,6 +79,7 @@ print(model.predict(polars.read_csv(sys.argv[2])).tolist()[:3])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "mlp"])
 def test_prediction_needs_no_torch(name):
     given = [str(OLD / f"{name}.safetensors"), str(OLD / "loans.csv")]

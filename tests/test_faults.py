@@ -18,7 +18,10 @@ from fedgft.data.image_cache import ImageCache
 from fedgft.errors import FedgftError
 from test_cli import QUICK, run, table
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+]
 
 SYNTHETIC = ("--data", "synthetic", *QUICK)
 

@@ -37,7 +37,10 @@ from test_faults import command, inputs, one_line
 
 __all__ = ["inputs"]  # a fixture
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+]
 SECRET = "a file of somebody else\n"
 
 

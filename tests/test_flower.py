@@ -29,6 +29,8 @@ from grid import (
     train_config,
 )
 
+pytestmark = pytest.mark.slow
+
 SP = CATALOG["sp"]
 ROUNDS = 5
 CLOSE = {"rtol": 0, "atol": 1e-5}

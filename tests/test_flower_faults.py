@@ -19,6 +19,8 @@ from fedgft.metrics.robust_aggregation import share_limit
 from fedgft.sums import Sums
 from grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
 
+pytestmark = pytest.mark.slow
+
 SP = CATALOG["sp"]
 
 

@@ -33,6 +33,8 @@ from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Sums
 from grid import InProcess, app_of, biased, gap_of, grid_of, options, start_of, train_config
 
+pytestmark = pytest.mark.slow
+
 SP = CATALOG["sp"]
 
 

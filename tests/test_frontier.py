@@ -165,6 +165,7 @@ def test_thresholds_are_the_best_there_are() -> None:
     assert test.rows()[0] == len(made.test)
 
 
+@pytest.mark.slow
 def test_fairlearn_on_pooled_rows_is_fairlearn() -> None:
     """Tallies of its randomized decisions are the means of its own probabilities."""
     from fairlearn.reductions import DemographicParity, ExponentiatedGradient
@@ -225,6 +226,7 @@ def test_fairlearn_knows_what_it_knows() -> None:
         check_fairlearn(SP, 3)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_what_each_strength_is_alone() -> None:
     lab = study()
     spots = sweep_methods(lab, SP, 0.5, ["fedgft-control", "fedgft", "thresholds"], points=3)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from fuzzing import SEEDS, targets
 from fuzzing.damage import damaged
 
+pytestmark = pytest.mark.slow
+
 TARGETS = targets()
 # Those that take long a time; hardening/fuzz.py has more patience.
 EXAMPLES = {

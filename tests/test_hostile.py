@@ -27,6 +27,8 @@ from fedgft.resnet import read_weights
 from fuzzing import SEEDS, messages, targets
 from test_resnet import Trap
 
+pytestmark = pytest.mark.slow
+
 TARGETS = targets()
 
 

@@ -459,6 +459,7 @@ print(data.features.sum())
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_waits(album):
     """It starts when the first has begun, and decodes nothing itself."""
     others = []

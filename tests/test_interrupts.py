@@ -34,6 +34,7 @@ main(["compare", "--data", "synthetic", "--rounds", "1", "--seeds", "1"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["cyclopts", "fedgft.cli.study_session", "numba"])
 def test_an_interrupt_while_modules_are_imported(module):
     done = subprocess.run(
@@ -43,6 +44,7 @@ def test_an_interrupt_while_modules_are_imported(module):
     assert done.stdout == "" and "interrupted" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_a_library_made_another_error_of():
     command = [sys.executable, "-c", INTERRUPTED, "numba", "swallowed"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -58,6 +60,7 @@ main(["data", "list", "--json"])
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_when_all_is_done():
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "") and "adult" in done.stdout

@@ -16,6 +16,8 @@ from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics.robust_aggregation import Limits
 from grid import app_of, gap_of, grid_of, options, start_of, train_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def said(caplog):

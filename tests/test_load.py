@@ -122,6 +122,7 @@ def test_thousands_of_replies_are_counted_in_one_pass():
     assert most_common([]) == ()
 
 
+@pytest.mark.slow
 def test_figures_of_many_sites_and_classes_say_what_they_leave_out():
     rng = np.random.default_rng(0)
     classes = list("abcdefgh")

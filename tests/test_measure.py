@@ -74,6 +74,7 @@ def measured(capsys, folder: Path, *more: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_from_files_to_a_report(sites, capsys):
     measured(capsys, sites)
     code, out, err = run(
@@ -93,6 +94,7 @@ def test_from_files_to_a_report(sites, capsys):
     assert code == 0 and "Statistical parity" in out and "north" in out
 
 
+@pytest.mark.slow
 def test_a_report_on_one_table(sites, capsys):
     """One command; the same as `audit` of the file that it writes."""
     asked = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p")
@@ -245,6 +247,7 @@ def test_other_peoples_files_stay(sites, capsys):
     assert code == 2 and "a report.md is there that is not ours" in err
 
 
+@pytest.mark.slow
 def test_the_gate(sites, capsys):
     measured(capsys, sites)
     files = ["north.json", "south.json", "east.json"]
@@ -263,6 +266,7 @@ def test_the_gate(sites, capsys):
     assert code == 3 and "cannot be judged" in err
 
 
+@pytest.mark.slow
 def test_old_and_new(sites, capsys):
     for name, threshold in (("old", "0.4"), ("new", "0.5")):
         (sites / name).mkdir()
@@ -338,6 +342,7 @@ def test_it_says_what_the_file_reveals(sites, capsys):
     assert code == 2 and "--min-bin 0: must be at least 1" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--epsilon", "1"), ("--min-cell", "10")])
 def test_nothing_is_left_when_it_is_killed(sites, more):
     """SIGKILL at random moments: the file is there whole, or not at all."""

@@ -67,6 +67,7 @@ def gap(metric: Metric, rows: Rows):
     return metric.readout(metric.statistics(*rows.encoded()).sum(0))
 
 
+@pytest.mark.slow
 @every_metric
 @settings(max_examples=40)
 @given(rows=any_rows(), data=st.data())
@@ -95,6 +96,7 @@ def test_order_of_rows_and_names_of_groups_do_not_matter(metric, rows, data):
     np.testing.assert_allclose(gap(metric, renamed), gap(metric, rows), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @every_metric
 @settings(max_examples=40)
 @given(rows=any_rows(), padding=any_rows())

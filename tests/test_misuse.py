@@ -22,6 +22,8 @@ from misuse_oracle import ANY, Case
 
 from fedgft.errors import FedgftError
 
+pytestmark = pytest.mark.slow
+
 HARDENING = Path(__file__).parents[1] / "hardening"
 
 

@@ -72,6 +72,7 @@ def plain_start(make, seed: int = 0) -> nn.Module:
     return make().double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [batch_norm, dropout, convolution, Hidden, Branching])
 @pytest.mark.parametrize("options", [{}, {"batches": "fixed", "epochs": 2}], ids=["fresh", "fixed"])
 def test_sequential_is_chosen_and_equals_the_plain_loop(make, options: dict) -> None:
@@ -86,6 +87,7 @@ def test_sequential_is_chosen_and_equals_the_plain_loop(make, options: dict) -> 
     np.testing.assert_allclose(found.params[0], expected, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [batch_norm, dropout, Hidden])
 def test_threads_do_not_change_a_bit(make) -> None:
     found = [run(federation(), fedavg(), model=make, threads=t).params for t in (1, 2, 3)]
@@ -184,6 +186,7 @@ print(result.executor, *result.params[0].tolist(), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_without_numba_and_after_a_fork() -> None:
     """The same numbers without numba, without torch, and in a process that was forked."""
 
@@ -223,6 +226,7 @@ for model in ("mlp", "resnet18"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "no-numba"])
 def test_linear_models_need_no_torch(how: str) -> None:
     """They are trained, measured and used without it; a network is refused in one line."""
@@ -235,6 +239,7 @@ def test_linear_models_need_no_torch(how: str) -> None:
         assert line.startswith("extra 0 ") and line.endswith("pip install 'fedgft[torch]'")
 
 
+@pytest.mark.slow
 def test_programs_of_a_callers_module_are_captured_once_and_go_with_the_simulation() -> None:
     """He may change it before the next one, so nothing of it is kept."""
     mine = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))

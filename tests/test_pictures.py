@@ -16,6 +16,8 @@ from fedgft.data.dataset import PIXEL_MEAN
 from fedgft.fair_model import load_model
 from test_cli import run
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "--size",
     "16",

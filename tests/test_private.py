@@ -28,6 +28,7 @@ def noisy(epsilon: float, **more):
     return measure(y, p, sensitive_features=g, site="n", epsilon=epsilon, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
 def test_laplace_noise_has_the_stated_variance_and_budget(epsilon):
     mechanism = calibrate_noise(epsilon, 0.0)
@@ -41,6 +42,7 @@ def test_laplace_noise_has_the_stated_variance_and_budget(epsilon):
     assert math.log(share) == pytest.approx(epsilon, abs=0.1)
 
 
+@pytest.mark.slow
 def test_gaussian_noise_has_the_stated_variance():
     mechanism = calibrate_noise(1.0, 1e-6)
     drawn = np.array(mechanism.add([0] * 40_000))
@@ -74,6 +76,7 @@ def test_everything_in_a_noisy_file_follows_from_the_noisy_counts():
     assert {tuple(cell["group"]) for cell in found["cells"]} == {("a",), ("b",), (None,)}
 
 
+@pytest.mark.slow
 def test_two_measurements_differ_and_the_mean_is_right():
     y, p, g = people()
     exact = (
@@ -257,6 +260,7 @@ def test_no_score_is_written_where_small_cells_are_withheld():
         assert now[name] == then[name]
 
 
+@pytest.mark.slow
 def test_accuracy_knows_of_the_noise():
     hits = []
     for seed in range(100):

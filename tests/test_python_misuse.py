@@ -23,6 +23,8 @@ from fedgft.metrics import CATALOG, functions
 from fedgft.models import MLP, get_model
 from fedgft.sums import Sums
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 Y, A = RNG.integers(2, size=(2, 400))
 MADE = partition(synthetic(rows=400, features=3), clients=3)

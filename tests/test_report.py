@@ -70,6 +70,7 @@ def opened(browser, path, **options):
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_it_opens_complete_and_fits(browser, file, width, scheme):
@@ -91,6 +92,7 @@ def test_it_opens_complete_and_fits(browser, file, width, scheme):
     page.close()
 
 
+@pytest.mark.slow
 def test_the_slider_shows_accuracy_and_gap_at_its_threshold(browser, file, made):
     from fedgft.audit.thresholds import sweep_thresholds
 
@@ -112,6 +114,7 @@ def test_the_slider_shows_accuracy_and_gap_at_its_threshold(browser, file, made)
     page.close()
 
 
+@pytest.mark.slow
 def test_the_menu_changes_the_metric(browser, file):
     page = opened(browser, file)
     before = page.locator("#waterfall svg").inner_html()
@@ -122,6 +125,7 @@ def test_the_menu_changes_the_metric(browser, file):
     page.close()
 
 
+@pytest.mark.slow
 def test_hostile_names_are_text_and_nothing_else(browser, file):
     page = opened(browser, file)
     assert page.title() == "Fairness audit"
@@ -136,6 +140,7 @@ def test_hostile_names_are_text_and_nothing_else(browser, file):
     page.close()
 
 
+@pytest.mark.slow
 def test_the_page_would_refuse_a_script_that_got_in(browser, file, tmp_path):
     """The second line of defense, and proof that trouble is noticed."""
     worse = tmp_path / "worse.html"
@@ -146,6 +151,7 @@ def test_the_page_would_refuse_a_script_that_got_in(browser, file, tmp_path):
     page.close()
 
 
+@pytest.mark.slow
 def test_it_prints(browser, file):
     page = opened(browser, file)
     pdf = page.pdf()
@@ -153,6 +159,7 @@ def test_it_prints(browser, file):
     page.close()
 
 
+@pytest.mark.slow
 def test_a_comparison_needs_no_script_at_all(browser, made, tmp_path):
     path = tmp_path / "change.html"
     path.write_text(compare(made.to_dict(), made.to_dict()).to_html())

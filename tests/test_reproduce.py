@@ -24,7 +24,10 @@ from fedgft.study.cache import ResultCache, code_hash, data_hash, key_of
 from fedgft.study.results import CURVES
 from test_cli import FIELDS, run
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+]
 
 
 def small(name: str):

@@ -12,6 +12,8 @@ from fedgft.errors import FedgftError
 from fedgft.models import ResNet18, get_model, tensors
 from fedgft.resnet import ResNet, load_weights
 
+pytestmark = pytest.mark.slow
+
 
 def net(classes: int = 2, norm: str = "batch", stem: str = "imagenet") -> ResNet:
     torch.manual_seed(5)

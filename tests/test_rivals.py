@@ -17,7 +17,10 @@ from fedgft.study.cache import Checkpoints
 from test_cli import run
 from test_faults import command, held, one_line
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning"),
+]
 
 
 @pytest.mark.parametrize("name", ["train", "compare", "reproduce"])

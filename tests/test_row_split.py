@@ -26,6 +26,7 @@ def training(context) -> pl.DataFrame:
     return frame.filter(~_held_out(frame, _data_file(context), context))
 
 
+@pytest.mark.slow
 def test_one_row_moves_the_counts_by_at_most_one() -> None:
     """Over neighboring tables with many duplicates: rows added and removed anywhere."""
     moved = sensitivity(200, rows=300, seed=3)

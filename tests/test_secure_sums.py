@@ -27,6 +27,8 @@ from fedgft.privacy.ledger import ledger_file, read_ledger
 from fedgft.privacy.noise import honest_clients, share_noise, total_rho
 from grid import app_of, biased, grid_of, options, start_of, train_config
 
+pytestmark = pytest.mark.slow
+
 SP = CATALOG["sp"]
 
 

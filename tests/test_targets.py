@@ -22,6 +22,8 @@ from fedgft.study.protocol import contradiction, empty_groups, without_groups
 from fedgft.study.training import describe_target
 from small import SYNTHETIC, study
 
+pytestmark = pytest.mark.slow
+
 SP = CATALOG["sp"]
 DATA = SYNTHETIC
 

@@ -204,6 +204,7 @@ def test_equal_rates_are_compared_between_two_different_groups():
         assert 0 <= found.pair.i < found.pair.j < groups and found.gap == 0
 
 
+@pytest.mark.slow
 @every_metric
 @pytest.mark.parametrize(("num_groups", "kind"), [(2, "soft"), (2, "hard"), (3, "hard")])
 @settings(max_examples=60)
@@ -252,6 +253,7 @@ def worst_case(p: np.ndarray, q: np.ndarray, alpha: float) -> tuple[float, np.nd
     return -found.fun, found.x[: len(p)], found.x[len(p) :]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1), alpha=st.floats(0, 1), clients=st.integers(1, 7))
 def test_no_rates_exceed_the_tight_bound_and_the_worst_ones_reach_it(seed, alpha, clients):
@@ -268,6 +270,7 @@ def test_no_rates_exceed_the_tight_bound_and_the_worst_ones_reach_it(seed, alpha
     assert found.bound_tight == pytest.approx(most, abs=1e-6) and found.bound_tight <= 1
 
 
+@pytest.mark.slow
 def test_random_rates_stay_below_the_tight_bound():
     """Two thousand federations, many with clients that lack a group; the nearest comes close."""
     rng = np.random.default_rng(0)

@@ -23,6 +23,8 @@ from fedgft.optimizers import Optimizer
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.sums import Sums
 
+pytestmark = pytest.mark.slow
+
 SP = CATALOG["sp"]
 
 

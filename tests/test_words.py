@@ -375,6 +375,7 @@ def test_a_rate_inside_the_grid_is_left_alone() -> None:
     assert not trained
 
 
+@pytest.mark.slow
 def test_replicates_that_miss_their_target_are_trained_for_more_rounds() -> None:
     fixed = {"lr": (0.03,), "target": (0.06,)}
     long = quick(range(6), rounds=8, **fixed, round_factors=(2, 4))
@@ -444,6 +445,7 @@ def test_rounds_that_were_given_are_kept_to() -> None:
 QUICK = "--data synthetic --seeds 3 --lr 0.03 --clients 4"
 
 
+@pytest.mark.slow
 def test_training_for_more_rounds_is_resumed_to_the_same_bits(
     capsys, tmp_path, monkeypatch
 ) -> None:
@@ -473,6 +475,7 @@ def test_training_for_more_rounds_is_resumed_to_the_same_bits(
     assert sum(first["rounds"].values()) == 3 and set(first["rounds"]) - {"3"}
 
 
+@pytest.mark.slow
 def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
     command = ["train", *shlex.split(QUICK), "--rounds", 8, "--target", 0.12]
     code, out, _ = run(capsys, *command, "--json", "--strict", "--all-models", "--out", tmp_path)
@@ -494,6 +497,7 @@ def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
     assert "constant: always predicts the most frequent class" in out
 
 
+@pytest.mark.slow
 def test_a_missed_target_is_told_with_what_to_try_and_has_an_exit_code(capsys, tmp_path) -> None:
     command = ["train", *shlex.split(QUICK), "--rounds", 2, "--target", 0]
     code, out, _ = run(capsys, *command, "--strict", "--out", tmp_path / "t")
@@ -508,6 +512,7 @@ def test_a_missed_target_is_told_with_what_to_try_and_has_an_exit_code(capsys, t
     assert code == 2 and "--strict is for fedgft-control" in err
 
 
+@pytest.mark.slow
 def test_compare_says_whether_a_target_was_reached(capsys) -> None:
     command = ["compare", *shlex.split(QUICK), "--rounds", 2]
     both = ("--methods", "fedavg", "fedgft-control")
@@ -518,6 +523,7 @@ def test_compare_says_whether_a_target_was_reached(capsys) -> None:
     assert code == 0 and "in 3 of 3 replicates" in out and "What to try" not in out
 
 
+@pytest.mark.slow
 def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
     command = [
         "frontier",
@@ -545,6 +551,7 @@ def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
     assert code == 2 and "--strict is about a target" in err
 
 
+@pytest.mark.slow
 def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> None:
     """94% have the label, and nothing but the group says anything about it."""
     rng = np.random.default_rng(0)
@@ -586,6 +593,7 @@ def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> N
     assert [r["collapsed"] for r in json.loads(out)] == [2, 2]
 
 
+@pytest.mark.slow
 def test_before_is_fedavg_where_it_was_trained_beside(capsys, tmp_path) -> None:
     study = quick(range(2), lr=(0.03,), round_factors=())
     plain, fair = (study.run(0.5, m, SP) for m in ("fedavg", "fedgft-control"))
@@ -603,6 +611,7 @@ def test_before_is_fedavg_where_it_was_trained_beside(capsys, tmp_path) -> None:
 # Deployed
 
 
+@pytest.mark.slow
 def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
     from flwr.serverapp.strategy import FedAvg
 
