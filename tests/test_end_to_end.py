@@ -91,7 +91,7 @@ def test_demo(capsys, folder, monkeypatch):
     def refuse(name, **options):
         raise FedgftError("no network")
 
-    monkeypatch.setattr("fedgft.cli.demo.load", refuse)  # synthetic data instead of Adult
+    monkeypatch.setattr("fedgft.data.load", refuse)  # synthetic data instead of Adult
     monkeypatch.setattr("fedgft.cli.demo.METHODS", ["fedavg", "lrw", "fedgft-control"])
     succeed(capsys, "demo", "--seeds", "1", "--out", folder / "demo")
     assert (folder / "demo" / "sites.svg").exists()
