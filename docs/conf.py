@@ -52,7 +52,7 @@ PAGES = {
         "metric",
         "algorithm",
     ),
-    "Background": ("idea", "simulator", "threat-model", "paper-vs-code", "faq"),
+    "Background": ("idea", "simulator", "speed", "threat-model", "paper-vs-code", "faq"),
     "Reference": ("commands", "python"),
 }
 

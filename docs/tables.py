@@ -1,13 +1,14 @@
 """Fill the tables of the README and the docs from the files in results/: `python docs/tables.py`.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `make bench` and
-`make results` run this script; `--check` only says which pages are out of date.
+`make results` run this script. With `--check` it changes nothing and lists the outdated pages.
 """
 
 import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,16 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
+def fill_lines(text: str) -> str:
+    """The text in lines of at most 100 characters."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
 def speed() -> str:
     """Seconds of the simulator and of a plain PyTorch loop (results/speed.jsonl)."""
     rows = {(row["case"], row["executor"]): row for row in read_rows("speed.jsonl")}
     table = format_table(
-        ("workload", "executor", "ours, s", "plain loop, s", "times faster", "accuracy, both"),
+        ("workload", "executor", "fedgft, s", "plain loop, s", "times faster", "accuracy of both"),
         (
             (
                 WORKLOADS[case],
@@ -54,19 +60,42 @@ def speed() -> str:
         ),
     )
     penalty = rows["penalty", "fused"]["ratios"]
-    return (
-        f"{table}\n\nA round among 100,000 clients with a cohort of 100 costs "
-        f"{rows['growth', 'fused']['ratio']:.1f} times what it costs among 1,000. FedGFT takes "
-        f"{penalty['W1x20 both']:.2f} times as long as FedAvg where both are measured on the "
-        f"clients' rows every round, and {penalty['W1x20 test']:.2f} times where FedAvg is "
-        "measured on test rows alone: its constants are one more pass over the data. A fresh "
-        f"process has W1 done after {rows['startup', 'fused']['seconds']:.1f} s."
+    sentences = (
+        "With a cohort of 100 clients, a round among 100,000 clients takes "
+        f"{rows['growth', 'fused']['ratio']:.1f} times as long as a round among 1,000 clients. "
+        f"FedGFT takes {penalty['W1x20 both']:.2f} times as long as FedAvg if both methods are "
+        "measured on the clients' rows in every round, and "
+        f"{penalty['W1x20 test']:.2f} times as long if FedAvg is measured only on test rows: "
+        "FedGFT needs one additional pass over the data for its constants. A fresh process "
+        f"finishes W1 after {rows['startup', 'fused']['seconds']:.1f} s."
     )
+    return f"{table}\n\n{fill_lines(sentences)}"
+
+
+def speed_summary() -> str:
+    """Seconds of the simulator beside a PyTorch loop and other simulators, for the README."""
+    own = {row["case"]: row for row in read_rows("speed.jsonl") if row["executor"] == "fused"}
+    others = {(row["workload"], row["peer"]): row for row in read_rows("peers.jsonl")}
+    names = list(dict.fromkeys(peer for _, peer in others))
+    lines = []
+    for case, title in (("W1", "10 clients"), ("W2a", "100 clients"), ("W2b", "1,000 clients")):
+        found = [others.get((case, name)) for name in names]
+        theirs = ["" if row is None else f"{row['peer_seconds']:.1f}" for row in found]
+        seconds = f"{own[case]['seconds']:.3f}"
+        lines.append((title, seconds, f"{own[case]['plain_seconds']:.1f}", *theirs))
+    return format_table(("", "fedgft", "PyTorch loop", *names), lines)
 
 
 def peers() -> str:
     """Seconds of other simulators on the same runs (results/peers.jsonl)."""
-    header = ("simulator", "workload", "theirs, s", "ours, s", "times faster", "accuracy, both")
+    header = (
+        "simulator",
+        "workload",
+        "simulator, s",
+        "fedgft, s",
+        "times faster",
+        "accuracy of both",
+    )
     return format_table(
         header,
         (
@@ -97,7 +126,7 @@ def gpu() -> str:
         "plain loop, bf16",
         "FedAvg, bf16",
         "FedGFT, bf16",
-        "FedGFT's round / FedAvg's",
+        "round of FedGFT / FedAvg",
     )
     return format_table(header, lines)
 
@@ -111,25 +140,38 @@ def claims() -> str:
         assert found, f"results/{folder}README.md has no line with all claims"
         counts.append(tuple(map(int, found.groups())))
     (all_claims, holding, failing), (all_celeba, holding_celeba, _) = counts
-    return (
-        f"{failing} of {all_claims} claims that were checked on Adult and COMPAS do not hold "
-        f"({holding} hold, the others cannot be decided); on CelebA {holding_celeba} of "
-        f"{all_celeba} claims holds."
+    undecided = all_claims - holding - failing
+    rest = f", {undecided} cannot be decided" if undecided else ""
+    return fill_lines(
+        f"Of {all_claims} claims checked on Adult and COMPAS, {holding} hold and {failing} do not"
+        f"{rest} ([list](results/README.md)). On CelebA, {holding_celeba} of {all_celeba} claims "
+        "holds ([table](results/celeba/table1.md))."
     )
 
 
 def demo() -> str:
-    """What `fedgft demo` printed when results/ was made (results/demo.txt)."""
-    text = (RESULTS / "demo.txt").read_text("utf-8").rstrip()
-    tables, _, sentences = text.rpartition("\n\n")
-    return f"```text\n{tables.strip()}\n```\n\n{' '.join(sentences.split())}"
+    """Accuracy and gap of every method of `fedgft demo` (results/demo.txt)."""
+    text = (RESULTS / "demo.txt").read_text("utf-8").partition("\n\ndecisions")[0]
+    cell = r"(\d+\.\d)±\d+\.\d"
+    found = re.findall(rf"^ (\w[\w ]*?) +{cell} +{cell} +(\S+)-(\S+) +(\S+)", text, re.MULTILINE)
+    assert len(found) == 6, "results/demo.txt does not hold six methods"
+    header = ("method", "accuracy, %", "gap", "95% interval", "noise floor")
+    rows = [(name, right, gap, f"{low} to {high}", at) for name, right, gap, low, high, at in found]
+    return format_table(header, rows)
 
 
-TABLES = {"speed": speed, "peers": peers, "gpu": gpu, "claims": claims, "demo": demo}
+TABLES = {
+    "speed": speed,
+    "speed-summary": speed_summary,
+    "peers": peers,
+    "gpu": gpu,
+    "claims": claims,
+    "demo": demo,
+}
 
 
 def fill(text: str) -> str:
-    """The page with every marked block written anew."""
+    """Return the page with every marked block replaced by its table."""
     return BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 
