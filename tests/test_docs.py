@@ -1,4 +1,4 @@
-"""Docs cannot drift: every block of every page runs, or says here why it does not."""
+"""Every code block of every page runs, or this file states why it does not."""
 
 import re
 import shlex
@@ -20,14 +20,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-# Blocks of text are what a command prints, or formulas; every other page must do without them.
+# Only these pages may have blocks of plain text: output of a command, or formulas.
 TEXT = {
-    "README.md": "the demo's table; compared below with what `make results` kept of it",
-    "audit.md": "of what examples/audit_sites.py prints; compared with it below",
+    "audit.md": "part of the output of examples/audit_sites.py; compared with it below",
     "deployment.md": "configurations of systemd and nginx; compared with the commands below",
     "idea.md": "formulas",
 }
-# Commands that are only parsed here, by what they contain.
+# Commands with one of these words are parsed but not run.
 PARSED = {
     "demo": "twenty replicates of Adult, which must be fetched",
     "reproduce": "the paper: minutes (tests/test_reproduce.py)",
@@ -35,12 +34,12 @@ PARSED = {
     "get": "fetches a data set",
     "adult": "fetches a data set",
     "compas": "fetches a data set",
-    "adult-sites/sums": "what examples/audit_sites.py makes; it is run below",
-    "--images": "pictures that are the reader's own (tests/test_pictures.py)",
+    "adult-sites/sums": "files of examples/audit_sites.py, which is run below",
+    "--images": "pictures of the reader (tests/test_pictures.py)",
 }
-NEEDS = {"torchvision": "is no dependency of ours"}  # blocks that import it are only compiled
-PIP = r"install (-c constraints\.txt )?(\.|'\.\[flower\]'|fedgft-[\d.]+-py3-none-any\.whl)"
-OTHERS = {  # lines of shell blocks that are none of our commands, and whether they can be true
+NEEDS = {"torchvision": "not a dependency"}  # blocks that import it are only compiled
+PIP = r"install (-c constraints\.txt )?(\.|'\.\[\w+\]'|fedgft-[\d.]+-py3-none-any\.whl)"
+OTHERS = {  # other programs in shell blocks, and a check of their arguments
     "make": lambda rest: re.search(rf"^{rest.split()[0]}:", (ROOT / "Makefile").read_text(), re.M),
     "pip": lambda rest: re.fullmatch(PIP, rest),
     "python": lambda rest: (ROOT / rest.split()[0]).is_file(),
@@ -69,7 +68,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_block_escapes(page):
-    """A block is Python, shell or, where TEXT says why, text; no other kind, and none indented."""
+    """A block is Python, shell or, on the pages of TEXT, text; none is indented."""
     kinds = {kind for kind, _ in fences(page)}
     assert kinds <= {"python", "sh", "text"}
     assert ("text" in kinds) == (page.name in TEXT)
@@ -104,8 +103,7 @@ def tables(tmp_path_factory):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_runs_from_top_to_bottom(page, tables, tmp_path):
-    """Every block, in a folder with the tables; commands that train with fewer replicates and
-    rounds."""
+    """Run every block in a folder with the tables; training uses fewer replicates and rounds."""
     folder = shutil.copytree(tables, tmp_path / "pages")
     with chdir(folder):
         for kind, text in fences(page):
@@ -189,7 +187,7 @@ def test_the_audit_of_adult_says_what_the_page_quotes(tmp_path):
 
 
 def test_tables_are_those_of_the_results():
-    """`python docs/tables.py` writes them; nothing in them is typed by hand."""
+    """`python docs/tables.py` writes the tables; no number in them is typed by hand."""
     command = [sys.executable, str(ROOT / "docs" / "tables.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
