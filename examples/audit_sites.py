@@ -1,10 +1,10 @@
-"""A scikit-learn model audited across sites: UCI Adult, every occupation a site of its own.
+"""Audit a scikit-learn model across sites: UCI Adult, with one site per occupation.
 
     python examples/audit_sites.py [FOLDER]
 
-Any model would do: only its predictions are needed. A site keeps its rows (FOLDER/OCCUPATION.csv)
-and hands over a few kilobytes of sums (FOLDER/sums/OCCUPATION.json); the audit sees nothing else.
-You see its verdict, a sentence a metric, and its warnings; FOLDER/report.html is the whole report.
+The audit needs only predictions, so any model works. A site keeps its rows (FOLDER/OCCUPATION.csv)
+and sends a few kilobytes of sums (FOLDER/sums/OCCUPATION.json); the audit sees only these sums. You
+see one sentence per metric, and the warnings. FOLDER/report.html is the complete report.
 """
 
 import sys
@@ -23,7 +23,7 @@ from fedgft.formatting import SIGNS
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "adult-sites")
 (folder / "sums").mkdir(parents=True, exist_ok=True)
 
-# A model, trained on half of the people. Race and sex are not among its features.
+# Train a model on half of the people. Race and sex are not features.
 people = prepared_frame("adult")
 features = people.drop("income", "race", "sex").to_dummies(
     ["workclass", "marital-status", "occupation", "relationship", "native-country"]
@@ -34,7 +34,7 @@ x = StandardScaler().fit(features.to_numpy()[train]).transform(features.to_numpy
 model = LogisticRegression(max_iter=1000).fit(x[train], people["income"].to_numpy()[train])
 score = model.predict_proba(x)[:, list(model.classes_).index(">50K")]
 
-# Every site: its own people, whom the model has not seen, and their scores.
+# Each site has its own people, whom the model has not seen, and their scores.
 tested = people.with_columns(score=pl.Series(score)).filter(pl.Series(~train))
 for (site,), rows in tested.partition_by("occupation", as_dict=True).items():
     name = "Not stated" if site == "?" else site
@@ -49,7 +49,7 @@ for (site,), rows in tested.partition_by("occupation", as_dict=True).items():
     )
     write_sums(sums, folder / "sums" / f"{name}.json")
 
-# Anyone: the files of all sites together.
+# The auditor combines the files of all sites.
 made = audit(gather(sorted((folder / "sums").glob("*.json"))))
 (folder / "report.html").write_text(made.to_html(), "utf-8")
 for good, said in made.verdict():

@@ -1,4 +1,4 @@
-"""FedDyn (Acar et al., 2021), added without a change of the library: a correction and a server.
+"""FedDyn (Acar et al., 2021) without changes to the library: a correction and a server.
 
     python examples/feddyn.py
 

@@ -1,11 +1,11 @@
-"""A federated algorithm of your own in one file: weights that follow need, after q-FedAvg.
+"""Your own federated algorithm in one file: clients with a larger loss get a larger weight.
 
-Li, Sanjabi, Beirami & Smith, "Fair Resource Allocation in Federated Learning": clients count
-n_k L_k^q, with L_k the loss of the model they received; here L_k is the mean score that their rows
-give to the wrong class. q = 0 is FedAvg; the larger q, the more the worst-off client counts.
+This is a variant of q-FedAvg (Li, Sanjabi, Beirami & Smith, "Fair Resource Allocation in Federated
+Learning"). Client k has the weight n_k L_k^q, where L_k is the loss of the received model; here,
+L_k is the mean score of the wrong class. q = 0 is FedAvg; a larger q favors the worst-off client.
 
-You see the accuracy of that client rise with q, and then the new weights under FedGFT's objective,
-where the gap between the groups falls as well: another slot, one argument.
+You see that the accuracy of that client rises with q. Then you see the same weights with the
+objective of FedGFT, which is another slot: the gap between the groups falls as well.
 """
 
 from dataclasses import dataclass, replace
@@ -17,24 +17,24 @@ import fedgft
 
 @dataclass(frozen=True)
 class ByNeed:
-    """Weighting slot. `q` is one number, or one a run."""
+    """Weighting slot. `q` is one number, or one number per run."""
 
     q: float | np.ndarray
-    sees: str = "received"  # the sums that clients have of the model they receive
+    sees: str = "received"  # the clients' sums of the received model
 
     def init(self, sizes):
-        return None  # nothing is remembered from round to round
+        return None  # there is no state
 
     def coefficients(self, state, cohort, local):
         if local.received is None:
             return cohort.weight, state
-        rows = np.maximum(local.received.rows(), 1)  # a client may have none
+        rows = np.maximum(local.received.rows(), 1)  # a client may have no rows
         loss = 1 - np.einsum("...cgc->...", local.received.score) / rows
         q = np.broadcast_to(self.q, len(cohort.bounds) - 1)[cohort.run]
         return cohort.normalized(cohort.weight * loss**q), state
 
 
-# One client in ten, whose first two features mean the opposite of what they mean elsewhere.
+# Client a holds a tenth of the rows; its first two features have the opposite sign.
 data = fedgft.synthetic(rows=8000, features=4, gap=0.3, signal=1.5)
 client = np.random.default_rng(0).choice(5, size=len(data), p=[0.1, 0.225, 0.225, 0.225, 0.225])
 features = np.where((client == 0)[:, None] & (np.arange(5) < 2), -data.features, data.features)
@@ -44,7 +44,7 @@ settings = fedgft.Settings(rounds=40, schedule="cosine", eval_every=0)
 
 
 def show(names, algorithm):
-    runs = len(names)  # side by side, as one batch
+    runs = len(names)  # all runs are one batch
     history = fedgft.simulate(
         [federation] * runs, "logistic", algorithm, settings, seeds=[0] * runs, lr=0.02
     )

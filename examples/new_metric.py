@@ -1,16 +1,17 @@
-"""A metric of your own in one line: measured, and trained for.
+"""Define a metric in one line, measure it and train for it.
 
-What is a loan worth to whoever asks for it? One that is repaid 1, one that is not 1/4, none 0. You
-see the gap between two groups in that benefit, of decisions on rows nobody trained on, for FedAvg,
-for statistical parity, and for benefit parity itself, which leaves the smallest.
+The metric is the benefit of a decision for an applicant: 1 for a loan that will be repaid, 1/4 for
+a loan that will not be repaid, 0 for no loan. You see the gap in this benefit between two groups,
+for decisions on held-out rows: with FedAvg, with training for statistical parity, and with training
+for benefit parity, which leaves the smallest gap.
 """
 
 import fedgft
 
 benefit = fedgft.Metric("benefit", "benefit parity", lambda p, y: p[:, 1:] * (1 + 3 * y[:, 1:]) / 4)
 
-# From here on it is a metric like any other. On rows, with anybody's predictions:
-fedgft.CATALOG["benefit"] = benefit  # known by name now, in an audit too
+# Measure it on rows, with the predictions of any model.
+fedgft.CATALOG["benefit"] = benefit  # now it has a name, also in audits
 repaid = [1, 1, 0, 0, 1, 0]
 accepted = [1, 1, 0, 0, 1, 1]
 sex = list("fffmmm")
@@ -18,7 +19,7 @@ site = fedgft.audit.measure(repaid, accepted, sensitive_features=sex, site="nort
 found = fedgft.audit.audit(site).to_dict()["metrics"]["benefit"]
 print(f"an audit of six rows: benefit gap {found['gap']:.3f}")
 
-# In the simulator, and in training (`fedgft.Penalty(benefit, lam)` is the same in your own loop):
+# Train for it in the simulator; in your own loop, use `fedgft.Penalty(benefit, lam)`.
 data = fedgft.synthetic(rows=6000, features=4, gap=0.4)
 federations = [fedgft.partition(data, clients=5, alpha=0.5, seed=seed) for seed in range(8)]
 settings = fedgft.Settings(rounds=40, schedule="cosine", eval_every=0)

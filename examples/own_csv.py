@@ -1,10 +1,10 @@
-"""A fair model for a CSV of your own, as one would have it on the command line.
+"""Train a fair model for your own CSV on the command line.
 
     python examples/own_csv.py [FOLDER]
 
-Three banks have loans in one table. The commands are printed as they run: train with a target for
-the gap, train plain FedAvg beside it, and let both decide about applicants nobody trained on. You
-see the gap between men and women in those decisions before and after.
+One table has the loans of three banks. The script prints each command and runs it: it trains plain
+FedAvg, trains with a target for the gap, and lets both models decide about new applicants. You see
+the gap between men and women in these decisions, before and after.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ rng = np.random.default_rng(0)
 
 
 def loans(rows):
-    """Women earn less here and repay as well as men of the same income."""
+    """Make loans: women have lower incomes, and repay like men with the same income."""
     sex = np.where(rng.random(rows) < 0.5, "f", "m")
     income = rng.normal(np.where(sex == "f", 32, 40), 8).round(1)
     amount = rng.gamma(4, 5, rows).round(1)
@@ -35,7 +35,7 @@ def loans(rows):
 
 
 def run(command):
-    """As in a shell, in this process; its own tables are put aside."""
+    """Run a command in this process and hide its output."""
     print("$", command)
     aside = io.StringIO()
     with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):

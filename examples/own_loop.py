@@ -1,7 +1,7 @@
-"""FedGFT in a training loop of your own: three clients, plain PyTorch, three lines more.
+"""FedGFT in your own training loop: three clients, plain PyTorch, three additional lines.
 
-You see accuracy and gap (statistical parity of decisions, on rows nobody trained on) of federated
-averaging, which is lam = 0, and of FedGFT: a third of the gap or less, for some accuracy.
+You see accuracy and gap (statistical parity of decisions on held-out rows) of federated averaging,
+which is lam = 0, and of FedGFT. FedGFT has a third of the gap or less, and loses some accuracy.
 """
 
 import copy
@@ -26,7 +26,8 @@ def train(lam):
     clients = [tensors(federation.client(k)) for k in range(3)]
     penalty = fedgft.Penalty("sp", lam)  # 1: once
     for _ in range(20):
-        penalty.update(sum(penalty.statistics(model(x), y, a) for x, y, a in clients))  # 2: a round
+        # 2: once per round
+        penalty.update(sum(penalty.statistics(model(x), y, a) for x, y, a in clients))
         mean = {name: 0.0 for name in model.state_dict()}
         for x, y, a in clients:
             local = copy.deepcopy(model)
@@ -34,7 +35,7 @@ def train(lam):
             for batch in torch.randperm(len(y)).split(64):
                 logits = local(x[batch])
                 loss = cross_entropy(logits, y[batch])
-                loss = loss + penalty(logits, y[batch], a[batch])  # 3: a batch
+                loss = loss + penalty(logits, y[batch], a[batch])  # 3: per batch
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -1,8 +1,8 @@
-"""A module of your own in the simulator, plain and with a target for the gap.
+"""Your own module in the simulator, without and with a target for the gap.
 
-The label hangs on the product of two features. You see a linear model, then a small residual
-network, plain and fair: which executor took it, accuracy and gap (statistical parity of decisions)
-on rows that nobody trained on. The last two are trained side by side as one program.
+The label depends on the product of two features. You see the executor, the accuracy and the gap
+(statistical parity of decisions on held-out rows) of a linear model, of a small residual network,
+and of the same network with a target. The two networks are trained side by side in one batch.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ import fedgft
 
 
 class Residual(nn.Module):
-    """Anything with one output a class will do."""
+    """Any module with one output per class works."""
 
     def __init__(self, features, width=16):
         super().__init__()
@@ -29,7 +29,7 @@ class Residual(nn.Module):
         return self.leave(self.norm(x + torch.tanh(self.inner(x))))
 
 
-# Group 1 is right of center more often, and y = 1 where two features have the same sign.
+# Group 1 has larger features, and y = 1 if two features have the same sign.
 rng = np.random.default_rng(0)
 data = fedgft.synthetic(rows=4000, features=2, gap=0.0)
 x = rng.standard_normal((len(data), 2)) + 1.0 * data.groups[:, None]
@@ -53,5 +53,5 @@ def show(names, model, method):
 
 
 show(["linear"], "logistic", fedgft.fedavg())
-targets = np.array([0.99, 0.02])  # one a run; no gap exceeds 0.99, so nothing is pushed
+targets = np.array([0.99, 0.02])  # per run; 0.99 has no effect
 show(["residual", "residual, fair"], lambda: Residual(3), fedgft.fedgft_control(sp, targets))

@@ -1,9 +1,9 @@
-"""A scikit-learn model audited across three hospitals, from sums alone.
+"""Audit a scikit-learn model across three hospitals, from sums alone.
 
-You see what each site finds on its own rows, then what the sums of all sites say together, with a
-95% interval, and that it is the same as on the pooled rows, which nobody has outside this example.
-Within every site the model flags men and women alike; over all of them it does not, because most
-women go where few are ill. The audit warns of it. Needs `pip install 'fedgft[references]'`.
+You see the gap at each site, then the gap over all sites with a 95% interval. It equals the gap on
+the pooled rows, which only this example has. Within every site, the model flags men and women at
+the same rate. Over all sites it does not, because most women go to the hospital with few ill
+people; the audit warns about this. Needs `pip install 'fedgft[references]'`.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 
 
 def hospital(rows, women, level):
-    """Age, pressure, the hospital's usual level; sex is not among the features."""
+    """Make patients: age and blood pressure, which differs by hospital; sex is not a feature."""
     sex = np.where(rng.random(rows) < women, "f", "m")
     x = np.column_stack((rng.normal(60, 10, rows), rng.normal(level, 15, rows)))
     ill = rng.random(rows) < 1 / (1 + np.exp(-((x[:, 0] - 60) / 10 + (x[:, 1] - 140) / 10)))
@@ -29,7 +29,7 @@ model = RandomForestClassifier(50, min_samples_leaf=20, random_state=0).fit(
     np.concatenate([x for x, _, _ in training]), np.concatenate([y for _, y, _ in training])
 )
 
-# Every site, on its own: rows that the model has not seen, and nothing leaves but `sums`.
+# Each site measures rows that the model has not seen; only `sums` leave the site.
 sums = []
 pooled = []
 for name, place in places.items():
@@ -40,7 +40,7 @@ for name, place in places.items():
     gap = audit(sums[-1]).to_dict()["metrics"]["sp"]["gap"]
     print(f"{name} alone: gap {gap:.3f}")
 
-# Anyone: all sites together.
+# The auditor combines all sites.
 made = audit(sums)
 found = made.to_dict()["metrics"]["sp"]
 print(f"all sites: gap {found['gap']:.3f}, 95% interval {found['low']:.3f} to {found['high']:.3f}")

@@ -1,4 +1,4 @@
-"""A site: trains on its own rows and sends parameters and sums, never a row."""
+"""A site trains on its own rows and sends parameters and sums, never a row."""
 
 from fairapp.task import make
 from fedgft.flower.client_app import client

@@ -1,4 +1,4 @@
-"""The server: any strategy of Flower, made fair over everybody's rows."""
+"""The server makes any Flower strategy fair over the rows of all sites."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp, strategy

@@ -1,4 +1,4 @@
-"""A model of your own: used where the configuration says model = "own"."""
+"""Your own model; the setting model = "own" selects it."""
 
 
 def make(features: int, classes: int):
