@@ -1,4 +1,4 @@
-"""Settings of the whole test suite; no test needs to know them."""
+"""Settings of the test suite."""
 
 import atexit
 import gc
@@ -18,16 +18,16 @@ from hypothesis import settings
 # most tests never do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Started in the background (nohup, `make test &` in a script) Python ignores SIGINT, and so would
-# every process that the tests interrupt on purpose.
+# Python ignores SIGINT if it is started in the background (nohup, `make test &` in a script). The
+# processes that the tests interrupt on purpose would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What sites remember goes to a folder of this run of the tests, not to the user's own.
+# Sites store their state in a temporary folder, not in the user's folder.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedgft-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-# The same examples on every machine, and no failure because a machine is slow.
+# Hypothesis uses the same examples on every machine, and slow machines do not fail.
 settings.register_profile("fedgft", deadline=None, derandomize=True)
 settings.load_profile("fedgft")
 
@@ -51,26 +51,28 @@ sys.meta_path.insert(0, CompiledModules)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported now stays: nobody need look through it for garbage. Flower looks for some
-    whenever it converts parameters, a quarter of a second each time."""
+    """Exclude imported modules from garbage collection.
+
+    Flower collects garbage whenever it converts parameters, which would take 0.25 s each time.
+    """
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def flower_may_log():
-    """Setting up a database of Flower's turns off the loggers that are there already."""
+    """Enable logging again: Flower turns off existing loggers when it sets up its database."""
     logging.disable(logging.NOTSET)
     logging.getLogger("flwr").disabled = False
 
 
 @pytest.fixture(scope="session")
 def compas():
-    """The real data set; without it a test is skipped, and says so."""
+    """The real data set; tests are skipped if it cannot be downloaded."""
     from fedgft.data import load
     from fedgft.errors import FedgftError
 
     try:
         return load("compas")
     except FedgftError as error:
-        pytest.skip(f"COMPAS cannot be had: {error}")
+        pytest.skip(f"COMPAS is not available: {error}")

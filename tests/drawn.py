@@ -1,5 +1,7 @@
-"""Pictures that tests draw themselves: a bright disc where the label is 1, on a ground whose color
-goes with the group, so that a small network learns the label and picks the group up on the way."""
+"""Draw pictures for tests: the label decides about a bright disc, the group about the color.
+
+A small network that learns the label also learns the group from the color of the background.
+"""
 
 import numpy as np
 

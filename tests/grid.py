@@ -1,6 +1,6 @@
-"""An engine in one process, for tests and benchmarks: messages are copied, as real ones are.
+"""A Flower grid in one process, for tests and benchmarks. It copies messages, as real grids do.
 
-It needs one private thing of Flower, the identity of a task, without which no message can be made.
+It uses one private part of Flower, the identity of a task, which every message needs.
 """
 
 import copy

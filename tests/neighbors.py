@@ -1,6 +1,6 @@
-"""Neighboring tables, and what a released number gives away about which of two it came from.
+"""Neighboring tables, and a test of what a release reveals about which of two it came from.
 
-Used by the tests and, over more tables and draws, by hardening/privacy.py.
+The tests use it and, with more tables and draws, hardening/privacy.py.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Federated training in ordinary, slow PyTorch: the reference that the engine is held against.
+"""Federated training in simple, slow PyTorch: the reference for the engine.
 
-One module a client, torch.optim, autograd through the loss, the paper's formulas written out, and
+It uses one module per client, torch.optim, autograd through the loss, the paper's formulas and
 Python lists. It shares one thing with the library: the order in which a client reads its rows.
 """
 

@@ -1,4 +1,4 @@
-"""Fairlearn on rows that are all in one place: what an audit of many sites must equal."""
+"""Fairlearn on pooled rows: the reference for an audit of many sites."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""A small federation with every kind of client that has gone wrong somewhere, in float64."""
+"""A small federation in float64 with every kind of client that has caused a fault before."""
 
 from dataclasses import replace
 

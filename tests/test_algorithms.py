@@ -1,4 +1,4 @@
-"""The laws of an algorithm, and every method against the plain loop."""
+"""Laws of every algorithm, and a comparison of every method with the plain loop."""
 
 from dataclasses import dataclass, replace
 from typing import get_args

@@ -1,7 +1,7 @@
-"""Attacks on a federation's server, against real processes: a gate with a SuperLink behind it.
+"""Attacks on the server of a federation, with real processes: a gate and a SuperLink behind it.
 
-Beside them runs a SuperLink as Flower's own command starts it. Where an attack reaches that one, a
-test says so: it would notice if the gate stopped to refuse.
+A second SuperLink runs as Flower's own command starts it. If an attack succeeds there, a test says
+so: the test would notice if the gate stopped refusing the attack.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The audit against Fairlearn on the pooled rows, and against what the theory says of sites."""
+"""Compare the audit with Fairlearn on pooled rows, and with the theory."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Do the intervals hold? 2,000 federations whose true rates are known, and files with noise."""
+"""Coverage of the intervals: 2,000 federations with known true rates, also with noise."""
 
 import tracemalloc
 from dataclasses import replace

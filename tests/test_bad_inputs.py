@@ -1,6 +1,6 @@
-"""Wrong input of every kind: one line that names it, exit code 2, and nothing left behind.
+"""Invalid input of every kind gives one line, exit code 2, and no files.
 
-A sample; `hardening/bad_inputs.py` tries all cases, under limits of time and memory.
+This is a sample; `hardening/bad_inputs.py` tries all cases, with limits on time and memory.
 """
 
 import sys

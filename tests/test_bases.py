@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedNova and servers with a memory: against their papers' formulas, and all together."""
+"""SCAFFOLD, FedNova and servers with state, compared with the formulas of their papers."""
 
 from itertools import product
 

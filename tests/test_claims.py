@@ -1,4 +1,4 @@
-"""What is said about the paper's experiments, and how it is written down."""
+"""The claims about the paper's experiments, and how they are written."""
 
 import re
 from dataclasses import replace

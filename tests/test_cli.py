@@ -1,4 +1,4 @@
-"""The command line as a user has it: real processes' code paths, real files, real errors."""
+"""The command line as users see it: real code paths, files and errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What goes wrong on the way: nothing is lost, nothing is half-written, nothing is a traceback."""
+"""Failures during a command: no lost or incomplete files, and no traceback."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Several metrics at once, and other ways to make one number of many rates."""
+"""Several metrics at once, and the ways to combine many rates into one number."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The command line as one piece: help, examples, completion, quiet and verbose, color, codes."""
+"""The command line as a whole: help, examples, completion, quiet, verbose, color, exit codes."""
 
 import os
 import re

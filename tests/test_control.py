@@ -1,4 +1,4 @@
-"""A target for decisions: the rule, what it never does, and what it reaches."""
+"""The controller: its rule, its guarantees, and the gaps that it reaches."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The gradients behind the convergence experiment, against autograd and against enumeration."""
+"""Gradients of the convergence experiment, compared with autograd and with enumeration."""
 
 from itertools import combinations, pairwise, product
 

@@ -1,4 +1,4 @@
-"""The correction slot is open: FedDyn of `examples/feddyn.py` against the paper's formulas."""
+"""New corrections: FedDyn of `examples/feddyn.py`, compared with the paper's formulas."""
 
 import runpy
 from pathlib import Path

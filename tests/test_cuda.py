@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured steps are the steps they were captured from."""
+"""Tests that need a GPU: captured steps equal the steps that they were captured from."""
 
 from dataclasses import replace
 

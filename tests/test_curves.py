@@ -1,4 +1,4 @@
-"""What the histograms say: curves, sweeps and thresholds against the rows themselves."""
+"""Curves, sweeps and thresholds from histograms, compared with those from rows."""
 
 import math
 from itertools import product

@@ -1,4 +1,4 @@
-"""A user's own table, and what it is refused for."""
+"""Tables of users, and the reasons for which they are refused."""
 
 import subprocess
 import sys

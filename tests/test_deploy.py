@@ -1,4 +1,4 @@
-"""A federation of real processes: TLS, authentication, faults, and nothing left behind."""
+"""A federation of real processes: TLS, authentication, faults, and a complete shutdown."""
 
 import json
 import os

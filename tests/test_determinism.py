@@ -1,6 +1,6 @@
-"""The same numbers to the last digit: wherever memory lies, and whoever compiled the kernel.
+"""Results are equal to the last digit for any memory address and any compiled kernel.
 
-Models that hang on rounding (raw features, Adam) show it in the third digit of a table.
+Models that depend on rounding (raw features, Adam) show differences in the third digit of a table.
 """
 
 import os

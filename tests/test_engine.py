@@ -1,4 +1,4 @@
-"""What a simulation promises, whatever the method: settings, seeds, batches of runs, cohorts."""
+"""Guarantees of a simulation for any method: settings, seeds, batches of runs, cohorts."""
 
 from dataclasses import replace
 

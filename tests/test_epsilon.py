@@ -1,6 +1,6 @@
-"""What is released tells no more than the accounted epsilon; the same test finds planted faults.
+"""Releases reveal no more than the accounted epsilon; the same test finds planted faults.
 
-The long version, with more tables and draws, is hardening/privacy.py.
+hardening/privacy.py is the long version, with more tables and draws.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Names that are programs: in every page that is written they are text."""
+"""Names that contain code are plain text in every page."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Every example runs, is short, says what one sees, and shows it."""
+"""Every example runs, is short, and shows what its docstring announces."""
 
 import ast
 import re

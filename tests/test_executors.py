@@ -1,4 +1,4 @@
-"""Executors compute one thing in different ways: against torch.optim, and against each other."""
+"""Executors agree with torch.optim and with each other."""
 
 import numpy as np
 import pytest

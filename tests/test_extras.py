@@ -1,4 +1,4 @@
-"""Without an optional package a command ends in one line that names what installs it."""
+"""Without an optional package, a command prints one line with the `pip install` command."""
 
 import subprocess
 import sys

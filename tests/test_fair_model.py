@@ -1,4 +1,4 @@
-"""A saved model as an object: the same predictions from every kind of table, without torch."""
+"""A saved model as an object: equal predictions for every kind of table, without torch."""
 
 import subprocess
 import sys

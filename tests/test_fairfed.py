@@ -1,4 +1,4 @@
-"""FairFed's weights on a federation small enough to compute by hand, and local reweighing."""
+"""FairFed's weights on a federation that can be computed by hand, and local reweighing."""
 
 from math import exp
 

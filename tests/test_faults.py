@@ -1,5 +1,7 @@
-"""Disks that are full or cannot be written, clocks that jump, two at once: one line that says so,
-exit code 2, and what was there before is still there."""
+"""Full disks, read-only folders, clocks that jump, simultaneous runs.
+
+Each gives one line and exit code 2, and earlier files stay.
+"""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
-"""What is written where: never through a symbolic link, sums and histories for their owner alone,
-and no text from data that a spreadsheet or a Markdown viewer would run."""
+"""Written files: no symbolic links are followed, sums and histories are private to their owner,
+and texts from data cannot run in spreadsheets or Markdown viewers.
+"""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""FedGFT on Flower, in one process: it equals the simulator, and composes with every strategy."""
+"""FedGFT on Flower in one process: it equals the simulator and works with every strategy."""
 
 from dataclasses import replace
 

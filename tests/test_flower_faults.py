@@ -1,4 +1,4 @@
-"""What goes wrong between organizations: clients that fail, lie, vanish or misunderstand."""
+"""Faults between organizations: clients that fail, lie, drop out or use other names."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Private statistics: noise with an account, small cells, and sums that nobody sees apart."""
+"""Private statistics: noise with an account, small cells, and secure sums."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The frontier: what is on it, what is chosen from it, and the references beside it."""
+"""The frontier: its points, the choice of one of them, and the references."""
 
 import inspect
 import warnings

@@ -1,4 +1,4 @@
-"""The public metric functions: equal to Fairlearn, and loud about what they cannot say."""
+"""The public metric functions: equal to Fairlearn, with warnings if a value is not estimable."""
 
 import doctest
 from importlib.util import module_from_spec, spec_from_file_location

@@ -1,4 +1,4 @@
-"""Whatever is in a file or a message, a reader says so in our own words, or reads it.
+"""For any content of a file or message, a reader returns a value or raises `FedgftError`.
 
 The targets and their seeds are in tests/fuzzing; `hardening/fuzz.py` runs them for longer.
 """

@@ -1,4 +1,4 @@
-"""Files made to do harm: paths that lead out, pickles that run, numbers that fill the memory."""
+"""Malicious files: paths that lead out of a folder, pickles with code, numbers that fill memory."""
 
 import hashlib
 import io

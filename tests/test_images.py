@@ -1,4 +1,4 @@
-"""Folders of images with a table, and CelebA's official layout. All pictures are drawn here."""
+"""Folders of images with a table, and the official layout of CelebA, with drawn pictures."""
 
 import os
 import subprocess

@@ -1,5 +1,7 @@
-"""Ctrl-C while a command starts: exit code 130 and one line, as later (test_cli_mishaps.py). Ctrl-C
-when all is done: nothing."""
+"""Ctrl-C during the start of a command gives exit code 130 and one line.
+
+The same holds later (test_cli_mishaps.py); after the end of a command, Ctrl-C has no effect.
+"""
 
 import subprocess
 import sys

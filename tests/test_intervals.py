@@ -1,4 +1,4 @@
-"""Intervals against published numbers, coverage and floor against simulation."""
+"""Intervals compared with published numbers; coverage and noise floor by simulation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Clients that lie within what sums of rows can be, through the real strategy."""
+"""Clients that report false but valid sums, through the real strategy."""
 
 import logging
 

@@ -1,5 +1,7 @@
-"""What must not grow: passes over the data and things held at once. Seconds are no test; those are
-in benchmarks/load.py."""
+"""Passes over the data and objects in memory do not grow with the load.
+
+benchmarks/load.py measures seconds; tests do not.
+"""
 
 import weakref
 from pathlib import Path

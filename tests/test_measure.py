@@ -1,4 +1,4 @@
-"""`fedgft measure` and `fedgft audit` from the command line, on files as sites have them."""
+"""`fedgft measure` and `fedgft audit` on the command line, with files of sites."""
 
 import json
 import subprocess

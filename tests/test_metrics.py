@@ -1,4 +1,4 @@
-"""The laws of a metric, for every metric of the catalog; two and three classes and groups."""
+"""Laws of every metric of the catalog, for two and three classes and groups."""
 
 from dataclasses import dataclass, replace
 

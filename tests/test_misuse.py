@@ -1,7 +1,7 @@
-"""The misuse suite (`hardening/misuse.py`) finds nothing, and it would find a fault.
+"""The misuse suite (`hardening/misuse.py`) finds no fault, and would find a planted one.
 
-The calls run in a process of their own: the tests' check of types at run time would refuse many of
-them before our code does.
+The calls run in a separate process, because the type checks of the tests would refuse many of
+them before the library does.
 """
 
 import re

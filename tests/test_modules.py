@@ -1,4 +1,4 @@
-"""A model of the user's own: whatever it has inside, it trains as it would in a plain loop."""
+"""Modules of users train as they would in a plain loop."""
 
 import copy
 import os

@@ -1,5 +1,4 @@
-"""Files of earlier versions: they give the numbers that the earlier version read from them, or are
-refused in one line."""
+"""Files of earlier versions give the same numbers as before, or are refused in one line."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What is handed over: the wheel and the source archive, built here without a network."""
+"""The wheel and the source archive, built without a network."""
 
 import subprocess
 import sys

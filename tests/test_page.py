@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads, everything is there, and it fits a phone."""
+"""The page of the reproduction in a real browser: complete, and readable on a phone."""
 
 import json
 import re

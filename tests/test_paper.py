@@ -1,4 +1,4 @@
-"""The paper as data: its experiments, and the numbers it published."""
+"""The paper as data: its experiments and its published numbers."""
 
 import csv
 from dataclasses import replace

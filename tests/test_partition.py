@@ -1,4 +1,4 @@
-"""Laws of every partition: each row once, nobody empty, one seed one cut."""
+"""Laws of every partition: each row once, no empty client, one seed gives one partition."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The one-line change in a loop of the user's own, and the table of prices behind it."""
+"""The penalty in a training loop of the user, and its table of prices."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Images on the command line, with pictures that the tests draw."""
+"""Images on the command line, with drawn pictures."""
 
 import json
 import signal

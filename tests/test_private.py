@@ -1,4 +1,4 @@
-"""What protects people in a site's file: noise with a stated budget, and small cells withheld."""
+"""Protection of people in a site file: noise with a stated budget, suppressed small cells."""
 
 import json
 import math

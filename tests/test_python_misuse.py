@@ -1,4 +1,4 @@
-"""Calls from Python that are wrong, or look wrong: the right answer, or an error that says why."""
+"""Python calls that are wrong, or look wrong: a correct result, or an error with the reason."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The report in a real browser: it opens from a file, the slider works, names do no harm."""
+"""The report in a real browser: it opens from a file, the slider works, names are escaped."""
 
 import shutil
 

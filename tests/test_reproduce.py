@@ -1,4 +1,4 @@
-"""The runner that keeps what is done, and the command that reproduces the paper."""
+"""The runner that caches finished work, and the command that reproduces the paper."""
 
 import gc
 import json

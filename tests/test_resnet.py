@@ -1,4 +1,4 @@
-"""ResNet-18 is torchvision's, name by name; published weights load, and nothing else does."""
+"""ResNet-18 equals torchvision's, name by name; published weights load, other files do not."""
 
 import os
 import pickle

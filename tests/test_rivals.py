@@ -1,4 +1,4 @@
-"""Two runs at once on one folder or one file, and runs that are killed half-way through a file."""
+"""Two simultaneous runs on one folder or file, and runs that are killed while they write."""
 
 import os
 import signal

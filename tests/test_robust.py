@@ -1,4 +1,4 @@
-"""Limits on what one site's sums can do: honest sites lose nothing, and a liar does not get far."""
+"""Limits on the sums of one site: honest sites lose nothing, and a liar gains little."""
 
 import numpy as np
 import pytest

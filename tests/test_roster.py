@@ -1,4 +1,4 @@
-"""Which node is which site: lost sites are named."""
+"""The assignment of nodes to sites: lost sites are named."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The held-out rows of a deployed site: one row more or less moves one count by one."""
+"""The held-out rows of a deployed site: adding one row changes one count by one."""
 
 import numpy as np
 import polars as pl

@@ -1,4 +1,4 @@
-"""Features: the encoder, scaling against numpy, the synthetic population's closed forms."""
+"""Features: the encoder, scaling compared with numpy, formulas of the synthetic population."""
 
 from dataclasses import replace
 from functools import reduce

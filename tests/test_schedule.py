@@ -1,4 +1,4 @@
-"""Random choices are pure functions of their names; who takes part, and how fast it learns."""
+"""Random choices are pure functions of their names; cohorts and learning rates."""
 
 from dataclasses import replace
 from itertools import permutations

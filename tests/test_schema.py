@@ -1,4 +1,4 @@
-"""Tables that nobody pools, read alike: the schema is that of the pooled rows."""
+"""Sites agree on a schema without pooling their tables: it equals that of the pooled rows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Secure sums: the total is right, and nothing but the total of the whole cohort can be had."""
+"""Secure sums: the total is correct, and only the total of the whole cohort is revealed."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The table of settings: it agrees with what the library can do, and it checks values."""
+"""The table of settings agrees with the library and checks values."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The documentation builds without warnings and network, and its reference is complete."""
+"""The documentation builds without warnings and without a network, and lists every name."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The file a site hands over: what is not ours, or damaged, is refused by file and field."""
+"""The file of a site: foreign or damaged files are refused with the name of the field."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The public data sets: what is in them, and where their bytes may come from."""
+"""The public data sets: their content, and where it can be downloaded."""
 
 import hashlib
 import zipfile

@@ -1,4 +1,4 @@
-"""Protocols and studies: on real data where a source can be reached."""
+"""Protocols and studies, on real data if it can be downloaded."""
 
 from dataclasses import replace
 

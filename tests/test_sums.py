@@ -1,4 +1,4 @@
-"""Sums of sites add up like numbers, survive a file, and refuse what is not ours."""
+"""The sums of sites add up like numbers, survive a file, and refuse invalid values."""
 
 import json
 

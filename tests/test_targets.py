@@ -1,4 +1,4 @@
-"""Targets, bases, frontiers and mistakes from the command line, and what is said about them."""
+"""Targets, bases, frontiers and mistakes on the command line, and their messages."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Large models train a few at a time, and an interrupted run goes on as if it had not been."""
+"""Large models train a few at a time, and an interrupted run continues without a difference."""
 
 import subprocess
 import sys

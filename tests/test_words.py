@@ -1,5 +1,6 @@
-"""What a training run says of itself: of models that have collapsed, of targets that were missed,
-of the groups behind a gap, and of what was saved. On made data."""
+"""The report of a training run: collapsed models, missed targets, the groups behind a gap and
+the saved model, on synthetic data.
+"""
 
 import json
 import shlex
