@@ -302,7 +302,7 @@ def test_memory_that_runs_out_on_a_cpu_is_no_matter_of_pictures_or_lanes(monkeyp
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("fedgft.engine.executors.fused.Fused.measure", full)
+    monkeypatch.setattr("fedgft.engine.executors.fused.FusedExecutor.measure", full)
     with pytest.raises(FedgftError, match=r"try batch_size 128 \(it is 256\)$"):
         simulate(
             [federation()],

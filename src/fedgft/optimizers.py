@@ -4,6 +4,7 @@ They follow torch.optim exactly (bias correction, epsilon outside the root, L2 i
 sgd, momentum and adam, decoupled for adamw), on NumPy and torch arrays.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedgft.errors import FedgftError, import_extra
 from fedgft.types import Block
-from fedgft.validation import check_number
+from fedgft.validation import check_choice, check_number
 
 Rule = Literal["sgd", "momentum", "adam", "adamw"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -41,10 +42,7 @@ class Optimizer:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, str) or self.rule not in RULES:
-            raise FedgftError(
-                f"`optimizer` {self.rule!r} is not known; choose from {', '.join(RULES)}"
-            )
+        check_choice("optimizer", self.rule, RULES)
         for name in ("first", "second"):
             if not 0 <= check_number(name, getattr(self, name)) < 1:
                 raise FedgftError("must be at least 0 and below 1", field=name)
@@ -77,6 +75,11 @@ class Moments:
     v: Any
     steps: np.ndarray
 
+    @classmethod
+    def zeros(cls, make: Callable[[int, int], Any], units: int, width: int) -> "Moments":
+        """Moments before the first step; `make` returns an array (units, width) of zeros."""
+        return cls(make(units, width), make(units, width), np.zeros((units, 2), np.int64))
+
     def forget(self, state: str) -> None:
         """Prepare for a round: "keep" keeps all, "reset" clears all, other states clear m only."""
         if state != "keep":
@@ -86,11 +89,13 @@ class Moments:
             self.v[:] = 0
             self.steps[:, 1] = 0
 
-    def assign(self, other: "Moments") -> None:
-        """Copy the numbers of `other`."""
-        self.m[:] = other.m
-        self.v[:] = other.v
-        self.steps[:] = other.steps
+    def __getitem__(self, at: Any) -> "Moments":
+        return Moments(self.m[at], self.v[at], self.steps[at])
+
+    def __setitem__(self, at: Any, other: "Moments") -> None:
+        self.m[at] = other.m
+        self.v[at] = other.v
+        self.steps[at] = other.steps
 
 
 def step(optimizer: Optimizer, params: Block, grad: Block, *, moments: Moments, lr: Any) -> None:
@@ -129,21 +134,13 @@ def step_rates(optimizer: Optimizer, lr: float, ages: np.ndarray, steps: int) ->
 
 
 def graph_step(
-    optimizer: Optimizer,
-    params: Any,
-    grad: Any,
-    *,
-    moments: tuple[Any, Any],
-    count: Any,
-    rate: Any,
-    lr: Any,
+    optimizer: Optimizer, params: Any, grad: Any, *, m: Any, v: Any, count: Any, rate: Any, lr: Any
 ) -> None:
     """Apply one step to one model in torch, in place, in one pass over memory.
 
     Everything that changes between steps is a tensor, so that a CUDA graph can replay it. `count`
     is the number of steps behind v, including this one; `rate` is one of `step_rates`.
     """
-    m, v = moments
     if optimizer.weight_decay and not optimizer.decoupled:
         grad.add_(params, alpha=optimizer.weight_decay)
     if optimizer.decoupled:
@@ -152,21 +149,10 @@ def graph_step(
         m.mul_(optimizer.momentum).add_(grad)
         params.sub_(rate * m)
         return
-    import_extra("torch")._fused_adam_(
-        [params],
-        [grad],
-        [m],
-        [v],
-        [],
-        [count],
-        amsgrad=False,
-        lr=rate,
-        beta1=optimizer.first,
-        beta2=optimizer.second,
-        weight_decay=0.0,
-        eps=optimizer.epsilon,
-        maximize=False,
-    )
+    rates = {"lr": rate, "beta1": optimizer.first, "beta2": optimizer.second}
+    unused = {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+    tensors = ([params], [grad], [m], [v], [], [count])
+    import_extra("torch")._fused_adam_(*tensors, **rates, eps=optimizer.epsilon, **unused)
 
 
 def reach(optimizer: Optimizer, steps: np.ndarray, pull: np.ndarray | float = 0.0) -> np.ndarray:

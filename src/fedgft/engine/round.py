@@ -93,9 +93,7 @@ class Rounds:
             objective=algorithm.objective.init(self.index.runs, self.loop()),
             weighting=algorithm.weighting.init(self.index.sizes),
             server=algorithm.server.init(block[:, : self.executor.spec.trained]),
-            moments=self.clients.init_moments(),
-            correction=self.clients.init_correction(),
-            norms=self.clients.init_norms(),
+            **self.clients.init(),
         )
 
     def step(self, state: State, t: int) -> State:
@@ -146,16 +144,19 @@ class Rounds:
         rounds = self.settings.rounds
         if not self.best_models.applies(rounds):
             return state
-        sums = state.sums
-        if sums is None:
-            sums = self.measure(state, self.all_clients)
+        sums = self.measure(state, self.all_clients)
         state = self.best_models.remember(state, self.all_clients, sums, rounds)
         state = self.best_models.refine(state, self._measure_runs)
         assert state.best is not None
         return replace(state, params=state.best.params, sums=None)
 
     def measure(self, state: State, cohort: Cohort) -> Sums:
-        """Sums of the global model over the rows of each client, with its own layers (FedBN)."""
+        """Sums of the global model over the rows of each client, with its own layers (FedBN).
+
+        They are computed unless the state has them.
+        """
+        if cohort.full and state.sums is not None:
+            return state.sums
         units = self.index.clients(cohort)
         if state.norms is None:
             return self.executor.measure(units, state.params, units.run)
@@ -273,9 +274,7 @@ class Rounds:
         """Sums of the received model on the cohort; None if no slot uses them."""
         if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
             return None
-        sums = state.sums if cohort.full else None
-        if sums is None:
-            sums = self.measure(state, cohort)
+        sums = self.measure(state, cohort)
         if not self.settings.noise:
             return sums
         return add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
@@ -312,9 +311,9 @@ class Rounds:
         runs = self.index.runs
         classes = len(data.classes)
         cells = (classes, len(data.group_names) + 1)
-        price = np.zeros((runs, *cells, classes))
-        price += self.algorithm.objective.price(state.objective, runs=runs, classes=classes)
-        row_weights = self.algorithm.objective.row_weights
+        objective = self.algorithm.objective
+        price = objective.price(state.objective, runs=runs, classes=classes)
+        row_weights = objective.row_weights or np.ones_like
         client_keys = keys(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
         fresh = keys(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
         fixed = np.broadcast_to(client_keys, fresh.shape)
@@ -327,10 +326,8 @@ class Rounds:
             max_rows=min((settings.steps or ALL_ROWS) * settings.batch_size, ALL_ROWS),
             min_batch=self.executor.spec.min_batch,
             lr=lr[cohort.run],
-            weights=np.ones((len(units), *cells))
-            if row_weights is None
-            else row_weights(units.count),
-            price=price[cohort.run],
+            weights=row_weights(units.count),
+            price=(np.zeros((runs, *cells, classes)) + price)[cohort.run],
             mu=self.algorithm.correction.mu,
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.algorithms import Algorithm
-from fedgft.algorithms.controller import Controller, ControlReport, TargetMissedWarning
+from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.executors import choose_executor
 from fedgft.engine.plan import index_rows
@@ -21,7 +21,7 @@ from fedgft.engine.round import Rounds
 from fedgft.engine.state import Snapshot, State, pack, unpack
 from fedgft.errors import FedgftError
 from fedgft.models import get_model, prepare_logits
-from fedgft.settings import Settings
+from fedgft.settings import MAX_SEED, Settings
 from fedgft.sums import Sums, stack
 from fedgft.validation import (
     as_array,
@@ -36,15 +36,6 @@ MAX_PREDICTED = 2**22  # features that `predict_proba` reads at a time
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
 OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how to take a snapshot
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions that `simulate` calls while it runs; see there."""
-
-    on_round: OnRound | None
-    on_model: OnModel | None
-    on_state: OnState | None
 
 
 @dataclass(frozen=True)
@@ -83,41 +74,33 @@ class History:
 
     def part(self, runs: slice | np.ndarray) -> "History":
         """The history of some runs, with their share of the time."""
-        share = len(self.params[runs]) / len(self.params)
-        return History(
-            rounds=self.rounds,
-            federation=None if self.federation is None else self.federation[:, runs],
+        params = self.params[runs]
+        return replace(
+            self,
+            federation=self.federation and self.federation[:, runs],
             test=self.test[:, runs],
-            before=None if self.before is None else self.before[runs],
-            after=None if self.after is None else self.after[runs],
-            params=self.params[runs],
-            seconds=self.seconds * share,
-            executor=self.executor,
-            control=None if self.control is None else self.control.part(runs),
+            before=self.before and self.before[runs],
+            after=self.after and self.after[runs],
+            params=params,
+            seconds=self.seconds * (len(params) / len(self.params)),
+            control=self.control and self.control.part(runs),
         )
 
     def with_runs(self, at: np.ndarray, other: "History") -> "History":
         """This history with runs `at` replaced by those of another one, measured as often."""
 
-        def replace_runs(mine: Sums | None, theirs: Sums | None, where: Any) -> Any:
-            return None if mine is None or theirs is None else mine.replaced(where, theirs)
-
         every_round = (slice(None), at)
-        control = None
+        places = {"federation": every_round, "test": every_round, "before": at, "after": at}
+        changed: dict[str, Any] = {"control": None}
+        for name, place in places.items():
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
+            changed[name] = mine and theirs and mine.replaced(place, theirs)
         if self.control is not None and other.control is not None:
-            control = self.control.with_runs(at, other.control)
+            changed["control"] = self.control.with_runs(at, other.control)
         params = self.params.copy()
         params[at] = other.params
-        return replace(
-            self,
-            federation=replace_runs(self.federation, other.federation, every_round),
-            test=replace_runs(self.test, other.test, every_round),
-            before=replace_runs(self.before, other.before, at),
-            after=replace_runs(self.after, other.after, at),
-            params=params,
-            seconds=self.seconds + other.seconds,
-            control=control,
-        )
+        return replace(self, params=params, seconds=self.seconds + other.seconds, **changed)
 
 
 def simulate(
@@ -170,10 +153,6 @@ def simulate(
     started = time.perf_counter()
     _check_types(federations, algorithm, settings, seeds)
     init = _check_init(init)
-    if len(federations) != len(seeds):
-        raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
-    if min(seeds, default=0) < 0:
-        raise FedgftError(f"`seed` must not be negative, got {min(seeds)}")
     rates = _check_rates(lr, len(seeds))
     settings.check_cohort(federations[0].num_clients)
     index = index_rows(list(federations))
@@ -188,8 +167,9 @@ def simulate(
             seeds=np.asarray(seeds, np.uint64),
             lr=rates,
         )
-        callbacks = Callbacks(on_round, on_model, on_state)
-        return _run(rounds, init, callbacks, resume=resume, started=started)
+        callbacks = {"on_round": on_round, "on_model": on_model, "on_state": on_state}
+        history = _run(rounds, init, resume, **callbacks)
+        return replace(history, seconds=time.perf_counter() - started)
     except IndexError as error:
         if "out of range in self" not in str(error):  # the message of an embedding
             raise
@@ -237,22 +217,23 @@ def _check_types(federations: Any, algorithm: Any, settings: Any, seeds: Any) ->
     """Refuse arguments of the wrong type before anything is computed."""
     if isinstance(federations, Federation | Dataset) or not hasattr(federations, "__len__"):
         raise FedgftError(
-            "federations must be a list with one Federation per seed, not "
-            f"{format_value(federations)}; "
-            "write simulate([federation], ..., seeds=[0])"
+            f"federations must be a list with one Federation per seed, not "
+            f"{format_value(federations)}; write simulate([federation], ..., seeds=[0])"
         )
     for each in federations:
         check_instance("federations", each, Federation, "partition() makes one of a Dataset")
-    check_instance(
-        "algorithm", algorithm, Algorithm, "for example fedavg() or fedgft_control('sp', 0.02)"
-    )
+    example = "for example fedavg() or fedgft_control('sp', 0.02)"
+    check_instance("algorithm", algorithm, Algorithm, example)
     check_instance("settings", settings, Settings)
     if isinstance(seeds, str | bytes | dict) or np.ndim(seeds) != 1:
-        raise FedgftError(
-            f"seeds must be a list of whole numbers, as in [0], not {format_value(seeds)}"
-        )
+        text = f"seeds must be a list of whole numbers, as in [0], not {format_value(seeds)}"
+        raise FedgftError(text)
     for seed in seeds:
-        check_integer("seeds", seed, most=2**63 - 1)
+        check_integer("seeds", seed, most=MAX_SEED)
+    if len(federations) != len(seeds):
+        raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
+    if min(seeds, default=0) < 0:
+        raise FedgftError(f"`seed` must not be negative, got {min(seeds)}")
 
 
 def _check_init(init: Any) -> np.ndarray | None:
@@ -298,18 +279,19 @@ def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
 def _run(
     rounds: Rounds,
     init: np.ndarray | None,
-    callbacks: Callbacks,
-    *,
     resume: Snapshot | None,
-    started: float,
+    *,
+    on_round: OnRound | None,
+    on_model: OnModel | None,
+    on_state: OnState | None,
 ) -> History:
     """Run all rounds, measure, and call the callbacks."""
     total = rounds.settings.rounds
     every = rounds.settings.eval_every
+    reports: tuple[Any, ...] = ()
+    before = None
     if resume is None:
         state = rounds.init(init)
-        reports: Any = ()
-        before = None
     else:
         state, reports, before = _restore(rounds, resume)
     for done in range(0 if resume is None else resume.round + 1, total + 1):
@@ -320,14 +302,14 @@ def _run(
         if done in (0, total) or (every and done % every == 0):
             state, test = _evaluate(rounds, state)
             reports = (*reports, (done, _sum_clients(rounds, state), test))
-            if callbacks.on_model:
-                callbacks.on_model(done, rounds.executor.to_host(state.params))
+            if on_model:
+                on_model(done, rounds.executor.to_host(state.params))
         if done == 0:
             before = state.sums
-        elif callbacks.on_round:
-            callbacks.on_round(done, total)
-        if callbacks.on_state and 0 < done < total:
-            callbacks.on_state(done, partial(pack, done, (state, reports, before)))
+        elif on_round:
+            on_round(done, total)
+        if on_state and 0 < done < total:
+            on_state(done, partial(pack, done, (state, reports, before)))
     at, federation, test = zip(*reports, strict=True)
     return History(
         rounds=np.array(at),
@@ -336,7 +318,7 @@ def _run(
         before=_by_client(rounds, before),
         after=_by_client(rounds, state.sums),
         params=rounds.executor.to_host(state.params),
-        seconds=time.perf_counter() - started,
+        seconds=0.0,
         executor=rounds.executor.name,
         control=_report_control(rounds, state),
     )
@@ -356,11 +338,9 @@ def _restore(rounds: Rounds, resume: Snapshot) -> tuple[State, tuple[Any, ...], 
 def _report_control(rounds: Rounds, state: State) -> ControlReport | None:
     """Whether each run reached its target; warn if some did not."""
     objective = rounds.algorithm.objective
-    if not any(isinstance(penalty, Controller) for penalty in objective.penalties):
+    if not objective.controllers:
         return None
-    sums = _sum_clients(rounds, state)
-    if sums is None:
-        sums = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
+    sums = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
     report = objective.reports(state.objective, sums)[0]
     if (text := report.warning()) is not None:
         warnings.warn(text, TargetMissedWarning, stacklevel=4)
@@ -385,12 +365,10 @@ def _evaluate(rounds: Rounds, state: State) -> tuple[State, Sums]:
 
 
 def _sum_clients(rounds: Rounds, state: State) -> Sums | None:
-    return None if state.sums is None else state.sums.map(rounds.all_clients.sum)
+    return state.sums and state.sums.map(rounds.all_clients.sum)
 
 
 def _by_client(rounds: Rounds, sums: Sums | None) -> Sums | None:
     """(units, ...) -> (run, client, ...)."""
-    if sums is None:
-        return None
     shape = (rounds.index.runs, rounds.index.num_clients)
-    return sums.map(lambda array: array.reshape(*shape, *array.shape[1:]))
+    return sums and sums.map(lambda array: array.reshape(*shape, *array.shape[1:]))

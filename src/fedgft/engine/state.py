@@ -1,8 +1,6 @@
 """The state of a simulation between rounds, what clients keep, and snapshots of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,7 +67,7 @@ class State:
     objective: Any
     weighting: Any
     server: Any
-    moments: Moments | None
+    moments: Moments | None = None
     correction: CorrectionState | None = None
     norms: Norms | None = None
     best: Best | None = None
@@ -91,41 +89,24 @@ class ClientState:
     executor: Executor
     correction: Correction
 
-    @cached_property
-    def total_rows(self) -> np.ndarray:
-        """Rows of all clients of each run, (run,)."""
-        return self.index.sizes.sum(1)
-
-    @property
-    def clients(self) -> int:
-        """Clients of all runs."""
-        return self.index.runs * self.index.num_clients
-
-    def init_moments(self) -> Moments | None:
-        """Moments of every client's optimizer, or of one per run; None if they are not kept."""
-        if self.settings.state == "reset":
-            return None
+    def init(self) -> dict[str, Any]:
+        """The fields of a `State` that hold what clients keep, before the first round."""
+        buffers = self.executor.buffers
         width = self.executor.spec.gradient
+        runs = self.index.runs
+        clients = runs * self.index.num_clients
+        kept: dict[str, Any] = {}
         if self.settings.state == "shared":
-            m, v = (self.executor.buffers.zeros(self.index.runs, width) for _ in range(2))
-        else:
-            m, v = (self.executor.buffers.storage(self.clients, width) for _ in range(2))
-        return Moments(m, v, np.zeros((len(m), 2), np.int64))
-
-    def init_correction(self) -> CorrectionState | None:
-        """Zeros for the correction's vectors; None if it keeps none."""
-        if self.correction.learns_from == "nothing":
-            return None
-        width = self.executor.spec.gradient
-        server = self.executor.buffers.zeros(self.index.runs, width)
-        return CorrectionState(server, self.executor.buffers.storage(self.clients, width))
-
-    def init_norms(self) -> Norms | None:
-        """Room for every client's normalization layers; None if clients share them."""
-        if self.settings.norms == "shared":
-            return None
-        own = self.executor.buffers.storage(self.clients, len(self.executor.spec.norms))
-        return Norms(own, np.zeros(self.clients, bool))
+            kept["moments"] = Moments.zeros(buffers.zeros, runs, width)
+        elif self.settings.state != "reset":
+            kept["moments"] = Moments.zeros(buffers.storage, clients, width)
+        if self.correction.learns_from != "nothing":
+            server = buffers.zeros(runs, width)
+            kept["correction"] = CorrectionState(server, buffers.storage(clients, width))
+        if self.settings.norms == "local":
+            own = buffers.storage(clients, len(self.executor.spec.norms))
+            kept["norms"] = Norms(own, np.zeros(clients, bool))
+        return kept
 
     def personalize(self, norms: Norms | None, cohort: Cohort, block: Any) -> Any:
         """Put each client's own normalization layers into its model, in place."""
@@ -179,10 +160,7 @@ class ClientUpdates:
             moments = Moments(m, v, stored.steps[at])
             moments.forget(self.clients.settings.state)
             return task, moments
-        if not epochwise:
-            return task, None
-        m, v = (buffers.zeros(len(cohort), width) for _ in range(2))
-        return task, Moments(m, v, np.zeros((len(cohort), 2), np.int64))
+        return task, Moments.zeros(buffers.zeros, len(cohort), width) if epochwise else None
 
     def end(
         self, task: Task, cohort: Cohort, moments: Moments | None, *, block: Any, start: Any
@@ -226,8 +204,7 @@ class ClientUpdates:
     def finish(self) -> None:
         """Apply the means over all chunks."""
         if self.state.correction is not None:
-            server = self.state.correction.server
-            server[:] = server + self.server_change
+            self.state.correction.server[:] += self.server_change
         stored = self.state.moments
         if stored is not None and self.clients.settings.state == "shared":
             stored.v[:] = (stored.v + self.moments_change).clip(0)  # rounding may go below zero
@@ -245,10 +222,10 @@ class ClientUpdates:
         training = LocalTraining(task.gradients * per_step, move)
         own = self._cohort_vectors(vectors, cohort)
         learned, change = self.clients.correction.learn(own, cohort, training)
-        share = task.units.sizes / self.clients.total_rows[cohort.run]
-        self.server_change = executor.mix(
-            share, change, 0 * vectors.server, cohort, self.server_change
-        )
+        total_rows = np.array([len(f.rows) for f in self.clients.index.federations])
+        share = task.units.sizes / total_rows[cohort.run]
+        nothing = 0 * vectors.server
+        self.server_change = executor.mix(share, change, nothing, cohort, self.server_change)
         executor.buffers.write(vectors.own, self.clients.positions(cohort), learned)
 
 
@@ -274,48 +251,49 @@ class Snapshot:
 def pack(round: int, value: Any) -> Snapshot:
     """Take a value apart: None, numbers, texts, arrays, tuples and the classes of this file."""
     arrays: dict[str, np.ndarray] = {}
-    return Snapshot(round, _pack(value, arrays), arrays)
+
+    def describe(value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if type(value) in PACKED_TYPES.values():
+            names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+            parts = {name: describe(getattr(value, name)) for name in names}
+            return {"is": type(value).__name__, "of": parts}
+        if isinstance(value, (tuple, list)):
+            return {"is": "tuple", "of": [describe(item) for item in value]}
+        name = f"{len(arrays):04d}"
+        if isinstance(value, (np.ndarray, np.generic)):
+            arrays[name] = np.asarray(value, order="C")
+            return {"is": "array", "of": name}
+        if value.is_pinned():  # a GPU may still write to it
+            import_extra("torch").cuda.synchronize()
+        arrays[name] = value.detach().contiguous().cpu().numpy()
+        return {"is": "tensor", "of": name, "host": value.device.type == "cpu"}
+
+    return Snapshot(round, describe(value), arrays)
 
 
-def _pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if type(value) in PACKED_TYPES.values():
-        names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
-        parts = {name: _pack(getattr(value, name), arrays) for name in names}
-        return {"is": type(value).__name__, "of": parts}
-    if isinstance(value, (tuple, list)):
-        return {"is": "tuple", "of": [_pack(item, arrays) for item in value]}
-    name = f"{len(arrays):04d}"
-    if isinstance(value, (np.ndarray, np.generic)):
-        arrays[name] = np.asarray(value, order="C")
-        return {"is": "array", "of": name}
-    if value.is_pinned():  # a GPU may still write to it
-        import_extra("torch").cuda.synchronize()
-    arrays[name] = value.detach().contiguous().cpu().numpy()
-    return {"is": "tensor", "of": name, "host": value.device.type == "cpu"}
-
-
-def unpack(snapshot: Snapshot, restore: Callable[[np.ndarray, bool], Any] | None) -> Any:
+def unpack(snapshot: Snapshot, restore: Any) -> Any:
     """Put a snapshot together again; `restore` is that of the executor's buffers.
 
     Raises ValueError if `pack` did not make the snapshot.
     """
+    arrays = snapshot.arrays
+
+    def build(tree: Any) -> Any:
+        if tree is None or isinstance(tree, (bool, int, float, str)):
+            return tree
+        kind = tree["is"]
+        parts = tree["of"]
+        if kind == "tuple":
+            return tuple(build(item) for item in parts)
+        if kind == "array":
+            return arrays[parts]
+        if kind == "tensor":
+            return restore(arrays[parts], tree["host"])
+        return PACKED_TYPES[kind](**{name: build(part) for name, part in parts.items()})
+
     try:
-        return _unpack(snapshot.tree, snapshot.arrays, restore)
+        return build(snapshot.tree)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a snapshot of fedgft ({error})") from error
-
-
-def _unpack(tree: Any, arrays: dict[str, np.ndarray], restore: Any) -> Any:
-    if tree is None or isinstance(tree, (bool, int, float, str)):
-        return tree
-    kind = tree["is"]
-    parts = tree["of"]
-    if kind == "tuple":
-        return tuple(_unpack(item, arrays, restore) for item in parts)
-    if kind == "array":
-        return arrays[parts]
-    if kind == "tensor":
-        return restore(arrays[parts], tree["host"])
-    return PACKED_TYPES[kind](**{n: _unpack(part, arrays, restore) for n, part in parts.items()})

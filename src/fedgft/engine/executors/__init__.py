@@ -1,8 +1,10 @@
 """Executors train and measure models: fused, stacked or sequential, whichever is fastest."""
 
+from dataclasses import replace
+
 from fedgft.algorithms import Algorithm
 from fedgft.engine.executors.base import Executor
-from fedgft.engine.executors.fused import Fused, why_not_fused
+from fedgft.engine.executors.fused import FusedExecutor, why_not_fused
 from fedgft.engine.plan import RowIndex
 from fedgft.errors import FedgftError, import_extra
 from fedgft.models import Model
@@ -35,7 +37,7 @@ def choose_executor(
     if settings.executor == "fused" and reason:
         raise FedgftError(f"`executor` fused cannot take this run: {reason}")
     if settings.executor in ("auto", "fused") and not reason:
-        return Fused(index, settings.optimizer, dtype=settings.dtype, threads=settings.threads)
+        return FusedExecutor(index, settings)
     import_extra("torch", f"training a {model.name} model ({reason or settings.executor})")
     from fedgft.engine.executors.sequential import SequentialExecutor
     from fedgft.engine.executors.stacked import StackedExecutor, why_not_stacked
@@ -46,7 +48,7 @@ def choose_executor(
     if settings.executor != "sequential":
         reason = why_not_stacked(traits, index, settings)
         if reason is None:
-            stacked = StackedExecutor(index, model, settings, traits)
+            stacked = StackedExecutor(index, model, settings, replace(traits, min_batch=1))
             reason = stacked.why_not_captured()
             if reason is None:
                 return stacked

@@ -1,12 +1,12 @@
 """The interface of executors: what a round asks for, and where arrays of clients are stored."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fedgft.algorithms import Cohort
-from fedgft.engine.plan import Units
+from fedgft.engine.plan import Units, batches
 from fedgft.optimizers import Moments
 from fedgft.sums import Sums
 from fedgft.types import Price, Weights
@@ -63,21 +63,23 @@ class Task:
 
     def part(self, at: slice) -> "Task":
         """The task of some of the units, without the executor's arrays."""
-        return replace(
-            self,
-            units=self.units[at],
-            seeds=self.seeds[at],
-            noise=self.noise[at],
-            lr=self.lr[at],
-            weights=self.weights[at],
-            price=self.price[at],
-        )
+        by_unit = ("units", "seeds", "noise", "lr", "weights", "price")
+        return replace(self, **{name: getattr(self, name)[at] for name in by_unit})
 
     def epoch(self, number: int, price: Price, origin: Any) -> "Task":
         """The task of one epoch, with other prices and another center of the proximal term."""
         at = slice(number, number + 1)
         seeds = self.seeds[:, at]
         return replace(self, seeds=seeds, noise=self.noise[:, at], price=price, origin=origin)
+
+    def batches(self, rows: np.ndarray, unit: int) -> list[list[np.ndarray]]:
+        """Row numbers by epoch and batch of one unit; `rows` are those of the index."""
+        own = rows[self.units.low[unit] : self.units.high[unit]]
+        limits = {"most": self.max_rows, "least": self.min_batch}
+        return [
+            batches(own, seed=int(seed), batch_size=self.batch_size, **limits)
+            for seed in self.seeds[unit]
+        ]
 
     @property
     def steps(self) -> np.ndarray:
@@ -106,38 +108,40 @@ class ModelSpec:
 
     trained: int
     gradient: int
-    norms: np.ndarray
-    min_batch: int
-    chunk: int | None
+    norms: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    min_batch: int = 1
+    chunk: int | None = None
 
 
-@runtime_checkable
-class Buffers(Protocol):
-    """Arrays with one row per unit or client, where the executor wants them."""
+@dataclass(frozen=True)
+class Buffers:
+    """Arrays with one row per unit or client, where the executor wants them: here in NumPy."""
+
+    dtype: Any
 
     def zeros(self, rows: int, width: int) -> Any:
         """An array to compute with."""
-        ...
+        return np.zeros((rows, width), self.dtype)
 
     def storage(self, rows: int, width: int) -> Any:
-        """Zeros for what clients keep between rounds; it may lie in the host's memory."""
-        ...
+        """Zeros for what clients keep between rounds; they may lie in the host's memory."""
+        return self.zeros(rows, width)
 
     def read(self, stored: Any, at: np.ndarray) -> Any:
         """A copy of some rows of a storage, to compute with."""
-        ...
+        return stored[at]
 
     def write(self, stored: Any, at: np.ndarray, values: Any) -> None:
         """Replace some rows of a storage."""
-        ...
+        stored[at] = values
 
     def park(self, block: Any) -> Any:
         """Move models that wait for their coefficients out of the way."""
-        ...
+        return block
 
     def restore(self, array: np.ndarray, on_host: bool) -> Any:
-        """An array of a snapshot."""
-        ...
+        """An array of a snapshot, on the device or `on_host`."""
+        return array
 
 
 @runtime_checkable
@@ -146,23 +150,20 @@ class Executor(Protocol):
 
     name: str  # for reports
 
-    @property
-    def spec(self) -> ModelSpec: ...
+    buffers: Buffers
 
     @property
-    def buffers(self) -> Buffers: ...
+    def spec(self) -> ModelSpec:
+        """Sizes of the model."""
 
     def to_device(self, params: np.ndarray) -> Any:
         """A block from parameters in the order of `models.tensors`."""
-        ...
 
     def to_host(self, block: Any) -> np.ndarray:
         """Parameters in the order of `models.tensors` from a block."""
-        ...
 
     def to_gradient(self, difference: Any) -> Any:
         """The difference of two blocks in the coordinates of gradients, (u, w)."""
-        ...
 
     def train(self, task: Task, block: Any, moments: Moments | None) -> Any:
         """Train each unit's model, in place or not, and return the block of trained models.
@@ -176,7 +177,6 @@ class Executor(Protocol):
         moments
             Of the units' optimizers, changed in place; None: start from zero and forget.
         """
-        ...
 
     def measure(self, units: Units, block: Any, which: np.ndarray) -> Sums:
         """Count rows and sum scores and decisions of each unit, by label and group.
@@ -192,7 +192,6 @@ class Executor(Protocol):
         -------
         Sums with a leading axis of units; NaN where a model has diverged.
         """
-        ...
 
     def mix(
         self, coefficients: np.ndarray, block: Any, params: Any, cohort: Cohort, total: Any = None
@@ -212,4 +211,3 @@ class Executor(Protocol):
         total
             The result for earlier chunks, to which this one is added; None for the first.
         """
-        ...

@@ -6,10 +6,10 @@ number of threads.
 """
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,11 +17,11 @@ import numpy as np
 from fedgft.algorithms import Algorithm, Cohort
 from fedgft.data.dataset import Dataset
 from fedgft.engine.executors import numpy_kernels
-from fedgft.engine.executors.base import ModelSpec, Task
-from fedgft.engine.executors.numpy_kernels import LocalRule, Measurement, Table, Training
+from fedgft.engine.executors.base import Buffers, ModelSpec, Task
+from fedgft.engine.executors.numpy_kernels import Array, LocalRule, Measurement, Table, Training
 from fedgft.engine.plan import NUMBA_AVAILABLE, RowIndex, Units
 from fedgft.models import Model
-from fedgft.optimizers import Moments, Optimizer
+from fedgft.optimizers import Moments
 from fedgft.settings import Settings
 from fedgft.sums import Sums
 
@@ -35,26 +35,24 @@ MAX_PIECE = 8192  # rows that one thread measures at a time
 CACHE_LINE = 64  # bytes
 
 
-class Fused:
+class FusedExecutor:
     """Trains one-logit models; blocks are in the order of nn.Linear(features, 2).
 
     Parameters
     ----------
     index
         Rows of every client.
-    optimizer
-        The local optimizer.
-    dtype
-        "float32" or "float64".
-    threads
-        Threads that share the units of a round; results do not depend on it.
+    settings
+        The local optimizer, the precision, and the number of threads that share the units of a
+        round; results do not depend on it.
     """
 
     name = "fused"
 
-    def __init__(self, index: RowIndex, optimizer: Optimizer, *, dtype: str, threads: int) -> None:
-        self.threads = threads
-        self.dtype = np.dtype(dtype)
+    def __init__(self, index: RowIndex, settings: Settings) -> None:
+        optimizer = settings.optimizer
+        self.threads = settings.threads
+        self.dtype = np.dtype(settings.dtype)
         self.table = _build_table(index, self.dtype)
         self.rule = LocalRule(
             decay=float(optimizer.decoupled),  # plain floats, so that the kernel is compiled once
@@ -63,14 +61,8 @@ class Fused:
             second=float(optimizer.second),
             epsilon=float(optimizer.epsilon),
         )
-        self.buffers = ArrayBuffers(self.dtype)
-        self.spec = ModelSpec(
-            trained=2 * (self.table.bias + 1),
-            gradient=self.table.x.shape[1],
-            norms=np.empty(0, np.int64),
-            min_batch=1,
-            chunk=None,
-        )
+        self.buffers = Buffers(self.dtype)
+        self.spec = ModelSpec(trained=2 * (self.table.bias + 1), gradient=self.table.x.shape[1])
         self._scratch: Moments | None = None
 
     def to_device(self, params: np.ndarray) -> np.ndarray:
@@ -117,11 +109,9 @@ class Fused:
             steps=scratch.steps,
             rule=self.rule,
         )
-        self._share(
-            units.sizes, lambda begin, end: kernels.train(begin, end, LANES, self.table, work)
-        )
+        self._share(kernels.train, units.sizes, work)
         if moments is not None:
-            moments.assign(scratch)
+            moments[:] = scratch
         return block
 
     def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Sums:
@@ -131,9 +121,7 @@ class Fused:
         work = Measurement(
             run=units.run[owner], low=low, high=high, block=block, which=which[owner], sums=sums
         )
-        self._share(
-            high - low, lambda begin, end: kernels.measure(begin, end, LANES, self.table, work)
-        )
+        self._share(kernels.measure, high - low, work)
         sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
         diverged = ~np.all(np.isfinite(block), axis=1)
         sums[diverged[which]] = np.nan  # the kernel clips NaN to a score
@@ -145,13 +133,8 @@ class Fused:
         )
 
     def mix(
-        self,
-        coefficients: np.ndarray,
-        block: np.ndarray,
-        params: np.ndarray,
-        cohort: Cohort,
-        total: None = None,
-    ) -> np.ndarray:
+        self, coefficients: Array, block: Array, params: Array, cohort: Cohort, total: None = None
+    ) -> Array:
         """sum_k c_k (model_k - params) of each run, in a fixed order and in double precision."""
         assert total is None  # all units are one chunk
         mixed = np.empty(params.shape)
@@ -172,7 +155,7 @@ class Fused:
         if moments is None:
             self._scratch.forget("reset")
         else:
-            self._scratch.assign(moments)
+            self._scratch[:] = moments
         return self._scratch
 
     def _by_cell(self, values: np.ndarray) -> np.ndarray:
@@ -181,45 +164,14 @@ class Fused:
         flat[:, :-1] = values.reshape(len(values), -1)
         return flat
 
-    def _share(self, sizes: np.ndarray, work: Callable[[int, int], None]) -> None:
-        """Call `work(begin, end)` in threads, on contiguous units with about equal total sizes."""
+    def _share(self, kernel: Any, sizes: Array, work: Training | Measurement) -> None:
+        """Run a kernel in threads, on contiguous units with about equal total sizes."""
         load = np.cumsum(sizes + 64)  # small units have a cost, too
         cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
         edges = [0, *cuts.tolist(), len(sizes)]
-        shares = [(a, b) for a, b in pairwise(edges) if b > a]
-        if len(shares) == 1:
-            work(*shares[0])
-        else:
-            list(_thread_pool(self.threads).map(lambda share: work(*share), shares))
-
-
-class ArrayBuffers:
-    """Arrays of clients in NumPy; see `base.Buffers`."""
-
-    def __init__(self, dtype: np.dtype) -> None:
-        self.dtype = dtype
-
-    def zeros(self, rows: int, width: int) -> np.ndarray:
-        """An array to compute with."""
-        return np.zeros((rows, width), self.dtype)
-
-    storage = zeros
-
-    def read(self, stored: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """A copy of some rows."""
-        return stored[at]
-
-    def write(self, stored: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:
-        """Replace some rows."""
-        stored[at] = values
-
-    def park(self, block: np.ndarray) -> np.ndarray:
-        """The block as it is."""
-        return block
-
-    def restore(self, array: np.ndarray, on_host: bool) -> np.ndarray:
-        """The array as it is."""
-        return array
+        shares = [(begin, end) for begin, end in pairwise(edges) if end > begin]
+        each = map if len(shares) == 1 else _thread_pool(self.threads).map
+        list(each(lambda share: kernel(*share, LANES, self.table, work), shares))
 
 
 def why_not_fused(
@@ -230,33 +182,27 @@ def why_not_fused(
     The kernel trains W1 - W0, which is exact as long as nothing else acts on W1 + W0 than weight
     decay outside the gradient.
     """
+    data = index.dataset
     optimizer = settings.optimizer
-    correction = algorithm.correction
-    classes = len(index.dataset.classes)
-    if not model.linear:
-        return f"the model {model.name!r} is not one linear layer"
-    if index.dataset.features.ndim != 2:
-        return "the features are not a table"
-    if classes != 2:
-        return f"the label has {classes} classes, not two"
-    if settings.device != "cpu":
-        return f"it runs on the CPU, not on {settings.device}"
-    if settings.augment != "none":
-        return "it reads rows as they are"
-    if settings.norms == "local":
-        return "the model has no BatchNorm that clients could keep"
-    if settings.precision == "bf16":
-        return "it computes in fp32 or fp64"
-    if optimizer.weight_decay and not optimizer.decoupled:
-        return f"weight decay inside the gradient of {optimizer.rule} moves the two logits apart"
-    if optimizer.weight_decay and (correction.mu or correction.learns_from == "move"):
-        return "weight decay together with a proximal term moves the two logits apart"
-    return None
+    decay = optimizer.weight_decay > 0
+    pulls_back = algorithm.correction.mu > 0 or algorithm.correction.learns_from == "move"
+    reasons = {
+        f"the model {model.name!r} is not one linear layer": not model.linear,
+        "the features are not a table": data.features.ndim != 2,
+        f"the label has {len(data.classes)} classes, not two": len(data.classes) != 2,
+        f"it runs on the CPU, not on {settings.device}": settings.device != "cpu",
+        "it reads rows as they are": settings.augment != "none",
+        "the model has no BatchNorm that clients could keep": settings.norms == "local",
+        "it computes in fp32 or fp64": settings.precision == "bf16",
+        f"weight decay inside the gradient of {optimizer.rule} moves the two logits apart": decay
+        and not optimizer.decoupled,
+        "weight decay together with a proximal term moves the two logits apart": decay
+        and pulls_back,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-_stored: "WeakKeyDictionary[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]" = (
-    WeakKeyDictionary()
-)
+_stored: WeakKeyDictionary[Dataset, dict[str, tuple[Array, Array]]] = WeakKeyDictionary()
 
 
 def _build_table(index: RowIndex, dtype: np.dtype) -> Table:

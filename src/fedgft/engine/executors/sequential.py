@@ -10,9 +10,8 @@ because torch has one generator.
 import copy
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch.func import functional_call
 
 from fedgft.algorithms import Cohort
 from fedgft.engine.executors.base import Task
+from fedgft.engine.executors.numpy_kernels import Array
 from fedgft.engine.executors.torch_common import (
     FILTER_AXES,
     NORM_LAYERS,
@@ -31,8 +31,8 @@ from fedgft.engine.executors.torch_common import (
     TorchExecutor,
     autocast,
     residual,
+    run_in_threads,
 )
-from fedgft.engine.plan import batches
 from fedgft.optimizers import Moments, graph_step, step_rates
 from fedgft.settings import Settings
 
@@ -55,28 +55,22 @@ class Workload:
         The task and the moments of its units; `m` and `v` are None if they start from zero and are
         not kept.
     order
-        Batches of all units, concatenated: 2 position + whether the image is mirrored.
-    begins
-        Where each unit begins in `order`, (u + 1,).
+        Rows of each unit, batch after batch: 2 position + whether the image is mirrored.
     batches
         Sizes of the batches by unit and epoch.
     weights, price
         Tables of the units by cell.
     rates
-        Learning rates of all steps; see `optimizers.step_rates`.
-    starts
-        Where each unit begins in `rates`, (u + 1,).
+        Learning rates of the steps of each unit; see `optimizers.step_rates`.
     """
 
     task: Task
     moments: Moments
-    order: Tensor
-    begins: np.ndarray
+    order: Sequence[Tensor]
     batches: Sequence[Sequence[Sequence[int]]]
     weights: Tensor
     price: Tensor
-    rates: Tensor
-    starts: np.ndarray
+    rates: Sequence[Tensor]
 
 
 class SequentialExecutor(TorchExecutor):
@@ -89,20 +83,12 @@ class SequentialExecutor(TorchExecutor):
     def client_buffers(self) -> list["ClientBuffers"]:
         """One per thread, or as many as keep a GPU busy and fit its memory."""
         settings = self.settings
-        traits = self.traits
-        rows = min(
-            int(self.index.sizes.max(initial=1)), (settings.steps or 2**31) * settings.batch_size
-        )
-        plan = BufferPlan(
-            settings=settings,
-            layout=self.layout,
-            module=self.module,
-            max_rows=settings.epochs * rows,
-            max_steps=settings.epochs * -(-rows // settings.batch_size),
-        )
+        longest = int(self.index.sizes.max(initial=1))
+        rows = min(longest, (settings.steps or 2**31) * settings.batch_size)
+        make = partial(ClientBuffers, settings, self.layout, self.module, settings.epochs * rows)
         with self._torch_flags():
-            first = ClientBuffers(plan, self.rows)
-            if traits.random:
+            first = make(self.rows)
+            if self.traits.random:
                 return [first]
             if not first.cuda:
                 count = settings.threads
@@ -111,15 +97,10 @@ class SequentialExecutor(TorchExecutor):
                 wanted = settings.lanes or min(MAX_IN_FLIGHT, _count_fitting(first))
                 count = min(wanted * len(self.devices), clients)
             places = [self.devices[i % len(self.devices)] for i in range(1, count)]
-            return [first, *(ClientBuffers(plan, rows) for rows in places)]
+            return [first, *map(make, places)]
 
     def mix(
-        self,
-        coefficients: np.ndarray,
-        block: Tensor,
-        params: Tensor,
-        cohort: Cohort,
-        total: Tensor | None = None,
+        self, coefficients: Array, block: Tensor, params: Tensor, cohort: Cohort, total: Any = None
     ) -> Tensor:
         """sum_k c_k (model_k - params) of each run, added to `total`, without a copy of models."""
         total = torch.zeros_like(params) if total is None else total
@@ -149,48 +130,40 @@ class SequentialExecutor(TorchExecutor):
     def _workload(self, task: Task, moments: Moments) -> Workload:
         """Draw the batches of all units and upload them at once."""
         rows = self.rows
-        units = task.units
-        mirror = self.settings.augment == "flip"
-        order = [np.empty(0, np.int64)]
+        no_rows = np.empty(0, np.int64)
+        order = [no_rows]
         sizes = []
         rates = []
-        for i in range(len(units)):
-            own = self.index.rows[units.low[i] : units.high[i]]
-            sizes.append([])
-            for seed, noise in zip(task.seeds[i], task.noise[i], strict=True):
-                parts = batches(
-                    own,
-                    seed=int(seed),
-                    batch_size=task.batch_size,
-                    most=task.max_rows,
-                    least=task.min_batch,
-                )
-                sizes[i].append([len(batch) for batch in parts])
-                if parts:
-                    positions = rows.positions(np.concatenate(parts))
-                    order.append(_mark_mirrored(positions, int(noise), mirror))
-            steps = sum(map(len, sizes[i]))
+        for i in range(len(task.units)):
+            epochs = task.batches(self.index.rows, i)
+            for noise, epoch in zip(task.noise[i], epochs, strict=True):
+                marked = 2 * rows.positions(np.concatenate([no_rows, *epoch]))
+                if self.settings.augment == "flip":  # mirror half of the images, drawn anew
+                    rng = np.random.default_rng([int(noise), 0xF11B])
+                    marked += rng.integers(0, 2, len(marked))
+                order.append(marked)
+            sizes.append([[len(batch) for batch in epoch] for epoch in epochs])
+            steps = sum(map(len, epochs))
             lr = float(task.lr[i])
             rates.append(step_rates(self.settings.optimizer, lr, moments.steps[i], steps))
         lengths = [sum(map(sum, epochs)) for epochs in sizes]
+        steps = [len(each) for each in rates]
         weights, price = rows.put_tables(task)
         return Workload(
             task=task,
             moments=moments,
-            order=rows.put_integers(np.concatenate(order)),
-            begins=np.concatenate(([0], np.cumsum(lengths))),
+            order=rows.put_integers(np.concatenate(order)).split(lengths),
             batches=sizes,
             weights=weights,
             price=price,
-            rates=torch.as_tensor(np.concatenate(rates), device=rows.device),
-            starts=np.concatenate(([0], np.cumsum([len(r) for r in rates]))),
+            rates=torch.as_tensor(np.concatenate(rates), device=rows.device).split(steps),
         )
 
     def _actions(
         self, buffers: "ClientBuffers", workload: Workload, unit: int, block: Tensor
     ) -> Iterator[Action]:
         """The steps of one unit's round; none if it reads no row."""
-        if workload.starts[unit] == workload.starts[unit + 1]:
+        if not len(workload.rates[unit]):
             return
         task = workload.task
         yield lambda: buffers.load(workload, unit, block)
@@ -215,13 +188,7 @@ class SequentialExecutor(TorchExecutor):
             finally:
                 free.put(buffers)
 
-        units = range(len(workload.task.units))
-        if len(self.client_buffers) == 1:
-            for unit in units:
-                train_client(unit)
-        else:
-            with ThreadPoolExecutor(len(self.client_buffers)) as pool:
-                list(pool.map(train_client, units))
+        run_in_threads(train_client, range(len(workload.task.units)), len(self.client_buffers))
 
     def _train_in_streams(self, workload: Workload, block: Tensor) -> None:
         """Launch one step of every stream in turn, without waiting for the GPU."""
@@ -250,27 +217,23 @@ class SequentialExecutor(TorchExecutor):
                 home.wait_stream(buffers.stream)
 
 
-@dataclass(frozen=True)
-class BufferPlan:
-    """What all `ClientBuffers` of an executor share.
-
-    They do not refer to the executor: a reference cycle is freed late, and GPU memory is scarce.
-    """
-
-    settings: Settings
-    layout: Layout
-    module: torch.nn.Module
-    max_rows: int  # rows that a client reads per round at most
-    max_steps: int
-
-
 class ClientBuffers:
     """Static buffers for one client, so that a training step can be captured as a CUDA graph.
 
     A step reads and writes at fixed addresses, so it is the same program for every client. On a GPU
     it is captured once per batch size and replayed: launching its kernels one by one would take
     much longer than running them. A short last batch has its own graph, because filling it up would
-    move the running means of BatchNorm; a size that occurs once is not captured.
+    move the running means of BatchNorm; a size that occurs once is not captured. Buffers do not
+    refer to the executor: a reference cycle is freed late, and GPU memory is scarce.
+
+    Parameters
+    ----------
+    settings, layout, module
+        Of the executor.
+    max_rows
+        Rows that a client reads per round at most.
+    rows
+        The data set on the device of the buffers.
 
     Attributes
     ----------
@@ -290,15 +253,22 @@ class ClientBuffers:
         Views of the trained tensors for autograd, and all tensors of the module.
     """
 
-    def __init__(self, plan: BufferPlan, rows: DeviceRows) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        settings: Settings,
+        layout: Layout,
+        module: torch.nn.Module,
+        max_rows: int,
+        rows: DeviceRows,
+    ) -> None:
+        self.settings = settings
+        self.layout = layout
         self.rows = rows
         self.cuda = rows.device.type == "cuda"
         self.stream: Any = torch.cuda.Stream(rows.device) if self.cuda else None
-        self.module = _without_counters(copy.deepcopy(plan.module)).to(rows.device).train()
+        self.module = _without_counters(copy.deepcopy(module)).to(rows.device).train()
         self._graphs: dict[int, Any] = {}  # by batch size; None: occurred once, False: impossible
         self._pool: Any = None
-        layout = plan.layout
 
         def new(*shape: int, dtype: torch.dtype = rows.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=rows.device)
@@ -313,17 +283,17 @@ class ClientBuffers:
         self.mean, self.inverse = (torch.zeros_like(t[0]) for t in (rows.mean, rows.inverse))
         self.lr = new()
         # torch's Adam on a GPU requires float32 rates
-        exact = not (self.cuda and plan.settings.optimizer.adaptive)
-        self.rates = new(plan.max_steps, dtype=torch.float64 if exact else torch.float32)
+        exact = not (self.cuda and settings.optimizer.adaptive)
+        max_steps = settings.epochs + max_rows // settings.batch_size
+        self.rates = new(max_steps, dtype=torch.float64 if exact else torch.float32)
         self.count = new(dtype=torch.float32)
-        self.order = new(plan.max_rows, dtype=torch.long)
-        self.ramp = torch.arange(plan.max_rows, device=rows.device)
+        self.order = new(max_rows, dtype=torch.long)
+        self.ramp = torch.arange(max_rows, device=rows.device)
         self.at = new(dtype=torch.long)  # rows read
         self.done = new(dtype=torch.long)  # steps done
         # Views that autograd takes for parameters. In bfloat16 those of convolutions are of a copy
         # that is made in one pass over memory instead of one small kernel per layer.
-        half = plan.settings.precision == "bf16"
-        self.half = self.params.bfloat16() if half else None
+        self.half = self.params.bfloat16() if settings.precision == "bf16" else None
         views = layout.views(self.params)
         if self.half is not None:
             halves = layout.views(self.half)
@@ -336,7 +306,7 @@ class ClientBuffers:
         """Copy unit i into the buffers."""
         task = workload.task
         moments = workload.moments
-        trained = self.plan.layout.trained
+        trained = self.layout.trained
         run = int(task.units.run[i])
         origin = block if task.origin is None else task.origin
         self.params.copy_(block[i, :trained], non_blocking=True)
@@ -354,31 +324,29 @@ class ClientBuffers:
         self.inverse.copy_(self.rows.inverse[run])
         self.lr.fill_(float(task.lr[i]))
         self.count.fill_(float(moments.steps[i, 1]))
-        order = workload.order[workload.begins[i] : workload.begins[i + 1]]
-        self.order[: len(order)].copy_(order, non_blocking=True)
-        rates = workload.rates[workload.starts[i] : workload.starts[i + 1]]
-        self.rates[: len(rates)].copy_(rates, non_blocking=True)
+        for buffer, values in ((self.order, workload.order[i]), (self.rates, workload.rates[i])):
+            buffer[: len(values)].copy_(values, non_blocking=True)
         self.at.zero_()
         self.done.zero_()
 
     def store(self, workload: Workload, i: int, block: Tensor) -> None:
         """Copy the trained unit i out of the buffers."""
-        trained = self.plan.layout.trained
+        trained = self.layout.trained
         moments = workload.moments
         block[i, :trained].copy_(self.params, non_blocking=True)
         block[i, trained:].copy_(self.untrained, non_blocking=True)
         for own, stored in ((self.m, moments.m), (self.v, moments.v)):
             if stored is not None:
                 stored[i].copy_(own, non_blocking=True)
-        moments.steps[i] += workload.starts[i + 1] - workload.starts[i]
+        moments.steps[i] += len(workload.rates[i])
         if workload.task.gradients is not None:
             workload.task.gradients[i].copy_(self.gradients, non_blocking=True)
 
     def step(self, size: int, task: Task) -> None:
         """Train on the next batch, which has `size` rows."""
-        settings = self.plan.settings
         if self.cuda:  # let cuDNN benchmark convolutions where that pays: for full batches
-            torch.backends.cudnn.benchmark = size == task.batch_size and not settings.deterministic
+            full = size == task.batch_size
+            torch.backends.cudnn.benchmark = full and not self.settings.deterministic
         if graph := self._graph(size, task):
             graph.replay()
         else:
@@ -387,7 +355,7 @@ class ClientBuffers:
     def gradient(self, size: int) -> None:
         """Compute the gradient of the next `size` rows; BatchNorm moves its means in place."""
         rows = self.rows
-        settings = self.plan.settings
+        settings = self.settings
         marked = self.order.index_select(0, self.at + self.ramp[:size])
         self.at += size
         positions = marked >> 1
@@ -401,18 +369,13 @@ class ClientBuffers:
             logits = functional_call(self.module, self.tensors, (x,))
         probs = logits.detach().to(rows.dtype).softmax(-1)
         pull = residual(probs, rows.label[cell], self.weights[cell], self.price[cell]) / size
-        found = torch.autograd.grad(
-            logits,
-            list(self.leaves.values()),
-            pull.to(logits.dtype),
-            materialize_grads=True,
-            allow_unused=True,
-        )
+        pull = pull.to(logits.dtype)
+        leaves = list(self.leaves.values())
+        found = torch.autograd.grad(logits, leaves, pull, materialize_grads=True, allow_unused=True)
+        copies = list(zip(self.grad_views, found, strict=True))
         for dtype in {g.dtype for g in found}:
-            pairs = [
-                (to, g) for to, g in zip(self.grad_views, found, strict=True) if g.dtype == dtype
-            ]
-            torch._foreach_copy_([to for to, _ in pairs], [g for _, g in pairs])
+            targets, values = zip(*(pair for pair in copies if pair[1].dtype == dtype), strict=True)
+            torch._foreach_copy_(targets, values)
 
     def _step(self, size: int, task: Task) -> None:
         """Gradient, correction and optimizer step; everything that a graph captures."""
@@ -425,19 +388,13 @@ class ClientBuffers:
         rate = self.rates.index_select(0, self.done.reshape(1)).squeeze(0)
         self.count += 1
         self.done += 1
-        graph_step(
-            self.plan.settings.optimizer,
-            self.params,
-            self.grad,
-            moments=(self.m, self.v),
-            count=self.count,
-            rate=rate if self.cuda else rate.item(),
-            lr=self.lr,
-        )
+        rates = {"rate": rate if self.cuda else rate.item(), "lr": self.lr}
+        moments = {"m": self.m, "v": self.v, "count": self.count}
+        graph_step(self.settings.optimizer, self.params, self.grad, **moments, **rates)
 
     def _graph(self, size: int, task: Task) -> Any:
         """The graph of a batch size, captured the second time; the first step is the warm-up."""
-        if not (self.cuda and self.plan.settings.graphs):
+        if not (self.cuda and self.settings.graphs):
             return None
         if size not in self._graphs:
             self._graphs[size] = None if len(self._graphs) < MAX_GRAPHS else False
@@ -484,14 +441,6 @@ def _without_counters(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _mark_mirrored(positions: np.ndarray, seed: int, mirror: bool) -> np.ndarray:
-    """2 position + whether the image is mirrored, drawn anew each epoch."""
-    marked = 2 * positions.astype(np.int64)
-    if mirror:
-        marked += np.random.default_rng([seed, 0xF11B]).integers(0, 2, len(positions))
-    return marked
-
-
 def _share_units(steps: np.ndarray, streams: int) -> list[list[int]]:
     """Units of each stream: the longest first, to the stream with the least work."""
     shares: list[list[int]] = [[] for _ in range(streams)]
@@ -506,12 +455,12 @@ def _share_units(steps: np.ndarray, streams: int) -> list[list[int]]:
 def _count_fitting(buffers: ClientBuffers) -> int:
     """How many clients fit the free memory of the GPU, by one trial gradient."""
     device = buffers.rows.device
-    plan = buffers.plan
+    max_rows = len(buffers.order)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    if plan.max_rows > 1:
-        buffers.gradient(min(plan.settings.batch_size, plan.max_rows))
+    if max_rows > 1:
+        buffers.gradient(min(buffers.settings.batch_size, max_rows))
     used = torch.cuda.max_memory_allocated(device) - before
-    held = 8 * plan.layout.size * buffers.rows.dtype.itemsize
+    held = 8 * buffers.layout.size * buffers.rows.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(device)
     return max(1, int(MEMORY_SHARE * free / (1.5 * used + held)))

@@ -14,10 +14,10 @@ layer 1.3 / 1.5 and 2.9 / 1.4. Capturing an unrolled LSTM takes another 4 second
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedgft.algorithms import Cohort
 from fedgft.engine.executors.base import Task
+from fedgft.engine.executors.numpy_kernels import Array
 from fedgft.engine.executors.torch_common import (
     NORM_LAYERS,
     Layout,
@@ -34,8 +35,9 @@ from fedgft.engine.executors.torch_common import (
     TorchExecutor,
     one_thread_per_operation,
     residual,
+    run_in_threads,
 )
-from fedgft.engine.plan import RowIndex, batches
+from fedgft.engine.plan import RowIndex
 from fedgft.models import Model, Module
 from fedgft.optimizers import Moments, step
 from fedgft.settings import Settings
@@ -59,7 +61,6 @@ class Shape:
 
     models: int
     batch: tuple[int, ...]
-    cells: int
     classes: int
     dtype: torch.dtype
     device: str
@@ -98,11 +99,9 @@ class StackedExecutor(TorchExecutor):
     name = "stacked"
     on_host = False
 
-    def __init__(
-        self, index: RowIndex, model: Model, settings: Settings, traits: ModuleTraits
-    ) -> None:
-        super().__init__(index, model, settings, replace(traits, min_batch=1))
-        self._programs: dict[Shape, Gradient] = {}  # of a caller's module, for this simulation
+    @cached_property
+    def _programs(self) -> dict[Shape, Gradient]:
+        return {}  # of a caller's module, for this simulation
 
     def why_not_captured(self) -> str | None:
         """Why the module cannot be vectorized; None if it can. Only a trial tells."""
@@ -117,12 +116,7 @@ class StackedExecutor(TorchExecutor):
         return None
 
     def mix(
-        self,
-        coefficients: np.ndarray,
-        block: Tensor,
-        params: Tensor,
-        cohort: Cohort,
-        total: Tensor | None = None,
+        self, coefficients: Array, block: Tensor, params: Tensor, cohort: Cohort, total: Any = None
     ) -> Tensor:
         """sum_k c_k (model_k - params) of each run."""
         assert total is None  # all units are one chunk
@@ -135,35 +129,20 @@ class StackedExecutor(TorchExecutor):
     def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
         """Train in place, in groups of units with similar numbers of steps."""
         if moments is None:
-            m, v = (self.buffers.zeros(len(block), self.layout.trained) for _ in range(2))
-            moments = Moments(m, v, np.zeros((len(block), 2), np.int64))
+            moments = Moments.zeros(self.buffers.zeros, len(block), self.layout.trained)
         order = np.argsort(-task.steps, kind="stable")
         size = GROUP_SIZE[self.rows.device.type]
         parts = [order[i : i + size] for i in range(0, len(order), size)]
         # Capturing patches torch for all threads, so it is done before there are any.
         groups = [_Group(self, task, units) for units in parts]
-
-        def train(group: _Group) -> None:
-            group.train(block, moments)
-
-        if self.settings.threads == 1 or len(groups) == 1:
-            for group in groups:
-                train(group)
-        else:
-            with ThreadPoolExecutor(self.settings.threads) as pool:
-                list(pool.map(train, groups))
+        threads = min(self.settings.threads, len(groups))
+        run_in_threads(lambda group: group.train(block, moments), groups, threads)
 
     def _program(self, models: int, width: int) -> Gradient:
         """The program for some models and rows; cached unless the caller may change the module."""
         rows = self.rows
-        shape = Shape(
-            models=models,
-            batch=(width, *rows.shape),
-            cells=len(rows.label),
-            classes=rows.classes,
-            dtype=rows.dtype,
-            device=str(rows.device),
-        )
+        batch = (width, *rows.shape)
+        shape = Shape(models, batch, rows.classes, rows.dtype, str(rows.device))
         if not (isinstance(self.model, Module) and self.model.given):
             return capture_gradient(self.model, shape)
         if shape not in self._programs:
@@ -191,7 +170,7 @@ class _Group:
         params = block[units]
         start = (block if task.origin is None else task.origin)[units]
         lr = self.executor.rows.put(task.lr[units])[:, None]
-        own = Moments(moments.m[units], moments.v[units], moments.steps[units])
+        own = moments[units]
         for s, inputs in enumerate(self._inputs()):
             size = len(inputs[0])
             at = slice(0, int((self.steps > s).sum()))
@@ -201,12 +180,9 @@ class _Group:
                 grad = grad + task.drift[units[at]]
             if task.mu:
                 grad = grad + task.mu * (params[at] - start[at])
-            active = Moments(own.m[at], own.v[at], own.steps[at])
-            step(optimizer, params[at], grad, moments=active, lr=lr[at])
+            step(optimizer, params[at], grad, moments=own[at], lr=lr[at])
         block[units] = params
-        moments.m[units] = own.m
-        moments.v[units] = own.v
-        moments.steps[units] = own.steps
+        moments[units] = own
 
     def _inputs(self) -> Iterator[tuple[Tensor, ...]]:
         """The arguments of the program after the parameters, for each step."""
@@ -227,20 +203,14 @@ class _Group:
 
     def _schedule(self) -> tuple[Tensor, Tensor]:
         """Positions of rows (step, unit, row) and their shares of the batch; 0 for filling."""
-        task = self.task
         rows = self.executor.rows
         positions = np.zeros((len(self.sizes), len(self.units), self.width), dtype=np.int64)
         share = np.zeros(positions.shape)
-        for j, i in enumerate(self.units):
-            s = 0
-            own = self.executor.index.rows[task.units.low[i] : task.units.high[i]]
-            for seed in task.seeds[i]:
-                for batch in batches(
-                    own, seed=int(seed), batch_size=task.batch_size, most=task.max_rows
-                ):
-                    positions[s, j, : len(batch)] = rows.positions(batch)
-                    share[s, j, : len(batch)] = 1.0 / len(batch)
-                    s += 1
+        for j, unit in enumerate(self.units):
+            epochs = self.task.batches(self.executor.index.rows, unit)
+            for s, batch in enumerate(chain.from_iterable(epochs)):
+                positions[s, j, : len(batch)] = rows.positions(batch)
+                share[s, j, : len(batch)] = 1.0 / len(batch)
         return torch.as_tensor(positions, device=rows.device), rows.put(share)
 
 
@@ -249,46 +219,35 @@ def why_not_stacked(traits: ModuleTraits, index: RowIndex, settings: Settings) -
 
     With ``executor="stacked"`` only what is impossible counts.
     """
-    if settings.precision == "bf16":
-        return "in bf16 clients train one by one"
-    if settings.augment != "none":
-        return "clients whose images are mirrored train one by one"
-    if len(settings.devices) > 1:
-        return "on several devices clients train one by one"
-    reason = _why_not_independent(traits)
-    if reason is None and settings.executor == "auto" and settings.device == "cpu":
-        reason = _why_slower(traits.module, index, settings)
-    return reason
-
-
-def _why_not_independent(traits: ModuleTraits) -> str | None:
-    """Rows must be independent and the module free of state; convolutions are 4 x slower."""
     module = traits.module
-    for part in module.modules():
-        if isinstance(part, nn.modules.conv._ConvNd):
-            return "it has convolutions"
-        if isinstance(part, NORM_LAYERS):
-            return f"it has {type(part).__name__}, which ties rows of a batch together"
-    if traits.random:
-        return "it has dropout or other randomness inside"
-    if any(b.is_floating_point() for b in module.buffers()):
-        return "it has buffers that change while it trains"
-    if not all(p.requires_grad for p in module.parameters()):
-        return "some of its parameters are frozen"
-    return None
-
-
-def _why_slower(module: nn.Module, index: RowIndex, settings: Settings) -> str | None:
-    """Why one model after another is faster on a CPU; None if stacking gains."""
-    if sum(p.numel() for p in module.parameters()) > MAX_PARAMETERS:
-        return f"it has more than {MAX_PARAMETERS:,} parameters"
+    impossible = {
+        "in bf16 clients train one by one": settings.precision == "bf16",
+        "clients whose images are mirrored train one by one": settings.augment != "none",
+        "on several devices clients train one by one": len(settings.devices) > 1,
+        "it has convolutions, which are 4 x slower": _find(module, nn.modules.conv._ConvNd),
+        "it has {}, which ties rows of a batch together": _find(module, NORM_LAYERS),
+        "it has dropout or other randomness inside": traits.random,
+        "it has buffers that change while it trains": any(
+            b.is_floating_point() for b in module.buffers()
+        ),
+        "some of its parameters are frozen": not all(p.requires_grad for p in module.parameters()),
+    }
     rows = _batch_width(index.sizes, settings.batch_size)
-    for part in module.modules():
-        if isinstance(part, RECURRENT):
-            return f"it has {type(part).__name__}, which would be unrolled step by step"
-        if isinstance(part, ATTENTION) and rows > MAX_ATTENTION_ROWS:
-            return f"it has {type(part).__name__}, and batches of {rows} rows"
-    return None
+    parameters = sum(p.numel() for p in module.parameters())
+    slower = {
+        f"it has more than {MAX_PARAMETERS:,} parameters": parameters > MAX_PARAMETERS,
+        "it has {}, which would be unrolled step by step": _find(module, RECURRENT),
+        f"it has {{}}, and batches of {rows} rows": rows > MAX_ATTENTION_ROWS
+        and _find(module, ATTENTION),
+    }
+    counts = settings.executor == "auto" and settings.device == "cpu"
+    reasons = impossible | slower if counts else impossible
+    return next((text.format(found) for text, found in reasons.items() if found), None)
+
+
+def _find(module: nn.Module, kinds: Any) -> str | None:
+    """The name of the first layer of these classes."""
+    return next((type(part).__name__ for part in module.modules() if isinstance(part, kinds)), None)
 
 
 def _batch_width(sizes: np.ndarray, batch_size: int) -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedgft.engine.executors.base import ModelSpec, Task
+from fedgft.engine.executors.base import Buffers, ModelSpec, Task
 from fedgft.engine.plan import RowIndex, Units
 from fedgft.errors import FedgftError
 from fedgft.models import Model, tensors
@@ -91,35 +91,33 @@ class Layout:
         entries = [entry for entry in self._entries() if entry[2] >= self.trained]
         return {name: _view(flat, at - self.trained, shape) for name, shape, at in entries}
 
+    @cached_property
+    def inner_order(self) -> np.ndarray:
+        """The outer position of each number of the inner order, (p,)."""
+        order = np.arange(self.size)
+        for _, shape, at in self._entries():
+            if len(shape) == FILTER_AXES:
+                part = order[at : at + shape.numel()]
+                part[:] = part.reshape(shape).transpose(0, 2, 3, 1).ravel()
+        return order
+
     def inward(self, flat: np.ndarray) -> np.ndarray:
         """(..., p) from the outer to the inner order."""
-        return self._transpose(flat, lambda shape: shape, (0, 2, 3, 1))
+        return np.take(flat, self.inner_order, axis=-1)
 
     def outward(self, flat: np.ndarray) -> np.ndarray:
         """(..., p) from the inner to the outer order."""
-        return self._transpose(flat, lambda s: (s[0], s[2], s[3], s[1]), (0, 3, 1, 2))
+        out = np.empty_like(flat)
+        out[..., self.inner_order] = flat
+        return out
 
     def norms(self) -> np.ndarray:
         """Positions of the numbers of normalization layers, for FedBN."""
-        parts = [
-            np.arange(at, at + s.numel()) for n, s, at in self._entries() if n in self.norm_names
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        lengths = [shape.numel() for shape in self.shapes]
+        return np.flatnonzero(np.repeat([name in self.norm_names for name in self.names], lengths))
 
     def _entries(self) -> list[tuple[str, torch.Size, int]]:
         return list(zip(self.names, self.shapes, self.edges, strict=False))
-
-    def _transpose(
-        self, flat: np.ndarray, shape_of: Callable[[torch.Size], Sequence[int]], axes: tuple
-    ) -> np.ndarray:
-        out = flat.copy()
-        width = flat.shape[-1]
-        for _, shape, at in self._entries():
-            if len(shape) == FILTER_AXES:
-                part = slice(at, at + shape.numel())
-                for old, new in zip(flat.reshape(-1, width), out.reshape(-1, width), strict=True):
-                    new[part] = old[part].reshape(shape_of(shape)).transpose(axes).ravel()
-        return out
 
 
 def _view(flat: Tensor, at: int, shape: torch.Size) -> Tensor:
@@ -228,14 +226,13 @@ class DeviceRows:
 
 
 @dataclass(frozen=True)
-class TorchBuffers:
-    """Arrays of clients in torch; see `base.Buffers`.
+class TorchBuffers(Buffers):
+    """Arrays of clients in torch.
 
     `on_host`: what clients keep, and models that wait, lie in the host's memory.
     """
 
     device: torch.device
-    dtype: torch.dtype
     on_host: bool
 
     def zeros(self, rows: int, width: int) -> Tensor:
@@ -317,7 +314,7 @@ class TorchExecutor:
         self.rows = self.devices[0]
         self.module = _build_module(model, index, settings)
         self.layout = Layout.of(self.module)
-        self.buffers = TorchBuffers(self.rows.device, self.rows.dtype, self.on_host)
+        self.buffers: Buffers = TorchBuffers(self.rows.dtype, self.rows.device, self.on_host)
         self._modules: SimpleQueue[torch.nn.Module] = SimpleQueue()  # one per thread
         for _ in range(self.threads):
             self._modules.put(copy.deepcopy(self.module).eval())
@@ -446,6 +443,16 @@ def one_thread_per_operation() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def run_in_threads(function: Callable[[Any], None], items: Sequence[Any], threads: int) -> None:
+    """Call the function with each item; one thread is this one."""
+    if threads == 1:
+        for item in items:
+            function(item)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(function, items))
 
 
 def autocast(settings: Settings, device: torch.device) -> torch.autocast:
