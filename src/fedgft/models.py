@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 import numpy as np
 
 from fedgft.errors import FedgftError, import_extra
-from fedgft.validation import check_integer, format_value
+from fedgft.validation import check_choice, check_integer, format_value
 
 
 @runtime_checkable
@@ -29,15 +29,12 @@ class Model(Protocol):
 
     def init(self, seed: int, *, features: int, classes: int) -> np.ndarray:
         """Random parameters, (p,)."""
-        ...
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors, in the order of the flat vector."""
-        ...
 
     def module(self, *, features: int, classes: int) -> Any:
         """A new `nn.Module`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,7 @@ class _FromModule:
 
     def shapes(self, *, features: int, classes: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors, in the order of the flat vector."""
-        module = self.module(features=features, classes=classes)
-        return {name: tuple(t.shape) for name, t in tensors(module).items()}
+        return _shapes(self.module(features=features, classes=classes))
 
 
 @dataclass(frozen=True)
@@ -185,9 +181,7 @@ MODELS: dict[str, Model] = {"logistic": Logistic(), "mlp": MLP(), "resnet18": Re
 def get_model(model: Any) -> Model:
     """The model for a name, an `nn.Module`, a function that makes one, or a model itself."""
     if isinstance(model, str):
-        if model not in MODELS:
-            raise FedgftError(f"`model` {model!r} is not known; choose from {', '.join(MODELS)}")
-        return MODELS[model]
+        return MODELS[check_choice("model", model, tuple(MODELS))]
     if hasattr(model, "parameters") and not isinstance(model, type):  # an nn.Module itself
         return Module(lambda: model, given=True)
     if hasattr(model, "init") and hasattr(model, "module"):
@@ -205,6 +199,10 @@ def tensors(module: Any) -> dict[str, Any]:
     parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
     buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
     return dict([*parameters, *buffers])
+
+
+def _shapes(module: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors(module).items()}
 
 
 def named(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -232,14 +230,11 @@ def prepare_logits(
     torch = import_extra("torch", f"predicting with the model {model.name}")
     with torch.random.fork_rng(devices=[]):  # do not advance the caller's random numbers
         module = model.module(features=features, classes=classes).double().eval()
-    shapes = {name: tuple(t.shape) for name, t in tensors(module).items()}
-    values = {}
-    for name, array in named(np.asarray(params, dtype=np.float64), shapes).items():
-        tensor = torch.as_tensor(array)
-        is_image_filter = tensor.ndim == 4
-        values[name] = (
-            tensor.contiguous(memory_format=torch.channels_last) if is_image_filter else tensor
-        )
+    arrays = named(np.asarray(params, dtype=np.float64), _shapes(module))
+    values = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    filters = {name: tensor for name, tensor in values.items() if tensor.ndim == 4}
+    for name, tensor in filters.items():
+        values[name] = tensor.contiguous(memory_format=torch.channels_last)
 
     def logits(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():

@@ -128,25 +128,17 @@ def load_weights(module: nn.Module, path: str | Path) -> list[str]:
     needed = {name for name, t in own.items() if t.is_floating_point()}
     head = {n for n in ("fc.weight", "fc.bias") if n in given and given[n].shape != own[n].shape}
     if missing := sorted(needed - set(given)):
-        raise FedgftError(
-            f"`weights` {path}: has no tensor {missing[0]!r} ({len(missing)} are missing): "
-            "not a ResNet-18 of this kind",
-            kind="file",
-        )
+        problem = f"has no tensor {missing[0]!r} ({len(missing)} are missing)"
+        raise _weights_error(path, f"{problem}: not a ResNet-18 of this kind")
     if foreign := sorted(set(given) - set(own)):
-        raise FedgftError(
-            f"`weights` {path}: has a tensor {foreign[0]!r} that this network lacks; `norm` must "
-            "be that of the file",
-            kind="file",
-        )
+        problem = f"has a tensor {foreign[0]!r} that this network lacks"
+        raise _weights_error(path, f"{problem}; `norm` must be that of the file")
     for name in sorted(needed - head):
-        if given[name].shape != own[name].shape:
-            raise FedgftError(
-                f"`weights` {path}: {name} has the shape {tuple(given[name].shape)}, and here it "
-                f"is {tuple(own[name].shape)}; `stem` and `norm` must be those of the file",
-                kind="file",
-            )
-        given[name] = _check_tensor(given[name], f"`weights` {path}: {name}")
+        shape = tuple(own[name].shape)
+        if tuple(given[name].shape) != shape:
+            problem = f"{name} has the shape {tuple(given[name].shape)}, and here it is {shape}"
+            raise _weights_error(path, f"{problem}; `stem` and `norm` must be those of the file")
+        given[name] = _check_tensor(path, name, given[name])
     module.load_state_dict({n: given[n] for n in needed - head}, strict=False)
     return [f"{path}: its head is for other classes, so fc starts at random"] if head else []
 
@@ -155,7 +147,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read a safetensors file or a state dict that torch saved; nothing else is unpickled."""
     place = Path(path)
     if not place.is_file():
-        raise FedgftError(f"`weights` {path}: no such file", kind="file")
+        raise _weights_error(path, "no such file")
     try:
         if place.suffix == ".safetensors":
             found = load_file(place)
@@ -165,27 +157,27 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
                 warnings.simplefilter("ignore")  # advice on reading the file without protection
                 found = torch.load(place, map_location="cpu", weights_only=True)
     except Exception:  # any damage; torch's own messages suggest to run the file
-        raise FedgftError(
-            f"`weights` {path}: neither a whole .safetensors file nor a plain state dict; anything "
-            "else is not read, for it could run code",
-            kind="file",
-        ) from None
+        problem = "neither a whole .safetensors file nor a plain state dict"
+        reason = "anything else is not read, because it could run code"
+        raise _weights_error(path, f"{problem}; {reason}") from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise FedgftError(
-            f"`weights` {path}: not a plain state dict, of names and tensors alone", kind="file"
-        )
+        raise _weights_error(path, "not a plain state dict, of names and tensors alone")
     return {str(name).removeprefix("module."): tensor for name, tensor in found.items()}
 
 
-def _check_tensor(tensor: Tensor, name: str) -> Tensor:
+def _weights_error(path: str | Path, problem: str) -> FedgftError:
+    return FedgftError(f"`weights` {path}: {problem}", kind="file")
+
+
+def _check_tensor(path: str | Path, name: str, tensor: Tensor) -> Tensor:
     """The tensor in float32; raise if it is not dense or holds impossible numbers."""
     if tensor.layout != torch.strided or not tensor.is_floating_point():
-        raise FedgftError(f"{name} is no plain tensor of floating-point numbers", kind="file")
+        raise _weights_error(path, f"{name} is not a plain tensor of floating-point numbers")
     tensor = tensor.float()
     if not torch.isfinite(tensor).all() or (name.endswith("running_var") and (tensor < 0).any()):
-        raise FedgftError(f"{name} holds numbers that cannot be", kind="file")
+        raise _weights_error(path, f"{name} holds NaN, infinity or a negative variance")
     return tensor
 
 

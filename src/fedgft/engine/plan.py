@@ -136,11 +136,9 @@ class RowIndex:
 
     def keys(self, cohort: Cohort) -> np.ndarray:
         """The number that identifies each client in random draws, (u,)."""
-        bounds = cohort.bounds
-        own = [
-            f.keys[cohort.client[bounds[r] : bounds[r + 1]]] for r, f in enumerate(self.federations)
-        ]
-        return np.concatenate(own)
+        by_run = np.split(cohort.client, cohort.bounds[1:-1])
+        pairs = zip(self.federations, by_run, strict=True)
+        return np.concatenate([federation.keys[clients] for federation, clients in pairs])
 
     def scaling(self, width: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """Mean and 1 / spread of the features of each run, padded to `width` with 0 and 1."""
@@ -278,7 +276,7 @@ def learning_rate(lr: np.ndarray, schedule: Schedule, *, round: int, rounds: int
 def full_cohort(federations: list[Federation]) -> Cohort:
     """The cohort of all clients of all runs, with weights n_k / n."""
     clients = [np.arange(f.num_clients) for f in federations]
-    return _cohort(clients, [f.sizes / f.offsets[-1] for f in federations], full=True)
+    return make_cohort(clients, [f.sizes / f.offsets[-1] for f in federations], full=True)
 
 
 def sample_cohort(
@@ -313,10 +311,11 @@ def sample_cohort(
             weight = held / max(held.sum(), 1)  # a cohort without rows moves nothing
         chosen.append(client)
         weights.append(weight)
-    return _cohort(chosen, weights, full=False)
+    return make_cohort(chosen, weights, full=False)
 
 
-def _cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: bool) -> Cohort:
+def make_cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: bool) -> Cohort:
+    """The cohort with these clients and weights of each run."""
     counts = [len(c) for c in clients]
     return Cohort(
         run=np.repeat(np.arange(len(counts)), counts),

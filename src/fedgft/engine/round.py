@@ -15,17 +15,9 @@ import numpy as np
 
 from fedgft.algorithms import Algorithm, Cohort, Local
 from fedgft.algorithms.controller import Loop, damping
+from fedgft.engine import plan
 from fedgft.engine.executors.base import Executor, Task
-from fedgft.engine.plan import (
-    ALL_ROWS,
-    RowIndex,
-    Units,
-    add_noise,
-    full_cohort,
-    keys,
-    learning_rate,
-    sample_cohort,
-)
+from fedgft.engine.plan import ALL_ROWS, RowIndex, Units, keys, learning_rate
 from fedgft.engine.select_best import BestModels
 from fedgft.engine.state import ClientState, ClientUpdates, State
 from fedgft.errors import FedgftError
@@ -62,7 +54,7 @@ class Rounds:
     @cached_property
     def all_clients(self) -> Cohort:
         """The cohort of all clients."""
-        return full_cohort(self.index.federations)
+        return plan.full_cohort(self.index.federations)
 
     @cached_property
     def clients(self) -> ClientState:
@@ -254,7 +246,7 @@ class Rounds:
         settings = self.settings
         if settings.cohort is None or not self._samples:
             return self.all_clients
-        return sample_cohort(
+        return plan.sample_cohort(
             self.index.federations, settings.cohort, settings.sampling, seeds=self.seeds, round=t
         )
 
@@ -277,7 +269,7 @@ class Rounds:
         sums = self.measure(state, cohort)
         if not self.settings.noise:
             return sums
-        return add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
+        return plan.add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
 
     def _measure_each(self, units: Units, block: Any) -> Sums:
         """Sums of each unit under its own model."""

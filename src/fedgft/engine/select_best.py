@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.algorithms import Cohort, Objective
+from fedgft.engine.plan import make_cohort
 from fedgft.engine.state import Best, State
 from fedgft.optimizers import array_like
 from fedgft.sums import Sums
@@ -29,13 +30,7 @@ def score(objective: Objective, sums: Sums) -> np.ndarray:
     `sums` (r, ...) are over all clients of each run.
     """
     runs = len(sums.count)
-    one_client_each = Cohort(
-        run=np.arange(runs),
-        client=np.zeros(runs, int),
-        weight=np.ones(runs),
-        bounds=np.arange(runs + 1),
-        full=True,
-    )
+    one_client_each = make_cohort(runs * [np.zeros(1, int)], runs * [np.ones(1)], full=True)
     excess = objective.excess(one_client_each, sums)
     found = sums.accuracy() - WORTH * np.maximum(excess - SLACK, 0.0)
     return np.where(np.isfinite(found), found, -np.inf)
@@ -123,15 +118,7 @@ class BestModels:
 
 def _choose(mask: np.ndarray, one: Best, two: Best) -> Best:
     """Take `one` in the runs where the mask (r,) holds, and `two` in the others."""
-
-    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
-
-    sums = Sums(
-        choose(one.sums.count, two.sums.count),
-        choose(one.sums.score, two.sums.score),
-        choose(one.sums.decision, two.sums.decision),
-    )
+    sums = two.sums.replaced(mask, one.sums[mask])
     column = array_like(mask, one.params)[:, None] > 0
     params = namespace(one.params).where(column, one.params, two.params)
-    return Best(choose(one.score, two.score), params, sums)
+    return Best(np.where(mask, one.score, two.score), params, sums)

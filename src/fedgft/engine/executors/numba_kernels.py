@@ -22,7 +22,6 @@ own vector accumulator, and each number is read once.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,35 +42,20 @@ class _Block:
     """The rows `row[0..BLOCK)` of table x, and a loop over their columns, vector by vector."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, args: Any) -> None:
-        x, row = (context.make_array(signature.args[i])(context, builder, args[i]) for i in (0, 1))
+        pairs = zip(signature.args, args, strict=True)
+        arrays = [context.make_array(kind)(context, builder, value) for kind, value in pairs]
+        x, row, *self.vectors = arrays
         self.builder = builder
-        number = context.get_data_type(signature.args[0].dtype)
-        size = context.get_abi_sizeof(number)
-        self.lanes = LINE // size
-        self.number = number
-        self.vector = ir.VectorType(number, self.lanes)
+        self.number = context.get_data_type(signature.args[0].dtype)
+        self.lanes = LINE // context.get_abi_sizeof(self.number)
+        self.vector = ir.VectorType(self.number, self.lanes)
         self.row_bytes = builder.extract_value(x.strides, 0)
-        wide = self.row_bytes.type
-        self.rows = []
-        for q in range(BLOCK):
-            index = builder.load(cgutils.gep(builder, row.data, q))
-            offset = builder.mul(builder.sext(index, wide), self.row_bytes)
-            self.rows.append(cgutils.pointer_add(builder, x.data, offset))
-
-    def each_vector(self, body: Callable[[Any], None]) -> None:
-        """Call `body` with the byte offset of each vector of columns."""
-        zero = self.row_bytes.type(0)
-        step = self.row_bytes.type(LINE)
-        with cgutils.for_range_slice(self.builder, zero, self.row_bytes, step) as (offset, _):
-            body(offset)
+        numbers = [builder.load(cgutils.gep(builder, row.data, q)) for q in range(BLOCK)]
+        self.rows = [_row_start(builder, x, number) for number in numbers]
 
     def load(self, start: Any, offset: Any) -> Any:
         """Read one vector."""
-        return self.builder.load(self._at(start, offset), align=4)
-
-    def store(self, value: Any, start: Any, offset: Any) -> None:
-        """Write one vector."""
-        self.builder.store(value, self._at(start, offset), align=4)
+        return self.builder.load(self.pointer(start, offset), align=4)
 
     def call(self, name: str, *args: Any) -> Any:
         """Call an LLVM intrinsic on vectors, for example fma."""
@@ -83,15 +67,28 @@ class _Block:
 
     def splat(self, value: Any) -> Any:
         """A vector of equal numbers."""
-        one = self.builder.insert_element(
-            ir.Constant(self.vector, ir.Undefined), value, ir.IntType(32)(0)
-        )
+        undefined = ir.Constant(self.vector, ir.Undefined)
+        one = self.builder.insert_element(undefined, value, ir.IntType(32)(0))
         mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(one, one, mask)
 
-    def _at(self, start: Any, offset: Any) -> Any:
+    def pointer(self, start: Any, offset: Any) -> Any:
+        """The address of one vector."""
         place = cgutils.pointer_add(self.builder, start, offset)
         return self.builder.bitcast(place, self.vector.as_pointer())
+
+
+def _row_start(builder: Any, x: Any, number: Any) -> Any:
+    """The address of a row of table x."""
+    row_bytes = builder.extract_value(x.strides, 0)
+    offset = builder.mul(builder.sext(number, row_bytes.type), row_bytes)
+    return cgutils.pointer_add(builder, x.data, offset)
+
+
+def _vector_offsets(builder: Any, row_bytes: Any) -> Any:
+    """A loop over the byte offsets of the vectors of a row."""
+    kind = row_bytes.type
+    return cgutils.for_range_slice(builder, kind(0), row_bytes, kind(LINE))
 
 
 @instruction
@@ -100,23 +97,17 @@ def dot_rows(typing_context, x, row, w, z):
 
     def codegen(context, builder, signature, args):
         block = _Block(context, builder, signature, args)
-        w, z = (
-            context.make_array(signature.args[i])(context, builder, args[i]).data for i in (2, 3)
-        )
-        sums = [
-            cgutils.alloca_once_value(builder, ir.Constant(block.vector, None)) for _ in block.rows
-        ]
-
-        def body(offset):
-            weights = block.load(w, offset)
+        w, z = block.vectors
+        zero = ir.Constant(block.vector, None)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in block.rows]
+        with _vector_offsets(builder, block.row_bytes) as (offset, _):
+            weights = block.load(w.data, offset)
             for start, total in zip(block.rows, sums, strict=True):
                 product = block.call("fma", block.load(start, offset), weights, builder.load(total))
                 builder.store(product, total)
-
-        block.each_vector(body)
         for q, total in enumerate(sums):
             added = block.call("vector.reduce.fadd", block.number(0.0), builder.load(total))
-            builder.store(added, cgutils.gep(builder, z, q))
+            builder.store(added, cgutils.gep(builder, z.data, q))
         return context.get_dummy_value()
 
     return types.void(x, row, w, z), codegen
@@ -128,18 +119,13 @@ def add_rows(typing_context, x, row, e, g):
 
     def codegen(context, builder, signature, args):
         block = _Block(context, builder, signature, args)
-        e, g = (
-            context.make_array(signature.args[i])(context, builder, args[i]).data for i in (2, 3)
-        )
-        factors = [block.splat(builder.load(cgutils.gep(builder, e, q))) for q in range(BLOCK)]
-
-        def body(offset):
-            total = block.load(g, offset)
+        e, g = block.vectors
+        factors = [block.splat(builder.load(cgutils.gep(builder, e.data, q))) for q in range(BLOCK)]
+        with _vector_offsets(builder, block.row_bytes) as (offset, _):
+            total = block.load(g.data, offset)
             for start, factor in zip(block.rows, factors, strict=True):
                 total = block.call("fma", block.load(start, offset), factor, total)
-            block.store(total, g, offset)
-
-        block.each_vector(body)
+            builder.store(total, block.pointer(g.data, offset), align=4)
         return context.get_dummy_value()
 
     return types.void(x, row, e, g), codegen
@@ -151,16 +137,11 @@ def prefetch_row(typing_context, x, row):
 
     def codegen(context, builder, signature, args):
         x = context.make_array(signature.args[0])(context, builder, args[0])
-        row_bytes = builder.extract_value(x.strides, 0)
         word = ir.IntType(32)
-        start = cgutils.pointer_add(
-            builder, x.data, builder.mul(builder.sext(args[1], row_bytes.type), row_bytes)
-        )
+        start = _row_start(builder, x, args[1])
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        zero = row_bytes.type(0)
-        step = row_bytes.type(LINE)
-        with cgutils.for_range_slice(builder, zero, row_bytes, step) as (offset, _):
+        with _vector_offsets(builder, builder.extract_value(x.strides, 0)) as (offset, _):
             line = builder.bitcast(cgutils.pointer_add(builder, start, offset), cgutils.voidptr_t)
             builder.call(call, [line, word(0), word(3), word(1)])
         return context.get_dummy_value()
@@ -194,14 +175,10 @@ def _sigmoid_for(z):
         x = min(max(-z, f(-87.0)), f(87.0))
         k = np.floor(x * f(1.4426950408889634) + f(0.5))
         r = x - k * f(0.693359375) + k * f(2.12194440e-4)  # ln 2 in two parts
-        e = f(1 / 5040)
-        e = e * r + f(1 / 720)
-        e = e * r + f(1 / 120)
-        e = e * r + f(1 / 24)
-        e = e * r + f(1 / 6)
-        e = e * r + f(1 / 2)
-        e = e * r + f(1)
-        e = e * r + f(1)
+        e = f(1 / 5040) * r + f(1 / 720)
+        e = (e * r + f(1 / 120)) * r + f(1 / 24)
+        e = (e * r + f(1 / 6)) * r + f(1 / 2)
+        e = (e * r + f(1)) * r + f(1)
         return f(1) / (f(1) + e * as_float(np.int32((np.int32(k) + np.int32(127)) << np.int32(23))))
 
     return vectorizable

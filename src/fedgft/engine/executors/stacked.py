@@ -206,7 +206,7 @@ class _Group:
         rows = self.executor.rows
         positions = np.zeros((len(self.sizes), len(self.units), self.width), dtype=np.int64)
         share = np.zeros(positions.shape)
-        for j, unit in enumerate(self.units):
+        for j, unit in enumerate(self.units.tolist()):
             epochs = self.task.batches(self.executor.index.rows, unit)
             for s, batch in enumerate(chain.from_iterable(epochs)):
                 positions[s, j, : len(batch)] = rows.positions(batch)
