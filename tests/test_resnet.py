@@ -97,20 +97,21 @@ def test_batch_norm_is_no_start_for_group_norm(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    "spoil",
     [
-        (lambda t: t.to_sparse(), "no plain tensor"),
-        (lambda t: t.to(torch.int32), "no plain tensor"),
-        (lambda t: t.to(torch.complex64), "no plain tensor"),
-        (lambda t: t.double() + 1e300, "cannot be"),
+        lambda t: t.to_sparse(),
+        lambda t: t.to(torch.int32),
+        lambda t: t.to(torch.complex64),
+        lambda t: t.double() + 1e300,
     ],
 )
-def test_odd_tensors_are_refused(tmp_path, spoil, said: str) -> None:
+def test_odd_tensors_are_refused(tmp_path, spoil) -> None:
     held = net().state_dict()
     held["layer1.0.conv1.weight"] = spoil(held["layer1.0.conv1.weight"])
     torch.save(held, tmp_path / "w.pth")
-    with pytest.raises(FedgftError, match=said):
+    with pytest.raises(FedgftError, match=r"layer1\.0\.conv1\.weight") as caught:
         load_weights(net(), tmp_path / "w.pth")
+    assert (caught.value.field, caught.value.kind) == ("weights", "file")
     held = net().state_dict()
     held["bn1.running_var"] -= 5.0
     torch.save(held, tmp_path / "w.pth")

@@ -230,11 +230,10 @@ def prepare_logits(
     torch = import_extra("torch", f"predicting with the model {model.name}")
     with torch.random.fork_rng(devices=[]):  # do not advance the caller's random numbers
         module = model.module(features=features, classes=classes).double().eval()
-    arrays = named(np.asarray(params, dtype=np.float64), _shapes(module))
-    values = {name: torch.as_tensor(array) for name, array in arrays.items()}
-    filters = {name: tensor for name, tensor in values.items() if tensor.ndim == 4}
-    for name, tensor in filters.items():
-        values[name] = tensor.contiguous(memory_format=torch.channels_last)
+    values = {}
+    for name, array in named(np.asarray(params, dtype=np.float64), _shapes(module)).items():
+        layout = torch.channels_last if array.ndim == 4 else torch.contiguous_format
+        values[name] = torch.as_tensor(array).contiguous(memory_format=layout)
 
     def logits(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -246,11 +245,8 @@ def prepare_logits(
 def _draw_uniform(seed: int, sizes: list[int]) -> np.ndarray:
     """Weights and biases of linear layers, uniform in +-1/sqrt(inputs) as in torch."""
     rng = np.random.default_rng([seed, 0x1417])
-    parts = []
-    for inputs, outputs in pairwise(sizes):
-        bound = inputs**-0.5
-        parts += [rng.uniform(-bound, bound, outputs * inputs), rng.uniform(-bound, bound, outputs)]
-    return np.concatenate(parts)
+    layers = [((inputs + 1) * outputs, inputs**-0.5) for inputs, outputs in pairwise(sizes)]
+    return np.concatenate([rng.uniform(-bound, bound, size) for size, bound in layers])
 
 
 def _draw_module(make: Callable[[], Any], seed: int) -> np.ndarray:

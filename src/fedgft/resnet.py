@@ -5,6 +5,7 @@ Published weights can be loaded with `load_weights`.
 
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,14 @@ class ResNet(nn.Module):
     def __init__(self, *, channels: int, classes: int, norm: str, stem: str) -> None:
         super().__init__()
         make_norm = nn.BatchNorm2d if norm == "batch" else _group_norm
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
-            self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
-        else:
-            self.conv1 = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
-            self.maxpool = nn.Identity()
+        large = stem == "imagenet"
+        window = (7, 2, 3) if large else (3, 1, 1)  # size, stride, padding
+        self.conv1 = nn.Conv2d(channels, 64, *window, bias=False)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
         self.bn1 = make_norm(64)
-        for i in range(4):
-            first = Block(WIDTHS[i], WIDTHS[i + 1], make_norm)
-            second = Block(WIDTHS[i + 1], WIDTHS[i + 1], make_norm)
-            setattr(self, f"layer{i + 1}", nn.Sequential(first, second))
+        for i, (inputs, outputs) in enumerate(pairwise(WIDTHS), 1):
+            blocks = (Block(width, outputs, make_norm) for width in (inputs, outputs))
+            setattr(self, f"layer{i}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, classes)
         for part in self.modules():
@@ -153,8 +151,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             found = load_file(place)
         else:
             _check_unpacked_size(place)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # advice on reading the file without protection
+            with warnings.catch_warnings(action="ignore"):  # advice to read without protection
                 found = torch.load(place, map_location="cpu", weights_only=True)
     except Exception:  # any damage; torch's own messages suggest to run the file
         problem = "neither a whole .safetensors file nor a plain state dict"

@@ -73,10 +73,8 @@ class Rounds:
         if params is None:
             params = np.stack([self._random_params(seed) for seed in self.seeds])
         elif params.shape[-1:] != (expected := self._random_params(self.seeds[0]).shape):
-            raise FedgftError(
-                f"`init` has shape {params.shape}; a {self.model.name} model here "
-                f"has {expected[0]} parameters"
-            )
+            needed = f"a {self.model.name} model here has {expected[0]} parameters"
+            raise FedgftError(f"`init` has shape {params.shape}; {needed}")
         every_run = np.broadcast_to(params, (self.index.runs, params.shape[-1]))
         block = self.executor.to_device(every_run)
         algorithm = self.algorithm
@@ -104,10 +102,9 @@ class Rounds:
         if received_sums is not None:
             state = self.best_models.remember(state, cohort, received_sums, t)
             speed = self._speed(t) * self._damping(t)
-            objective = algorithm.objective.update(
-                state.objective, cohort, received_sums, speed=speed
-            )
-            state = replace(state, objective=objective)
+            update = algorithm.objective.update
+            penalties = update(state.objective, cohort, received_sums, speed=speed)
+            state = replace(state, objective=penalties)
         task = stale_task or self._task(state, cohort, units, t)
         models = self._train(state, task, cohort, own_start=own_start)
         trained_sums = None
@@ -119,9 +116,8 @@ class Rounds:
             trained_sums = concatenate([sums for _, sums, _ in pending])
             models = [(at, block) for at, _, block in pending]
         step_length = reach(self.settings.optimizer, task.steps, task.lr * task.mu)
-        coefficients, weighting = algorithm.weighting.coefficients(
-            state.weighting, cohort, Local(received_sums, trained_sums, step_length)
-        )
+        local = Local(received_sums, trained_sums, step_length)
+        coefficients, weighting = algorithm.weighting.coefficients(state.weighting, cohort, local)
         params, server = self._server_step(state, models, coefficients, cohort)
         if (share := self._damping(t)) < 1:
             params = state.params + share * (params - state.params)
@@ -205,9 +201,8 @@ class Rounds:
         for epoch in range(self.settings.epochs):
             sums = self._measure_each(task.units, block)
             local = objective.local_price(sums, run=cohort.run, classes=classes)
-            block = self.executor.train(
-                task.epoch(epoch, task.price + local, origin), block, moments
-            )
+            priced = task.epoch(epoch, task.price + local, origin)
+            block = self.executor.train(priced, block, moments)
         return block
 
     def _server_step(
@@ -223,22 +218,21 @@ class Rounds:
         has_buffers = trained < state.params.shape[1]
         old_buffers = state.params[:, trained:]
         update = None
-        buffers_update = None
+        change = None  # of the buffers
         for at, block in models:
             part = cohort.part(at)
             update = executor.mix(coefficients[at], block, state.params, part, update)
             if has_buffers:
-                buffers_update = executor.mix(
-                    part.weight, block[:, trained:], old_buffers, part, buffers_update
-                )
+                buffers = block[:, trained:]
+                change = executor.mix(part.weight, buffers, old_buffers, part, change)
             del block
         assert update is not None
         params = state.params + update
-        params[:, :trained], server = self.algorithm.server.step(
-            state.server, state.params[:, :trained], update[:, :trained]
-        )
+        old = state.params[:, :trained]
+        step = self.algorithm.server.step
+        params[:, :trained], server = step(state.server, old, update[:, :trained])
         if has_buffers:
-            params[:, trained:] = old_buffers + buffers_update
+            params[:, trained:] = old_buffers + change
         return params, server
 
     def _cohort(self, t: int) -> Cohort:

@@ -158,17 +158,10 @@ def simulate(
     index = index_rows(list(federations))
     model = get_model(model)
     try:
-        rounds = Rounds(
-            index=index,
-            model=model,
-            algorithm=algorithm,
-            settings=settings,
-            executor=choose_executor(index, model, algorithm, settings),
-            seeds=np.asarray(seeds, np.uint64),
-            lr=rates,
-        )
-        callbacks = {"on_round": on_round, "on_model": on_model, "on_state": on_state}
-        history = _run(rounds, init, resume, **callbacks)
+        executor = choose_executor(index, model, algorithm, settings)
+        run_seeds = np.asarray(seeds, np.uint64)
+        rounds = Rounds(index, model, algorithm, settings, executor, seeds=run_seeds, lr=rates)
+        history = _run(rounds, init, resume, callbacks=(on_round, on_model, on_state))
         return replace(history, seconds=time.perf_counter() - started)
     except IndexError as error:
         if "out of range in self" not in str(error):  # the message of an embedding
@@ -201,9 +194,8 @@ def predict_proba(
     """
     data = federation.dataset
     classes = len(data.classes)
-    logits = prepare_logits(
-        get_model(model), params, features=data.features.shape[1], classes=classes
-    )
+    features = data.features.shape[1]
+    logits = prepare_logits(get_model(model), params, features=features, classes=classes)
     step = max(1, MAX_PREDICTED // max(1, data.features[:1].size))
     parts = []
     for start in range(0, len(rows), step):
@@ -258,11 +250,8 @@ def _check_rates(lr: float | np.ndarray, runs: int) -> np.ndarray:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Recognize it by name and text: torch need not be imported, and has no class for a CPU."""
-    return (
-        "OutOfMemoryError" in type(error).__name__
-        or "allocate memory" in str(error)
-        or isinstance(error, MemoryError)
-    )
+    text = f"{type(error).__name__} {error}"
+    return isinstance(error, MemoryError) or "OutOfMemory" in text or "allocate memory" in text
 
 
 def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
@@ -281,11 +270,10 @@ def _run(
     init: np.ndarray | None,
     resume: Snapshot | None,
     *,
-    on_round: OnRound | None,
-    on_model: OnModel | None,
-    on_state: OnState | None,
+    callbacks: tuple[OnRound | None, OnModel | None, OnState | None],
 ) -> History:
     """Run all rounds, measure, and call the callbacks."""
+    on_round, on_model, on_state = callbacks
     total = rounds.settings.rounds
     every = rounds.settings.eval_every
     reports: tuple[Any, ...] = ()

@@ -1,5 +1,6 @@
 """Executors train and measure models: fused, stacked or sequential, whichever is fastest."""
 
+import re
 from dataclasses import replace
 
 from fedgft.algorithms import Algorithm
@@ -62,17 +63,13 @@ def check_devices(settings: Settings) -> None:
     if settings.device == "cpu":
         return
     for device in settings.devices:
-        kind, _, number = device.partition(":")
-        if kind != "cuda" or (number and not number.isdecimal()) or device.endswith(":"):
-            raise FedgftError(
-                f"`device` {device!r} is not known; choose cpu, cuda or cuda:0,cuda:1"
-            )
+        match = re.fullmatch(r"cuda(?::(\d+))?", device)
+        if match is None:
+            choices = "choose cpu, cuda or cuda:0,cuda:1"
+            raise FedgftError(f"`device` {device!r} is not known; {choices}")
         cuda = import_extra("torch", f"`device` {device}").cuda
-        if not cuda.is_available():
-            raise FedgftError(
-                f"`device` {device}: this machine has no CUDA device; use `device` cpu"
-            )
-        if int(number or 0) >= (count := cuda.device_count()):
-            raise FedgftError(
-                f"`device` {device}: this machine has {count} CUDA device(s), from 0 on"
-            )
+        count = cuda.device_count() if cuda.is_available() else 0
+        if int(match[1] or 0) >= count:
+            none = "no CUDA device; use `device` cpu"
+            has = f"{count} CUDA device(s), from 0 on" if count else none
+            raise FedgftError(f"`device` {device}: this machine has {has}")

@@ -54,13 +54,8 @@ class FusedExecutor:
         self.threads = settings.threads
         self.dtype = np.dtype(settings.dtype)
         self.table = _build_table(index, self.dtype)
-        self.rule = LocalRule(
-            decay=float(optimizer.decoupled),  # plain floats, so that the kernel is compiled once
-            adaptive=optimizer.adaptive,
-            first=float(optimizer.momentum),
-            second=float(optimizer.second),
-            epsilon=float(optimizer.epsilon),
-        )
+        rates = (optimizer.decoupled, optimizer.momentum, optimizer.second, optimizer.epsilon)
+        self.rule = LocalRule(optimizer.adaptive, *map(float, rates))  # compiled for plain floats
         self.buffers = Buffers(self.dtype)
         self.spec = ModelSpec(trained=2 * (self.table.bias + 1), gradient=self.table.x.shape[1])
         self._scratch: Moments | None = None
@@ -185,6 +180,8 @@ def why_not_fused(
     data = index.dataset
     optimizer = settings.optimizer
     decay = optimizer.weight_decay > 0
+    decoupled = optimizer.decoupled > 0
+    apart = "moves the two logits apart"
     pulls_back = algorithm.correction.mu > 0 or algorithm.correction.learns_from == "move"
     reasons = {
         f"the model {model.name!r} is not one linear layer": not model.linear,
@@ -194,10 +191,8 @@ def why_not_fused(
         "it reads rows as they are": settings.augment != "none",
         "the model has no BatchNorm that clients could keep": settings.norms == "local",
         "it computes in fp32 or fp64": settings.precision == "bf16",
-        f"weight decay inside the gradient of {optimizer.rule} moves the two logits apart": decay
-        and not optimizer.decoupled,
-        "weight decay together with a proximal term moves the two logits apart": decay
-        and pulls_back,
+        f"weight decay inside the gradient of {optimizer.rule} {apart}": decay and not decoupled,
+        f"weight decay together with a proximal term {apart}": decay and pulls_back,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

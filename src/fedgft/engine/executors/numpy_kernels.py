@@ -45,8 +45,8 @@ class Table(NamedTuple):
 class LocalRule(NamedTuple):
     """The local optimizer: decoupled decay, decay rates of the moments, and epsilon."""
 
-    decay: float
     adaptive: bool
+    decay: float
     first: float
     second: float
     epsilon: float

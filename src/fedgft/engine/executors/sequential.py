@@ -21,18 +21,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedgft.algorithms import Cohort
+from fedgft.engine.executors import torch_common as common
 from fedgft.engine.executors.base import Task
 from fedgft.engine.executors.numpy_kernels import Array
-from fedgft.engine.executors.torch_common import (
-    FILTER_AXES,
-    NORM_LAYERS,
-    DeviceRows,
-    Layout,
-    TorchExecutor,
-    autocast,
-    residual,
-    run_in_threads,
-)
+from fedgft.engine.executors.torch_common import DeviceRows, Layout, TorchExecutor
 from fedgft.optimizers import Moments, graph_step, step_rates
 from fedgft.settings import Settings
 
@@ -188,7 +180,8 @@ class SequentialExecutor(TorchExecutor):
             finally:
                 free.put(buffers)
 
-        run_in_threads(train_client, range(len(workload.task.units)), len(self.client_buffers))
+        units = range(len(workload.task.units))
+        common.run_in_threads(train_client, units, len(self.client_buffers))
 
     def _train_in_streams(self, workload: Workload, block: Tensor) -> None:
         """Launch one step of every stream in turn, without waiting for the GPU."""
@@ -297,9 +290,9 @@ class ClientBuffers:
         views = layout.views(self.params)
         if self.half is not None:
             halves = layout.views(self.half)
-            views |= {n: halves[n] for n, view in views.items() if view.ndim == FILTER_AXES}
+            views |= {n: halves[n] for n, view in views.items() if view.ndim == common.FILTER_AXES}
         self.leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        self.tensors = self.leaves | layout.untrained_views(self.untrained)
+        self.tensors = self.leaves | layout.views(self.untrained, layout.trained)
         self.grad_views = list(layout.views(self.grad).values())
 
     def load(self, workload: Workload, i: int, block: Tensor) -> None:
@@ -365,10 +358,10 @@ class ClientBuffers:
             x = torch.where((marked & 1).bool().reshape(-1, 1, 1, 1), x.flip(-1), x)
         if self.half is not None:
             self.half.copy_(self.params)
-        with autocast(settings, rows.device):
+        with common.autocast(settings, rows.device):
             logits = functional_call(self.module, self.tensors, (x,))
         probs = logits.detach().to(rows.dtype).softmax(-1)
-        pull = residual(probs, rows.label[cell], self.weights[cell], self.price[cell]) / size
+        pull = common.residual(probs, rows.label[cell], self.weights[cell], self.price[cell]) / size
         pull = pull.to(logits.dtype)
         leaves = list(self.leaves.values())
         found = torch.autograd.grad(logits, leaves, pull, materialize_grads=True, allow_unused=True)
@@ -436,7 +429,7 @@ def _copy_in_place(buffer: Tensor, value: Tensor) -> Tensor:
 def _without_counters(module: torch.nn.Module) -> torch.nn.Module:
     """Disable `num_batches_tracked`: one kernel per layer, unused when a momentum is set."""
     for part in module.modules():
-        if isinstance(part, NORM_LAYERS) and part.momentum is not None:
+        if isinstance(part, common.NORM_LAYERS) and part.momentum is not None:
             part.num_batches_tracked = None
     return module
 

@@ -26,17 +26,10 @@ from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedgft.algorithms import Cohort
+from fedgft.engine.executors import torch_common as common
 from fedgft.engine.executors.base import Task
 from fedgft.engine.executors.numpy_kernels import Array
-from fedgft.engine.executors.torch_common import (
-    NORM_LAYERS,
-    Layout,
-    ModuleTraits,
-    TorchExecutor,
-    one_thread_per_operation,
-    residual,
-    run_in_threads,
-)
+from fedgft.engine.executors.torch_common import Layout, ModuleTraits, TorchExecutor
 from fedgft.engine.plan import RowIndex
 from fedgft.models import Model, Module
 from fedgft.optimizers import Moments, step
@@ -81,7 +74,7 @@ def capture_gradient(model: Model, shape: Shape) -> Gradient:
 
     def one(flat: Tensor, x: Tensor, y: Tensor, w: Tensor, price: Tensor, share: Tensor) -> Tensor:
         logits, pull, *_ = vjp(lambda p: functional_call(module, layout.views(p), (x,)), flat)
-        objective = residual(logits.softmax(-1), y, w, price) * share.unsqueeze(-1)
+        objective = common.residual(logits.softmax(-1), y, w, price) * share.unsqueeze(-1)
         return pull(objective)[0]
 
     def zeros(*size: int) -> Tensor:
@@ -111,8 +104,7 @@ class StackedExecutor(TorchExecutor):
         try:
             self._program(models, _batch_width(self.index.sizes, settings.batch_size))
         except Exception as error:
-            first_line = str(error).strip().partition("\n")[0]
-            return f"it does not vectorize ({first_line})"
+            return f"it does not vectorize ({common.first_line(error)})"
         return None
 
     def mix(
@@ -123,7 +115,7 @@ class StackedExecutor(TorchExecutor):
         weight = self.rows.put(coefficients)
         moved = block - params[cohort.run]
         pairs = pairwise(cohort.bounds.tolist())
-        with one_thread_per_operation():
+        with common.one_thread_per_operation():
             return torch.stack([weight[a:b] @ moved[a:b] for a, b in pairs])
 
     def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
@@ -136,7 +128,7 @@ class StackedExecutor(TorchExecutor):
         # Capturing patches torch for all threads, so it is done before there are any.
         groups = [_Group(self, task, units) for units in parts]
         threads = min(self.settings.threads, len(groups))
-        run_in_threads(lambda group: group.train(block, moments), groups, threads)
+        common.run_in_threads(lambda group: group.train(block, moments), groups, threads)
 
     def _program(self, models: int, width: int) -> Gradient:
         """The program for some models and rows; cached unless the caller may change the module."""
@@ -220,25 +212,25 @@ def why_not_stacked(traits: ModuleTraits, index: RowIndex, settings: Settings) -
     With ``executor="stacked"`` only what is impossible counts.
     """
     module = traits.module
+    changing = [buffer.is_floating_point() for buffer in module.buffers()]
+    trained = [parameter.requires_grad for parameter in module.parameters()]
     impossible = {
         "in bf16 clients train one by one": settings.precision == "bf16",
         "clients whose images are mirrored train one by one": settings.augment != "none",
         "on several devices clients train one by one": len(settings.devices) > 1,
         "it has convolutions, which are 4 x slower": _find(module, nn.modules.conv._ConvNd),
-        "it has {}, which ties rows of a batch together": _find(module, NORM_LAYERS),
+        "it has {}, which ties rows of a batch together": _find(module, common.NORM_LAYERS),
         "it has dropout or other randomness inside": traits.random,
-        "it has buffers that change while it trains": any(
-            b.is_floating_point() for b in module.buffers()
-        ),
-        "some of its parameters are frozen": not all(p.requires_grad for p in module.parameters()),
+        "it has buffers that change while it trains": any(changing),
+        "some of its parameters are frozen": not all(trained),
     }
     rows = _batch_width(index.sizes, settings.batch_size)
+    many = rows > MAX_ATTENTION_ROWS
     parameters = sum(p.numel() for p in module.parameters())
     slower = {
         f"it has more than {MAX_PARAMETERS:,} parameters": parameters > MAX_PARAMETERS,
         "it has {}, which would be unrolled step by step": _find(module, RECURRENT),
-        f"it has {{}}, and batches of {rows} rows": rows > MAX_ATTENTION_ROWS
-        and _find(module, ATTENTION),
+        f"it has {{}}, and batches of {rows} rows": many and _find(module, ATTENTION),
     }
     counts = settings.executor == "auto" and settings.device == "cpu"
     reasons = impossible | slower if counts else impossible

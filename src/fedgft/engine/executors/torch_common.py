@@ -82,14 +82,10 @@ class Layout:
         """Length of the vector."""
         return self.edges[-1]
 
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Named views of a vector in the inner order: of all tensors or of the trained ones."""
-        return {name: _view(flat, at, s) for name, s, at in self._entries() if at < len(flat)}
-
-    def untrained_views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Named views of a vector that holds only what is not trained."""
-        entries = [entry for entry in self._entries() if entry[2] >= self.trained]
-        return {name: _view(flat, at - self.trained, shape) for name, shape, at in entries}
+    def views(self, flat: Tensor, start: int = 0) -> dict[str, Tensor]:
+        """Named views of the tensors in a vector that begins at `start` of the inner order."""
+        inside = [entry for entry in self._entries() if start <= entry[2] < start + len(flat)]
+        return {name: _view(flat, at - start, shape) for name, shape, at in inside}
 
     @cached_property
     def inner_order(self) -> np.ndarray:
@@ -192,11 +188,6 @@ class DeviceRows:
     def positions(self, rows: np.ndarray) -> np.ndarray:
         """Positions on the device of rows of the data set."""
         return rows if self.used is None else np.searchsorted(self.used, rows)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row as a model reads it."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def put(self, array: np.ndarray) -> Tensor:
         """The array on the device, in the executor's precision."""
@@ -327,13 +318,9 @@ class TorchExecutor:
     @cached_property
     def spec(self) -> ModelSpec:
         """Sizes of the model."""
-        return ModelSpec(
-            trained=self.layout.trained,
-            gradient=self.layout.trained,
-            norms=self.layout.norms(),
-            min_batch=self.traits.min_batch,
-            chunk=self._chunk(),
-        )
+        trained = self.layout.trained
+        norms = self.layout.norms()
+        return ModelSpec(trained, trained, norms, self.traits.min_batch, self._chunk())
 
     def to_device(self, params: np.ndarray) -> Tensor:
         """Parameters on the device, in the inner order."""
@@ -409,7 +396,8 @@ class TorchExecutor:
 
         if len(rows) == 0:
             return np.zeros((0, self.rows.classes))
-        piece = max(1, MEASURED_BYTES[self.rows.device.type] // self.rows.row_bytes)
+        row_bytes = int(np.prod(self.rows.shape)) * self.rows.dtype.itemsize
+        piece = max(1, MEASURED_BYTES[self.rows.device.type] // row_bytes)
         odds = torch.cat(list(threads(logits, rows.split(piece))))
         odds = (odds - odds.amax(-1, keepdim=True)).exp()
         return (odds / odds.sum(-1, keepdim=True)).cpu().numpy()
@@ -501,24 +489,22 @@ def _try_forward(module: torch.nn.Module, x: Tensor) -> Any:
     except FedgftError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise FedgftError(
-            f"the model does not take rows of shape {tuple(x.shape[1:])}, type {x.dtype}: "
-            f"{first_line}"
-        ) from error
+        rows = f"rows of shape {tuple(x.shape[1:])}, type {x.dtype}"
+        raise FedgftError(f"the model does not take {rows}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return str(error).strip().partition("\n")[0]
 
 
 def _check_output(out: Any, *, rows: int, classes: int) -> None:
     if not isinstance(out, Tensor):
-        raise FedgftError(
-            f"model must give one tensor of scores, and it gave a {type(out).__name__}; wrap it in "
-            "a module that returns the scores alone"
-        )
+        wrong = f"model must give one tensor of scores, and it gave a {type(out).__name__}"
+        raise FedgftError(f"{wrong}; wrap it in a module that returns the scores alone")
     if tuple(out.shape) != (rows, classes):
-        raise FedgftError(
-            f"the model must give one score per class, shape ({rows}, {classes}) "
-            f"for {rows} rows; it gave {tuple(out.shape)}"
-        )
+        wanted = f"one score per class, shape ({rows}, {classes}) for {rows} rows"
+        raise FedgftError(f"the model must give {wanted}; it gave {tuple(out.shape)}")
 
 
 def _check_settings(module: torch.nn.Module, index: RowIndex, settings: Settings) -> None:
@@ -529,7 +515,6 @@ def _check_settings(module: torch.nn.Module, index: RowIndex, settings: Settings
         raise FedgftError("`fedbn`: the model has no BatchNorm that clients could keep")
     for part in module.modules():
         if isinstance(part, NORM_LAYERS) and part.momentum is None:
-            raise FedgftError(
-                f"{type(part).__name__} with momentum=None counts batches, and counts of different "
-                "clients have no mean; give it a momentum (torch's usual one is 0.1)"
-            )
+            layer = f"{type(part).__name__} with momentum=None counts batches"
+            remedy = "give it a momentum (torch's usual one is 0.1)"
+            raise FedgftError(f"{layer}, and counts of clients have no mean; {remedy}")
