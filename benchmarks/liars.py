@@ -28,7 +28,7 @@ import fedgft  # noqa: E402
 from fedgft.algorithms import Cohort, fedgft_control  # noqa: E402
 from fedgft.data.public import synthetic  # noqa: E402
 from fedgft.engine import Settings, predict_proba, simulate  # noqa: E402
-from fedgft.engine.plan import batches, keys, learning_rate  # noqa: E402
+from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate  # noqa: E402
 from fedgft.flower import FedGFT, Measured  # noqa: E402
 from fedgft.flower.client import first_arrays, flatten_arrays  # noqa: E402
 from fedgft.flower.messages import Names, Report, pack_report, read_price, read_request  # noqa: E402
@@ -90,8 +90,8 @@ class NumpySite:
         second = np.zeros_like(theta)
         number = int(config["server-round"])
         lr = float(learning_rate(np.float64(LR), "cosine", round=number - 1, rounds=ROUNDS))
-        seed = keys(keys(int(config["seed"]), self.key), number, 0)
-        drawn = batches(np.arange(len(self.y)), seed=int(seed), batch_size=BATCH)
+        seed = derive_seeds(derive_seeds(int(config["seed"]), self.key), number, 0)
+        drawn = draw_batches(np.arange(len(self.y)), seed=int(seed), batch_size=BATCH)
         for step, at in enumerate(drawn, 1):
             x = self.x[at]
             y = self.y[at]

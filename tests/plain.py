@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedgft.engine.plan import batches, keys
+from fedgft.engine.plan import derive_seeds, draw_batches
 from formulas import (
     Client,
     FairFed,
@@ -108,12 +108,12 @@ class Worker:
         return copy.deepcopy(self.model)
 
     def epoch(self, t: int, epoch: int, start: nn.Module, constants) -> None:
-        mine = keys(self.seed, self.client.key)
-        fresh = int(keys(mine, 1 + t, epoch))
+        mine = derive_seeds(self.seed, self.client.key)
+        fresh = int(derive_seeds(mine, 1 + t, epoch))
         torch.manual_seed(fresh)
         order = int(mine) if self.plan.fixed else fresh
         rows = np.arange(len(self.client.y), dtype=np.int32)
-        every = batches(rows, seed=order, batch_size=self.plan.batch_size)
+        every = draw_batches(rows, seed=order, batch_size=self.plan.batch_size)
         for batch in every[: self.plan.steps]:
             self.optimizer.zero_grad()
             self.loss(torch.as_tensor(batch), start, constants).backward()

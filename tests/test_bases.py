@@ -29,7 +29,7 @@ from fedgft.algorithms import (
 from fedgft.algorithms.controller import Loop
 from fedgft.engine import Settings
 from fedgft.engine.executors import choose_executor, fused, numpy_kernels
-from fedgft.engine.plan import batches, full_cohort, index_rows, keys
+from fedgft.engine.plan import derive_seeds, draw_batches, full_cohort, index_rows
 from fedgft.engine.round import Rounds
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
@@ -56,9 +56,11 @@ def scaffold_by_hand(made, *, rounds: int, lr: float, batch_size: int) -> np.nda
         fresh = []
         for k, client in enumerate(every):
             y = x.clone()
-            key = keys(keys(np.uint64(0), np.uint64(client.key)), 1 + t, 0)
+            key = derive_seeds(derive_seeds(np.uint64(0), np.uint64(client.key)), 1 + t, 0)
             steps = 0
-            for batch in batches(np.arange(len(client.y)), seed=int(key), batch_size=batch_size):
+            for batch in draw_batches(
+                np.arange(len(client.y)), seed=int(key), batch_size=batch_size
+            ):
                 torch.nn.utils.vector_to_parameters(y, model.parameters())
                 at = torch.tensor(batch)
                 loss = torch.nn.functional.cross_entropy(model(client.x[at]), client.y[at])

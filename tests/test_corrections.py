@@ -9,7 +9,7 @@ import torch
 
 from fedgft.algorithms import Algorithm, Correction, fedavg, fedgft
 from fedgft.engine.executors import fused, numpy_kernels
-from fedgft.engine.plan import batches, keys
+from fedgft.engine.plan import derive_seeds, draw_batches
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.optimizers import Optimizer
@@ -35,8 +35,10 @@ def feddyn_by_hand(made, *, rounds: int, lr: float, batch_size: int) -> np.ndarr
         ends = []
         for k, client in enumerate(every):
             y = x.clone()
-            key = keys(keys(np.uint64(0), np.uint64(client.key)), 1 + t, 0)
-            for batch in batches(np.arange(len(client.y)), seed=int(key), batch_size=batch_size):
+            key = derive_seeds(derive_seeds(np.uint64(0), np.uint64(client.key)), 1 + t, 0)
+            for batch in draw_batches(
+                np.arange(len(client.y)), seed=int(key), batch_size=batch_size
+            ):
                 torch.nn.utils.vector_to_parameters(y, model.parameters())
                 at = torch.tensor(batch)
                 loss = torch.nn.functional.cross_entropy(model(client.x[at]), client.y[at])

@@ -9,7 +9,7 @@ import torch
 from fedgft.algorithms import fairfed, fedavg, fedgft, fedgft_control, lft, with_base
 from fedgft.data.dataset import standardize
 from fedgft.engine import Settings, simulate
-from fedgft.engine.plan import keys, sample_cohort
+from fedgft.engine.plan import derive_seeds, sample_cohort
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.optimizers import Optimizer
@@ -74,7 +74,7 @@ def test_local_prices_are_refreshed_every_epoch(state: str, executor: str) -> No
 def test_own_starts(method: Method, executor: str) -> None:
     """Every client its own random start; the first round has no penalty and no distances."""
     made = federation()
-    starts = tuple(module(made, seed=int(keys(0, int(k), 0x57A7))) for k in made.keys)
+    starts = tuple(module(made, seed=int(derive_seeds(0, int(k), 0x57A7))) for k in made.keys)
     expected = federate(clients(made), module(made), method, Plan(starts=starts))
     chosen = fedgft(SP, 5.0) if method is FAIR else fairfed(SP, 0.7)
     found = run(made, chosen, executor=executor, start="own")

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedgft.errors import FedgftError
-from fedgft.models import ResNet18, get_model, tensors
+from fedgft.models import ResNet18, get_model, named_tensors
 from fedgft.resnet import ResNet, load_weights
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def test_it_has_the_published_number_of_parameters() -> None:
     """11,689,512 with 1,000 classes, as torchvision's documentation has it; 20 BatchNorms."""
     module = net(1000)
     assert sum(p.numel() for p in module.parameters()) == 11_689_512
-    assert len(tensors(module)) == 62 + 2 * 20
+    assert len(named_tensors(module)) == 62 + 2 * 20
     names = set(module.state_dict())
     for name in (
         "conv1.weight",
@@ -86,7 +86,9 @@ def test_weights_are_the_start(tmp_path, ending: str) -> None:
         held = given.state_dict()
         torch.save({"state_dict": held} if ending == "nested.pth" else held, file)
     start = ResNet18(weights=str(file)).init(99, features=3, classes=2)
-    flat = np.concatenate([t.detach().double().numpy().ravel() for t in tensors(given).values()])
+    flat = np.concatenate(
+        [t.detach().double().numpy().ravel() for t in named_tensors(given).values()]
+    )
     np.testing.assert_array_equal(start, flat)
 
 
@@ -153,7 +155,7 @@ class Trap:
             lambda file: torch.save(
                 {n: t * float("nan") for n, t in net().state_dict().items()}, file
             ),
-            "numbers that cannot be",
+            "holds NaN",
         ),
     ],
 )

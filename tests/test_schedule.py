@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedgft.engine import plan
-from fedgft.engine.plan import batches, full_cohort, keys, learning_rate, sample_cohort
+from fedgft.engine.plan import derive_seeds, draw_batches, full_cohort, learning_rate, sample_cohort
 from small import federation
 
 MADE = federation()
@@ -15,22 +15,22 @@ MADE = federation()
 
 def test_batches_hold_every_row_once() -> None:
     rows = np.arange(100, 137, dtype=np.int32)
-    cut = batches(rows, seed=5, batch_size=8)
+    cut = draw_batches(rows, seed=5, batch_size=8)
     assert [len(batch) for batch in cut] == [8, 8, 8, 8, 5]
     np.testing.assert_array_equal(np.sort(np.concatenate(cut)), rows)
     np.testing.assert_array_equal(rows, np.arange(100, 137))  # not touched
-    assert batches(rows[:0], seed=5, batch_size=8) == []
+    assert draw_batches(rows[:0], seed=5, batch_size=8) == []
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63, 2**64 - 1])
 def test_compiled_and_plain_shuffles_are_one(seed: int, monkeypatch) -> None:
-    compiled = np.concatenate(batches(np.arange(99, dtype=np.int32), seed=seed, batch_size=10))
-    numbers = [keys(seed % 1000, np.arange(50)), keys(np.uint64(seed), 3)]
+    compiled = np.concatenate(draw_batches(np.arange(99, dtype=np.int32), seed=seed, batch_size=10))
+    numbers = [derive_seeds(seed % 1000, np.arange(50)), derive_seeds(np.uint64(seed), 3)]
     monkeypatch.setattr(plan, "NUMBA_AVAILABLE", False)
-    monkeypatch.setattr(plan, "mix", plan.mix.py_func)
-    plain = np.concatenate(batches(np.arange(99, dtype=np.int32), seed=seed, batch_size=10))
+    monkeypatch.setattr(plan, "scramble_bits", plan.scramble_bits.py_func)
+    plain = np.concatenate(draw_batches(np.arange(99, dtype=np.int32), seed=seed, batch_size=10))
     np.testing.assert_array_equal(compiled, plain)
-    again = [keys(seed % 1000, np.arange(50)), keys(np.uint64(seed), 3)]
+    again = [derive_seeds(seed % 1000, np.arange(50)), derive_seeds(np.uint64(seed), 3)]
     for a, b in zip(numbers, again, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -39,8 +39,10 @@ def test_permutations_are_uniform() -> None:
     """Chi-square over all 24 orders of 4 rows; 49.7 is its 0.999 quantile at 23 degrees."""
     draws = 24_000
     count = dict.fromkeys(permutations(range(4)), 0)
-    for seed in keys(11, np.arange(draws)):
-        order = np.concatenate(batches(np.arange(4, dtype=np.int32), seed=int(seed), batch_size=4))
+    for seed in derive_seeds(11, np.arange(draws)):
+        order = np.concatenate(
+            draw_batches(np.arange(4, dtype=np.int32), seed=int(seed), batch_size=4)
+        )
         count[tuple(order.tolist())] += 1
     expected = draws / 24
     assert sum((seen - expected) ** 2 / expected for seen in count.values()) < 49.7
@@ -52,7 +54,9 @@ def test_every_place_is_as_likely_for_every_row() -> None:
     rows = 40
     table = np.zeros((rows, rows))
     for seed in range(draws):
-        order = np.concatenate(batches(np.arange(rows, dtype=np.int32), seed=seed, batch_size=rows))
+        order = np.concatenate(
+            draw_batches(np.arange(rows, dtype=np.int32), seed=seed, batch_size=rows)
+        )
         table[order, np.arange(rows)] += 1
     free = (rows - 1) ** 2
     expected = draws / rows
@@ -61,10 +65,10 @@ def test_every_place_is_as_likely_for_every_row() -> None:
 
 
 def test_keys_differ_by_every_part_and_by_order() -> None:
-    grid = keys(np.arange(90)[:, None], 4, np.arange(90)[None, :])
+    grid = derive_seeds(np.arange(90)[:, None], 4, np.arange(90)[None, :])
     assert grid.shape == (90, 90) and len(np.unique(grid)) == grid.size
-    assert keys(1, 2) != keys(2, 1) and keys(0) != keys(0, 0)
-    np.testing.assert_array_equal(keys(3, np.arange(5))[2], keys(3, 2))
+    assert derive_seeds(1, 2) != derive_seeds(2, 1) and derive_seeds(0) != derive_seeds(0, 0)
+    np.testing.assert_array_equal(derive_seeds(3, np.arange(5))[2], derive_seeds(3, 2))
 
 
 def test_learning_rates() -> None:

@@ -194,7 +194,7 @@ def get_model(model: Any) -> Model:
     return Module(model)
 
 
-def tensors(module: Any) -> dict[str, Any]:
+def named_tensors(module: Any) -> dict[str, Any]:
     """The tensors of a module's flat vector: trained, then frozen, then floating-point buffers."""
     parameters = sorted(module.named_parameters(), key=lambda item: not item[1].requires_grad)
     buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
@@ -202,10 +202,10 @@ def tensors(module: Any) -> dict[str, Any]:
 
 
 def _shapes(module: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors(module).items()}
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(module).items()}
 
 
-def named(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def unflatten(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """The tensors of a flat vector, by name."""
     out = {}
     at = 0
@@ -231,7 +231,7 @@ def prepare_logits(
     with torch.random.fork_rng(devices=[]):  # do not advance the caller's random numbers
         module = model.module(features=features, classes=classes).double().eval()
     values = {}
-    for name, array in named(np.asarray(params, dtype=np.float64), _shapes(module)).items():
+    for name, array in unflatten(np.asarray(params, dtype=np.float64), _shapes(module)).items():
         layout = torch.channels_last if array.ndim == 4 else torch.contiguous_format
         values[name] = torch.as_tensor(array).contiguous(memory_format=layout)
 
@@ -255,7 +255,7 @@ def _draw_module(make: Callable[[], Any], seed: int) -> np.ndarray:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _make_module(make)
-    parts = tensors(module).values()
+    parts = named_tensors(module).values()
     return np.concatenate([t.detach().double().cpu().numpy().ravel() for t in parts])
 
 

@@ -190,7 +190,7 @@ def _count_cells(dataset: Dataset, rows: np.ndarray, offsets: np.ndarray) -> np.
 
 
 @jit
-def mix(x):
+def scramble_bits(x):
     """The splitmix64 finalizer: every output bit depends on every input bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -199,11 +199,11 @@ def mix(x):
 
 @jit
 def shuffle(rows, seed):
-    """Fisher-Yates in place; draw i is mix(seed + i * golden), so it needs no generator."""
+    """Fisher-Yates in place; draw i is a hash of seed + i * golden and needs no generator."""
     state = seed
     for i in range(len(rows) - 1, 0, -1):
         state = state + np.uint64(0x9E3779B97F4A7C15)
-        j = np.int64(((mix(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+        j = np.int64(((scramble_bits(state) >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
         swapped = rows[i]
         rows[i] = rows[j]
         rows[j] = swapped
@@ -214,22 +214,22 @@ def _shuffle_list(rows: list[int], seed: int) -> list[int]:
     last = np.arange(len(rows) - 1, 0, -1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         state = np.uint64(seed) + _GOLDEN * np.arange(1, len(last) + 1, dtype=np.uint64)
-        other = ((mix(state) >> np.uint64(32)) * (last + np.uint64(1))) >> np.uint64(32)
+        other = ((scramble_bits(state) >> np.uint64(32)) * (last + np.uint64(1))) >> np.uint64(32)
     for i, j in zip(last.tolist(), other.tolist(), strict=True):
         rows[i], rows[j] = rows[j], rows[i]
     return rows
 
 
-def keys(*parts: np.ndarray | int) -> np.ndarray:
+def derive_seeds(*parts: np.ndarray | int) -> np.ndarray:
     """Hash several numbers (or arrays of them, broadcast) to one 64-bit random seed."""
     key = np.uint64(0)
     with np.errstate(over="ignore"):
         for part in parts:
-            key = mix(key * np.uint64(3) + np.asarray(part).astype(np.uint64) + _GOLDEN)
+            key = scramble_bits(key * np.uint64(3) + np.asarray(part).astype(np.uint64) + _GOLDEN)
     return np.asarray(key, dtype=np.uint64)
 
 
-def batches(
+def draw_batches(
     rows: np.ndarray, *, seed: int, batch_size: int, most: int = ALL_ROWS, least: int = 1
 ) -> list[np.ndarray]:
     """Shuffle rows and cut them into the batches of one epoch.

@@ -17,7 +17,7 @@ from fedgft.algorithms import Algorithm, Cohort, Local
 from fedgft.algorithms.controller import Loop, damping
 from fedgft.engine import plan
 from fedgft.engine.executors.base import Executor, Task
-from fedgft.engine.plan import ALL_ROWS, RowIndex, Units, keys, learning_rate
+from fedgft.engine.plan import ALL_ROWS, RowIndex, Units, derive_seeds, learning_rate
 from fedgft.engine.select_best import BestModels
 from fedgft.engine.state import ClientState, ClientUpdates, State
 from fedgft.errors import FedgftError
@@ -300,8 +300,8 @@ class Rounds:
         objective = self.algorithm.objective
         price = objective.price(state.objective, runs=runs, classes=classes)
         row_weights = objective.row_weights or np.ones_like
-        client_keys = keys(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
-        fresh = keys(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
+        client_keys = derive_seeds(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
+        fresh = derive_seeds(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
         fixed = np.broadcast_to(client_keys, fresh.shape)
         lr = learning_rate(self.lr, settings.schedule, round=t, rounds=settings.rounds)
         return Task(
@@ -319,7 +319,7 @@ class Rounds:
 
     def _own_starts(self, cohort: Cohort) -> Any:
         """A random model for each client."""
-        seeds = keys(self.seeds[cohort.run], self.index.keys(cohort), 0x57A7)
+        seeds = derive_seeds(self.seeds[cohort.run], self.index.keys(cohort), 0x57A7)
         return self.executor.to_device(np.stack([self._random_params(seed) for seed in seeds]))
 
     def _random_params(self, seed: np.uint64) -> np.ndarray:

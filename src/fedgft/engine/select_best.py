@@ -24,7 +24,7 @@ SHARES = np.linspace(0.05, 0.95, 19)  # of the second model in a mixture of two
 TRIALS = 8  # mixtures that are measured after the last round
 
 
-def score(objective: Objective, sums: Sums) -> np.ndarray:
+def score_models(objective: Objective, sums: Sums) -> np.ndarray:
     """Accuracy minus `WORTH` times the gap above the target, (r,); -inf if it is not estimable.
 
     `sums` (r, ...) are over all clients of each run.
@@ -36,7 +36,7 @@ def score(objective: Objective, sums: Sums) -> np.ndarray:
     return np.where(np.isfinite(found), found, -np.inf)
 
 
-def best_mixture(objective: Objective, first: Sums, second: Sums) -> tuple[np.ndarray, np.ndarray]:
+def find_mixture(objective: Objective, first: Sums, second: Sums) -> tuple[np.ndarray, np.ndarray]:
     """The best share of the second model in a mixture, and the expected score, (r,) each.
 
     The rates of a model between two models are interpolated linearly.
@@ -45,7 +45,7 @@ def best_mixture(objective: Objective, first: Sums, second: Sums) -> tuple[np.nd
     def mixed(share: float) -> Sums:
         return first.map(lambda a: (1 - share) * a) + second.map(lambda a: share * a)
 
-    scores = np.stack([score(objective, mixed(share)) for share in SHARES])
+    scores = np.stack([score_models(objective, mixed(share)) for share in SHARES])
     return SHARES[scores.argmax(0)], scores.max(0)
 
 
@@ -89,8 +89,8 @@ class BestModels:
             other = state.runner_up
             if best is None or other is None:
                 return state
-            share, expected = best_mixture(self.objective, best.sums, other.sums)
-            missed = score(self.objective, best.sums) < best.sums.accuracy() - 1e-12
+            share, expected = find_mixture(self.objective, best.sums, other.sums)
+            missed = score_models(self.objective, best.sums) < best.sums.accuracy() - 1e-12
             wanted = missed & (expected > best.score)
             if not wanted.any():
                 return state
@@ -101,7 +101,7 @@ class BestModels:
 
     def _add(self, state: State, sums: Sums, params: Any) -> State:
         """Rank one more model."""
-        new = Best(score(self.objective, sums), params, sums)
+        new = Best(score_models(self.objective, sums), params, sums)
         if state.best is None:
             return replace(state, best=new)
         better = new.score >= state.best.score  # the later one of two equally good models
@@ -110,7 +110,7 @@ class BestModels:
         if state.runner_up is None:
             return replace(state, best=best, runner_up=rest)
         first, second = (
-            best_mixture(self.objective, best.sums, other.sums)[1]
+            find_mixture(self.objective, best.sums, other.sums)[1]
             for other in (rest, state.runner_up)
         )
         return replace(state, best=best, runner_up=_choose(first >= second, rest, state.runner_up))

@@ -53,7 +53,7 @@ class History:
     before, after
         Sums of each client, (run, client, ...), before the first and after the last round.
     params
-        Final parameters, (run, p), in the order of `fedgft.models.tensors`.
+        Final parameters, (run, p), in the order of `fedgft.models.named_tensors`.
     seconds
         Duration.
     executor

@@ -41,7 +41,7 @@ from fedgft.flower.messages import (
 )
 from fedgft.flower.replies import plain
 from fedgft.flower.secure_sum_client import reply_to_secure_sum
-from fedgft.models import get_model, named
+from fedgft.models import get_model, unflatten
 from fedgft.privacy.ledger import model_digest
 from fedgft.privacy.policy import SitePolicy, Summand
 from fedgft.sums import Sums
@@ -486,7 +486,7 @@ def first_arrays(model: Any, *, features: int, classes: int, seed: int) -> Array
     model = get_model(model)
     params = model.init(seed, features=features, classes=classes).astype(np.float32)
     shapes = model.shapes(features=features, classes=classes)
-    return ArrayRecord({name: Array(tensor) for name, tensor in named(params, shapes).items()})
+    return ArrayRecord({name: Array(tensor) for name, tensor in unflatten(params, shapes).items()})
 
 
 def flatten_arrays(arrays: ArrayRecord) -> np.ndarray:

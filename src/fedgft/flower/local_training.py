@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgft.engine.plan import batches, keys, learning_rate
+from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate
 from fedgft.errors import import_extra
 from fedgft.flower.run_config import check_training
 from fedgft.optimizers import Moments, Optimizer, step
@@ -125,9 +125,9 @@ def _read_epoch(site: "Site", config: Mapping[str, Any], epoch: int) -> Iterable
     x, y, a = site.rows
     seed = int(config.get("seed", 0))
     round_number = int(config.get("server-round", 1))  # rounds count from 1
-    key = keys(keys(seed, site.key), round_number, epoch)
+    key = derive_seeds(derive_seeds(seed, site.key), round_number, epoch)
     size = int(config.get("batch-size", 256))
-    for rows in batches(np.arange(len(y)), seed=int(key), batch_size=size):
+    for rows in draw_batches(np.arange(len(y)), seed=int(key), batch_size=size):
         yield x[rows], y[rows], a[rows]
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from fedgft.algorithms import Cohort
-from fedgft.engine.plan import Units, batches
+from fedgft.engine.plan import Units, draw_batches
 from fedgft.optimizers import Moments
 from fedgft.sums import Sums
 from fedgft.types import Price, Weights
@@ -77,7 +77,7 @@ class Task:
         own = rows[self.units.low[unit] : self.units.high[unit]]
         limits = {"most": self.max_rows, "least": self.min_batch}
         return [
-            batches(own, seed=int(seed), batch_size=self.batch_size, **limits)
+            draw_batches(own, seed=int(seed), batch_size=self.batch_size, **limits)
             for seed in self.seeds[unit]
         ]
 
@@ -157,10 +157,10 @@ class Executor(Protocol):
         """Sizes of the model."""
 
     def to_device(self, params: np.ndarray) -> Any:
-        """A block from parameters in the order of `models.tensors`."""
+        """A block from parameters in the order of `models.named_tensors`."""
 
     def to_host(self, block: Any) -> np.ndarray:
-        """Parameters in the order of `models.tensors` from a block."""
+        """Parameters in the order of `models.named_tensors` from a block."""
 
     def to_gradient(self, difference: Any) -> Any:
         """The difference of two blocks in the coordinates of gradients, (u, w)."""

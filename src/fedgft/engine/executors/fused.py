@@ -140,7 +140,7 @@ class FusedExecutor:
     def _copy_moments(self, moments: Moments | None, units: int) -> Moments:
         """A copy in memory that is reused between rounds; page faults are expensive.
 
-        m and v are kept apart for the reason given in `numba_kernels._apart`.
+        m and v are kept apart for the reason given in `numba_kernels._allocate_vectors`.
         """
         if self._scratch is None or len(self._scratch.m) != units:
             gap = numpy_kernels.VECTOR_GAP // LANES

@@ -185,7 +185,7 @@ def _sigmoid_for(z):
 
 
 @inlined
-def _apart(like):
+def _allocate_vectors(like):
     """Memory for a few vectors, each 1 KB or more from the next and from everything else.
 
     A compiled loop first checks whether the memory it writes lies close before the memory it
@@ -195,7 +195,7 @@ def _apart(like):
 
 
 @inlined
-def _take(x, order, at, end, row, ahead):
+def _read_block(x, order, at, end, row, ahead):
     """Write the next block of row numbers to `row`; past the end, the last row of x (zeros).
 
     Most of the time is spent waiting for scattered rows, so the block that comes `ahead` blocks
@@ -228,7 +228,7 @@ def _gradient(table, order, at, end, weight, price, w, g, z, row):
     one = w.dtype.type(1)
     g[:] = w.dtype.type(0)
     for start in range(at, end, BLOCK):
-        _take(x, order, start, end, row, 1)
+        _read_block(x, order, start, end, row, 1)
         dot_rows(x, row, w, z)
         for q in range(z.shape[0]):
             z[q] = _sigmoid(z[q])
@@ -268,7 +268,7 @@ def _step(u, g, m, v, count, lr, rule):
 
 
 @inlined
-def _difference(params, bias, u):
+def _read_difference(params, bias, u):
     """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
     u[:] = u.dtype.type(0)
     for d in range(bias):
@@ -310,7 +310,7 @@ def train(begin, end, lanes, table, work):
     order = np.empty(longest, np.int32)
     row = np.empty(BLOCK, np.int32)
     width = m.shape[1]
-    own = _apart(m)
+    own = _allocate_vectors(m)
     g = own[1, :width]
     w = own[2, :width]
     u = own[3, :width]
@@ -324,8 +324,8 @@ def train(begin, end, lanes, table, work):
         price = work.price[i]
         lr = work.lr[i]
         steps = 0
-        _difference(work.block[i], bias, u)
-        _difference(work.origin[i], bias, start)
+        _read_difference(work.block[i], bias, u)
+        _read_difference(work.origin[i], bias, start)
         for epoch in range(work.seeds.shape[1]):
             order[:size] = table.rows[low[i] : high[i]]
             shuffle(order[:size], work.seeds[i, epoch])
@@ -360,19 +360,19 @@ def measure(begin, end, lanes, table, work):
     rows = table.rows
     sums = work.sums
     width = x.shape[1]
-    own = _apart(table.mean)
+    own = _allocate_vectors(table.mean)
     w = own[1, :width]
     u = own[2, :width]
     z = own[3, :lanes]
     copies = np.empty((4, sums.shape[1], 2))
     row = np.empty(BLOCK, np.int32)
     for i in range(begin, end):
-        _difference(work.block[work.which[i]], table.bias, u)
+        _read_difference(work.block[work.which[i]], table.bias, u)
         _unscale(u, table, work.run[i], w)
         copies[:] = 0.0
         end_row = work.high[i]
         for at in range(work.low[i], end_row, BLOCK):
-            _take(x, rows, at, end_row, row, 2)
+            _read_block(x, rows, at, end_row, row, 2)
             dot_rows(x, row, w, z)
             for q in range(z.shape[0]):
                 z[q] = _sigmoid(z[q])

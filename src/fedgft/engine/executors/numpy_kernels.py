@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedgft.engine.plan import batches
+from fedgft.engine.plan import draw_batches
 
 Array = np.ndarray
-VECTOR_GAP = 256  # numbers between two vectors of the compiled kernel, see numba_kernels._apart
+VECTOR_GAP = (
+    256  # numbers between two vectors of the compiled kernel, see numba_kernels._allocate_vectors
+)
 
 
 class Table(NamedTuple):
@@ -143,7 +145,7 @@ def _step(u: Array, g: Array, work: Training, i: int) -> None:
     u -= number(rate) * m / (np.sqrt(v) * number(root) + number(rule.epsilon))
 
 
-def _difference(params: Array, bias: int, width: int) -> Array:
+def _read_difference(params: Array, bias: int, width: int) -> Array:
     """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
     u = np.zeros(width, params.dtype)
     u[:bias] = params[bias : 2 * bias] - params[:bias]
@@ -168,11 +170,11 @@ def train(begin: int, end: int, lanes: int, table: Table, work: Training) -> Non
     for i in range(begin, end):
         steps = 0
         rows = table.rows[work.low[i] : work.high[i]]
-        u = _difference(work.block[i], bias, width)
-        start = _difference(work.origin[i], bias, width)
+        u = _read_difference(work.block[i], bias, width)
+        start = _read_difference(work.origin[i], bias, width)
+        cut = {"batch_size": work.batch_size, "most": work.max_rows}
         for seed in work.seeds[i]:
-            parts = batches(rows, seed=int(seed), batch_size=work.batch_size, most=work.max_rows)
-            for batch in parts:
+            for batch in draw_batches(rows, seed=int(seed), **cut):
                 g = _gradient(u, batch, table, work, i)
                 if len(work.drift):
                     work.gradients[i] += g
@@ -199,7 +201,7 @@ def measure(begin: int, end: int, lanes: int, table: Table, work: Measurement) -
     cells = work.sums.shape[1]
     for i in range(begin, end):
         rows = table.rows[work.low[i] : work.high[i]]
-        u = _difference(work.block[work.which[i]], table.bias, table.x.shape[1])
+        u = _read_difference(work.block[work.which[i]], table.bias, table.x.shape[1])
         p = _sigmoid(table.x[rows] @ _unscale(u, table, int(work.run[i])))
         work.sums[i, :, 0] = np.bincount(table.cell[rows], weights=p, minlength=cells)
         work.sums[i, :, 1] = np.bincount(table.cell[rows], weights=p > 0.5, minlength=cells)

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from fedgft.engine.executors.base import Buffers, ModelSpec, Task
 from fedgft.engine.plan import RowIndex, Units
 from fedgft.errors import FedgftError
-from fedgft.models import Model, tensors
+from fedgft.models import Model, named_tensors
 from fedgft.optimizers import Moments
 from fedgft.settings import Settings
 from fedgft.sums import Sums
@@ -41,8 +41,8 @@ Map = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
 class Layout:
     """A module as one flat vector: trained tensors first, then frozen ones, then buffers.
 
-    Outside of the executors a vector is in the order of `models.tensors`. Inside, the weights of
-    convolutions are channels-last; everything else is done element by element and needs no order.
+    Outside of the executors a vector is in the order of `models.named_tensors`. Inside, the weights
+    of convolutions are channels-last; all else is done element by element and needs no order.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Layout:
     @classmethod
     def of(cls, module: torch.nn.Module) -> "Layout":
         """The layout of a module."""
-        named = tensors(module)
+        named = named_tensors(module)
         trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
         norms = {
             f"{place}.{name}".removeprefix(".")
@@ -97,11 +97,11 @@ class Layout:
                 part[:] = part.reshape(shape).transpose(0, 2, 3, 1).ravel()
         return order
 
-    def inward(self, flat: np.ndarray) -> np.ndarray:
+    def to_inner(self, flat: np.ndarray) -> np.ndarray:
         """(..., p) from the outer to the inner order."""
         return np.take(flat, self.inner_order, axis=-1)
 
-    def outward(self, flat: np.ndarray) -> np.ndarray:
+    def to_outer(self, flat: np.ndarray) -> np.ndarray:
         """(..., p) from the inner to the outer order."""
         out = np.empty_like(flat)
         out[..., self.inner_order] = flat
@@ -324,11 +324,11 @@ class TorchExecutor:
 
     def to_device(self, params: np.ndarray) -> Tensor:
         """Parameters on the device, in the inner order."""
-        return self.rows.put(self.layout.inward(np.asarray(params)))
+        return self.rows.put(self.layout.to_inner(np.asarray(params)))
 
     def to_host(self, block: Tensor) -> np.ndarray:
         """Parameters in the outer order."""
-        return self.layout.outward(block.cpu().numpy())
+        return self.layout.to_outer(block.cpu().numpy())
 
     def to_gradient(self, difference: Tensor) -> Tensor:
         """The trained part."""
