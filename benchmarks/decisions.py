@@ -579,7 +579,7 @@ def main() -> None:
             print(f"{SIGNS[holds]} {text}")
     args.out.mkdir(parents=True, exist_ok=True)
     with atomic_write(args.out / "decisions.md") as part:
-        part.write_text("\n\n".join(filter(None, page(made))) + "\n")
+        part.write(("\n\n".join(filter(None, page(made))) + "\n").encode())
     print(f"wrote {args.out / 'decisions.md'}", file=sys.stderr)
 
 

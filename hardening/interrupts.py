@@ -114,7 +114,7 @@ def main() -> None:
             found[case.name] = attack(case, own, rng, args.each)
             print(case.name, dict(found[case.name]), flush=True)
     with atomic_write(args.out / "interrupts.md") as part:
-        part.write_text(page(found), "utf-8")
+        part.write(page(found).encode())
     sys.exit(1 if any(seen[OUTCOMES[3]] for seen in found.values()) else 0)
 
 

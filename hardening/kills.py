@@ -249,7 +249,7 @@ def main() -> None:
             rows += [in_a_row(grounds[-1], rng)] if case.continues else []
         text = page(grounds, single, rows)
     with atomic_write(args.out / "kills.md") as part:
-        part.write_text(text, "utf-8")
+        part.write(text.encode())
     print(text)
     good = all(k.whole and k.identical for k in (*single, *rows))
     sys.exit(0 if good and all(k.times > 1 for k in rows) else 1)

@@ -376,7 +376,7 @@ def main() -> None:
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     with atomic_write(args.out / "privacy.md") as part:
-        part.write_text("\n".join(page), "utf-8")
+        part.write("\n".join(page).encode())
     print("\n".join(page))
     if not (right_1 and right_2 and right_3):
         sys.exit(1)

@@ -88,7 +88,7 @@ def test_a_link_planted_as_the_temporary_file_is_not_followed(inputs, victim, tm
 def test_a_hard_link_planted_as_the_temporary_file_is_not_written_to(victim, tmp_path):
     os.link(victim, tmp_path / ".x.part")
     with atomic_write(tmp_path / "x") as part:
-        part.write_text("ours")
+        part.write(b"ours")
     assert victim.read_text() == SECRET and (tmp_path / "x").read_text() == "ours"
 
 
@@ -98,14 +98,14 @@ def test_a_temporary_file_that_becomes_a_link_meanwhile_is_not_followed(victim, 
         with atomic_write(tmp_path / "x") as part:
             (tmp_path / ".x.part").unlink()
             (tmp_path / ".x.part").symlink_to(victim)
-            part.write_text("ours")
+            part.write(b"ours")
     assert victim.read_text() == SECRET and not (tmp_path / "x").exists()
 
 
 def test_a_pipe_or_folder_planted_as_the_temporary_file_stops_nothing_for_ever(tmp_path):
     os.mkfifo(tmp_path / ".a.part")
     with atomic_write(tmp_path / "a") as part:
-        part.write_text("ours")
+        part.write(b"ours")
     assert (tmp_path / "a").read_text() == "ours" and os.listdir(tmp_path) == ["a"]
     (tmp_path / ".b.part").mkdir()
     with pytest.raises(FedgftError, match="b: cannot be written") as caught:  # noqa: SIM117
@@ -121,7 +121,7 @@ def test_another_users_temporary_file_is_neither_waited_for_nor_written_to(tmp_p
     os.chown(theirs, 12345, 12345)
     with open(theirs) as opened:
         with atomic_write(tmp_path / "x", private=True) as part:
-            part.write_text("ours")
+            part.write(b"ours")
         assert opened.read() == "theirs"
     assert (tmp_path / "x").stat().st_uid == os.geteuid() and mode(tmp_path / "x") == 0o600
 
@@ -136,13 +136,13 @@ def test_what_a_killed_run_left_is_replaced_and_a_running_one_is_waited_for(tmp_
         started.wait()
         with atomic_write(path) as part:
             order.append("second")
-            part.write_text("second")
+            part.write(b"second")
 
     other = threading.Thread(target=second)
     other.start()
     with atomic_write(path) as part:
         started.set()
-        part.write_text("first")
+        part.write(b"first")
         other.join(0.3)
         order.append("first")
     other.join()
@@ -246,7 +246,7 @@ def test_a_link_among_the_parents_is_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with open_folder(tmp_path / "link" / "out") as out, atomic_write(out / "x") as part:
-        part.write_text("ours")
+        part.write(b"ours")
     assert (tmp_path / "real" / "out" / "x").read_text() == "ours"
 
 
@@ -259,9 +259,9 @@ def test_private_files_are_their_owners_alone_whatever_was_there(usual_umask, tm
         path.chmod(0o666)
     with atomic_write(tmp_path / "x", private=True) as part:
         assert mode(tmp_path / ".x.part") == 0o600  # from its first byte on
-        part.write_text("new")
+        part.write(b"new")
     with atomic_write(tmp_path / "y") as part:
-        part.write_text("to publish")
+        part.write(b"to publish")
     assert modes(tmp_path) == {"x": 0o600, "y": 0o644}
     (tmp_path / "log").write_text("old\n")
     (tmp_path / "log").chmod(0o666)

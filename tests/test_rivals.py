@@ -64,8 +64,8 @@ from fedgft.store import atomic_write
 for i in range(100):
     with atomic_write(Path(sys.argv[1])) as part:
         for _ in range(20):
-            part.write_text(sys.argv[2] * 1000)
-            part.file.flush()
+            part.write((sys.argv[2] * 1000).encode())
+            part.flush()
 """
 
 
@@ -88,7 +88,7 @@ def test_files_that_belong_together_come_together(tmp_path):
         stage_files(tmp_path) as place,
     ):
         with atomic_write(place / "one") as part:
-            part.write_text("new")
+            part.write(b"new")
         raise FedgftError(f"{place / 'two'}: bad luck")
     assert held(tmp_path) == {"one": b"old"}
 

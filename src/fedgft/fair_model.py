@@ -178,7 +178,7 @@ class FairModel:
         tensors = {**self.tensors, "scaler.mean": self.mean, "scaler.spread": self.spread}
         header = {"fedgft": json.dumps({"format": FORMAT, **self.about})}
         with atomic_write(Path(path)) as part:
-            part.write_bytes(save(tensors, metadata=header))
+            part.write(save(tensors, metadata=header))
         return Path(path)
 
     @classmethod

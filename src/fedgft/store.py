@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, product
@@ -67,17 +68,12 @@ def make_folder(path: str | Path, option: str = "`out`") -> Path:
     option
         The setting that named it, for the error message.
     """
-    folder = Path(path)
-    probe = folder / ".fedgft-probe.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.unlink(missing_ok=True)  # a killed run may have left it
-        with suppress(FileExistsError):  # another run probes at this moment
-            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, PRIVATE_MODE))
-        probe.unlink(missing_ok=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise file_error(f"{option} {path}", f"cannot write there ({error.strerror})") from error
-    return folder
+    return Path(path)
 
 
 def refuse_link(path: Path, option: str = "") -> None:
@@ -96,8 +92,8 @@ def make_private_folder(path: Path) -> Path:
     return path
 
 
-def open_private_file(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
-    """Open a file with mode 0600 for writing or appending; refuse a symbolic link."""
+def open_private_file(path: Path, mode: Literal["wb", "ab", "a+b"]) -> BinaryIO:
+    """Open a file with mode 0600 for writing, appending or both; refuse a symbolic link."""
 
     def opener(name: str, flags: int) -> int:
         handle = os.open(name, flags | NO_LINK | NO_WAIT, PRIVATE_MODE)
@@ -225,27 +221,11 @@ def stage_files(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-class TemporaryFile:
-    """A file that is being written.
-
-    It is used by its handle, because another process could replace what its name stands for.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-
-    def write_bytes(self, content: bytes) -> None:
-        """Append bytes."""
-        self.file.write(content)
-
-    def write_text(self, text: str, encoding: str = "utf-8") -> None:
-        """Append text."""
-        self.file.write(text.encode(encoding))
-
-
 @contextmanager
-def atomic_write(path: Path, *, private: bool = False) -> Iterator[TemporaryFile]:
+def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces `path` at the end, or is removed if the block fails.
+
+    Write to it by this handle: another process could replace what its name stands for.
 
     A symbolic link at `path` is replaced, not followed; a folder, device or pipe is refused. Of two
     processes that write the same file, the second waits for the first.
@@ -267,7 +247,7 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[TemporaryFile
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | BINARY
             file = os.fdopen(os.open(part, flags, mode), "wb")
             try:
-                yield TemporaryFile(file)
+                yield file
                 file.flush()
                 if not os.path.samestat(os.lstat(part), os.fstat(file.fileno())):
                     raise OSError(errno.ESTALE, f"its temporary file {part.name} was replaced")

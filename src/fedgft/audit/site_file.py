@@ -68,7 +68,7 @@ def write_sums(sums: SiteSums, path: str | Path, *, min_bin: int = MIN_BIN) -> P
     file = expand_user(path)
     text = to_json(sums, min_bin=min_bin)
     with atomic_write(file, private=True) as part:
-        part.write_text(text, "utf-8")
+        part.write(text.encode())
     return file
 
 

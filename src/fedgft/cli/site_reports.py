@@ -70,7 +70,7 @@ def write_report(folder: Path, report: Any, kind: Kind) -> list[Path]:
     with stage_files(folder) as stage:
         for name, text in zip(report_names(kind), texts, strict=True):
             with atomic_write(stage / name) as part:
-                part.write_text(text, "utf-8")
+                part.write(text.encode())
     return [folder / name for name in report_names(kind)]
 
 

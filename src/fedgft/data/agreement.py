@@ -40,6 +40,11 @@ MAX_ROWS = 10**10
 OUTLIER_FACTOR = 100.0  # times the usual mean and spread of a column: another unit, or a lie
 SCALINGS = ("pooled", "median")
 Warn = Callable[[str], None]
+Sites = Mapping[str, Description]
+Kinds = dict[str, str]  # of each column, "numbers" or "text"
+Reasons = dict[str, str]  # why a site does not fit
+Names = tuple[str, ...]
+Scales = tuple[np.ndarray, np.ndarray]  # mean and variance
 
 
 def agree_on_schema(
@@ -111,20 +116,18 @@ def agree_on_schema(
     return schema, refused
 
 
-def _refuse(
-    misfits: Mapping[str, str], fitting: dict[str, Description], refused: dict[str, str]
-) -> None:
+def _refuse(misfits: Reasons, fitting: dict[str, Description], refused: Reasons) -> None:
     """Move sites from the fitting ones to the refused ones, with the reasons."""
     refused |= misfits
     for site in misfits:
         del fitting[site]
 
 
-def _list_reasons(refused: Mapping[str, str]) -> str:
+def _list_reasons(refused: Reasons) -> str:
     return "".join(f"; {site}: {reason}" for site, reason in refused.items())
 
 
-def _check_descriptions(sites: Mapping[str, Any]) -> tuple[dict[str, Description], dict[str, str]]:
+def _check_descriptions(sites: Mapping[str, Any]) -> tuple[dict[str, Description], Reasons]:
     """Return the descriptions that a table can have, and why the others cannot be used."""
     good = {}
     refused = {}
@@ -173,7 +176,7 @@ def _check_count(found: int, limit: int, what: str) -> None:
         raise FedgftError(f"it names {found:,} {what}, and {limit:,} is the most", kind="data")
 
 
-def _find_common_columns(sites: Sequence[Description]) -> dict[str, str]:
+def _find_common_columns(sites: Sequence[Description]) -> Kinds:
     """Return the columns that most sites have, and the kind of each at most of them.
 
     Columns that are empty everywhere are left out.
@@ -191,9 +194,7 @@ def _find_common_columns(sites: Sequence[Description]) -> dict[str, str]:
     return kinds
 
 
-def _find_column_misfits(
-    sites: Mapping[str, Description], columns: Mapping[str, str]
-) -> dict[str, str]:
+def _find_column_misfits(sites: Sites, columns: Kinds) -> Reasons:
     """Find sites that lack a column, or hold another kind in it; extra columns are not read."""
     misfits: dict[str, str] = {}
     for site, own in ((site, description["columns"]) for site, description in sites.items()):
@@ -205,7 +206,7 @@ def _find_column_misfits(
     return misfits
 
 
-def _find_outliers(sites: Mapping[str, Description], columns: Mapping[str, str]) -> dict[str, str]:
+def _find_outliers(sites: Sites, columns: Kinds) -> Reasons:
     """Find sites where a column of numbers has a mean or spread of another magnitude."""
     outliers: dict[str, str] = {}
     for name in (name for name, kind in columns.items() if kind == "numbers"):
@@ -234,9 +235,7 @@ def _find_unshared(named: Mapping[str, set[str]]) -> dict[str, str]:
     return {name: site for site, own in named.items() for name in own if times[name] == 1}
 
 
-def _drop_unshared_levels(
-    sites: Mapping[str, Description], columns: Mapping[str, str], warn: Warn
-) -> tuple[dict[str, Description], dict[str, str]]:
+def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sites, Kinds]:
     """Return the descriptions without levels that only one site names, and the columns left."""
     kept = dict(sites)
     left = dict(columns)
@@ -261,9 +260,7 @@ def _drop_unshared_levels(
     return kept, left
 
 
-def _agree_on_names(
-    sites: Mapping[str, Description], kind: str, given: tuple[str, ...], warn: Warn
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def _agree_on_names(sites: Sites, kind: str, given: Names, warn: Warn) -> tuple[Names, Reasons]:
     """Agree on the names of the classes or groups.
 
     Names that the user gives bind all sites. Otherwise they are those of the sites that are linked,
@@ -331,7 +328,7 @@ def _sort_key(name: str) -> tuple[int, float, str]:
 
 
 def _fit(
-    sites: Sequence[Description], columns: Mapping[str, str], scaling: str
+    sites: Sequence[Description], columns: Kinds, scaling: str
 ) -> tuple[Encoder, np.ndarray, np.ndarray]:
     """Fit the encoder and the scaling to the sums of the sites.
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from fedgft.data.public import Progress
 from fedgft.errors import FedgftError, import_extra
-from fedgft.store import NO_LINK, file_error, lock_file, parse_json
+from fedgft.store import file_error, lock_file, open_private_file, parse_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -177,11 +177,9 @@ class Block:
         numbers = (block.names, block.rows, block.crc)
         if not all(type(n) is int and n >= 0 for n in numbers) or block.names > BLOCK_IMAGES:
             raise ValueError("no numbers of images")
-        places = set(map(int, bad))
-        if len(places) < len(bad) or places - set(range(start, start + block.names)):
+        places = set(map(int, bad)) & set(range(start, start + block.names))
+        if len(places) < len(bad) or block.rows + len(bad) != block.names:
             raise ValueError("other images")
-        if block.rows + len(bad) != block.names:
-            raise ValueError("other numbers of images")
         return block
 
 
@@ -323,17 +321,16 @@ class ImageCache:
             text = f"{problem}; {size}, or name another folder (`cache`)"
             raise file_error(self.cache, text) from error
 
-    def _open(self, suffix: str) -> BinaryIO:
-        """Open for reading and appending with mode 0600: the original images may be private."""
-        open_private = lambda name, flags: os.open(name, flags | NO_LINK, 0o600)  # noqa: E731
-        return open(self.path(suffix), "a+b", opener=open_private)
-
     def _decode_all(self, on_progress: Progress) -> list[Block]:
         """Decode everything that an earlier process has not finished."""
         total = len(self.names)
         step = max(1, min(BLOCK_IMAGES, MAX_BLOCK_BYTES // self._row_bytes))
         self.path("pixels").unlink(missing_ok=True)  # it is damaged
-        with self._open("journal") as journal, self._open("part") as part, open_decoders() as pool:
+        with (
+            open_private_file(self.path("journal"), "a+b") as journal,
+            open_private_file(self.path("part"), "a+b") as part,
+            open_decoders() as pool,
+        ):
             blocks = self._resume(journal, part)
             for start in range(sum(block.names for block in blocks), total, step):
                 on_progress("decoding images", start, total)
@@ -359,11 +356,11 @@ class ImageCache:
 
 
 def _stat_file(path: str) -> tuple[int, int] | None:
-    with suppress(OSError):
+    try:
         found = os.stat(path)
-        if stat.S_ISREG(found.st_mode):
-            return found.st_size, found.st_mtime_ns
-    return None
+    except OSError:
+        return None
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _append_block(journal: BinaryIO, part: BinaryIO, decoded: dict[int, np.ndarray | str]) -> Block:

@@ -203,7 +203,7 @@ def _store(content: bytes, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:
-            part.write_bytes(content)
+            part.write(content)
     except (OSError, FedgftError) as error:
         reason = getattr(error.__cause__ or error, "strerror", None) or type(error).__name__
         problem = f"the cache folder cannot be written ({reason})"

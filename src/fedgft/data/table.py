@@ -475,9 +475,9 @@ def write_table(frame: pl.DataFrame, path: Path) -> Path:
     with atomic_write(path) as part:
         try:
             if _is_parquet(path):
-                frame.write_parquet(part.file)
+                frame.write_parquet(part)
             else:
-                escape_formulas(frame)[0].write_csv(part.file)
+                escape_formulas(frame)[0].write_csv(part)
         except PolarsError as error:  # its Parquet writer on a full disk
             raise OSError(str(error)) from error
     return path

@@ -198,10 +198,10 @@ def create_federation(
             read_site_keys(made.nodes)  # no key twice
             made.engine.mkdir(mode=0o700)
             with atomic_write(made.engine / "config.toml", private=True) as part:
-                part.write_text(_connection(made), "utf-8")
+                part.write(_connection(made).encode())
             with atomic_write(path / SETTINGS) as part:
                 addresses = {"host": host, "port": port, "inner": made.inner}
-                part.write_text(json.dumps(addresses) + "\n", "utf-8")
+                part.write((json.dumps(addresses) + "\n").encode())
             copy_app(made.app)
         except BaseException:  # leave no keys of an unfinished folder
             for part in path.iterdir():

@@ -177,7 +177,7 @@ def register_sites(folder: FederationFolder) -> None:
     for key in new:
         log.info("registered site '%s', key %s", keys[key], fingerprint(key))
     with atomic_write(folder.names) as part:
-        part.write_text(json.dumps(named), "utf-8")
+        part.write(json.dumps(named).encode())
 
 
 def _private(path: Path) -> None:

@@ -156,7 +156,7 @@ class Checkpoint:
         header["check"] = _checksum(header, tensors)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.path, private=True) as part:
-            part.write_bytes(save(tensors, metadata=header))
+            part.write(save(tensors, metadata=header))
 
     def load(self, state: RunState, like: ArrayRecord, strategy: Any) -> ArrayRecord:
         """Restore the state and the wrapped `strategy`.

@@ -331,7 +331,7 @@ def collect_reports(
 
 def _write_text(path: Path, text: str, *, private: bool = False) -> None:
     with atomic_write(path, private=private) as part:
-        part.write_text(text, "utf-8")
+        part.write(text.encode())
 
 
 def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def write(made: Made, folder: Path) -> list[Path]:
 
 def _write_text(path: Path, text: str) -> None:
     with atomic_write(path) as part:
-        part.write_text(text, "utf-8")
+        part.write(text.encode())
 
 
 def _stamp(made: Made) -> str:

@@ -219,9 +219,9 @@ def open_ledger(context: SiteContext, site: str) -> Iterator[Ledger]:
     with atomic_write(path, private=True) as part:
         ledger = read_ledger(path, site)
         yield ledger
-        part.write_bytes(_to_json(ledger).encode())
-        part.file.flush()
-        os.fsync(part.file.fileno())  # the account must survive a power cut
+        part.write(_to_json(ledger).encode())
+        part.flush()
+        os.fsync(part.fileno())  # the account must survive a power cut
 
 
 def read_ledger(path: Path, site: str) -> Ledger:

@@ -81,7 +81,7 @@ class ResultCache:
         """Write a cell; only the owner of the folder can read it."""
         make_private_folder(self.folder)
         with atomic_write(self._path(key), private=True) as part:
-            part.write_text(dump_checksummed(value, key), "utf-8")
+            part.write(dump_checksummed(value, key).encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -124,7 +124,7 @@ def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
             drawn = BytesIO()
             figure.savefig(drawn, format=path.suffix[1:], dpi=150, metadata=date)
             content = drawn.getvalue()
-            part.write_bytes(shorten_svg(content.decode()).encode() if is_svg else content)
+            part.write(shorten_svg(content.decode()).encode() if is_svg else content)
     return paths
 
 

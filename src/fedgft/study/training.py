@@ -240,7 +240,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
     buffer = BytesIO()
     frame.write_parquet(buffer)
     with atomic_write(path, private=True) as part:
-        part.write_bytes(buffer.getvalue())
+        part.write(buffer.getvalue())
     return path
 
 
