@@ -214,14 +214,14 @@ def test_as_many_clients_as_rows():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 0.0}, "alpha must be a positive number, not 0"),
+        ({"alpha": 0.0}, "alpha must be above 0"),
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": float("nan")}, "alpha"),
-        ({"clients": 0}, "clients must be at least 1, not 0"),
+        ({"clients": 0}, "clients must be at least 1"),
         ({"clients": 15}, r"clients: 15 clients cannot share 14 row\(s\)"),
         ({"kind": "pure", "clients": 1}, "clients: 1 cannot hold 2 groups"),
-        ({"seed": -1}, "seed must not be negative"),
-        ({"test_share": 1.0}, "test_share must be at least 0 and below 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"test_share": 1.0}, "test_share must be below 1"),
         ({"test_share": -0.1}, "test_share"),
     ],
 )

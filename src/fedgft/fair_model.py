@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from fedgft.data.dataset import Federation, get_raw_scaling
-from fedgft.data.encode import Encoder, data_error
+from fedgft.data.encode import Encoder, Names, data_error
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError
 from fedgft.models import ResNet18
@@ -49,17 +49,17 @@ class FairModel:
     path: str = "the model"
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> Names:
         """Names of the features."""
         return tuple(self.about["columns"])
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def classes(self) -> Names:
         """Names of the classes; a score is the probability of the last of two."""
         return tuple(self.about["classes"])
 
     @property
-    def groups(self) -> tuple[str, ...]:
+    def groups(self) -> Names:
         """Names of the groups that it was trained to treat alike."""
         return tuple(self.about["groups"])
 
@@ -105,9 +105,7 @@ class FairModel:
         """Return the name of the most probable class of each row, (n,); see `predict_proba`."""
         return np.array(self.classes)[self.predict_proba(table, source=source).argmax(1)]
 
-    def add_predictions(
-        self, frame: pl.DataFrame, *, source: str
-    ) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    def add_predictions(self, frame: pl.DataFrame, *, source: str) -> tuple[pl.DataFrame, Names]:
         """Append the columns ``score`` and ``decision`` to a table.
 
         With more than two classes there is one column per class, ``score_CLASS``.
@@ -129,7 +127,7 @@ class FairModel:
         columns = [pl.Series(name, written[:, i]) for i, name in enumerate(names)]
         return frame.with_columns(*columns, decision), notes
 
-    def _encode(self, frame: pl.DataFrame, *, source: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _encode(self, frame: pl.DataFrame, *, source: str) -> tuple[np.ndarray, Names]:
         self._refuse_network()
         if self.encoder is None:
             text = f"{self.path}: it was not trained on a table, and knows none"

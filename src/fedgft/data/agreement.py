@@ -21,6 +21,7 @@ from fedgft.data.encode import (
     Categorical,
     Encoder,
     Field,
+    Names,
     Numeric,
     put_positive_last,
     suggest_name,
@@ -41,10 +42,10 @@ OUTLIER_FACTOR = 100.0  # times the usual mean and spread of a column: another u
 SCALINGS = ("pooled", "median")
 Warn = Callable[[str], None]
 Sites = Mapping[str, Description]
+Descriptions = Sequence[Description]
 Kinds = dict[str, str]  # of each column, "numbers" or "text"
 Reasons = dict[str, str]  # why a site does not fit
-Names = tuple[str, ...]
-Scales = tuple[np.ndarray, np.ndarray]  # mean and variance
+Scales = tuple[np.ndarray, np.ndarray]  # mean, and variance or spread, of each column
 
 
 def agree_on_schema(
@@ -88,7 +89,7 @@ def agree_on_schema(
         raise FedgftError(NO_COLUMNS, kind="data")
     _refuse(_find_column_misfits(fitting, columns), fitting, refused)
     _refuse(_find_outliers(fitting, columns), fitting, refused)
-    names: dict[str, tuple[str, ...]] = {}
+    names: dict[str, Names] = {}
     for kind, given in (("labels", classes), ("groups", groups)):
         if not fitting:
             raise FedgftError(f"no site fits{_list_reasons(refused)}", kind="data")
@@ -103,7 +104,7 @@ def agree_on_schema(
         remedy = f"(the settings classes and groups name them){_list_reasons(refused)}"
         raise FedgftError(f"all fitting sites together have {found} {remedy}", kind="data")
     fitting, columns = _drop_unshared_levels(fitting, columns, warn)
-    encoder, mean, spread = _fit(list(fitting.values()), columns, scaling)
+    encoder, (mean, spread) = _fit(list(fitting.values()), columns, scaling)
     schema = Schema(
         label=label,
         group=split_group_columns(group, list(columns)),
@@ -176,7 +177,7 @@ def _check_count(found: int, limit: int, what: str) -> None:
         raise FedgftError(f"it names {found:,} {what}, and {limit:,} is the most", kind="data")
 
 
-def _find_common_columns(sites: Sequence[Description]) -> Kinds:
+def _find_common_columns(sites: Descriptions) -> Kinds:
     """Return the columns that most sites have, and the kind of each at most of them.
 
     Columns that are empty everywhere are left out.
@@ -327,14 +328,12 @@ def _sort_key(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def _fit(
-    sites: Sequence[Description], columns: Kinds, scaling: str
-) -> tuple[Encoder, np.ndarray, np.ndarray]:
+def _fit(sites: Descriptions, columns: Kinds, scaling: str) -> tuple[Encoder, Scales]:
     """Fit the encoder and the scaling to the sums of the sites.
 
     Returns
     -------
-    encoder, mean, spread
+    encoder, (mean, spread)
         Missing numbers are filled with the mean of their column. An indicator with share p has
         mean p and variance p (1 - p).
     """
@@ -354,20 +353,17 @@ def _fit(
             fields.append(field)
             moments += zip(shares, shares * (1 - shares), strict=True)
     mean, variance = np.array(moments, np.float64).reshape(-1, 2).T.copy()
-    return Encoder(tuple(fields)), mean, compute_spread(mean, variance)
+    return Encoder(tuple(fields)), (mean, compute_spread(mean, variance))
 
 
-def _get_moments(sites: Sequence[Description], names: Sequence[str]) -> list[Moments]:
+def _get_moments(sites: Descriptions, names: Sequence[str]) -> list[Moments]:
     """Return the sums of these columns at each site; an empty column has the count 0."""
-    tables = (
-        [[d["columns"][name].get(key, 0) for name in names] for key in SUM_KEYS] for d in sites
-    )
-    return [Moments(*np.array(table, np.float64).reshape(len(SUM_KEYS), -1)) for table in tables]
+    shape = (len(sites), len(SUM_KEYS), len(names))
+    held = [d["columns"][name].get(key, 0) for d in sites for key in SUM_KEYS for name in names]
+    return [Moments(*table) for table in np.array(held, np.float64).reshape(shape)]
 
 
-def _compute_pooled(
-    sites: Sequence[Description], names: Sequence[str], weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _compute_pooled(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
     """Return mean and variance over all sites; `weights`: the share of its rows that counts."""
     weighted = (
         Moments(m.count * weight, m.sum * weight, m.around * weight)
@@ -378,9 +374,7 @@ def _compute_pooled(
     return total.mean, total.around / rows
 
 
-def _compute_medians(
-    sites: Sequence[Description], names: Sequence[str], weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _compute_medians(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
     """Return the median of the sites' means, and of their mean squares about it."""
     each = _get_moments(sites, names)
     known = np.array([m.count > 0 for m in each])
@@ -397,7 +391,7 @@ def _median(values: np.ndarray) -> np.ndarray:
 
 
 def _fit_levels(
-    sites: Sequence[Description], name: str, weights: np.ndarray, scaling: str
+    sites: Descriptions, name: str, weights: np.ndarray, scaling: str
 ) -> tuple[Categorical, np.ndarray]:
     """Return the levels of a text column, and the share of rows of each but the first."""
     counts_by_site = [d["columns"][name].get("levels", {}) for d in sites]

@@ -84,9 +84,7 @@ class Dataset:
             least = 2 if name == "classes" else 0
             _set(self, name, check_name_list(name, getattr(self, name), least=least))
         if len(set(self.classes)) < len(self.classes):
-            raise FedgftError(
-                f"`classes` must be different names, not {format_value(self.classes)}"
-            )
+            raise FedgftError(f"`classes` must all differ, not {format_value(self.classes)}")
         _set(self, "features", _check_features(self.features))
         rows, width, *pixels = self.features.shape
         if not pixels and len(self.columns) != width:
@@ -168,9 +166,7 @@ class Federation:
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(self.rows):
             raise FedgftError(f"`offsets` must run from 0 to the number of rows, {len(self.rows)}")
         if (np.diff(offsets) < 0).any():
-            raise FedgftError(
-                "`offsets` must not fall: client k holds rows[offsets[k]:offsets[k+1]]"
-            )
+            raise FedgftError("`offsets` must not fall from one client to the next")
         _set(self, "offsets", offsets)
         if len(self.keys) == 0:
             _set(self, "keys", np.arange(self.num_clients, dtype=np.uint64))
@@ -243,9 +239,7 @@ def _check_indices(
     high = array.max().item()
     if not low >= least or not high < known:  # written so that NaN is refused, too
         wrong = high if low >= least else low
-        raise FedgftError(
-            f"`{name}` holds the index {wrong}; {kind} has {known:,}, from {least} on"
-        )
+        raise FedgftError(f"`{name}` holds index {wrong}; {kind} has {known:,}, from {least} on")
     if array.dtype.kind == "f" and (array != np.floor(array)).any():
         raise FedgftError(f"`{name}` holds fractions, not indices")
     return array.astype(np.int64, copy=False)

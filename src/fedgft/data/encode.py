@@ -21,6 +21,7 @@ import polars as pl
 from fedgft.errors import FedgftError
 from fedgft.store import parse_json, require_encodable
 
+Names = tuple[str, ...]
 MISSING = "(missing)"  # the level of missing values
 MAX_INDICATORS = 10_000  # over all text columns: each level becomes a feature
 MAX_LEVELS = 1000  # of one text column; with more it holds names or identifiers
@@ -73,7 +74,7 @@ def suggest_name(name: str, known: Sequence[str]) -> str:
     return f"; there are: {', '.join(names)}{more}"
 
 
-def put_positive_last(classes: tuple[str, ...], positive: str, *, where: str) -> tuple[str, ...]:
+def put_positive_last(classes: Names, positive: str, *, where: str) -> Names:
     """Return the two classes with the positive one last.
 
     Parameters
@@ -154,9 +155,7 @@ def check_text(series: pl.Series, *, source: str) -> None:
     odd = text.filter(~text.str.contains(PLAIN_NUMBER))
     if damaged and len(odd):
         found = ", ".join(f"'{value}'" for value in odd.unique(maintain_order=True)[:3])
-        problem = (
-            f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not plain ones"
-        )
+        problem = f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not"
         remedy = f"{LEAVE_EMPTY} (codes: put a letter in front of each)"
         raise data_error(source, f"{problem} ({found}): {remedy}")
 
@@ -182,7 +181,7 @@ class Numeric:
     fill: float
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> Names:
         """The name of its feature."""
         return (self.name,)
 
@@ -203,11 +202,11 @@ class Categorical:
     """A column of names; missing values are a level of their own."""
 
     name: str
-    levels: tuple[str, ...]
+    levels: Names
     drop_first: bool = True
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> Names:
         """The names of its features, ``column=level``."""
         return tuple(f"{self.name}={level}" for level in self.levels[int(self.drop_first) :])
 
@@ -274,13 +273,11 @@ class Encoder:
         return cls(tuple(fields))
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> Names:
         """Names of the features."""
         return tuple(name for field in self.fields for name in field.columns)
 
-    def encode(
-        self, frame: pl.DataFrame, *, source: str = "table"
-    ) -> tuple[np.ndarray, tuple[str, ...]]:
+    def encode(self, frame: pl.DataFrame, *, source: str = "table") -> tuple[np.ndarray, Names]:
         """Return the features, (n, d) float32, and one note for everything filled in or ignored."""
         features = np.zeros((frame.height, len(self.columns)), np.float32)
         notes: list[str] = []
@@ -332,7 +329,7 @@ def _parse_field(held: dict[str, Any]) -> Field:
     return Categorical(name, levels, held["drop_first"])
 
 
-def _find_levels(series: pl.Series, *, source: str) -> tuple[str, ...]:
+def _find_levels(series: pl.Series, *, source: str) -> Names:
     """Return the sorted levels of a text column, `MISSING` last."""
     if series.dtype not in (pl.String, pl.Categorical, pl.Enum, pl.Null):
         problem = f"column '{series.name}' ({series.dtype}) is neither numbers nor text"

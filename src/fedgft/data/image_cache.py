@@ -42,11 +42,8 @@ LARGE_IMAGE_LOCK = Lock()
 TOO_LARGE = "more pixels than are safe to decode"
 GAP = 3  # quick reductions stop at this many times the wanted size; a good filter does the rest
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # others may start programs
-ORIENTATION = 0x0112  # the EXIF tag; these undo its values 2 to 8:
-TURNS = (
-    *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE"),
-    *("ROTATE_270", "TRANSVERSE", "ROTATE_90"),
-)
+ORIENTATION = 0x0112  # the EXIF tag
+TURNS = (0, 3, 1, 5, 4, 6, 2)  # the values of `Image.Transpose` that undo its values 2 to 8
 
 
 @contextmanager
@@ -128,7 +125,7 @@ def _cut_square(image: "Image.Image", path: Path, *, size: int, crop: int | None
     with suppress(Exception):  # a damaged tag harms no pixel
         orientation = image.getexif().get(ORIENTATION, 1)
     if orientation in range(2, 9):
-        small = small.transpose(Image.Transpose[TURNS[orientation - 2]])
+        small = small.transpose(Image.Transpose(TURNS[orientation - 2]))
     return np.asarray(small)
 
 
@@ -268,12 +265,10 @@ class ImageCache:
             with self.path("pixels").open("rb") as stream:
                 found = os.fstat(stream.fileno())
                 checked = blocks[:1] if found.st_mtime_ns == written else blocks
-                complete = (
-                    sum(block.names for block in blocks) == len(self.names)
-                    and found.st_size == self._count_bytes(blocks)
-                    and self._verify(checked, stream) == checked
-                )
-            return blocks if complete else None
+                covered = sum(block.names for block in blocks) == len(self.names)
+                complete = covered and found.st_size == self._count_bytes(blocks)
+                intact = complete and self._verify(checked, stream) == checked
+            return blocks if intact else None
         except (OSError, *CORRUPT_LINE):
             return None
 

@@ -287,10 +287,8 @@ def _read_celeba(
 def _put_absence_first(data: Dataset) -> Dataset:
     """Order groups as not Male, Male; the alphabet would put capitals first."""
     names = data.group_names
-    order = sorted(
-        range(len(names)),
-        key=lambda g: [not part.startswith("not ") for part in names[g].split(" & ")],
-    )
+    present = [[not part.startswith("not ") for part in name.split(" & ")] for name in names]
+    order = sorted(range(len(names)), key=present.__getitem__)
     rank = np.argsort([*order, len(order)])
     rank[-1] = -1  # a group that is not recorded stays so
     return replace(data, groups=rank[data.groups], group_names=tuple(names[g] for g in order))

@@ -23,10 +23,12 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.errors import FedgftError
+from fedgft.settings import check_setting
 from fedgft.validation import check_choice, check_instance, check_integer, check_number
 
 Kind = Literal["dirichlet", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]
+Rng = np.random.Generator
 KINDS: tuple[Kind, ...] = ("dirichlet", "iid", "pure", "column")
 # Numbers of the random streams, one per purpose.
 TEST_STREAM = 0
@@ -40,14 +42,11 @@ MAX_ALPHA = 1e9  # a larger alpha gives equal shares to all digits, and would ov
 
 def stream(seed: int, number: int) -> np.random.Generator:
     """Return the random numbers of one seed for one purpose."""
-    if seed < 0:
-        raise FedgftError(f"`seed` must not be negative, not {seed}")
+    check_setting("seed", seed)
     return np.random.default_rng([seed, number])
 
 
-def hold_out(
-    dataset: Dataset, *, share: float | int, seed: int, keep_clients: bool = False
-) -> np.ndarray:
+def hold_out(dataset: Dataset, *, share: float | int, seed: int, keep_clients: bool) -> np.ndarray:
     """Return the test rows in ascending order: the data set's own, or a share at random.
 
     Parameters
@@ -65,8 +64,7 @@ def hold_out(
     """
     if dataset.test is not None:
         return np.flatnonzero(dataset.test)
-    if not 0 <= share < 1:
-        raise FedgftError(f"`test_share` must be at least 0 and below 1, not {share:g}")
+    check_setting("test_share", share)
     order = stream(seed, TEST_STREAM).permutation(len(dataset))
     count = round(share * len(dataset))
     if keep_clients and dataset.clients is not None:
@@ -97,8 +95,7 @@ def hold_out_by_row(rows: Iterable[str], *, share: float, salt: bytes) -> np.nda
     mask
         (n,) True for test rows.
     """
-    if not 0 <= share < 1:
-        raise FedgftError(f"test share {share:g}: must be at least 0 and below 1")
+    check_setting("test_share", share)
     keyed = hashlib.blake2b(key=salt, digest_size=8)
     occurrences: Counter[str] = Counter()
     digests = bytearray()
@@ -147,10 +144,6 @@ def partition(
         At most so many of either, at random.
     """
     check_instance("dataset", dataset, Dataset, "load one, or make a Dataset of arrays")
-    check_integer("clients", clients)
-    check_integer("seed", seed)
-    alpha = check_number("alpha", alpha, finite=False)
-    check_number("test_share", test_share, finite=False)
     check_choice("partition", kind, KINDS)
     check_choice("protocol_test", protocol_test, ("overlap", "disjoint"))
     disjoint = protocol_test == "disjoint"
@@ -167,7 +160,9 @@ def partition(
         clients = len(dataset.client_names)  # one whose rows are all test rows stays, without rows
         owner = dataset.clients[rows]
     else:
-        _check_clients(clients, alpha=1.0 if kind == "iid" else alpha, rows=len(rows))
+        check_setting("clients", clients)
+        if clients > len(rows):
+            raise FedgftError(f"`clients`: {clients:,} clients cannot share {len(rows):,} row(s)")
         rng = stream(seed, PARTITION_STREAM)
         rows = rng.permutation(rows)
         if kind == "iid":
@@ -179,25 +174,11 @@ def partition(
             owner = _deal(cells, clients, alpha=alpha, rng=rng)
     order = np.lexsort((rows, owner))  # ascending within a client: kinder to the memory
     counts = np.bincount(owner, minlength=clients)
-    return Federation(
-        dataset=dataset,
-        rows=rows[order].astype(np.int32),
-        offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        test=test.astype(np.int32),
-    )
-
-
-def _check_clients(clients: int, *, alpha: float, rows: int) -> None:
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise FedgftError(f"`alpha` must be a positive number, not {alpha:g}")
-    if clients < 1:
-        raise FedgftError(f"`clients` must be at least 1, not {clients}")
-    if clients > rows:
-        raise FedgftError(f"`clients`: {clients:,} clients cannot share {rows:,} row(s)")
+    return Federation(dataset, rows[order], np.concatenate(([0], np.cumsum(counts))), test)
 
 
 def _deal_groups(
-    dataset: Dataset, rows: np.ndarray, clients: int, *, alpha: float, rng: np.random.Generator
+    dataset: Dataset, rows: np.ndarray, clients: int, *, alpha: float | int, rng: Rng
 ) -> np.ndarray:
     """Give every client one group only, and deal the labels of each group by Dirichlet shares.
 
@@ -216,7 +197,7 @@ def _deal_groups(
     return owner
 
 
-def _draw(name: str, rows: np.ndarray, count: int | None, rng: np.random.Generator) -> np.ndarray:
+def _draw(name: str, rows: np.ndarray, count: int | None, rng: Rng) -> np.ndarray:
     """Return `count` of the rows at random, in their order; all of them for None."""
     if count is None:
         return rows
@@ -240,24 +221,18 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
     held_out = np.where(sizes < MIN_ROWS_TO_SPLIT, 0, np.floor(share * sizes)).astype(np.int64)
     is_test = _rank_within_owner(order, sizes) < held_out[owner]
     offsets = np.concatenate(([0], np.cumsum(sizes - held_out)))
-    return replace(
-        federation,
-        rows=federation.rows[~is_test],
-        offsets=offsets.astype(np.int64),
-        test=np.sort(federation.rows[is_test]),
-        mean=None,
-        spread=None,
-    )
+    rows = federation.rows[~is_test]
+    test = np.sort(federation.rows[is_test])
+    return replace(federation, rows=rows, offsets=offsets, test=test, mean=None, spread=None)
 
 
-def _deal(
-    cells: np.ndarray, clients: int, *, alpha: float | int, rng: np.random.Generator
-) -> np.ndarray:
+def _deal(cells: np.ndarray, clients: int, *, alpha: float | int, rng: Rng) -> np.ndarray:
     """Return the owner of each (already shuffled) row; `cells` numbers the cell of each."""
+    check_setting("alpha", alpha)
     owner = np.empty(len(cells), np.int64)
     for cell in np.unique(cells):
         members = np.flatnonzero(cells == cell)
-        bounds = np.cumsum(rng.dirichlet(np.full(clients, min(alpha, MAX_ALPHA))))
+        bounds = np.cumsum(rng.dirichlet(np.full(clients, float(min(alpha, MAX_ALPHA)))))
         middle = (np.arange(len(members)) + 0.5) / len(members)
         owner[members] = np.searchsorted(bounds[:-1], middle)  # the last bound is 1 by definition
     return _fill_empty_clients(owner, clients)

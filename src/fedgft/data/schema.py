@@ -20,6 +20,7 @@ from fedgft.data.dataset import Moments
 from fedgft.data.encode import (
     MISSING,
     Encoder,
+    Names,
     as_text,
     check_text,
     data_error,
@@ -54,16 +55,16 @@ class Schema:
     """
 
     label: str
-    group: tuple[str, ...]
-    classes: tuple[str, ...]
-    groups: tuple[str, ...]
+    group: Names
+    classes: Names
+    groups: Names
     encoder: Encoder
     mean: np.ndarray
     spread: np.ndarray
 
     def read(
         self, frame: pl.DataFrame, *, source: str
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Names]:
         """Read a site's table.
 
         Returns
@@ -134,7 +135,7 @@ class Schema:
         return schema
 
 
-def _parse_names(held: dict[str, Any], key: str) -> tuple[str, ...]:
+def _parse_names(held: dict[str, Any], key: str) -> Names:
     if not isinstance(held[key], list) or not held[key]:
         raise ValueError(f"'{key}' lists nothing")
     return tuple(map(require_encodable, held[key]))
@@ -228,9 +229,7 @@ def _combine_groups(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
     return pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=" & ")).to_series()
 
 
-def _check_known(
-    series: pl.Series, codes: np.ndarray, names: tuple[str, ...], *, source: str
-) -> None:
+def _check_known(series: pl.Series, codes: np.ndarray, names: Names, *, source: str) -> None:
     unknown = series.filter(codes < 0).drop_nulls()
     if len(unknown):
         known = f"the federation knows {', '.join(names)}"

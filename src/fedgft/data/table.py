@@ -24,6 +24,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.data.encode import (
     Categorical,
     Encoder,
+    Names,
     as_text,
     data_error,
     encode_levels,
@@ -45,6 +46,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # how a text begins that a spreadsheet runs
 SIGNED_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 TABLE_ENDINGS = (".csv", ".parquet")
+Codes = tuple[np.ndarray, Names]  # the index of each row, (n,), and the names of the indices
 NULL_VALUES = ["NA", "N/A"]  # in a CSV, beside an empty cell
 
 
@@ -74,7 +76,7 @@ class Roles:
     client: str | None = None
     split: str | None = None
     positive: str | None = None
-    leave_out: tuple[str, ...] = ()
+    leave_out: Names = ()
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
@@ -107,7 +109,7 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
             raise FedgftError(f"{source}: no column '{name}' (`leave_out`){hint}")
 
 
-def split_group_columns(group: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+def split_group_columns(group: str | Sequence[str], columns: Sequence[str]) -> Names:
     """Return the group columns: a sequence, or "race,sex"; a column's own name may have a comma."""
     if not isinstance(group, str):
         names = tuple(group)
@@ -120,7 +122,7 @@ def split_group_columns(group: str | Sequence[str], columns: Sequence[str]) -> t
     return names
 
 
-def _factorize(series: pl.Series) -> tuple[np.ndarray, tuple[str, ...]]:
+def _factorize(series: pl.Series) -> Codes:
     """Return the code of each value and the names of the codes.
 
     A null has the code -1. Numbers are sorted as numbers, the rest as text.
@@ -143,9 +145,7 @@ def _check_finite(series: pl.Series, *, source: str) -> pl.Series:
     return series
 
 
-def read_labels(
-    frame: pl.DataFrame, roles: Roles, *, source: str
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def read_labels(frame: pl.DataFrame, roles: Roles, *, source: str) -> Codes:
     """Return the class index of each row, (n,), and the names of the classes."""
     series = _get_complete(frame, roles.label, "label", source=source)
     codes, names = _factorize(series)
@@ -155,10 +155,8 @@ def read_labels(
     elif len(names) < 2:
         problem = f"has one class only, '{names[0]}': there is nothing to learn"
     elif len(names) > MAX_VALUES:
-        problem = (
-            f"has {len(names):,} different values, more than the {MAX_VALUES} that a label may "
-            "have: put ranges of its values together first"
-        )
+        limit = f"more than the {MAX_VALUES} that a label may have"
+        problem = f"has {len(names):,} different values, {limit}: put ranges of values together"
     if problem:
         raise data_error(source, f"label column '{roles.label}' {problem}")
     if roles.positive is None:
@@ -168,7 +166,7 @@ def read_labels(
     return codes if ordered == names else 1 - codes, ordered
 
 
-def describe_classes(classes: tuple[str, ...], roles: Roles) -> str:
+def describe_classes(classes: Names, roles: Roles) -> str:
     """Return the note on the class that a score is the probability of.
 
     Unless the user names it, the alphabet decides.
@@ -181,7 +179,7 @@ def describe_classes(classes: tuple[str, ...], roles: Roles) -> str:
 
 def read_groups(
     frame: pl.DataFrame, roles: Roles, *, source: str
-) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
+) -> tuple[np.ndarray, Names, list[str]]:
     """Find the combinations of the group columns that occur.
 
     Returns
@@ -209,13 +207,11 @@ def read_groups(
     return groups, names, notes
 
 
-def _name_cell(cell: Sequence[int], parts: Sequence[tuple[str, ...]]) -> str:
+def _name_cell(cell: Sequence[int], parts: Sequence[Names]) -> str:
     return " & ".join(names[code] for names, code in zip(parts, cell, strict=True))
 
 
-def _note_empty_cells(
-    cells: np.ndarray, parts: Sequence[tuple[str, ...]], *, source: str
-) -> list[str]:
+def _note_empty_cells(cells: np.ndarray, parts: Sequence[Names], *, source: str) -> list[str]:
     """List intersections without rows: nothing can be measured for them."""
     absent = math.prod(map(len, parts)) - len(cells)
     if not absent:
