@@ -64,9 +64,9 @@ def speed() -> str:
         "With a cohort of 100 clients, a round among 100,000 clients takes "
         f"{rows['growth', 'fused']['ratio']:.1f} times as long as a round among 1,000 clients. "
         f"FedGFT takes {penalty['W1x20 both']:.2f} times as long as FedAvg if both methods are "
-        "measured on the clients' rows in every round, and "
-        f"{penalty['W1x20 test']:.2f} times as long if FedAvg is measured only on test rows: "
-        "FedGFT needs one additional pass over the data for its constants. A fresh process "
+        "measured on the clients' rows in every round. If FedAvg is measured only on test rows, "
+        f"FedGFT takes {penalty['W1x20 test']:.2f} times as long, because it needs one additional "
+        "pass over the data for its constants. A fresh process "
         f"finishes W1 after {rows['startup', 'fused']['seconds']:.1f} s."
     )
     return f"{table}\n\n{fill_lines(sentences)}"
@@ -143,8 +143,8 @@ def claims() -> str:
     rest = f", {undecided} cannot be decided" if undecided else ""
     return fill_lines(
         f"Of {all_claims} claims checked on Adult and COMPAS, {holding} hold and {failing} do not"
-        f"{rest} ([list](docs/paper-vs-code.md)). On CelebA, {holding_celeba} of {all_celeba} claims "
-        "holds ([table](results/celeba/table1.md))."
+        f"{rest} ([list](docs/paper-vs-code.md)). On CelebA, {holding_celeba} of {all_celeba} "
+        "claims holds ([table](results/celeba/table1.md))."
     )
 
 
