@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 ROLES = {  # word on the command line -> what the process does; the first that fits
-    "fedgft.deploy.flower_patches superlink": "SuperLink",
-    "fedgft.deploy.flower_patches supernode": "SuperNodes",
+    "fedgft.deploy.processes superlink": "SuperLink",
+    "fedgft.deploy.processes supernode": "SuperNodes",
     "deploy server": "gate",
     "deploy site": "sites' runners",
     "flower-superlink": "SuperLink",

@@ -645,7 +645,7 @@ def test_the_same_user_can_control_the_superlink(hosts: Hosts) -> None:
 
 def test_whose_socket_it_is() -> None:
     """Only while it is open: a closed one is listed as root's."""
-    from fedgft.deploy.flower_patches import socket_owner
+    from fedgft.deploy.processes import socket_owner
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -669,7 +669,7 @@ def test_secrets_of_the_server_are_for_its_user(hosts: Hosts) -> None:
 
 
 def test_another_release_of_flower_is_refused(monkeypatch) -> None:
-    from fedgft.deploy import flower_patches as engine
+    from fedgft.deploy import processes as engine
 
     engine.check_flower_version()
     for found in ("1.42.0", "1.4.1", "2.0", "1.410.0"):
@@ -681,7 +681,7 @@ def test_another_release_of_flower_is_refused(monkeypatch) -> None:
 def test_the_extra_asks_for_the_release_that_was_tested() -> None:
     import tomllib
 
-    from fedgft.deploy.flower_patches import TESTED_FLOWER
+    from fedgft.deploy.processes import TESTED_FLOWER
 
     root = Path(__file__).parents[1]
     extra = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]

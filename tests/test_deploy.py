@@ -220,7 +220,7 @@ def test_the_commands_can_be_copied(tmp_path: Path) -> None:
             seen.add(tuple(words[:start]))
     assert seen == {("fedgft", "deploy", "server"), ("fedgft", "deploy", "site"), ("flwr", "run")}
     known = help_of(f"{flower_commands_folder()}flower-superlink")
-    arguments = made.superlink_arguments()
+    arguments = made.superlink_command()
     assert all(word in known for word in arguments if word.startswith("--"))
     told = dict(pairwise(arguments))
     assert told["--host"] == "127.0.0.1" and told["--database"].endswith("state.db")

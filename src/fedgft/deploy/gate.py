@@ -80,9 +80,7 @@ class Limits:
     answer_seconds: float = 120.0
     idle_seconds: float = 60.0  # between two requests of one connection
     connections: int = 2000
-    unauthenticated: int = (
-        32  # connections of one address that have not yet shown a valid signature
-    )
+    unauthenticated: int = 32  # connections of one address without a valid signature so far
     requests: int = 64  # that are read and passed on at a time
     requests_per_site: int = 8
     log_lines: int = 100  # about refusals, per minute
@@ -123,15 +121,12 @@ class Signatures:
         self.started = self.clock()
 
     def site(self, headers: dict[bytes, bytes]) -> str:
-        """Name of the site that signed these headers; Refusal otherwise."""
+        """Return the name of the site that signed these headers; raise a Refusal otherwise."""
         key, signature, text = self._parts(headers)
         name = self.keys().get(key)
         if name is None:
-            raise Refusal(
-                400,
-                "unknown key: this site's public key is not among those of the "
-                "federation; hand NAME.pub to the server's operator",
-            )
+            why = "this site's public key is not among those of the federation"
+            raise Refusal(400, f"unknown key: {why}; hand NAME.pub to the server's operator")
         self._check_time(text, name)
         try:
             valid = verify_signature(bytes_to_public_key(key), text.encode("ascii"), signature)
@@ -139,10 +134,11 @@ class Signatures:
             valid = False
         if not valid:
             raise Refusal(400, f"the signature is not that of site '{name}'")
-        self._once(name, text)
+        self._check_new(name, text)
         return name
 
     def _parts(self, headers: dict[bytes, bytes]) -> tuple[bytes, bytes, str]:
+        """Return the public key, the signature and the signed time."""
         try:
             key, signature = (
                 b64decode(headers[header.encode()], validate=True)
@@ -153,6 +149,7 @@ class Signatures:
             raise Refusal(400, "the request is not signed with a site's key") from None
 
     def _check_time(self, text: str, name: str) -> None:
+        """Refuse a time that is not near the clock's, or before the gate was started."""
         try:
             signed = datetime.fromisoformat(text)
             ahead = (signed - self.clock()).total_seconds()
@@ -160,16 +157,14 @@ class Signatures:
             raise Refusal(400, f"site '{name}' sent no time that can be read") from None
         if ahead >= MAX_SECONDS_AHEAD or -ahead >= MAX_SECONDS_BEHIND:
             way = "ahead of" if ahead > 0 else "behind"
-            raise Refusal(
-                400,
-                f"clock: that of site '{name}' is {abs(ahead):.0f} s {way} the "
-                f"server's; at most {MAX_SECONDS_AHEAD:g} s ahead and {MAX_SECONDS_BEHIND:g} s "
-                "behind are accepted; switch on NTP",
-            )
+            why = f"clock: that of site '{name}' is {abs(ahead):.0f} s {way} the server's"
+            most = f"{MAX_SECONDS_AHEAD:g} s ahead and {MAX_SECONDS_BEHIND:g} s behind"
+            raise Refusal(400, f"{why}; at most {most} are accepted; switch on NTP")
         if signed <= self.started:  # a site asks again after a 503, with a new signature
             raise Refusal(503, f"site '{name}' signed this before the gate was started")
 
-    def _once(self, name: str, text: str) -> None:
+    def _check_new(self, name: str, text: str) -> None:
+        """Refuse a signature that was used before; forget those that are too old to pass."""
         now = time.monotonic()
         while self.order and now - self.order[0][0] > MAX_SECONDS_BEHIND + MAX_SECONDS_AHEAD + 10:
             del self.seen[self.order.popleft()[1]]
@@ -203,7 +198,7 @@ class Gate:
         )
 
     async def serve(self, host: str, port: int, tls: ssl.SSLContext) -> asyncio.Server:
-        """Listen; returns at once."""
+        """Listen, and return at once."""
         return await asyncio.start_server(
             self._connection,
             host,
@@ -215,6 +210,7 @@ class Gate:
         )
 
     async def close(self) -> None:
+        """Close the connections to the SuperLink."""
         await self._client.aclose()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -228,7 +224,7 @@ class Gate:
                 raise Refusal(503, "too many connections")
             if self.unauthenticated[address] > self.limits.unauthenticated:
                 raise Refusal(503, "too many connections without a valid signature")
-            while await talk.one_request():
+            while await talk.handle_request():
                 pass
         except Refusal as refusal:
             await talk.refuse(refusal)
@@ -244,12 +240,10 @@ class Gate:
                 writer.close()
 
     def _forget_unauthenticated(self, address: str) -> None:
-        self.unauthenticated[address] -= 1
-        if self.unauthenticated[address] <= 0:
-            del self.unauthenticated[address]
+        self.unauthenticated -= Counter((address,))  # keeps only counts above 0
 
     async def forward(self, path: str, headers: list[Any], body: bytes) -> httpx.Response:
-        """The SuperLink's answer to a request that passed."""
+        """Return the SuperLink's answer to a request that passed."""
         try:
             request = self._client.build_request("POST", path, headers=headers, content=body)
             response = await self._client.send(request, stream=True)
@@ -265,9 +259,8 @@ class Gate:
             raise Refusal(504, "the SuperLink does not answer") from None
         except httpx.HTTPError:
             raise Refusal(503, "the SuperLink is not up") from None
-        kept = [
-            (name, response.headers[name]) for name in RETURNED_HEADERS if name in response.headers
-        ]
+        found = response.headers
+        kept = [(name, found[name]) for name in RETURNED_HEADERS if name in found]
         return httpx.Response(response.status_code, headers=kept, content=bytes(content))
 
     def log_refusal(self, address: str, what: str, refusal: Refusal) -> None:
@@ -299,7 +292,7 @@ class _Connection:
         self.asked = "(no request)"
         self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=gate.limits.header_bytes)
 
-    async def one_request(self) -> bool:
+    async def handle_request(self) -> bool:
         """Read, check, forward and answer one request; return whether another may follow."""
         limits = self.gate.limits
         first = limits.header_seconds if self.site is None else limits.idle_seconds
@@ -313,15 +306,13 @@ class _Connection:
         if not isinstance(event, h11.Request):
             return False
         headers = self._check(event)
-        name = self.gate.signatures.site(headers)
+        site = self.gate.signatures.site(headers)
         if self.site is None:
             self.gate._forget_unauthenticated(self.address)
-        self.site = name
-        async with self.gate.rooms[name], self.gate.room:
+        self.site = site
+        async with self.gate.rooms[site], self.gate.room:
             body = await self._body()
-            kept = [
-                (header, value) for header, value in headers.items() if header in FORWARDED_HEADERS
-            ]
+            kept = [(name, headers[name]) for name in headers if name in FORWARDED_HEADERS]
             answer = await self.gate.forward(event.target.decode("ascii"), kept, body)
         await self._send(answer.status_code, list(answer.headers.items()), answer.content)
         if self.parser.our_state is not h11.DONE or self.parser.their_state is not h11.DONE:
@@ -330,7 +321,7 @@ class _Connection:
         return True
 
     def _check(self, request: h11.Request) -> dict[bytes, bytes]:
-        """The headers of a request for the fleet interface; Refusal for any other."""
+        """Return the headers of a request for the fleet interface; refuse any other."""
         method = request.method.decode("ascii", "replace")
         self.asked = printable(f"{method} {request.target.decode('ascii', 'replace')}")[:200]
         if request.target not in FLEET_PATHS or request.method != b"POST":
@@ -353,6 +344,7 @@ class _Connection:
         return headers
 
     async def _body(self) -> bytes:
+        """Read the body of the current request, within its time limit."""
         body = bytearray()
         try:
             async with asyncio.timeout(self.gate.limits.body_seconds):
@@ -365,6 +357,7 @@ class _Connection:
         return bytes(body)
 
     async def _event(self) -> Any:
+        """Return the parser's next event."""
         while True:
             try:
                 event = self.parser.next_event()
@@ -378,12 +371,8 @@ class _Connection:
         given = [(name, value) for name, value in headers if name.lower() != "content-length"]
         given.append(("Date", datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")))
         given.append(("Content-Length", str(len(body))))
-        parts = (
-            h11.Response(status_code=status, headers=given),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        )
-        for part in parts:
+        head = h11.Response(status_code=status, headers=given)
+        for part in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.writer.write(self.parser.send(part) or b"")
         async with asyncio.timeout(self.gate.limits.body_seconds):
             await self.writer.drain()
@@ -425,7 +414,7 @@ class KeyFolder:
 
 
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS 1.2 or newer with this certificate, for HTTP/1.1 alone."""
+    """Return the TLS settings of the gate: 1.2 or newer, this certificate, only HTTP/1.1."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.deploy.certificates import (
+    PUBLIC,
     create_authority,
     create_node_key,
     fingerprint,
     issue_certificate,
     read_public_key,
     read_site_keys,
-    write_public,
+    write_new,
 )
-from fedgft.deploy.processes import FLOWER_ENVIRONMENT
+from fedgft.deploy.processes import FLOWER_ENVIRONMENT, format_options
 from fedgft.errors import FedgftError
 from fedgft.store import atomic_write, open_folder, parse_json
 
@@ -36,7 +37,6 @@ HOST = rf"(?![0-9.]+$){LABEL}(\.{LABEL})*"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost")
 SETTINGS = "federation.json"
 DATABASE = "state.db"  # of the SuperLink: which sites are registered, runs and their messages
-NAMES = "nodes.json"  # which node of the SuperLink is which site
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,12 @@ class FederationFolder:
 
     @property
     def address(self) -> str:
+        """HOST:PORT of the gate."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def app(self) -> Path:
+        """Folder of the Flower app, which the user may change."""
         return self.path / "app"
 
     @property
@@ -80,38 +82,26 @@ class FederationFolder:
 
     @property
     def names(self) -> Path:
-        return self.engine / NAMES
+        """File that says which node of the SuperLink is which site."""
+        return self.engine / "nodes.json"
 
     def sites(self) -> tuple[str, ...]:
+        """Return the names of the sites whose keys are in the folder."""
         return tuple(read_site_keys(self.nodes).values())
 
-    def superlink_arguments(self) -> list[str]:
-        """Arguments of Flower's SuperLink: loopback, TLS, node keys, persistent state."""
-        return [
-            "--ssl-ca-certfile",
-            "ca.crt",
-            "--ssl-certfile",
-            "server.crt",
-            "--ssl-keyfile",
-            "server.tls",
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
-            "--database",
-            str(self.engine / DATABASE),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.inner),
-        ]
-
     def superlink_command(self) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "fedgft.deploy.flower_patches",
-            "superlink",
-            *self.superlink_arguments(),
-        ]
+        """Return the command of Flower's SuperLink: loopback, TLS, node keys, persistent state."""
+        options = {
+            "ssl-ca-certfile": "ca.crt",
+            "ssl-certfile": "server.crt",
+            "ssl-keyfile": "server.tls",
+            "database": self.engine / DATABASE,
+            "host": "127.0.0.1",
+            "port": self.inner,
+        }
+        flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        command = [sys.executable, "-m", "fedgft.deploy.processes", "superlink"]
+        return [*command, *flags, *format_options(options)]
 
 
 def load_federation(path: Path) -> FederationFolder:
@@ -119,9 +109,8 @@ def load_federation(path: Path) -> FederationFolder:
     file = path / SETTINGS
     try:
         held = parse_json(file.read_text("utf-8"))
-        made = FederationFolder(
-            path.resolve(), str(held["host"]), int(held["port"]), int(held["inner"])
-        )
+        port = int(held["port"])
+        made = FederationFolder(path.resolve(), str(held["host"]), port, int(held["inner"]))
     except OSError as error:
         raise FedgftError(
             f"{file}: cannot be read ({error.strerror}); fedgft deploy init makes "
@@ -166,48 +155,58 @@ def create_federation(
     _check(sites, (host, *aliases), port)
     if re.search(r"[\x00-\x1f\"'\\]", str(path.resolve())):
         raise FedgftError(
-            f"{str(path)!r}: quotes, backslashes and line ends in a path confuse "
-            "shells and the engine; name another folder"
+            f"{str(path)!r}: quotes, backslashes and line ends in a path confuse shells and the "
+            "engine; name another folder"
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FedgftError(
             f"{path}: exists and is not empty; keys are not written over: name another"
         )
-    given = {site: read_public_key(place) for site, place in (public_keys or {}).items()}
+    given = public_keys or {}
     for site in sites:
-        if site not in given and not make_keys:
+        if site in given:
+            read_public_key(given[site])
+        elif not make_keys:
             raise FedgftError(
                 f"sites: '{site}' has no public key; the site makes one with 'fedgft deploy keys "
                 f"{site}' and hands over {site}.pub: write {site}={site}.pub"
             )
     other = port + 1 if port < 65535 else port - 1
+    folder = FederationFolder(path.resolve(), host, port, other if inner is None else inner)
     with open_folder(path):
         try:
-            path.chmod(0o700)
-            made = FederationFolder(path.resolve(), host, port, other if inner is None else inner)
-            issuer = create_authority(path)
-            hosts = list(dict.fromkeys((host, *aliases, *LOOPBACK_NAMES)))
-            issue_certificate(path, "server", issuer, hosts)
-            made.nodes.mkdir(mode=0o700)
-            for site in sites:
-                if site in given:
-                    content = (public_keys or {})[site].read_bytes()
-                    write_public(made.nodes / f"{site}.pub", content)
-                else:
-                    create_node_key(made.nodes, site)
-            read_site_keys(made.nodes)  # no key twice
-            made.engine.mkdir(mode=0o700)
-            with atomic_write(made.engine / "config.toml", private=True) as part:
-                part.write(_connection(made).encode())
-            with atomic_write(path / SETTINGS) as part:
-                addresses = {"host": host, "port": port, "inner": made.inner}
-                part.write((json.dumps(addresses) + "\n").encode())
-            copy_app(made.app)
+            _write_folder(folder, sites, aliases, given)
         except BaseException:  # leave no keys of an unfinished folder
             for part in path.iterdir():
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
             raise
-    return made
+    return folder
+
+
+def _write_folder(
+    folder: FederationFolder,
+    sites: Sequence[str],
+    aliases: Sequence[str],
+    public_keys: Mapping[str, Path],
+) -> None:
+    """Write the certificates, keys, configuration and app of a federation."""
+    folder.path.chmod(0o700)
+    hosts = list(dict.fromkeys((folder.host, *aliases, *LOOPBACK_NAMES)))
+    issue_certificate(folder.path, "server", create_authority(folder.path), hosts)
+    folder.nodes.mkdir(mode=0o700)
+    for site in sites:
+        if site in public_keys:
+            write_new(folder.nodes / f"{site}.pub", public_keys[site].read_bytes(), mode=PUBLIC)
+        else:
+            create_node_key(folder.nodes, site)
+    read_site_keys(folder.nodes)  # no key twice
+    folder.engine.mkdir(mode=0o700)
+    with atomic_write(folder.engine / "config.toml", private=True) as part:
+        part.write(_connection(folder).encode())
+    with atomic_write(folder.path / SETTINGS) as part:
+        addresses = {"host": folder.host, "port": folder.port, "inner": folder.inner}
+        part.write((json.dumps(addresses) + "\n").encode())
+    copy_app(folder.app)
 
 
 def copy_app(target: Path) -> None:
@@ -216,7 +215,7 @@ def copy_app(target: Path) -> None:
 
 
 def read_app_config(own: Path | None) -> dict[str, Any]:
-    """The run configuration of a Flower app with its defaults.
+    """Return the run configuration of a Flower app with its defaults.
 
     Parameters
     ----------
@@ -232,17 +231,16 @@ def read_app_config(own: Path | None) -> dict[str, Any]:
 
 
 def packaged_app() -> Path:
-    """Folder of the Flower app that is installed with this library."""
+    """Return the folder of the Flower app that is installed with this library."""
     return Path(str(files("fedgft") / "templates" / "flower")).resolve()
 
 
 def _connection(folder: FederationFolder) -> str:
-    """Flower's connection file: runs are submitted on the server's host, not through the gate."""
-    certificate = str(folder.path / "ca.crt")
+    """Return Flower's connection file: runs are submitted on the server, not through the gate."""
     return (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "127.0.0.1:{folder.inner}"\n'
-        f'root-certificates = "{certificate}"\n'
+        f'root-certificates = "{folder.path / "ca.crt"}"\n'
     )
 
 
@@ -279,15 +277,8 @@ def _address(host: str) -> bool:
     return True
 
 
-FLOWER_EXPORTS = [
-    f"export {name}={value}"
-    for name, value in FLOWER_ENVIRONMENT.items()
-    if name.startswith("FLWR_")
-]
-
-
 def format_instructions(folder: FederationFolder) -> str:
-    """The text that `fedgft deploy init` prints: commands to copy, host by host."""
+    """Return the text that `fedgft deploy init` prints: commands to copy, host by host."""
     place = shlex.quote(str(folder.path))
     keys = read_site_keys(folder.nodes)
     lines = [
@@ -311,6 +302,7 @@ def format_instructions(folder: FederationFolder) -> str:
             shlex.join([*command, "--data", f"/path/to/{site}.csv"]),
             "",
         ]
+    exported = [name for name in FLOWER_ENVIRONMENT if name.startswith("FLWR_")]
     config = f'data="csv" label="..." group="..." sites={len(keys)} rounds=20'
     lines += [
         f"# {len(keys) + 2}. On the server, in a second shell: train. Success is what",
@@ -318,7 +310,7 @@ def format_instructions(folder: FederationFolder) -> str:
         "#    (the setting out; one folder per run).",
         f"cd {place}",
         f"export FLWR_HOME={shlex.quote(str(folder.engine))}",
-        *FLOWER_EXPORTS,
+        *(f"export {name}={FLOWER_ENVIRONMENT[name]}" for name in exported),
         shlex.join(["flwr", "run", "app", CONNECTION, "--stream", "--run-config", config]),
         "",
     ]

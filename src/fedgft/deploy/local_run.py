@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.deploy.init import CONNECTION, FederationFolder, create_federation, load_federation
-from fedgft.deploy.processes import Processes, flower_commands_folder, free_port
+from fedgft.deploy.processes import Processes, flower_commands_folder, format_options, free_port
 from fedgft.deploy.server import get_run_status
 from fedgft.errors import FedgftError
 from fedgft.flower.server_app import CHECKPOINT, HISTORY, PROGRESS, SCHEMA
 from fedgft.store import LOCK_NAME, open_folder, open_private_file, parse_json
 
 TIMED_OUT = "given up"
+MEASURED_KEYS = ("accuracy", "gap_soft", "gap_hard")
 REPORTED_KEYS = (
     "target",
     "target_of",
@@ -32,7 +33,6 @@ REPORTED_KEYS = (
     "balanced_accuracy",
     "selection_rates",
 )
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # errors from a damaged file
 
 
 def summarize_run(
@@ -55,11 +55,10 @@ def summarize_run(
         Accuracy and gaps of the final model on the sites' training rows, and under "held_out" on
         the rows that they held out; "why" if the run did not finish.
     """
+    rounds = [row.get("round") for row in read_progress(folder)]
     out: dict[str, Any] = {
-        "rounds": 0,
-        "accuracy": None,
-        "gap_soft": None,
-        "gap_hard": None,
+        "rounds": max((n for n in rounds if type(n) is int), default=0),
+        **dict.fromkeys(MEASURED_KEYS),
         "sites": sites,
         "status": status,
         "seconds": round(seconds, 1),
@@ -67,26 +66,23 @@ def summarize_run(
     if status == TIMED_OUT:
         out["why"] = f"it was not done after {limit:g} s (`timeout`)"
     elif status != "finished:completed":
-        out["why"] = why_failed(folder)
-    rounds = [row.get("round") for row in read_progress(folder)]
-    out["rounds"] = max((n for n in rounds if type(n) is int), default=0)
+        out["why"] = find_error(folder)
     path = folder / HISTORY
     if not path.exists():
         return out
     try:
         held = parse_json(path.read_text("utf-8"))
         row = held["about"]["measured"] or {}
-        metric = held["about"]["metric"]
-        out |= {key: row.get(key) for key in ("accuracy", "gap_soft", "gap_hard")}
+        out |= {key: row.get(key) for key in MEASURED_KEYS}
         out |= {key: row[key] for key in REPORTED_KEYS if key in row}
         out["sites"] = len(held["sites"]) or sites
-        return out | _held_out(held["held_out"], metric)
-    except (OSError, *UNREADABLE) as error:
+        return out | _held_out(held["held_out"], held["about"]["metric"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # damaged
         raise FedgftError(f"{path}: not the history of a run ({error})") from None
 
 
 def format_closing_line(made: dict[str, Any], metric: str) -> str:
-    """The last line of a run: gap, target, whether it was met and on which rows; what to try next.
+    """Return the last line of a run: gap, target, whether it was met, and what to try next.
 
     Parameters
     ----------
@@ -104,12 +100,11 @@ def format_closing_line(made: dict[str, Any], metric: str) -> str:
         text += " The model has collapsed: it gives nearly everybody the same decision."
     held = made.get("held_out")
     if held is not None and held["gap_hard"] is not None:
-        low = _share(held["gap_hard_low"])
-        high = _share(held["gap_hard_high"])
-        right = f"{_share(held['accuracy_low'])} to {_share(held['accuracy_high'])}"
+        low, high = (_share(held[f"gap_hard_{end}"]) for end in ("low", "high"))
+        worst, best = (_share(held[f"accuracy_{end}"]) for end in ("low", "high"))
         text += (
-            f" On the rows that they held out: {_share(held['gap_hard'], ' points')} (95% "
-            f"interval {low} to {high}), accuracy {_share(held['accuracy'], '%')} ({right})."
+            f" On the rows that they held out: {_share(held['gap_hard'], ' points')} (95% interval "
+            f"{low} to {high}), accuracy {_share(held['accuracy'], '%')} ({worst} to {best})."
         )
     elif held is not None:
         text += " On the rows that they held out it is not estimable: too few rows, or noise."
@@ -125,9 +120,7 @@ def format_closing_line(made: dict[str, Any], metric: str) -> str:
 
 def _verdict(made: dict[str, Any]) -> str:
     of = "" if made["target_of"] == "decisions" else f" (for {made['target_of']})"
-    if made["reached"] is None:
-        return f"cannot be judged{of}"
-    return f"{'met' if made['reached'] else 'missed'}{of}"
+    return {None: "cannot be judged", True: "met", False: "missed"}[made["reached"]] + of
 
 
 def _share(value: float | None, unit: str = "") -> str:
@@ -135,7 +128,7 @@ def _share(value: float | None, unit: str = "") -> str:
 
 
 def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
-    """Estimates on held-out rows; None where there is no interval (few rows, much noise)."""
+    """Return estimates on held-out rows; None where there is no interval (few rows, much noise)."""
     if metric not in found.get("metrics", {}):  # no report, or several metrics at once
         return {}
     gap = found["metrics"][metric]
@@ -148,8 +141,8 @@ def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
     return {"held_out": held}
 
 
-def why_failed(folder: Path) -> str:
-    """The app's last error message, or Flower's if the app reported none."""
+def find_error(folder: Path) -> str:
+    """Return the app's last error message, or Flower's if the app reported none."""
     errors = [str(row["error"]) for row in read_progress(folder) if "error" in row]
     if errors:
         return errors[-1]
@@ -162,15 +155,12 @@ def why_failed(folder: Path) -> str:
 
 
 def read_progress(folder: Path) -> list[dict[str, Any]]:
-    """The records that the server has written so far, one per event."""
-    try:
-        text = (folder / PROGRESS).read_text("utf-8", "replace")
-    except OSError:
-        return []
+    """Return the records that the server has written so far, one per event."""
     rows = []
-    for line in text.splitlines():
-        with suppress(ValueError):  # a line that is still being written
-            rows.append(parse_json(line))
+    with suppress(OSError):
+        for line in (folder / PROGRESS).read_text("utf-8", "replace").splitlines():
+            with suppress(ValueError):  # a line that is still being written
+                rows.append(parse_json(line))
     return [row for row in rows if isinstance(row, dict)]
 
 
@@ -179,6 +169,7 @@ LEFTOVERS = {ENGINE, "logs", PROGRESS, SCHEMA}
 PROGRESS_SECONDS = 1.0  # between two looks at the progress
 STATUS_SECONDS = 2.0  # between two questions for the run's status
 HERE = "127.0.0.1"
+FEDGFT = (sys.executable, "-m", "fedgft")
 OnProgress = Callable[[dict[str, Any]], None]
 
 
@@ -219,11 +210,14 @@ class LocalRunPlan:
 @contextmanager
 def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Processes]]:
     """Start the server and all sites; leaving the block stops them."""
-    work = plan.out / ENGINE
-    flower_commands_folder()
-    port = free_port(plan.port)
+    flower_commands_folder()  # raises if there is none
     folder = create_federation(
-        work, sites=plan.sites, host=HERE, port=port, inner=free_port(), make_keys=True
+        plan.out / ENGINE,
+        sites=plan.sites,
+        host=HERE,
+        port=free_port(plan.port),
+        inner=free_port(),
+        make_keys=True,
     )
     with Processes(folder.path, folder.engine, plan.out / "logs") as processes:
         start_server(folder, processes)
@@ -234,8 +228,7 @@ def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Pro
 
 def start_server(folder: FederationFolder, processes: Processes) -> None:
     """Start the server and wait until its gate listens."""
-    command = ["deploy", "server", str(folder.path), "--bind", HERE]
-    processes.start("server", [sys.executable, "-m", "fedgft", *command])
+    processes.start("server", [*FEDGFT, "deploy", "server", str(folder.path), "--bind", HERE])
     processes.wait_for_port("server", folder.port)
 
 
@@ -260,27 +253,13 @@ def start_site(
     app
         Folder of the app; None: the app of this library.
     """
-    processes.start(
-        site,
-        [
-            sys.executable,
-            "-m",
-            "fedgft",
-            "deploy",
-            "site",
-            site,
-            "--server",
-            folder.address,
-            "--ca",
-            str(folder.path / "ca.crt"),
-            "--key",
-            str(folder.nodes / f"{site}.key"),
-            "--peers",
-            str(folder.nodes),
-            *(["--app", str(app)] if app else []),
-            *arguments,
-        ],
-    )
+    options = {
+        "server": folder.address,
+        "ca": folder.path / "ca.crt",
+        "key": folder.nodes / f"{site}.key",
+        "peers": folder.nodes,
+    } | ({"app": app} if app else {})
+    processes.start(site, [*FEDGFT, "deploy", "site", site, *format_options(options), *arguments])
 
 
 def run_local(
@@ -310,10 +289,8 @@ def run_local(
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # left by a killed run
             if not plan.resume:
                 (plan.out / PROGRESS).unlink(missing_ok=True)
-            note(
-                f"starting a server and {len(plan.sites)} sites; their logs are in "
-                f"{plan.out / 'logs'}"
-            )
+            logs = plan.out / "logs"
+            note(f"starting a server and {len(plan.sites)} sites; their logs are in {logs}")
             with start_federation(plan) as (folder, processes):
                 run = submit_run(folder, processes, plan)
                 status = wait_for_run(processes, plan, run, on_progress)
@@ -344,27 +321,23 @@ def _check_place(plan: LocalRunPlan) -> None:
 
 
 def format_config(held: dict[str, Any]) -> str:
-    """A configuration in one line, as Flower's commands take it."""
+    """Return a configuration in one line, as Flower's commands take it."""
     return " ".join(f"{key}={_toml(value)}" for key, value in held.items())
 
 
 def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPlan) -> int:
     """Submit the app and return Flower's number of the run."""
     app = str(plan.app or folder.app)
-    command = (
-        "run",
-        app,
-        CONNECTION,
-        "--run-config",
-        format_config(plan.config),
-        "--format",
-        "json",
-    )
-    said = processes.run(f"{flower_commands_folder()}flwr", *command)
+    options = {"run-config": format_config(plan.config), "format": "json"}
+    said = _run_flwr(processes, "run", app, CONNECTION, *format_options(options))
     found = _json(said)
     if not found.get("success") or "run-id" not in found:
         raise FedgftError(f"flwr run: {found.get('error-message') or said.strip()[-300:]}")
     return int(found["run-id"])
+
+
+def _run_flwr(processes: Processes, *arguments: str) -> str:
+    return processes.run(f"{flower_commands_folder()}flwr", *arguments)
 
 
 def wait_for_run(
@@ -399,9 +372,7 @@ def wait_for_run(
 def _keep_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
     """Save the log of the server's app, which Flower keeps apart from its own."""
     try:
-        said = processes.run(
-            f"{flower_commands_folder()}flwr", "log", str(run), CONNECTION, "--show"
-        )
+        said = _run_flwr(processes, "log", str(run), CONNECTION, "--show")
     except FedgftError as error:
         said = str(error)
     with open_private_file(plan.out / "logs" / "run.log", "wb") as log:
@@ -409,29 +380,23 @@ def _keep_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
 
 
 def _json(text: str) -> dict[str, Any]:
-    """The JSON object in a command's output, without the text around it."""
-    start = text.find("{")
-    end = text.rfind("}")
+    """Return the JSON object in a command's output, without the text around it."""
     try:
-        return json.loads(text[start : end + 1])
+        return json.loads(text[text.find("{") : text.rfind("}") + 1])
     except ValueError:
         return {}
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML. Flower splits at quotes, so strings must not contain any."""
+    """Return a value as TOML. Flower splits at quotes, so strings must not contain any."""
     if isinstance(value, str) and not re.fullmatch(r"[^\x00-\x1f\"'\\]*", value):
-        raise FedgftError(
-            f"{value!r}: the engine cannot be told names with quotes, backslashes or "
-            "line ends in them"
-        )
+        raise FedgftError(f"{value!r}: Flower takes no quotes, backslashes or line ends in texts")
     return json.dumps(value, ensure_ascii=False)
 
 
 def site_arguments(sites: Sequence[str], data: Sequence[Path]) -> tuple[tuple[str, ...], ...]:
-    """Arguments of the sites' commands: one file each, or one part of a public data set each."""
+    """Return each site's further arguments: its file, or its part of a public data set."""
     if data:
         return tuple(("--data", str(path.resolve())) for path in data)
-    return tuple(
-        ("--set", f"partition-id={k}", f"num-partitions={len(sites)}") for k in range(len(sites))
-    )
+    count = len(sites)
+    return tuple(("--set", f"partition-id={k}", f"num-partitions={count}") for k in range(count))

@@ -1,6 +1,13 @@
-"""Start Flower's processes on this host, and stop them with all their children."""
+"""Flower's processes on this host: start them, and stop them with all their children.
+
+`python -m fedgft.deploy.processes superlink ...` starts a SuperLink that answers only processes of
+the user who started it. `... supernode ...` starts a SuperNode that asks for work more often. Both
+use internals of Flower, as do the gate and the site's runner: `check_flower_version` refuses a
+release that was not tested.
+"""
 
 import ctypes
+import ipaddress
 import os
 import signal
 import socket
@@ -8,10 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from fedgft.errors import FedgftError
 from fedgft.store import make_private_folder, open_private_file
@@ -24,32 +35,27 @@ FLOWER_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
 }
 STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
+TESTED_FLOWER = "1.41"  # release that was tested; also in pyproject.toml
+POLL = "FEDGFT_POLL"  # environment: seconds between a SuperNode's questions for work
+SOCKETS = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}  # Linux lists owners of sockets
+ESTABLISHED = "01"
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def flower_commands_folder() -> str:
-    """The folder of Flower's commands, which is that of the running Python, with a separator."""
+    """Return the folder of Flower's commands: that of the running Python, with a separator."""
     folder = Path(sys.executable).parent
     if not (folder / "flower-superlink").exists():
         raise FedgftError("Flower's commands are not installed: pip install 'fedgft[flower]'")
     return f"{folder}{os.sep}"
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Environment variables of the processes; one thread each, since they share the cores.
-
-    Parameters
-    ----------
-    home
-        Flower's home folder, with its configuration and state.
-    """
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    return {
-        **os.environ,
-        **FLOWER_ENVIRONMENT,
-        "FLWR_HOME": str(home),
-        "PATH": path,
-        "OMP_NUM_THREADS": "1",
-    }
+def format_options(options: Mapping[str, Any]) -> list[str]:
+    """Return {"port": 1} as command-line arguments: ["--port", "1"]."""
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
 def _die_with_us() -> None:
@@ -101,7 +107,15 @@ class Processes:
     variables: dict[str, str] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the processes; one thread each, since they share the cores."""
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        own = {"FLWR_HOME": str(self.home), "PATH": path, "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **FLOWER_ENVIRONMENT, **own, **self.variables}
+
     def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a process under a name; its output goes to NAME.log."""
         with ExitStack() as stack:
             output = None
             if self.logs is not None:
@@ -110,7 +124,7 @@ class Processes:
             self.running[name] = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=environment(self.home) | self.variables,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
@@ -120,11 +134,12 @@ class Processes:
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
         """Run a short command and return what it prints; an error if it fails or takes too long."""
+        what = f"{Path(command[0]).name} {command[1]}"
         try:
             done = subprocess.run(
                 command,
                 cwd=self.folder,
-                env=environment(self.home),
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=timeout,
@@ -132,15 +147,14 @@ class Processes:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            raise FedgftError(
-                f"{Path(command[0]).name} {command[1]}: no answer in {timeout:g} s"
-            ) from None
+            raise FedgftError(f"{what}: no answer in {timeout:g} s") from None
         if done.returncode:
             said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-            raise FedgftError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(said[-3:])}")
+            raise FedgftError(f"{what} failed: {' '.join(said[-3:])}")
         return done.stdout.decode("utf-8", "replace")
 
     def is_alive(self, name: str) -> bool:
+        """Return whether the process runs."""
         return self.running[name].poll() is None
 
     def wait_for_port(self, name: str, port: int, seconds: float = 60.0) -> None:
@@ -155,6 +169,7 @@ class Processes:
         raise FedgftError(f"{name} does not listen on port {port} after {seconds:g} s")
 
     def last_log_lines(self, name: str, lines: int = 3) -> str:
+        """Return the end of a process's output in one line."""
         if self.logs is None:
             return "see above"
         with suppress(OSError):
@@ -164,28 +179,28 @@ class Processes:
 
     def stop(self) -> None:
         """Stop all processes and their children; a second Ctrl-C does not interrupt this."""
-        with _undisturbed():
+        with _ignore_signals():
             self._stop()
 
     def _stop(self) -> None:
         groups = {p.pid: list_descendants(p.pid) for p in self.running.values()}
-        for sign, wait in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
+        for sign in (signal.SIGTERM, signal.SIGKILL):
             for leader in groups:
                 groups[leader] |= list_descendants(leader)
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(leader, sign)
-            all_pids = set().union(*groups.values()) if groups else set()
-            for pid in all_pids:
+            pids = set().union(*groups.values())
+            for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, sign)
-            deadline = time.monotonic() + wait
-            while time.monotonic() < deadline and self._remaining(groups):
+            deadline = time.monotonic() + STOP_SECONDS
+            while time.monotonic() < deadline and self._remaining(pids):
                 time.sleep(0.05)
         self.running.clear()
 
-    def _remaining(self, groups: dict[int, set[int]]) -> bool:
+    def _remaining(self, pids: set[int]) -> bool:
         waited = [process.poll() is None for process in self.running.values()]
-        return any(waited) or any(_exists(pid) for pids in groups.values() for pid in pids)
+        return any(waited) or any(map(_exists, pids))
 
     def __enter__(self) -> "Processes":
         return self
@@ -195,7 +210,8 @@ class Processes:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _ignore_signals() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM within the block; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,7 +224,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def list_descendants(session: int) -> set[int]:
-    """Process ids of a session and all its descendants; empty without /proc."""
+    """Return the process ids of a session and all its descendants; empty without /proc."""
     parents: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
@@ -227,3 +243,117 @@ def _exists(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state not in ("Z", "X")
+
+
+def check_flower_version() -> None:
+    """Raise unless the installed Flower is a release whose internals were tested."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise FedgftError("fedgft deploy needs Flower: pip install 'fedgft[flower]'") from None
+    if found != TESTED_FLOWER and not found.startswith(f"{TESTED_FLOWER}."):
+        raise FedgftError(
+            f"fedgft deploy was tested with Flower {TESTED_FLOWER}, and {found} is "
+            f"installed: pip install 'flwr=={TESTED_FLOWER}.*'"
+        )
+
+
+class OwnUserOnly:
+    """ASGI middleware: answer only connections that a process of this user opened.
+
+    Linux keeps the owner of every local socket. A port on 127.0.0.1 can be reached by every local
+    user, and Flower's control and runtime interfaces ask for no credentials.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self.allows(scope):
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        sys.stderr.write(f"fedgft: refused {scope.get('client')}: another user of this host\n")
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        body = b'{"detail": "this SuperLink answers only the user who started it"}'
+        await send({"type": "http.response.body", "body": body})
+
+    @staticmethod
+    def allows(scope: Scope) -> bool:
+        """Whether the other end of the connection belongs to this process's user."""
+        client = scope.get("client")
+        server = scope.get("server")
+        if client is None or server is None:
+            return False
+        return socket_owner(client, server) == os.getuid()
+
+
+def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """Return the user id of the open local socket with these two ends; None where there is none.
+
+    A socket that was closed by its owner is listed as root's: only established ones count.
+    """
+    kind = ipaddress.ip_address(local[0]).version
+    wanted = [_hexadecimal(*local), _hexadecimal(*remote)]
+    try:
+        lines = SOCKETS[kind].read_text("ascii").splitlines()[1:]
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        if fields[1:3] == wanted and fields[3] == ESTABLISHED and fields[9] != "0":
+            return int(fields[7])
+    return None
+
+
+def _hexadecimal(address: str, port: int) -> str:
+    """Return an address as /proc/net/tcp writes it: words of 32 bits in the machine's order."""
+    packed = ipaddress.ip_address(address).packed
+    words = [packed[k : k + 4] for k in range(0, len(packed), 4)]
+    text = "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
+    return f"{text}:{port:04X}"
+
+
+def start_superlink(arguments: list[str]) -> None:
+    """Run `flower-superlink` for this user's processes alone, where the system can tell."""
+    from flwr.superlink import extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
+
+    if SOCKETS[4].exists():
+        extensions.get_middleware = lambda: (Middleware(OwnUserOnly),)
+    else:
+        sys.stderr.write(
+            "fedgft: this system does not tell who opened a connection: other users of "
+            "this host can reach the SuperLink's control interface\n"
+        )
+    # Else its web server would believe a header that names another connection.
+    os.environ["FORWARDED_ALLOW_IPS"] = ""
+    sys.argv = ["flower-superlink", *arguments]
+    flower_superlink()
+
+
+def start_supernode(arguments: list[str]) -> None:
+    """Run `flower-supernode`, which waits POLL seconds (environment) instead of three."""
+    from flwr.supernode.cli import flower_supernode
+
+    worker: Any = import_module("flwr.supernode.start_client_internal")
+    most = float(os.environ.get(POLL, "3"))
+    worker.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, most)))
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def main(arguments: list[str]) -> None:
+    """Start one of the two, named first."""
+    try:
+        check_flower_version()
+    except FedgftError as error:
+        sys.exit(f"fedgft: {error}")
+    {"superlink": start_superlink, "supernode": start_supernode}[arguments[0]](arguments[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

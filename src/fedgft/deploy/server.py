@@ -4,9 +4,8 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -15,10 +14,9 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedgft.deploy.certificates import fingerprint, read_site_keys
-from fedgft.deploy.flower_patches import check_flower_version
-from fedgft.deploy.gate import Gate, KeyFolder, Limits, Signatures, log, server_tls
+from fedgft.deploy.gate import Gate, KeyFolder, Signatures, log, server_tls
 from fedgft.deploy.init import DATABASE, FederationFolder
-from fedgft.deploy.processes import Processes
+from fedgft.deploy.processes import Processes, check_flower_version
 from fedgft.errors import FedgftError
 from fedgft.flower.roster import NODES_VARIABLE
 from fedgft.store import atomic_write
@@ -27,7 +25,6 @@ from fedgft.store import atomic_write
 @contextmanager
 def control_client(folder: FederationFolder) -> Iterator[Any]:
     """Open Flower's client for the control interface, which is served on loopback only."""
-
     client = ControlHttpClient.from_server_address(
         f"127.0.0.1:{folder.inner}",
         insecure=False,
@@ -47,7 +44,6 @@ def register_nodes(
 
     Returns {node: site} of all keys, and the keys that were new.
     """
-
     new = []
     with control_client(folder) as client:
         nodes = {n.public_key: n.node_id for n in client.ListNodes(ListNodesRequest()).nodes_info}
@@ -60,11 +56,10 @@ def register_nodes(
 
 
 def get_run_status(folder: FederationFolder, run: int) -> str:
-    """The status of a run, such as "running" or "finished:completed"; "unknown" without an answer.
+    """Return the status of a run: "running", "finished:completed"; "unknown" without an answer.
 
     The exit code of `flwr run` does not tell whether a run succeeded.
     """
-
     try:
         with control_client(folder) as client:
             found = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
@@ -90,49 +85,41 @@ def run_server(folder: FederationFolder, *, bind: str) -> None:
     """
     check_flower_version()
     read_site_keys(folder.nodes)
-    _private(folder.engine / DATABASE)
+    database = folder.engine / DATABASE
+    database.touch(mode=0o600)
+    database.chmod(0o600)  # also if it was there
     names = {NODES_VARIABLE: str(folder.names)}
     with Processes(folder.path, folder.engine, None, names) as processes:
         processes.start("SuperLink", folder.superlink_command())
         processes.wait_for_port("SuperLink", folder.inner)
         register_sites(folder)
-
-        def look() -> None:
-            if not processes.is_alive("SuperLink"):
-                raise FedgftError(
-                    "the SuperLink ended; start the server again: sites and finished "
-                    "rounds are kept"
-                )
-
-        asyncio.run(_serve(folder, bind, look))
+        asyncio.run(_serve(folder, bind, lambda: processes.is_alive("SuperLink")))
 
 
 def run_gate(folder: FederationFolder, *, bind: str) -> None:
     """Run the gate alone, in front of a SuperLink that was started by other means."""
     check_flower_version()
     read_site_keys(folder.nodes)
-    asyncio.run(_serve(folder, bind, lambda: None))
+    asyncio.run(_serve(folder, bind, lambda: True))
 
 
-async def _serve(
-    folder: FederationFolder, bind: str, look: Any, limits: Limits | None = None
-) -> None:
+async def _serve(folder: FederationFolder, bind: str, is_alive: Callable[[], bool]) -> None:
+    """Serve the gate until a signal arrives, and register sites whose keys are added.
+
+    Raises a `FedgftError` as soon as `is_alive` says that the SuperLink has ended.
+    """
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     log.setLevel(logging.INFO)
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(_broken_connection)
+    loop.set_exception_handler(_log_broken_connection)
     ended = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(sign) != signal.SIG_IGN:  # as nohup and background jobs want it
             loop.add_signal_handler(sign, ended.set)
     keys = KeyFolder(folder.nodes)
-    gate = Gate(
-        f"127.0.0.1:{folder.inner}",
-        authority=folder.path / "ca.crt",
-        signatures=Signatures(keys),
-        limits=limits,
-    )
+    inner = f"127.0.0.1:{folder.inner}"
+    gate = Gate(inner, authority=folder.path / "ca.crt", signatures=Signatures(keys))
     tls = server_tls(folder.path / "server.crt", folder.path / "server.tls")
     try:
         server = await gate.serve(bind, folder.port, tls)
@@ -144,7 +131,11 @@ async def _serve(
     known = keys()
     try:
         while not ended.is_set():
-            look()
+            if not is_alive():
+                raise FedgftError(
+                    "the SuperLink ended; start the server again: sites and finished rounds are "
+                    "kept"
+                )
             if keys() is not known:
                 known = keys()
                 log.info("the sites' keys have changed; now %s", ", ".join(known.values()))
@@ -152,17 +143,15 @@ async def _serve(
                     await asyncio.to_thread(register_sites, folder)
                 except FedgftError as error:
                     log.error("%s", error)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
                     await ended.wait()
-            except TimeoutError:
-                pass
     finally:
         server.close()
         await gate.close()
 
 
-def _broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log a failed handshake, such as plain text on a TLS port, in one line."""
     log.info("a connection was given up: %s", context.get("exception") or context.get("message"))
 
@@ -178,9 +167,3 @@ def register_sites(folder: FederationFolder) -> None:
         log.info("registered site '%s', key %s", keys[key], fingerprint(key))
     with atomic_write(folder.names) as part:
         part.write(json.dumps(named).encode())
-
-
-def _private(path: Path) -> None:
-    """Create the file if it does not exist; only its owner can read it."""
-    path.touch(mode=0o600)
-    path.chmod(0o600)

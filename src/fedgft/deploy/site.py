@@ -54,11 +54,10 @@ from fedgft.deploy.certificates import (
     create_authority,
     issue_certificate,
     read_private_key,
-    write_secret,
+    write_new,
 )
-from fedgft.deploy.flower_patches import POLL, check_flower_version
 from fedgft.deploy.init import packaged_app
-from fedgft.deploy.processes import Processes, free_port
+from fedgft.deploy.processes import POLL, Processes, check_flower_version, format_options, free_port
 from fedgft.errors import FedgftError, import_extra
 from fedgft.formatting import printable
 
@@ -111,21 +110,17 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
     FedgftError
         With the reason, if the server refuses this site for good.
     """
-
     check_flower_version()
-    reason, temporary = find_refusal(plan)
-    if reason and not temporary:
-        raise FedgftError(f"the server refuses this site: {reason}")
-    if reason:
+    if reason := _ask_server(plan):
         note(f"{reason}; trying again until it answers")
     app = load_app(plan.app)
     with tempfile.TemporaryDirectory(prefix="fedgft-site-") as name:
         work = Path(name)
-        issuer = create_authority(work)
-        issue_certificate(work, "node", issuer, [HERE])
+        issue_certificate(work, "node", create_authority(work), [HERE])
         secret = secrets.token_bytes(32)
-        write_secret(work / "secret", secret)
+        write_new(work / "secret", secret)
         (work / "engine").mkdir(mode=0o700)
+        authority = (work / "ca.crt").read_bytes()
         failing_since = time.monotonic()
         while True:
             began = time.monotonic()
@@ -134,60 +129,46 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
             with Processes(Path.cwd(), work / "engine", None, variables) as processes:
                 processes.start("node", _node_command(plan, work, port))
                 preload_modules()  # while the node starts
-                runner = Runner(
-                    app,
-                    address=f"{HERE}:{port}",
-                    authority=(work / "ca.crt").read_bytes(),
-                    secret=secret,
-                )
+                runner = Runner(app, address=f"{HERE}:{port}", authority=authority, secret=secret)
                 runner.run(lambda: processes.is_alive("node"))
-            reason, temporary = find_refusal(plan)
-            if reason and not temporary:
-                raise FedgftError(f"the server refuses this site: {reason}")
-            now = time.monotonic()
-            failing_since = now if now - began > FAILURE_WINDOW else failing_since
-            if now - failing_since > FAILURE_WINDOW and not reason:
+            reason = _ask_server(plan)
+            ended = time.monotonic()
+            failing_since = ended if ended - began > FAILURE_WINDOW else failing_since
+            if ended - failing_since > FAILURE_WINDOW and not reason:
                 raise FedgftError("the site's node ends again and again; what it said is above")
-            note(
-                f"{reason or 'the server may still count an earlier process of this site'}; "
-                "trying again"
-            )
+            reason = reason or "the server may still count an earlier process of this site"
+            note(f"{reason}; trying again")
             time.sleep(RETRY_SECONDS)
 
 
+def _ask_server(plan: SitePlan) -> str:
+    """Return why the server refuses this site for now, or nothing; raise if it does for good."""
+    reason, temporary = find_refusal(plan)
+    if reason and not temporary:
+        raise FedgftError(f"the server refuses this site: {reason}")
+    return reason
+
+
 def _node_command(plan: SitePlan, work: Path, port: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "fedgft.deploy.flower_patches",
-        "supernode",
-        "--root-certificates",
-        str(plan.certificate),
-        "--superlink",
-        plan.server,
-        "--auth-supernode-private-key",
-        str(plan.key),
-        "--ssl-ca-certfile",
-        str(work / "ca.crt"),
-        "--ssl-certfile",
-        str(work / "node.crt"),
-        "--ssl-keyfile",
-        str(work / "node.tls"),
-        "--host",
-        HERE,
-        "--port",
-        str(port),
-        "--isolation",
-        "process",
-        "--superexec-auth-secret-file",
-        str(work / "secret"),
-        "--node-config",
-        plan.node_config,
-    ]
+    options = {
+        "root-certificates": plan.certificate,
+        "superlink": plan.server,
+        "auth-supernode-private-key": plan.key,
+        "ssl-ca-certfile": work / "ca.crt",
+        "ssl-certfile": work / "node.crt",
+        "ssl-keyfile": work / "node.tls",
+        "host": HERE,
+        "port": port,
+        "isolation": "process",
+        "superexec-auth-secret-file": work / "secret",
+        "node-config": plan.node_config,
+    }
+    command = [sys.executable, "-m", "fedgft.deploy.processes", "supernode"]
+    return [*command, *format_options(options)]
 
 
 def find_refusal(plan: SitePlan) -> tuple[str, bool]:
-    """Send the server a signed request, as the node will.
+    """Send the server a signed request for messages, as the node will.
 
     Returns
     -------
@@ -196,7 +177,6 @@ def find_refusal(plan: SitePlan) -> tuple[str, bool]:
     temporary
         Whether the reason may pass without action, for example while the server is down.
     """
-
     key = read_private_key(plan.key)
     try:
         tls = ssl.create_default_context(cafile=str(plan.certificate))
@@ -207,7 +187,7 @@ def find_refusal(plan: SitePlan) -> tuple[str, bool]:
     try:
         answer = httpx.post(
             f"https://{plan.server}/v1/fleet/pull-messages",
-            content=_probe_request(),
+            content=PullMessagesRequest().SerializeToString(),  # names no node: 401 if all is well
             headers=signed_headers(key),
             verify=tls,
             timeout=10.0,
@@ -221,8 +201,7 @@ def find_refusal(plan: SitePlan) -> tuple[str, bool]:
 
 
 def signed_headers(key: Any) -> dict[str, str]:
-    """Headers of a request to the fleet interface, as Flower's SuperNode signs them."""
-
+    """Return the headers of a request to the fleet interface, as Flower's SuperNode signs them."""
     moment = now().isoformat()
     return {
         "content-type": PROTOBUF_MEDIA_TYPE,
@@ -232,14 +211,8 @@ def signed_headers(key: Any) -> dict[str, str]:
     }
 
 
-def _probe_request() -> bytes:
-    """A request for messages that names no node; the SuperLink answers 401 to a known site."""
-
-    return PullMessagesRequest().SerializeToString()
-
-
 def _reason_in_answer(answer: Any) -> tuple[str, bool]:
-    """The reason in an HTTP answer: the gate's own message, or a clock that differs too much."""
+    """Return the reason in an HTTP answer: the gate's message, or a clock that is wrong."""
     if answer.status_code in (502, 503, 504):
         return "the server is starting, or its SuperLink is down", True
     try:
@@ -254,7 +227,7 @@ def _reason_in_answer(answer: Any) -> tuple[str, bool]:
 
 
 def _clock_difference(answer: Any) -> str:
-    """What is wrong with this host's clock, by the date of an answer; empty if it agrees."""
+    """Return what is wrong with this host's clock, by the answer's date; empty if it agrees."""
     try:
         theirs = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):
@@ -267,21 +240,18 @@ def _clock_difference(answer: Any) -> str:
 
 
 def _reason_no_answer(plan: SitePlan, error: Exception) -> tuple[str, bool]:
-    """Why no answer arrived, and whether that may pass."""
+    """Return why no answer arrived, and whether that may pass."""
+    words = printable(" ".join(str(error).split()))[:200] or type(error).__name__
     text = str(error).lower()
     if "certificate" in text:
         return (
             f"its certificate was not issued by the authority in {plan.certificate} for this "
-            f"name, or is out of date ({_first_words(error)}): ask for the federation's ca.crt and "
-            "the right host name"
+            f"name, or is out of date ({words}): ask for the federation's ca.crt and the right "
+            "host name"
         ), False
     if "ssl" in text or "tls" in text or "eof" in text:
-        return f"{plan.server} does not speak TLS ({_first_words(error)})", False
-    return f"{plan.server} cannot be reached ({_first_words(error)})", True
-
-
-def _first_words(error: Exception) -> str:
-    return printable(" ".join(str(error).split()))[:200] or type(error).__name__
+        return f"{plan.server} does not speak TLS ({words})", False
+    return f"{plan.server} cannot be reached ({words})", True
 
 
 TASK_POLL_SECONDS = 0.5  # seconds between questions for a task
@@ -296,7 +266,6 @@ def load_app(folder: Path) -> Any:
     FedgftError
         If there is no app in the folder, it cannot be imported, or it is not a ClientApp.
     """
-
     try:
         held = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
         reference = str(held["tool"]["flwr"]["app"]["components"]["clientapp"])
@@ -359,7 +328,6 @@ class Runner:
 
     def run(self, alive: Callable[[], bool]) -> None:
         """Handle tasks until `alive()` is false."""
-
         proof = SuperExecAuthHttpInterceptor(
             master_secret=self.secret, protected_methods={ACQUIRE_TASK}
         )
@@ -420,10 +388,9 @@ class Runner:
 
     def _handle(self, token: str, *, foreign: bool) -> None:
         """Handle one message: read it from the node, run the app, send the reply to the node."""
-
         client = self._connect(RuntimeTokenHttpInterceptor(token), patient=True)
         if foreign:
-            why = "this site runs client apps alone"
+            why = "this site runs only client apps"
             engine.push_task_output(client, None, SubStatus.FAILED, why)
             return
         HeartbeatSender(make_task_heartbeat_fn_http(client)).start()
@@ -435,7 +402,10 @@ class Runner:
         except Exception as error:
             status = SubStatus.FAILED
             details = f"{type(error)}:<'{error}'>"
-            _log_error(error)
+            if isinstance(error, FedgftError):  # one line for the site's operator
+                _log(str(error))
+            else:
+                traceback.print_exception(error)
             failure = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details)
             reply = Message(failure, reply_to=message)
         engine.push_message(client, reply, context)
@@ -455,14 +425,6 @@ class Runner:
             ],
             retry_invoker=make_simple_http_retry_invoker() if patient else None,
         )
-
-
-def _log_error(error: Exception) -> None:
-    """Log an error for the site's operator: one line, or the traceback if it is unexpected."""
-    if isinstance(error, FedgftError):
-        _log(str(error))
-    else:
-        traceback.print_exception(error)
 
 
 def _log(text: str) -> None:
