@@ -43,6 +43,7 @@ FEW_SITES = 5.0  # f = 1 + FEW_SITES / n
 MAX_PAIR_NUMBERS = 2_000_000  # of all pairs of sites; beyond, influence is computed in one pass
 MEDIAN_REACH = 1.3  # a lying site also moves the median that it is held to
 TOLERANCE = 1e-9
+ROUNDED_DIGITS = 9  # of numbers that are equal if they differ by rounding
 
 
 @dataclass(frozen=True)
@@ -383,7 +384,10 @@ class _Limiter:
         count = sums.count.sum(0)[:, push.group]
         rates = _table(sums, kind).sum(0)[:, push.group] / np.maximum(count, 1.0)[:, None]
         claimed = np.zeros((len(rows), len(count)))
-        claimed[:, int(np.argmax((gain * rates).sum(-1)))] = rows
+        # A label that the metric conditions on is worth 0 at the pooled rates, up to rounding. Of
+        # labels worth the same, the one whose classes differ most helps most.
+        worth = (gain * rates).sum(-1).round(ROUNDED_DIGITS)
+        claimed[:, np.lexsort((np.ptp(gain, axis=-1), worth))[-1]] = rows
         count = np.where(self.fixed[:, None], sums.count[:, :, push.group], claimed)
         near = _Interval(*(array[:, push.group] for array in interval))
         width = self.width(near, count[..., None])
