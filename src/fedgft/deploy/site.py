@@ -286,17 +286,8 @@ def preload_modules() -> None:
         torch.set_num_threads(1)
         # Creating an optimizer imports about a second's worth of further modules.
         torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
-    for name in (
-        "data",
-        "data.partition",
-        "data.scale",
-        "flower.client",
-        "flower.server_app",
-        "flower.client_app",
-        "flower.secure_sum_client",
-        "engine",
-    ):
-        importlib.import_module(f"fedgft.{name}")
+    for name in ("fedgft.engine", "fedgft.flower.client_app"):
+        importlib.import_module(name)
 
 
 class Runner:
