@@ -207,13 +207,9 @@ def _shapes(module: Any) -> dict[str, tuple[int, ...]]:
 
 def unflatten(flat: np.ndarray, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """The tensors of a flat vector, by name."""
-    out = {}
-    at = 0
-    for name, shape in shapes.items():
-        size = int(np.prod(shape))
-        out[name] = np.ascontiguousarray(flat[at : at + size].reshape(shape))
-        at += size
-    return out
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])
+    parts = zip(shapes.items(), np.split(flat, ends), strict=False)  # the last part is the rest
+    return {name: np.ascontiguousarray(part.reshape(shape)) for (name, shape), part in parts}
 
 
 def prepare_logits(

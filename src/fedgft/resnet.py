@@ -5,6 +5,7 @@ Published weights can be loaded with `load_weights`.
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -36,7 +37,7 @@ class ResNet(nn.Module):
 
     def __init__(self, *, channels: int, classes: int, norm: str, stem: str) -> None:
         super().__init__()
-        make_norm = nn.BatchNorm2d if norm == "batch" else _group_norm
+        make_norm = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, NORM_GROUPS)
         large = stem == "imagenet"
         window = (7, 2, 3) if large else (3, 1, 1)  # size, stride, padding
         self.conv1 = nn.Conv2d(channels, 64, *window, bias=False)
@@ -82,10 +83,6 @@ class Block(nn.Module):
         shortcut = x if self.downsample is None else self.downsample(x)
         x = _conv_norm_relu(self.conv1, self.bn1, x)
         return _conv_norm_relu(self.conv2, self.bn2, x, shortcut)
-
-
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(NORM_GROUPS, channels)
 
 
 def _conv_norm_relu(

@@ -163,18 +163,14 @@ def index_rows(federations: list[Federation]) -> RowIndex:
     number = {id(f): i for i, f in enumerate(unique)}
     which = np.array([number[id(f)] for f in federations])
     tests = [_count_cells(f.dataset, f.test, np.array([0, len(f.test)])) for f in unique]
+    runs = np.arange(len(federations))
     return RowIndex(
         federations=federations,
         rows=np.concatenate([part for f in unique for part in (f.rows, f.test)], dtype=np.int32),
         starts=np.concatenate([f.offsets + edges[2 * i] for i, f in enumerate(unique)]),
         first=which * len(unique[0].offsets),
         counts=np.concatenate([_count_cells(f.dataset, f.rows, f.offsets) for f in unique]),
-        test=Units(
-            run=np.arange(len(federations)),
-            low=edges[2 * which + 1],
-            high=edges[2 * which + 2],
-            count=np.stack(tests)[which, 0],
-        ),
+        test=Units(runs, edges[2 * which + 1], edges[2 * which + 2], np.stack(tests)[which, 0]),
     )
 
 
@@ -317,13 +313,9 @@ def sample_cohort(
 def make_cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: bool) -> Cohort:
     """The cohort with these clients and weights of each run."""
     counts = [len(c) for c in clients]
-    return Cohort(
-        run=np.repeat(np.arange(len(counts)), counts),
-        client=np.concatenate(clients),
-        weight=np.concatenate(weights),
-        bounds=np.concatenate(([0], np.cumsum(counts))),
-        full=full,
-    )
+    run = np.repeat(np.arange(len(counts)), counts)
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    return Cohort(run, np.concatenate(clients), np.concatenate(weights), bounds, full=full)
 
 
 def add_noise(sums: Sums, cohort: Cohort, spread: float, *, seeds: np.ndarray, round: int) -> Sums:

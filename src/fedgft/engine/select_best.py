@@ -107,13 +107,11 @@ class BestModels:
         better = new.score >= state.best.score  # the later one of two equally good models
         best = _choose(better, new, state.best)
         rest = _choose(~better, new, state.best)
-        if state.runner_up is None:
+        other = state.runner_up
+        if other is None:
             return replace(state, best=best, runner_up=rest)
-        first, second = (
-            find_mixture(self.objective, best.sums, other.sums)[1]
-            for other in (rest, state.runner_up)
-        )
-        return replace(state, best=best, runner_up=_choose(first >= second, rest, state.runner_up))
+        first, second = (find_mixture(self.objective, best.sums, m.sums)[1] for m in (rest, other))
+        return replace(state, best=best, runner_up=_choose(first >= second, rest, other))
 
 
 def _choose(mask: np.ndarray, one: Best, two: Best) -> Best:

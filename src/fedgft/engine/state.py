@@ -191,9 +191,8 @@ class ClientUpdates:
             return
         at = clients.moment_positions(cohort)
         if clients.settings.state == "shared":
-            self.moments_change = executor.mix(
-                cohort.weight, moments.v, stored.v, cohort, self.moments_change
-            )
+            change = self.moments_change
+            self.moments_change = executor.mix(cohort.weight, moments.v, stored.v, cohort, change)
             older = cohort.weight * (moments.steps[:, 1] - stored.steps[at, 1])
             self.age_change = self.age_change + np.bincount(cohort.run, older, len(stored.steps))
         else:

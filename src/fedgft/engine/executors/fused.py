@@ -221,15 +221,8 @@ def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
         known[dtype.name] = (x, cell)
     x, cell = known[dtype.name]
     mean, inverse = index.scaling(x.shape[1], dtype)
-    return Table(
-        x=x,
-        cell=cell,
-        label=np.repeat(np.array([0, 1, 0], dtype), (groups, groups, 1)),
-        rows=index.rows,
-        mean=mean,
-        inverse=inverse,
-        bias=features,
-    )
+    label = np.repeat(np.array([0, 1, 0], dtype), (groups, groups, 1))
+    return Table(x, cell, label, index.rows, mean=mean, inverse=inverse, bias=features)
 
 
 def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:

@@ -141,15 +141,10 @@ class SequentialExecutor(TorchExecutor):
         lengths = [sum(map(sum, epochs)) for epochs in sizes]
         steps = [len(each) for each in rates]
         weights, price = rows.put_tables(task)
-        return Workload(
-            task=task,
-            moments=moments,
-            order=rows.put_integers(np.concatenate(order)).split(lengths),
-            batches=sizes,
-            weights=weights,
-            price=price,
-            rates=torch.as_tensor(np.concatenate(rates), device=rows.device).split(steps),
-        )
+        uploaded = rows.put_integers(np.concatenate(order)).split(lengths)
+        all_rates = torch.as_tensor(np.concatenate(rates), device=rows.device).split(steps)
+        tables = {"weights": weights, "price": price}
+        return Workload(task, moments, uploaded, sizes, **tables, rates=all_rates)
 
     def _actions(
         self, buffers: "ClientBuffers", workload: Workload, unit: int, block: Tensor
