@@ -1,8 +1,8 @@
 """`fedgft deploy`: set up the hosts of a federation and run them, on Flower."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,31 +10,118 @@ from cyclopts import App, Parameter
 
 from fedgft.cli import interrupt_on_termination
 from fedgft.cli.console import note, wrote
-from fedgft.cli.options import Flag, Many, Pairs, Place, Some, Whole, parse_settings, require_values
-from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
-from fedgft.deploy.init import (
-    FederationFolder,
-    check_site_names,
-    create_federation,
-    format_instructions,
-    load_federation,
-    packaged_app,
+from fedgft.cli.options import (
+    Flag,
+    Many,
+    MetricName,
+    Pairs,
+    Place,
+    Some,
+    Whole,
+    parse_settings,
+    require,
+    require_values,
 )
-from fedgft.errors import FedgftError, import_extra
-from fedgft.store import expand_user
-from fedgft.store import make_folder as make_plain_folder
+from fedgft.errors import import_extra
+from fedgft.store import expand_user, make_folder
 
 POLL_SECONDS = (0.05, 60)
 
 app = App(
     name="deploy", help="Train between organizations, on Flower: set up hosts, or try it here."
 )
-app.command(
-    "fedgft.cli.deploy_local:local",
-    name="local",
-    help="Run a whole federation on this host: one server and N sites as processes of their own, "
-    "with TLS and node authentication, as it would run between organizations.",
-)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LocalRun:
+    """The options of `fedgft deploy local`.
+
+    Parameters
+    ----------
+    sites
+        How many sites [default: 3, or one for every file of --data].
+    rounds
+        Rounds of training.
+    data
+        A public data set to cut between sites [default: adult], or a CSV or Parquet file per site.
+    label
+        Of such files: the column with what is true.
+    group
+        The column with the group; "race,sex" for intersections.
+    positive
+        Which of two labels is the positive one.
+    method
+        fedgft, fairfed, or measured (the strategy as it is, its gap measured).
+    metric
+        sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
+    target
+        The gap of decisions that is to be reached [default: 0].
+    lam
+        Instead of a target: the strength of the paper's penalty.
+    strategy
+        Any of flwr.serverapp.strategy: FedAvg, FedAdam, FedProx, Krum, ...
+    channel
+        train (no further message), query (exact, one more per round) or evaluate.
+    alpha
+        Dirichlet concentration of the cut: small is heterogeneous.
+    seed
+        Of the cut, the start and the order of rows.
+    epsilon
+        Noise on the statistics, with this budget for the whole run.
+    set_
+        More settings of the app: --set lr=0.005 'model="mlp"' min-count=10.
+    app_
+        Your own app instead of the one that ships.
+    port
+        The server's port [default: one that is free].
+    timeout
+        Seconds after which the run is given up.
+    out_
+        A new folder for the model, the history, the report and the logs.
+    resume
+        Go on in --out from the last round that was finished there.
+    """
+
+    sites: Whole | None = None
+    rounds: Whole = 5
+    data: Annotated[list[str] | None, Some] = None
+    label: str = ""
+    group: str = ""
+    positive: str = ""
+    method: str = "fedgft"
+    metric: MetricName = "sp"
+    target: float | None = None
+    lam: float | None = None
+    strategy: str = "FedAvg"
+    channel: str = "train"
+    alpha: float = 0.5
+    seed: Whole = 0
+    epsilon: float | None = None
+    set_: Pairs = None
+    app_: Annotated[Place | None, Parameter(name="--app")] = None
+    port: Whole | None = None
+    timeout: float = 3600.0
+    out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-deploy")
+    resume: Annotated[bool, Flag] = False
+
+
+@app.command
+def local(*, json: Annotated[bool, Flag] = False, options: LocalRun | None = None) -> None:
+    """Run a whole federation on this host: one server and N sites as processes of their own, with
+    TLS and node authentication, as it would run between organizations.
+
+    For example: fedgft deploy local --sites 3 --rounds 5
+
+    Parameters
+    ----------
+    json
+        Print one line of JSON at the end, and nothing else, to stdout.
+    """
+    import_extra("flwr", "fedgft deploy")
+    from fedgft.cli.deploy_local import run_federation
+
+    run_federation(options or LocalRun(), json=json)
 
 
 @app.command
@@ -51,14 +138,17 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     out
         The folder for SITE.key and SITE.pub.
     """
+    from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
+    from fedgft.deploy.init import check_site_names
+
     check_site_names([site])
-    folder = make_plain_folder(out)
+    folder = make_folder(out)
     create_node_key(folder, site)
-    wrote([folder / f"{site}.key", folder / f"{site}.pub"])
+    public_key = folder / f"{site}.pub"
+    wrote([folder / f"{site}.key", public_key])
     sys.stdout.write(
         f"Hand {site}.pub to the server's operator, and compare by telephone: "
-        f"{fingerprint(read_public_key(folder / f'{site}.pub'))}\n"
-        f"Keep {site}.key here.\n"
+        f"{fingerprint(read_public_key(public_key))}\nKeep {site}.key here.\n"
     )
 
 
@@ -93,6 +183,8 @@ def init(
     make_keys
         Make the keys of sites without a file here: for trials, since then the server has them.
     """
+    from fedgft.deploy.init import create_federation, format_instructions
+
     require_values(alias=alias)
     pairs = [site.partition("=") for site in sites]
     made = create_federation(
@@ -121,12 +213,7 @@ def server(folder: Place, /, *, bind: str = "") -> None:
     bind
         The address on which the gate listens [default: all of this host].
     """
-    _require_flower()
-    from fedgft.deploy.server import run_server
-
-    made = load_federation(folder)
-    with _until_terminated():
-        run_server(made, bind=bind or _any_address(made))
+    _serve("run_server", folder, bind)
 
 
 @app.command
@@ -142,12 +229,7 @@ def gate(folder: Place, /, *, bind: str = "") -> None:
     bind
         The address on which the gate listens [default: all of this host].
     """
-    _require_flower()
-    from fedgft.deploy.server import run_gate
-
-    made = load_federation(folder)
-    with _until_terminated():
-        run_gate(made, bind=bind or _any_address(made))
+    _serve("run_gate", folder, bind)
 
 
 @app.command
@@ -191,51 +273,50 @@ def site(
     poll
         Seconds between questions for work.
     """
-    _require_flower()
+    import_extra("flwr", "fedgft deploy")
+    from fedgft.deploy.init import check_site_names, packaged_app
     from fedgft.deploy.local_run import format_config
     from fedgft.deploy.site import SitePlan, run_site
 
     require_values(set=set_)
     check_site_names([name])
     low, high = POLL_SECONDS
-    if not low <= poll <= high:
-        raise FedgftError(f"`poll` must lie between {low:g} and {high:g} seconds, got {poll:g}")
-    private_key = (key or Path(f"{name}.key")).resolve()
-    node: dict[str, Any] = {"site": name, "key": str(private_key)}
-    if peers is not None:
-        if not peers.is_dir():
-            raise FedgftError(f"`peers` {peers}: no such folder", kind="file")
-        node["peers"] = str(peers.resolve())
-    if data is not None:
-        if not data.is_file():
-            raise FedgftError(f"`data` {data}: no such file", kind="file")
-        node["data"] = str(data.resolve())
+    is_usual = low <= poll <= high
+    require(is_usual, f"`poll` must lie between {low:g} and {high:g} seconds, got {poll:g}")
+    is_folder = peers is None or peers.is_dir()
+    require(is_folder, f"`peers` {peers}: no such folder", kind="file")
+    require(data is None or data.is_file(), f"`data` {data}: no such file", kind="file")
+    private_key = key or Path(f"{name}.key")
+    paths = {"key": private_key, "peers": peers, "data": data}
+    node: dict[str, Any] = {"site": name}
+    node |= {option: str(path.resolve()) for option, path in paths.items() if path is not None}
     node |= parse_settings(set_ or [], reserved=node)
     plan = SitePlan(
         server,
         ca.resolve(),
-        private_key,
+        private_key.resolve(),
         format_config(node),
         app=packaged_app() if app_ is None else app_.resolve(),
         poll=poll,
     )
-    with _until_terminated():
-        run_site(plan, note)
+    _run_until_terminated(lambda: run_site(plan, note))
 
 
-def _require_flower() -> None:
+def _serve(name: str, folder: Path, bind: str) -> None:
+    """Run a service of `fedgft.deploy.server` for the federation in the folder."""
     import_extra("flwr", "fedgft deploy")
+    from fedgft.deploy import server
+    from fedgft.deploy.init import load_federation
+
+    made = load_federation(folder)
+    address = bind or ("::" if ":" in made.host else "0.0.0.0")
+    _run_until_terminated(lambda: getattr(server, name)(made, bind=address))
 
 
-def _any_address(folder: FederationFolder) -> str:
-    return "::" if ":" in folder.host else "0.0.0.0"
-
-
-@contextmanager
-def _until_terminated() -> Iterator[None]:
+def _run_until_terminated(service: Callable[[], None]) -> None:
     """Run a service; SIGTERM, SIGHUP and Ctrl-C end it in good order."""
     interrupt_on_termination()
     try:
-        yield
+        service()
     except KeyboardInterrupt:
         note("ended")
