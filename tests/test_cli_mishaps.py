@@ -202,7 +202,7 @@ def test_an_error_of_the_system_is_one_line_that_names_what_it_can(
     def meta(*_, **__):
         raise error
 
-    monkeypatch.setattr("fedgft.cli.app._load_command", lambda arguments: None)
+    monkeypatch.setattr("fedgft.cli.app.load_command", lambda arguments: None)
     monkeypatch.setattr("fedgft.cli.app.app", SimpleNamespace(meta=meta))
     assert run(capsys, "data", "list") == (2, "", f"fedgft: {said}\n")
 

@@ -5,16 +5,64 @@ import time
 import warnings
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from inspect import cleandoc
 from io import TextIOWrapper
 from platform import python_version
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from fedgft.cli.commands import COMMANDS, EXIT_CODES, PATHS, SUMMARIES, format_examples
 from fedgft.cli.console import discard_stdout, fail, note, output
 from fedgft.errors import EXTRAS, FedgftError
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 2 an error to fix (printed in one line), 3 a gap above --fail-above, "
+    "4 a target missed (with --strict), 130 interrupted."
+)
+
+
+COMMANDS = {  # by heading: the first sentence of the command's docstring, or the help of its App
+    "Look around": {
+        "demo": "Compare six methods on Adult, split over ten very different clients.",
+        "data": "List and fetch the public data sets.",
+        "reproduce": "Regenerate the paper's tables and figures, beside the published numbers.",
+    },
+    "Measure": {
+        "measure": "Count a site's predictions. The file that comes out holds sums; no row leaves "
+        "the site.",
+        "audit": "Put sites' sums together: global and local gaps with intervals, who drives them, "
+        "a report.",
+    },
+    "Train": {
+        "train": "Train one method, save its model, and show every client before and after.",
+        "compare": "Train several methods on the same replicates and compare accuracy and gaps.",
+        "frontier": "Sweep the strength of every method, draw accuracy against gap, save the "
+        "chosen model.",
+        "predict": "Apply a saved model; the output is the table with the columns score and "
+        "decision appended.",
+        "deploy": "Train between organizations, on Flower: set up hosts, or try it here.",
+    },
+    "Shell": {
+        "completion": "Print a script that lets a shell complete commands, options and choices."
+    },
+}
+SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
+PATHS = {  # of the others: fedgft.cli.NAME:NAME
+    "data": "fedgft.cli.data:app",
+    "deploy": "fedgft.cli.deploy:app",
+    "demo": "fedgft.cli.compare:demo",
+    "measure": "fedgft.cli.audit:measure",
+    "completion": "fedgft.cli.app:completion",
+}
+HELP_EPILOGUE = (
+    "Examples:"
+    "\n  fedgft demo"
+    "\n  fedgft train --data loans.csv --label repaid --group sex --target 0.02"
+    "\n  fedgft measure predictions.csv --label y --group sex --score p"
+    "\n  fedgft audit north.json south.json --out report"
+    f"\n\n{EXIT_CODES}"
+)
+EXAMPLES_HEADING = "Examples\n--------\n"
 Shell = Literal["bash", "zsh", "fish"]
 GLOBAL_OPTIONS = Group("With any command", sort_key=99)
 GLOBAL_FLAG = Parameter(group=GLOBAL_OPTIONS, negative="", show_default=False)
@@ -28,6 +76,11 @@ def completion(shell: Shell, /) -> None:
     ----------
     shell
         The shell it is for. Nothing is installed: put it where the shell looks for completions.
+
+    Examples
+    --------
+    fedgft completion bash > ~/.local/share/bash-completion/completions/fedgft
+    fedgft completion fish > ~/.config/fish/completions/fedgft.fish
     """
     sys.stdout.write(app.generate_completion(prog_name="fedgft", shell=shell))
 
@@ -41,7 +94,7 @@ def _make_app() -> App:
     made = App(
         name="fedgft",
         help="Measure and train group fairness in federated learning.",
-        help_epilogue=f"{format_examples('fedgft')}\n\n{EXIT_CODES}",
+        help_epilogue=HELP_EPILOGUE,
         help_format="plaintext",
         version=_version,
     )
@@ -93,7 +146,7 @@ def run(arguments: list[str]) -> None:
     warnings.showwarning = _show_warning
     output.command = None
     try:
-        output.command = _load_command(arguments)
+        output.command = load_command(arguments)
         app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except FedgftError as error:
@@ -112,7 +165,7 @@ def run(arguments: list[str]) -> None:
         fail(f"{where}: {error.strerror}" if where else str(error))
 
 
-def _load_command(arguments: list[str]) -> App | None:
+def load_command(arguments: list[str]) -> App | None:
     """Import the command that the arguments name, and complete its help.
 
     Returns None if the arguments name no command, as in `fedgft --help`. The help of a command is
@@ -128,14 +181,23 @@ def _load_command(arguments: list[str]) -> App | None:
             f'Unknown command "{words[0]}".{hint} Available commands: {", ".join(SUMMARIES)}.'
         )
     command = app
-    for depth, word in enumerate(words[:2], 1):
+    for word in words[:2]:
         if word.startswith("-") or word not in command:
             break
         command = command[word]
-        command.help_epilogue = format_examples(" ".join(words[:depth]))
         if command.default_command is not None:
             command.help = None
+            command.help_epilogue = format_examples(command.default_command.__doc__)
     return command
+
+
+def format_examples(docstring: str | None) -> str:
+    """Return the examples in a docstring as the last lines of the help; empty if it has none."""
+    lines = cleandoc(docstring or "").partition(EXAMPLES_HEADING)[2].splitlines()
+    if not lines:
+        return ""
+    title = "Example:" if len(lines) == 1 else "Examples:"
+    return "\n".join((title, *(f"  {line}" for line in lines)))
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

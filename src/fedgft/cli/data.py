@@ -7,7 +7,11 @@ from cyclopts import App, Parameter
 from fedgft.cli.console import bar, note, out, print_json, wrote
 from fedgft.cli.options import Flag, Place
 
-app = App(name="data", help="List and fetch the public data sets.")
+app = App(
+    name="data",
+    help="List and fetch the public data sets.",
+    help_epilogue="Examples:\n  fedgft data list\n  fedgft data get adult --out adult.csv",
+)
 OTHERS = (  # data sets that are not downloaded: name, rows, description, license
     (
         "celeba",
@@ -65,6 +69,10 @@ def get(
         A .csv or .parquet file.
     json
         Print what was fetched as JSON, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft data get adult --out adult.csv
     """
     from fedgft.data import load, prepared_frame
     from fedgft.data.public import find_source

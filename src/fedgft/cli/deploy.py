@@ -28,7 +28,10 @@ from fedgft.store import expand_user, make_folder
 POLL_SECONDS = (0.05, 60)
 
 app = App(
-    name="deploy", help="Train between organizations, on Flower: set up hosts, or try it here."
+    name="deploy",
+    help="Train between organizations, on Flower: set up hosts, or try it here.",
+    help_epilogue="Examples:\n  fedgft deploy local --sites 3 --rounds 5\n"
+    "  fedgft deploy init federation --sites north=north.pub --host fair.example.org",
 )
 
 
@@ -111,12 +114,15 @@ def local(*, json: Annotated[bool, Flag] = False, options: LocalRun | None = Non
     """Run a whole federation on this host: one server and N sites as processes of their own, with
     TLS and node authentication, as it would run between organizations.
 
-    For example: fedgft deploy local --sites 3 --rounds 5
-
     Parameters
     ----------
     json
         Print one line of JSON at the end, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft deploy local --sites 3 --rounds 5
+    fedgft deploy local --data north.csv south.csv --label repaid --group sex
     """
     import_extra("flwr", "fedgft deploy")
     from fedgft.cli.deploy_local import run_federation
@@ -129,14 +135,16 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     """Make a site's key pair, at the site: the private half stays there, the public half goes to
     the server.
 
-    For example: fedgft deploy keys north
-
     Parameters
     ----------
     site
         The site's name: letters, digits, '-', '_' and '.'.
     out
         The folder for SITE.key and SITE.pub.
+
+    Examples
+    --------
+    fedgft deploy keys north
     """
     from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
     from fedgft.deploy.init import check_site_names
@@ -165,8 +173,6 @@ def init(
 ) -> None:
     """Make a certificate authority, the server's certificate, the list of sites and the app.
 
-    For example: fedgft deploy init federation --sites north=north.pub --host fair.example.org
-
     Parameters
     ----------
     folder
@@ -182,6 +188,10 @@ def init(
         More names and addresses of the server, for its certificate.
     make_keys
         Make the keys of sites without a file here: for trials, since then the server has them.
+
+    Examples
+    --------
+    fedgft deploy init federation --sites north=north.pub --host fair.example.org
     """
     from fedgft.deploy.init import create_federation, format_instructions
 
@@ -204,14 +214,16 @@ def init(
 def server(folder: Place, /, *, bind: str = "") -> None:
     """Start a federation's server: a SuperLink on loopback, and the gate that sites connect to.
 
-    For example: fedgft deploy server federation
-
     Parameters
     ----------
     folder
         The folder that `fedgft deploy init` made.
     bind
         The address on which the gate listens [default: all of this host].
+
+    Examples
+    --------
+    fedgft deploy server federation
     """
     _serve("run_server", folder, bind)
 
@@ -220,14 +232,16 @@ def server(folder: Place, /, *, bind: str = "") -> None:
 def gate(folder: Place, /, *, bind: str = "") -> None:
     """Start the gate alone, in front of a SuperLink that was started otherwise.
 
-    For example: fedgft deploy gate federation
-
     Parameters
     ----------
     folder
         The folder that `fedgft deploy init` made.
     bind
         The address on which the gate listens [default: all of this host].
+
+    Examples
+    --------
+    fedgft deploy gate federation
     """
     _serve("run_gate", folder, bind)
 
@@ -247,8 +261,6 @@ def site(
     poll: float = 1.0,
 ) -> None:
     """Take part as a site, with the app that is installed here; it needs no open port.
-
-    For example: fedgft deploy site north --server fair.example.org:9093 --data /srv/north.csv
 
     Parameters
     ----------
@@ -272,6 +284,10 @@ def site(
         is never run.
     poll
         Seconds between questions for work.
+
+    Examples
+    --------
+    fedgft deploy site north --server fair.example.org:9093 --data /srv/north.csv
     """
     import_extra("flwr", "fedgft deploy")
     from fedgft.deploy.init import check_site_names, packaged_app

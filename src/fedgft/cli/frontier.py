@@ -58,6 +58,11 @@ def frontier(
         End with exit code 4 where nothing meets --target, or the saved model misses it.
     json
         Print the rows as JSON, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft frontier --data compas --metric sp --target 0.02
+    fedgft frontier --data loans.csv --label repaid --group sex --references
     """
     from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
     from fedgft.study.cache import ResultCache

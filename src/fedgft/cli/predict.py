@@ -31,6 +31,10 @@ def predict(
         A .csv or .parquet file; without it CSV goes to stdout.
     json
         Print the rows as JSON, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft predict fedgft-train/model.safetensors people.csv --out scored.csv
     """
     from fedgft.data import read_frame
     from fedgft.data.table import check_table_path, escape_formulas, write_table

@@ -126,6 +126,11 @@ def reproduce(
         Folder for tables, figures, rows and the page.
     json
         Print the rows as JSON, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft reproduce table1 --data compas --out my-results
+    fedgft reproduce all
     """
     known = [name for name in get_args(Name) if name != "all"]
     require(names, f"name an experiment: {', '.join(known)}, or all", kind="missing")

@@ -50,6 +50,13 @@ def train(
         End with exit code 4 where the saved model misses the target, or has collapsed.
     json
         Print the result as JSON, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft train --data adult --target 0.02
+    fedgft train --data loans.csv --label repaid --group sex --client bank
+    fedgft train --data adult --group race,sex --metric sp+0.5*eop --base scaffold
+    fedgft train --data celeba --images ~/celeba --device cuda --precision bf16
     """
     from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
     from fedgft.fair_model import load_model
