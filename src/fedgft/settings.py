@@ -7,6 +7,7 @@ values. The module imports neither NumPy nor PyTorch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from math import inf, isnan
 from numbers import Integral, Real
 from pathlib import Path
@@ -30,14 +31,11 @@ ProtocolName = Literal["heldout", "paper"]
 PartitionName = Literal["dirichlet", "iid", "pure", "column"]
 Sampling = Literal["size", "uniform"]
 ModelName = Literal["logistic", "mlp", "resnet18"]
-Norm = Literal["batch", "group"]
 Stem = Literal["imagenet", "small"]
 Norms = Literal["shared", "local"]
-Penalty = Literal["l1", "l2", "half"]
 Spread = Literal["range", "deviation", "variance"]
 FairFedRule = Literal["subtract", "authors", "exp"]
 Control = Literal["decisions", "scores"]
-OptimizerName = Literal["adam", "adamw", "sgd", "momentum"]
 State = Literal["keep", "reset", "reset-first", "shared"]
 Schedule = Literal["constant", "cosine", "step", "inverse-sqrt", "inverse"]
 Start = Literal["common", "own"]
@@ -47,7 +45,9 @@ Augment = Literal["none", "flip"]
 ValidPart = Literal["drop", "train", "test"]
 ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
 Precision = Literal["fp32", "fp64", "bf16"]
-Scaling = Literal["pooled", "median"]
+
+
+NOUNS = {bool: "True or False", str: "a text"}  # in messages about values of another kind
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,9 @@ class Setting:
             return f"{_shorten(value)} is not known; choose from {', '.join(self.choices)}"
         if self.kind in (int, float):
             return self._number_fault(value)
-        if self.kind is bool and not isinstance(value, bool):
-            return f"must be True or False, not {_shorten(value)}"
-        if self.kind is str and not isinstance(value, str):
-            return f"must be a text, not {_shorten(value)}"
-        return None
+        noun = NOUNS.get(self.kind)
+        is_valid = noun is None or isinstance(value, self.kind)
+        return None if is_valid else f"must be {noun}, not {_shorten(value)}"
 
     def _number_fault(self, value: Any) -> str | None:
         wanted = Integral if self.kind is int else Real
@@ -113,9 +111,9 @@ class Setting:
             (isnan(number), "a number"),
         )
         broken = next((text for is_broken, text in bounds if is_broken), None)
-        if broken is None:
-            return None
-        return f"must be {broken}, got {_readable(value)}{self.hint and f': {self.hint}'}"
+        return (
+            broken and f"must be {broken}, got {_readable(value)}{self.hint and f': {self.hint}'}"
+        )
 
     def help_text(self) -> str:
         """Return the help text of the option: one sentence, with the default where it is known."""
@@ -131,26 +129,13 @@ def _readable(number: Any) -> str:
     return f"{number:,}" if isinstance(number, Integral) else f"{number:,.12g}"
 
 
-def _count(
-    help: str, default: int | None = None, unset: str = "", *, low: int = 1, high: int = MAX_COUNT
-) -> Setting:
-    return Setting(int, help, default, unset, at_least=low, at_most=high)
-
-
-def _strength(
-    help: str, default: float | None = None, unset: str = "", *, high: float = MAX_NUMBER
-) -> Setting:
-    return Setting(float, help, default, unset, at_least=0, at_most=high)
-
-
-def _rate(
-    help: str, default: float | None = None, unset: str = "", *, high: float = MAX_NUMBER
-) -> Setting:
-    return Setting(float, help, default, unset, above=0, at_most=high)
+_count = partial(Setting, int, at_least=1, at_most=MAX_COUNT)
+_strength = partial(Setting, float, at_least=0, at_most=MAX_NUMBER)
+_rate = partial(Setting, float, above=0, at_most=MAX_NUMBER)
 
 
 def _choice(names: Any, help: str, default: str | None = None, unset: str = "") -> Setting:
-    return Setting(str, help, default, unset, choices=get_args(names))
+    return Setting(str, help, default, unset, choices=get_args(names) or names)
 
 
 OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train --help` prints
@@ -219,9 +204,11 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
             "heldout",
         ),
         "seeds": _count(
-            "Replicates; they run side by side", None, "20; 3 for images", high=MAX_REPLICATES
+            "Replicates; they run side by side", None, "20; 3 for images", at_most=MAX_REPLICATES
         ),
-        "seed": _count("The first replicate's seed; the others follow", 0, low=0, high=MAX_SEED),
+        "seed": _count(
+            "The first replicate's seed; the others follow", 0, at_least=0, at_most=MAX_SEED
+        ),
     },
     "Method": {
         "target": Setting(
@@ -238,10 +225,10 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
         "pick": _strength(
             "fedgft-control selects its model from this share of the rounds, the last",
             unset="0.6",
-            high=1,
+            at_most=1,
         ),
         "lam": _strength("Strength of fedgft and lft", unset="the protocol's"),
-        "penalty": _choice(Penalty, "J(F): x, x^2 or x^2/2", unset="half"),
+        "penalty": _choice(("l1", "l2", "half"), "J(F): x, x^2 or x^2/2", unset="half"),
         "spread": _choice(
             Spread, "F of fedgft and lft: range, distance from all, squares", unset="range"
         ),
@@ -259,7 +246,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
     },
     "Model and local training": {
         "model": _choice(ModelName, "The model", unset="logistic; resnet18 for images"),
-        "norm": _choice(Norm, "Normalizing layers of resnet18", unset="batch"),
+        "norm": _choice(("batch", "group"), "Normalizing layers of resnet18", unset="batch"),
         "stem": _choice(
             Stem, "First layer of resnet18; small: for images of 32 pixels", unset="imagenet"
         ),
@@ -272,7 +259,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
         "epochs": _count("Local epochs per round", 1, "1"),
         "batch_size": _count("Rows in a local batch", 256, "256; 64 for images"),
         "steps": _count("Maximum of local steps per epoch", unset="all rows are read"),
-        "optimizer": _choice(OptimizerName, "Local optimizer", unset="adam"),
+        "optimizer": _choice(("adam", "adamw", "sgd", "momentum"), "Local optimizer", unset="adam"),
         "state": _choice(
             State,
             "What a local optimizer keeps of the last round; shared: the mean v",
@@ -283,7 +270,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
             Schedule, "How the learning rate falls over the rounds", "cosine", "the protocol's"
         ),
         "weight_decay": _strength("Weight decay of the local optimizer", unset="0"),
-        "eval_every": _count("Rounds between measurements; 0: first and last", 1, "1", low=0),
+        "eval_every": _count("Rounds between measurements; 0: first and last", 1, "1", at_least=0),
     },
     "Machine": {
         "device": Setting(str, "cpu, cuda, or several GPUs: cuda:0,cuda:1", "cpu", "cpu"),
@@ -297,7 +284,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
             bool, "The same bits each time on a GPU, slower; a CPU always gives them", False
         ),
         "checkpoint_every": _count(
-            "Rounds between checkpoints in --out; 0: none", None, "1 for images, else 0", low=0
+            "Rounds between checkpoints in --out; 0: none", None, "1 for images, else 0", at_least=0
         ),
         "resume": Setting(
             bool, "Continue from the checkpoints of an interrupted run in --out", False
@@ -316,16 +303,16 @@ SETTINGS: dict[str, Setting] = {
     "graphs": Setting(bool, "Replay captured steps on a GPU", True),
     # of commands, and of a deployed run
     "method": _choice(MethodName, "The method"),
-    "alpha": _rate("Dirichlet concentration: small is heterogeneous", 0.5, high=inf),
+    "alpha": _rate("Dirichlet concentration: small is heterogeneous", 0.5, at_most=inf),
     "sites": _count("Sites to wait for", 3),
     "test_share": Setting(float, "Share of rows held out", 0.3, at_least=0, below=1),
     "proximal_mu": _strength("Strength of the proximal term of FedProx", 0.1),
-    "min_count": _strength("A site withholds counts of fewer rows", 0, high=inf),
-    "timeout": _rate("Seconds for one phase of a round", 600.0, high=inf),
-    "node_timeout": _rate("Seconds to wait for sites", 120.0, high=inf),
-    "scaling": _choice(Scaling, "Scaling of the sites' numbers", "pooled"),
-    "epsilon": _rate("Privacy budget of the whole run", high=inf),
-    "max_influence": _rate("The most that one site may move the gap", 1.0, high=inf),
+    "min_count": _strength("A site withholds counts of fewer rows", 0, at_most=inf),
+    "timeout": _rate("Seconds for one phase of a round", 600.0, at_most=inf),
+    "node_timeout": _rate("Seconds to wait for sites", 120.0, at_most=inf),
+    "scaling": _choice(("pooled", "median"), "Scaling of the sites' numbers", "pooled"),
+    "epsilon": _rate("Privacy budget of the whole run", at_most=inf),
+    "max_influence": _rate("The most that one site may move the gap", 1.0, at_most=inf),
 }
 
 
@@ -397,11 +384,8 @@ class Settings:
             if each.name != "optimizer":
                 check_setting(each.name, getattr(self, each.name))
         if not isinstance(self.optimizer, Optimizer):
-            raise FedgftError(
-                f"must be an Optimizer, for example Optimizer('adam'), not "
-                f"{_shorten(self.optimizer)}",
-                field="optimizer",
-            )
+            text = f"must be an Optimizer such as Optimizer('adam'), not {_shorten(self.optimizer)}"
+            raise FedgftError(text, field="optimizer")
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:
@@ -421,12 +405,6 @@ class Settings:
             )
 
 
-Settings.__doc__ = "\n".join(
-    [
-        (Settings.__doc__ or "").rstrip(),
-        "",
-        "    Parameters",
-        "    ----------",
-        *(f"    {each.name}\n        {SETTINGS[each.name].help}." for each in fields(Settings)),
-    ]
+Settings.__doc__ = f"{Settings.__doc__}\n    Parameters\n    ----------\n" + "\n".join(
+    f"    {each.name}\n        {SETTINGS[each.name].help}." for each in fields(Settings)
 )

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgft.errors import FedgftError
-from fedgft.formatting import SIGNS, printable
+from fedgft.formatting import SIGNS, format_points, printable
 from fedgft.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -30,7 +30,18 @@ MISSED = 4  # the exit code of a missed target, with --strict
 START = "the start, untrained"
 MAX_GROUP_COLUMNS = 4  # more do not fit into a table of 80 characters
 MAX_CLIENTS = 20  # rows in the table of clients
+CLIENT_NUMBERS = (  # in its columns
+    "accuracy_before",
+    "accuracy_after",
+    "gap_hard_before",
+    "gap_hard_after",
+    "contribution",
+)
 LOG_LINES = 10  # of progress per task, with --verbose
+NOT_ESTIMABLE = (
+    "-: not estimable, a group has no row to take a rate from (not: fair), or training diverged"
+)
+FEW_ROWS = "n<10: not estimable: fewer than ten rows of a group to take a rate from"
 SIGN_COLORS = {True: "green", False: "red", None: "dim"}
 
 
@@ -123,10 +134,8 @@ def print_json(value: Any) -> None:
 
 def points(value: float | None, spread: float | None = None) -> str:
     """Return a fraction as percentage points; None is a dash, which `_add_notes` explains."""
-    if value is None:
-        return "-"
-    text = f"{100 * value:z.1f}"  # z: no minus before 0.0
-    return text if spread is None else f"{text}[dim]±{100 * spread:.1f}[/dim]"
+    text = format_points(value, unknown="-")
+    return text if value is None or spread is None else f"{text}[dim]±{100 * spread:.1f}[/dim]"
 
 
 def comparison(rows: Sequence[Row]) -> Table:
@@ -137,21 +146,13 @@ def comparison(rows: Sequence[Row]) -> Table:
     first = rows[0]
     heldout = first["protocol"] == "heldout"
     where = "held out" if heldout else "test"
-    table = _table(
+    title = (
         f"{escape(first['data'])}, protocol {first['protocol']}, {first['seeds']} replicates\n"
         "accuracy, and gaps between groups, in percentage points (mean±sd)"
     )
-    table.add_column("method", no_wrap=True)
-    for name in (
-        "accuracy",
-        f"decisions\n{where}",
-        "95%\ninterval",
-        "by\nchance",
-        "decisions\nclients",
-        "scores\nclients",
-        f"scores\n{where}",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = f"method|accuracy|decisions\n{where}|95%\ninterval|by\nchance|decisions\nclients"
+    names += f"|scores\nclients|scores\n{where}"
+    table = _table(title, names.split("|"), no_wrap=True)
     for row in _in_sections(table, rows):
         table.add_row(*_cells(row, heldout=heldout))
     few = any(row["gap_hard_test_low"] is None and row["gap_hard_test"] is not None for row in rows)
@@ -180,27 +181,20 @@ def decisions(rows: Sequence[Row]) -> Table:
     selected, and the number of collapsed replicates where there are any.
     """
     where = "held-out" if rows[0]["protocol"] == "heldout" else "test"
-    table = _table(f"decisions on {where} rows, in per cent")
-    table.add_column("method", no_wrap=True)
     groups = list(rows[0]["selection_rates"])
     shown = groups if len(groups) <= MAX_GROUP_COLUMNS else ["least", "most"]
     lost = any(row["collapsed"] for row in rows)
-    names = [
-        "balanced\naccuracy",
-        "constant\naccuracy",
-        *(f"selected\n{escape(printable(g))}" for g in shown),
-    ]
-    for name in [*names, *(["collapsed\nreplicates"] if lost else [])]:
-        table.add_column(name, justify="right")
+    names = ["method", "balanced\naccuracy", "constant\naccuracy"]
+    names += [f"selected\n{escape(printable(g))}" for g in shown]
+    names += ["collapsed\nreplicates"] if lost else []
+    table = _table(f"decisions on {where} rows, in per cent", names)
+    table.columns[0].no_wrap = True
     for row in _in_sections(table, rows):
-        cells = [
-            points(row["balanced_accuracy"], row["balanced_accuracy_sd"]),
-            points(row["accuracy_constant"]),
-            *_selected(row["selection_rates"], few=shown is groups),
-        ]
-        if lost:
-            cells.append(f"{row['collapsed']} of {row['seeds']}" if row["collapsed"] else "")
-        table.add_row(_name(row), *cells)
+        balanced = points(row["balanced_accuracy"], row["balanced_accuracy_sd"])
+        selected = _selected(row["selection_rates"], few=shown is groups)
+        collapsed = [f"{row['collapsed']} of {row['seeds']}" if row["collapsed"] else ""] * lost
+        constant = points(row["accuracy_constant"])
+        table.add_row(_name(row), balanced, constant, *selected, *collapsed)
     notes = ["constant: always predicts the most frequent class"]
     if any(isinstance(rate, dict) for rate in rows[0]["selection_rates"].values()):
         notes.append("selected: given the class in which the groups differ most")
@@ -239,15 +233,7 @@ def _rates_of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
 
 def _add_notes(table: Table, *, dashes: bool, few: bool = False) -> Table:
     """Explain signs that stand in place of numbers below the table."""
-    notes = []
-    if dashes:
-        notes.append(
-            "-: not estimable, a group has no row to take a rate from (not: fair), or training "
-            "diverged"
-        )
-    if few:
-        notes.append("n<10: not estimable: fewer than ten rows of a group to take a rate from")
-    table.caption = "\n".join(notes) or None
+    table.caption = "\n".join([NOT_ESTIMABLE] * dashes + [FEW_ROWS] * few) or None
     return table
 
 
@@ -257,8 +243,9 @@ def _name(row: Row) -> str:
     return METHOD_LABELS[row["method"]]
 
 
-def _table(title: str) -> Table:
-    return Table(
+def _table(title: str, names: Sequence[str], *, left: int = 1, no_wrap: bool = False) -> Table:
+    """Return an empty table; `left` columns are aligned left, the others right."""
+    table = Table(
         title=title,
         title_justify="left",
         header_style="bold",
@@ -266,6 +253,9 @@ def _table(title: str) -> Table:
         padding=0,  # eight columns of numbers have to fit into 80
         pad_edge=False,
     )
+    for i, name in enumerate(names):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=no_wrap)
+    return table
 
 
 def _cells(row: Row, *, heldout: bool) -> list[str]:
@@ -298,30 +288,15 @@ def clients(rows: Sequence[Row], *, seed: int, before: str) -> Table:
     before
         The title of the model that the trained one is compared with.
     """
-    table = _table(
+    title = (
         f"clients under the model of seed {seed} and under {before}: accuracy and gap of decisions"
     )
     head = "start" if before == START else before
-    for name in (
-        "client",
-        "rows",
-        f"accuracy\n{head}",
-        "accuracy\nafter",
-        f"gap\n{head}",
-        "gap\nafter",
-        "adds to the\nglobal gap",
-    ):
-        table.add_column(name, justify="left" if name == "client" else "right")
+    names = f"client|rows|accuracy\n{head}|accuracy\nafter|gap\n{head}|gap\nafter"
+    table = _table(title, [*names.split("|"), "adds to the\nglobal gap"])
     for row in sorted(rows, key=lambda r: -r["rows"])[:MAX_CLIENTS]:
-        table.add_row(
-            escape(printable(row["client"])),
-            f"{row['rows']:,}",
-            points(row["accuracy_before"]),
-            points(row["accuracy_after"]),
-            points(row["gap_hard_before"]),
-            points(row["gap_hard_after"]),
-            points(row["contribution"]),
-        )
+        numbers = [points(row[name]) for name in CLIENT_NUMBERS]
+        table.add_row(escape(printable(row["client"])), f"{row['rows']:,}", *numbers)
     if len(rows) > MAX_CLIENTS:
         table.title = f"{table.title} (the {MAX_CLIENTS} largest of {len(rows):,})"
     return _add_notes(table, dashes=any(row["gap_hard_after"] is None for row in rows))
@@ -336,10 +311,8 @@ def print_signs(findings: Sequence[tuple[bool | None, str]], *, soft_wrap: bool 
 
 def print_table(report: "ReportTable") -> None:
     """Print a table of a report, in full width: wrapped or cut cells cannot be read."""
-    table = _table(escape(report.title))
-    for i, name in enumerate(report.header):
-        title = escape(name).replace(", ", ",\n").replace("95% ", "95%\n")
-        table.add_column(title, justify="left" if i < report.stubs else "right", no_wrap=True)
+    names = [escape(n).replace(", ", ",\n").replace("95% ", "95%\n") for n in report.header]
+    table = _table(escape(report.title), names, left=report.stubs, no_wrap=True)
     for row in report.rows:
         table.add_row(*map(escape, row))
     table.padding = (0, 1)
