@@ -104,8 +104,8 @@ def demo(
     """
     from fedgft.cli.study_session import print_comparison, run_comparison
     from fedgft.metrics import get_metric
-    from fedgft.study.training import compare_sentences
     from fedgft.study.figures import plot_sites, save_figure
+    from fedgft.study.training import compare_sentences
 
     check_setting("seeds", seeds)  # before anything is fetched
     with open_folder(out_):
