@@ -4,10 +4,12 @@
   metric of the catalog follows from these three arrays. The simulator, the penalties and the
   federation compute with them, so they are nothing but arrays, with any leading axes.
 - `Report`: the `Sums` of one client with its name and the names of classes and groups; it becomes
-  a plain record of lists for a message, and back.
-- `SiteSums`: the sums of any number of sites that send a file. An audit needs more than `Sums`
-  holds: several group columns, score sums and histograms by decision (a threshold can be moved),
-  the variance of added noise and the range of withheld counts. So it is a class of its own.
+  a plain record of lists for a message, and back. The server checks, stores and compares the three
+  together, so they are one object and not three arguments.
+- `SiteSums`: the sums of any number of sites that send a file. Its tables (`SiteTables`) cannot be
+  a `Sums`: groups are named and differ from site to site, sums of scores are kept by decision as
+  well (so a threshold can be moved), and each count has its own noise and its own range if it is
+  withheld. `fedgft.audit.rates` turns them into one `Sums` for all sites.
 
 `RecordReader` checks the form of everything that arrives, in a file (`fedgft.audit.site_file`) or
 in a message; `Sums.check` checks that rows can have such sums.
@@ -36,6 +38,7 @@ MAX_CLASSES = 50
 MAX_ATTRIBUTES = 4
 MAX_BINS = 10_000
 MAX_HISTOGRAM_NUMBERS = 5_000_000  # in the histograms of one group
+TYPE_NAMES = {list: "a list", dict: "an object", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -220,8 +223,7 @@ def _check_indices(name: str, values: Any, rows: int, least: int, known: int) ->
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
         raise FedgftError(f"{name} must hold indices (whole numbers), not {array.dtype}")
-    low = array.min().item()
-    high = array.max().item()
+    low, high = (int(value) for value in (array.min(), array.max()))
     if low < least or high >= known:
         wrong = low if low < least else high
         raise FedgftError(f"{name} holds the index {wrong}; they go from {least} to {known - 1}")
@@ -247,12 +249,15 @@ class RecordReader:
         """Raise the error."""
         raise FedgftError(f"{self.source}: {self.path}{key} {problem}", kind="data")
 
+    def reject(self, key: str, reason: str) -> NoReturn:
+        """Raise an error that shows the beginning of the value: it may be a very long one."""
+        self.fail(key, f"is {repr(self.record.get(key))[:40]}: {reason}")
+
     def get(self, key: str, kind: type[list] | type[dict] | type[str]) -> Any:
         """Return a list, an object (dict) or a text."""
         value = self.record.get(key)
         if not isinstance(value, kind):
-            words = {list: "a list", dict: "an object", str: "a text"}
-            self.fail(key, f"is missing or is not {words[kind]}")
+            self.fail(key, f"is missing or is not {TYPE_NAMES[kind]}")
         return value
 
     def child(self, key: str) -> "RecordReader":
@@ -279,7 +284,7 @@ class RecordReader:
         value = self.record.get(key, default)
         if type(value) is not int or not least <= value <= MAX_WHOLE_NUMBER:
             more = ", 0 or more" if least == 0 else ""
-            self.fail(key, f"is {repr(value)[:40]}: must be a whole number{more}")
+            self.reject(key, f"must be a whole number{more}")
         return value
 
     def array(self, key: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -339,6 +344,7 @@ class Names:
 
 
 def _number_names(names: int | Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the names as texts; a number n stands for "0" to "n - 1"."""
     found = tuple(map(str, range(names) if isinstance(names, int) else names))
     if len(found) < 2 or len(set(found)) < len(found):
         raise FedgftError(f"{what} must be at least two different names, got {', '.join(found)}")
@@ -441,12 +447,8 @@ class MeasurementSpec:
 
     def combine(self, other: "MeasurementSpec") -> "MeasurementSpec":
         """Return the spec of merged sums: with the fewer bins; all else must be the same."""
-        for name, what in (
-            ("classes", "label classes"),
-            ("attributes", "group columns"),
-            ("scored", "scores"),
-            ("threshold", "thresholds"),
-        ):
+        names = {"classes": "label classes", "attributes": "group columns", "scored": "scores"}
+        for name, what in (names | {"threshold": "thresholds"}).items():
             mine = getattr(self, name)
             theirs = getattr(other, name)
             if mine != theirs:
@@ -463,6 +465,7 @@ class MeasurementSpec:
 
 
 def _describe(value: Any) -> str:
+    """Return a field of `MeasurementSpec` in words, for a message."""
     if isinstance(value, tuple):
         return ", ".join(map(repr, value)) or "none"
     if isinstance(value, bool):
@@ -505,6 +508,7 @@ class SiteTables:
 
 
 def _add_arrays(total: dict[Group, np.ndarray], more: Mapping[Group, np.ndarray]) -> None:
+    """Add the arrays of `more` to those of the same group in `total`."""
     for group, array in more.items():
         total[group] = total[group] + array if group in total else array
 
@@ -603,9 +607,7 @@ def _number_sites(
 def _coarsen_all(histograms: Mapping[Group, np.ndarray], bins: int) -> dict[Group, np.ndarray]:
     """The same rows in fewer bins (the last axis), whose number divides the old one."""
     return {
-        group: array
-        if array.shape[-1] == bins
-        else array.reshape(*array.shape[:-1], bins, array.shape[-1] // bins).sum(-1)
+        group: array.reshape(*array.shape[:-1], bins, -1).sum(-1)
         for group, array in histograms.items()
     }
 
@@ -616,6 +618,7 @@ def group_sort_key(group: Group) -> tuple:
 
 
 def _number_or_inf(value: str | None) -> float:
+    """Return the number that a text spells, or infinity."""
     try:
         number = float(value) if value is not None else np.inf
         return number if number == number else np.inf

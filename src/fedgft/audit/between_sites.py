@@ -126,7 +126,7 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGap
     level = NormalDist().inv_cdf(1 - 0.025 / len(own_ratio))
     strict = estimate_difference(first, second, level)
     statistics = view.sums.statistics(metric, "hard")
-    proper = metric.proper(len(view.question.classes))
+    proper = metric.proper(len(view.spec.classes))
     pair = Compared(gap.condition, *gap.pair)
     ones = np.ones(len(statistics))
     exact = compare(statistics, ones, pair, proper=proper)
@@ -192,7 +192,7 @@ def find_own_gaps(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.ndarr
 
 def _pair_noise(metric: Metric, view: View, pair: Compared) -> tuple[np.ndarray, bool]:
     """Variance of noise on the pair's hits and misses, (site, 4); whether a count is suppressed."""
-    slope, offset = metric.affine(len(view.question.classes))
+    slope, offset = metric.affine(len(view.spec.classes))
     unit = (slope + offset[..., None])[:, pair.condition]  # (2, y, c)
     groups = [pair.i, pair.j]
     parts = [
@@ -251,6 +251,7 @@ def check_bootstrap(pool: Pool) -> None:
         raise FedgftError("`bootstrap`: sites that withhold small cells cannot be drawn again")
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def bootstrap_sites(
     metric: Metric, view: View, rates: Rates, gap: Gap, *, draws: int, seed: int
 ) -> tuple[Gap, Limits]:
@@ -276,11 +277,10 @@ def bootstrap_sites(
     estimable = ~np.isnan(found[:, i] + found[:, j]).any(0)  # pairs, under all conditions
     complete = not np.isnan(low[:, estimable]).any()
     gap_low, gap_high = bound_largest(folded(low, high), complete=complete)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(found)
-        low, high = (np.exp(a) for a in folded(*_difference_limits(np.log(drawn), logs)))
-        ratios = Estimate(np.exp(-np.abs(logs[:, i] - logs[:, j])), 1 / high, 1 / low)
-        ratio_low, ratio_high = bound_smallest(ratios)
+    logs = np.log(found)
+    low, high = (np.exp(a) for a in folded(*_difference_limits(np.log(drawn), logs)))
+    ratios = Estimate(np.exp(-np.abs(logs[:, i] - logs[:, j])), 1 / high, 1 / low)
+    ratio_low, ratio_high = bound_smallest(ratios)
     low, high = np.nanquantile(np.where(known, drawn, 0.0), (0.025, 0.975), axis=0)
     known &= high > low
     limits = (np.where(known, low, np.nan), np.where(known, high, np.nan))
@@ -288,6 +288,7 @@ def bootstrap_sites(
     return gap, limits
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def _difference_limits(drawn: np.ndarray, found: np.ndarray) -> Limits:
     """Limits of the differences of all pairs, (v, pairs), that hold at once.
 
@@ -298,9 +299,8 @@ def _difference_limits(drawn: np.ndarray, found: np.ndarray) -> Limits:
     deviations = []
     farthest = np.zeros(len(drawn))
     for i in range(found.shape[-1] - 1):
-        with np.errstate(invalid="ignore"):
-            center = found[..., i, None] - found[..., i + 1 :]
-            error = (drawn[..., i, None] - drawn[..., i + 1 :]) - center
+        center = found[..., i, None] - found[..., i + 1 :]
+        error = (drawn[..., i, None] - drawn[..., i + 1 :]) - center
         error = np.where(np.isfinite(error), error, np.nan)
         known = np.isnan(error).mean(0) < MAX_MISSING
         deviation = np.nanstd(np.where(known, error, 0.0), axis=0)

@@ -73,7 +73,7 @@ def _warn_about_names(pool: Pool) -> Iterator[str]:
 def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
     """Rows that are missing from the numbers."""
     about = "about " if pool.is_approximate else ""
-    attributes = pool.question.attributes
+    attributes = pool.spec.attributes
     if views[-1].attributes != attributes:
         yield f"{' & '.join(attributes)}: no row has all of them recorded."
     for view in views:
@@ -92,7 +92,7 @@ def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
 
 def _warn_about_spelling(pool: Pool) -> Iterator[str]:
     """Groups whose names differ only in case or blanks."""
-    for i, attribute in enumerate(pool.question.attributes):
+    for i, attribute in enumerate(pool.spec.attributes):
         spellings: dict[str, list[str]] = {}
         for value in sorted({v for group in pool.groups if (v := group[i]) is not None}):
             spellings.setdefault("".join(value.casefold().split()), []).append(value)
@@ -124,7 +124,7 @@ def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
             f"{suppressed} small cell(s) were withheld; each is read as the middle of what it may "
             "be, and the intervals reach as far as it could be off."
         )
-    if view.question.scored and not view.has_histograms:
+    if view.spec.scored and not view.has_histograms:
         yield (
             "ROC, calibration, thresholds and gaps of scores are left out: sites that withhold "
             "small cells withhold their histograms too."
@@ -272,6 +272,7 @@ def _judge(name: str, summary: Summary) -> Verdict:
 
 
 def _gap_text(numbers: GapSummary) -> str:
+    """The gap in points with its interval."""
     assert numbers["gap"] is not None  # `estimable_gap` returns no other
     return format_gap(numbers["gap"], numbers["low"], numbers["high"])
 

@@ -1,7 +1,8 @@
 """Count the rows of one site: arrays or a table in, sums out.
 
-A table is read once, in batches, in memory that does not grow with it. Each batch is grouped by
-group, label, decision and bin of the score; then the names of classes and groups are settled.
+A table is read once, in batches, in memory that does not grow with it. Each batch is counted by
+group, label, decision and bin of the score. The small tables of counts add up, and at the end the
+names of classes and groups are read from them.
 """
 
 import math
@@ -96,7 +97,7 @@ class Measurement:
             raise FedgftError("`group` needs the name of a column")
         if not self.scores and self.decision is None:
             raise FedgftError("name the model's output: `score` P (in [0, 1]) or `decision` D")
-        if not 0 <= self.threshold <= 1:
+        if not 0 <= check_number("threshold", self.threshold, finite=False) <= 1:
             raise FedgftError(f"`threshold` {self.threshold:g}: must lie in [0, 1]")
         if not 2 <= self.bins <= MAX_BINS:
             raise FedgftError(f"`bins` {self.bins}: must lie between 2 and {MAX_BINS:,}")
@@ -188,25 +189,14 @@ def measure(
     if scores is None and _are_scores(y_pred):
         scores = y_pred
         y_pred = None
-    frame = {"y_true": _to_series("y_true", y_true)}
-    frame |= {f"sensitive_features {name}": _to_series(name, v) for name, v in features.items()}
-    groups = tuple(frame)[1:]
     score_columns = _split_scores(scores)
-    for name, column in score_columns.items():
-        _check_finite(name, column)
-        frame[name] = _to_series(name, column)
-    if y_pred is not None:
-        frame["y_pred"] = _to_series("y_pred", y_pred)
-    for name, series in frame.items():
-        if len(series) != len(frame["y_true"]):
-            raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
     task = Measurement(
         "measure()",
         "y_true",
-        groups,
+        tuple(f"sensitive_features {name}" for name in features),
         tuple(score_columns),
         decision=None if y_pred is None else "y_pred",
-        threshold=check_number("threshold", threshold, finite=False),
+        threshold=threshold,
         bins=_choose_bins(bins, epsilon),
         attributes=tuple(features),
         site=site,
@@ -214,7 +204,7 @@ def measure(
         positive=_to_text(positive),
         values=values or {},
     )
-    return _count_site([pl.DataFrame(frame)], task, protection)
+    return _count_site([_build_table(y_true, y_pred, features, score_columns)], task, protection)
 
 
 def measure_file(
@@ -266,7 +256,7 @@ def measure_file(
         check_column_names("group", group),
         check_column_names("score", score),
         decision=decision,
-        threshold=check_number("threshold", threshold, finite=False),
+        threshold=threshold,
         bins=_choose_bins(bins, epsilon),
         site=Path(path).stem if site is None else site,
         classes=tuple(map(_to_text, classes)),
@@ -277,6 +267,7 @@ def measure_file(
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:
+    """The number of bins that was asked for; without a wish, fewer if there will be noise."""
     if bins is None:
         return BINS if epsilon is None else NOISY_BINS
     return check_integer("bins", bins)
@@ -388,6 +379,7 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
 
 
 def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
+    """One short name per column: g0, g1, ..."""
     return [f"{letter}{i}" for i in range(len(columns))]
 
 
@@ -418,10 +410,12 @@ def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
 
 
 def _null_for_nan(series: pl.Series) -> pl.Series:
+    """The column with null, which means missing, in place of NaN."""
     return series.fill_nan(None) if series.dtype.is_float() else series
 
 
 def _read_scores(series: pl.Series, *, source: str) -> pl.Series:
+    """A column of scores as numbers in [0, 1], with null where a score is missing."""
     holds = f"score column '{series.name}' holds"
     if not (series.dtype.is_numeric() or series.dtype in (pl.String, pl.Boolean, pl.Null)):
         raise data_error(source, f"{holds} {series.dtype}, not numbers")
@@ -559,6 +553,7 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
 
 
 def _distinct_texts(series: pl.Series) -> list[str]:
+    """The different values of a column as texts, numbers in their order before words."""
     return sorted(as_text(series).drop_nulls().unique(), key=_text_sort_key)
 
 
@@ -567,10 +562,36 @@ def _text_sort_key(value: str) -> tuple:
 
 
 def _first_few(names: Sequence[str]) -> str:
+    """The first eight names, for a message."""
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 # Arrays
+
+
+def _build_table(
+    y_true: Any, y_pred: Any, features: Mapping[str, Any], scores: Mapping[str, Any]
+) -> pl.DataFrame:
+    """The arguments of `measure` as a table with one column per array.
+
+    Parameters
+    ----------
+    y_true, y_pred
+        Labels and decisions; `y_pred` None: there are scores alone.
+    features, scores
+        The values of each attribute by its name, and the columns of scores by theirs.
+    """
+    frame = {"y_true": _to_series("y_true", y_true)}
+    frame |= {f"sensitive_features {name}": _to_series(name, v) for name, v in features.items()}
+    for name, column in scores.items():
+        _check_finite(name, column)
+        frame[name] = _to_series(name, column)
+    if y_pred is not None:
+        frame["y_pred"] = _to_series("y_pred", y_pred)
+    for name, series in frame.items():
+        if len(series) != len(frame["y_true"]):
+            raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
+    return pl.DataFrame(frame)
 
 
 def _are_scores(y_pred: Any) -> bool:
@@ -597,6 +618,7 @@ def _split_attributes(features: Any) -> dict[str, Any]:
 
 
 def _split_scores(scores: Any) -> dict[str, Any]:
+    """The columns of scores by name: one for an array of one axis, one per class for two axes."""
     if scores is None:
         return {}
     array = as_array("scores", scores)

@@ -43,7 +43,7 @@ class Pool:
 
     Parameters
     ----------
-    question
+    spec
         What was measured: classes, attributes, threshold, bins.
     sites, groups
         The names of the sites, and one tuple of attribute values per group.
@@ -61,7 +61,7 @@ class Pool:
         The names that were given to sites without a name.
     """
 
-    question: MeasurementSpec
+    spec: MeasurementSpec
     sites: tuple[str, ...]
     groups: tuple[Group, ...]
     tables: np.ndarray
@@ -91,7 +91,7 @@ class View:
 
     Parameters
     ----------
-    question
+    spec
         What was measured: classes, attributes, threshold, bins.
     attributes, groups
         The names of the attributes and of the groups.
@@ -106,7 +106,7 @@ class View:
         (3, label, group, score, bin): see `fedgft.sums.Sums`.
     """
 
-    question: MeasurementSpec
+    spec: MeasurementSpec
     attributes: tuple[str, ...]
     groups: tuple[str, ...]
     sums: Sums
@@ -122,14 +122,14 @@ class View:
     @property
     def has_histograms(self) -> bool:
         """Whether every row is in a histogram: no site left out scores or suppressed cells."""
-        if not self.question.scored:
+        if not self.spec.scored:
             return False
         return bool(abs(self.histogram[:, :, 0].sum() - self.sums.count.sum()) < 0.5)
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
         """The classes that have scores: the positive one of two, or all of more."""
-        return tuple(self.question.classes[i] for i in self.question.score_classes)
+        return tuple(self.spec.classes[i] for i in self.spec.score_classes)
 
     @property
     def title(self) -> str:
@@ -147,7 +147,7 @@ class View:
 
 def pool_sites(sums: SiteSums) -> Pool:
     """The sums as arrays. A group that a site does not have has no rows there."""
-    question = sums.require_spec()
+    spec = sums.require_spec()
     groups = sums.groups
     sites = tuple(sums.sites.values())
     if not groups or sums.rows() <= 0:
@@ -160,14 +160,12 @@ def pool_sites(sums: SiteSums) -> Pool:
             out[position[group]] = counts
         return out
 
-    table_shape = question.empty_table().shape
-    shape = question.empty_histogram().shape
+    table_shape = spec.empty_table().shape
+    shape = spec.empty_histogram().shape
     values = [_distinct_values(column) for column in zip(*groups, strict=True)]
     return Pool(
-        question=replace(
-            question,
-            classes=_distinct_names(question.classes),
-            attributes=_distinct_names(question.attributes),
+        spec=replace(
+            spec, classes=_distinct_names(spec.classes), attributes=_distinct_names(spec.attributes)
         ),
         sites=_distinct_names(tuple(sums.sites)),
         groups=tuple(zip(*values, strict=True)),
@@ -199,7 +197,7 @@ def list_views(pool: Pool) -> tuple[View, ...]:
 
     A combination of attributes that is recorded in no row is left out.
     """
-    attributes = pool.question.attributes
+    attributes = pool.spec.attributes
     found = []
     for size in range(1, len(attributes) + 1):
         for chosen in combinations(range(len(attributes)), size):
@@ -218,8 +216,8 @@ def list_views(pool: Pool) -> tuple[View, ...]:
 
 def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     """The view by the attributes at these positions."""
-    question = pool.question
-    attributes = tuple(question.attributes[i] for i in chosen)
+    spec = pool.spec
+    attributes = tuple(spec.attributes[i] for i in chosen)
     cells = [tuple(group[i] for i in chosen) for group in pool.groups]
     known = list(dict.fromkeys(cell for cell in cells if None not in cell))
     position = {cell: i for i, cell in enumerate(known)}
@@ -236,15 +234,15 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     decision = tables[..., COUNT]
     count = decision.sum(-1)
     score = np.zeros_like(decision)
-    if question.scored:
+    if spec.scored:
         score = tables[..., SCORES:].sum(-2)  # (site, y, g, s)
-        if len(question.classes) == 2:
+        if len(spec.classes) == 2:
             score = np.stack((count - score[..., 0], score[..., 0]), -1)
     blur = None
     if pool.blur is not None:
         blur = np.moveaxis(sum_groups(pool.blur.sum(3), 0), (1, 2), (0, 1))
     return View(
-        question=question,
+        spec=spec,
         attributes=attributes,
         groups=_group_names(known, attributes),
         sums=Sums(count, score, decision),
@@ -317,16 +315,16 @@ class Rates:
     valid: np.ndarray
     is_proportion: bool
 
+    @np.errstate(divide="ignore", invalid="ignore")
     def limits(self, z: float = Z95) -> Limits:
         """Limits below `rate_min` and above `rate_max`; not cut off at 0 and 1."""
         extra = z**2 * self.variance
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if not self.is_proportion:
-                return self.rate_min - np.sqrt(extra), self.rate_max + np.sqrt(extra)
-            low, _ = wilson(self.rate_min, self.n_min, z)
-            _, high = wilson(self.rate_max, self.n_min, z)
-            below = np.sqrt((self.rate_min - low) ** 2 + extra)
-            above = np.sqrt((high - self.rate_max) ** 2 + extra)
+        if not self.is_proportion:
+            return self.rate_min - np.sqrt(extra), self.rate_max + np.sqrt(extra)
+        low, _ = wilson(self.rate_min, self.n_min, z)
+        _, high = wilson(self.rate_max, self.n_min, z)
+        below = np.sqrt((self.rate_min - low) ** 2 + extra)
+        above = np.sqrt((high - self.rate_max) ** 2 + extra)
         return self.rate_min - below, self.rate_max + above
 
     def interval(self) -> Limits:
@@ -340,6 +338,7 @@ class Rates:
         return replace(self, **{name: np.asarray(getattr(self, name)[index]) for name in names})
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = False) -> Rates:
     """The rates of all groups under all conditions of a metric.
 
@@ -356,19 +355,17 @@ def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = Fa
     statistics, noise, slack = sums if by_site else (part.sum(0) for part in sums)
     noise = noise[..., :-1, :]
     slack = slack[..., :-1, :]
-    slope, offset = metric.affine(len(view.question.classes))
+    slope, offset = metric.affine(len(view.spec.classes))
     unit = slope + offset[..., None]  # (2, v, y, c): what a row with decision c adds
     above = statistics[..., 0, :, :]
     below = statistics[..., 1, :, :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
-        variance = _noise_variance(rate, unit, noise, kind) / below**2
+    rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
+    variance = _noise_variance(rate, unit, noise, kind) / below**2
     noise_of_n = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
     if kind == "soft":
         sampling, off = _score_errors(metric, view, rate)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            variance = variance + sampling / below**2
-            off = off / below
+        variance = variance + sampling / below**2
+        off = off / below
         rate_min = rate - off
         rate_max = rate + off
         n_min = below
@@ -381,9 +378,8 @@ def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = Fa
         rate_max = rate
         if hits.any() or rest.any():
             others = below - above
-            with np.errstate(divide="ignore", invalid="ignore"):
-                rate_min = np.clip((above - hits) / (above - hits + others + rest), 0.0, 1.0)
-                rate_max = np.clip((above + hits) / (above + hits + others - rest), 0.0, 1.0)
+            rate_min = np.clip((above - hits) / (above - hits + others + rest), 0.0, 1.0)
+            rate_max = np.clip((above + hits) / (above + hits + others - rest), 0.0, 1.0)
     return Rates(
         rate=rate,
         n=below,
@@ -424,7 +420,7 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     off
         How far A - r B may be off where sums of scores are computed from such middles.
     """
-    slope, offset = metric.affine(len(view.question.classes))
+    slope, offset = metric.affine(len(view.spec.classes))
     width = 1 / view.histogram.shape[-1]
     middles = (np.arange(view.histogram.shape[-1]) + 0.5) * width
     counts = np.moveaxis(view.histogram[:, :-1], 1, 0)  # (g, y, s, bin)
@@ -438,7 +434,7 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     for g in range(len(rows)):  # one group at a time: with many classes each is a large table
         a = slope[0] - rate[:, g, None, None] * slope[1]  # (v, y, c)
         b = offset[0] - rate[:, g, None] * offset[1]  # (v, y)
-        if len(view.question.classes) == 2:  # p0 = 1 - p1
+        if len(view.spec.classes) == 2:  # p0 = 1 - p1
             b = b + a[..., 0]
             a = a[..., 1:] - a[..., :1]
         each = np.maximum(
@@ -453,39 +449,39 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     return total, off
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate:
     """first - second with limits (95% by default); the limits are NaN where none are claimed."""
     p = first.limits(z)
     q = second.limits(z)
     known = first.valid & second.valid
-    with np.errstate(invalid="ignore"):
-        low, _ = difference(first.rate_min, p, second.rate_max, q)
-        _, high = difference(first.rate_max, p, second.rate_min, q)
+    low, _ = difference(first.rate_min, p, second.rate_max, q)
+    _, high = difference(first.rate_max, p, second.rate_min, q)
     low, high = (np.where(known, np.clip(a, -1.0, 1.0), np.nan) for a in (low, high))
     return Estimate(first.rate - second.rate, low, high)
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def estimate_ratio(first: Rates, second: Rates, z: float = Z95) -> Estimate:
     """first / second likewise; also no limits if the larger rate has fewer than 5 events."""
     p_low, p_high = (np.clip(a, 0.0, 1.0) for a in first.limits(z))
     q_low, q_high = (np.clip(a, 0.0, 1.0) for a in second.limits(z))
     events = np.maximum(first.rate_min * first.n_min, second.rate_min * second.n_min)
     known = first.valid & second.valid & (events >= MIN_EVENTS)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, _ = ratio(first.rate_min, (p_low, p_high), second.rate_max, (q_low, q_high))
-        _, high = ratio(first.rate_max, (p_low, p_high), second.rate_min, (q_low, q_high))
-        value = np.where(second.rate > 0, first.rate / second.rate, np.nan)
+    low, _ = ratio(first.rate_min, (p_low, p_high), second.rate_max, (q_low, q_high))
+    _, high = ratio(first.rate_max, (p_low, p_high), second.rate_min, (q_low, q_high))
+    value = np.where(second.rate > 0, first.rate / second.rate, np.nan)
     return Estimate(value, np.where(known, low, np.nan), np.where(known, high, np.nan))
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
     """The smaller rate over the larger (the four-fifths rule); NaN where both rates are 0."""
     _, low, high = estimate_ratio(first, second, z)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        least = np.minimum(low, 1 / high)
-        most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
-        top = np.maximum(first.rate, second.rate)
-        value = np.where(top > 0, np.minimum(first.rate, second.rate) / top, np.nan)
+    least = np.minimum(low, 1 / high)
+    most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
+    top = np.maximum(first.rate, second.rate)
+    value = np.where(top > 0, np.minimum(first.rate, second.rate) / top, np.nan)
     unknown = np.isnan(low)
     return Estimate(value, np.where(unknown, np.nan, least), np.where(unknown, np.nan, most))
 
@@ -561,4 +557,5 @@ def bound_smallest(ratios: Estimate) -> tuple[float | None, float | None]:
 
 
 def _clip_to_unit(value: Value) -> float:
+    """The value, or the nearer of 0 and 1."""
     return min(max(float(value), 0.0), 1.0)

@@ -163,10 +163,7 @@ def audit(
     >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
     0.5
     """
-    if isinstance(sums, str | Path):
-        raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
-    if not isinstance(sums, Iterable | SiteSums):
-        raise FedgftError(f"sums must be Sums or a list of them, not {format_value(sums)}")
+    merged = _merge_sums(sums)
     if isinstance(reference_groups, Mapping):
         problem = f"reference_groups must be a list of names, not {format_value(reference_groups)}"
         raise FedgftError(problem)
@@ -175,7 +172,7 @@ def audit(
     references = check_name_list("reference_groups", reference_groups)
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
-    pool = pool_sites(sums if isinstance(sums, SiteSums) else merge(sums))
+    pool = pool_sites(merged)
     if draws:
         check_bootstrap(pool)
     views = list_views(pool)
@@ -203,6 +200,15 @@ def audit(
         warnings=warnings,
     )
     return Audit(summary, pool, views)
+
+
+def _merge_sums(sums: Any) -> SiteSums:
+    """The sums of all sites as one; an error if they are something else, such as a path."""
+    if isinstance(sums, str | Path):
+        raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
+    if not isinstance(sums, Iterable | SiteSums):
+        raise FedgftError(f"sums must be Sums or a list of them, not {format_value(sums)}")
+    return sums if isinstance(sums, SiteSums) else merge(sums)
 
 
 def _check_references(references: Sequence[str], views: Sequence[View]) -> None:
@@ -352,6 +358,7 @@ def _compare(old: Summary, new: Summary) -> ComparisonSummary:
 
 
 def _compare_metrics(old: MetricSummary, new: MetricSummary) -> MetricChange:
+    """The change of one metric: its gap, and the rate of every group that both audits have."""
     groups = {
         group: _change(old["groups"][group], new["groups"][group], "rate")
         for group in old["groups"]

@@ -118,6 +118,7 @@ def count_revealed(sums: SiteSums, *, min_bin: int = MIN_BIN) -> dict[str, int]:
 
 
 def _count_small(cells: list[dict[str, Any]]) -> dict[str, int]:
+    """The numbers of counts in these cells, and of those about few people: see `count_revealed`."""
     counts = [cell["count"] for cell in cells if cell["count"] is not None]
     scores = [n for cell in cells for s in cell.get("scores", {}).values() for n in s["histogram"]]
     return {
@@ -129,6 +130,7 @@ def _count_small(cells: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _write_privacy(privacy: Privacy) -> dict[str, Any]:
+    """The object `privacy` of the file: suppression, or the mechanism and its budget."""
     if privacy.mechanism == "none":
         fields: dict[str, Any] = {"mechanism": "none", "min_cell": privacy.min_cell}
         return fields | ({"suppressed_cells": privacy.suppressed} if privacy.min_cell else {})
@@ -140,6 +142,7 @@ def _write_privacy(privacy: Privacy) -> dict[str, Any]:
 
 
 def _hide_small(count: float, privacy: Privacy) -> int | None:
+    """A number of rows, or None if it is as small as the cells that are withheld."""
     return None if 0 < count < privacy.min_cell else int(count)
 
 
@@ -153,12 +156,8 @@ def _write_cells(
     table = site.tables[group]
     noisy = privacy.mechanism != "none"
     if not table[..., [COUNT, NOISE]].any():
-        yield {
-            "group": list(group),
-            "label": spec.classes[0],
-            "decision": spec.classes[0],
-            "count": 0,
-        }
+        name = spec.classes[0]
+        yield {"group": list(group), "label": name, "decision": name, "count": 0}
         return
     for label, decision in np.ndindex(table.shape[:2]):
         values = table[label, decision]
@@ -188,10 +187,9 @@ def _write_cells(
 
 
 def _write_noisy_scores(counts: np.ndarray, possible: np.ndarray) -> dict[str, Any]:
-    """All bins that a row can be in: the lowest score would be somebody's. There is no sum."""
+    """All bins that a row can be in: the lowest score would be one person's. There is no sum."""
     bins = np.flatnonzero(possible)
-    first = int(bins[0])
-    return {"first_bin": first, "histogram": [int(n) for n in counts[first : int(bins[-1]) + 1]]}
+    return {"first_bin": int(bins[0]), "histogram": [int(n) for n in counts[bins]]}
 
 
 class Block(NamedTuple):
@@ -255,11 +253,8 @@ def merge_small_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> li
     inside = np.flatnonzero(possible)
     blocks: list[Block] = []
     for part in range(int(inside[0]) // size, int(inside[-1]) // size + 1):
-        new = [
-            Block(i, int(counts[i]), 1)
-            for i in range(part * size, (part + 1) * size)
-            if possible[i]
-        ]
+        within = range(part * size, (part + 1) * size)
+        new = [Block(i, int(counts[i]), 1) for i in within if possible[i]]
         if any(0 < block.rows < least for block in new):
             new = [_merge_blocks(new)]
         if blocks and 0 < blocks[-1].rows < least:
@@ -271,6 +266,7 @@ def merge_small_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> li
 
 
 def _merge_blocks(blocks: list[Block]) -> Block:
+    """Neighboring blocks as one."""
     return Block(blocks[0].first, sum(b.rows for b in blocks), sum(b.width for b in blocks))
 
 
@@ -279,19 +275,18 @@ def read_sums(path: str | Path) -> SiteSums:
     file = expand_user(path)
     try:
         if file.exists() and not file.is_file():
-            raise FedgftError(f"{path}: not a file", kind="file")
-        if file.stat().st_size > MAX_BYTES:
-            text = f"{path}: too large for a file of sums, which has a few kilobytes"
-            raise FedgftError(text, kind="file")
-        text = file.read_bytes().decode("utf-8")
+            problem = "not a file"
+        elif file.stat().st_size > MAX_BYTES:
+            problem = "too large for a file of sums, which has a few kilobytes"
+        else:
+            return from_json(file.read_bytes().decode("utf-8"), source=str(path))
     except FileNotFoundError:
-        raise FedgftError(f"{path}: no such file", kind="file") from None
+        problem = "no such file"
     except OSError as error:
-        raise FedgftError(f"{path}: cannot be read ({error.strerror})", kind="file") from None
+        problem = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError:
-        text = f"{path}: not a file of sums that fedgft wrote (not text)"
-        raise FedgftError(text, kind="file") from None
-    return from_json(text, source=str(path))
+        problem = "not a file of sums that fedgft wrote (not text)"
+    raise FedgftError(f"{path}: {problem}", kind="file") from None
 
 
 def from_json(text: str, *, source: str) -> SiteSums:
@@ -300,22 +295,26 @@ def from_json(text: str, *, source: str) -> SiteSums:
         found = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "it ends too early or is damaged" if text.lstrip().startswith("{") else "not JSON"
-        text = f"{source}: not a whole file of sums: {reason} ({error})"
-        raise FedgftError(text, kind="file") from None
+        problem = f"{source}: not a whole file of sums: {reason} ({error})"
+        raise FedgftError(problem, kind="file") from None
     form = found.get("format") if isinstance(found, dict) else None
     if not isinstance(form, str) or not form.startswith("fedgft-sums-"):
-        text = f"{source}: not a file of sums that `fedgft measure` wrote"
-        raise FedgftError(text, kind="file")
+        problem = f"{source}: not a file of sums that `fedgft measure` wrote"
+        raise FedgftError(problem, kind="file")
     if form not in READABLE_FORMATS:
         raise FedgftError(
             f"{source}: format is {form[:40]!r}, this version of fedgft reads {FORMAT!r}; "
             "measure the site again, or use the version that wrote it",
             kind="file",
         )
-    return _FileReader.of(RecordReader(found, source)).read()
+    reader = RecordReader(found, source)
+    spec = _read_spec(reader)
+    privacy = _read_privacy(reader)
+    return _FileReader(reader, spec, privacy, reader.whole_number("min_bin", default=0)).read()
 
 
 def _refuse_constant(constant: str) -> NoReturn:
+    """Raise an error for NaN and Infinity, which Python reads and JSON does not have."""
     raise ValueError(f"{constant} is not a number")
 
 
@@ -329,14 +328,9 @@ class _FileReader:
     min_bin: int  # rows that a number about scores is of, at least
     blur: dict[Group, np.ndarray] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, reader: RecordReader) -> "_FileReader":
-        spec = _read_spec(reader)
-        privacy = _read_privacy(reader.child("privacy"))
-        return cls(reader, spec, privacy, reader.whole_number("min_bin", default=0))
-
     @property
     def noisy(self) -> bool:
+        """Whether noise was added to the counts."""
         return self.privacy.mechanism != "none"
 
     @property
@@ -345,6 +339,7 @@ class _FileReader:
         return -MAX_WHOLE_NUMBER if self.noisy else 0
 
     def read(self) -> SiteSums:
+        """The sums of the file; a `FedgftError` names the first field that is wrong."""
         spec = self.spec
         site = self.reader.text("site")
         cells = self._find_cells()
@@ -389,7 +384,7 @@ class _FileReader:
             for name in ("label", "decision"):
                 value = record.get(name)
                 if not isinstance(value, str) or value not in index:
-                    cell.fail(name, f"is {_brief(value)}: none of the classes")
+                    cell.reject(name, "none of the classes")
             place = (tuple(group), index[record["label"]], index[record["decision"]])
             if place in out:
                 problem = "is the second cell of this group, label and decision"
@@ -438,7 +433,7 @@ class _FileReader:
                 width = int(bins[-1] - bins[0]) + 1
                 scores[name] = {"first_bin": int(bins[0]), "histogram": [count], "widths": [width]}
             entry = scores.get(name)
-            key = f"scores[{_brief(name)}]"
+            key = f"scores[{repr(name)[:40]}]"
             if not isinstance(entry, dict):
                 cell.fail(key, "is missing or is not an object")
             reader = RecordReader(entry, cell.source, f"{cell.path}{key}.")
@@ -455,13 +450,24 @@ class _FileReader:
     def _read_histogram(
         self, entry: RecordReader, possible: np.ndarray, count: int
     ) -> "_Histogram":
+        """Read the scores of one cell for one class.
+
+        Parameters
+        ----------
+        entry
+            ``first_bin``, ``histogram``, and perhaps ``widths`` and ``sum``.
+        possible
+            (bins,): whether a row with the decision of the cell can be in the bin.
+        count
+            The rows of the cell, which the histogram must add up to unless there is noise.
+        """
         bins = len(possible)
         first = entry.whole_number("first_bin")
         numbers = entry.get("histogram", list)
         if not numbers or set(map(type, numbers)) != {int}:
             entry.fail("histogram", "must hold whole numbers")
         widths = self._read_widths(entry, len(numbers), bins)
-        last = first + (len(numbers) if widths is None else sum(widths))
+        last = first + sum(widths)
         if last > bins:
             entry.fail("histogram", f"has more than {bins} bins")
         if min(numbers) < self.least or max(numbers) > MAX_WHOLE_NUMBER:
@@ -470,21 +476,18 @@ class _FileReader:
             entry.fail("histogram", f"adds up to {sum(numbers)}, the count is {count}")
         if not self.noisy and count >= self.min_bin and any(0 < n < self.min_bin for n in numbers):
             entry.fail("histogram", f"has a number below {self.min_bin}, the min_bin")
-        counts = np.zeros(bins)
-        lowest = highest = counts  # with all rows in the first or last bin of their block
-        if widths is None:
-            counts[first:last] = numbers
-        else:
-            counts[first:last] = np.repeat(np.array(numbers) / widths, widths)
-            ends = first + np.cumsum(widths)
-            lowest = np.zeros(bins)
-            lowest[ends - widths] = numbers
-            highest = np.zeros(bins)
-            highest[ends - 1] = numbers
+        # as estimated, and with all rows in the first and in the last bin of their block
+        counts, lowest, highest = np.zeros((3, bins))
+        ends = first + np.cumsum(widths)
+        counts[first:last] = np.repeat(np.array(numbers) / widths, widths)
+        lowest[ends - widths] = numbers
+        highest[ends - 1] = numbers
         if not possible[first:last].all() and counts[~possible].any():
             entry.fail("histogram", "has rows on the other side of the threshold")
         middles = bin_middles(bins)
-        blur = None if widths is None else np.stack((lowest - counts, highest - counts, 0 * counts))
+        blur = None
+        if "widths" in entry.record:
+            blur = np.stack((lowest - counts, highest - counts, 0 * counts))
         if self.noisy or "sum" not in entry.record:
             if blur is not None:
                 blur[2, 0] = max(float(blur[1] @ middles), 0.0)
@@ -494,13 +497,13 @@ class _FileReader:
         high = float(highest @ middles) + half
         total = entry.record["sum"]
         if not _is_number(total) or not low - 1e-5 <= total <= high + 1e-5:
-            entry.fail("sum", f"is {_brief(total)}: the rows add up to {low:.6g} to {high:.6g}")
+            entry.reject("sum", f"the rows add up to {low:.6g} to {high:.6g}")
         return _Histogram(counts, float(total), blur)
 
-    def _read_widths(self, entry: RecordReader, numbers: int, bins: int) -> list[int] | None:
-        """How many bins each number is of; None where each is of one."""
+    def _read_widths(self, entry: RecordReader, numbers: int, bins: int) -> list[int]:
+        """How many bins each number is of."""
         if "widths" not in entry.record:
-            return None
+            return [1] * numbers
         widths = entry.get("widths", list)
         valid = len(widths) == numbers and all(type(w) is int and 1 <= w <= bins for w in widths)
         if self.noisy or not valid:
@@ -515,29 +518,30 @@ class _FileReader:
             rows.fail("counted", f"is {found}, but the cells add up to {counted}")
         missing = []
         for name in ("label_missing", "prediction_missing"):
-            if self.privacy.min_cell and rows.record.get(name, 0) is None:
-                missing.append(self.privacy.min_cell / 2)
-            else:
-                missing.append(float(rows.whole_number(name, least=self.least)))
-        return missing[0], missing[1]
+            withheld = self.privacy.min_cell and rows.record.get(name, 0) is None
+            number = self.privacy.min_cell / 2
+            missing.append(number if withheld else rows.whole_number(name, least=self.least))
+        return float(missing[0]), float(missing[1])
 
 
 class _Histogram(NamedTuple):
+    """The scores of one cell for one class."""
+
     counts: np.ndarray  # (bins,)
     total: float  # the sum of the scores; by the middles of the bins if the file has none
     blur: np.ndarray | None  # (3, bins): see `SiteSums`
 
 
 def _read_spec(reader: RecordReader) -> MeasurementSpec:
+    """What was measured: classes, groups, threshold and bins of the file."""
     classes = reader.names("classes")
     attributes = reader.names("groups")
     threshold = reader.record.get("threshold")
     bins = reader.record.get("bins")
     if threshold is not None and not (_is_number(threshold) and 0 <= threshold <= 1):
-        reader.fail("threshold", f"is {_brief(threshold)}: must be a number in [0, 1], or null")
+        reader.reject("threshold", "must be a number in [0, 1], or null")
     if bins is not None and not (type(bins) is int and 2 <= bins <= MAX_BINS):
-        problem = f"is {_brief(bins)}: must be a whole number from 2 to {MAX_BINS}, or null"
-        reader.fail("bins", problem)
+        reader.reject("bins", f"must be a whole number from 2 to {MAX_BINS}, or null")
     threshold = None if threshold is None else float(threshold)
     try:
         return MeasurementSpec(classes, attributes, threshold, bins is not None, bins or 100)
@@ -545,10 +549,12 @@ def _read_spec(reader: RecordReader) -> MeasurementSpec:
         raise FedgftError(f"{reader.source}: {error}", kind="data") from None
 
 
-def _read_privacy(reader: RecordReader) -> Privacy:
+def _read_privacy(file: RecordReader) -> Privacy:
+    """How the numbers are protected, as the object `privacy` of the file says."""
+    reader = file.child("privacy")
     mechanism = reader.record.get("mechanism")
     if mechanism not in MECHANISMS:
-        reader.fail("mechanism", f"is {_brief(mechanism)}: must be {', '.join(MECHANISMS)}")
+        reader.reject("mechanism", f"must be {', '.join(MECHANISMS)}")
     if mechanism == "none":
         return Privacy(
             min_cell=reader.whole_number("min_cell", default=0),
@@ -558,17 +564,13 @@ def _read_privacy(reader: RecordReader) -> Privacy:
     for name in ("epsilon", "delta", "scale", "variance"):
         value: Any = reader.record.get(name)
         if not _is_number(value) or value < 0 or (name != "delta" and value == 0):
-            reader.fail(name, f"is {_brief(value)}: must be a positive number")
+            reader.reject(name, "must be a positive number")
         numbers[name] = float(value)
     return Privacy(mechanism, names=str(reader.record.get("names", "")), **numbers)
 
 
-def _brief(value: Any) -> str:
-    """A value for an error message: the file may hold a very long one."""
-    return repr(value)[:40]
-
-
 def _is_number(value: Any) -> bool:
+    """Whether it is a finite number, and no bool."""
     return type(value) in (int, float) and abs(value) <= MAX_WHOLE_NUMBER
 
 
@@ -581,18 +583,15 @@ def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         place = expand_user(path)
+        inside = [place]
         if place.is_dir():
             inside = [f for f in place.glob("*.json") if f.is_file() and not is_report(f)]
-            if not inside:
-                raise FedgftError(f"{path}: a folder without .json files", kind="file")
-            found += sorted(inside)
         elif not place.exists() and glob.has_magic(str(place)):
-            matched = sorted(Path(name) for name in glob.glob(str(place)))
-            if not matched:
-                raise FedgftError(f"{path}: no file matches", kind="file")
-            found += matched
-        else:
-            found.append(place)
+            inside = [Path(name) for name in glob.glob(str(place))]
+        if not inside:
+            problem = "a folder without .json files" if place.is_dir() else "no file matches"
+            raise FedgftError(f"{path}: {problem}", kind="file")
+        found += sorted(inside)
     if not found:
         text = "name the files of sums that the sites made with `fedgft measure`"
         raise FedgftError(text, kind="missing")
@@ -624,6 +623,7 @@ def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) 
 def _read_different_sites(
     files: Iterable[Path], on_file: Callable[[int], None] | None
 ) -> Iterator[SiteSums]:
+    """Yield the sums of each file; raise a `FedgftError` for a second file of a site."""
     file_of: dict[str, Path] = {}
     spec: MeasurementSpec | None = None
     for file in files:

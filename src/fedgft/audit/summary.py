@@ -202,9 +202,9 @@ def summarize(
             "label_missing": as_count(pool.label_missing),
             "prediction_missing": as_count(pool.prediction_missing),
         },
-        "classes": pool.question.classes,
+        "classes": pool.spec.classes,
         "groups": view.title,
-        "threshold": pool.question.threshold,
+        "threshold": pool.spec.threshold,
         "interval": interval,
         "accuracy": _summarize_accuracy(view),
         **own,
@@ -306,7 +306,7 @@ def _summarize_metric(
     """
     numbers = {key: getattr(gap, key) for key in GapSummary.__annotations__}
     incomplete = bool(np.isnan(rates.rate).any())
-    conditions = condition_names(metric, view.question.classes)
+    conditions = condition_names(metric, view.spec.classes)
     by_condition = {name: _group_rates(view, rates, limits, v) for v, name in enumerate(conditions)}
     condition = conditions[gap.condition or 0]
     out = {

@@ -300,8 +300,8 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
 
 def _write_caption(kind: str, view: View, sites: int) -> str:
     """The caption; a figure that shows some of many says so."""
-    step = 1 / view.question.bins
-    classes = len(view.question.classes)
+    step = 1 / view.spec.bins
+    classes = len(view.spec.classes)
     caption = CAPTIONS[kind].format(step=step, half=step / 2)
     of_curves = kind in ("roc", "calibration")
     if kind == "forest" and sites > MAX_SITES:
@@ -446,7 +446,7 @@ def draw_thresholds(view: View) -> Spec | None:
     ]
     spec = _fill_chart("thresholds", rows)
     step = 1 / len(sweep.thresholds)
-    now = 0.5 if view.question.threshold is None else view.question.threshold
+    now = 0.5 if view.spec.threshold is None else view.spec.threshold
     slider, half_step = spec["params"]
     slider["value"] = min(round(now / step) * step, 1 - step)
     slider["bind"] |= {"max": 1 - step, "step": step}

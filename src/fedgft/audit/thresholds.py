@@ -92,7 +92,7 @@ def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curv
     points
         The number of points of a calibration curve.
     """
-    positive = 1 if len(view.question.classes) == 2 else score
+    positive = 1 if len(view.spec.classes) == 2 else score
     exact = not view.noise.any()
     found = []
     for g, group in enumerate(view.groups):
@@ -104,6 +104,7 @@ def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curv
     return found
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def _group_curves(
     group: str, sides: list[tuple[np.ndarray, np.ndarray]], points: int, *, exact: bool
 ) -> Curves:
@@ -114,14 +115,13 @@ def _group_curves(
     positives = yes.sum()
     negatives = no.sum()
     pairs = positives * negatives
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpr = _count_above(yes) / positives
-        fpr = _count_above(no) / negatives
-        # A positive and a negative of one bin may be in either order: half a pair each.
-        least = float((_count_above(yes_first)[1:] * no_last).sum() / pairs)
-        most = float((_count_above(yes_last)[:-1] * no_first).sum() / pairs)
-        ties = float((yes * no).sum() / pairs)
-        auc = float((_count_above(yes)[1:] * no).sum() / pairs) + ties / 2
+    tpr = _count_above(yes) / positives
+    fpr = _count_above(no) / negatives
+    # A positive and a negative of one bin may be in either order: half a pair each.
+    least = float((_count_above(yes_first)[1:] * no_last).sum() / pairs)
+    most = float((_count_above(yes_last)[:-1] * no_first).sum() / pairs)
+    ties = float((yes * no).sum() / pairs)
+    auc = float((_count_above(yes)[1:] * no).sum() / pairs) + ties / 2
     parts = np.array_split(np.arange(bins), min(points, bins))
     calibration = [_calibration_point(part, yes, no, exact) for part in parts]
     return Curves(
@@ -180,13 +180,13 @@ class Sweep:
     selected: np.ndarray
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def sweep_thresholds(view: View) -> Sweep | None:
     """Try every edge as the threshold; None without histograms, or with more than two classes."""
-    if not view.has_histograms or len(view.question.classes) != 2:
+    if not view.has_histograms or len(view.spec.classes) != 2:
         return None
     sums = _decide(view.histogram[:, :, 0])[:-1]  # the last accepts no row
-    with np.errstate(divide="ignore", invalid="ignore"):
-        selected = (sums.decision[..., 1].sum(1) / sums.count.sum(1))[:, :-1]
+    selected = (sums.decision[..., 1].sum(1) / sums.count.sum(1))[:, :-1]
     gaps = {name: np.clip(sums.gap(metric, "hard"), 0, 1) for name, metric in CATALOG.items()}
     if len(view.groups) < 2:
         gaps = {name: np.full_like(gap, np.nan) for name, gap in gaps.items()}
@@ -229,7 +229,7 @@ class GroupThresholds(TypedDict):
 
 def adjust_thresholds(metric: Metric, view: View, tolerance: float) -> GroupThresholds:
     """The most accurate thresholds by group with which the gap is at most `tolerance`."""
-    if not view.has_histograms or len(view.question.classes) != 2:
+    if not view.has_histograms or len(view.spec.classes) != 2:
         raise FedgftError(
             "`adjust` needs histograms of the scores of two classes: measure with `score` and "
             "without `min_cell`",
