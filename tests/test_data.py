@@ -60,7 +60,7 @@ def test_table(write):
     assert "1 missing value(s) of 'age' replaced by the mean over all clients' rows, 35" in notes
     empty = pl.DataFrame({"x": pl.Series([None, None], dtype=pl.Float64)})
     (said,) = Encoder.fit(empty, ["x"]).encode(empty)[1]
-    assert said.endswith("replaced by 0, the mean over all clients' rows, or for want of one")
+    assert said.endswith("replaced by 0, the mean over all clients' rows, or no mean is known")
     assert "1 missing value(s) of 'job' are a category of their own" in notes
 
 

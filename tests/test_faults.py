@@ -258,12 +258,12 @@ def test_files_of_another_time(year, inputs, tmp_path):
     folder = inputs / "faces" / "img_align_celeba"
     names = ("000001.jpg", "000002.jpg")
     album = lambda: ImageCache(folder, names, 16, None, tmp_path)  # noqa: E731
-    calm, _ = album().load(fetching.silent)
+    calm, _ = album().load(fetching.ignore_progress)
     for file in tmp_path.iterdir():
         os.utime(file, (at, at))
-    again, _ = album().load(fetching.silent)
+    again, _ = album().load(fetching.ignore_progress)
     np.testing.assert_array_equal(again, calm)
     for name in names:
         os.utime(folder / name, (at, at))
-    anew, _ = album().load(fetching.silent)
+    anew, _ = album().load(fetching.ignore_progress)
     np.testing.assert_array_equal(anew, calm)

@@ -300,7 +300,7 @@ def test_the_column_of_names(album):
         read(album)
     with pytest.raises(FedgftError, match=r"'pictures' \(image\); did you mean 'picture'"):
         read(album, image="pictures")
-    with pytest.raises(FedgftError, match="column 'sex' \\(image\\) has another part"):
+    with pytest.raises(FedgftError, match="column 'sex' \\(image\\) has another role"):
         read(album, image="sex")
     assert len(read(album, image="picture")) == COUNT
     edit(album.parent / "table.csv", 2, ",no,f,north,train")

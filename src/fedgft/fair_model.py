@@ -130,7 +130,7 @@ class FairModel:
     def _encode(self, frame: pl.DataFrame, *, source: str) -> tuple[np.ndarray, Names]:
         self._refuse_network()
         if self.encoder is None:
-            text = f"{self.path}: it was not trained on a table, and knows none"
+            text = f"{self.path}: it was not trained on a table and cannot read one"
             raise FedgftError(text, kind="unsupported")
         return self.encoder.encode(frame, source=source)
 
@@ -217,10 +217,10 @@ class FairModel:
             raise ValueError("fewer than two classes")
         if self.is_network:
             if self.about["network"] not in NETWORKS:
-                raise ValueError("another network than ours")
+                raise ValueError("a network that fedgft does not have")
             return
         if self.encoder is not None and self.encoder.columns != self.columns:
-            raise ValueError("the encoder makes other columns")
+            raise ValueError("the encoder does not make the columns of the model")
         widths = [len(self.columns), *(len(bias) for _, bias in self.layers)]
         for (weight, bias), (inputs, outputs) in zip(self.layers, pairwise(widths), strict=True):
             if weight.shape != (outputs, inputs) or bias.shape != (outputs,):

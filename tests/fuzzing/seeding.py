@@ -167,7 +167,7 @@ def _sealed() -> Seeds:
     yield "section/good.json", dump_checksummed(json.loads(json.dumps(whole)), FORMAT).encode()
     from fedgft.data.agreement import agree_on_schema
 
-    said = describe_table(kept.ROWS, label="y", group="g", rare=1, source="rows")
+    said = describe_table(kept.ROWS, label="y", group="g", min_rows=1, source="rows")
     schema, _ = agree_on_schema({"one": said}, label="y", group="g")
     yield "schema/good.json", schema.to_json().encode()
     yield "site-description/good.json", json.dumps(said).encode()

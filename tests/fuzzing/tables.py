@@ -27,7 +27,7 @@ def table(ending: str, data: bytes) -> None:
         lambda: load_table(path, label="y", group="g", client="c", split="s"),
         lambda: measure_file(path, label="y", group="g", score="p"),
         lambda: measure_file(path, label="y", group=("g", "c"), decision="d"),
-        lambda: describe_table(read_frame(path), label="y", group="g", rare=1, source="site"),
+        lambda: describe_table(read_frame(path), label="y", group="g", min_rows=1, source="site"),
         lambda: load_images(
             album().folder,
             path,

@@ -193,7 +193,7 @@ class Numeric:
         if not absent:
             return []
         mean = f"the mean over all clients' rows, {self.fill:.6g}"
-        by = mean if self.fill else "0, the mean over all clients' rows, or for want of one"
+        by = mean if self.fill else "0, the mean over all clients' rows, or no mean is known"
         return [f"{source}: {absent} missing value(s) of '{self.name}' replaced by {by}"]
 
 
@@ -321,11 +321,11 @@ def _parse_field(held: dict[str, Any]) -> Field:
     name = require_encodable(held["name"])
     if "fill" in held:
         if not np.isfinite(held["fill"]):
-            raise ValueError(f"'{name}' is filled in with no number")
+            raise ValueError(f"the value that fills '{name}' is no finite number")
         return Numeric(name, float(held["fill"]))
     levels = tuple(map(require_encodable, held["levels"]))
     if len(set(levels)) < len(levels) or not isinstance(held["drop_first"], bool):
-        raise ValueError(f"'{name}' has levels twice")
+        raise ValueError(f"'{name}' has a level twice")
     return Categorical(name, levels, held["drop_first"])
 
 

@@ -36,7 +36,7 @@ BLOCK_IMAGES = 512  # images per line of the journal,
 MAX_BLOCK_BYTES = 1 << 25  # or fewer, where they would be more bytes than this
 NO_SUCH_FILE = "no such file"
 CORRUPT_LINE = (ValueError, LookupError, TypeError, AttributeError)  # errors of parsing one
-LARGE_IMAGE = 1 << 24  # pixels; larger images, in files of any length, are decoded one at a time
+LARGE_IMAGE = 1 << 24  # pixels; larger ones are decoded one at a time: 10 kB may unfold to 100 MB
 MAX_PIXELS = 1 << 26
 LARGE_IMAGE_LOCK = Lock()
 TOO_LARGE = "more pixels than are safe to decode"
@@ -173,10 +173,10 @@ class Block:
         block = cls(found["names"], found["rows"], found["crc"], bad)
         numbers = (block.names, block.rows, block.crc)
         if not all(type(n) is int and n >= 0 for n in numbers) or block.names > BLOCK_IMAGES:
-            raise ValueError("no numbers of images")
+            raise ValueError("it does not hold numbers of images")
         places = set(map(int, bad)) & set(range(start, start + block.names))
         if len(places) < len(bad) or block.rows + len(bad) != block.names:
-            raise ValueError("other images")
+            raise ValueError("it covers other images")
         return block
 
 

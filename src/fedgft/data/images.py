@@ -18,7 +18,7 @@ import polars as pl
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import as_text, data_error, get_column, suggest_name
 from fedgft.data.image_cache import NO_SUCH_FILE, ImageCache
-from fedgft.data.public import Progress, cache_folder, silent
+from fedgft.data.public import Progress, get_cache_folder, ignore_progress
 from fedgft.data.table import (
     Roles,
     check_roles,
@@ -64,7 +64,7 @@ class ImageOptions:
     crop: int | None = None
     skip_bad: bool = False
     cache: str | Path | None = None
-    on_progress: Progress = silent
+    on_progress: Progress = ignore_progress
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -74,7 +74,7 @@ class ImageOptions:
 
     def open_cache(self, folder: Path, names: tuple[str, ...]) -> ImageCache:
         """Return the cache entry of these images."""
-        place = cache_folder() / "images" if self.cache is None else expand_user(self.cache)
+        place = get_cache_folder() / "images" if self.cache is None else expand_user(self.cache)
         return ImageCache(folder, names, self.size, self.crop, place)
 
 
@@ -92,7 +92,7 @@ def load_images(
     crop: int | None = None,
     skip_bad: bool = False,
     cache: str | Path | None = None,
-    on_progress: Progress = silent,
+    on_progress: Progress = ignore_progress,
 ) -> Dataset:
     """Read the images that a table names.
 
@@ -135,7 +135,7 @@ def load_celeba(
     crop: int | None = None,
     skip_bad: bool = False,
     cache: str | Path | None = None,
-    on_progress: Progress = silent,
+    on_progress: Progress = ignore_progress,
 ) -> Dataset:
     """Read CelebA in its official layout; the official test part is the test set.
 
@@ -178,7 +178,7 @@ def _find_image_column(frame: pl.DataFrame, roles: Roles, image: str | None, *, 
     group = split_group_columns(roles.group, frame.columns)
     taken = {roles.label, *group, roles.client, roles.split} - {None}
     if image in taken:
-        raise FedgftError(f"{source}: column '{image}' (`image`) has another part already")
+        raise FedgftError(f"{source}: column '{image}' (`image`) has another role already")
     if image is not None:
         return image
     usual = [name for name in IMAGE_COLUMNS if name in frame.columns and name not in taken]

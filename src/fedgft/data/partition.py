@@ -40,8 +40,8 @@ MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
 MAX_ALPHA = 1e9  # a larger alpha gives equal shares to all digits, and would overflow the draw
 
 
-def stream(seed: int, number: int) -> np.random.Generator:
-    """Return the random numbers of one seed for one purpose."""
+def make_rng(seed: int, number: int) -> np.random.Generator:
+    """Return the generator of one seed for one purpose, the `number` of its stream."""
     check_setting("seed", seed)
     return np.random.default_rng([seed, number])
 
@@ -65,7 +65,7 @@ def hold_out(dataset: Dataset, *, share: float | int, seed: int, keep_clients: b
     if dataset.test is not None:
         return np.flatnonzero(dataset.test)
     check_setting("test_share", share)
-    order = stream(seed, TEST_STREAM).permutation(len(dataset))
+    order = make_rng(seed, TEST_STREAM).permutation(len(dataset))
     count = round(share * len(dataset))
     if keep_clients and dataset.clients is not None:
         _, last = np.unique(dataset.clients[order][::-1], return_index=True)
@@ -150,8 +150,8 @@ def partition(
     keep_clients = kind == "column" and disjoint
     test = hold_out(dataset, share=test_share, seed=seed, keep_clients=keep_clients)
     rows = np.delete(np.arange(len(dataset)), test if disjoint else [])
-    rows = _draw("train_rows", rows, train_rows, stream(seed, TRAIN_ROWS_STREAM))
-    test = _draw("test_rows", test, test_rows, stream(seed, TEST_ROWS_STREAM))
+    rows = _draw("train_rows", rows, train_rows, make_rng(seed, TRAIN_ROWS_STREAM))
+    test = _draw("test_rows", test, test_rows, make_rng(seed, TEST_ROWS_STREAM))
     if kind == "column":
         if dataset.clients is None:
             raise FedgftError(f"{dataset.name}: no client column is named (`client`)")
@@ -163,7 +163,7 @@ def partition(
         check_setting("clients", clients)
         if clients > len(rows):
             raise FedgftError(f"`clients`: {clients:,} clients cannot share {len(rows):,} row(s)")
-        rng = stream(seed, PARTITION_STREAM)
+        rng = make_rng(seed, PARTITION_STREAM)
         rows = rng.permutation(rows)
         if kind == "iid":
             owner = np.arange(len(rows)) % clients
@@ -217,7 +217,7 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
         raise FedgftError(f"the inner `share` must lie between 0 and 1, not {share:g}")
     sizes = federation.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.lexsort((stream(seed, INNER_STREAM).random(len(owner)), owner))
+    order = np.lexsort((make_rng(seed, INNER_STREAM).random(len(owner)), owner))
     held_out = np.where(sizes < MIN_ROWS_TO_SPLIT, 0, np.floor(share * sizes)).astype(np.int64)
     is_test = _rank_within_owner(order, sizes) < held_out[owner]
     offsets = np.concatenate(([0], np.cumsum(sizes - held_out)))

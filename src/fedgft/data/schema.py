@@ -146,8 +146,8 @@ def describe_table(
     *,
     label: str,
     group: str,
-    aside: Sequence[str] = (),
-    rare: int = 10,
+    leave_out: Sequence[str] = (),
+    min_rows: int = 10,
     source: str,
 ) -> Description:
     """Describe a site's table for the agreement on a schema.
@@ -158,9 +158,9 @@ def describe_table(
         The rows of the site.
     label, group
         The label column and the group column, or several as "race,sex".
-    aside
+    leave_out
         Columns that are no features.
-    rare
+    min_rows
         Values of fewer rows, and sums of fewer numbers, are left out.
     source
         What error messages call the table.
@@ -178,16 +178,16 @@ def describe_table(
     _check_labels(frame, label, source=source)
     if label in groups:
         raise FedgftError(f"{source}: column '{label}' is both the label and the group")
-    if frame.height < rare:
+    if frame.height < min_rows:
         raise data_error(source, f"has {frame.height} row(s), too few to be described")
-    names = [name for name in frame.columns if name not in (label, *aside)]
+    names = [name for name in frame.columns if name not in (label, *leave_out)]
     if not names:
         raise data_error(source, "no column is left to learn from")
     return {
         "rows": frame.height,
-        "columns": {name: _describe_column(frame, name, rare, source=source) for name in names},
-        "labels": _find_frequent(as_text(frame[label]), rare, source=source),
-        "groups": _find_frequent(_combine_groups(frame, groups), rare, source=source),
+        "columns": {name: _describe_column(frame, name, min_rows, source=source) for name in names},
+        "labels": _find_frequent(as_text(frame[label]), min_rows, source=source),
+        "groups": _find_frequent(_combine_groups(frame, groups), min_rows, source=source),
     }
 
 
@@ -197,25 +197,27 @@ def _check_labels(frame: pl.DataFrame, label: str, *, source: str) -> None:
         raise data_error(source, problem)
 
 
-def _find_frequent(series: pl.Series, rare: int, *, source: str) -> list[str]:
-    """Return the values of at least `rare` rows, sorted."""
+def _find_frequent(series: pl.Series, min_rows: int, *, source: str) -> list[str]:
+    """Return the values of at least `min_rows` rows, sorted."""
     counts = dict(series.drop_nulls().value_counts().iter_rows())
     if len(counts) > MAX_VALUES:
         problem = f"column '{series.name}' has {len(counts)} values: it is no label or group"
         raise data_error(source, f"{problem} of people")
-    return sorted(value for value, number in counts.items() if number >= rare)
+    return sorted(value for value, number in counts.items() if number >= min_rows)
 
 
-def _describe_column(frame: pl.DataFrame, name: str, rare: int, *, source: str) -> dict[str, Any]:
+def _describe_column(
+    frame: pl.DataFrame, name: str, min_rows: int, *, source: str
+) -> dict[str, Any]:
     series = get_column(frame, name, source=source)
     check_text(series, source=source)
     if series.null_count() == len(series):
         return {"kind": EMPTY}  # it may be of any kind
     if not is_numeric(series):
         counts = dict(as_text(series).fill_null(MISSING).value_counts().iter_rows())
-        return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= rare}}
+        return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= min_rows}}
     known = parse_numbers(series, source=source).drop_nulls().to_numpy()
-    if len(known) < rare:  # the sum of a few numbers tells too much about them
+    if len(known) < min_rows:  # the sum of a few numbers tells too much about them
         known = known[:0]
     # The numbers as the encoder gives them to a model: float32 rounds a time by a minute.
     sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])

@@ -88,8 +88,8 @@ def description_reply(message: Message, context: Context) -> Message:
         frame.filter(~_held_out(frame, file, context)),
         label=str(config["label"]),
         group=str(config["group"]),
-        aside=[*filter(None, [str(config["split"]), *split_names(config["leave-out"])])],
-        rare=_min_named_rows(context),
+        leave_out=[*filter(None, [str(config["split"]), *split_names(config["leave-out"])])],
+        min_rows=_min_named_rows(context),
         source=f"site '{name}': {file.name}",
     )
     text = json.dumps(description)
