@@ -16,9 +16,8 @@ from timing import Neighbors, peak_mb
 from fedgft.data import load
 from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS, NAMES
 from fedgft.paper.convergence import MODES
-from fedgft.paper.page import write, write_page
 from fedgft.paper.runner import Runner
-from fedgft.paper.section import make
+from fedgft.paper.section import make, write, write_page
 from fedgft.study.cache import ResultCache
 
 COLUMNS = ("experiment", "seconds", "replicates", "seconds_per_replicate", "client_rounds")

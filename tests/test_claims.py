@@ -9,9 +9,9 @@ import pytest
 from fedgft.formatting import Table
 from fedgft.paper.cells import EXPERIMENTS, PAPER_METHODS
 from fedgft.paper.claims import CLAIMS, accuracy_costs, is_below, is_different, is_falling
-from fedgft.paper.page import html, markdown
 from fedgft.paper.runner import Record, Runner
-from fedgft.paper.section import FAR_MARK, Section, decision_table, label_records, score_table
+from fedgft.paper.section import Section, html, label_records, markdown
+from fedgft.paper.tables_and_figures import FAR_MARK, decision_table, score_table
 from fedgft.study.cache import ResultCache
 from test_reproduce import runner
 

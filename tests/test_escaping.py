@@ -13,8 +13,7 @@ from fedgft.audit import audit, measure
 from fedgft.audit.report import compare
 from fedgft.formatting import Table
 from fedgft.paper.claims import Finding
-from fedgft.paper.page import FORMAT, write_page
-from fedgft.paper.section import Section
+from fedgft.paper.section import FORMAT, Section, write_page
 from fedgft.store import dump_checksummed
 from test_cli import run
 

@@ -23,7 +23,7 @@ from fedgft.data.table import escape_formulas, write_table
 from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
 from fedgft.formatting import Table, escape_markdown, unescape_markdown
-from fedgft.paper.page import contents
+from fedgft.paper.section import contents
 from fedgft.store import (
     atomic_write,
     exclusive_lock,

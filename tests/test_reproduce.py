@@ -16,9 +16,8 @@ from fedgft.cli.reproduce import Name
 from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.paper.cells import EXPERIMENTS, NAMES, Cell
-from fedgft.paper.page import _stamp, read
 from fedgft.paper.runner import Runner, batches
-from fedgft.paper.section import Made, Section
+from fedgft.paper.section import Made, Section, _stamp, read
 from fedgft.store import exclusive_lock
 from fedgft.study.cache import ResultCache, code_hash, data_hash, key_of
 from fedgft.study.results import CURVES

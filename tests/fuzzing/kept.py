@@ -18,8 +18,8 @@ from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric
 from fedgft.paper.cells import Cell
 from fedgft.paper.convergence import Path as Descent
-from fedgft.paper.page import FORMAT, read, write_page
 from fedgft.paper.runner import DAMAGED, _read_record
+from fedgft.paper.section import FORMAT, read, write_page
 from fedgft.resnet import load_weights
 from fedgft.settings import Settings
 from fedgft.store import dump_checksummed

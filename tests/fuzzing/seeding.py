@@ -23,8 +23,7 @@ from fedgft.deploy.init import copy_app
 from fedgft.fair_model import FairModel
 from fedgft.formatting import Table
 from fedgft.paper.claims import Finding
-from fedgft.paper.page import FORMAT
-from fedgft.paper.section import Section
+from fedgft.paper.section import FORMAT, Section
 from fedgft.store import dump_checksummed
 from fedgft.study.cache import Checkpoints
 from fedgft.study.results import CURVES

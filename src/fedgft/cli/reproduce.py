@@ -167,8 +167,7 @@ def _run(
 
     Returns the experiments, and the files that a user opens.
     """
-    from fedgft.paper.page import check_place, write, write_page
-    from fedgft.paper.section import make
+    from fedgft.paper.section import check_place, make, write, write_page
 
     results = []
     paths = []

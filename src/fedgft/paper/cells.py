@@ -15,13 +15,13 @@ from importlib.resources import files
 from itertools import product
 from typing import Any
 
-from fedgft.algorithms.registry import METHOD_LABELS as METHOD_NAMES
+from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.algorithms.weightings import Rule
 from fedgft.data.partition import Kind as PartitionKind
+from fedgft.formatting import DASH
 from fedgft.paper.convergence import Descent
 
 Variant = tuple[tuple[str, Any], ...]  # fields of a cell and their values
-DASH = "–"
 DATA_NAMES = {"adult": "Adult", "compas": "COMPAS", "celeba": "CelebA"}
 LABELS = {
     "alpha": "α",
@@ -37,7 +37,7 @@ LABELS = {
 }
 VALUES = {
     "penalty": {"l1": "x", "l2": "x²", "half": "x²/2"},
-    "method": METHOD_NAMES,
+    "method": METHOD_LABELS,
     "partition": {"dirichlet": "mixed", "pure": "pure"},
 }
 
@@ -86,13 +86,9 @@ class Cell:
 
     def label(self, names: Sequence[str]) -> str:
         """Return these fields in one text, for legends and axes."""
-        texts = []
-        for name in names:
-            text = self.text(name)
-            if text != DASH:
-                plain = name in ("method", "partition", "rule")
-                texts.append(text if plain else f"{LABELS[name]} = {text}")
-        return ", ".join(texts)
+        used = {name: text for name in names if (text := self.text(name)) != DASH}
+        plain = ("method", "partition", "rule")
+        return ", ".join(t if n in plain else f"{LABELS[n]} = {t}" for n, t in used.items())
 
 
 @dataclass(frozen=True)
@@ -286,7 +282,7 @@ def published(experiment: str, cell: Cell) -> dict[str, float | None]:
     table = "table1" if experiment == "fairfed" else experiment
     lines = []
     if cell.protocol == "paper" and table in ("table1", "penalty", "pure"):
-        lines = [line for line in _read_table(table) if _matches(table, line, cell)]
+        lines = [line for line in _read_table(table) if _matches(line, cell)]
     if not lines:
         return dict.fromkeys(PUBLISHED)
     (line,) = lines
@@ -314,21 +310,21 @@ def is_near_published(row: dict[str, Any], what: str, ours: float | None) -> boo
     return ours is not None and abs(ours - value) <= max(2 * bracket, ONE_POINT)
 
 
-def _matches(table: str, line: dict[str, str], cell: Cell) -> bool:
-    if table == "table1":
-        found = (line["dataset"], float(line["alpha"]), line["method"])
-        return found == (cell.data, cell.alpha, cell.method)
-    if cell.data != "compas":
-        return False
-    if table == "penalty":
-        return (float(line["alpha"]), line["penalty"]) == (cell.alpha, cell.penalty)
-    kind = "pure" if cell.partition == "pure" else "mixed"
-    if (line["method"], line["clients"]) != (cell.method, kind):
-        return False
-    return not line["lam"] or float(line["lam"]) == cell.lam
+def _matches(line: dict[str, str], cell: Cell) -> bool:
+    """Whether a line of a published table is about this cell; an empty field is about any."""
+    fields = {
+        "dataset": cell.data,
+        "alpha": f"{cell.alpha:g}",
+        "method": cell.method,
+        "penalty": cell.penalty,
+        "clients": "pure" if cell.partition == "pure" else "mixed",
+        "lam": "" if cell.lam is None else f"{cell.lam:g}",
+    }
+    return all(line[name] in ("", text) for name, text in fields.items() if name in line)
 
 
 @cache
 def _read_table(name: str) -> list[dict[str, str]]:
     text = files("fedgft.paper").joinpath("published", f"{name}.csv").read_text("utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    # Tables without a column for it are about COMPAS.
+    return [{"dataset": "compas", **line} for line in csv.DictReader(text.splitlines())]

@@ -4,15 +4,17 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.formatting import Table
-from fedgft.paper.cells import METHOD_NAMES, PAPER_METHODS, is_near_published
+from fedgft.paper.cells import PAPER_METHODS, is_near_published
 from fedgft.paper.runner import Record
 
+NOTHING = "nothing estimable"
 COLUMNS = (("accuracy", "accuracy"), ("gap", "gap_soft"))  # the paper's columns, and our fields
 
 
@@ -56,21 +58,19 @@ def select(records: Sequence[Record], **fields: Any) -> list[Record]:
     return [r for r in records if all(getattr(r.cell, n) == v for n, v in fields.items())]
 
 
-def group_by(records: Sequence[Record], *names: str) -> Iterator[tuple[Any, list[Record]]]:
-    """Yield records with equal values of these fields, in the order of their first records."""
-
-    def key(record: Record) -> tuple[Any, ...]:
-        return tuple(getattr(record.cell, n) for n in names)
-
-    order = {k: i for i, k in reversed(list(enumerate(map(key, records))))}
-    for shared, group in groupby(sorted(records, key=lambda r: order[key(r)]), key=key):
-        yield shared[0] if len(names) == 1 else shared, list(group)
+def group_by(records: Sequence[Record], *names: str) -> list[tuple[Any, list[Record]]]:
+    """Return records with equal values of these fields, in the order of their first records."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        key = tuple(getattr(record.cell, name) for name in names)
+        groups.setdefault(key[0] if len(key) == 1 else key, []).append(record)
+    return list(groups.items())
 
 
 def by_method(records: Sequence[Record]) -> list[dict[str, Record]]:
     """Return {method: record} of each (data set, alpha, metric) that has FedGFT."""
     groups = group_by(records, "data", "alpha", "metric")
-    every = [{r.cell.method: r for r in group} for _, group in groups]
+    every = ({r.cell.method: r for r in group} for _, group in groups)
     return [methods for methods in every if "fedgft" in methods]
 
 
@@ -79,8 +79,7 @@ def by_method(records: Sequence[Record]) -> list[dict[str, Record]]:
 
 def is_below(first: np.ndarray, second: np.ndarray) -> bool:
     """Whether it is lower by more than two standard errors of the paired difference."""
-    difference = second - first
-    difference = difference[np.isfinite(difference)]
+    difference = (second - first)[np.isfinite(second - first)]
     if len(difference) < 2:
         return False
     return bool(difference.mean() > 2 * difference.std(ddof=1) / np.sqrt(len(difference)))
@@ -125,31 +124,51 @@ def format_range(values: Sequence[float | None], text: Callable[[float | None], 
 # Published numbers
 
 
-def _published_numbers(
-    records: Sequence[Record],
-) -> Iterator[tuple[Record, str, float | None, float]]:
-    """Record, "accuracy" or "gap", our number and the published one, where there is one."""
-    for record in records:
-        for what, field in COLUMNS:
-            value = record.row[f"published_{what}"]
-            if value is not None:
-                yield record, what, record.row[field], value
+class Pair(NamedTuple):
+    """A published number, the accuracy or the gap of a cell, and ours."""
+
+    record: Record
+    what: str
+    ours: float | None
+    published: float
+
+    @property
+    def is_near(self) -> bool:
+        """Whether ours is within two published brackets or one point."""
+        return is_near_published(self.record.row, self.what, self.ours)
+
+    @property
+    def method(self) -> str:
+        """The name of the method in text."""
+        return METHOD_LABELS[self.record.cell.method]
+
+    def text(self) -> str:
+        """Return both numbers in words."""
+        text = _formatter(self.what)
+        return f"{text(self.ours)} against {text(self.published)}"
+
+
+def pair_numbers(records: Sequence[Record]) -> list[Pair]:
+    """Return a pair for every published number of these cells."""
+    pairs = (
+        Pair(record, what, record.row[field], record.row[f"published_{what}"])
+        for record in records
+        for what, field in COLUMNS
+    )
+    return [pair for pair in pairs if pair.published is not None]
 
 
 def _agreement(records: Sequence[Record], name: str) -> Finding:
     """How many published numbers are near ours, and which are not."""
-    total = 0
-    far = []
-    for record, what, ours, value in _published_numbers(records):
-        total += 1
-        if not is_near_published(record.row, what, ours):
-            text = _formatter(what)
-            method = METHOD_NAMES[record.cell.method]
-            numbers = f"{text(ours)} against {text(value)}"
-            far.append(f"{what}, {describe_place(record)}, {method} ({numbers})")
+    pairs = pair_numbers(records)
+    far = [
+        f"{pair.what}, {describe_place(pair.record)}, {pair.method} ({pair.text()})"
+        for pair in pairs
+        if not pair.is_near
+    ]
     rest = f"; not: {'; '.join(far)}" if far else ""
     return Finding(
-        f"{total - len(far)} of {total} published numbers of {name} are within two "
+        f"{len(pairs) - len(far)} of {len(pairs)} published numbers of {name} are within two "
         f"published brackets or one point of ours{rest}.",
         not far,
     )
@@ -157,16 +176,12 @@ def _agreement(records: Sequence[Record], name: str) -> Finding:
 
 def _wide_brackets(records: Sequence[Record], *, far: float = 0.03) -> Iterator[Finding]:
     """Numbers that are near only because their published brackets are wide."""
-    found = []
-    for record, what, ours, value in _published_numbers(records):
-        is_near = is_near_published(record.row, what, ours)
-        if is_near and ours is not None and abs(ours - value) > far:
-            text = _formatter(what)
-            bracket = format_points(record.row[f"published_{what}_bracket"])
-            found.append(
-                f"{what} of {METHOD_NAMES[record.cell.method]}, {describe_place(record)}: "
-                f"{text(ours)} against {text(value)} ± {bracket}"
-            )
+    found = [
+        f"{pair.what} of {pair.method}, {describe_place(pair.record)}: {pair.text()} ± "
+        + format_points(pair.record.row[f"published_{pair.what}_bracket"])
+        for pair in pair_numbers(records)
+        if pair.is_near and pair.ours is not None and abs(pair.ours - pair.published) > far
+    ]
     if found:
         yield Finding(
             f"Among these, more than {100 * far:g} points apart, and near only because "
@@ -204,9 +219,7 @@ def _smallest_gap(records: Sequence[Record], field: str, where: str) -> Finding:
         here = describe_place(methods["fedgft"])
         best = min((m for m in gaps if m in PAPER_METHODS), key=gaps.__getitem__, default=None)
         if best != "fedgft":
-            winner = "nothing estimable"
-            if best is not None:
-                winner = f"{METHOD_NAMES[best]} {format_points(gaps[best])}"
+            winner = f"{METHOD_LABELS[best]} {format_points(gaps[best])}" if best else NOTHING
             lost.append(f"{here} ({winner}, FedGFT {format_points(gaps.get('fedgft'))})")
         if gaps.get("lft", np.inf) < gaps.get("fedgft", np.inf):
             lft.append(here)
@@ -247,7 +260,7 @@ def _accuracy(records: Sequence[Record], where: str) -> Iterator[Finding]:
         f"FedGFT's accuracy is within two brackets (standard deviations over the replicates) "
         f"of the best method's in {near} of {len(costs)} cells ({where}); the largest distance is "
         f"{format_points(worst.behind)} points ({describe_place(worst.record)}, behind "
-        f"{METHOD_NAMES[worst.best]}).",
+        f"{METHOD_LABELS[worst.best]}).",
         near == len(costs),
     )
     near = sum(cost.behind <= cost.errors for cost in costs)
@@ -264,9 +277,8 @@ def accuracy_table(records: Sequence[Record]) -> Table:
     header += "two standard errors|within"
     rows = []
     for cost in accuracy_costs(records):
-        accuracies = f"{100 * cost.accuracy:.1f}", f"{100 * (cost.accuracy - cost.behind):.1f}"
-        row = [describe_place(cost.record), METHOD_NAMES[cost.best], *accuracies]
-        row.append(f"{100 * cost.behind:.2f}")
+        row = [describe_place(cost.record), METHOD_LABELS[cost.best], f"{100 * cost.accuracy:.1f}"]
+        row += [f"{100 * (cost.accuracy - cost.behind):.1f}", f"{100 * cost.behind:.2f}"]
         for limit in (cost.brackets, cost.errors):
             row += [f"{100 * limit:.2f}", "yes" if cost.behind <= limit else "no"]
         rows.append(tuple(row))
@@ -282,7 +294,7 @@ def _scores_and_decisions(records: Sequence[Record]) -> Iterator[Finding]:
         cell = methods["fedgft"].cell
         if (cell.alpha, cell.metric) == (100.0, "sp"):
             texts = (
-                f"{METHOD_NAMES[m]} {format_points(methods[m].row['gap_soft'])} in scores and "
+                f"{METHOD_LABELS[m]} {format_points(methods[m].row['gap_soft'])} in scores and "
                 f"{format_points(methods[m].row['gap_hard'])} in decisions"
                 for m in ("fedavg", "fedgft")
             )
@@ -310,26 +322,24 @@ def _heldout_accuracy(records: Sequence[Record]) -> Iterator[Finding]:
 def _trajectory(records: Sequence[Record]) -> Iterator[Finding]:
     for protocol, group in group_by(records, "protocol"):
         field = "gap_soft" if protocol == "paper" else "gap_hard_test"
-        every = by_method(group)
-        growing = 0
-        below = 0
-        for methods in every:
+        growing = []
+        below = []
+        for methods in by_method(group):
             fedavg = np.nanmean(methods["fedavg"].curves[field], axis=1)
-            growing += bool(fedavg[-1] > fedavg[1])
+            growing.append(bool(fedavg[-1] > fedavg[1]))
             final = {m: record.curves[field][-1] for m, record in methods.items()}
-            below += all(is_below(final["fedgft"], final[m]) for m in ("lrw", "fairfed"))
-        yield Finding(
-            f"FedAvg's gap is larger after the last round than after the first in {growing} of "
-            f"{len(every)} cells (protocol {protocol}).",
-            growing == len(every),
-        )
+            below.append(all(is_below(final["fedgft"], final[m]) for m in ("lrw", "fairfed")))
+        text = "FedAvg's gap is larger after the last round than after the first"
+        yield _count_cells(text, growing, protocol)
         if group[0].cell.seeds > 1:
-            yield Finding(
-                f"FedGFT's final gap is below those of LRW and FairFed by more than two standard "
-                f"errors of the paired difference in {below} of {len(every)} cells (protocol "
-                f"{protocol}).",
-                below == len(every),
-            )
+            text = "FedGFT's final gap is below those of LRW and FairFed by more than two standard "
+            yield _count_cells(f"{text}errors of the paired difference", below, protocol)
+
+
+def _count_cells(text: str, holds: Sequence[bool], protocol: str) -> Finding:
+    """In how many cells a sentence holds."""
+    cells = f"{sum(holds)} of {len(holds)} cells"
+    return Finding(f"{text} in {cells} (protocol {protocol}).", all(holds))
 
 
 # The penalty and pure clients
@@ -360,19 +370,18 @@ def _penalty(records: Sequence[Record]) -> Iterator[Finding]:
 
 def _penalties_differ(records: Sequence[Record], protocol: str) -> Finding:
     """The paper: no significant difference between l1, with the λ that fits, and l2."""
-    counts = {"accuracy": 0, "gap_soft": 0}
-    cells = 0
+    gaps = []
+    accuracies = []
     for _, group in group_by(records, "data", "alpha", "metric"):
         (l1,) = select(group, penalty="l1", lam=1.0)
         (l2,) = select(group, penalty="l2")
-        cells += 1
-        for name in counts:
-            counts[name] += is_different(l1.curves[name][-1], l2.curves[name][-1])
+        gaps.append(is_different(l1.curves["gap_soft"][-1], l2.curves["gap_soft"][-1]))
+        accuracies.append(is_different(l1.curves["accuracy"][-1], l2.curves["accuracy"][-1]))
     return Finding(
         f"l1 with λ = 1 and l2 differ by more than two standard errors of the paired difference in "
-        f"the gap of scores in {counts['gap_soft']} of {cells} cells, and in accuracy in "
-        f"{counts['accuracy']} (protocol {protocol}).",
-        not any(counts.values()),
+        f"the gap of scores in {sum(gaps)} of {len(gaps)} cells, and in accuracy in "
+        f"{sum(accuracies)} (protocol {protocol}).",
+        not any(gaps + accuracies),
     )
 
 
@@ -410,17 +419,10 @@ def _pure_trade_off(records: Sequence[Record]) -> Iterator[Finding]:
         for _, cell in group_by(group, "data", "metric"):
             (mixed,) = (r.row for r in select(cell, partition="dirichlet"))
             pure = [r.row for r in select(cell, partition="pure")]
-            is_worse.append(
-                not any(
-                    row["accuracy"] >= mixed["accuracy"] and row["gap_soft"] <= mixed["gap_soft"]
-                    for row in pure
-                )
-            )
-        yield Finding(
-            f"No λ on pure clients is at once as accurate and as fair in scores as FedGFT on mixed "
-            f"clients in {sum(is_worse)} of {len(is_worse)} cells (protocol {protocol}).",
-            all(is_worse),
-        )
+            accurate = [row for row in pure if row["accuracy"] >= mixed["accuracy"]]
+            is_worse.append(all(row["gap_soft"] > mixed["gap_soft"] for row in accurate))
+        text = "No λ on pure clients is at once as accurate and as fair in scores as FedGFT on "
+        yield _count_cells(f"{text}mixed clients", is_worse, protocol)
 
 
 # Ablations
@@ -461,7 +463,7 @@ def _strength(records: Sequence[Record]) -> Iterator[Finding]:
         for _, runs in group_by(group, "data", "metric"):
             rows = [r.row for r in sorted(runs, key=lambda r: r.cell.lam or 0)]
             falls.append(is_falling([row["gap_soft"] for row in rows]))
-            changes.append(100 * -(rows[0]["accuracy"] - rows[-1]["accuracy"]))
+            changes.append(100 * (rows[-1]["accuracy"] - rows[0]["accuracy"]))
         yield Finding(
             f"The gap of scores falls with every step of λ in {sum(falls)} of {len(falls)} cells, "
             f"and from λ = 1 to λ = 50 the accuracy changes by {min(changes):+.1f} to "

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from typing import Any
@@ -206,8 +207,8 @@ class Runner:
             with suppress(*DAMAGED):
                 path = Path.from_json(self.shelf.get(key) or {})
             if path is None:
-                on_round = self._report_rounds(f"convergence, {mode}, {rule}", len(dataset) * seeds)
-                path = descend(dataset, spec, mode, rule, seeds=range(seeds), on_round=on_round)
+                report = partial(self._report_round, f"{mode}, {rule}", len(dataset) * seeds)
+                path = descend(dataset, spec, mode, rule, seeds=range(seeds), on_round=report)
                 self.shelf.put(key, path.to_json())
             paths.append(path)
         return paths
@@ -222,8 +223,8 @@ class Runner:
         for mode, rule in product(MODES, spec.rules):
             yield key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds), mode, rule
 
-    def _report_rounds(self, text: str, size: int) -> Callable[[int, int], None]:
-        return lambda done, total: self.on_progress(text, size)
+    def _report_round(self, what: str, rows: int, done: int, total: int) -> None:
+        self.on_progress(f"convergence, {what}", rows)
 
 
 def study_of(cell: Cell) -> tuple[Any, ...]:

@@ -1,32 +1,50 @@
 """Sections of the reproduction: what the paper says, what came out, tables and figures.
 
-`make` runs what is missing of an experiment and returns its section. A `Section` is plain data;
-`fedgft.paper.page` writes it to a folder and reads it again.
+`make` runs what is missing of an experiment and returns its section. `write` puts it into a folder:
+rows, figures, Markdown and JSON; `write_page` shows all of them on one HTML page, which needs no
+network and no other file. Text is escaped by the template; figures are embedded as images, so
+nothing in them can run.
 """
 
+import hashlib
+import json
+import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgft.formatting import Table
+from fedgft.errors import FedgftError
+from fedgft.formatting import SIGNS, Table, escape_markdown, render, unescape_markdown
 from fedgft.metrics import get_metric
-from fedgft.paper import plots
+from fedgft.paper import tables_and_figures as exhibits
 from fedgft.paper.cells import (
     CONVERGENCE,
     DASH,
     DATA_NAMES,
     EXPERIMENTS,
-    LABELS,
+    NAMES,
     Experiment,
-    differs_from_published,
     published,
 )
-from fedgft.paper.claims import CLAIMS, Finding, accuracy_table
-from fedgft.paper.convergence import RESIDUE, SMALL, Descent, Path, summary
+from fedgft.paper.claims import CLAIMS, Finding, accuracy_table, select
+from fedgft.paper.convergence import RESIDUE, SMALL, Descent, summary
+from fedgft.paper.convergence import Path as DescentPath
 from fedgft.paper.runner import Record, Runner
+from fedgft.store import (
+    atomic_write,
+    dump_checksummed,
+    load_checksummed,
+    refuse_link,
+    require_encodable,
+)
+from fedgft.study.figures import save_figure
+from fedgft.study.training import write_rows
 from fedgft.theory import (
     Example,
     analyze,
@@ -35,11 +53,12 @@ from fedgft.theory import (
     simpson,
 )
 
-FAR_MARK = "✗"  # more than two published brackets away
-COLLAPSED_MARK = "†"
-TABLE_NOTE = "In this protocol the test rows are also among the clients' rows."
-IMAGE_NOTE = (
-    "In this protocol no test image is a client's, but people of whom a client has others are."
+FORMAT = "fedgft-section-1"
+TITLE = "# The paper, reproduced"
+HTML = "<!doctype html>\n<!-- fedgft reproduce -->"
+PAPER = (
+    'Wang, Payani, Lee & Kompella, "Mitigating Group Bias in Federated Learning: '
+    'Beyond Local Fairness"'
 )
 
 
@@ -96,16 +115,10 @@ def make(
         for each in data
     ]
     records = [record for part in parts for record in part]
-    tables = [table for part in parts for table in _make_tables(experiment, part)]
+    tables = [table for part in parts for table in exhibits.make_tables(experiment, part)]
     if name == "table1" and seeds > 1:
-        for protocol in protocols:
-            tables.append(accuracy_table([r for r in records if r.cell.protocol == protocol]))
-    figures: dict[str, Callable[[], Any]] = {}
-    captions: dict[str, str] = {}
-    for part in parts:
-        for figure, caption, draw in _make_figures(experiment, part):
-            figures[figure] = draw
-            captions[figure] = caption
+        tables += [accuracy_table(select(records, protocol=protocol)) for protocol in protocols]
+    figures = [figure for part in parts for figure in _make_figures(experiment, part)]
     section = Section(
         name=name,
         title=experiment.title,
@@ -115,21 +128,22 @@ def make(
         f"protocol {' and '.join(protocols)}.",
         findings=tuple(CLAIMS[name](records)),
         tables=tuple(tables),
-        figures=tuple(captions.items()),
+        figures=tuple((figure, caption) for figure, caption, _ in figures),
         chosen=_list_choices(experiment, records),
         notes=_list_notes(records),
     )
-    return Made(section, [r.row for r in records], figures)
+    draw = {figure: function for figure, _, function in figures}
+    return Made(section, [r.row for r in records], draw)
 
 
 def label_records(experiment: str, records: Sequence[Record]) -> list[Record]:
     """Return the records with complete rows: with what was varied and what was published."""
+    names = ("clients", "partition", "penalty", "epochs", "rule")
     labeled = []
     for record in records:
-        cell = record.cell
-        names = ("clients", "partition", "penalty", "epochs", "rule")
-        varied = {name: getattr(cell, name) for name in names}
-        row = {"experiment": experiment, **record.row, **varied, **published(experiment, cell)}
+        varied = {name: getattr(record.cell, name) for name in names}
+        numbers = published(experiment, record.cell)
+        row = {"experiment": experiment, **record.row, **varied, **numbers}
         labeled.append(replace(record, row=row))
     return labeled
 
@@ -144,15 +158,15 @@ def _make_figures(
     stem = f"{experiment.name}-{cell.data}-{cell.protocol}"
     if any(r.row["published_gap"] is not None for r in records):
         caption = f"Ours on top of the published numbers: {where}."
-        draw = partial(plots.plot_published, experiment, records)
+        draw = partial(exhibits.plot_published, experiment, records)
         figures.append((f"{stem}-published", caption, draw))
     if experiment.name not in ("table1", "fairfed"):
         caption = f"Accuracy and gap over the rounds: {where}."
-        drawn = plots.plot_rounds(experiment, records)
+        drawn = exhibits.plot_rounds(experiment, records)
         figures += [(name, caption, draw) for name, draw in drawn.items()]
     elif cell.protocol == "heldout" and experiment.name == "table1":
         caption = f"Decisions on people nobody trained on: {where}."
-        draw = partial(plots.plot_heldout, experiment, records)
+        draw = partial(exhibits.plot_heldout, experiment, records)
         figures.append((f"{stem}-unseen", caption, draw))
     return figures
 
@@ -162,9 +176,9 @@ def _list_choices(experiment: Experiment, records: Sequence[Record]) -> tuple[st
     names = [n for n in experiment.varied if n not in ("alpha", "method")]
     texts: dict[str, None] = {}
     for record in records:
-        label = record.cell.label(names)
-        where = f"{record.cell.data_name}, {label}, " if label else f"{record.cell.data_name}, "
-        texts |= dict.fromkeys(where + text for text in record.chosen)
+        where = filter(None, (record.cell.data_name, record.cell.label(names)))
+        prefix = ", ".join(where)
+        texts |= dict.fromkeys(f"{prefix}, {text}" for text in record.chosen)
     return tuple(texts)
 
 
@@ -179,164 +193,19 @@ def _list_notes(records: Sequence[Record]) -> tuple[str, ...]:
     return tuple(f"{text} ({len(cells)} cells, first {cells[0]})" for text, cells in notes.items())
 
 
-# Tables of an experiment
-
-
-def _make_tables(experiment: Experiment, records: Sequence[Record]) -> list[Table]:
-    if experiment.name == "trajectory":  # its cells are those of Table 1
-        return []
-    tables = [score_table(experiment, records), decision_table(experiment, records)]
-    if records[0].cell.protocol == "heldout":
-        tables.reverse()
-    return tables if experiment.name == "table1" else tables[:1]
-
-
-def score_table(experiment: Experiment, records: Sequence[Record]) -> Table:
-    """Return the paper's layout: scores on the federation's rows, beside the published numbers."""
-    has_published = any(r.row["published_gap"] is not None for r in records)
-    columns = []  # metric, the paper's column, our field
-    header = [LABELS[name] for name in experiment.varied]
-    for metric in experiment.metrics:
-        runs = "" if len(experiment.accuracy_of) == 1 else f", {metric.upper()} runs"
-        if metric in experiment.accuracy_of:
-            columns.append((metric, "accuracy", "accuracy"))
-            header += [f"accuracy{runs}", "published"] if has_published else [f"accuracy{runs}"]
-        columns.append((metric, "gap", "gap_soft"))
-        gap = f"{metric.upper()} gap"
-        header += [gap, "published"] if has_published else [gap]
-    rows = []
-    for variant in plots.by_variant(experiment, records):
-        texts = _stub(experiment, variant)
-        for metric, what, field in columns:
-            row = variant[metric].row
-            mark = f" {FAR_MARK}" if differs_from_published(row, what, row[field]) else ""
-            texts.append(format_mean(row, field) + mark)
-            if has_published:
-                texts.append(_format_published(row, what))
-        rows.append(tuple(texts))
-    note = f"{FAR_MARK}: more than two published brackets away from the published figure."
-    return Table(
-        f"{_describe_runs(records)}: gaps of scores on the federation's own rows",
-        tuple(header),
-        tuple(rows),
-        len(experiment.varied),
-        (note,) if has_published else (),
-    )
-
-
-def decision_table(experiment: Experiment, records: Sequence[Record]) -> Table:
-    """Return gaps of decisions on test rows, with their interval and the gap by chance."""
-    header = [LABELS[name] for name in experiment.varied]
-    for metric in experiment.metrics:
-        name = metric.upper()
-        header += [f"accuracy, {name} runs", "balanced accuracy", "selected, by group"]
-        header += [f"{name} gap", "95% interval", "by chance"]
-    rows = []
-    for variant in plots.by_variant(experiment, records):
-        texts = _stub(experiment, variant)
-        for record in variant.values():
-            row = record.row
-            low = row["gap_hard_test_low"]
-            texts += [
-                format_mean(row, "accuracy") + (f" {COLLAPSED_MARK}" if row["collapsed"] else ""),
-                format_mean(row, "balanced_accuracy"),
-                _format_rates(row["selection_rates"]),
-                format_mean(row, "gap_hard_test"),
-                DASH
-                if low is None
-                else f"{100 * low:.1f} to {100 * row['gap_hard_test_high']:.1f}",
-                DASH if row["floor"] is None else f"{100 * row['floor']:.1f}",
-            ]
-        rows.append(tuple(texts))
-    where = "held-out rows" if records[0].cell.protocol == "heldout" else "the test rows"
-    return Table(
-        f"{_describe_runs(records)}: gaps of decisions on {where}",
-        tuple(header),
-        tuple(rows),
-        len(experiment.varied),
-        _decision_notes(records),
-    )
-
-
-def _decision_notes(records: Sequence[Record]) -> tuple[str, ...]:
-    rows = [record.row for record in records]
-    constant = [row["accuracy_constant"] for row in rows if row["accuracy_constant"] is not None]
-    ends = [DASH]
-    if constant:
-        ends = dict.fromkeys([f"{100 * min(constant):.1f}", f"{100 * max(constant):.1f}"])
-    notes = [
-        "The interval is that of one replicate's test rows, averaged over the replicates.",
-        f"Selected, by group: {', '.join(rows[0]['selection_rates'])}, per cent. Always "
-        f"predicting the most frequent class is right in {' to '.join(ends)}% of the test rows.",
-    ]
-    if any(row["collapsed"] for row in rows):
-        notes.append(
-            f"{COLLAPSED_MARK}: in some replicate the model has collapsed: it gives nearly "
-            "everybody the same decision."
-        )
-    if any(row["gap_hard_test_low"] is None and row["gap_hard_test"] for row in rows):
-        notes.append(f"{DASH} for an interval: not estimable: fewer than ten rows.")
-    if records[0].cell.protocol == "paper":
-        notes.append(IMAGE_NOTE if records[0].cell.data == "celeba" else TABLE_NOTE)
-    return tuple(notes)
-
-
-def _stub(experiment: Experiment, variant: Mapping[str, Record]) -> list[str]:
-    cell = next(iter(variant.values())).cell
-    return [cell.text(name) for name in experiment.varied]
-
-
-def _describe_runs(records: Sequence[Record]) -> str:
-    cell = records[0].cell
-    return f"{cell.data_name}, protocol {cell.protocol}, {cell.seeds} replicates"
-
-
-def format_mean(row: dict[str, Any], name: str) -> str:
-    """Return mean and standard deviation over the replicates, in per cent or points."""
-    mean = row[name]
-    deviation = row[f"{name}_sd"]
-    if mean is None:
-        return DASH
-    digits = 2 if name != "accuracy" and mean < 0.02 else 1
-    text = f"{100 * mean:.{digits}f}"
-    return text if deviation is None else f"{text} ± {100 * deviation:.{digits}f}"
-
-
-def _format_published(row: dict[str, Any], what: str) -> str:
-    """With as many decimals as the paper prints: one in its main table, two in the others."""
-    if row[f"published_{what}"] is None:
-        return DASH
-    numbers = [100 * row[f"published_{what}"], 100 * row[f"published_{what}_bracket"]]
-    digits = 1 if all(abs(round(10 * x) - 10 * x) < 1e-6 for x in numbers) else 2
-    return f"{numbers[0]:.{digits}f} ({numbers[1]:.{digits}f})"
-
-
-def _format_rates(rates: dict[str, Any]) -> str:
-    """Selection rates by group, in per cent; of more than two classes every class of a group."""
-    texts = []
-    for rate in rates.values():
-        values = rate.values() if isinstance(rate, dict) else [rate]
-        texts.append("/".join(f"{100 * v:.1f}" for v in values if v is not None) or DASH)
-    return ", ".join(texts)
-
-
 # Theory: Simpson's table
 
 
 def _make_simpson() -> Made:
     """Table 2 of the paper, and both directions of Theorem 4.1 for several C."""
-    tally = simpson().sums_by_client()
+    sums = simpson().sums_by_client()
     metric = get_metric("sp")
-    total = tally.sum(0).statistics(metric, "hard")
-    sums = np.concatenate((tally.statistics(metric, "hard"), total[None]))[:, :, 0]
+    each = [*sums.statistics(metric, "hard"), sums.sum(0).statistics(metric, "hard")]
     names = ("department 1", "department 2", "both together")
     lines = []
-    for name, (accepted, applied) in zip(names, sums, strict=True):
+    for name, (accepted, applied) in zip(names, np.stack(each)[:, :, 0], strict=True):
         rates = accepted / applied
-        texts = (
-            f"{a:.0f} of {n:.0f} ({100 * r:.0f}%)"
-            for a, n, r in zip(accepted, applied, rates, strict=True)
-        )
+        texts = map("{:.0f} of {:.0f} ({:.0f}%)".format, accepted, applied, 100 * rates)
         lines.append((name, *texts, f"{abs(rates[0] - rates[1]):.2f}"))
     rows = [_example_row("simpson", None, simpson())]
     for gap in (0.5, 0.9, 0.99):
@@ -357,7 +226,7 @@ def _make_simpson() -> Made:
         ),
         figures=(("simpson", "Acceptance rates by department and overall."),),
     )
-    return Made(section, rows, {"simpson": plots.plot_simpson})
+    return Made(section, rows, {"simpson": exhibits.plot_simpson})
 
 
 def _example_row(name: str, gap: float | None, example: Example) -> dict[str, Any]:
@@ -413,7 +282,7 @@ def _example_table(rows: Sequence[dict[str, Any]]) -> Table:
 # Theory: convergence
 
 
-def _make_convergence(paths: Mapping[Descent, Sequence[Path]], *, seeds: int) -> Made:
+def _make_convergence(paths: Mapping[Descent, Sequence[DescentPath]], *, seeds: int) -> Made:
     """Theorem 5.2 and Corollary 5.3."""
     rows = [
         row
@@ -438,7 +307,7 @@ def _make_convergence(paths: Mapping[Descent, Sequence[Path]], *, seeds: int) ->
         figures=tuple((names[spec], f"Measured and bound, λ = {spec.lam:g}.") for spec in paths),
     )
     figures = {
-        names[spec]: partial(plots.plot_convergence, spec, each) for spec, each in paths.items()
+        names[spec]: partial(exhibits.plot_convergence, spec, each) for spec, each in paths.items()
     }
     return Made(section, rows, figures)
 
@@ -447,7 +316,7 @@ def _convergence_findings(rows: Sequence[dict[str, Any]], steps: float) -> tuple
     below = [r["gradient"] <= r["bound"] for r in rows]
     late = [r for r in rows if r["promised"] is not None]
     slow = [
-        f"λ = {r['lam']:g}, {r['mode']}, {plots.STEP_NAMES[r['rule']]}, T = {r['rounds']} "
+        f"λ = {r['lam']:g}, {r['mode']}, {exhibits.STEP_NAMES[r['rule']]}, T = {r['rounds']} "
         f"(×{r['decline']:.2f} against ×{r['promised']:.2f})"
         for r in late
         if r["decline"] > r["promised"]
@@ -483,7 +352,7 @@ def _rate_table(spec: Descent, rows: Sequence[dict[str, Any]]) -> Table:
     lines = []
     for r in rows:
         square = f"{r['gradient']:.2g}" if r["gradient"] > RESIDUE else f"below {RESIDUE:g}"
-        line = [r["mode"], plots.STEP_NAMES[r["rule"]], str(r["rounds"]), square]
+        line = [r["mode"], exhibits.STEP_NAMES[r["rule"]], str(r["rounds"]), square]
         line.append(f"{r['bound']:.2g}")
         for name in ("decline", "promised"):
             line.append(DASH if r[name] is None else f"×{r[name]:.2g}")
@@ -491,3 +360,201 @@ def _rate_table(spec: Descent, rows: Sequence[dict[str, Any]]) -> Table:
         lines.append(tuple(line))
     title = f"λ = {spec.lam:g}, largest step {spec.rate:g}"
     return Table(title, tuple(header.split("|")), tuple(lines), 2)
+
+
+# The files of one section
+
+
+def write(made: Made, folder: Path) -> list[Path]:
+    """Write rows, figures, the Markdown page and last the section; return their paths.
+
+    If the same code wrote the same section before and its files are intact, nothing is written:
+    drawing takes longer than everything else in a second run.
+    """
+    section = made.section
+    pictures = folder / "figures"
+    rows, page, kept = (folder / f"{section.name}.{end}" for end in ("parquet", "md", "json"))
+    drawn = [pictures / f"{name}.{end}" for name in made.figures for end in ("png", "svg")]
+    paths = [rows, *drawn, page, kept]
+    stamp = _stamp(made)
+    if _is_current(kept, stamp, paths[:-1]):
+        return paths
+    kept.unlink(missing_ok=True)  # from here on it says nothing about the others
+    refuse_link(pictures)
+    pictures.mkdir(parents=True, exist_ok=True)
+    write_rows(made.rows, rows)
+    for name, draw in made.figures.items():
+        save_figure(draw(), pictures, name)
+    _write_text(page, markdown(section))
+    digests = [_digest(path) for path in paths[:-1]]
+    _write_text(
+        kept, dump_checksummed({"stamp": stamp, "files": digests, **asdict(section)}, FORMAT)
+    )
+    return paths
+
+
+def _write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as part:
+        part.write(text.encode())
+
+
+def _stamp(made: Made) -> str:
+    """A digest of everything the files depend on: results, texts, and the code that draws."""
+    digest = hashlib.sha256(json.dumps([asdict(made.section), made.rows]).encode())
+    here = Path(__file__).parent
+    for file in sorted((*here.rglob("*.py"), here.parent / "formatting.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _is_current(kept: Path, stamp: str, paths: Sequence[Path]) -> bool:
+    """Whether the files are those that were written for this stamp, byte for byte."""
+    try:
+        about = load_checksummed(kept.read_text("utf-8"), FORMAT)
+        return about["stamp"] == stamp and about["files"] == [_digest(path) for path in paths]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def read(path: Path) -> Section | None:
+    """Return a section that was written before; None if the file is not one."""
+    try:
+        kept = load_checksummed(path.read_text("utf-8"), FORMAT)
+        return Section(
+            **{n: require_encodable(kept[n]) for n in ("name", "title", "claim", "note", "how")},
+            findings=tuple(_read_finding(*finding) for finding in kept["findings"]),
+            tables=tuple(map(_read_table, kept["tables"])),
+            figures=tuple(
+                (_check_figure_name(name), require_encodable(caption))
+                for name, caption in kept["figures"]
+            ),
+            chosen=_read_texts(kept["chosen"]),
+            notes=_read_texts(kept["notes"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _read_table(kept: dict[str, Any]) -> Table:
+    return Table(
+        title=require_encodable(kept["title"]),
+        header=_read_texts(kept["header"]),
+        rows=tuple(map(_read_texts, kept["rows"])),
+        stubs=int(kept["stubs"]),
+        notes=_read_texts(kept["notes"]),
+    )
+
+
+def _read_texts(kept: Any) -> tuple[str, ...]:
+    return tuple(map(require_encodable, kept))
+
+
+def _read_finding(text: Any, holds: Any) -> Finding:
+    if holds not in SIGNS or isinstance(holds, float):
+        raise ValueError(f"{holds!r} is no verdict")
+    return Finding(require_encodable(text), holds)
+
+
+def _check_figure_name(name: Any) -> str:
+    """The name of a file in the folder of the figures and nowhere else."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", require_encodable(name)) or ".." in name:
+        raise ValueError(f"{name!r} is no name of a figure")
+    return name
+
+
+def markdown(section: Section) -> str:
+    """Return the section as Markdown; every text in it is escaped."""
+    clean = escape_markdown
+    lines = [f"# {clean(section.title)}", ""]
+    if section.claim:
+        lines += [f"The paper: {clean(section.claim)}", ""]
+    lines += [clean(section.how)]
+    lines += ["", clean(section.note)] if section.note else []
+    lines += ["", "## What came out", ""]
+    lines += [f"- {SIGNS[holds]} {clean(text)}" for text, holds in section.findings]
+    lines += ["", *(table.markdown() for table in section.tables)]
+    for name, caption in section.figures:
+        lines += [f"![{clean(caption)}](figures/{name}.svg)", ""]
+    for title, texts in (("Chosen on inner splits", section.chosen), ("Notes", section.notes)):
+        if texts:
+            lines += [f"## {title}", "", *(f"- {clean(text)}" for text in texts), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+# The page of all sections
+
+
+def check_place(folder: Path) -> None:
+    """Raise if the folder holds a README or a page that this command did not write."""
+    for name, start in (("README.md", TITLE), ("index.html", HTML)):
+        path = folder / name
+        if path.is_file() and not path.read_bytes().startswith(start.encode()):
+            raise FedgftError(
+                f"`out` {folder}: holds a {name} that is not ours; name another folder",
+                kind="conflict",
+            )
+
+
+def write_page(folder: Path) -> list[Path]:
+    """Write `index.html` with all sections in the folder, and `README.md`, which lists them.
+
+    A section without all its figures is left out until it is made again.
+    """
+    pictures = folder / "figures"
+    found = [read(folder / f"{name}.json") for name in NAMES]
+    sections = [
+        section
+        for section in found
+        if section and all((pictures / f"{name}.svg").exists() for name, _ in section.figures)
+    ]
+    _write_text(folder / "index.html", html(sections, folder))
+    _write_text(folder / "README.md", contents(folder))
+    return [folder / "index.html", folder / "README.md"]
+
+
+def html(sections: Sequence[Section], folder: Path) -> str:
+    """Return the page of these sections; their figures are in `folder`."""
+
+    def embed(name: str) -> str:
+        content = (folder / "figures" / f"{name}.svg").read_bytes()
+        return "data:image/svg+xml;base64," + b64encode(content).decode("ascii")
+
+    return render(
+        "reproduction.html",
+        sections=sections,
+        signs=SIGNS,
+        mark=exhibits.FAR_MARK,
+        paper=PAPER,
+        version=version("fedgft"),
+        picture=embed,
+    )
+
+
+def contents(folder: Path) -> str:
+    """Return a list of the Markdown pages that are there, read from the pages themselves."""
+    lines = [
+        TITLE,
+        "",
+        f"{PAPER}. Every number in these pages comes out of `fedgft reproduce`.",
+        "",
+        "| experiment | claims checked | hold | do not |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    total = [0, 0]
+    for name in NAMES:
+        page = folder / f"{name}.md"
+        if page.is_file():
+            title, *text = page.read_text("utf-8", "replace").splitlines() or [name]
+            good, bad = (
+                sum(line.startswith(f"- {SIGNS[holds]} ") for line in text)
+                for holds in (True, False)
+            )
+            title = escape_markdown(unescape_markdown(title.removeprefix("# ")))
+            lines.append(f"| [{title}]({name}.md) | {good + bad} | {good} | {bad} |")
+            total = [total[0] + good, total[1] + bad]
+    lines.append(f"| all | {sum(total)} | {total[0]} | {total[1]} |")
+    return "\n".join(lines) + "\n"

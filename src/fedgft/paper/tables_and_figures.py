@@ -1,28 +1,42 @@
-"""Figures of the paper's experiments, from finished records. Each function returns a figure."""
+"""Tables and figures of the paper's experiments, from finished records.
 
-from collections.abc import Callable, Iterator, Sequence
+A figure is drawn by a function that returns it; nothing is drawn before it is written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from fedgft.formatting import Table, format_interval, format_points
 from fedgft.metrics import get_metric
-from fedgft.paper.cells import DATA_NAMES, Experiment
+from fedgft.paper.cells import DASH, DATA_NAMES, LABELS, Experiment, differs_from_published
 from fedgft.paper.convergence import Descent, Path, bounds
 from fedgft.paper.runner import Record
 from fedgft.study.figures import (
+    DARK,
+    GRID,
     STYLES,
     Column,
     Curve,
     clean_axis,
     describe_replicates,
     label_gap,
+    make_panels,
     plot_columns,
+    set_heading,
+    set_title,
+    simpson_rates,
 )
 from fedgft.study.protocol import get_protocol
-from fedgft.theory import analyze, simpson
 
+FAR_MARK = "✗"  # more than two published brackets away
+COLLAPSED_MARK = "†"
+TABLE_NOTE = "In this protocol the test rows are also among the clients' rows."
+IMAGE_NOTE = (
+    "In this protocol no test image is a client's, but people of whom a client has others are."
+)
 # Colors and dashes for the values of a setting: distinct for the color-blind, and in print.
 LINE_STYLES = (
     ("#000000", (0, (1, 1))),
@@ -36,8 +50,6 @@ STEP_NAMES = {"constant": "η constant", "inverse-sqrt": "η ~ 1/√t", "inverse
 OURS = "#009e73"
 PUBLISHED = "#bdbdbd"
 CHANCE = "#808080"
-DARK = "#4d4d4d"
-GRID = "#e6e6e6"
 
 
 def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[dict[str, Record]]:
@@ -45,6 +57,145 @@ def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[di
     step = len(experiment.metrics)
     for start in range(0, len(records), step):
         yield {record.cell.metric: record for record in records[start : start + step]}
+
+
+# Tables of an experiment
+
+
+def make_tables(experiment: Experiment, records: Sequence[Record]) -> list[Table]:
+    """The tables of one data set and protocol, the headline one first."""
+    if experiment.name == "trajectory":  # its cells are those of Table 1
+        return []
+    tables = [score_table(experiment, records), decision_table(experiment, records)]
+    if records[0].cell.protocol == "heldout":
+        tables.reverse()
+    return tables if experiment.name == "table1" else tables[:1]
+
+
+def score_table(experiment: Experiment, records: Sequence[Record]) -> Table:
+    """Return the paper's layout: scores on the federation's rows, beside the published numbers."""
+    has_published = any(r.row["published_gap"] is not None for r in records)
+    columns = []  # metric, the paper's column, our field
+    header = []
+    for metric in experiment.metrics:
+        if metric in experiment.accuracy_of:
+            runs = "" if len(experiment.accuracy_of) == 1 else f", {metric.upper()} runs"
+            columns.append((metric, "accuracy", "accuracy"))
+            header.append(f"accuracy{runs}")
+        columns.append((metric, "gap", "gap_soft"))
+        header.append(f"{metric.upper()} gap")
+    if has_published:
+        header = [name for title in header for name in (title, "published")]
+
+    def format_variant(variant: Mapping[str, Record]) -> Iterator[str]:
+        for metric, what, field in columns:
+            row = variant[metric].row
+            mark = f" {FAR_MARK}" if differs_from_published(row, what, row[field]) else ""
+            yield format_mean(row, field) + mark
+            if has_published:
+                yield _format_published(row, what)
+
+    note = f"{FAR_MARK}: more than two published brackets away from the published figure."
+    title = f"{_describe_runs(records)}: gaps of scores on the federation's own rows"
+    notes = (note,) if has_published else ()
+    return _table(experiment, records, format_variant, title=title, header=header, notes=notes)
+
+
+def decision_table(experiment: Experiment, records: Sequence[Record]) -> Table:
+    """Return gaps of decisions on test rows, with their interval and the gap by chance."""
+    header = []
+    for metric in experiment.metrics:
+        name = metric.upper()
+        header += [f"accuracy, {name} runs", "balanced accuracy", "selected, by group"]
+        header += [f"{name} gap", "95% interval", "by chance"]
+
+    def format_variant(variant: Mapping[str, Record]) -> Iterator[str]:
+        for row in (record.row for record in variant.values()):
+            yield format_mean(row, "accuracy") + (f" {COLLAPSED_MARK}" if row["collapsed"] else "")
+            yield format_mean(row, "balanced_accuracy")
+            yield _format_rates(row["selection_rates"])
+            yield format_mean(row, "gap_hard_test")
+            yield format_interval(row["gap_hard_test_low"], row["gap_hard_test_high"])
+            yield format_points(row["floor"])
+
+    where = "held-out rows" if records[0].cell.protocol == "heldout" else "the test rows"
+    title = f"{_describe_runs(records)}: gaps of decisions on {where}"
+    notes = _decision_notes(records)
+    return _table(experiment, records, format_variant, title=title, header=header, notes=notes)
+
+
+def _table(
+    experiment: Experiment,
+    records: Sequence[Record],
+    format_variant: Callable[[Mapping[str, Record]], Iterator[str]],
+    *,
+    title: str,
+    header: Sequence[str],
+    notes: tuple[str, ...],
+) -> Table:
+    """A table with one line per variant, which begins with the fields that are varied."""
+    names = experiment.varied
+    rows = []
+    for variant in by_variant(experiment, records):
+        cell = next(iter(variant.values())).cell
+        rows.append((*map(cell.text, names), *format_variant(variant)))
+    header = (*(LABELS[name] for name in names), *header)
+    return Table(title, header, tuple(rows), len(names), notes)
+
+
+def _decision_notes(records: Sequence[Record]) -> tuple[str, ...]:
+    rows = [record.row for record in records]
+    constant = [row["accuracy_constant"] for row in rows if row["accuracy_constant"] is not None]
+    ends = dict.fromkeys(format_points(end(constant, default=None)) for end in (min, max))
+    notes = [
+        "The interval is that of one replicate's test rows, averaged over the replicates.",
+        f"Selected, by group: {', '.join(rows[0]['selection_rates'])}, per cent. Always "
+        f"predicting the most frequent class is right in {' to '.join(ends)}% of the test rows.",
+    ]
+    if any(row["collapsed"] for row in rows):
+        notes.append(
+            f"{COLLAPSED_MARK}: in some replicate the model has collapsed: it gives nearly "
+            "everybody the same decision."
+        )
+    if any(row["gap_hard_test_low"] is None and row["gap_hard_test"] for row in rows):
+        notes.append(f"{DASH} for an interval: not estimable: fewer than ten rows.")
+    if records[0].cell.protocol == "paper":
+        notes.append(IMAGE_NOTE if records[0].cell.data == "celeba" else TABLE_NOTE)
+    return tuple(notes)
+
+
+def _describe_runs(records: Sequence[Record]) -> str:
+    cell = records[0].cell
+    return f"{cell.data_name}, protocol {cell.protocol}, {cell.seeds} replicates"
+
+
+def format_mean(row: dict[str, Any], name: str) -> str:
+    """Return mean and standard deviation over the replicates, in per cent or points."""
+    mean = row[name]
+    deviation = row[f"{name}_sd"]
+    if mean is None:
+        return DASH
+    digits = 2 if name != "accuracy" and mean < 0.02 else 1
+    text = f"{100 * mean:.{digits}f}"
+    return text if deviation is None else f"{text} ± {100 * deviation:.{digits}f}"
+
+
+def _format_published(row: dict[str, Any], what: str) -> str:
+    """With as many decimals as the paper prints: one in its main table, two in the others."""
+    if row[f"published_{what}"] is None:
+        return DASH
+    numbers = [100 * row[f"published_{what}"], 100 * row[f"published_{what}_bracket"]]
+    digits = 1 if all(abs(round(10 * x) - 10 * x) < 1e-6 for x in numbers) else 2
+    return f"{numbers[0]:.{digits}f} ({numbers[1]:.{digits}f})"
+
+
+def _format_rates(rates: dict[str, Any]) -> str:
+    """Selection rates by group, in per cent; of more than two classes every class of a group."""
+    texts = []
+    for rate in rates.values():
+        values = rate.values() if isinstance(rate, dict) else [rate]
+        texts.append("/".join(f"{100 * v:.1f}" for v in values if v is not None) or DASH)
+    return ", ".join(texts)
 
 
 # Over the rounds
@@ -68,8 +219,8 @@ def plot_rounds(experiment: Experiment, records: Sequence[Record]) -> dict[str, 
     for name, page in pages.items():
         columns: dict[Any, list[Record]] = {}
         for record in page:
-            key = record.cell.alpha if has_alphas else record.cell.metric
-            columns.setdefault(key, []).append(record)
+            cell = record.cell
+            columns.setdefault(cell.alpha if has_alphas else cell.metric, []).append(record)
         figures[name] = partial(
             plot_columns,
             [_column(experiment, column, has_alphas=has_alphas) for column in columns.values()],
@@ -122,7 +273,7 @@ def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
             axis.errorbar(100 * row[field], y, xerr=deviation, label=label, **style)
         runs = f" ({metric.upper()} runs)" if len(experiment.accuracy_of) > 1 else ""
         title = f"accuracy{runs}, %" if what == "accuracy" else f"{metric.upper()} gap, points"
-        axis.set_title(title, loc="left", fontsize=10)
+        set_title(axis, title, size=10)
         if what == "accuracy":  # one published bracket of 19 points would squeeze all the others
             both = [r.row[name] for r in records for name in ("accuracy", "published_accuracy")]
             known = [value for value in both if value is not None]
@@ -158,7 +309,7 @@ def plot_heldout(experiment: Experiment, records: Sequence[Record]) -> Any:
         axis.plot([], [], "o-", ms=4.5, color=DARK, lw=1.6, label=label)
         name = metric.upper()
         title = f"{name} gap of decisions" if is_gap else f"accuracy, {name} runs"
-        axis.set_title(title, loc="left", fontsize=10)
+        set_title(axis, title, size=10)
         axis.set_xlim(left=0.0 if is_gap else None)
     return _finish_panels(figure, axes)
 
@@ -168,11 +319,8 @@ def _start_panels(experiment: Experiment, records: Sequence[Record], panels: int
     firsts = [next(iter(v.values())).cell for v in by_variant(experiment, records)]
     names = [cell.label(experiment.varied) for cell in firsts]
     size = (2.6 + 2.7 * panels, 1.5 + 0.28 * len(names))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
-    cell = records[0].cell
-    title = f"{cell.data_name}, protocol {cell.protocol}, {cell.seeds} replicates"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    figure, [axes] = make_panels(*size, 1, panels, sharey=True, squeeze=False)
+    set_heading(figure, _describe_runs(records))
     axes[0].set_yticks(range(len(names)), names, fontsize=9)
     axes[0].set_ylim(len(names) - 0.4, -0.6)
     return figure, axes
@@ -182,7 +330,7 @@ def _finish_panels(figure: Any, axes: Any) -> Any:
     found: dict[str, Any] = {}
     for axis in axes:
         clean_axis(axis)
-        axis.grid(axis="x", color=GRID, lw=0.8)
+        axis.grid(axis="x", **GRID)
         found |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=2, frameon=False)
     return figure
@@ -193,23 +341,17 @@ def _finish_panels(figure: Any, axes: Any) -> Any:
 
 def plot_simpson() -> Any:
     """Draw Simpson's table: the same rate for both groups in each department, and not overall."""
-    tally = simpson().sums_by_client()
-    metric = get_metric("sp")
-    each = metric.rates(tally.statistics(metric, "hard"))[:, 0]
-    overall = metric.rates(tally.sum(0).statistics(metric, "hard"))[0]
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axis = figure.subplots()
+    figure, axis = make_panels(6.4, 3.4)
+    rates = 100 * simpson_rates().T
     for g, (name, color) in enumerate((("women", "#0072b2"), ("men", "#d55e00"))):
-        heights = 100 * np.array([each[0, g], each[1, g], overall[g]])
         x = np.arange(3) + 0.38 * (g - 0.5)
-        bars = axis.bar(x, heights, width=0.36, color=color, label=name)
+        bars = axis.bar(x, rates[g], width=0.36, color=color, label=name)
         axis.bar_label(bars, fmt="%.0f%%", fontsize=9)
     axis.set_xticks(range(3), ["department 1", "department 2", "both together"])
     axis.set_ylabel("accepted, %")
     axis.set_ylim(0, 100)
-    gap = 100 * analyze(metric, tally, "hard").gap
-    title = f"Fair in each department, {gap:.0f} points apart overall"
-    axis.set_title(title, loc="left", fontsize=11)
+    gap = abs(rates[0, -1] - rates[1, -1])
+    set_title(axis, f"Fair in each department, {gap:.0f} points apart overall")
     axis.legend(frameon=False, loc="upper left")
     clean_axis(axis)
     return figure
@@ -217,8 +359,7 @@ def plot_simpson() -> Any:
 
 def plot_convergence(spec: Descent, paths: Sequence[Path]) -> Any:
     """Draw the smallest squared gradient so far over the rounds, and the bounds, by mode."""
-    figure = Figure(figsize=(10, 4.4), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
+    figure, axes = make_panels(10, 4.4, 1, 2, sharey=True)
     titles = {"full": "gradient descent", "stochastic": f"stochastic, {spec.batch_size} rows each"}
     for axis, (mode, title) in zip(axes, titles.items(), strict=True):
         in_mode = [path for path in paths if path.mode == mode]
@@ -227,13 +368,13 @@ def plot_convergence(spec: Descent, paths: Sequence[Path]) -> Any:
             so_far = np.minimum.accumulate(path.square)[:-1]  # min over t < T
             axis.loglog(t, so_far, color=color, ls=dashes, lw=1.8, label=STEP_NAMES[path.rule])
             axis.loglog(t, bounds(spec, path)[t - 1], color=color, lw=1, alpha=0.45)
-        axis.set_title(title, loc="left", fontsize=10)
+        set_title(axis, title, size=10)
         axis.set_xlabel("rounds T")
-        axis.grid(color=GRID, lw=0.8)
+        axis.grid(**GRID)
     axes[0].set_ylabel("min ‖∇L‖² over t < T")
     axes[0].set_ylim(bottom=1e-8)
     axes[0].legend(frameon=False, loc="lower left")
     title = f"{DATA_NAMES[spec.data]}, λ = {spec.lam:g}, largest step {spec.rate:g}: thick, "
     title += "measured; thin, the bound with its constants"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    set_heading(figure, title)
     return figure
