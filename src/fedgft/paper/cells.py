@@ -46,8 +46,26 @@ VALUES = {
 class Cell:
     """All replicates of one combination.
 
-    None stands for the protocol's own value, or for what it chooses on an inner split. `rule` and
-    `beta` are FairFed's.
+    None stands for the protocol's own value, or for what it chooses on an inner split.
+
+    Attributes
+    ----------
+    data, protocol
+        A name in `DATA_NAMES`, and "paper" or "heldout".
+    metric
+        Whose gap is trained for and measured.
+    seeds
+        The number of replicates.
+    method
+        A key of `fedgft.algorithms.METHODS`.
+    alpha, clients, partition
+        How rows are dealt to clients, see `fedgft.data.partition`.
+    penalty, lam
+        J and the strength of fedgft and lft.
+    epochs, lr
+        Local epochs per round, and the local learning rate.
+    rule, beta
+        Of FairFed.
     """
 
     data: str
@@ -76,7 +94,11 @@ class Cell:
         return DATA_NAMES.get(self.data, self.data)
 
     def text(self, name: str) -> str:
-        """Return a field as it stands in a table; a dash if the method does not use it."""
+        """Return a field as it stands in a table; a dash if the method does not use it.
+
+        >>> Cell("compas", "paper", "sp", lam=20.0).text("lam")
+        '20'
+        """
         if name in ("lam", "penalty") and self.method not in ("fedgft", "lft"):
             return DASH
         value = getattr(self, name)
@@ -85,7 +107,11 @@ class Cell:
         return value if isinstance(value, str) else f"{value:g}"
 
     def label(self, names: Sequence[str]) -> str:
-        """Return these fields in one text, for legends and axes."""
+        """Return these fields in one text, for legends and axes.
+
+        >>> Cell("compas", "paper", "sp", lam=20.0).label(["method", "lam"])
+        'FedGFT, λ = 20'
+        """
         used = {name: text for name in names if (text := self.text(name)) != DASH}
         plain = ("method", "partition", "rule")
         return ", ".join(t if n in plain else f"{LABELS[n]} = {t}" for n, t in used.items())
@@ -97,6 +123,8 @@ class Experiment:
 
     Attributes
     ----------
+    name, title
+        As the command takes it, and as its page is called.
     claim
         What the paper says about it.
     variants
@@ -135,7 +163,11 @@ class Experiment:
 
 
 def variants(**axes: Sequence[Any]) -> tuple[Variant, ...]:
-    """Return every combination of the values of the fields."""
+    """Return every combination of the values of the fields.
+
+    >>> variants(alpha=(0.5, 5.0), method=("fedgft",))
+    ((('alpha', 0.5), ('method', 'fedgft')), (('alpha', 5.0), ('method', 'fedgft')))
+    """
     named = [[(name, value) for value in values] for name, values in axes.items()]
     return tuple(product(*named))
 
@@ -297,14 +329,27 @@ def published(experiment: str, cell: Cell) -> dict[str, float | None]:
 
 
 def differs_from_published(row: dict[str, Any], what: str, ours: float | None) -> bool:
-    """Whether our accuracy or gap is more than two published brackets away."""
+    """Whether our accuracy or gap is more than two published brackets away.
+
+    Parameters
+    ----------
+    row
+        A row with the fields `PUBLISHED`.
+    what
+        "accuracy" or "gap".
+    ours
+        Our number; None if it is not estimable, which does not count as different.
+    """
     value = row[f"published_{what}"]
     bracket = row[f"published_{what}_bracket"]
     return value is not None and ours is not None and abs(ours - value) > 2 * bracket
 
 
 def is_near_published(row: dict[str, Any], what: str, ours: float | None) -> bool:
-    """Whether it is within two published brackets or one point, whichever is larger."""
+    """Whether it is within two published brackets or one point, whichever is larger.
+
+    The parameters are those of `differs_from_published`; what is not estimable is not near.
+    """
     value = row[f"published_{what}"]
     bracket = row[f"published_{what}_bracket"]
     return ours is not None and abs(ours - value) <= max(2 * bracket, ONE_POINT)

@@ -1,7 +1,7 @@
 """Convergence, measured: how fast the gradient of FedGFT's objective vanishes.
 
 Theorem 5.2 and Corollary 5.3 of the paper. For L(theta) = cross-entropy + lam J(F) with J = x^2,
-one local step a round and step sizes eta_t,
+one local step per round and step sizes eta_t,
 
     min_{t<T} E ||grad L(theta^t)||^2  <=  C (1 / sum eta_t + sum eta_t^2 / sum eta_t),
 
@@ -45,6 +45,12 @@ class Descent:
 
     Attributes
     ----------
+    data, alpha, clients
+        The data set, and how its rows are dealt to clients.
+    lam
+        The strength of the penalty.
+    rounds
+        The largest T.
     rate
         The largest step; it must not exceed 1 / smoothness.
     batch_size
@@ -94,7 +100,15 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """Rows of all clients in double precision; a last column of ones in `x` is the bias."""
+    """Rows of all clients in double precision.
+
+    Attributes
+    ----------
+    x
+        (row, feature): scaled features, and a last column of ones for the bias.
+    y, a, client
+        (row,): the label, the group and the client.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -189,7 +203,16 @@ def descend(
 ) -> Path:
     """Train all replicates, and take the exact gradient at the measured rounds.
 
-    `on_round` is called with the rounds that are done and their number.
+    Parameters
+    ----------
+    dataset, spec
+        The rows, and the experiment.
+    mode, rule
+        With all rows of a client in each step, or some of them; and the rule of the step size.
+    seeds
+        One per replicate.
+    on_round
+        Called with the rounds that are done and their number.
     """
     federations = [
         standardize(partition(dataset, clients=spec.clients, alpha=spec.alpha, seed=s))

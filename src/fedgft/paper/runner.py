@@ -38,6 +38,8 @@ class Record:
 
     Attributes
     ----------
+    cell
+        What was trained.
     row
         What `fedgft compare` prints.
     rounds, curves
@@ -95,7 +97,11 @@ class Runner:
     # Cells
 
     def records(self, cells: Sequence[Cell]) -> list[Record]:
-        """Train what is missing; return the records in the order of the cells."""
+        """Train what is missing; return the records in the order of the cells.
+
+        A cell that is asked for twice is trained once. Every batch is stored when it is finished,
+        so an interrupted run loses the current batch only.
+        """
         for batch in batches([cell for cell in dict.fromkeys(cells) if not self._is_known(cell)]):
             self._train(batch)
         return [self._records[cell] for cell in cells]
@@ -228,13 +234,20 @@ class Runner:
 
 
 def study_of(cell: Cell) -> tuple[Any, ...]:
-    """Return what cells of one study share."""
+    """Return what cells of one study share.
+
+    They differ only in what a `Point` holds, in the method, the metric and the penalty.
+    """
     names = ("data", "protocol", "seeds", "clients", "partition", "epochs", "rule")
     return tuple(getattr(cell, name) for name in names)
 
 
 def batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Yield cells that can be trained side by side, with few runs if the model is large."""
+    """Yield cells that can be trained side by side, with few runs if the model is large.
+
+    They differ in alpha, strength and learning rate only. A batch has at most `MAX_RUNS` runs, or
+    `MAX_IMAGE_RUNS` of images, and at least one cell.
+    """
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         key = (*study_of(cell), cell.method, cell.metric, cell.penalty)
@@ -262,6 +275,7 @@ def _record(study: Study, result: Result) -> dict[str, Any]:
 
 
 def _read_record(cell: Cell, kept: dict[str, Any]) -> Record:
+    """Read what `_record` returned; a file with other contents raises one of `DAMAGED`."""
     curves = {name: np.array(kept["curves"][name], dtype=np.float64) for name in CURVES}
     rounds = np.array(kept["rounds"], dtype=np.int64)
     if any(c.shape != (len(rounds), cell.seeds) for c in curves.values()):

@@ -68,6 +68,12 @@ class Section:
 
     Attributes
     ----------
+    name, title
+        As the command takes it, and the heading.
+    claim, note
+        What the paper says, and what it leaves open; may be empty.
+    findings, tables
+        What came out, in sentences with a verdict and in numbers.
     how
         Replicates, data sets and protocols.
     figures
@@ -102,7 +108,17 @@ class Made:
 def make(
     name: str, runner: Runner, *, data: Sequence[str], protocols: Sequence[str], seeds: int
 ) -> Made:
-    """Train what is missing of an experiment (a name in `cells.NAMES`) and make its section."""
+    """Train what is missing of an experiment and make its section.
+
+    Parameters
+    ----------
+    name
+        One of `cells.NAMES`. "simpson" needs no data, and "convergence" has its own.
+    runner
+        Trains cells, or reads them from its cache.
+    data, protocols, seeds
+        Data sets, protocols, and the number of replicates.
+    """
     if name == "simpson":
         return _make_simpson()
     if name == "convergence":
@@ -137,7 +153,10 @@ def make(
 
 
 def label_records(experiment: str, records: Sequence[Record]) -> list[Record]:
-    """Return the records with complete rows: with what was varied and what was published."""
+    """Return the records with complete rows: with what was varied and what was published.
+
+    `experiment`: the name that the rows carry. The paper's numbers differ between its tables.
+    """
     names = ("clients", "partition", "penalty", "epochs", "rule")
     labeled = []
     for record in records:
@@ -230,6 +249,7 @@ def _make_simpson() -> Made:
 
 
 def _example_row(name: str, gap: float | None, example: Example) -> dict[str, Any]:
+    """The gaps of a constructed example at its clients and overall; `gap`: the C that it shows."""
     analysis = analyze(get_metric("sp"), example.sums_by_client(), "hard")
     return {
         "experiment": "simpson",
@@ -421,7 +441,10 @@ def _digest(path: Path) -> str:
 
 
 def read(path: Path) -> Section | None:
-    """Return a section that was written before; None if the file is not one."""
+    """Return a section that was written before; None if the file is not one.
+
+    The file may hold anything: every text is checked, and figures cannot lie in another folder.
+    """
     try:
         kept = load_checksummed(path.read_text("utf-8"), FORMAT)
         return Section(
@@ -489,7 +512,10 @@ def markdown(section: Section) -> str:
 
 
 def check_place(folder: Path) -> None:
-    """Raise if the folder holds a README or a page that this command did not write."""
+    """Raise a `FedgftError` if the folder holds a README or a page of another origin.
+
+    Both files begin with a line that only this command writes.
+    """
     for name, start in (("README.md", TITLE), ("index.html", HTML)):
         path = folder / name
         if path.is_file() and not path.read_bytes().startswith(start.encode()):
@@ -535,7 +561,11 @@ def html(sections: Sequence[Section], folder: Path) -> str:
 
 
 def contents(folder: Path) -> str:
-    """Return a list of the Markdown pages that are there, read from the pages themselves."""
+    """Return a list of the Markdown pages that are there, read from the pages themselves.
+
+    The list counts the claims that were checked, by their signs. Pages that were written elsewhere,
+    as in a fresh clone, are listed too.
+    """
     lines = [
         TITLE,
         "",

@@ -63,7 +63,11 @@ def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[di
 
 
 def make_tables(experiment: Experiment, records: Sequence[Record]) -> list[Table]:
-    """The tables of one data set and protocol, the headline one first."""
+    """Return the tables of one data set and protocol, the headline one first.
+
+    Table 1 has both kinds. The others have that of the protocol's headline gap: of scores on the
+    federation's rows (paper), or of decisions on test rows (heldout).
+    """
     if experiment.name == "trajectory":  # its cells are those of Table 1
         return []
     tables = [score_table(experiment, records), decision_table(experiment, records)]
@@ -73,7 +77,15 @@ def make_tables(experiment: Experiment, records: Sequence[Record]) -> list[Table
 
 
 def score_table(experiment: Experiment, records: Sequence[Record]) -> Table:
-    """Return the paper's layout: scores on the federation's rows, beside the published numbers."""
+    """Return the paper's layout: scores on the federation's rows, beside the published numbers.
+
+    Parameters
+    ----------
+    experiment
+        It says which fields are varied, and which metrics have a column of accuracies.
+    records
+        All of one data set and protocol, in the order of `Experiment.cells`.
+    """
     has_published = any(r.row["published_gap"] is not None for r in records)
     columns = []  # metric, the paper's column, our field
     header = []
@@ -102,7 +114,11 @@ def score_table(experiment: Experiment, records: Sequence[Record]) -> Table:
 
 
 def decision_table(experiment: Experiment, records: Sequence[Record]) -> Table:
-    """Return gaps of decisions on test rows, with their interval and the gap by chance."""
+    """Return gaps of decisions on test rows, with their interval and the gap by chance.
+
+    The parameters are those of `score_table`. Beside each accuracy stand the balanced accuracy and
+    the selection rates by group, which show whether a model has collapsed.
+    """
     header = []
     for metric in experiment.metrics:
         name = metric.upper()
@@ -133,7 +149,15 @@ def _table(
     header: Sequence[str],
     notes: tuple[str, ...],
 ) -> Table:
-    """A table with one line per variant, which begins with the fields that are varied."""
+    """Make a table with one line per variant, which begins with the fields that are varied.
+
+    Parameters
+    ----------
+    format_variant
+        Yields the other cells of the line, given the records of a variant by metric.
+    title, header, notes
+        The caption, the names of those other columns, and the sentences below.
+    """
     names = experiment.varied
     rows = []
     for variant in by_variant(experiment, records):
@@ -144,6 +168,7 @@ def _table(
 
 
 def _decision_notes(records: Sequence[Record]) -> tuple[str, ...]:
+    """Sentences below a table of decisions: what its columns and marks mean."""
     rows = [record.row for record in records]
     constant = [row["accuracy_constant"] for row in rows if row["accuracy_constant"] is not None]
     ends = dict.fromkeys(format_points(end(constant, default=None)) for end in (min, max))
@@ -170,7 +195,13 @@ def _describe_runs(records: Sequence[Record]) -> str:
 
 
 def format_mean(row: dict[str, Any], name: str) -> str:
-    """Return mean and standard deviation over the replicates, in per cent or points."""
+    """Return mean and standard deviation over the replicates, in per cent or points.
+
+    A gap below two points has two decimals; a dash stands for what is not estimable.
+
+    >>> format_mean({"gap_soft": 0.0123, "gap_soft_sd": 0.004}, "gap_soft")
+    '1.23 ± 0.40'
+    """
     mean = row[name]
     deviation = row[f"{name}_sd"]
     if mean is None:
@@ -204,7 +235,8 @@ def _format_rates(rates: dict[str, Any]) -> str:
 def plot_rounds(experiment: Experiment, records: Sequence[Record]) -> dict[str, Callable[[], Any]]:
     """Return {file name: function that draws} of one data set and protocol.
 
-    Columns are alphas, with one figure per metric, or else the metrics.
+    Columns are alphas, with one figure per metric, or else the metrics. The parameters are those
+    of `score_table`.
     """
     has_alphas = "alpha" in experiment.varied
     cell = records[0].cell
@@ -231,6 +263,7 @@ def plot_rounds(experiment: Experiment, records: Sequence[Record]) -> dict[str, 
 
 
 def _column(experiment: Experiment, records: Sequence[Record], *, has_alphas: bool) -> Column:
+    """One curve per record; methods have their own colors, values of a setting those of a list."""
     first = records[0].cell
     names = [n for n in experiment.varied if n != "alpha"]
     field = "gap_soft" if first.protocol == "paper" else "gap_hard_test"
@@ -252,7 +285,10 @@ def _column(experiment: Experiment, records: Sequence[Record], *, has_alphas: bo
 
 
 def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
-    """Draw every published number with two brackets either way, and ours on top of it."""
+    """Draw every published number with two brackets either way, and ours on top of it.
+
+    There is one panel per column of the paper's table, with one line per variant.
+    """
     panels = [("accuracy", m) for m in experiment.accuracy_of]
     panels += [("gap", m) for m in experiment.metrics]
     figure, axes = _start_panels(experiment, records, len(panels))
@@ -284,7 +320,10 @@ def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
 
 
 def plot_heldout(experiment: Experiment, records: Sequence[Record]) -> Any:
-    """Draw decisions on held-out rows: the gap, its 95% interval, and the gap by chance."""
+    """Draw decisions on held-out rows: the gap, its 95% interval, and the gap by chance.
+
+    Each metric has a panel for the accuracy of its runs and one for the gap.
+    """
     panels = [(what, m) for m in experiment.metrics for what in ("accuracy", "gap_hard_test")]
     figure, axes = _start_panels(experiment, records, len(panels))
     for axis, (field, metric) in zip(axes, panels, strict=True):
@@ -327,6 +366,7 @@ def _start_panels(experiment: Experiment, records: Sequence[Record], panels: int
 
 
 def _finish_panels(figure: Any, axes: Any) -> Any:
+    """Clean all panels and put one legend below them, with every label once."""
     found: dict[str, Any] = {}
     for axis in axes:
         clean_axis(axis)

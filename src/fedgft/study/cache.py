@@ -216,6 +216,7 @@ class Checkpoints:
 
 
 def _checksum(snapshot: Snapshot) -> int:
+    """A checksum over the round, the structure, and the names, types and bytes of all arrays."""
     arrays = snapshot.arrays
     shapes = [(name, arrays[name].dtype.str, arrays[name].shape) for name in sorted(arrays)]
     check = zlib.crc32(json.dumps([snapshot.round, snapshot.tree, shapes]).encode())

@@ -113,7 +113,10 @@ def _annotate(axis: Any, text: str, place: tuple[float, float], above: int, **st
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and as SVG; return both paths."""
+    """Write a figure as PNG and as SVG; return both paths.
+
+    Text in the SVG file stays text, and equal figures give equal bytes.
+    """
     from matplotlib import rc_context
 
     paths = [folder / f"{name}.{ending}" for ending in ("png", "svg")]
@@ -158,7 +161,10 @@ def mean_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def plot_rounds(study: Study, results: Sequence[Result]) -> Any:
-    """A figure with one column per metric and alpha: accuracy, and the protocol's headline gap."""
+    """A figure with one column per metric and alpha: accuracy, and the protocol's headline gap.
+
+    `results` may hold several methods per column; they are drawn in their order.
+    """
     columns = []
     for metric, alpha in dict.fromkeys((r.metric, r.alpha) for r in results):
         mine = [r for r in results if (r.metric, r.alpha) == (metric, alpha)]
@@ -182,6 +188,7 @@ def label_gap(protocol: Protocol) -> str:
 
 
 def _make_column(study: Study, results: Sequence[Result], *, title: str) -> Column:
+    """The curves of these results, which have one metric and one alpha."""
     metric = results[0].metric
     where, kind = study.protocol.headline
     curves = []
@@ -223,6 +230,7 @@ def _draw_column(above: Any, below: Any, column: Column) -> None:
 
 
 def _draw_curves(axis: Any, curves: Sequence[Curve], values: Sequence[np.ndarray]) -> None:
+    """Draw the mean of each curve's values with its band; the axis shows all bands."""
     limits: list[np.ndarray] = []  # bands that the axis has to show
     for curve, value in zip(curves, values, strict=True):
         mean, low, high = mean_band(100 * value)
@@ -288,6 +296,7 @@ def _find_limits(found: Frontier) -> tuple[float, float, bool]:
 
 
 def _draw_frontier(axis: Any, found: Frontier, where: str) -> None:
+    """Draw all methods, the chosen spot, the knee, the noise floor and the target."""
     metric = found.metric
     for method, group in groupby(found.spots, key=lambda s: s.method):
         _draw_method(axis, method, list(group), metric, where)
@@ -356,6 +365,7 @@ def frontier_table(found: Frontier, *, title: str, tested: str = "held-out rows"
 
 
 def _format_spot(spot: Spot | None, metric: Metric) -> str:
+    """A text such as 84.7@1.1: accuracy on test rows at the gap on the clients' rows."""
     if spot is None:
         return "-"
     gap = spot.mean(metric, "federation")[1]
@@ -401,6 +411,7 @@ def _draw_paradox(axis: Any) -> None:
 
 
 def _draw_sites(axis: Any, study: Study, results: Sequence[Result]) -> None:
+    """One line per method: the gap at every site, their median, and the gap over all sites."""
     rng = np.random.default_rng(0)
     for place, result in enumerate(results):
         assert result.history.after is not None

@@ -235,7 +235,11 @@ def check_groups(federation: Federation, metric: Metric) -> None:
 
 
 def empty_groups(federation: Federation, metric: Metric) -> list[int]:
-    """Groups without a training row of some event of the metric."""
+    """Groups without a training row of some event of the metric.
+
+    An event that depends on the decision, as that of predictive parity, is not known before
+    training and is not considered.
+    """
     data = federation.dataset
     classes = len(data.classes)
     rows = federation.rows[data.groups[federation.rows] >= 0]
@@ -243,7 +247,6 @@ def empty_groups(federation: Federation, metric: Metric) -> list[int]:
     np.add.at(count, (data.labels[rows], data.groups[rows]), 1)
     proper = metric.proper_conditions(classes)
     events = np.einsum("vy,yg->vg", metric.affine(classes)[1][1], count)
-    # An event that is a decision is not known yet.
     empty = (count.sum(0) == 0) | (events[proper] == 0).any(0)
     return np.flatnonzero(empty).tolist()
 

@@ -78,7 +78,10 @@ def cell_columns(study: Study, alpha: float, method: str, metric: Metric) -> Row
 
 
 def measure(metric: Metric, clients: Sums, test: Sums) -> dict[str, np.ndarray]:
-    """Accuracy and gaps by column, from sums over the clients' and over the test rows."""
+    """Accuracy and gaps by column, from sums over the clients' and over the test rows.
+
+    Gaps are of scores (soft) and of decisions (hard). The arrays have the leading axes of the sums.
+    """
     return {
         "accuracy": test.accuracy(),
         "accuracy_federation": clients.accuracy(),
@@ -112,7 +115,11 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
 
 
 def round_rows(study: Study, result: Result) -> list[Row]:
-    """One row per measured round and replicate."""
+    """One row per measured round and replicate.
+
+    `round` counts the rounds that the replicate was trained for: where it took more of them than
+    others, its measurements lie farther apart.
+    """
     cell = cell_columns(study, result.alpha, result.method, result.metric)
     curves = measure_rounds(result)
     return [
@@ -189,6 +196,7 @@ def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums
 
 
 def _selection_rates(data: Dataset, sums: Sums) -> Row:
+    """By group: the share given the positive one of two classes, or else the share by class."""
     rates = selection_rates(sums)
     by_group: Row = {}
     for g, group in enumerate(data.group_names):

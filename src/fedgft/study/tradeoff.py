@@ -180,6 +180,8 @@ def trace_frontier(
 
     Parameters
     ----------
+    study, metric, alpha
+        The replicates, whose gap, and the heterogeneity of the partition.
     methods
         Names of `METHODS`, and "thresholds". FedAvg is always among them.
     points
@@ -202,7 +204,11 @@ def trace_frontier(
 
 
 def frontier_work(study: Study, methods: Sequence[str], points: int, *, references: bool) -> int:
-    """Run-rounds that a frontier takes at least: the length of a progress bar."""
+    """Run-rounds that a frontier takes at least: the length of a progress bar.
+
+    `references`: whether pooled references are among them. A fit of Fairlearn's counts as
+    `FIT_COST` runs.
+    """
     rates = count_choices(study.protocol.lr)
     swept = [m for m in methods if m not in ("lrw", "thresholds")]
     runs = 1 + rates + points * len(swept) + ("lrw" in methods)
@@ -309,7 +315,10 @@ def fit_fairlearn_methods(
 
 
 def spot_row(study: Study, metric: Metric, alpha: float, spot: Spot) -> Row:
-    """A spot with the columns of `fedgft compare`; None where it has no scores or no strength."""
+    """A spot with the columns of `fedgft compare`; None where it has no scores or no strength.
+
+    References decide without scores, and columns about training are left out.
+    """
     values = measure(metric, spot.federation, spot.test)
     of_decisions = ("accuracy_federation", "accuracy", "gap_hard", "gap_hard_test")
     return {
@@ -394,7 +403,15 @@ def explain_no_thresholds(study: Study, metric: Metric) -> str | None:
 
 
 def apply_thresholds(study: Study, fedavg: Result, tolerances: Sequence[float]) -> list[SumsPair]:
-    """For each tolerance, the sums (replicate, ...) of FedAvg with one threshold per group."""
+    """For each tolerance, the sums (replicate, ...) of FedAvg with one threshold per group.
+
+    Parameters
+    ----------
+    study, fedavg
+        The study, and its result for FedAvg.
+    tolerances
+        The largest gap on the clients' rows; the thresholds are the most accurate ones within it.
+    """
     runs = []
     for federation, params in zip(fedavg.federations, fedavg.history.params, strict=True):
         places = (federation.rows, federation.test)

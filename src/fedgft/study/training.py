@@ -92,7 +92,7 @@ class Comparison:
 def compare_methods(
     study: Study, methods: Sequence[str], metrics: Sequence[Metric], alphas: Sequence[float]
 ) -> Comparison:
-    """Train every method for every metric at every alpha.
+    """Train every method for every metric at every alpha, on the replicates of one study.
 
     Results are in the order alpha, metric, method. Missed targets stand in the rows, so there is
     no `TargetMissedWarning`.
@@ -218,7 +218,10 @@ def build_model(
 def save_model(
     study: Study, result: Result, replicate: int, path: Path, *, why: str | None = None
 ) -> Path:
-    """Write the model of one replicate, see `build_model`."""
+    """Write the model of one replicate, see `build_model`; return the path.
+
+    `why`: the reason for choosing this replicate, which the header of the file states.
+    """
     return build_model(study, result, replicate, why=why).save(path)
 
 
@@ -423,6 +426,7 @@ def describe_choice(found: Frontier, tested: str) -> list[str]:
 
 
 def _count_reached(row: Row) -> str:
+    """In how many replicates the target was reached, and how many of these have collapsed."""
     times = row["reached"]
     seeds = row["seeds"]
     where = "on the clients' own rows (within 0.3 points)"
@@ -436,6 +440,7 @@ def _count_reached(row: Row) -> str:
 
 
 def _describe_test(row: Row) -> str:
+    """The gap of decisions on test rows, the noise floor, and the groups behind the gap."""
     rows = "Held-out decisions" if row["protocol"] == "heldout" else "Decisions on test rows"
     if row["gap_hard_test"] is None:
         return f"{rows}: not estimable."
@@ -447,6 +452,7 @@ def _describe_test(row: Row) -> str:
 
 
 def _describe_accuracy(row: Row, plain: Row | None) -> str:
+    """Accuracy and balanced accuracy on test rows, beside FedAvg's and a constant model's."""
     text = f"Accuracy {format_percent(row['accuracy'])}"
     balanced = f"balanced accuracy {format_percent(row['balanced_accuracy'])}"
     if plain is not None and plain["accuracy"] is not None:
@@ -459,6 +465,7 @@ def _describe_accuracy(row: Row, plain: Row | None) -> str:
 
 
 def _describe_gap(row: Row) -> str:
+    """The gap of decisions on test rows, with its interval or why it has none."""
     low = row["gap_hard_test_low"]
     high = row["gap_hard_test_high"]
     if low is None or high is None:
