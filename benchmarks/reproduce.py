@@ -17,7 +17,7 @@ from fedgft.data import load
 from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS, NAMES
 from fedgft.paper.convergence import MODES
 from fedgft.paper.runner import Runner
-from fedgft.paper.section import make, write, write_page
+from fedgft.paper.section import make_section, write_page, write_section
 from fedgft.study.cache import ResultCache
 
 COLUMNS = ("experiment", "seconds", "replicates", "seconds_per_replicate", "client_rounds")
@@ -33,8 +33,10 @@ def main() -> None:
         upto = [_count(runner, args.names[:n], args) for n in range(len(args.names) + 1)]
         for name, before, after in zip(args.names, upto, upto[1:], strict=False):
             started = time.perf_counter()
-            made = make(name, runner, data=args.data, protocols=args.protocol, seeds=args.seeds)
-            write(made, Path(folder))
+            made = make_section(
+                name, runner, data=args.data, protocols=args.protocol, seeds=args.seeds
+            )
+            write_section(made, Path(folder))
             write_page(Path(folder))
             seconds = time.perf_counter() - started
             spent += seconds

@@ -10,7 +10,7 @@ from fedgft.formatting import Table
 from fedgft.paper.cells import EXPERIMENTS, PAPER_METHODS
 from fedgft.paper.claims import CLAIMS, accuracy_costs, is_below, is_different, is_falling
 from fedgft.paper.runner import Record, Runner
-from fedgft.paper.section import Section, html, label_records, markdown
+from fedgft.paper.section import Section, label_records, render_markdown, render_page
 from fedgft.paper.tables_and_figures import FAR_MARK, decision_table, score_table
 from fedgft.study.cache import ResultCache
 from test_reproduce import runner
@@ -94,9 +94,9 @@ def test_text_is_escaped_wherever_it_goes(tmp_path):
     bad = '<script>alert("x")</script> | & [b]'
     table = Table(bad, ("a", bad), (("1", bad),), 1, (bad,))
     section = Section("table1", bad, bad, bad, bad, (), (table,), (), (bad,), (bad,))
-    page = html([section], tmp_path)
+    page = render_page([section], tmp_path)
     assert "<script>" not in page and "&lt;script&gt;" in page
-    assert re.search(r"\| 1 \| .*\\\| & \\\[b\\\] \|", markdown(section))
+    assert re.search(r"\| 1 \| .*\\\| & \\\[b\\\] \|", render_markdown(section))
 
 
 def test_paired_differences():

@@ -14,7 +14,7 @@ from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.metrics import CATALOG
 from fedgft.optimizers import Optimizer
-from fedgft.paper.convergence import MODES, RATES, Descent, Pooled, bounds, descend, summary
+from fedgft.paper.convergence import MODES, RATES, Descent, Pooled, bounds, descend, summarize
 
 LAM = 7.0
 
@@ -125,7 +125,7 @@ def test_the_measured_gradient_stays_below_the_bound(mode, rule):
     assert path.smoothness * QUICK.rate <= 1
     so_far = np.minimum.accumulate(path.square)[:-1]
     assert (so_far <= bounds(QUICK, path)[path.rounds[1:] - 1]).all()
-    rows = summary(QUICK, path, seeds=4)
+    rows = summarize(QUICK, path, seeds=4)
     assert [r["rounds"] for r in rows] == [10, 100]
     assert rows[1]["gradient"] < rows[0]["gradient"]
     assert (rows[1]["promised"] is None) == (RATES[mode, rule] is None)
@@ -138,4 +138,4 @@ def test_a_step_beyond_the_smoothness_breaks_the_bound():
         synthetic(rows=2000, features=3, seed=0), spec, "full", "constant", seeds=range(4)
     )
     assert path.smoothness * spec.rate > 1
-    assert summary(spec, path, seeds=4)[-1]["gradient"] > bounds(spec, path)[-1]
+    assert summarize(spec, path, seeds=4)[-1]["gradient"] > bounds(spec, path)[-1]

@@ -23,7 +23,7 @@ from fedgft.data.table import escape_formulas, write_table
 from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
 from fedgft.formatting import Table, escape_markdown, unescape_markdown
-from fedgft.paper.section import contents
+from fedgft.paper.section import list_pages
 from fedgft.store import (
     atomic_write,
     exclusive_lock,
@@ -592,10 +592,10 @@ def test_the_title_of_a_planted_page_is_no_link(tmp_path):
     """README.md of `reproduce` lists pages by their first lines."""
     (tmp_path / "table1.md").write_text("# x](javascript:alert(1)) [y\n- ✓ good\n")
     (tmp_path / "pure.md").write_text("# Pure \\_clients\\_\n")
-    found = PARSER.parse(contents(tmp_path))
+    found = PARSER.parse(list_pages(tmp_path))
     links = [t.attrs["href"] for one in found for t in one.children or () if t.type == "link_open"]
     assert links == ["table1.md", "pure.md"]
-    assert "[Pure \\_clients\\_](pure.md)" in contents(tmp_path)
+    assert "[Pure \\_clients\\_](pure.md)" in list_pages(tmp_path)
 
 
 def test_a_site_file_that_is_written_again_is_read_again(usual_umask, tmp_path):

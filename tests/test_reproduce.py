@@ -16,8 +16,8 @@ from fedgft.cli.reproduce import Name
 from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.paper.cells import EXPERIMENTS, NAMES, Cell
-from fedgft.paper.runner import Runner, batches
-from fedgft.paper.section import Made, Section, _stamp, read
+from fedgft.paper.runner import Runner, make_batches
+from fedgft.paper.section import Section, SectionResult, _stamp, read_section
 from fedgft.store import exclusive_lock
 from fedgft.study.cache import ResultCache, code_hash, data_hash, key_of
 from fedgft.study.results import CURVES
@@ -82,12 +82,12 @@ def test_a_cell_does_not_depend_on_the_others_in_its_batch(tmp_path):
 
 def test_hyper_parameters_share_a_batch():
     cells = EXPERIMENTS["lambda"].cells("compas", "paper", seeds=20)
-    assert [len(b) for b in batches(cells)] == [4, 4]  # four λ of 20 replicates, twice
+    assert [len(b) for b in make_batches(cells)] == [4, 4]  # four λ of 20 replicates, twice
     many = [replace(cells[0], lam=float(i + 1), seeds=20) for i in range(12)]
-    assert [len(b) for b in batches(many)] == [5, 5, 2]  # 100 runs at most
+    assert [len(b) for b in make_batches(many)] == [5, 5, 2]  # 100 runs at most
     mixed = [c for c in CELLS] + [replace(c, epochs=2) for c in CELLS]
-    assert sorted(map(len, batches(mixed))) == [2] * 6
-    assert {c for b in batches(mixed) for c in b} == set(mixed)
+    assert sorted(map(len, make_batches(mixed))) == [2] * 6
+    assert {c for b in make_batches(mixed) for c in b} == set(mixed)
 
 
 def test_the_key_is_over_spec_data_and_code(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_data_set_that_was_hashed_is_not_kept():
 
 
 def test_pages_are_stamped_with_the_code_that_lays_them_out(monkeypatch):
-    made = Made(Section("a", "b", "c", "d", "e", (), (), (), (), ()), [], {})
+    made = SectionResult(Section("a", "b", "c", "d", "e", (), (), (), (), ()), [], {})
     read = Path.read_bytes
     before = _stamp(made)
     assert _stamp(made) == before
@@ -308,6 +308,6 @@ def test_a_damaged_section_is_left_out(capsys, tmp_path):
     good = section.read_text()
     for bad in (good.replace('"stubs": 1', '"stubs": "x"'), good[:-5], "[" * 100_000):
         section.write_text(bad)
-        assert read(section) is None
+        assert read_section(section) is None
     assert run(capsys, "reproduce", "simpson", "--out", tmp_path)[0] == 0
     assert section.read_text() == good

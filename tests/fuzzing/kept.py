@@ -19,7 +19,7 @@ from fedgft.metrics import get_metric
 from fedgft.paper.cells import Cell
 from fedgft.paper.convergence import Path as Descent
 from fedgft.paper.runner import DAMAGED, _read_record
-from fedgft.paper.section import FORMAT, read, write_page
+from fedgft.paper.section import FORMAT, read_section, write_page
 from fedgft.resnet import load_weights
 from fedgft.settings import Settings
 from fedgft.store import dump_checksummed
@@ -115,7 +115,7 @@ def section(data: bytes) -> None:
     for text in texts:
         path = file("page/table1.json", text)
         file("page/table1.md", data[:2000])
-        read(path)
+        read_section(path)
         write_page(path.parent)
 
 

@@ -17,7 +17,7 @@ from fedgft.store import exclusive_lock, open_folder
 if TYPE_CHECKING:
     from fedgft.data import Dataset
     from fedgft.paper.runner import Runner
-    from fedgft.paper.section import Made, Section
+    from fedgft.paper.section import Section, SectionResult
 
 Name = Literal[
     "table1",
@@ -162,16 +162,16 @@ def _run(
     seeds: int,
     folder: Path,
     options: Options,
-) -> tuple[list["Made"], list[Path]]:
+) -> tuple[list["SectionResult"], list[Path]]:
     """Train the cells that are missing, write each experiment when it is done, then the page.
 
     Returns the experiments, and the files that a user opens.
     """
-    from fedgft.paper.section import check_place, make, write, write_page
+    from fedgft.paper.section import check_folder, make_section, write_page, write_section
 
     results = []
     paths = []
-    check_place(folder)
+    check_folder(folder)
     with open_folder(folder), bar() as progress:
         runner = _make_runner(options, folder / "cells", progress)
         total = _count_work(runner, names, data, protocols, seeds=seeds)
@@ -179,8 +179,8 @@ def _run(
             progress.expect(total, images=1 if tuple(data) == ("celeba",) else None)
             try:
                 for name in names:
-                    result = make(name, runner, data=data, protocols=protocols, seeds=seeds)
-                    paths += write(result, folder)
+                    result = make_section(name, runner, data=data, protocols=protocols, seeds=seeds)
+                    paths += write_section(result, folder)
                     results.append(result)
             except KeyboardInterrupt:
                 note(f"finished cells are kept in {folder}: the same command continues from there")

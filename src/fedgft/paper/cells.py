@@ -305,7 +305,7 @@ PUBLISHED = (
 ONE_POINT = 0.01
 
 
-def published(experiment: str, cell: Cell) -> dict[str, float | None]:
+def get_published(experiment: str, cell: Cell) -> dict[str, float | None]:
     """Return what the paper prints for this cell, by the names in `PUBLISHED`; else None.
 
     Only rows of the `paper` protocol can be compared. Table 1 and the table of pure clients have

@@ -293,7 +293,7 @@ def bounds(spec: Descent, path: Path) -> np.ndarray:
     return (2 * (path.loss[0] - path.loss.min()) + noise) / np.cumsum(eta)
 
 
-def summary(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
+def summarize(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
     """Return rows at T = 10, 100, 1000, ... with the smallest squared gradient so far.
 
     `decline` is the factor by which the last tenfold of rounds changed it, `promised` the factor of

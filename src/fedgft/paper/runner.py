@@ -64,7 +64,7 @@ class Runner:
     ----------
     load
         Returns a data set by its name.
-    shelf
+    cache
         Cache of finished cells.
     on_progress
         Called with a text and a number of row-rounds.
@@ -75,7 +75,7 @@ class Runner:
     """
 
     load: Callable[[str], Dataset]
-    shelf: ResultCache
+    cache: ResultCache
     on_progress: OnProgress = ignore_progress
     network: Any = None
     engine: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +102,9 @@ class Runner:
         A cell that is asked for twice is trained once. Every batch is stored when it is finished,
         so an interrupted run loses the current batch only.
         """
-        for batch in batches([cell for cell in dict.fromkeys(cells) if not self._is_known(cell)]):
+        for batch in make_batches(
+            [cell for cell in dict.fromkeys(cells) if not self._is_known(cell)]
+        ):
             self._train(batch)
         return [self._records[cell] for cell in cells]
 
@@ -158,7 +160,7 @@ class Runner:
         return key_of(cell, self._protocol(cell), dataset, **more)
 
     def _is_known(self, cell: Cell) -> bool:
-        if cell not in self._records and (kept := self.shelf.get(self._key(cell))) is not None:
+        if cell not in self._records and (kept := self.cache.get(self._key(cell))) is not None:
             with suppress(*DAMAGED):
                 self._records[cell] = _read_record(cell, kept)
         return cell in self._records
@@ -170,7 +172,7 @@ class Runner:
             protocol = self._protocol(cell)
             size = self._rows(cell, protocol)
             prefix = f"{cell.data}, {cell.protocol}: "
-            rounds = self.shelf.folder / "rounds"
+            rounds = self.cache.folder / "rounds"
             self._studies[key] = Study(
                 dataset,
                 protocol,
@@ -197,7 +199,7 @@ class Runner:
         for cell, result in zip(cells, results, strict=True):
             record = _record(study, result)
             record["notes"] += [text for text in texts if f"alpha {cell.alpha:g}:" in text]
-            self.shelf.put(self._key(cell), record)
+            self.cache.put(self._key(cell), record)
             self._records[cell] = _read_record(cell, record)
         if study.checkpoints is not None:
             study.checkpoints.clear()
@@ -211,17 +213,17 @@ class Runner:
         for key, mode, rule in self._path_keys(spec, seeds):
             path = None
             with suppress(*DAMAGED):
-                path = Path.from_json(self.shelf.get(key) or {})
+                path = Path.from_json(self.cache.get(key) or {})
             if path is None:
                 report = partial(self._report_round, f"{mode}, {rule}", len(dataset) * seeds)
                 path = descend(dataset, spec, mode, rule, seeds=range(seeds), on_round=report)
-                self.shelf.put(key, path.to_json())
+                self.cache.put(key, path.to_json())
             paths.append(path)
         return paths
 
     def path_work(self, spec: Descent, *, seeds: int) -> int:
         """Return the row-rounds of the paths that are still to be done."""
-        missing = sum(self.shelf.get(key) is None for key, _, _ in self._path_keys(spec, seeds))
+        missing = sum(self.cache.get(key) is None for key, _, _ in self._path_keys(spec, seeds))
         return missing * len(self.data(spec.data)) * seeds * spec.rounds
 
     def _path_keys(self, spec: Descent, seeds: int) -> Iterator[tuple[str, Mode, Schedule]]:
@@ -242,7 +244,7 @@ def study_of(cell: Cell) -> tuple[Any, ...]:
     return tuple(getattr(cell, name) for name in names)
 
 
-def batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+def make_batches(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     """Yield cells that can be trained side by side, with few runs if the model is large.
 
     They differ in alpha, strength and learning rate only. A batch has at most `MAX_RUNS` runs, or

@@ -1,9 +1,9 @@
 """Sections of the reproduction: what the paper says, what came out, tables and figures.
 
-`make` runs what is missing of an experiment and returns its section. `write` puts it into a folder:
-rows, figures, Markdown and JSON; `write_page` shows all of them on one HTML page, which needs no
-network and no other file. Text is escaped by the template; figures are embedded as images, so
-nothing in them can run.
+`make_section` runs what is missing of an experiment and returns its section. `write_section` puts
+it into a folder: rows, figures, Markdown and JSON; `write_page` shows all sections on one HTML
+page, which needs no network and no other file. Text is escaped by the template; figures are
+embedded as images, so nothing in them can run.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from fedgft.paper.cells import (
     EXPERIMENTS,
     NAMES,
     Experiment,
-    published,
+    get_published,
 )
 from fedgft.paper.claims import CLAIMS, Finding, accuracy_table, select
-from fedgft.paper.convergence import RESIDUE, SMALL, Descent, summary
+from fedgft.paper.convergence import RESIDUE, SMALL, Descent, summarize
 from fedgft.paper.convergence import Path as DescentPath
 from fedgft.paper.runner import Record, Runner
 from fedgft.store import (
@@ -97,7 +97,7 @@ class Section:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class SectionResult:
     """A section, its rows, and the functions that draw its figures when they are written."""
 
     section: Section
@@ -105,9 +105,9 @@ class Made:
     figures: dict[str, Callable[[], Any]]
 
 
-def make(
+def make_section(
     name: str, runner: Runner, *, data: Sequence[str], protocols: Sequence[str], seeds: int
-) -> Made:
+) -> SectionResult:
     """Train what is missing of an experiment and make its section.
 
     Parameters
@@ -149,7 +149,7 @@ def make(
         notes=_list_notes(records),
     )
     draw = {figure: function for figure, _, function in figures}
-    return Made(section, [r.row for r in records], draw)
+    return SectionResult(section, [r.row for r in records], draw)
 
 
 def label_records(experiment: str, records: Sequence[Record]) -> list[Record]:
@@ -161,7 +161,7 @@ def label_records(experiment: str, records: Sequence[Record]) -> list[Record]:
     labeled = []
     for record in records:
         varied = {name: getattr(record.cell, name) for name in names}
-        numbers = published(experiment, record.cell)
+        numbers = get_published(experiment, record.cell)
         row = {"experiment": experiment, **record.row, **varied, **numbers}
         labeled.append(replace(record, row=row))
     return labeled
@@ -215,7 +215,7 @@ def _list_notes(records: Sequence[Record]) -> tuple[str, ...]:
 # Theory: Simpson's table
 
 
-def _make_simpson() -> Made:
+def _make_simpson() -> SectionResult:
     """Table 2 of the paper, and both directions of Theorem 4.1 for several C."""
     sums = simpson().sums_by_client()
     metric = get_metric("sp")
@@ -245,7 +245,7 @@ def _make_simpson() -> Made:
         ),
         figures=(("simpson", "Acceptance rates by department and overall."),),
     )
-    return Made(section, rows, {"simpson": exhibits.plot_simpson})
+    return SectionResult(section, rows, {"simpson": exhibits.plot_simpson})
 
 
 def _example_row(name: str, gap: float | None, example: Example) -> dict[str, Any]:
@@ -302,13 +302,15 @@ def _example_table(rows: Sequence[dict[str, Any]]) -> Table:
 # Theory: convergence
 
 
-def _make_convergence(paths: Mapping[Descent, Sequence[DescentPath]], *, seeds: int) -> Made:
+def _make_convergence(
+    paths: Mapping[Descent, Sequence[DescentPath]], *, seeds: int
+) -> SectionResult:
     """Theorem 5.2 and Corollary 5.3."""
     rows = [
         row
         for spec, each in paths.items()
         for path in each
-        for row in summary(spec, path, seeds=seeds)
+        for row in summarize(spec, path, seeds=seeds)
     ]
     steps = max(path.smoothness * spec.rate for spec, each in paths.items() for path in each)
     names = {spec: f"convergence-{spec.data}-{spec.lam:g}" for spec in paths}
@@ -329,7 +331,7 @@ def _make_convergence(paths: Mapping[Descent, Sequence[DescentPath]], *, seeds: 
     figures = {
         names[spec]: partial(exhibits.plot_convergence, spec, each) for spec, each in paths.items()
     }
-    return Made(section, rows, figures)
+    return SectionResult(section, rows, figures)
 
 
 def _convergence_findings(rows: Sequence[dict[str, Any]], steps: float) -> tuple[Finding, ...]:
@@ -385,7 +387,7 @@ def _rate_table(spec: Descent, rows: Sequence[dict[str, Any]]) -> Table:
 # The files of one section
 
 
-def write(made: Made, folder: Path) -> list[Path]:
+def write_section(made: SectionResult, folder: Path) -> list[Path]:
     """Write rows, figures, the Markdown page and last the section; return their paths.
 
     If the same code wrote the same section before and its files are intact, nothing is written:
@@ -405,7 +407,7 @@ def write(made: Made, folder: Path) -> list[Path]:
     write_rows(made.rows, rows)
     for name, draw in made.figures.items():
         save_figure(draw(), pictures, name)
-    _write_text(page, markdown(section))
+    _write_text(page, render_markdown(section))
     digests = [_digest(path) for path in paths[:-1]]
     _write_text(
         kept, dump_checksummed({"stamp": stamp, "files": digests, **asdict(section)}, FORMAT)
@@ -418,7 +420,7 @@ def _write_text(path: Path, text: str) -> None:
         part.write(text.encode())
 
 
-def _stamp(made: Made) -> str:
+def _stamp(made: SectionResult) -> str:
     """A digest of everything the files depend on: results, texts, and the code that draws."""
     digest = hashlib.sha256(json.dumps([asdict(made.section), made.rows]).encode())
     here = Path(__file__).parent
@@ -440,7 +442,7 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def read(path: Path) -> Section | None:
+def read_section(path: Path) -> Section | None:
     """Return a section that was written before; None if the file is not one.
 
     The file may hold anything: every text is checked, and figures cannot lie in another folder.
@@ -489,7 +491,7 @@ def _check_figure_name(name: Any) -> str:
     return name
 
 
-def markdown(section: Section) -> str:
+def render_markdown(section: Section) -> str:
     """Return the section as Markdown; every text in it is escaped."""
     clean = escape_markdown
     lines = [f"# {clean(section.title)}", ""]
@@ -511,7 +513,7 @@ def markdown(section: Section) -> str:
 # The page of all sections
 
 
-def check_place(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Raise a `FedgftError` if the folder holds a README or a page of another origin.
 
     Both files begin with a line that only this command writes.
@@ -531,18 +533,18 @@ def write_page(folder: Path) -> list[Path]:
     A section without all its figures is left out until it is made again.
     """
     pictures = folder / "figures"
-    found = [read(folder / f"{name}.json") for name in NAMES]
+    found = [read_section(folder / f"{name}.json") for name in NAMES]
     sections = [
         section
         for section in found
         if section and all((pictures / f"{name}.svg").exists() for name, _ in section.figures)
     ]
-    _write_text(folder / "index.html", html(sections, folder))
-    _write_text(folder / "README.md", contents(folder))
+    _write_text(folder / "index.html", render_page(sections, folder))
+    _write_text(folder / "README.md", list_pages(folder))
     return [folder / "index.html", folder / "README.md"]
 
 
-def html(sections: Sequence[Section], folder: Path) -> str:
+def render_page(sections: Sequence[Section], folder: Path) -> str:
     """Return the page of these sections; their figures are in `folder`."""
 
     def embed(name: str) -> str:
@@ -560,7 +562,7 @@ def html(sections: Sequence[Section], folder: Path) -> str:
     )
 
 
-def contents(folder: Path) -> str:
+def list_pages(folder: Path) -> str:
     """Return a list of the Markdown pages that are there, read from the pages themselves.
 
     The list counts the claims that were checked, by their signs. Pages that were written elsewhere,
