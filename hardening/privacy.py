@@ -35,16 +35,10 @@ from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site
-from fedgft.flower.client_app import _file, _held_out
+from fedgft.flower.client_app import _data_file, _held_out
 from fedgft.flower.messages import make_request
-from fedgft.flower.secure_sum_server import Cohort, SecureSum
-from fedgft.privacy.noise import (
-    Noise,
-    add_noise,
-    draw_discrete_gaussian,
-    honest_clients,
-    share_noise,
-)
+from fedgft.flower.secure_sums import Cohort, SecureSum
+from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
 from fedgft.store import atomic_write
 from fedgft.sums import Sums
 from grid import app_of, biased, grid_of, options, start_of, train_config
@@ -100,8 +94,8 @@ def adult_sensitivity(pairs: int) -> np.ndarray:
     labels, groups = (sorted(people[name].unique()) for name in ("income", "sex"))
 
     def counts(context: Context) -> np.ndarray:
-        frame = read_frame(_file(context))
-        kept = frame.filter(~_held_out(frame, _file(context), context))
+        frame = read_frame(_data_file(context))
+        kept = frame.filter(~_held_out(frame, _data_file(context), context))
         found = dict(kept.group_by("income", "sex").len().rows_by_key(["income", "sex"]))
         return np.array([[found.get((y, a), [(0,)])[0][0] for a in groups] for y in labels])
 
@@ -137,7 +131,7 @@ def shown(budget: Budget, draws: int, *, apart: float = 1.0, smaller: float = 1.
     for rows in (400.0, 400.0 + apart):
         count = np.full((draws, 1, 1), rows)
         score = np.stack((0 * count, count), -1)
-        sent = add_noise(Sums(count, score, score), planted, None)
+        sent = planted.add(Sums(count, score, score), None)
         both = np.stack((sent.count, sent.score[..., 1]), -1)[:, 0, 0]
         deviation = np.array([noise.count, noise.value])
         found.append(likelihood_ratio(both, np.ones(2), deviation))
@@ -148,7 +142,7 @@ def shown_secretly(budget: Budget, draws: int, clients: int, *, keeping: int) ->
     """Of a secure sum, when only so many clients keep their share of the noise to themselves."""
     noise = budget.noise("soft")
     assert noise is not None
-    share = share_noise(noise, clients)
+    share = noise.share(clients)
     unit = 2**20
     found = []
     for rows in (400.0, 401.0):

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from fedgft.audit import measure
-from fedgft.privacy.noise import (
-    Budget,
-    Noise,
-    add_noise,
-    draw_discrete_gaussian,
-    honest_clients,
-    share_noise,
-)
+from fedgft.privacy.noise import Budget, Noise, draw_discrete_gaussian, honest_clients
 from fedgft.privacy.suppression import add_noise_to_site
 from fedgft.sums import COUNT, Sums
 from neighbors import epsilon_shown, likelihood_ratio
@@ -31,7 +24,7 @@ def releases(rows: float, budget: Budget, *, too_small: float = 1.0) -> np.ndarr
     loud = Noise(noise.kind, noise.count / too_small, noise.value / too_small)
     count = np.full((DRAWS, 1, 1), rows)
     score = np.stack((0 * count, count), -1)  # every score is 1: the most that a row can add
-    sent = add_noise(Sums(count, score, score), loud, None)
+    sent = loud.add(Sums(count, score, score), None)
     table = np.stack((sent.count, sent.score[..., 1]), -1)[:, 0, 0]
     return likelihood_ratio(table, np.ones(2), np.array([noise.count, noise.value]))
 
@@ -53,7 +46,7 @@ def test_secure_sums_show_no_more_than_epsilon(fault: str) -> None:
     clients = 7
     noise = budget.noise("soft")
     unit = 2**20
-    share = share_noise(noise, clients)
+    share = noise.share(clients)
     smaller = 3.0 if fault == "shares too small" else 1.0
 
     def sums(rows: float) -> np.ndarray:

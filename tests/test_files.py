@@ -325,6 +325,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
     from fedgft.flower.client_app import client
     from fedgft.flower.server_app import serve
     from fedgft.privacy.ledger import open_ledger
+    from fedgft.privacy.policy import SitePolicy
     from grid import InProcess
 
     rng = np.random.default_rng(0)
@@ -367,7 +368,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
     node = {"max-epsilon": 5.0, "ledger": str(tmp_path / "ledger.json")}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
     with open_ledger(context, "north") as ledger:
-        ledger.charge(0.01, limit=5.0, delta=1e-6, file="ledger.json")
+        SitePolicy(context, "north").charge(ledger, 0.01)
     assert mode(tmp_path / "ledger.json") == 0o600
     with Processes(tmp_path, tmp_path / "home", tmp_path / "logs") as processes:
         processes.start("one", ["true"])

@@ -402,7 +402,7 @@ def test_mods_go_on_training_alone() -> None:
         (lambda s: FedGFT(s, lam=1.0, max_share=0.0), "max_share"),
         (lambda s: FedGFT(s, lam=1.0, secure=True), "channel='query'"),
         (lambda s: FedGFT(s, lam=1.0, groups=2), "name both"),
-        (lambda s: FedGFT(object(), lam=1.0), "no strategy of flwr.serverapp"),
+        (lambda s: FedGFT(object(), lam=1.0), "use one of flwr.serverapp"),
         (lambda s: FairFed(s, channel="evaluate"), "'train' or 'query'"),
         (lambda s: Site(None, rows=(), groups=["a", "a"]), "two different names"),
     ],

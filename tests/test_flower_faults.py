@@ -368,7 +368,7 @@ def test_fairfed_needs_a_strategy_with_weights(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda c: c.__setitem__("fedgft.version", 2), "speaks version 2"),
+        (lambda c: c.__setitem__("fedgft.version", 2), "uses version 2"),
         (lambda c: c.__setitem__("fedgft.groups", ["x", "y"]), "site 'site-2' has the groups 0, 1"),
         (lambda c: c.__setitem__("fedgft.price", [0.0]), "price must hold 12 numbers, not 1"),
     ],

@@ -20,15 +20,8 @@ from fedgft.flower.client_app import DESCRIBE
 from fedgft.flower.messages import REPORT, VERSION, Names, Report, make_request
 from fedgft.flower.replies import check_report, make_query
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.privacy.ledger import ledger_file, open_ledger, read_ledger, read_salt
-from fedgft.privacy.noise import (
-    Noise,
-    add_noise,
-    drop_small_cells,
-    epsilon_of,
-    gap_error,
-    total_rho,
-)
+from fedgft.privacy.ledger import open_ledger, read_ledger, read_salt
+from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho
 from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Sums
 from grid import InProcess, app_of, biased, gap_of, grid_of, options, start_of, train_config
@@ -48,7 +41,7 @@ def fair(**how):
 
 
 def ledger_of(context, site=""):
-    return read_ledger(ledger_file(context, site), site)
+    return read_ledger(context, site)
 
 
 def tally_of(made, k=0):
@@ -85,7 +78,7 @@ def test_releases_add_up_to_the_budget() -> None:
 def test_noise_has_the_spread_it_declares(kind: str) -> None:
     exact = tally_of(biased())
     noise = Noise(kind, count=3.0, value=2.0)
-    draws = [add_noise(exact, noise, None) for _ in range(400)]
+    draws = [noise.add(exact, None) for _ in range(400)]
     table, true = ("score", exact.score) if kind == "soft" else ("decision", exact.decision)
     values = np.stack([getattr(draw, table) for draw in draws])
     counts = np.stack([draw.count for draw in draws])
@@ -94,7 +87,7 @@ def test_noise_has_the_spread_it_declares(kind: str) -> None:
     np.testing.assert_allclose(values.sum(-1), counts, atol=1e-6)  # the first class follows
     other = draws[0].decision if kind == "soft" else draws[0].score
     assert np.isnan(other).all()  # is not sent
-    again = add_noise(exact, noise, draws[0].count)
+    again = noise.add(exact, draws[0].count)
     np.testing.assert_array_equal(again.count, draws[0].count)  # released once
 
 
@@ -107,12 +100,12 @@ def test_the_error_of_the_gap_is_that_of_many_draws(metric: str) -> None:
     total = sum(exact[1:], start=exact[0])
     gaps = []
     for _ in range(300):
-        sums = [add_noise(t, noise, None) for t in exact]
+        sums = [noise.add(t, None) for t in exact]
         statistics = sum(t.statistics(metric, "soft") for t in sums)
         rates = metric.rates(statistics)
         condition, high, low = metric.worst(total.statistics(metric, "soft"))
         gaps.append(rates[condition, high] - rates[condition, low])
-    assert gap_error(metric, total, noise, 3) == pytest.approx(np.std(gaps), rel=0.15)
+    assert noise.gap_error(metric, total, 3) == pytest.approx(np.std(gaps), rel=0.15)
 
 
 def test_a_run_keeps_count_and_reports_it() -> None:
@@ -190,7 +183,7 @@ def test_declared_noise_widens_the_checks_and_undeclared_noise_does_not() -> Non
     noise = Noise("soft", count=20.0, value=20.0)
     names = Names.of(2, 2)
     for _ in range(20):
-        report = Report("north", names, add_noise(tally_of(made), noise, None))
+        report = Report("north", names, noise.add(tally_of(made), None))
         check_report(report, examples=float(tally_of(made).rows()), noise=noise)
         with pytest.raises(FedgftError):
             check_report(report, examples=None)
@@ -387,7 +380,7 @@ def test_runs_that_enter_a_ledger_at_once_take_turns(tmp_path, monkeypatch) -> N
         with open_ledger(context, "north") as ledger:
             SitePolicy(context, "north").charge(ledger, rho)
 
-    monkeypatch.setattr("fedgft.privacy.ledger.epsilon_of", slow)
+    monkeypatch.setattr("fedgft.privacy.policy.epsilon_of", slow)
     file = tmp_path / "ledger.json"
     context = context_of(**{"max-epsilon": 5.0, "ledger": str(file)})
     with ThreadPoolExecutor(4) as pool:

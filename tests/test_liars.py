@@ -218,7 +218,7 @@ def test_a_long_update_is_shortened(said) -> None:
             content["arrays"] = ArrayRecord({name: Array(values) for name, values in long.items()})
 
     assert np.abs(result_of(made, shout)).max() < 10
-    assert "site 'site-2': its update is much longer than the others'" in said()
+    assert "site 'site-2' sends a much longer update than the others" in said()
     assert np.abs(result_of(made, shout, limits=None)).max() > 1e10
 
 

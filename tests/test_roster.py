@@ -6,9 +6,9 @@ import logging
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedgft.flower import roster
-from fedgft.flower.messages import RECORD, describe_node
-from fedgft.flower.replies import Replies
+from fedgft.flower import replies as roster
+from fedgft.flower.messages import RECORD
+from fedgft.flower.replies import Replies, describe_node
 from grid import InProcess
 
 

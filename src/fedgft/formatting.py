@@ -105,6 +105,11 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub("\ufffd", text)
 
 
+def one_line(value: Any, max_length: int = 400) -> str:
+    """A value from elsewhere as one line for logs and errors: printable, and cut at a length."""
+    return printable(" ".join(str(value).split()))[:max_length]
+
+
 def escape_markdown(text: str) -> str:
     """Escape a text that may hold names from data, so that Markdown shows it literally.
 

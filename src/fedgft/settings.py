@@ -331,6 +331,29 @@ def check_setting(name: str, value: Any) -> None:
         raise FedgftError(fault, field=name)
 
 
+TRAINING_KEYS = ("lr", "epochs", "batch-size", "weight-decay", "optimizer", "schedule")
+RUN_KEYS = (
+    *TRAINING_KEYS,
+    *("rounds", "sites", "test-share", "alpha", "server-lr", "proximal-mu", "beta", "penalty"),
+    *("min-count", "timeout", "node-timeout", "model", "scaling", "max-influence"),
+)
+
+
+def check_run_config(config: Mapping[str, Any], keys: tuple[str, ...] = RUN_KEYS) -> None:
+    """Check the values of the configuration of a deployed run that have one of these keys.
+
+    Keys may be missing. The model "own" is built by the user's app, and whole numbers may be
+    floats: Flower converts them.
+    """
+    for key in keys:
+        if key not in config or (key, config[key]) == ("model", "own"):
+            continue
+        name = key.replace("-", "_")
+        value = config[key]
+        is_whole = SETTINGS[name].kind is int and isinstance(value, float) and value.is_integer()
+        check_setting(name, int(value) if is_whole else value)
+
+
 def check_settings(values: Mapping[str, Any]) -> None:
     """Check those values, by name, that the table knows and that are not None."""
     for name, value in values.items():

@@ -23,10 +23,9 @@ from fedgft.data.schema import Schema
 from fedgft.deploy.init import read_app_config
 from fedgft.deploy.local_run import summarize_run
 from fedgft.flower import FairFed, FedGFT, Site
-from fedgft.flower.client import train_reply
+from fedgft.flower.client_app import train_reply
 from fedgft.flower.messages import RECORD, Names
-from fedgft.flower.secure_sum_client import encode_public_key
-from fedgft.flower.secure_sum_server import Cohort, SecureSum
+from fedgft.flower.secure_sums import Cohort, SecureSum, encode_public_key
 from fedgft.flower.server_app import read_descriptions as _descriptions
 from fedgft.metrics import get_metric
 from fedgft.privacy.ledger import open_ledger

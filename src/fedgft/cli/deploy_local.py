@@ -26,10 +26,9 @@ from fedgft.deploy.init import read_app_config
 from fedgft.deploy.local_run import LocalRunPlan, format_closing_line, run_local, site_arguments
 from fedgft.errors import FedgftError
 from fedgft.flower.aggregator import StatisticsOptions
-from fedgft.flower.run_config import check_run
 from fedgft.metrics import get_metric
 from fedgft.privacy.noise import Budget
-from fedgft.settings import check_settings
+from fedgft.settings import check_run_config, check_settings
 from fedgft.store import expand_user
 from fedgft.validation import check_choice
 
@@ -206,7 +205,7 @@ def parse_app_settings(
         is_alike = type(found[key]) is type(known[key])
         require(is_alike, f"`set` {key}={value}: must be like {known[key]!r}")
         try:
-            check_run({key: found[key]})
+            check_run_config({key: found[key]})
         except FedgftError as error:
             raise FedgftError(f"`set` {key}={value}: {error}") from None
     for key in ("schema", "counts"):  # the server's working folder is not the user's

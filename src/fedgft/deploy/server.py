@@ -18,7 +18,7 @@ from fedgft.deploy.gate import Gate, KeyFolder, Signatures, log, server_tls
 from fedgft.deploy.init import DATABASE, FederationFolder
 from fedgft.deploy.processes import Processes, check_flower_version
 from fedgft.errors import FedgftError
-from fedgft.flower.roster import NODES_VARIABLE
+from fedgft.flower.replies import NODES_VARIABLE
 from fedgft.store import atomic_write
 
 

@@ -20,13 +20,13 @@ _MODULES = {
     "FairStrategy": "flower.strategy",
     "FedGFT": "flower.strategy",
     "Limits": "flower.aggregator",
-    "LinearModel": "flower.local_training",
+    "LinearModel": "flower.client",
     "Measured": "flower.strategy",
     "ServerPenalty": "flower.client",
     "Site": "flower.client",
     "penalty_of": "flower.client",
-    "register": "flower.client",
-    "statistics": "flower.client",
+    "register": "flower.client_app",
+    "statistics": "flower.client_app",
 }
 __all__ = list(_MODULES)
 

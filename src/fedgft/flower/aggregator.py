@@ -18,26 +18,32 @@ from fedgft.algorithms.controller import TARGET_TOLERANCE, Controller, with_spee
 from fedgft.algorithms.objectives import Pricing
 from fedgft.engine.select_best import SLACK, WORTH
 from fedgft.errors import FedgftError
-from fedgft.flower.messages import Names, Report, Request, make_request
-from fedgft.flower.replies import Replies, ReportValidator, log, make_query
+from fedgft.flower.messages import Report, Request, log, make_request, warn
+from fedgft.flower.replies import Replies, ReportValidator, make_query
 from fedgft.flower.run_state import BestModel, RunState
-from fedgft.flower.secure_sum_server import Cohort as SecureCohort
-from fedgft.flower.secure_sum_server import SecureSum
+from fedgft.flower.secure_sums import Cohort as SecureCohort
+from fedgft.flower.secure_sums import SecureSum
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.decisions import describe_decisions
 from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, Limits, limit_sites
-from fedgft.privacy.noise import Budget, Noise, gap_error, share_noise
+from fedgft.privacy.noise import Budget, Noise
 from fedgft.sums import Sums
+from fedgft.validation import check_choice, check_integer
 
+Row = dict[str, Any]
+"A row of the history: what was measured of one model."
 CHANNELS = ("train", "query", "evaluate")
 UNLIMITED_SHARE = 0.9  # the largest share of all rows of one client where `limits` is None
-ALL_CLIENTS = Cohort(
-    run=np.zeros(1, int),
-    client=np.zeros(1, int),
-    weight=np.ones(1),
-    bounds=np.array([0, 1]),
-    full=True,
-)
+
+
+def make_cohort(weights: np.ndarray) -> Cohort:
+    """All clients of a deployed run, with these weights, as a cohort of one simulated run."""
+    count = len(weights)
+    bounds = np.array([0, count])
+    return Cohort(np.zeros(count, int), np.arange(count), weights, bounds, full=True)
+
+
+ALL_CLIENTS = make_cohort(np.ones(1))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -87,24 +93,21 @@ class StatisticsOptions:
     on_round: Callable[[dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.channel not in CHANNELS:
-            raise FedgftError(f"`channel` {self.channel!r} is not known: {', '.join(CHANNELS)}")
-        if self.patience < 1:
-            raise FedgftError(f"`patience` must be at least 1, got {self.patience}")
+        check_choice("channel", self.channel, CHANNELS)
+        check_integer("patience", self.patience, least=1)
         if not self.node_timeout > 0:
             raise FedgftError(f"`node_timeout` must be above 0, got {self.node_timeout:g}")
         if self.max_share is not None and not 0 < self.max_share <= 1:
             raise FedgftError(f"`max_share` must lie between 0 and 1, got {self.max_share:g}")
         if (self.classes is None) != (self.groups is None):
             raise FedgftError("name both `classes` and `groups`, or neither", kind="conflict")
+        problem = ""
         if self.secure and self.channel != "query":
-            text = "`secure` sums need messages of their own: channel='query'"
-            raise FedgftError(text, kind="conflict")
-        if self.secure and self.budget.epsilon is not None and self.budget.min_count:
-            raise FedgftError(
-                "`secure` sums with noise need no min_count: noise hides small cells",
-                kind="conflict",
-            )
+            problem = "`secure` sums need messages of their own: channel='query'"
+        elif self.secure and self.budget.epsilon is not None and self.budget.min_count:
+            problem = "`secure` sums with noise need no min_count: noise hides small cells"
+        if problem:
+            raise FedgftError(problem, kind="conflict")
 
     @property
     def queries_at_end(self) -> bool:
@@ -113,17 +116,11 @@ class StatisticsOptions:
 
     def limits_for(self, clients: int) -> Limits:
         """The limits among so many clients."""
-        limits = NO_LIMITS if self.limits is None else self.limits
         share = self.max_share
-        if share is None and self.limits is None:
-            share = UNLIMITED_SHARE
+        if self.limits is None:
+            share = share or UNLIMITED_SHARE
+        limits = self.limits or NO_LIMITS
         return limits if share is None else replace(limits, shares=share * clients, size_ratio=0.0)
-
-    def expected_names(self) -> Names | None:
-        """The names that `classes` and `groups` prescribe, if any."""
-        if self.classes is None or self.groups is None:
-            return None
-        return Names.of(self.classes, self.groups)
 
 
 class StatisticsAggregator:
@@ -168,16 +165,15 @@ class StatisticsAggregator:
         noise = self.options.budget.noise(self.kind)
         if noise is None or not self.options.secure:
             return noise
-        return share_noise(noise, max(len(self.cohort), 1))
+        return noise.share(max(len(self.cohort.rows), 1))
 
     @property
     def price(self) -> np.ndarray | None:
         """The price of each score (c, groups + 1, c), or None before the first sums."""
         state = self.state
-        if self.pricing is None or state.names is None or state.penalty is None:
+        if self.pricing is None or state.penalty is None or not state.history:
             return None
-        if not state.history:
-            return None
+        assert state.names is not None
         classes = len(state.names.classes)
         price = self.pricing.price(state.penalty, run=np.zeros(1, int), classes=classes)
         return None if isinstance(price, float) else price[0]
@@ -187,10 +183,8 @@ class StatisticsAggregator:
         budget = self.options.budget
         needed = rounds + self.options.queries_at_end
         if budget.epsilon is not None and budget.releases < needed:
-            raise FedgftError(
-                f"the privacy `budget` is for {budget.releases} release(s), and {rounds} rounds "
-                f"need {needed}: Budget(epsilon, releases={needed})"
-            )
+            remedy = f"{rounds} rounds need {needed}: Budget(epsilon, releases={needed})"
+            raise FedgftError(f"the `budget` is for {budget.releases} release(s), and {remedy}")
 
     def make_request(self, statistics: str) -> Request:
         """What a message tells clients: prices, privacy, and of which models to send sums.
@@ -221,27 +215,20 @@ class StatisticsAggregator:
         """
         request = self.make_request("received")
         if self.options.secure:
-            budget = self.options.budget
-            query = SecureSum(
-                grid,
-                arrays,
-                request,
-                config,
-                timeout,
-                noise=budget.noise(self.kind),
-                max_share=self.options.max_share,
-                withheld=budget.min_count > 0,
-            )
-            self._query_secure_sum(query, sorted(grid.get_node_ids()))
+            self._query_secure_sum(SecureSum(grid, arrays, request, config, timeout))
             return
         messages = [make_query(arrays, config, request, node) for node in nodes]
         replies = Replies.of(grid.send_and_receive(messages, timeout=timeout))
         self.aggregate(replies.take(), replies, arrays=arrays, queried=len(nodes))
 
-    def _query_secure_sum(self, query: SecureSum, nodes: list[int]) -> None:
+    def _query_secure_sum(self, query: SecureSum) -> None:
+        budget = self.options.budget
+        query.noise = budget.noise(self.kind)
+        query.max_share = self.options.max_share
+        query.withheld = budget.min_count > 0
         state = self.state
         try:
-            total, cohort = query.ask(nodes, self.cohort)
+            total, cohort = query.ask(sorted(query.grid.get_node_ids()), self.cohort)
             assert cohort.names is not None
             state.names = state.names or cohort.names
             state.names.check(cohort.names, site="all sites")
@@ -249,7 +236,7 @@ class StatisticsAggregator:
             self._handle_silence(str(error))
             return
         self.cohort = cohort
-        self._use_total(total, len(cohort), query.arrays, complete=True)
+        self._use_total(total, len(cohort.rows), query.arrays, complete=True, influence={})
 
     def aggregate(
         self, records: dict[int, Any], replies: Replies, *, arrays: ArrayRecord, queried: int
@@ -270,10 +257,7 @@ class StatisticsAggregator:
         self.reports = self.validator.validate(records, self.noise)
         if not self.reports:
             if replies.good and not records:  # they answer, but not with our handlers
-                raise FedgftError(
-                    f"no client sent statistics through channel '{self.options.channel}': its "
-                    "handlers must be those of fedgft.flower (docs/deployment.md)"
-                )
+                raise self._silence("its handlers must be those of fedgft.flower")
             self._handle_silence("; ".join([*self.validator.rejected, replies.explain()]))
             return
         held = self._apply_limits()
@@ -284,22 +268,20 @@ class StatisticsAggregator:
 
     def _apply_limits(self) -> LimitedSums:
         """Limit what one client's sums can do to the gap; `reports` then has the limited sums."""
-        tallies = [report.sums for report in self.reports.values()]
         noise = self.noise
         held = limit_sites(
-            tallies,
+            [report.sums for report in self.reports.values()],
             self.metric,
             ("hard", "soft") if noise is None else (noise.kind,),
-            self.options.limits_for(len(tallies)),
+            self.options.limits_for(len(self.reports)),
             noise=0.0 if noise is None else noise.value + noise.count,
             agreed=[self.validator.is_agreed(node) for node in self.reports],
         )
         limited = zip(list(self.reports.items()), held.sums, held.why, strict=True)
-        for (node, report), tally, reasons in limited:
-            self.reports[node] = replace(report, sums=tally)
+        for (node, report), sums, reasons in limited:
+            self.reports[node] = replace(report, sums=sums)
             if reasons:
-                site = self.validator.describe(node)
-                self.warn_once(f"{site} is held to the limits", "; ".join(reasons))
+                self.warn_once(node, "is held to the limits", "; ".join(reasons))
         return held
 
     def _describe_influence(self, held: LimitedSums) -> dict[str, Any]:
@@ -311,35 +293,32 @@ class StatisticsAggregator:
             "clipped": {site: round(float(moved), 6) for site, _, moved, why in rows if why},
         }
 
-    def warn_once(self, what: str, details: str) -> None:
-        """Log a warning the first time; the history has every round."""
-        if what not in self._warnings:
-            self._warnings.add(what)
-            log.warning("fedgft: %s: %s", what, details)
+    def warn_once(self, node: int, what: str, details: str) -> None:
+        """Log a warning about a site the first time; the history has every round."""
+        text = f"{self.validator.describe(node)} {what}"
+        if text not in self._warnings:
+            self._warnings.add(text)
+            warn(f"{text}: {details}")
+
+    def _silence(self, reason: str) -> FedgftError:
+        channel = self.options.channel
+        return FedgftError(f"no client sent statistics through channel '{channel}': {reason}")
 
     def _handle_silence(self, reason: str) -> None:
         self._silent_rounds += 1
         if not self.state.history and self._silent_rounds >= self.options.patience:
-            raise FedgftError(
-                f"no client sent statistics through channel '{self.options.channel}': {reason}"
-            )
-        log.warning("fedgft: no statistics this round, the constants stay as they are: %s", reason)
+            raise self._silence(reason)
+        warn(f"no statistics this round, the prices stay as they are: {reason}")
 
     def _use_total(
-        self,
-        total: Sums,
-        clients: int,
-        arrays: ArrayRecord,
-        *,
-        complete: bool,
-        influence: dict[str, Any] | None = None,
+        self, total: Sums, clients: int, arrays: ArrayRecord, *, complete: bool, influence: Row
     ) -> None:
         """Update the penalty, add a row to the history, and keep the model if it is the best."""
         self._silent_rounds = 0
         state = self.state
         noise = self.noise
         self._update_penalty(total, noise)
-        row = self._make_row(total, clients, noise) | (influence or {})
+        row = self._make_row(total, clients, noise) | influence
         budget = self.options.budget
         spent = budget.spent(state.releases, state.starts)
         if spent is not None:
@@ -374,7 +353,7 @@ class StatisticsAggregator:
         }
         names = self.state.names
         if noise is not None:
-            row["gap_error"] = _finite_or_none(gap_error(self.metric, total, noise, clients))
+            row["gap_error"] = _finite_or_none(noise.gap_error(self.metric, total, clients))
         elif names is not None:
             row |= describe_decisions(total, names.classes, names.groups)
         return row | self._compare_with_target(row)

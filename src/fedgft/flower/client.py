@@ -1,4 +1,4 @@
-"""The client side: a site's model and rows become the handlers of a Flower `ClientApp`.
+"""A client's model, rows and local training, and the penalty that the server adds to its loss.
 
     app = ClientApp()
 
@@ -12,43 +12,101 @@
 An app that has handlers already adds two lines: `penalty = penalty_of(message, model)`, and in the
 loop `loss = loss + penalty(logits, y, a)`; and, before training, `statistics(message, context,
 site)`, put into the reply's content under "fedgft".
+
+The server's configuration says how to train: "lr", "epochs", "batch-size", "optimizer" (sgd,
+momentum, adam, adamw), "weight-decay", "seed", and with "rounds" a "schedule" of the learning rate.
+The optimizer starts afresh in every round. A linear model trains in NumPy; only other models need
+PyTorch.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
-from fedgft.algorithms.objectives import reweigh
 from fedgft.data.dataset import Federation
+from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate
 from fedgft.errors import FedgftError, import_extra
-from fedgft.flower.local_training import LinearModel, predict, train_locally
-from fedgft.flower.messages import (
-    RECORD,
-    REPORT,
-    TRAINED,
-    VERSION,
-    Names,
-    Report,
-    check_version,
-    pack_report,
-    read_price,
-    read_request,
-)
-from fedgft.flower.replies import plain
-from fedgft.flower.secure_sum_client import reply_to_secure_sum
+from fedgft.flower.messages import Names, read_price, read_request
+from fedgft.formatting import one_line
 from fedgft.models import get_model, unflatten
-from fedgft.privacy.ledger import model_digest
-from fedgft.privacy.policy import SitePolicy, Summand
+from fedgft.optimizers import Moments, Optimizer, step
+from fedgft.settings import TRAINING_KEYS, check_run_config
 from fedgft.sums import Sums
 
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."
 PIECE = 2**14  # rows in memory that are predicted at once
+
+
+class LinearModel:
+    """Softmax regression in NumPy: logits `x @ weight.T + bias`, in single precision.
+
+    It has the tensors of `nn.Linear(features, classes)` under the same names, so that the server,
+    a saved model and a client with PyTorch can exchange them.
+    """
+
+    def __init__(self, features: int, classes: int) -> None:
+        self.parameters = np.zeros(classes * (features + 1), np.float32)
+        self.weight = self.parameters[: classes * features].reshape(classes, features)
+        self.bias = self.parameters[classes * features :]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the weights (c, features) and of the biases (c,)."""
+        return {"weight": self.weight.copy(), "bias": self.bias.copy()}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Overwrite the weights and biases; shapes must be those of `state_dict`."""
+        self.weight[:] = state["weight"]
+        self.bias[:] = state["bias"]
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Probabilities (n, c), in double precision."""
+        return np.exp(_log_softmax((x @ self.weight.T + self.bias).astype(np.float64)))
+
+    def train_batch(self, batch: Batch, penalty: Any, take_step: Callable) -> float:
+        """Take one step along the gradient of the mean loss of a batch.
+
+        With probabilities p, label y, row weight w and price r(y, group) of each class, the
+        gradient by the logits of a row is  w (p - onehot(y)) + p (r - <r, p>).
+
+        Returns
+        -------
+        float
+            The batch's mean cross-entropy before the step, without the penalty.
+        """
+        x, y, a = (np.asarray(part) for part in batch)
+        rows = np.arange(len(y))
+        log_p = _log_softmax(x @ self.weight.T + self.bias)
+        p = np.exp(log_p)
+        weights = np.ones(len(y)) if penalty.weights is None else penalty.weights[y, a]
+        weights = weights.astype(np.float32)
+        price = penalty.price.astype(np.float32)[y, a]
+        loss = -weights * log_p[rows, y]
+        error = p * weights[:, None]
+        error[rows, y] -= weights
+        error += p * (price - (price * p).sum(1, keepdims=True))
+        error /= max(len(y), 1)
+        take_step(np.concatenate(((error.T @ x).ravel(), error.sum(0))))
+        return float(loss.mean())
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def predict(model: Any, x: Any) -> np.ndarray:
+    """Probabilities (n, c) of a `LinearModel` or an `nn.Module`, in double precision."""
+    if isinstance(model, LinearModel):
+        return model.predict(np.asarray(x))
+    torch = import_extra("torch", "this model")
+    model.eval()
+    with torch.no_grad():
+        return model(torch.as_tensor(x)).double().softmax(-1).cpu().numpy()
 
 
 @dataclass
@@ -95,10 +153,8 @@ class Site:
         self.names = Names.of(self.classes, self.groups)
         for rows in (self.rows, self.held_out):
             if rows is not None and not _is_table(rows) and iter(rows) is rows:
-                raise FedgftError(
-                    "`rows` are read several times: give arrays or a loader, not an iterator "
-                    "that is used up"
-                )
+                text = "`rows` are read several times: give arrays or a loader, not an iterator"
+                raise FedgftError(text)
 
     @property
     def in_memory(self) -> bool:
@@ -111,19 +167,19 @@ class Site:
         sent = {name: tuple(array.shape) for name, array in arrays.items()}
         if own != sent:
             odd = next(name for name in sorted(own | sent) if own.get(name) != sent.get(name))
-            raise FedgftError(
-                f"site '{self.name}': the model it received has '{odd}' {sent.get(odd)}, its "
-                f"own {own.get(odd)}: other columns, classes or another model than the server's"
-            )
+            shapes = f"'{odd}' {sent.get(odd)}, its own {own.get(odd)}"
+            reason = "other columns, classes or another model than the server's"
+            raise self._error(f"has {shapes}: {reason}")
         try:
             if isinstance(self.model, LinearModel):
                 self.model.load_state_dict({name: a.numpy() for name, a in arrays.items()})
             else:
                 self.model.load_state_dict(arrays.to_torch_state_dict())
         except Exception as error:  # a decoder may raise anything for a stranger's bytes
-            raise FedgftError(
-                f"site '{self.name}': the model it received cannot be read ({type(error).__name__})"
-            ) from None
+            raise self._error(f"cannot be read ({type(error).__name__})") from None
+
+    def _error(self, problem: str) -> FedgftError:
+        return FedgftError(f"site '{self.name}': the model it received {problem}")
 
     def arrays(self) -> ArrayRecord:
         """The model's current parameters, as a message carries them."""
@@ -135,14 +191,13 @@ class Site:
     def tally(self, rows: Any) -> Sums:
         """The sums of the model's scores and decisions over these rows."""
         groups = len(self.names.groups)
-        total = None
-        for x, y, a in self.batches(rows):
-            probs = predict(self.model, x)
-            tally = Sums.of(probs, _to_numpy(y), _to_numpy(a), num_groups=groups)
-            total = tally if total is None else total + tally
-        if total is None:
+        parts = [
+            Sums.of(predict(self.model, x), _to_numpy(y), _to_numpy(a), num_groups=groups)
+            for x, y, a in self.batches(rows)
+        ]
+        if not parts:
             raise FedgftError(f"site '{self.name}' has no rows")
-        return total
+        return sum(parts[1:], start=parts[0])
 
     def counts(self) -> np.ndarray:
         """Training rows by label and group (c, groups + 1); the last column: not recorded."""
@@ -236,208 +291,11 @@ def penalty_of(
     price = read_price(read_request(message), Names.of(classes, groups), site=site)
     mu = settings_of(message).get("proximal-mu", 0.0)
     if not isinstance(mu, int | float) or not 0 <= mu < math.inf:
-        raise FedgftError(f"the server's proximal-mu is {plain(mu, 40)}: not a number")
+        raise FedgftError(f"the server's proximal-mu is {one_line(mu, 40)}: not a number")
     return ServerPenalty(price, float(mu), model)
 
 
-def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
-    """The record for a reply: sums of the site's current model over its training rows, with the
-    noise and suppression that the server and the site agreed on."""
-    return _pack_sums(site, _release_sums(message, context, site)[0])
-
-
-def _release_sums(message: Message, context: Context, site: Site) -> tuple[Sums, int]:
-    """The sums that may leave the site, and the number of rows, which may not."""
-    exact = site.tally(site.rows)
-    model = model_digest(site.arrays())
-    released = SitePolicy(context, site.name, read_request(message)).release(exact, model)
-    return released, int(exact.rows())
-
-
-def _pack_sums(site: Site, tally: Sums) -> ConfigRecord:
-    return pack_report(Report(site.name, site.names, tally))
-
-
-def register(
-    app: ClientApp, site: Callable[[Message, Context], Site], *, mods: Any = None
-) -> ClientApp:
-    """Register handlers for training, evaluation, statistics and the report.
-
-    Parameters
-    ----------
-    app
-        The app, which is also returned.
-    site
-        Makes the `Site` that answers a message.
-    mods
-        Flower's mods (differential privacy) for training alone: on the whole app they would turn
-        the other replies into errors.
-    """
-
-    @app.train(mods=mods)
-    def train(message: Message, context: Context) -> Message:
-        return train_reply(message, context, site(message, context))
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return evaluate_reply(message, context, site(message, context))
-
-    @app.query(RECORD)
-    def query(message: Message, context: Context) -> Message:
-        return query_reply(message, context, site(message, context))
-
-    @app.query(REPORT)
-    def report(message: Message, context: Context) -> Message:
-        return report_reply(message, context, site(message, context))
-
-    return app
-
-
-def train_reply(message: Message, context: Context, site: Site) -> Message:
-    """Train the received model for one round; send it with the sums that the server asks for."""
-    request = read_request(message)
-    content = RecordDict()
-    released = None
-    rows = None
-    policy = SitePolicy(context, site.name, request)
-    policy.agree()
-    site.load(arrays_of(message))
-    wanted = request.get("statistics", "none")
-    if wanted in ("received", "both"):
-        released, rows = _release_sums(message, context, site)
-        content[RECORD] = _pack_sums(site, released)
-    names = {"classes": site.names.classes, "groups": site.names.groups}
-    penalty = penalty_of(message, site.model, site=site.name, **names)
-    if request.get("reweigh"):
-        penalty.weights = reweigh(site.counts())
-    config = settings_of(message)
-    if site.train is None:
-        metrics = train_locally(site, penalty, config)
-    else:
-        metrics = site.train(site.model, penalty, config) or {}
-    if wanted == "both":
-        content[TRAINED] = statistics(message, context, site)
-    content["arrays"] = site.arrays()
-    rows = site.size() if rows is None else rows  # do not read a loader once more
-    shown_rows = policy.report_rows(rows, released)
-    content["metrics"] = _metric_record(shown_rows, metrics, hidden=policy.hides_metrics())
-    return Message(content, reply_to=message)
-
-
-def evaluate_reply(message: Message, context: Context, site: Site) -> Message:
-    """Evaluate on held-out rows if the site has some; statistics are of its training rows."""
-    request = read_request(message)
-    content = RecordDict()
-    released = None
-    policy = SitePolicy(context, site.name, request)
-    policy.agree()
-    site.load(arrays_of(message))
-    if request.get("statistics", "none") != "none":
-        released, _ = _release_sums(message, context, site)
-        content[RECORD] = _pack_sums(site, released)
-    tally = site.tally(site.rows if site.held_out is None else site.held_out)
-    shown_rows = policy.report_rows(int(tally.rows()), released)
-    metrics = {"accuracy": float(tally.accuracy())}
-    content["metrics"] = _metric_record(shown_rows, metrics, hidden=policy.hides_metrics())
-    return Message(content, reply_to=message)
-
-
-def _metric_record(rows: int, metrics: dict[str, float], *, hidden: bool) -> MetricRecord:
-    """The metrics that a strategy averages; with noise or secure sums, only the number of rows."""
-    shown = {} if hidden else {name: float(value) for name, value in metrics.items()}
-    return MetricRecord({"num-examples": rows, **shown})
-
-
-def query_reply(message: Message, context: Context, site: Site) -> Message:
-    """Send the sums of the received model, or this site's part of a secure sum."""
-    request = read_request(message)
-    check_version(request, f"the server (seen from site '{site.name}')")
-    if "secure.stage" in request:
-        record = _answer_secure_sum(message, context, site)
-    else:
-        site.load(arrays_of(message))
-        record = statistics(message, context, site)
-    return Message(RecordDict({RECORD: record}), reply_to=message)
-
-
-def _answer_secure_sum(message: Message, context: Context, site: Site) -> ConfigRecord:
-    request = read_request(message)
-    policy = SitePolicy(context, site.name, request)
-    budget = policy.agree()
-
-    def count_rows() -> int:
-        counts = site.counts()
-        shown = int(counts[counts >= budget.min_count].sum())
-        return policy.declare_rows(shown)
-
-    def make_summand(model: str, cohort: str, clients: int) -> Summand:
-        site.load(arrays_of(message))
-        about = {"model": model, "cohort": cohort, "clients": clients}
-        return policy.make_summand(site.tally(site.rows), **about)
-
-    return reply_to_secure_sum(
-        request,
-        context,
-        site.name,
-        site.names,
-        rows=count_rows,
-        model=lambda: model_digest(arrays_of(message)),
-        summand=make_summand,
-    )
-
-
-def report_reply(message: Message, context: Context, site: Site) -> Message:
-    """Send the site's file of sums (`fedgft measure`) for the received model on held-out rows.
-
-    Held-out rows are other people than the training rows, so noise on their sums draws on another
-    budget than the rounds do, once.
-    """
-    from fedgft.audit import measure  # only for the last message of a run
-    from fedgft.audit.site_file import to_json
-
-    request = read_request(message)
-    check_version(request, "the server")
-    policy = SitePolicy(context, site.name, request)
-    budget = policy.agree()
-    if site.held_out is None or "privacy.secure" in request:
-        raise FedgftError(
-            f"site '{site.name}' gives no report: it holds no rows out, or gives its "
-            "sums to secure sums only"
-        )
-    noise: dict[str, Any] = {"min_cell": max(budget.min_count, 3) if budget.min_count else 0}
-    if budget.epsilon is not None:
-        noise = {"epsilon": budget.epsilon, "delta": budget.delta}
-    site.load(arrays_of(message))
-
-    def make_report() -> str:
-        labels, scores, groups = _score_held_out(site)
-        sums = measure(
-            labels,
-            scores,
-            sensitive_features={site.attribute: groups},
-            site=site.name,
-            classes=site.names.classes,
-            values={site.attribute: site.names.groups},
-            **noise,
-        )
-        return to_json(sums)
-
-    text = policy.release_report(make_report, budget, model_digest(arrays_of(message)))
-    reply = ConfigRecord({"version": VERSION, "site": site.name, "sums": text})
-    return Message(RecordDict({RECORD: reply}), reply_to=message)
-
-
-def _score_held_out(site: Site) -> tuple[list[str], np.ndarray, list[str | None]]:
-    """Names of labels, scores and names of groups of the held-out rows."""
-    scores = []
-    labels: list[str] = []
-    groups: list[str | None] = []
-    for x, y, a in site.batches(site.held_out):
-        scores.append(predict(site.model, x))
-        labels += [site.names.classes[i] for i in y.tolist()]
-        groups += [None if i < 0 else site.names.groups[i] for i in a.tolist()]
-    probs = np.concatenate(scores)
-    return labels, probs[:, 1] if probs.shape[1] == 2 else probs, groups
+# Messages
 
 
 def arrays_of(message: Message) -> ArrayRecord:
@@ -451,6 +309,119 @@ def arrays_of(message: Message) -> ArrayRecord:
 def settings_of(message: Message) -> ConfigRecord:
     """The strategy's settings; ours are among them, under a prefix."""
     return next(iter(message.content.config_records.values()), ConfigRecord())
+
+
+# Training
+
+
+def train_locally(site: Site, penalty: Any, config: Mapping[str, Any]) -> dict[str, float]:
+    """Train a site's model on its rows for one round.
+
+    Parameters
+    ----------
+    site
+        Its model is trained in place. Rows in memory are shuffled as the simulator shuffles them;
+        a loader is read in its own order.
+    penalty
+        The `ServerPenalty` of the round.
+    config
+        The server's settings of training; see the top of this file.
+
+    Returns
+    -------
+    dict
+        "train_loss", the mean cross-entropy over all steps.
+    """
+    check_run_config(config, TRAINING_KEYS)
+    linear = isinstance(site.model, LinearModel)
+    train_batch = (_linear_trainer if linear else _module_trainer)(site.model, penalty, config)
+    loss = 0.0
+    rows = 0
+    for epoch in range(int(config.get("epochs", 1))):
+        for batch in _read_epoch(site, config, epoch):
+            size = len(batch[1])
+            loss += train_batch(batch) * size
+            rows += size
+    return {"train_loss": loss / max(rows, 1)}
+
+
+def _read_epoch(site: Site, config: Mapping[str, Any], epoch: int) -> Iterable[Batch]:
+    if not site.in_memory:
+        yield from site.batches(site.rows)
+        return
+    x, y, a = site.rows
+    seed = int(config.get("seed", 0))
+    round_number = int(config.get("server-round", 1))  # rounds count from 1
+    key = derive_seeds(derive_seeds(seed, site.key), round_number, epoch)
+    size = int(config.get("batch-size", 256))
+    for rows in draw_batches(np.arange(len(y)), seed=int(key), batch_size=size):
+        yield x[rows], y[rows], a[rows]
+
+
+def _optimizer_of(config: Mapping[str, Any]) -> tuple[Optimizer, float]:
+    """The optimizer and this round's learning rate."""
+    rule: Any = str(config.get("optimizer", "adam"))
+    schedule: Any = str(config.get("schedule", "constant"))
+    rate = learning_rate(
+        np.asarray(config.get("lr", 0.002), np.float64),
+        schedule,
+        round=int(config.get("server-round", 1)) - 1,
+        rounds=max(int(config.get("rounds", 1)), 1),
+    )
+    return Optimizer(rule, float(config.get("weight-decay", 0.0))), float(rate)
+
+
+def _linear_trainer(
+    model: LinearModel, penalty: Any, config: Mapping[str, Any]
+) -> Callable[[Batch], float]:
+    optimizer, lr = _optimizer_of(config)
+    block = model.parameters[None]
+    moments = Moments(np.zeros_like(block), np.zeros_like(block), np.zeros((1, 2), np.int64))
+    start = model.parameters.copy()
+    pull = np.float32(penalty.mu)
+
+    def take_step(gradient: np.ndarray) -> None:
+        gradient += pull * (model.parameters - start)
+        step(optimizer, block, gradient[None], moments=moments, lr=lr)
+
+    return lambda batch: model.train_batch(batch, penalty, take_step)
+
+
+def _module_trainer(
+    model: Any, penalty: Any, config: Mapping[str, Any]
+) -> Callable[[Batch], float]:
+    torch = import_extra("torch", "training this model")
+    optimizer = _torch_optimizer(model, config)
+    model.train()
+
+    def train_batch(batch: Batch) -> float:
+        x, y, a = (torch.as_tensor(part) for part in batch)
+        logits = model(x)
+        losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        if penalty.weights is not None:
+            losses = losses * losses.new_tensor(penalty.weights)[y, a]
+        loss = losses.mean()
+        optimizer.zero_grad()
+        (loss + penalty(logits, y, a)).backward()
+        optimizer.step()
+        return loss.item()
+
+    return train_batch
+
+
+def _torch_optimizer(model: Any, config: Mapping[str, Any]) -> Any:
+    optim = import_extra("torch.optim", "training this model")
+    ours, lr = _optimizer_of(config)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decay = ours.weight_decay
+    if not ours.adaptive:
+        return optim.SGD(parameters, lr, momentum=ours.momentum, weight_decay=decay)
+    kind = optim.Adam if ours.rule == "adam" else optim.AdamW
+    betas = (ours.first, ours.second)
+    return kind(parameters, lr, betas=betas, eps=ours.epsilon, weight_decay=decay)
+
+
+# Models and rows
 
 
 def make_model(model: Any, *, features: int, classes: int) -> Any:

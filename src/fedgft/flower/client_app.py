@@ -1,7 +1,8 @@
-"""The `ClientApp` of a whole run, from the configuration of a Flower app (`examples/flower`).
+"""The handlers of a Flower `ClientApp`, and the app of a whole run (`examples/flower`).
 
-A site holds a table (`data = "csv"`, a file that the node's own configuration names), or a part of
-a public data set, cut as the simulator cuts it, for trials.
+`register` gives an app the handlers for a `Site`. `client` makes the app whose sites hold a table
+(`data = "csv"`, a file that the node's own configuration names), or, for trials, a part of a public
+data set, divided between the sites as the simulator divides it between clients.
 """
 
 import json
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedgft.algorithms.objectives import reweigh
 from fedgft.data import load
 from fedgft.data.dataset import Federation, standardize
 from fedgft.data.encode import get_column
@@ -21,18 +23,203 @@ from fedgft.data.partition import hold_out_by_row, partition
 from fedgft.data.schema import Schema, describe_table
 from fedgft.data.table import Roles, read_frame, read_rows_as_text, read_test_rows
 from fedgft.errors import FedgftError
-from fedgft.flower.client import Site, client_site, make_model, make_rows, register, settings_of
-from fedgft.flower.messages import RECORD, VERSION
-from fedgft.flower.replies import log, plain
+from fedgft.flower.client import (
+    Site,
+    arrays_of,
+    client_site,
+    make_model,
+    make_rows,
+    penalty_of,
+    predict,
+    settings_of,
+    train_locally,
+)
+from fedgft.flower.messages import (
+    RECORD,
+    REPORT,
+    TRAINED,
+    VERSION,
+    Report,
+    check_version,
+    log,
+    pack_report,
+    read_request,
+    warn,
+)
+from fedgft.flower.secure_sums import reply_to_secure_sum
+from fedgft.formatting import one_line
 from fedgft.models import Model, Module, get_model
-from fedgft.privacy.ledger import read_salt
+from fedgft.privacy.ledger import model_digest, read_salt
 from fedgft.privacy.policy import SitePolicy
+from fedgft.sums import Sums
 
 MakeModule = Callable[[int, int], Any]
 "A user's function: features, classes -> `nn.Module`."
 DESCRIBE = "fedgft_describe"
 MIN_NAMED_ROWS = 10
 "A site does not name a value of a text column that has fewer rows."
+
+
+# Handlers
+
+
+def register(
+    app: ClientApp, site: Callable[[Message, Context], Site], *, mods: Any = None
+) -> ClientApp:
+    """Register handlers for training, evaluation, statistics and the report.
+
+    Parameters
+    ----------
+    app
+        The app, which is also returned.
+    site
+        Makes the `Site` that answers a message.
+    mods
+        Flower's mods (differential privacy) for training alone: on the whole app they would turn
+        the other replies into errors.
+    """
+    handlers = (
+        (app.train(mods=mods), train_reply),
+        (app.evaluate(), evaluate_reply),
+        (app.query(RECORD), query_reply),
+        (app.query(REPORT), report_reply),
+    )
+    for add_handler, reply in handlers:
+        add_handler(lambda message, context, r=reply: r(message, context, site(message, context)))
+    return app
+
+
+def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
+    """The record for a reply: sums of the site's current model over its training rows, with the
+    noise and suppression that the server and the site agreed on."""
+    return _pack_sums(site, _release_sums(_make_policy(message, context, site), site)[0])
+
+
+def _make_policy(message: Message, context: Context, site: Site) -> SitePolicy:
+    return SitePolicy(context, site.name, read_request(message))
+
+
+def _release_sums(policy: SitePolicy, site: Site) -> tuple[Sums, int]:
+    """The sums that may leave the site, and the number of rows, which may not."""
+    exact = site.tally(site.rows)
+    return policy.release(exact, model_digest(site.arrays())), int(exact.rows())
+
+
+def _pack_sums(site: Site, sums: Sums) -> ConfigRecord:
+    return pack_report(Report(site.name, site.names, sums))
+
+
+def train_reply(message: Message, context: Context, site: Site) -> Message:
+    """Train the received model for one round; send it with the sums that the server asks for."""
+    policy = _make_policy(message, context, site)
+    policy.agree()
+    content = RecordDict()
+    released = None
+    rows = None
+    site.load(arrays_of(message))
+    wanted = policy.request.get("statistics", "none")
+    if wanted in ("received", "both"):
+        released, rows = _release_sums(policy, site)
+        content[RECORD] = _pack_sums(site, released)
+    names = {"classes": site.names.classes, "groups": site.names.groups}
+    penalty = penalty_of(message, site.model, site=site.name, **names)
+    if policy.request.get("reweigh"):
+        penalty.weights = reweigh(site.counts())
+    config = settings_of(message)
+    if site.train is None:
+        metrics = train_locally(site, penalty, config)
+    else:
+        metrics = site.train(site.model, penalty, config) or {}
+    if wanted == "both":
+        content[TRAINED] = statistics(message, context, site)
+    content["arrays"] = site.arrays()
+    rows = site.size() if rows is None else rows  # do not read a loader once more
+    content["metrics"] = _metric_record(policy, policy.report_rows(rows, released), metrics)
+    return Message(content, reply_to=message)
+
+
+def evaluate_reply(message: Message, context: Context, site: Site) -> Message:
+    """Evaluate on held-out rows if the site has some; statistics are of its training rows."""
+    policy = _make_policy(message, context, site)
+    policy.agree()
+    content = RecordDict()
+    released = None
+    site.load(arrays_of(message))
+    if policy.request.get("statistics", "none") != "none":
+        released, _ = _release_sums(policy, site)
+        content[RECORD] = _pack_sums(site, released)
+    sums = site.tally(site.rows if site.held_out is None else site.held_out)
+    rows = policy.report_rows(int(sums.rows()), released)
+    content["metrics"] = _metric_record(policy, rows, {"accuracy": float(sums.accuracy())})
+    return Message(content, reply_to=message)
+
+
+def _metric_record(policy: SitePolicy, rows: int, metrics: dict[str, float]) -> MetricRecord:
+    """The metrics that a strategy averages; with noise or secure sums, only the number of rows."""
+    shown = {} if policy.hides_metrics() else metrics
+    return MetricRecord({"num-examples": rows, **{n: float(v) for n, v in shown.items()}})
+
+
+def query_reply(message: Message, context: Context, site: Site) -> Message:
+    """Send the sums of the received model, or this site's part of a secure sum."""
+    policy = _make_policy(message, context, site)
+    check_version(policy.request, f"the server (seen from site '{site.name}')")
+    arrays = arrays_of(message)
+    if "secure.stage" in policy.request:
+        policy.agree()
+        record = reply_to_secure_sum(arrays, policy, context, site)
+    else:
+        site.load(arrays)
+        record = statistics(message, context, site)
+    return Message(RecordDict({RECORD: record}), reply_to=message)
+
+
+def report_reply(message: Message, context: Context, site: Site) -> Message:
+    """Send the site's file of sums (`fedgft measure`) for the received model on held-out rows.
+
+    Held-out rows are other people than the training rows, so noise on their sums draws on another
+    budget than the rounds do, once.
+    """
+    from fedgft.audit import measure  # only for the last message of a run
+    from fedgft.audit.site_file import to_json
+
+    policy = _make_policy(message, context, site)
+    check_version(policy.request, "the server")
+    budget = policy.agree()
+    if site.held_out is None or "privacy.secure" in policy.request:
+        reason = "it holds no rows out, or gives its sums to secure sums only"
+        raise FedgftError(f"site '{site.name}' gives no report: {reason}")
+    noise: dict[str, Any] = {"min_cell": max(budget.min_count, 3) if budget.min_count else 0}
+    if budget.epsilon is not None:
+        noise = {"epsilon": budget.epsilon, "delta": budget.delta}
+    site.load(arrays_of(message))
+
+    def make_report() -> str:
+        labels, scores, groups = _score_held_out(site)
+        names: Any = {"classes": site.names.classes, "values": {site.attribute: site.names.groups}}
+        group = {site.attribute: groups}
+        sums = measure(labels, scores, sensitive_features=group, site=site.name, **names, **noise)
+        return to_json(sums)
+
+    text = policy.release_report(make_report, budget, model_digest(arrays_of(message)))
+    reply = ConfigRecord({"version": VERSION, "site": site.name, "sums": text})
+    return Message(RecordDict({RECORD: reply}), reply_to=message)
+
+
+def _score_held_out(site: Site) -> tuple[list[str], np.ndarray, list[str | None]]:
+    """Names of labels, scores and names of groups of the held-out rows."""
+    scores = []
+    labels: list[str] = []
+    groups: list[str | None] = []
+    for x, y, a in site.batches(site.held_out):
+        scores.append(predict(site.model, x))
+        labels += [site.names.classes[i] for i in y.tolist()]
+        groups += [None if i < 0 else site.names.groups[i] for i in a.tolist()]
+    probs = np.concatenate(scores)
+    return labels, probs[:, 1] if probs.shape[1] == 2 else probs, groups
+
+
+# The app of a whole run
 
 
 def client(own: MakeModule | None = None) -> ClientApp:
@@ -98,31 +285,25 @@ def description_reply(message: Message, context: Context) -> Message:
 
 
 def _min_named_rows(context: Context) -> int:
-    """The site and the run may ask for more than MIN_NAMED_ROWS."""
+    """The fewest rows of a value that is named: the largest of MIN_NAMED_ROWS, the site's `rare`
+    and `min-count`, and the run's `min-count`."""
     node: Any = context.node_config
-    least = (
-        node.get("rare", MIN_NAMED_ROWS),
-        node.get("min-count", 0),
-        context.run_config.get("min-count", 0),
-    )
-    return max(map(int, least))
+    least = (node.get("rare", MIN_NAMED_ROWS), node.get("min-count", 0))
+    return max(map(int, (*least, context.run_config.get("min-count", 0))))
 
 
 def _check_site_limits(context: Context, name: str) -> None:
-    """A site may refuse exact descriptions, and name the columns that may be label and group."""
+    """Refuse to describe the table if the site's own settings forbid it, or if the run asks for
+    another label or group than they allow."""
     node = context.node_config
     config = context.run_config
     if SitePolicy(context, name).limits()[0] is not None or node.get("secure"):
-        raise FedgftError(
-            f"site '{name}' does not describe its table (it has max-epsilon or "
-            "secure): the server needs a schema file (schema=...)"
-        )
+        reason = "does not describe its table (it has max-epsilon or secure)"
+        raise FedgftError(f"site '{name}' {reason}: the server needs a schema file (schema=...)")
     for what in ("label", "group"):
         if node.get(what) is not None and node[what] != config[what]:
-            raise FedgftError(
-                f"site '{name}' lets '{node[what]}' be the {what}, and the run asks "
-                f"for '{config[what]}'"
-            )
+            wanted = f"the run asks for '{config[what]}'"
+            raise FedgftError(f"site '{name}' lets '{node[what]}' be the {what}, and {wanted}")
 
 
 def split_names(text: Any) -> tuple[str, ...]:
@@ -150,22 +331,17 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
         raise FedgftError(f"site '{name}' was left out of this run: the server's log says why")
     pinned = context.node_config.get("schema-hash")
     if pinned is not None and str(pinned).lower() != schema.fingerprint():
-        raise FedgftError(
-            f"site '{name}' takes part with the schema {plain(pinned, 64)} only (its setting "
-            f"schema-hash), and the server's is {schema.fingerprint()}"
-        )
+        own = f"the schema {one_line(pinned, 64)} only (its setting schema-hash)"
+        server = f"the server's is {schema.fingerprint()}"
+        raise FedgftError(f"site '{name}' takes part with {own}, and {server}")
     frame = read_frame(file)
     x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
     for text in notes:
         log.info("fedgft: %s", text)
     for index, group in enumerate(schema.groups):
         if not (a == index).any():
-            log.warning(
-                "fedgft: site '%s' has no row of group '%s': its own gap is not estimable, "
-                "but its rows count in the federation's",
-                name,
-                group,
-            )
+            effect = "its own gap is not estimable, but its rows count in the federation's"
+            warn(f"site '{name}' has no row of group '{group}': {effect}")
     held = _held_out(frame, file, context)
     return Site(
         make_model(model, features=x.shape[1], classes=len(schema.classes)),
@@ -191,10 +367,8 @@ def site_name(context: Context) -> str:
 
 def _data_file(context: Context) -> Path:
     if "data" not in context.node_config:
-        raise FedgftError(
-            f"site '{site_name(context)}': its node configuration names no table: "
-            "`node_config` 'data=\"rows.csv\"'"
-        )
+        problem = "its node configuration names no table: `node_config` 'data=\"rows.csv\"'"
+        raise FedgftError(f"site '{site_name(context)}': {problem}")
     return Path(str(context.node_config["data"]))
 
 
@@ -220,7 +394,7 @@ def _held_out(frame: Any, file: Path, context: Context) -> np.ndarray:
 
 
 def federation(config: Mapping[str, Any], sites: int) -> Federation:
-    """A public data set, cut between so many sites as `fedgft train` would cut it."""
+    """A public data set, divided between so many sites as `fedgft train` divides it."""
     data = load(str(config["data"]), group=str(config["group"]) or None)
     parts = partition(
         data,

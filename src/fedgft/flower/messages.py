@@ -7,13 +7,14 @@ any metric, penalty or target has become a price. So clients need to know none o
 server can change them without an update of the clients.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedgft.errors import FedgftError
-from fedgft.formatting import printable
+from fedgft.formatting import one_line
 from fedgft.sums import Names, RecordReader, Report
 from fedgft.types import Price
 
@@ -26,6 +27,12 @@ VERSION = 1
 MAX_SITE_NAME = 100  # characters
 Request = dict[str, Any]
 "What the server asks a client for, without the prefix: see `make_request`."
+log = logging.getLogger("flwr")  # Flower's own, so that there is one log
+
+
+def warn(text: str) -> None:
+    """Write a warning into Flower's log."""
+    log.warning("fedgft: %s", text)
 
 
 def pack_report(report: Report) -> ConfigRecord:
@@ -44,7 +51,7 @@ def unpack_report(record: Any, *, node: str) -> Report:
         The name of a client that does not name itself.
     """
     named = record.get("site", node) if isinstance(record, ConfigRecord) else node
-    site = printable(" ".join(str(named).split()))[:MAX_SITE_NAME]
+    site = one_line(named, MAX_SITE_NAME)
     if not isinstance(record, ConfigRecord):
         raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'", kind="data")
     check_version(record, f"site '{site}'")
@@ -113,21 +120,5 @@ def check_version(record: Any, sender: str) -> None:
     """Raise a `FedgftError` unless the sender uses the same version of the record."""
     found = record.get("version")
     if found != VERSION:
-        raise FedgftError(
-            f"{sender} speaks version {found} of the fairness record, not {VERSION}: "
-            "install the same fedgft everywhere",
-            kind="conflict",
-        )
-
-
-site_names: dict[int, str] = {}  # by node, of the run that this process serves
-
-
-def describe_node(node: int) -> str:
-    """Return the name of the site behind a node, or the node's number if it is not known."""
-    return f"site '{site_names[node]}'" if node in site_names else f"node {node}"
-
-
-def describe_sender(message: Message) -> str:
-    """Return the name of the site that sent a reply."""
-    return describe_node(message.metadata.src_node_id)
+        problem = f"{sender} uses version {found} of the fairness record, not {VERSION}"
+        raise FedgftError(f"{problem}: install the same fedgft everywhere", kind="conflict")

@@ -1,17 +1,19 @@
-"""Messages between server and clients: send queries, check replies, validate reported sums.
+"""Queries and replies: name the sites, wait for nodes, check replies, validate reported sums.
 
 The server leaves out every reply that it cannot use, logs the site and the reason, and continues
 with the others. A client can still lie within what sums of its rows can be, as it can lie about its
 labels: `fedgft.metrics.robust_aggregation` limits how far that carries.
 """
 
-import logging
+import json
 import math
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,25 +26,38 @@ from fedgft.flower.messages import (
     RECORD,
     Report,
     Request,
-    describe_sender,
+    log,
     put_request,
     unpack_report,
+    warn,
 )
 from fedgft.flower.run_state import RunState
-from fedgft.formatting import printable
+from fedgft.formatting import one_line
 from fedgft.privacy.noise import Noise
+from fedgft.sums import MAX_ROWS
 
-MAX_ROWS = 1e12
 SIGMAS = 6.0
 "Declared noise may move a number by so many standard deviations: one in a billion is beyond."
 UNNAMED = "unnamed"
 "The default of `Site.name`: several sites may have it."
-log = logging.getLogger("flwr")  # Flower's own, so that there is one log
+NODES_VARIABLE = "FEDGFT_NODES"  # environment variable: path of a JSON file {node: site}
+FLOWER_NODE = 1  # number with which Flower itself replies for nodes that are lost
+POLL_SECONDS = 1.0  # between looks for replies; Flower's own are 3 s apart
+site_names: dict[int, str] = {}  # by node, of the run that this process serves
 
 
-def plain(text: Any, max_length: int = 400) -> str:
-    """A client's text for logs and terminals: one line without control characters."""
-    return printable(" ".join(str(text).split()))[:max_length]
+def describe_node(node: int) -> str:
+    """Return the name of the site behind a node, or the node's number if it is not known."""
+    return f"site '{site_names[node]}'" if node in site_names else f"node {node}"
+
+
+def registered_names() -> dict[int, str]:
+    """Return {node: site} as the server registered their keys; empty if there is no such file."""
+    try:
+        names = json.loads(Path(os.environ[NODES_VARIABLE]).read_text("utf-8"))
+        return {int(node): str(name) for node, name in names.items()}
+    except (KeyError, OSError, ValueError, AttributeError):
+        return {}
 
 
 def make_query(
@@ -64,30 +79,38 @@ def wait_for_nodes(grid: Grid, count: int, seconds: float) -> list[int]:
         if time.monotonic() > deadline:
             if not nodes:
                 raise FedgftError(f"no node has connected within {seconds:g} s", kind="network")
-            log.warning(
-                "fedgft: %d of %d nodes are here after %g s; continuing without the others",
-                len(nodes),
-                count,
-                seconds,
-            )
+            found = f"{len(nodes)} of {count} nodes are here after {seconds:g} s"
+            warn(f"{found}; continuing without the others")
             break
         time.sleep(1)
     return nodes
 
 
-class GridWithTimeout:
+@Grid.register
+class GridProxy:
+    """Stands in front of a grid and passes on everything that a subclass does not define."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+
+class GridWithTimeout(GridProxy):
     """A grid whose list of nodes raises an error if a strategy waits for more nodes too long.
 
-    It stands in front of the real grid while a strategy samples nodes: Flower's `sample_nodes`
-    polls `get_node_ids` without a limit.
+    It is used while a strategy samples nodes: Flower's `sample_nodes` polls `get_node_ids` without
+    a limit.
     """
 
     def __init__(self, grid: Grid, seconds: float) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
     def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are connected."""
         nodes = list(self._grid.get_node_ids())
         if time.monotonic() > self._deadline:
             raise FedgftError(
@@ -97,8 +120,60 @@ class GridWithTimeout:
             )
         return nodes
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._grid, name)
+
+class RosterGrid(GridProxy):
+    """A grid that knows which site each node is, and logs which of them did not answer.
+
+    Names come from the server's register of keys, otherwise from the nodes' own replies. They are
+    valid within the context: ``with RosterGrid(grid) as grid: ...``.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self.names = registered_names()
+
+    def __enter__(self) -> Any:
+        site_names.update(self.names)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        site_names.clear()
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Return the replies that came in time.
+
+        A reply that Flower makes for a lost node gets that node's number.
+        """
+        sent = list(messages)
+        nodes = [message.metadata.dst_node_id for message in sent]
+        waiting = dict(zip(self._grid.push_messages(sent), nodes, strict=True))
+        del sent, messages
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while waiting and time.monotonic() < deadline:
+            for reply in self._grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, FLOWER_NODE)
+                if reply.metadata.src_node_id == FLOWER_NODE:
+                    reply.metadata.__dict__["_src_node_id"] = node
+                self._learn_name(reply)
+                replies.append(reply)
+            if waiting:
+                time.sleep(POLL_SECONDS)
+        for node in waiting.values():
+            warn(f"{describe_node(node)} did not answer within {timeout or 0.0:g} s")
+        return replies
+
+    def _learn_name(self, reply: Message) -> None:
+        """Remember the site's own name if the server registered none for its key."""
+        node = reply.metadata.src_node_id
+        if node in self.names or not reply.has_content():
+            return
+        record = reply.content.config_records.get(RECORD)
+        name = None if record is None else record.get("site")
+        if isinstance(name, str):
+            site_names[node] = one_line(name, 100)
 
 
 @dataclass
@@ -116,7 +191,7 @@ class Replies:
         received = list(messages)
         errors = [reply for reply in received if reply.has_error()]
         for reply in errors:
-            log.warning("fedgft: %s failed: %s", describe_sender(reply), _error_text(reply))
+            warn(f"{describe_node(reply.metadata.src_node_id)} failed: {_error_text(reply)}")
         return cls(errors, {r.metadata.src_node_id: r for r in received if not r.has_error()})
 
     def take(self, record: str = RECORD) -> dict[int, Any]:
@@ -126,19 +201,25 @@ class Replies:
 
     def refuse(self, node: int, reason: str, site: str) -> None:
         """Leave out a node's reply and log why."""
-        self.refused[node] = reason = plain(reason)
+        self.refused[node] = reason = one_line(reason)
         del self.good[node]
-        log.warning("fedgft: %s is left out of this round: %s", site, reason)
+        warn(f"{site} is left out of this round: {reason}")
 
     def filter(self, check: Callable[[Message], None], site_name: Callable[[int], str]) -> None:
-        """Refuse replies that fail `check`, then those that differ in form from most others."""
+        """Refuse replies that fail `check`, then those that differ in form from most others:
+        Flower's strategies would raise an error for all."""
         for node, reply in list(self.good.items()):
             try:
                 check(reply)
             except FedgftError as error:
                 self.refuse(node, str(error), site_name(node))
-        for node, reason in _find_different_forms(self.good).items():
-            self.refuse(node, reason, site_name(node))
+        forms = {node: _describe_form(reply) for node, reply in self.good.items()}
+        common = most_common(forms.values())
+        for node, own in forms.items():
+            if own != common:
+                self.refuse(
+                    node, f"it sends {own}; the others use another form: {common}", site_name(node)
+                )
 
     def for_strategy(self) -> list[Message]:
         """Errors and usable replies, sorted by node so that sums are reproducible."""
@@ -156,7 +237,7 @@ def _error_text(reply: Message) -> str:
     """What a client says went wrong, without Flower's wrapping of the exception."""
     text = reply.error.reason or "no reason given"
     found = re.fullmatch(r"<class '.*?'>:<'(.*)'>", text, re.DOTALL)
-    return plain(found[1] if found else text)
+    return one_line(found[1] if found else text)
 
 
 def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None:
@@ -178,10 +259,9 @@ def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None
         if values.dtype.kind != kind:
             raise FedgftError(f"its '{name}' has dtype {values.dtype}, not {sent[name].dtype}")
         if values.shape != tuple(sent[name].shape):
-            raise FedgftError(
-                f"its '{name}' has shape {values.shape}, not {tuple(sent[name].shape)}: the sites "
-                "have different columns, classes or models"
-            )
+            shapes = f"{values.shape}, not {tuple(sent[name].shape)}"
+            reason = "the sites have different columns, classes or models"
+            raise FedgftError(f"its '{name}' has shape {shapes}: {reason}")
         if not finite:
             raise FedgftError(f"its '{name}' is not finite: its training diverged")
 
@@ -210,43 +290,23 @@ def update_norm(reply: Message, sent: ArrayRecord) -> float:
 def scale_update(reply: Message, sent: ArrayRecord, factor: float) -> None:
     """Multiply an update's floating-point tensors by a factor; counters stay as they are."""
     ((key, arrays),) = reply.content.array_records.items()
-    scaled = {}
+    scaled = dict(arrays)
     for name, array in arrays.items():
         before = sent[name].numpy()
         after = array.numpy()
-        if after.dtype.kind != "f":
-            scaled[name] = array
-            continue
-        moved = before.astype(np.float64) + factor * (after.astype(np.float64) - before)
-        scaled[name] = Array(moved.astype(after.dtype))
+        if after.dtype.kind == "f":
+            moved = before.astype(np.float64) + factor * (after.astype(np.float64) - before)
+            scaled[name] = Array(moved.astype(after.dtype))
     reply.content[key] = ArrayRecord(scaled)
 
 
-def _find_different_forms(replies: Mapping[int, Message]) -> dict[int, str]:
-    """Node -> reason, of replies whose records, metrics or lengths of lists differ from those of
-    most replies: Flower's strategies would raise an error for all."""
-    forms = {}
-    for node, reply in replies.items():
-        content = reply.content
-        (metrics,) = content.metric_records.values()
-        lengths = [
-            (name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()
-        ]
-        records = (*content.array_records, *content.metric_records)
-        forms[node] = (records, tuple(sorted(lengths)))
-    common = most_common(forms.values())
-    return {
-        node: f"it sends {_describe_form(own)}, the others {_describe_form(common)}, or in "
-        "another form"
-        for node, own in forms.items()
-        if own != common
-    }
-
-
-def _describe_form(form: Any) -> str:
-    records, metrics = form
-    names = ", ".join(name for name, _ in metrics)
-    return f"the metrics {names} in the records {', '.join(records)}"
+def _describe_form(reply: Message) -> str:
+    """The names of a reply's records, and of its metrics with the lengths of lists."""
+    content = reply.content
+    (metrics,) = content.metric_records.values()
+    names = [f"{n}[{len(v)}]" if isinstance(v, list) else n for n, v in metrics.items()]
+    records = [*content.array_records, *content.metric_records]
+    return f"the metrics {', '.join(sorted(names))} in the records {', '.join(records)}"
 
 
 def most_common(values: Iterable[Any]) -> Any:
@@ -266,21 +326,19 @@ def check_report(report: Report, *, examples: float | None, noise: Noise | None 
     noise
         The noise on the sums, which widens all bounds.
     """
+    sums = report.sums
     site = f"site '{report.site}'"
-    kind = None
-    count_slack = 0.0
-    sum_slack = 0.0
-    if noise is not None:
-        kind = noise.kind
-        count_slack = SIGMAS * noise.count
-        sum_slack = SIGMAS * (noise.count + noise.value * report.sums.count.shape[0])
-    report.sums.check(site, kind=kind, count_slack=count_slack, sum_slack=sum_slack)
-    rows = float(report.sums.rows())
-    most = math.inf if examples is None else examples * (1 + 1e-6)
-    if rows > most + count_slack * report.sums.count.size**0.5:
-        raise FedgftError(
-            f"{site}: its statistics claim {rows:.0f} rows, but it trains on {examples:.0f}"
-        )
+    if noise is None:
+        slack = 0.0
+        sums.check(site)
+    else:
+        slack = SIGMAS * noise.count
+        sum_slack = SIGMAS * (noise.count + noise.value * sums.count.shape[0])
+        sums.check(site, kind=noise.kind, count_slack=slack, sum_slack=sum_slack)
+    rows = float(sums.rows())
+    if examples is not None and rows > examples * (1 + 1e-6) + slack * sums.count.size**0.5:
+        claim = f"its statistics claim {rows:.0f} rows, but it trains on {examples:.0f}"
+        raise FedgftError(f"{site}: {claim}")
 
 
 class ReportValidator:
@@ -324,28 +382,22 @@ class ReportValidator:
                 self._reject(error)
         if self.state.names is None and reports:
             self.state.names = most_common(report.names for report in reports.values())
-            log.info(
-                "fedgft: classes %s, groups %s",
-                ", ".join(self.state.names.classes),
-                ", ".join(self.state.names.groups),
-            )
+            names = [", ".join(each) for each in vars(self.state.names).values()]
+            log.info("fedgft: classes %s, groups %s", *names)
         for node, report in list(reports.items()):
             try:
-                self._check(node, report, noise)
+                assert self.state.names is not None
+                self.state.names.check(report.names, site=report.site)
+                check_report(report, examples=self.state.training_rows.get(node), noise=noise)
+                self._check_counts(node, report, noise)
             except FedgftError as error:
                 self._reject(error)
                 del reports[node]
         return reports
 
     def _reject(self, error: FedgftError) -> None:
-        self.rejected.append(plain(error))
-        log.warning("fedgft: statistics left out: %s", self.rejected[-1])
-
-    def _check(self, node: int, report: Report, noise: Noise | None) -> None:
-        assert self.state.names is not None
-        self.state.names.check(report.names, site=report.site)
-        check_report(report, examples=self.state.training_rows.get(node), noise=noise)
-        self._check_counts(node, report, noise)
+        self.rejected.append(one_line(error))
+        warn(f"statistics left out: {self.rejected[-1]}")
 
     def _check_counts(self, node: int, report: Report, noise: Noise | None) -> None:
         """Rows do not change during a run. A site releases noisy counts once and stores them; one
@@ -362,10 +414,10 @@ class ReportValidator:
         if difference.max() > slack:
             label, group = np.unravel_index(int(difference.argmax()), count.shape)
             groups = (*report.names.groups, "not recorded")
+            cell = f"label {report.names.classes[label]} and group {groups[group]}"
             raise FedgftError(
                 f"site '{report.site}': its counts changed: {count[label, group]:.0f} row(s) of "
-                f"label {report.names.classes[label]} and group {groups[group]}, where "
-                f"{expected[label, group]:.0f} {origin}; counts hold for a whole run"
+                f"{cell}, where {expected[label, group]:.0f} {origin}; counts hold for a whole run"
             )
         self.state.declared.setdefault(site, count)
 
@@ -378,14 +430,11 @@ class ReportValidator:
         if owner != node:
             self.impostors[node] = site
             self._names.pop(node, None)
-            raise FedgftError(
-                f"node {node} calls itself '{site}', the name of node {owner} in this run: node "
-                f"{node} is left out, node {owner} stays"
-            )
+            taken = f"node {node} calls itself '{site}', the name of node {owner} in this run"
+            raise FedgftError(f"{taken}: node {node} is left out, node {owner} stays")
         if node in self.impostors or self._names.setdefault(node, site) != site:
-            raise FedgftError(
-                f"{self.describe(node)} now calls itself '{site}': a node has one name in a run"
-            )
+            changed = f"{self.describe(node)} now calls itself '{site}'"
+            raise FedgftError(f"{changed}: a node has one name in a run")
 
     def identity(self, node: int) -> str:
         """The name of a node's site, as a key: unnamed sites are told apart by their node."""
@@ -424,19 +473,17 @@ def _read_counts(site: str, counts: Any) -> np.ndarray:
     except (TypeError, ValueError):
         table = np.empty(0)
     if table.ndim != 2 or not (np.isfinite(table) & (table >= 0)).all():
-        raise FedgftError(
-            f"`counts` of site '{site}': give one list per label, with the rows of each group"
-        )
+        form = "give one list per label, with the rows of each group"
+        raise FedgftError(f"`counts` of site '{site}': {form}")
     return table
 
 
 def _add_unrecorded(site: str, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Counts with the last column, rows without a group, which may be missing if all have one."""
     if table.shape == (shape[0], shape[1] - 1):
-        table = np.concatenate((table, np.zeros((shape[0], 1))), 1)
+        table = np.pad(table, ((0, 0), (0, 1)))
     if table.shape != shape:
-        raise FedgftError(
-            f"`counts` of site '{site}': they are for {table.shape[0]} labels and "
-            f"{table.shape[1]} groups; there are {shape[0]} and {shape[1] - 1}"
-        )
+        found = f"they are for {table.shape[0]} labels and {table.shape[1]} groups"
+        known = f"there are {shape[0]} and {shape[1] - 1}"
+        raise FedgftError(f"`counts` of site '{site}': {found}; {known}")
     return table

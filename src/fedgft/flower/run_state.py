@@ -24,11 +24,11 @@ from fedgft.algorithms.controller import (
 )
 from fedgft.errors import FedgftError
 from fedgft.flower.messages import Names
-from fedgft.formatting import printable
+from fedgft.formatting import one_line
 from fedgft.store import atomic_write, parse_json, read_tensors
 
-FORMAT = "fedgft-checkpoint-2"
-HEADER_PARTS = ("constants", "counts", "examples", "declared", "weights", "best")
+FORMAT = "fedgft-checkpoint-3"
+COUNTERS = ("rounds_done", "idle_rounds", "releases", "starts")
 Tensors = dict[str, np.ndarray]
 
 
@@ -86,49 +86,42 @@ class RunState:
     client_weights: dict[str, float] = field(default_factory=dict)
     best: BestModel | None = None
 
-    def to_header(self) -> dict[str, str]:
-        """All but the tensors of the best model, as JSON texts."""
+    def to_json(self) -> str:
+        """All but the tensors of the best model."""
         controlled = isinstance(self.penalty, ControllerState)
-        damper = self.damper
-        measured = {
-            "state": arrays_to_lists(self.penalty._asdict() if controlled else {"v": self.penalty}),
+        penalty = self.penalty._asdict() if controlled else {"v": self.penalty}
+        content = {name: getattr(self, name) for name in COUNTERS} | {
             "names": None if self.names is None else [self.names.classes, self.names.groups],
+            "penalty": arrays_to_lists(penalty),
+            "damper": None if self.damper is None else vars(self.damper),
             "history": self.history,
-            "steps": None if damper is None else [damper.rounds, damper.lengths],
-        }
-        counts = [self.rounds_done, self.idle_rounds, self.releases, self.starts]
-        parts = {
-            "constants": measured,
-            "counts": counts,
-            "examples": list(self.training_rows.items()),
-            "declared": {site: table.tolist() for site, table in self.declared.items()},
-            "weights": self.client_weights,
+            "training_rows": list(self.training_rows.items()),
+            "declared": arrays_to_lists(self.declared),
+            "client_weights": self.client_weights,
             "best": None if self.best is None else [self.best.score, self.best.row],
         }
-        return {name: json.dumps(part) for name, part in parts.items()}
+        return json.dumps(content)
 
-    def restore(self, header: dict[str, str], best: ArrayRecord | None) -> None:
-        """Take over what `to_header` wrote; `best`: the tensors of the best model, if any."""
-        parts = {name: parse_json(header[name]) for name in HEADER_PARTS if name in header}
-        measured = parts["constants"]
-        penalty = lists_to_arrays(measured["state"])
+    def restore(self, content: dict[str, Any], best: ArrayRecord | None) -> None:
+        """Take over what `to_json` wrote; `best`: the tensors of the best model, if any."""
+        penalty = lists_to_arrays(content["penalty"])
         controlled = isinstance(self.penalty, ControllerState)
         self.penalty = ControllerState(**penalty) if controlled else penalty["v"]
-        if measured["names"] is not None:
-            self.names = Names(*(tuple(names) for names in measured["names"]))
-        self.history = measured["history"]
-        if measured.get("steps") is not None:
-            rounds, lengths = measured["steps"]
-            self.damper = StepDamper(rounds)
-            self.damper.lengths = lengths
-        self.rounds_done, self.idle_rounds, self.releases, starts = map(int, parts["counts"])
-        self.starts = starts + 1
-        self.training_rows = dict(parts["examples"])
-        tables = parts.get("declared", {}).items()
+        if content["names"] is not None:
+            self.names = Names(*(tuple(names) for names in content["names"]))
+        if content["damper"] is not None:
+            self.damper = StepDamper(content["damper"]["rounds"])
+            self.damper.lengths = content["damper"]["lengths"]
+        for name in COUNTERS:
+            setattr(self, name, int(content[name]))
+        self.starts += 1
+        self.history = content["history"]
+        self.training_rows = dict(content["training_rows"])
+        tables = content["declared"].items()
         self.declared = {site: np.array(table, np.float64) for site, table in tables}
-        self.client_weights = parts["weights"] or {}
-        if parts["best"] is not None and best is not None:
-            score, row = parts["best"]
+        self.client_weights = content["client_weights"]
+        if best is not None:
+            score, row = content["best"]
             self.best = BestModel(score, best, row)
 
 
@@ -149,7 +142,7 @@ class Checkpoint:
 
     def save(self, state: RunState, arrays: ArrayRecord, strategy: Any) -> None:
         """Write the state, the model and the arrays that the wrapped `strategy` keeps."""
-        header = {"format": FORMAT, "about": self.run, **state.to_header()}
+        header = {"format": FORMAT, "about": self.run, "state": state.to_json()}
         tensors = _with_prefix("model", arrays) | _collect_arrays(strategy)
         if state.best is not None:
             tensors |= _with_prefix("best", state.best.arrays)
@@ -173,21 +166,19 @@ class Checkpoint:
         if header.get("format") != FORMAT:
             raise self._error("not a checkpoint of this version; name another file")
         if header.get("about") != self.run:
-            raise self._error(
-                f"the checkpoint is of another run ({header.get('about')}); name another file"
-            )
+            other = header.get("about")
+            raise self._error(f"the checkpoint is of another run ({other}); name another file")
         if header.get("check") != _checksum(header, tensors):
             raise self._error("not a whole checkpoint (its numbers are damaged)")
         try:
-            has_best = parse_json(header["best"]) is not None
-            best = self._select(tensors, "best", like) if has_best else None
-            state.restore(header, best)
+            content = parse_json(header["state"])
+            best = None if content["best"] is None else self._select(tensors, "best", like)
+            state.restore(content, best)
             _restore_arrays(strategy, tensors)
         except FedgftError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            reason = printable(" ".join(str(error).split()))[:400]
-            raise self._error(f"no checkpoint of ours ({reason})") from None
+            raise self._error(f"not a checkpoint of fedgft ({one_line(error)})") from None
         return self._select(tensors, "model", like)
 
     def _error(self, text: str) -> FedgftError:
@@ -195,24 +186,15 @@ class Checkpoint:
 
     def _select(self, tensors: Tensors, prefix: str, like: ArrayRecord) -> ArrayRecord:
         """One model, its tensors in the order of `like`: the file has an order of its own."""
-        mine = {
-            name.removeprefix(f"{prefix}/"): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(f"{prefix}/")
-        }
-        shapes = {name: tuple(array.shape) for name, array in like.items()}
-        if {name: tensor.shape for name, tensor in mine.items()} != shapes:
+        found = {name: t.shape for name, t in tensors.items() if name.startswith(f"{prefix}/")}
+        if found != {f"{prefix}/{name}": tuple(array.shape) for name, array in like.items()}:
             raise self._error("the checkpoint is of another model")
-        return ArrayRecord({name: Array(mine[name]) for name in like})
+        return ArrayRecord({name: Array(tensors[f"{prefix}/{name}"]) for name in like})
 
 
 def _checksum(header: dict[str, str], tensors: Tensors) -> str:
     texts = sorted((key, text) for key, text in header.items() if key != "check")
-    shapes = [(name, t.dtype.str, t.shape) for name, t in sorted(tensors.items())]
-    check = zlib.crc32(json.dumps([texts, shapes]).encode())
-    for name in sorted(tensors):
-        check = zlib.crc32(np.ascontiguousarray(tensors[name]).data, check)
-    return str(check)
+    return str(zlib.crc32(save(tensors), zlib.crc32(json.dumps(texts).encode())))
 
 
 def _with_prefix(prefix: str, arrays: ArrayRecord) -> Tensors:
@@ -232,17 +214,15 @@ def _collect_arrays(strategy: Any) -> Tensors:
     tensors: Tensors = {}
     for depth, one in enumerate(wrapped_strategies(strategy)):
         for name, value in vars(one).items():
+            items: Any = enumerate(value) if isinstance(value, list) else ()
             if isinstance(value, dict):
-                kind, items = "d", value.items()
-            elif isinstance(value, list):
-                kind, items = "l", enumerate(value)
-            else:
-                continue
+                items = value.items()
+            elif name == "clipping_norm":
+                items = [("", np.array([float(value)]))]
             for key, item in items:
                 if isinstance(item, np.ndarray):
-                    tensors[f"inner{depth}/{name}/{kind}/{key}"] = item.copy(order="C")
-        if hasattr(one, "clipping_norm"):
-            tensors[f"inner{depth}/clipping_norm/f/"] = np.array([float(one.clipping_norm)])
+                    place = f"inner{depth}/{name}/{type(value).__name__}/{key}"
+                    tensors[place] = item.copy(order="C")
     return tensors
 
 
@@ -255,8 +235,8 @@ def _restore_arrays(strategy: Any, tensors: Tensors) -> None:
                 found.setdefault((attribute, kind), {})[key] = tensor
         for (attribute, kind), items in found.items():
             value: Any = items
-            if kind == "f":
+            if attribute == "clipping_norm":
                 value = float(items[""][0])
-            elif kind == "l":
+            elif kind == "list":
                 value = [items[key] for key in sorted(items, key=int)]
             setattr(one, attribute, value)

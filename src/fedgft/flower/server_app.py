@@ -30,27 +30,29 @@ from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.flower.client import first_arrays
 from fedgft.flower.client_app import DESCRIBE, MakeModule, federation, model_of, split_names
-from fedgft.flower.messages import REPORT, VERSION, check_version, make_request
-from fedgft.flower.replies import Replies, log, make_query, plain, wait_for_nodes
-from fedgft.flower.roster import RosterGrid
-from fedgft.flower.run_config import TRAINING, check_run
+from fedgft.flower.messages import REPORT, VERSION, check_version, log, make_request, warn
+from fedgft.flower.replies import Replies, RosterGrid, make_query, wait_for_nodes
 from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, Measured
+from fedgft.formatting import one_line
 from fedgft.metrics.robust_aggregation import Limits
 from fedgft.privacy.noise import Budget
+from fedgft.settings import TRAINING_KEYS, check_run_config
 from fedgft.store import (
     atomic_write,
+    make_folder,
     make_private_folder,
     open_private_file,
     parse_json,
     refuse_link,
 )
+from fedgft.validation import check_choice
 
 PROGRESS = "progress.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.json"
 SCHEMA = "schema.json"
 METHODS = ("fedgft", "fedgft-control", "fairfed", "measured")
-TRAINING_SETTINGS = (*TRAINING, "rounds", "seed")
+TRAINING_SETTINGS = (*TRAINING_KEYS, "rounds", "seed")
 "The settings that clients receive."
 Config = Mapping[str, Any]
 
@@ -72,7 +74,7 @@ def serve(
     config: Config = dict(context.run_config)
     folder = Path(str(config["out"])).expanduser()
     with ProgressLog(folder) as progress, RosterGrid(grid) as grid:
-        check_run(config)
+        check_run_config(config)
         _check_folder(folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
         agreement = _agree_on_schema(grid, config, nodes)
@@ -87,8 +89,8 @@ def serve(
         model = model_of(config, own, **shape)
         first = first_arrays(model, **shape, seed=int(config["seed"]))
         timeout = float(config["timeout"])
-        rounds = int(config["rounds"])
-        result = fair.start(grid, first, rounds, timeout, settings, ConfigRecord({**settings}))
+        configs = {"train_config": settings, "evaluate_config": ConfigRecord({**settings})}
+        result = fair.start(grid, first, int(config["rounds"]), timeout, **configs)
         reports = {}
         if not fair.secure:  # secure sums hide each site's own sums
             reports = collect_reports(grid, result.arrays, fair, config=settings, timeout=timeout)
@@ -117,11 +119,7 @@ class ProgressLog(logging.Handler):
 
     def __enter__(self) -> "ProgressLog":
         refuse_link(self.folder, "out")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            text = f"`out` {self.folder}: cannot be written ({error.strerror})"
-            raise FedgftError(text, kind="file") from None
+        make_folder(self.folder)
         log.addHandler(self)
         return self
 
@@ -134,16 +132,13 @@ class ProgressLog(logging.Handler):
 
 def _check_folder(folder: Path, *, resume: bool) -> None:
     """A folder holds one run; an unfinished one continues on request."""
+    problem = ""
     if (folder / HISTORY).exists():
-        raise FedgftError(
-            f"`out` {folder}: holds a finished run already; name another folder", kind="file"
-        )
-    if (folder / CHECKPOINT).exists() and not resume:
-        raise FedgftError(
-            f"`out` {folder}: holds an unfinished run; resume=true continues it, or name another "
-            "folder",
-            kind="file",
-        )
+        problem = "a finished run already; name another folder"
+    elif (folder / CHECKPOINT).exists() and not resume:
+        problem = "an unfinished run; resume=true continues it, or name another folder"
+    if problem:
+        raise FedgftError(f"`out` {folder}: holds {problem}", kind="file")
 
 
 class Agreement(NamedTuple):
@@ -186,18 +181,13 @@ def _ask_for_schema(grid: Grid, config: Config, nodes: Sequence[int]) -> Agreeme
         classes=split_names(config["classes"]),
         groups=split_names(config["groups"]),
         scaling=str(config.get("scaling", "pooled")),
-        warn=lambda text: log.warning("fedgft: %s", text),
+        warn=warn,
     )
     for site, reason in misfits.items():
-        log.warning("fedgft: site '%s' cannot take part: %s", site, reason)
-    log.info(
-        "fedgft: %d of %d sites fit: %d features, classes %s, groups %s",
-        len(descriptions) - len(misfits),
-        len(descriptions),
-        len(schema.encoder.columns),
-        ", ".join(schema.classes),
-        ", ".join(schema.groups),
-    )
+        warn(f"site '{site}' cannot take part: {reason}")
+    fits = f"{len(descriptions) - len(misfits)} of {len(descriptions)} sites fit"
+    names = f"classes {', '.join(schema.classes)}, groups {', '.join(schema.groups)}"
+    log.info("fedgft: %s: %d features, %s", fits, len(schema.encoder.columns), names)
     log.info("fedgft: the schema's fingerprint is %s", schema.fingerprint())
     return Agreement(schema, sorted(misfits), owners)
 
@@ -212,22 +202,16 @@ def read_descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str
     for node, record in sorted(records.items()):
         try:
             check_version(record, f"node {node}")
-            name = plain(record["site"], 100)
+            name = one_line(record["site"], 100)
             description = parse_json(str(record["description"]))
         except (FedgftError, KeyError, ValueError, TypeError, AttributeError) as error:
-            log.warning("fedgft: node %d is left out: %s", node, plain(error))
+            warn(f"node {node} is left out: {one_line(error)}")
             continue
-        if name in owners:
-            log.warning(
-                "fedgft: node %d is left out: it calls itself '%s', the name of node %d: set "
-                "site=... in each node's configuration",
-                node,
-                name,
-                owners[name],
-            )
+        if owners.setdefault(name, node) != node:
+            taken = f"it calls itself '{name}', the name of node {owners[name]}"
+            warn(f"node {node} is left out: {taken}: set site=... in each node's configuration")
             continue
         descriptions[name] = description
-        owners[name] = node
     return descriptions, owners
 
 
@@ -241,12 +225,11 @@ def make_strategy(
     """
     method = str(config["method"])
     lam = float(config["lam"])
-    if method not in METHODS:
-        raise FedgftError(f"`method` {method!r} is not known: {', '.join(METHODS)}")
+    check_choice("method", method, METHODS)
     if method == "fedgft-control" and lam >= 0:
         raise FedgftError("`lam` is for method fedgft; fedgft-control takes target")
     if method == "fedgft" and lam < 0:
-        log.warning("fedgft: method fedgft without lam runs fedgft-control, the method for targets")
+        warn("method fedgft without lam runs fedgft-control, the method for targets")
         method = "fedgft-control"
     budget = Budget(
         float(config["epsilon"]) or None,
@@ -283,13 +266,11 @@ def _read_agreed_counts(path: str) -> dict[str, Any] | None:
     file = Path(path).expanduser()
     try:
         counts = parse_json(file.read_text("utf-8"))
+        if not isinstance(counts, dict):
+            raise ValueError("it must hold one table of rows by label and group per site")
+        return counts
     except (OSError, ValueError) as error:
         raise FedgftError(f"`counts` {file}: cannot be read ({error})", kind="file") from None
-    if not isinstance(counts, dict):
-        raise FedgftError(
-            f"`counts` {file}: write one table of rows by label and group per site", kind="file"
-        )
-    return counts
 
 
 def collect_reports(
@@ -316,16 +297,13 @@ def collect_reports(
             text = str(record["sums"])
             (site,) = from_json(text, source=f"the report of node {node}").sites
         except (FedgftError, KeyError, TypeError, ValueError) as error:
-            log.warning("fedgft: a report is left out: %s", plain(error))
+            warn(f"a report is left out: {one_line(error)}")
             continue
         if site in reports or owners.get(site, node) != node:
-            log.warning(
-                "fedgft: the report of node %d is left out: '%s' is another node's name",
-                node,
-                plain(site, 100),
-            )
-            continue
-        reports[site] = text
+            name = one_line(site, 100)
+            warn(f"the report of node {node} is left out: '{name}' is another node's name")
+        else:
+            reports[site] = text
     return reports
 
 
@@ -342,9 +320,8 @@ def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[
         "groups": schema.groups,
         "encoder": schema.encoder.to_json(),
     }
-    scaling = (schema.mean, schema.spread)
-    mean, spread = scaling
-    FairModel(tensors, mean, spread, about | known).save(folder / "model.safetensors")
+    model = FairModel(tensors, schema.mean, schema.spread, about | known)
+    model.save(folder / "model.safetensors")
 
 
 def _write_results(
@@ -354,7 +331,7 @@ def _write_results(
     try:
         held_out = _write_audit(folder, reports)
     except FedgftError as error:  # a failed report is no reason to lose the model
-        log.warning("fedgft: there is no report: %s", error)
+        warn(f"there is no report: {error}")
         held_out = {}
     clipped: dict[str, float] = {}  # by site, the largest of all rounds
     leverage: dict[str, float] = {}  # of the last round that was measured
@@ -376,7 +353,7 @@ def _write_results(
 def _write_audit(folder: Path, reports: dict[str, str]) -> dict[str, Any]:
     """Write the sites' files and the audit of them; return the numbers that it begins with."""
     if not reports:
-        log.warning("fedgft: no site sent its sums: there is no report")
+        warn("no site sent its sums: there is no report")
         return {}
     place = make_private_folder(folder / "sites")
     files = []

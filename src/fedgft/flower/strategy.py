@@ -8,7 +8,7 @@ They wrap a strategy the way Flower's own DP wrappers do, and must be the outerm
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedgft.algorithms import Cohort, Local
+from fedgft.algorithms import Local
 from fedgft.algorithms.controller import Controller, Loop, StepDamper
 from fedgft.algorithms.objectives import LinearizedPenalty
 from fedgft.algorithms.weightings import FairFed as FairFedRule
 from fedgft.algorithms.weightings import Rule
 from fedgft.errors import FedgftError
-from fedgft.flower.aggregator import StatisticsAggregator, StatisticsOptions
-from fedgft.flower.messages import RECORD, TRAINED, Report, Request, put_request
+from fedgft.flower.aggregator import StatisticsAggregator, StatisticsOptions, make_cohort
+from fedgft.flower.messages import RECORD, TRAINED, Names, Report, Request, log, put_request, warn
 from fedgft.flower.replies import (
     GridWithTimeout,
     Replies,
     check_metrics,
     check_update,
-    log,
     scale_update,
     update_norm,
 )
@@ -39,7 +38,7 @@ from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
 from fedgft.sums import stack
-from fedgft.validation import check_number
+from fedgft.validation import check_instance, check_number
 
 WITH_MOMENTUM = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
 MEDIANS = (flower.Bulyan, flower.FedMedian, flower.FedTrimmedAvg)
@@ -88,15 +87,12 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.strategy, Strategy):
-            kind = type(self.strategy)
-            raise FedgftError(
-                f"{kind.__module__}.{kind.__name__} is no strategy of flwr.serverapp.strategy "
-                "(those of flwr.server.strategy are the old ones)",
-                field="strategy",
-            )
+        hint = "use one of flwr.serverapp.strategy; those of flwr.server.strategy are the old ones"
+        check_instance("strategy", self.strategy, Strategy, hint)
         self.metric = get_metric(self.metric)
-        self.state = RunState(names=self.expected_names())
+        self.state = RunState()
+        if self.classes is not None and self.groups is not None:
+            self.state.names = Names.of(self.classes, self.groups)
         pricing = self._make_pricing()
         self.aggregator = StatisticsAggregator(self, self.metric, pricing, self.state)
         self.measured: dict[str, Any] | None = None
@@ -141,9 +137,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         arrays = initial_arrays
         if self.checkpoint is not None and Path(self.checkpoint).expanduser().exists():
             arrays = self.load_checkpoint(initial_arrays)
-            log.warning(
-                "fedgft: continuing after round %d of %d", self.state.rounds_done, num_rounds
-            )
+            warn(f"continuing after round {self.state.rounds_done} of {num_rounds}")
         done = self.state.rounds_done
         rounds_left = max(num_rounds - done, 0)
         self.aggregator.rounds = num_rounds
@@ -151,9 +145,8 @@ class FairStrategy(StatisticsOptions, Strategy):
         self._timeout = timeout
         self._config = ConfigRecord() if train_config is None else train_config
         evaluate = evaluate_fn and (lambda number, model: evaluate_fn(number + done, model))
-        result = super().start(
-            grid, arrays, rounds_left, timeout, train_config, evaluate_config, evaluate
-        )
+        configs = {"train_config": train_config, "evaluate_config": evaluate_config}
+        result = super().start(grid, arrays, rounds_left, timeout, evaluate_fn=evaluate, **configs)
         if not result.arrays and not done:
             raise FedgftError(f"no round gave a new model: {self._failure}")
         result.arrays = result.arrays or arrays
@@ -171,7 +164,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         messages = list(self.strategy.configure_train(number, arrays, config, patient_grid))
         nodes = [message.metadata.dst_node_id for message in messages]
         if self.channel != "evaluate":
-            self._check_any(messages, "fraction_train")
+            self._require_messages(messages, "fraction_train")
         self._queried = len(nodes)
         if self.channel == "query":
             self._query(grid, arrays, nodes)
@@ -216,7 +209,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         patient_grid: Any = GridWithTimeout(grid, self.node_timeout)
         messages = list(self.strategy.configure_evaluate(number, arrays, config, patient_grid))
         if self.channel == "evaluate":
-            self._check_any(messages, "fraction_evaluate")
+            self._require_messages(messages, "fraction_evaluate")
         self._add_request(messages, with_statistics=self.channel == "evaluate")
         return messages
 
@@ -238,20 +231,17 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     def summary(self) -> None:
         """Log the method, the channel, the budget and the wrapped strategy."""
-        log.info(
-            "\t├──> fedgft: %s, %s", self.aggregator.metric.title, self._method() or "measured"
-        )
+        method = self._method() or "measured"
+        log.info("\t├──> fedgft: %s, %s", self.aggregator.metric.title, method)
         log.info("\t│\t└── channel %s, budget %s", self.channel, self.budget)
         self.strategy.summary()
 
     # Messages
 
-    def _check_any(self, messages: list[Message], setting: str) -> None:
+    def _require_messages(self, messages: list[Message], setting: str) -> None:
         if not messages:
-            raise FedgftError(
-                f"`channel` '{self.channel}' carries no statistics: the strategy sends no "
-                f"messages of this kind ({setting})"
-            )
+            reason = f"the strategy sends no messages of this kind ({setting})"
+            raise FedgftError(f"`channel` '{self.channel}' carries no statistics: {reason}")
 
     def _query(self, grid: Grid, arrays: ArrayRecord, nodes: list[int]) -> None:
         config = ConfigRecord({**self._config, "server-round": self.state.rounds_done + 1})
@@ -272,7 +262,7 @@ class FairStrategy(StatisticsOptions, Strategy):
             try:
                 self._query(grid, result.arrays, sorted(grid.get_node_ids()))
             except FedgftError as error:
-                log.warning("fedgft: the last model was not measured: %s", error)
+                warn(f"the last model was not measured: {error}")
         last = self.history[-1] if self.history else {}
         self.measured = last if last.get("round") == self.state.rounds_done else None
         best = self.state.best
@@ -299,11 +289,9 @@ class FairStrategy(StatisticsOptions, Strategy):
         for node, norm in norms.items():
             if norm > limit * (1 + TOLERANCE):
                 scale_update(replies.good[node], self._sent, limit / norm)
-                site = self.aggregator.validator.describe(node)
-                self.aggregator.warn_once(
-                    f"{site}: its update is much longer than the others' and is shortened",
-                    f"{norm:.3g}, of which {limit:.3g} are taken",
-                )
+                what = "sends a much longer update than the others, which is shortened"
+                details = f"{norm:.3g}, of which {limit:.3g} are taken"
+                self.aggregator.warn_once(node, what, details)
 
     def _limit_weights(self, replies: Replies) -> None:
         """Limit weights in the average to the declared rows and to the largest share."""
@@ -315,19 +303,16 @@ class FairStrategy(StatisticsOptions, Strategy):
             for node, record in records.items():
                 rows = validator.declared_rows(node)
                 if rows is not None and record[key] > rows * (1 + 1e-6) + 0.5:
-                    warn_once(
-                        f"{validator.describe(node)} trains on more rows than it declared",
-                        f"{record[key]:.6g}, of which {rows:.6g} count",
-                    )
+                    details = f"{record[key]:.6g}, of which {rows:.6g} count"
+                    warn_once(node, "trains on more rows than it declared", details)
                     record[key] = max(1.0, rows)
         weights = [float(record[key]) for record in records.values()]
         limit = size_limit(weights, self.limits_for(len(records)))
         for node, record in records.items():
             if record[key] > limit * (1 + TOLERANCE) and not validator.is_agreed(node):
-                warn_once(
-                    f"{validator.describe(node)} has too large a share of the average (max_share)",
-                    f"its weight is {record[key]:.6g} and counts as {limit:.6g}",
-                )
+                details = f"its weight is {record[key]:.6g} and counts as {limit:.6g}"
+                what = "has too large a share of the average (max_share)"
+                warn_once(node, what, details)
                 record[key] = limit
 
     # After the aggregation
@@ -405,11 +390,8 @@ class FairStrategy(StatisticsOptions, Strategy):
             "method": type(method).__name__,
             "budget": repr(self.budget),
         }
-        if is_dataclass(method):
-            values = {f.name: str(getattr(method, f.name)) for f in fields(method)}
-            values.pop("metric", None)
-            about |= values
-        return about
+        values = vars(method) if is_dataclass(method) else {}
+        return about | {name: str(value) for name, value in values.items() if name != "metric"}
 
 
 @dataclass(eq=False, repr=False)
@@ -497,22 +479,16 @@ class FairFed(FairStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("beta", self.beta)
-        if self.channel == "evaluate":
-            raise FedgftError(
-                "FairFed weighs this round's updates: `channel` 'train' or 'query'",
-                kind="unsupported",
-            )
-        if self.secure or self.budget.epsilon is not None:
-            raise FedgftError(
-                "FairFed needs every client's own sums: no secure sums, no noise",
-                kind="unsupported",
-            )
         inner = innermost_strategy(self.strategy)
-        if isinstance(inner, WITHOUT_WEIGHTS):
-            name = type(inner).__name__
-            raise FedgftError(
-                f"FairFed gives clients weights, and {name} uses none", kind="unsupported"
-            )
+        problem = ""
+        if self.channel == "evaluate":
+            problem = "weighs this round's updates: `channel` 'train' or 'query'"
+        elif self.secure or self.budget.epsilon is not None:
+            problem = "needs every client's own sums: no secure sums, no noise"
+        elif isinstance(inner, WITHOUT_WEIGHTS):
+            problem = f"gives clients weights, and {type(inner).__name__} uses none"
+        if problem:
+            raise FedgftError(f"FairFed {problem}", kind="unsupported")
         self._weighting = FairFedRule(self.aggregator.metric, self.beta, self.rule)
         self.needs_trained_sums = self._weighting.sees == "trained"
 
@@ -556,15 +532,8 @@ class FairFed(FairStrategy):
         first = self._weighting.init(rows[None])[0]
         known = self.state.client_weights
         average = np.array([[known.get(s, w) for s, w in zip(sites, first, strict=True)]])
-        count = len(nodes)
-        cohort = Cohort(
-            run=np.zeros(count, int),
-            client=np.arange(count),
-            weight=rows / rows.sum(),
-            bounds=np.array([0, count]),
-            full=True,
-        )
-        local = Local(tally, own, np.zeros(count))
+        local = Local(tally, own, np.zeros(len(nodes)))
+        cohort = make_cohort(rows / rows.sum())
         weights, average = self._weighting.coefficients(average, cohort, local)
         known |= {site: float(w) for site, w in zip(sites, average[0], strict=True)}
         return {node: float(w) for node, w in zip(nodes, weights, strict=True)}

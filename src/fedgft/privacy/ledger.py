@@ -19,12 +19,11 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from fedgft.errors import FedgftError
-from fedgft.privacy.noise import epsilon_of
 from fedgft.store import atomic_write, open_private_file, parse_json
 
 FORMAT = "fedgft-ledger-2"
@@ -35,11 +34,8 @@ MAX_RHO = 1e4  # far more than any limit allows
 class SiteContext(Protocol):
     """The part of Flower's `Context` that concerns privacy: run and configuration of the node."""
 
-    @property
-    def run_id(self) -> int: ...
-
-    @property
-    def node_config(self) -> Mapping[str, Any]: ...
+    run_id: int
+    node_config: Any
 
 
 # Files of a site
@@ -63,11 +59,9 @@ def site_folder(context: SiteContext, site: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise FedgftError(
-            f"site '{site}': its folder {path} cannot be made ({error.strerror}); name another "
-            "with state=... in the node's configuration",
-            kind="file",
-        ) from None
+        problem = f"cannot be created ({error.strerror}); name another one in the node's "
+        problem += "configuration: state=..."
+        raise FedgftError(f"site '{site}': its folder {path} {problem}", kind="file") from None
     return path
 
 
@@ -75,15 +69,10 @@ def read_salt(context: SiteContext, site: str) -> bytes:
     """Return the site's 32 secret bytes, which are drawn once."""
     path = site_folder(context, site) / "salt"
     text = write_once(path, lambda: secrets.token_hex(32).encode())
-    try:
-        salt = bytes.fromhex(text.decode("ascii"))
-    except ValueError:
-        salt = b""
-    if len(salt) != 32:
-        raise FedgftError(
-            f"site '{site}': {path}: not the 32 bytes that were written there", kind="file"
-        )
-    return salt
+    if not re.fullmatch(rb"[0-9a-fA-F]{64}\s*", text):
+        problem = "not the 32 bytes that were written there"
+        raise FedgftError(f"site '{site}': {path}: {problem}", kind="file")
+    return bytes.fromhex(text.decode())
 
 
 def write_once(path: Path, make_content: Callable[[], bytes]) -> bytes:
@@ -106,9 +95,8 @@ def write_once(path: Path, make_content: Callable[[], bytes]) -> bytes:
                 part.unlink(missing_ok=True)
         return path.read_bytes()
     except OSError as error:
-        raise FedgftError(
-            f"{path}: cannot be written or read ({error.strerror})", kind="file"
-        ) from None
+        problem = f"cannot be written or read ({error.strerror})"
+        raise FedgftError(f"{path}: {problem}", kind="file") from None
 
 
 def model_digest(arrays: Mapping[str, Any]) -> str:
@@ -181,25 +169,9 @@ class Ledger:
             self.runs[name] = RunRecord(list(terms))
         record = self.runs[name]
         if record.terms != terms:
-            raise FedgftError(
-                f"site '{self.site}': the server changed the privacy budget during a run",
-                kind="conflict",
-            )
+            problem = "the server changed the privacy budget during a run"
+            raise FedgftError(f"site '{self.site}': {problem}", kind="conflict")
         return record
-
-    def charge(self, rho: float, *, limit: float | None, delta: float, file: str) -> None:
-        """Enter a release before it happens; `limit` is the epsilon of all runs, at `delta`."""
-        total = self.rho + rho
-        epsilon = epsilon_of(total, delta)
-        if limit is not None and epsilon > limit * (1 + 1e-6):
-            raise FedgftError(
-                f"site '{self.site}': with this release all its runs would come to epsilon "
-                f"{epsilon:.3g} at delta {delta:g}, above its max-epsilon, {limit:g} "
-                f"(ledger {file})"
-            )
-        self.rho = total
-        self.epsilon = epsilon
-        self.delta = delta
 
 
 def ledger_file(context: SiteContext, site: str) -> Path:
@@ -215,21 +187,23 @@ def open_ledger(context: SiteContext, site: str) -> Iterator[Ledger]:
 
     If the body fails, the file stays as it was. Runs that come at the same time take turns.
     """
-    path = ledger_file(context, site)
-    with atomic_write(path, private=True) as part:
-        ledger = read_ledger(path, site)
+    with atomic_write(ledger_file(context, site), private=True) as part:
+        ledger = read_ledger(context, site)
         yield ledger
-        part.write(_to_json(ledger).encode())
+        content = {"format": FORMAT} | asdict(ledger)
+        del content["site"]
+        part.write(json.dumps(content).encode())
         part.flush()
         os.fsync(part.fileno())  # the account must survive a power cut
 
 
-def read_ledger(path: Path, site: str) -> Ledger:
-    """Return the ledger in a file, an empty one if there is none.
+def read_ledger(context: SiteContext, site: str) -> Ledger:
+    """Return the site's ledger, an empty one if there is no file.
 
     A ledger of version 0.1 holds only the sums. A damaged one is an error: it would allow
     everything again.
     """
+    path = ledger_file(context, site)
     try:
         if not path.exists():
             return Ledger(site)
@@ -248,18 +222,11 @@ def read_ledger(path: Path, site: str) -> Ledger:
 def _read_record(found: Any) -> RunRecord:
     record = RunRecord(**found)
     lists = [record.terms, record.counts or [], *record.answers.values()]
+    texts = [record.cohort or "", *record.reports.values()]
+    numbers = [record.rows or 0.0, *(number for values in lists for number in values)]
     valid = type(record.released) is int and record.released >= 0
     valid &= all(isinstance(values, list) for values in lists)
-    numbers = [record.rows or 0.0, *(number for values in lists for number in values)]
     valid &= all(type(number) in (int, float) for number in numbers)
-    valid &= isinstance(record.cohort or "", str)
-    valid &= all(isinstance(text, str) for text in record.reports.values())
-    if not valid:
+    if not valid or not all(isinstance(text, str) for text in texts):
         raise ValueError("a run's record is damaged")
     return record
-
-
-def _to_json(ledger: Ledger) -> str:
-    account = {"format": FORMAT, "rho": ledger.rho, "epsilon": ledger.epsilon}
-    runs = {name: vars(record) for name, record in ledger.runs.items()}
-    return json.dumps({**account, "delta": ledger.delta, "runs": runs})

@@ -10,8 +10,8 @@ scores (for a penalty) or of decisions (for a target) per round. Adding or remov
 one count by 1, and the scores of that cell, all classes but the first, by a vector of length at
 most 1; the first class follows from the count. The budget (epsilon, delta) is converted to
 zero-concentrated DP (Bun & Steinke 2016), in which releases add up: a release with standard
-deviation sd costs rho = 1 / (2 sd^2). The guarantee is for one row of one site, against everybody
-who sees that site's messages, the server included. It covers the statistics and not the model
+deviation sd costs rho = 1 / (2 sd^2). The guarantee is for one row of one site, against all
+readers of that site's messages, the server included. It covers the statistics and not the model
 updates (for these, use Flower's DP wrappers), and it is a budget for one run; over all runs a site
 limits itself with its ledger (`fedgft.privacy.ledger`).
 
@@ -25,12 +25,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedgft.errors import FedgftError, import_extra
 from fedgft.metrics import Kind, Metric, price
+from fedgft.settings import check_setting
 from fedgft.sums import Sums
 from fedgft.validation import check_integer, check_number
 
@@ -54,6 +55,61 @@ class Noise:
     kind: Kind
     count: float
     value: float
+
+    def add(self, sums: Sums, counts: np.ndarray | None) -> Sums:
+        """Return the sums that may leave the site.
+
+        `counts` are the noisy counts of the run's first release; None: this is the first one.
+        """
+        if counts is None:
+            counts = add_gaussian(sums.count, self.count)
+        return self.rebuild(counts, add_gaussian(self.select(sums), self.value))
+
+    def add_to_rows(self, rows: float) -> float:
+        """Return the number of rows that the site declares in secure sums."""
+        return float(add_gaussian(np.array([rows]), self.declared_rows)[0])
+
+    def select(self, sums: Sums) -> np.ndarray:
+        """Return the table that one release holds, (c, k, c - 1): all classes but the first."""
+        return (sums.score if self.kind == "soft" else sums.decision)[..., 1:]
+
+    def rebuild(self, counts: np.ndarray, values: np.ndarray) -> Sums:
+        """Return released counts and the values of `select` as sums; the other table is NaN."""
+        table = np.concatenate((counts[..., None] - values.sum(-1, keepdims=True), values), -1)
+        missing = np.full_like(table, np.nan)
+        return Sums(counts, *((table, missing) if self.kind == "soft" else (missing, table)))
+
+    def gap_error(self, metric: Metric, total: Sums, clients: int) -> float:
+        """Return the standard error that the clients' noise puts on the gap (delta method).
+
+        `total` holds the sums of all clients, each of which added this noise. NaN where a group has
+        no rows.
+        """
+        statistics = total.statistics(metric, self.kind)
+        if not (statistics[1] > 0).all():
+            return math.nan
+        classes = total.count.shape[-2]
+        gradient = metric.gradient(statistics)
+        per_class = price(metric, gradient, classes)[:, :-1]  # d gap / d table: label, group, class
+        _, offset = metric.affine(classes)
+        per_count = np.einsum("svy,svg->yg", offset, gradient) + per_class[..., 0]
+        per_value = per_class[..., 1:] - per_class[..., :1]
+        variance = (per_count**2).sum() * self.count**2 + (per_value**2).sum() * self.value**2
+        return math.sqrt(clients * variance)
+
+    def share(self, clients: int) -> "Noise":
+        """Return the noise that each of `clients` adds to a secure sum.
+
+        The counts get half of their budget; the other half is for the number of rows that a site
+        declares (`declared_rows`).
+        """
+        part = 1 / math.sqrt(honest_clients(clients))
+        return Noise(self.kind, self.declared_rows * part, self.value * part * ROUNDING)
+
+    @property
+    def declared_rows(self) -> float:
+        """The standard deviation on the number of rows that a site declares in secure sums."""
+        return self.count * math.sqrt(2)
 
 
 @dataclass(frozen=True)
@@ -94,12 +150,8 @@ class Budget:
     def __post_init__(self) -> None:
         check_integer("min_count", self.min_count, least=0, most=MAX_COUNT)
         check_integer("releases", self.releases, least=1, most=MAX_COUNT)
-        check_number("delta", self.delta)
-        if self.epsilon is None:
-            return
-        if check_number("epsilon", self.epsilon) <= 0:
-            raise FedgftError(f"`epsilon` must be a positive number, not {self.epsilon:g}")
-        if not 0 < self.delta < 1:
+        check_setting("epsilon", self.epsilon)
+        if not 0 < check_number("delta", self.delta) < 1 and self.epsilon is not None:
             raise FedgftError(f"`delta` {self.delta:g} must lie between 0 and 1")
 
     def noise(self, kind: Kind) -> Noise | None:
@@ -203,9 +255,10 @@ def _laplace(scale: float) -> Any:
     return dp.m.make_laplace(space, dp.l1_distance(T="i64"), scale=scale)
 
 
-def _gaussian(scale: float) -> Any:
+def _gaussian(scale: float, number: Literal["i64", "f64"] = "i64") -> Any:
+    """OpenDP's Gaussian noise on vectors of integers, or of floating-point numbers."""
     dp = _opendp()
-    space = dp.vector_domain(dp.atom_domain(T="i64"))
+    space = dp.vector_domain(dp.atom_domain(T=number, nan=False if number == "f64" else None))
     return dp.m.make_gaussian(space, dp.l2_distance(T="f64"), scale=scale)
 
 
@@ -219,86 +272,17 @@ def draw_discrete_gaussian(size: int, deviation: float) -> np.ndarray:
 
 def add_gaussian(values: np.ndarray, deviation: float) -> np.ndarray:
     """Return the values with Gaussian noise; OpenDP's sampler has no floating-point holes."""
-    dp = _opendp()
-    space = dp.vector_domain(dp.atom_domain(T="f64", nan=False))
-    add = dp.m.make_gaussian(space, dp.l2_distance(T="f64"), scale=deviation)
-    return np.array(add([float(v) for v in values.ravel()])).reshape(values.shape)
+    add = _gaussian(deviation, "f64")
+    return np.array(add(values.astype(float).ravel().tolist())).reshape(values.shape)
 
 
-def add_noise(tally: Sums, noise: Noise, counts: np.ndarray | None) -> Sums:
-    """Return the sums that may leave the site.
-
-    `counts` are the noisy counts of the run's first release; None: this is the first one.
-    """
-    if counts is None:
-        counts = add_gaussian(tally.count, noise.count)
-    values = add_gaussian(released_values(tally, noise.kind), noise.value)
-    return rebuild_tally(counts, values, noise.kind)
-
-
-def released_values(tally: Sums, kind: Kind) -> np.ndarray:
-    """Return the table that one release holds, (c, k, c - 1): all classes but the first."""
-    table = tally.score if kind == "soft" else tally.decision
-    return table[..., 1:]
-
-
-def rebuild_tally(counts: np.ndarray, values: np.ndarray, kind: Kind) -> Sums:
-    """Return released numbers as a tally; the table that was not released is NaN."""
-    table = np.concatenate((counts[..., None] - values.sum(-1, keepdims=True), values), -1)
-    missing = np.full_like(table, np.nan)
-    if kind == "soft":
-        return Sums(counts, table, missing)
-    return Sums(counts, missing, table)
-
-
-def drop_small_cells(tally: Sums, min_count: int) -> Sums:
+def drop_small_cells(sums: Sums, min_count: int) -> Sums:
     """Set all sums of a (label, group) with fewer rows to 0; noisy counts decide where noisy."""
-    large = tally.count >= min_count
-    return Sums(
-        np.where(large, tally.count, 0.0),
-        np.where(large[..., None], tally.score, 0.0),
-        np.where(large[..., None], tally.decision, 0.0),
-    )
-
-
-def gap_error(metric: Metric, total: Sums, noise: Noise, clients: int) -> float:
-    """Return the standard error that the clients' noise puts on the gap (delta method).
-
-    `total` holds the sums of all clients, each of which added `noise`. NaN where a group has no
-    rows.
-    """
-    statistics = total.statistics(metric, noise.kind)
-    if not (statistics[1] > 0).all():
-        return float("nan")
-    classes = total.count.shape[-2]
-    gradient = metric.gradient(statistics)
-    per_class = price(metric, gradient, classes)[:, :-1]  # d gap / d table: label, group, class
-    _, offset = metric.affine(classes)
-    per_count = np.einsum("svy,svg->yg", offset, gradient) + per_class[..., 0]
-    per_value = per_class[..., 1:] - per_class[..., :1]
-    variance = (per_count**2).sum() * noise.count**2 + (per_value**2).sum() * noise.value**2
-    return math.sqrt(clients * variance)
-
-
-# Shares of the noise in a secure sum
+    large = sums.count >= min_count
+    return sums.map(lambda t: np.where(large if t.ndim == large.ndim else large[..., None], t, 0.0))
 
 
 def honest_clients(clients: int) -> int:
-    """Return how many of the clients are assumed to keep their share of the noise secret."""
+    """Return how many clients of a secure sum are assumed to keep their share of the noise
+    secret."""
     return clients - (clients - 1) // 3
-
-
-def share_noise(noise: Noise, clients: int) -> Noise:
-    """Return the noise that each of `clients` adds to a secure sum.
-
-    The counts get half of their budget; the other half is for the number of rows that a site
-    declares (`declared_rows_deviation`).
-    """
-    part = 1 / math.sqrt(honest_clients(clients))
-    count = declared_rows_deviation(noise) * part
-    return Noise(noise.kind, count, noise.value * part * ROUNDING)
-
-
-def declared_rows_deviation(noise: Noise) -> float:
-    """Return the standard deviation on the number of rows that a site declares."""
-    return noise.count * math.sqrt(2)

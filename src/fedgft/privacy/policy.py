@@ -19,50 +19,28 @@ same numbers, which reveal nothing new.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.formatting import printable
+from fedgft.errors import Kind as ErrorKind
+from fedgft.formatting import one_line
 from fedgft.metrics import Kind
-from fedgft.privacy.ledger import (
-    Ledger,
-    RunRecord,
-    SiteContext,
-    ledger_file,
-    open_ledger,
-    read_ledger,
-)
+from fedgft.privacy.ledger import Ledger, RunRecord, SiteContext, open_ledger, read_ledger
 from fedgft.privacy.noise import (
     Budget,
     Noise,
-    add_gaussian,
-    add_noise,
-    declared_rows_deviation,
     draw_discrete_gaussian,
     drop_small_cells,
-    rebuild_tally,
-    released_values,
-    share_noise,
+    epsilon_of,
     total_rho,
 )
 from fedgft.sums import Sums
 
 MAX_DELTA = 1e-5
 UNIT = 2**20  # numbers travel in secure sums as integer multiples of 1 / UNIT
-
-
-@dataclass(frozen=True)
-class Summand:
-    """What a site adds to a secure sum, in integer multiples of 1 / UNIT.
-
-    `counts` are its counts and `values` the sums of one model: of scores and decisions, or, with
-    noise, only the table that was asked for, without the first class. Both are flat.
-    """
-
-    counts: np.ndarray
-    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -95,19 +73,15 @@ class SitePolicy:
         epsilon = config.get("max-epsilon")
         delta = config.get("max-delta", MAX_DELTA)
         if epsilon is None and "ledger" in config:
-            raise FedgftError(
-                f"site '{self.site}': its setting 'ledger' counts up to max-epsilon, which is "
-                "not set: add max-epsilon=1.0, or another number",
-                kind="missing",
-            )
+            remedy = "which is not set: add max-epsilon=1.0, or another number"
+            raise self._error(f"its setting 'ledger' counts up to max-epsilon, {remedy}", "missing")
         for name, value, top in (("max-epsilon", epsilon, math.inf), ("max-delta", delta, 1.0)):
             valid = isinstance(value, int | float) and value is not True and 0 < value < top
             if value is not None and not valid:
-                below = "" if top == math.inf else f" below {top:g}"
-                raise FedgftError(
-                    f"site '{self.site}': its setting {name} is {_one_line(value)}: write a "
-                    f"positive number{below}"
+                wanted = (
+                    "a positive number" if top == math.inf else f"a positive number below {top:g}"
                 )
+                raise self._error(f"its setting {name} is {one_line(value, 40)}: write {wanted}")
         return None if epsilon is None else float(epsilon), float(delta)
 
     def agree(self) -> Budget:
@@ -118,18 +92,12 @@ class SitePolicy:
         max_epsilon, max_delta = self.limits()
         if max_epsilon is not None and (epsilon is None or epsilon > max_epsilon):
             offered = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
-            raise FedgftError(
-                f"site '{self.site}' takes part with epsilon of at most {max_epsilon:g} (its "
-                f"max-epsilon); the server offers {offered}"
-            )
+            limit = f"an epsilon of at most {max_epsilon:g} (max-epsilon)"
+            raise self._error(f"it takes part with {limit}; the server offers {offered}")
         if max_epsilon is not None and delta > max_delta:
-            raise FedgftError(
-                f"site '{self.site}': delta {delta:g} is above its max-delta, {max_delta:g}"
-            )
+            raise self._error(f"delta {delta:g} is above its max-delta, {max_delta:g}")
         if config.get("secure") and "privacy.secure" not in self.request:
-            raise FedgftError(
-                f"site '{self.site}' takes part in secure sums only (its setting 'secure')"
-            )
+            raise self._error("it takes part in secure sums only (its setting 'secure')")
         min_count = max(int(self._setting("min_count") or 0), int(config.get("min-count", 0)))
         return Budget(epsilon, delta, int(self._setting("releases") or 1), min_count)
 
@@ -139,87 +107,71 @@ class SitePolicy:
 
     # Releases
 
-    def release(self, tally: Sums, model: str) -> Sums:
+    def release(self, sums: Sums, model: str) -> Sums:
         """Return what may leave the site of the exact sums of the model with this digest."""
         budget = self.agree()
         if self.context.node_config.get("secure"):
-            raise FedgftError(f"site '{self.site}' gives its sums to secure sums only")
+            raise self._error("it gives its sums to secure sums only")
         noise = budget.noise(self._kind)
         if noise is not None:
-            tally = self._release_noisy(tally, budget, noise, model)
-        return drop_small_cells(tally, budget.min_count) if budget.min_count else tally
+            sums = self._release_noisy(sums, budget, noise, model)
+        return drop_small_cells(sums, budget.min_count) if budget.min_count else sums
 
-    def _release_noisy(self, tally: Sums, budget: Budget, noise: Noise, model: str) -> Sums:
+    def _release_noisy(self, sums: Sums, budget: Budget, noise: Noise, model: str) -> Sums:
         """The noisy sums of this model: those sent before, or new ones, which are charged."""
         name = f"{noise.kind} {model}"
         with open_ledger(self.context, self.site) as ledger:
             run = ledger.run(self.context.run_id, _terms(budget, secure=False))
             if name not in run.answers:
-                self._check_releases(run, budget)
                 first = run.counts is None
-                self.charge(ledger, budget.rho(1, counts=int(first)))
-                counts = None if first else self._reshape(run.counts, tally.count.shape)
-                noisy = add_noise(tally, noise, counts)
-                run.released += 1
-                run.counts = _to_list(noisy.count)
-                run.answers[name] = _to_list(released_values(noisy, noise.kind))
-            counts = self._reshape(run.counts, tally.count.shape)
-            values = self._reshape(run.answers[name], released_values(tally, noise.kind).shape)
-        return rebuild_tally(counts, values, noise.kind)
+                self._charge_release(ledger, run, budget, with_counts=first)
+                counts = None if first else self._reshape(run.counts, sums.count.shape)
+                noisy = noise.add(sums, counts)
+                run.counts = noisy.count.ravel().tolist()
+                run.answers[name] = noise.select(noisy).ravel().tolist()
+            counts = self._reshape(run.counts, sums.count.shape)
+            values = self._reshape(run.answers[name], noise.select(sums).shape)
+        return noise.rebuild(counts, values)
 
-    def make_summand(self, tally: Sums, *, model: str, cohort: str, clients: int) -> Summand:
+    def make_summand(
+        self, sums: Sums, *, model: str, cohort: str, clients: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return this site's part of a secure sum, with its share of the noise.
 
         A second request about one model gets the same numbers; the counts are those of the run's
         first sum, and so must be the `cohort`, which identifies the `clients` of the sum.
+
+        Returns
+        -------
+        counts, values
+            Flat integer multiples of 1 / UNIT: the counts, and the sums of the model. These are of
+            scores and decisions; with noise, only the table of the request, without the first
+            class.
         """
         budget = self.agree()
         noise = budget.noise(self._kind)
         if noise is not None and budget.min_count:
-            raise FedgftError(
-                "min-count withholds cells by their true counts, which noise must not show: "
-                "drop one",
-                kind="conflict",
-            )
-        if budget.min_count:
-            tally = drop_small_cells(tally, budget.min_count)
+            problem = "min-count withholds cells by their true counts, which noise must not show"
+            raise FedgftError(f"{problem}: drop one of the two", kind="conflict")
+        sums = drop_small_cells(sums, budget.min_count)
+        name = f"{'both' if noise is None else noise.kind} {model}"
         with open_ledger(self.context, self.site) as ledger:
             run = ledger.run(self.context.run_id, _terms(budget, secure=True))
             if run.cohort not in (None, cohort):
                 raise FedgftError("this run has a sum over other sites already", kind="conflict")
             run.cohort = cohort
-            name = f"{'both' if noise is None else noise.kind} {model}"
             if name not in run.answers:
-                self._add_summand(run, ledger, budget, tally, name=name, clients=clients)
-            counts = np.array(run.counts, np.int64)
-            return Summand(counts, np.array(run.answers[name], np.int64))
-
-    def _add_summand(
-        self,
-        run: RunRecord,
-        ledger: Ledger,
-        budget: Budget,
-        tally: Sums,
-        *,
-        name: str,
-        clients: int,
-    ) -> None:
-        """Enter a new summand into the run's record, and charge it if it has noise."""
-        noise = budget.noise(self._kind)
-        if noise is None:
-            share = Noise(self._kind, 0.0, 0.0)
-            values = np.concatenate([tally.score.ravel(), tally.decision.ravel()])
-        else:
-            self._check_releases(run, budget)
-            self.charge(ledger, budget.rho(1, counts=int(run.rows is None)))
-            if run.rows is None:
-                run.rows = _noisy_rows(float(tally.rows()), noise)
-            run.released += 1
-            share = share_noise(noise, clients)
-            values = released_values(tally, noise.kind)
-        if run.counts is None:
-            run.counts = _to_list(_to_units(tally.count, share.count))
-        run.answers[name] = _to_list(_to_units(values, share.value))
+                share = Noise(self._kind, 0.0, 0.0)
+                values = np.stack([sums.score, sums.decision])
+                if noise is not None:
+                    self._charge_release(ledger, run, budget, with_counts=run.rows is None)
+                    if run.rows is None:
+                        run.rows = noise.add_to_rows(float(sums.rows()))
+                    share = noise.share(clients)
+                    values = noise.select(sums)
+                run.counts = run.counts or _to_units(sums.count, share.count)
+                run.answers[name] = _to_units(values, share.value)
+            return np.array(run.counts, np.int64), np.array(run.answers[name], np.int64)
 
     def declare_rows(self, rows: int) -> int:
         """Return the number of rows that the site declares in secure sums, fixed for a run.
@@ -234,7 +186,7 @@ class SitePolicy:
                 run.rows = float(rows)
                 if noise is not None:
                     self.charge(ledger, budget.rho(0))
-                    run.rows = _noisy_rows(float(rows), noise)
+                    run.rows = noise.add_to_rows(float(rows))
             return max(1, round(run.rows))
 
     def release_report(self, make_report: Callable[[], str], budget: Budget, model: str) -> str:
@@ -248,7 +200,7 @@ class SitePolicy:
         with open_ledger(self.context, self.site) as ledger:
             run = ledger.run(self.context.run_id, _terms(budget, secure=False))
             if run.reports and not run.reports.get(model):
-                raise FedgftError(f"site '{self.site}': the budget of its report is spent")
+                raise self._error("the budget of its report is spent")
             if not run.reports:
                 self.charge(ledger, total_rho(budget.epsilon, budget.delta))
                 run.reports[model] = make_report()
@@ -267,34 +219,47 @@ class SitePolicy:
         if not noisy and not min_count:
             return rows
         if noisy:
-            runs = read_ledger(ledger_file(self.context, self.site), self.site).runs
+            runs = read_ledger(self.context, self.site).runs
             run = runs.get(f"{self.context.run_id} {self.site}")
             if run is not None and run.counts is not None:
                 return max(1, round(sum(run.counts)))
         return 1 if sent is None else max(1, round(float(sent.rows())))
 
     def charge(self, ledger: Ledger, rho: float) -> None:
-        """Enter a release, within the limit for all runs if the site keeps a ledger for them."""
-        max_epsilon, delta = self.limits()
-        limit = max_epsilon if "ledger" in self.context.node_config else None
-        file = ledger_file(self.context, self.site).name
-        ledger.charge(rho, limit=limit, delta=delta, file=file)
-
-    def _check_releases(self, run: RunRecord, budget: Budget) -> None:
-        if run.released >= budget.releases:
-            raise FedgftError(
-                f"site '{self.site}': its privacy budget (epsilon {budget.epsilon:g}, "
-                f"{budget.releases} releases) is spent; it sends no more statistics in this run"
+        """Enter a release before it happens, within the limit for all runs if there is one."""
+        limit, delta = self.limits()
+        epsilon = epsilon_of(ledger.rho + rho, delta)
+        file = str(self.context.node_config.get("ledger", ""))
+        if file and limit is not None and epsilon > limit * (1 + 1e-6):
+            total = f"epsilon {epsilon:.3g} at delta {delta:g}, above its max-epsilon, {limit:g}"
+            raise self._error(
+                f"with this release all its runs cost {total} (ledger {Path(file).name})"
             )
+        ledger.rho += rho
+        ledger.epsilon = epsilon
+        ledger.delta = delta
+
+    def _charge_release(
+        self, ledger: Ledger, run: RunRecord, budget: Budget, *, with_counts: bool
+    ) -> None:
+        """Count and charge a release of noisy sums; raise if the run's budget is spent."""
+        if run.released >= budget.releases:
+            spent = f"(epsilon {budget.epsilon:g}, {budget.releases} releases) is spent"
+            raise self._error(
+                f"its privacy budget {spent}; it sends no more statistics in this run"
+            )
+        self.charge(ledger, budget.rho(1, counts=int(with_counts)))
+        run.released += 1
 
     def _reshape(self, values: list[float] | None, shape: tuple[int, ...]) -> np.ndarray:
         """Released numbers as a table of this shape."""
         table = np.array(values or [], dtype=float)
         if table.size != math.prod(shape):
-            raise FedgftError(
-                f"site '{self.site}': its classes or groups changed during a run", kind="conflict"
-            )
+            raise self._error("its classes or groups changed during a run", "conflict")
         return table.reshape(shape)
+
+    def _error(self, problem: str, kind: ErrorKind = "invalid") -> FedgftError:
+        return FedgftError(f"site '{self.site}': {problem}", kind=kind)
 
     @property
     def _kind(self) -> Kind:
@@ -303,31 +268,19 @@ class SitePolicy:
     def _setting(self, name: str) -> float | None:
         """A privacy setting of the request. NaN is refused: it would pass every limit."""
         value = self.request.get(f"privacy.{name}")
-        if value is None:
-            return None
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise FedgftError(f"the server's privacy.{name} is {_one_line(value)}: not a number")
-        return float(value)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            text = f"the server's privacy.{name} is {one_line(value, 40)}: not a number"
+            raise FedgftError(text)
+        return None if value is None else float(value)
 
 
 def _terms(budget: Budget, *, secure: bool) -> list[float]:
     return [float(budget.epsilon or 0), budget.delta, float(budget.releases), float(secure)]
 
 
-def _noisy_rows(rows: float, noise: Noise) -> float:
-    return float(add_gaussian(np.array([rows]), declared_rows_deviation(noise))[0])
-
-
-def _to_units(exact: np.ndarray, deviation: float) -> np.ndarray:
+def _to_units(exact: np.ndarray, deviation: float) -> list[float]:
     """The numbers as integer multiples of 1 / UNIT, with noise of this deviation."""
     units = np.rint(exact.ravel() * UNIT).astype(np.int64)
-    return units + draw_discrete_gaussian(units.size, deviation * UNIT) if deviation else units
-
-
-def _to_list(values: np.ndarray) -> list[float]:
-    """Integers stay integers: they may be larger than a float can hold exactly."""
-    return values.ravel().tolist()
-
-
-def _one_line(value: Any) -> str:
-    return printable(" ".join(str(value).split()))[:40]
+    if deviation:
+        units += draw_discrete_gaussian(units.size, deviation * UNIT)
+    return units.tolist()  # integers, which may be larger than a float can hold exactly
