@@ -123,6 +123,7 @@ def _write_certificate(path: Path, secret: Path, certificate: Any, key: Any) -> 
 
 
 def _general_name(host: str) -> Any:
+    """Return an address or a host name as certificates hold it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

@@ -70,20 +70,42 @@ MAX_SECONDS_BEHIND = float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits per request, connection, address and site."""
+    """Limits per request, connection, address and site.
+
+    Parameters
+    ----------
+    header_bytes, body_bytes
+        Length of a request. Flower cuts arrays into parts of 5 MiB.
+    answer_bytes
+        Length of the SuperLink's answer.
+    header_seconds
+        Time for the TLS handshake, and again for the headers of each request.
+    body_seconds, answer_seconds
+        Time for the body of a request, and for the SuperLink's answer.
+    idle_seconds
+        Time between two requests of one connection.
+    connections
+        Open connections.
+    unauthenticated
+        Open connections of one address that have not shown a valid signature so far.
+    requests, requests_per_site
+        Requests that are read and forwarded at a time, of all sites and of one.
+    log_lines
+        Lines about refusals in the log, per minute.
+    """
 
     header_bytes: int = 16 * 1024
-    body_bytes: int = 16 * 1024**2  # Flower cuts arrays into parts of 5 MiB
+    body_bytes: int = 16 * 1024**2
     answer_bytes: int = 64 * 1024**2
-    header_seconds: float = 10.0  # for the TLS handshake, and again for each request's headers
+    header_seconds: float = 10.0
     body_seconds: float = 120.0
     answer_seconds: float = 120.0
-    idle_seconds: float = 60.0  # between two requests of one connection
+    idle_seconds: float = 60.0
     connections: int = 2000
-    unauthenticated: int = 32  # connections of one address without a valid signature so far
-    requests: int = 64  # that are read and passed on at a time
+    unauthenticated: int = 32
+    requests: int = 64
     requests_per_site: int = 8
-    log_lines: int = 100  # about refusals, per minute
+    log_lines: int = 100
 
 
 class Refusal(Exception):
@@ -107,9 +129,18 @@ class Refusal(Exception):
 class Signatures:
     """Authenticates requests: known key, matching clock, signature that was not used before.
 
-    `keys` returns {public key as Flower sends it: name of the site}. Flower signs the time alone,
-    so a copied header could be used again for minutes with another body: each is good for one
-    request here. What was signed before the gate started is refused, since it may have been used.
+    Flower signs only the time, so a copied header could be used again for minutes with another
+    body: each is good for one request here. What was signed before the gate started is refused,
+    since it may have been used.
+
+    Parameters
+    ----------
+    keys
+        Returns {public key as Flower sends it: name of the site}.
+    clock
+        Returns the time.
+    seen, order
+        The signatures that were used, with the time of each, and the same in order of time.
     """
 
     keys: Callable[[], dict[bytes, str]]
@@ -175,7 +206,19 @@ class Signatures:
 
 
 class Gate:
-    """`inner` is the SuperLink's address on loopback, such as "127.0.0.1:9094"."""
+    """The reverse proxy.
+
+    Parameters
+    ----------
+    inner
+        HOST:PORT of the SuperLink on loopback.
+    authority
+        File with the certificate of the authority that issued the SuperLink's certificate.
+    signatures
+        Says which site signed a request.
+    limits
+        The limits; by default those of `Limits`.
+    """
 
     def __init__(
         self, inner: str, *, authority: Path, signatures: Signatures, limits: Limits | None = None
@@ -240,10 +283,18 @@ class Gate:
                 writer.close()
 
     def _forget_unauthenticated(self, address: str) -> None:
+        """Count one connection of this address less that has shown no valid signature."""
         self.unauthenticated -= Counter((address,))  # keeps only counts above 0
 
     async def forward(self, path: str, headers: list[Any], body: bytes) -> httpx.Response:
-        """Return the SuperLink's answer to a request that passed."""
+        """Forward a request that passed to the SuperLink.
+
+        Returns
+        -------
+        httpx.Response
+            The answer, with its status, body and `RETURNED_HEADERS`. Raises a Refusal where there
+            is none, or one that is too long.
+        """
         try:
             request = self._client.build_request("POST", path, headers=headers, content=body)
             response = await self._client.send(request, stream=True)
@@ -368,6 +419,7 @@ class _Connection:
                 raise Refusal(error.error_status_hint, "not a valid HTTP request") from None
 
     async def _send(self, status: int, headers: list[Any], body: bytes) -> None:
+        """Send an answer, with its date and length."""
         given = [(name, value) for name, value in headers if name.lower() != "content-length"]
         given.append(("Date", datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")))
         given.append(("Content-Length", str(len(body))))

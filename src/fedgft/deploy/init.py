@@ -210,7 +210,7 @@ def _write_folder(
 
 
 def copy_app(target: Path) -> None:
-    """Copy the library's Flower app, so that the user can change it."""
+    """Copy the library's Flower app to a new folder, where the user can change it."""
     shutil.copytree(packaged_app(), target, ignore=shutil.ignore_patterns("__pycache__", "*.fab"))
 
 
@@ -258,9 +258,10 @@ def check_site_names(sites: Sequence[str]) -> None:
 
 
 def _check(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
+    """Raise unless the names of sites and hosts and the port can be used."""
     check_site_names(sites)
     for host in hosts:
-        if not (re.fullmatch(HOST, host) or _address(host)) or len(host) > 253:
+        if not (re.fullmatch(HOST, host) or _is_address(host)) or len(host) > 253:
             raise FedgftError(
                 f"`host` or `alias` {host!r}: neither an address nor a host name "
                 "(without a port or a scheme)"
@@ -269,7 +270,7 @@ def _check(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
         raise FedgftError(f"`port` {port}: must lie between 1 and 65535")
 
 
-def _address(host: str) -> bool:
+def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:

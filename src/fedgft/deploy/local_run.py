@@ -119,11 +119,13 @@ def format_closing_line(made: dict[str, Any], metric: str) -> str:
 
 
 def _verdict(made: dict[str, Any]) -> str:
+    """Return whether the target was met, and for what if not for decisions."""
     of = "" if made["target_of"] == "decisions" else f" (for {made['target_of']})"
     return {None: "cannot be judged", True: "met", False: "missed"}[made["reached"]] + of
 
 
 def _share(value: float | None, unit: str = "") -> str:
+    """Return a fraction in percent or points, with one digit."""
     return "not estimable" if value is None else f"{100 * value:.1f}{unit}"
 
 
@@ -337,6 +339,7 @@ def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPla
 
 
 def _run_flwr(processes: Processes, *arguments: str) -> str:
+    """Run Flower's command `flwr` and return what it prints."""
     return processes.run(f"{flower_commands_folder()}flwr", *arguments)
 
 

@@ -133,7 +133,20 @@ class Processes:
             )
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
-        """Run a short command and return what it prints; an error if it fails or takes too long."""
+        """Run a short command.
+
+        Parameters
+        ----------
+        command
+            Program and arguments.
+        timeout
+            Seconds after which it is stopped.
+
+        Returns
+        -------
+        str
+            What it printed. Raises a `FedgftError` if it fails or takes too long.
+        """
         what = f"{Path(command[0]).name} {command[1]}"
         try:
             done = subprocess.run(
@@ -158,7 +171,11 @@ class Processes:
         return self.running[name].poll() is None
 
     def wait_for_port(self, name: str, port: int, seconds: float = 60.0) -> None:
-        """Wait until a process listens on a port; an error with its last output if it ends."""
+        """Wait until a process listens on a port of this host.
+
+        Raises a `FedgftError`, with the process's last output, if it ends before or takes longer
+        than `seconds`.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if not self.is_alive(name):
@@ -183,6 +200,7 @@ class Processes:
             self._stop()
 
     def _stop(self) -> None:
+        """Send SIGTERM to all processes and their descendants, and SIGKILL to those that remain."""
         groups = {p.pid: list_descendants(p.pid) for p in self.running.values()}
         for sign in (signal.SIGTERM, signal.SIGKILL):
             for leader in groups:
@@ -199,6 +217,7 @@ class Processes:
         self.running.clear()
 
     def _remaining(self, pids: set[int]) -> bool:
+        """Return whether any of the processes still runs."""
         waited = [process.poll() is None for process in self.running.values()]
         return any(waited) or any(map(_exists, pids))
 
@@ -347,7 +366,7 @@ def start_supernode(arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Start one of the two, named first."""
+    """Start a SuperLink or a SuperNode: the first argument says which."""
     try:
         check_flower_version()
     except FedgftError as error:

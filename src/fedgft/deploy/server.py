@@ -42,7 +42,17 @@ def register_nodes(
 ) -> tuple[dict[str, str], list[bytes]]:
     """Register every key that the SuperLink does not know.
 
-    Returns {node: site} of all keys, and the keys that were new.
+    Parameters
+    ----------
+    folder
+        The federation.
+    keys
+        Name of the site by public key (`read_site_keys`).
+
+    Returns
+    -------
+    names, new
+        {node: site} of all keys, and the keys that were registered now.
     """
     new = []
     with control_client(folder) as client:

@@ -150,6 +150,7 @@ def _ask_server(plan: SitePlan) -> str:
 
 
 def _node_command(plan: SitePlan, work: Path, port: int) -> list[str]:
+    """Return the command of the site's SuperNode, which listens on a port for the runner."""
     options = {
         "root-certificates": plan.certificate,
         "superlink": plan.server,
@@ -350,6 +351,7 @@ class Runner:
             self._collect(wait=True)
 
     def _collect(self, *, wait: bool = False) -> None:
+        """Collect the processes that have ended; with `wait`, wait for all of them."""
         for pid in list(self.busy):
             found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
             if found:
@@ -358,6 +360,15 @@ class Runner:
                     _log(f"the process for a message ended with status {status}")
 
     def _fork(self, token: str, *, foreign: bool) -> None:
+        """Handle a task in a process of its own.
+
+        Parameters
+        ----------
+        token
+            The node's token for this task.
+        foreign
+            Whether it is for another kind of app, which this site refuses.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -403,7 +414,15 @@ class Runner:
         engine.push_task_output(client, context, status, details)
 
     def _connect(self, interceptor: Any, *, patient: bool) -> Any:
+        """Return a client of the node.
 
+        Parameters
+        ----------
+        interceptor
+            Adds this client's credentials to its requests.
+        patient
+            Whether to retry requests that fail: for a task that is under way.
+        """
         component = "flwr-clientapp" if patient else "SuperExec"
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
@@ -419,4 +438,5 @@ class Runner:
 
 
 def _log(text: str) -> None:
+    """Write a line for the site's operator."""
     sys.stderr.write(f"fedgft: {text}\n")
