@@ -284,7 +284,7 @@ class Controller:
         The share of the rounds, counted from the end, from whose global models the final one is
         chosen, by accuracy and gap on the clients' rows; 0: always the last model.
     damp
-        Whether to shorten the server's steps towards the end where the learning rate does not
+        Whether to shorten the server's steps toward the end where the learning rate does not
         fall.
     """
 

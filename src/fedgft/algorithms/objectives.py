@@ -86,12 +86,12 @@ class LinearizedPenalty:
         check_number_per_run("lam", self.lam, runs=runs)
 
     def update(self, state: Statistics | None, cohort: Cohort, received: Sums) -> Statistics:
-        """The cotangent v of each run, from the mean statistics of the cohort."""
+        """Return the cotangent v of each run, from the mean statistics of the cohort."""
         mean = cohort.mean(client_means(self.metric, received))
         return self.cotangent(mean, np.zeros_like(mean) if state is None else state)
 
     def cotangent(self, statistics: Statistics, last: Statistics) -> Statistics:
-        """v at these statistics; where a group has no row of the event, the last v stays.
+        """Return v at these statistics; where a group has no row of the event, the last v stays.
 
         The weighted penalties of a combined metric add up.
         """
@@ -105,7 +105,7 @@ class LinearizedPenalty:
         return np.where(known[..., None, None, None], v, last)
 
     def price(self, state: Statistics | None, *, run: np.ndarray, classes: int) -> Price | float:
-        """lam <v, d statistics / d score>; entry i of the leading axis belongs to run `run[i]`."""
+        """Return lam <v, d statistics / d score>; entry i belongs to run `run[i]`."""
         if state is None:
             return 0.0
         lam = np.asarray(self.lam, dtype=np.float64)
@@ -114,7 +114,7 @@ class LinearizedPenalty:
 
 
 def reweigh(count: np.ndarray) -> Weights:
-    """LRW: local reweighing (Kamiran & Calders, 2012), Algorithm 4 of the paper.
+    """Return the weights of local reweighing, LRW (Kamiran & Calders, 2012; Algorithm 4 of the paper).
 
     On its own client, a row of group a and label y weighs n_a n_y / (n n_ay), so that label and
     group look independent there. A cell without rows needs no weight; rows without a recorded
@@ -157,7 +157,7 @@ class Objective:
     local_penalties: tuple[LinearizedPenalty, ...] = ()
 
     def init(self, runs: int, loop: Loop | None = None) -> States:
-        """The state of each penalty before the first round.
+        """Return the state of each penalty before the first round.
 
         Raises `FedgftError` where a strength does not fit the number of runs.
         """
@@ -171,7 +171,7 @@ class Objective:
     def update(
         self, states: States, cohort: Cohort, received: Sums, *, speed: float = 1.0
     ) -> States:
-        """The states after the sums of a model (ConstUpdate in Algorithm 1).
+        """Return the states after the sums of a model (ConstUpdate in Algorithm 1).
 
         `speed` is how far the coming round moves the model, relative to the first round.
         """
@@ -179,12 +179,12 @@ class Objective:
         return tuple(p.update(with_speed(state, speed), cohort, received) for p, state in pairs)
 
     def price(self, states: States, *, runs: int, classes: int) -> Price | float:
-        """The prices of each run, all penalties together; zero before the first message."""
+        """Return the prices of each run, all penalties together; zero before the first message."""
         pairs = zip(self.penalties, states, strict=True)
         return sum(p.price(state, run=np.arange(runs), classes=classes) for p, state in pairs)
 
     def local_price(self, own: Sums, *, run: np.ndarray, classes: int) -> Price | float:
-        """The prices that each unit sets for itself; none where it lacks a group or the event."""
+        """Return the prices that each unit sets for itself; 0 where it lacks a group or event."""
         means = [(p, client_means(p.metric, own)) for p in self.local_penalties]
         cotangents = ((p, p.cotangent(mean, np.zeros_like(mean))) for p, mean in means)
         return sum((p.price(v, run=run, classes=classes) for p, v in cotangents), start=0.0)
@@ -196,7 +196,7 @@ class Objective:
 
     @property
     def damps(self) -> bool:
-        """Whether the server's steps shorten towards the end."""
+        """Whether the server's steps shorten toward the end."""
         return any(controller.damp for controller in self.controllers)
 
     @property
@@ -205,11 +205,11 @@ class Objective:
         return max((controller.pick for controller in self.controllers), default=0.0)
 
     def excess(self, cohort: Cohort, received: Sums) -> np.ndarray:
-        """(r,): how far each run is above its targets, summed over the penalties that have one."""
+        """Return (r,): how far each run is above its targets, summed over its controllers."""
         return np.sum([c.excess(cohort, received) for c in self.controllers], axis=0)
 
     def reports(self, states: States, federation: Sums) -> tuple[ControlReport, ...]:
-        """For each penalty with a target, whether the final model reached it.
+        """Report for each penalty with a target whether the final model reached it.
 
         `federation`: the final model's sums over all clients, (r, ...).
         """

@@ -79,7 +79,7 @@ class Penalty:
         self.v: Any = None
 
     def statistics(self, logits: Any, y: Any, a: Any) -> np.ndarray:
-        """This client's message: the number of its rows, then the summed statistics, flat.
+        """Return this client's message: its number of rows, then the summed statistics, flat.
 
         They are statistics of scores, or of decisions where there is a `target`. Raises
         `FedgftError` where a logit is NaN or infinite.
@@ -109,7 +109,7 @@ class Penalty:
         return float(self.metric.readout(mean))
 
     def __call__(self, logits: Any, y: Any, a: Any) -> Any:
-        """lam <v, statistics>, averaged over the rows of the batch: add it to the loss.
+        """Return lam <v, statistics>, averaged over the rows of the batch: add it to the loss.
 
         NaN logits make it NaN, as they do the cross-entropy. A batch without rows gives 0.
         """
@@ -157,7 +157,7 @@ class Penalty:
         return ControlReport(target, gaps[:, -1], gaps, self.control.kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed loop needs, as numbers and lists: for your own checkpoint."""
+        """Return everything that a resumed loop needs, as numbers and lists."""
         model = self.last_model
         return {
             "controller": arrays_to_lists(self.controller._asdict()),
@@ -175,13 +175,13 @@ class Penalty:
             self.damper.lengths = list(state["lengths"])
 
     def _by_row(self, probs: Any, y: Any, a: Any) -> Any:
-        """The statistics of each row: (rows, 2, condition, group)."""
+        """Return the statistics of each row: (rows, 2, condition, group)."""
         groups = _one_hot(a + 1, self.groups + 1)[:, 1:].to(probs.dtype)
         labels = _one_hot(y, probs.shape[-1]).to(probs.dtype)
         return self.metric.statistics(probs, labels, groups)
 
     def _check(self, logits: Any, y: Any, a: Any) -> tuple[Any, Any, Any]:
-        """The three as tensors: scores (rows, classes), and two columns of valid indices."""
+        """Return the three as tensors: scores (rows, classes), and two columns of valid indices."""
         if not isinstance(logits, torch.Tensor):
             raise FedgftError(f"logits must be a torch tensor, not {format_value(logits)}")
         if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
@@ -200,7 +200,7 @@ def _one_hot(index: Any, size: int) -> Any:
 
 
 def _indices(name: str, values: Any, logits: Any, allowed: range) -> Any:
-    """`values`, one index of `allowed` per row of the logits, as int64 on their device."""
+    """Return one index of `allowed` per row of the logits, as int64 on their device."""
     try:
         found = torch.as_tensor(values, device=logits.device)
     except Exception:  # torch raises many types for text, objects and ragged lists

@@ -99,19 +99,19 @@ class Adaptive:
             raise FedgftError(f"`tau` must be a positive number, not {self.tau:g}")
 
     def init(self, params: Any) -> tuple[Any, Any, int]:
-        """m, v and the number of steps."""
+        """Return m, v and the number of steps."""
         least = self.tau if self.convention == "paper" else 0.0
         return 0 * params, 0 * params + least**2, 1
 
     def step(self, state: tuple[Any, Any, int], params: Any, update: Any) -> tuple[Any, Any]:
-        """The parameters after the step, and the next m, v and number of steps."""
+        """Return the parameters after the step, and the next m, v and number of steps."""
         m, v, t = state
         square = update * update
         rest = 1 - self.second
         m = self.first * m + (1 - self.first) * update
         if self.rule == "adam":
             v = self.second * v + rest * square
-        elif self.rule == "yogi":  # v moves towards the square by steps of its own size
+        elif self.rule == "yogi":  # v moves toward the square by steps of its own size
             sign = 1.0 * (v > square) - 1.0 * (v < square)
             v = v - rest * square * sign
         else:

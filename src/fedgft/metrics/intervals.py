@@ -110,12 +110,9 @@ def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> 
     z = simultaneous(groups, conditions)
     with np.errstate(divide="ignore", invalid="ignore"):
         lower, upper = newcombe((rates[..., i], rows[..., i]), (rates[..., j], rows[..., j]), z)
-    low, high = folded(lower, upper)
     enough = (rows >= fewest).all((-2, -1))
-    return (
-        np.where(enough, low.max((-2, -1)), np.nan),
-        np.where(enough, high.max((-2, -1)), np.nan),
-    )
+    low, high = (end.max((-2, -1)) for end in folded(lower, upper))
+    return np.where(enough, low, np.nan), np.where(enough, high, np.nan)
 
 
 def floor(metric: Metric, statistics: Statistics) -> Value:
