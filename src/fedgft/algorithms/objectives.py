@@ -114,8 +114,9 @@ class LinearizedPenalty:
 
 
 def reweigh(count: np.ndarray) -> Weights:
-    """Return the weights of local reweighing, LRW (Kamiran & Calders, 2012; Algorithm 4 of the paper).
+    """Return the row weights of LRW, local reweighing (Kamiran & Calders, 2012).
 
+    It is Algorithm 4 of the paper.
     On its own client, a row of group a and label y weighs n_a n_y / (n n_ay), so that label and
     group look independent there. A cell without rows needs no weight; rows without a recorded
     group keep the weight one.
