@@ -126,6 +126,7 @@ def format_percent(value: float | None) -> str:
 
 
 def _formatter(what: str) -> Callable[[float | None], str]:
+    """How a column of the paper is written: "accuracy" in per cent, "gap" in points."""
     return format_percent if what == "accuracy" else format_points
 
 
@@ -359,7 +360,7 @@ def _trajectory(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def _count_cells(text: str, holds: Sequence[bool], protocol: str) -> Finding:
-    """In how many cells a sentence holds."""
+    """In how many cells a sentence holds; the finding is right if it holds in all of them."""
     cells = f"{sum(holds)} of {len(holds)} cells"
     return Finding(f"{text} in {cells} (protocol {protocol}).", all(holds))
 

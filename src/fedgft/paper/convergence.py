@@ -162,6 +162,8 @@ class Path:
 
     Attributes
     ----------
+    mode, rule
+        With all rows or some of them in each step, and the rule of the step size.
     rounds, square, loss
         Measured rounds, ||grad L||^2 and L, each (e,).
     dissimilarity, noise, mean_noise
@@ -297,7 +299,7 @@ def summarize(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
     """Return rows at T = 10, 100, 1000, ... with the smallest squared gradient so far.
 
     `decline` is the factor by which the last tenfold of rounds changed it, `promised` the factor of
-    Corollary 5.3.
+    Corollary 5.3. Both are None at T = 10, and where no rate is promised.
     """
     rate = RATES[path.mode, path.rule]
     bound = bounds(spec, path)

@@ -207,7 +207,10 @@ class Runner:
     # Convergence
 
     def paths(self, spec: Descent, *, seeds: int) -> list[Path]:
-        """Return the path of every step rule in every mode, each stored when it is finished."""
+        """Return the path of every step rule in every mode, each stored when it is finished.
+
+        `seeds`: the number of replicates that a path is averaged over.
+        """
         dataset = self.data(spec.data)
         paths = []
         for key, mode, rule in self._path_keys(spec, seeds):
@@ -232,6 +235,7 @@ class Runner:
             yield key_of(spec, None, dataset, mode=mode, rule=rule, seeds=seeds), mode, rule
 
     def _report_round(self, what: str, rows: int, done: int, total: int) -> None:
+        """Report a round of all replicates: `rows` are those that it reads."""
         self.on_progress(f"convergence, {what}", rows)
 
 

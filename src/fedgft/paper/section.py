@@ -266,6 +266,11 @@ def _example_row(name: str, gap: float | None, example: Example) -> dict[str, An
 
 
 def _simpson_findings(rows: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
+    """Table 2, both directions of Theorem 4.1, and our bound.
+
+    `rows`: Simpson's table, then alternately an example that is locally fair and one that is
+    locally unfair.
+    """
     first = rows[0]
     holds = all(r["largest_local_gap"] == 0 and r["gap"] >= r["C"] for r in rows[1::2])
     holds &= all(r["smallest_local_gap"] >= r["C"] and r["gap"] < 1e-12 for r in rows[2::2])
@@ -289,6 +294,7 @@ def _simpson_findings(rows: Sequence[dict[str, Any]]) -> tuple[Finding, ...]:
 
 
 def _example_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line per constructed example, from `_example_row`."""
     lines = []
     for r in rows:
         local = f"{r['smallest_local_gap']:.3f} to {r['largest_local_gap']:.3f}"
@@ -305,7 +311,10 @@ def _example_table(rows: Sequence[dict[str, Any]]) -> Table:
 def _make_convergence(
     paths: Mapping[Descent, Sequence[DescentPath]], *, seeds: int
 ) -> SectionResult:
-    """Theorem 5.2 and Corollary 5.3."""
+    """Theorem 5.2 and Corollary 5.3.
+
+    `paths`: for each experiment, the paths of all step rules in both modes.
+    """
     rows = [
         row
         for spec, each in paths.items()
@@ -335,6 +344,10 @@ def _make_convergence(
 
 
 def _convergence_findings(rows: Sequence[dict[str, Any]], steps: float) -> tuple[Finding, ...]:
+    """The bound, the rates, and the assumptions of the proof.
+
+    `rows` are those of `summarize`; `steps`: the largest step times the smoothness seen.
+    """
     below = [r["gradient"] <= r["bound"] for r in rows]
     late = [r for r in rows if r["promised"] is not None]
     slow = [
@@ -370,6 +383,7 @@ def _convergence_findings(rows: Sequence[dict[str, Any]], steps: float) -> tuple
 
 
 def _rate_table(spec: Descent, rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows of one experiment: gradient, bound and decline at T = 10, 100, 1000, ..."""
     header = "mode|steps|T|min ‖∇L‖²|bound|since T/10|promised|smoothness|σ|B"
     lines = []
     for r in rows:
@@ -545,7 +559,10 @@ def write_page(folder: Path) -> list[Path]:
 
 
 def render_page(sections: Sequence[Section], folder: Path) -> str:
-    """Return the page of these sections; their figures are in `folder`."""
+    """Return the page of these sections as HTML.
+
+    Their figures are read from `folder` and embedded, so the page needs no other file.
+    """
 
     def embed(name: str) -> str:
         content = (folder / "figures" / f"{name}.svg").read_bytes()

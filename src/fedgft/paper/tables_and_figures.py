@@ -380,7 +380,10 @@ def _finish_panels(figure: Any, axes: Any) -> Any:
 
 
 def plot_simpson() -> Any:
-    """Draw Simpson's table: the same rate for both groups in each department, and not overall."""
+    """Draw Simpson's table: the same rate for both groups in each department, and not overall.
+
+    The rates are those of `fedgft.study.figures.simpson_rates`.
+    """
     figure, axis = make_panels(6.4, 3.4)
     rates = 100 * simpson_rates().T
     for g, (name, color) in enumerate((("women", "#0072b2"), ("men", "#d55e00"))):
@@ -398,7 +401,10 @@ def plot_simpson() -> Any:
 
 
 def plot_convergence(spec: Descent, paths: Sequence[Path]) -> Any:
-    """Draw the smallest squared gradient so far over the rounds, and the bounds, by mode."""
+    """Draw the smallest squared gradient so far over the rounds, and the bounds, by mode.
+
+    Both axes are logarithmic, so that a rate is a slope. `paths` are those of one experiment.
+    """
     figure, axes = make_panels(10, 4.4, 1, 2, sharey=True)
     titles = {"full": "gradient descent", "stochastic": f"stochastic, {spec.batch_size} rows each"}
     for axis, (mode, title) in zip(axes, titles.items(), strict=True):
