@@ -287,5 +287,10 @@ def _read_record(cell: Cell, kept: dict[str, Any]) -> Record:
     if any(c.shape != (len(rounds), cell.seeds) for c in curves.values()):
         raise ValueError("curves of another shape")
     return Record(
-        cell, dict(kept["row"]), rounds, curves, tuple(kept["chosen"]), tuple(kept["notes"])
+        cell=cell,
+        row=dict(kept["row"]),
+        rounds=rounds,
+        curves=curves,
+        chosen=tuple(kept["chosen"]),
+        notes=tuple(kept["notes"]),
     )

@@ -15,6 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 
 import numpy as np
@@ -116,15 +117,33 @@ class Spot:
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """All spots, the chosen one, and the replicate whose model is saved; None: no choice."""
+    """All spots of a study at one alpha, and what is chosen from them.
+
+    Parameters
+    ----------
+    study, metric, alpha
+        The replicates, whose gap, and the heterogeneity of the partition.
+    target
+        The largest gap; None: the knee is chosen.
+    spots
+        FedAvg's first, the strengths of a method side by side.
+    """
 
     study: Study
     metric: Metric
     alpha: float
     target: float | None
     spots: list[Spot]
-    chosen: Spot | None
-    replicate: int | None
+
+    @cached_property
+    def chosen(self) -> Spot | None:
+        """The spot that `choose_spot` chooses; None: no gap is estimable."""
+        return choose_spot(self.spots, self.metric, self.target)
+
+    @cached_property
+    def replicate(self) -> int | None:
+        """The replicate of the chosen spot whose model is saved."""
+        return None if self.chosen is None else self.chosen.nearest(self.metric, self.target)
 
     @property
     def why(self) -> str:
@@ -198,9 +217,7 @@ def trace_frontier(
             widest = widest_gap(spots[0], metric)
             spots += sweep_pooled(study, metric, alpha, points=points, widest=widest)
             spots += fit_fairlearn_methods(study, metric, alpha, fits)
-    chosen = choose_spot(spots, metric, target)
-    replicate = None if chosen is None else chosen.nearest(metric, target)
-    return Frontier(study, metric, alpha, target, spots, chosen, replicate)
+    return Frontier(study, metric, alpha, target, spots)
 
 
 def frontier_work(study: Study, methods: Sequence[str], points: int, *, references: bool) -> int:
