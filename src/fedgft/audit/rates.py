@@ -451,7 +451,15 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
 
 @np.errstate(divide="ignore", invalid="ignore")
 def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate:
-    """first - second with limits (95% by default); the limits are NaN where none are claimed."""
+    """first - second with its limits, which are NaN where none are claimed.
+
+    Parameters
+    ----------
+    first, second
+        The rates to compare, of the same shape.
+    z
+        The quantile of the normal distribution: 1.96 for 95% limits of a single difference.
+    """
     p = first.limits(z)
     q = second.limits(z)
     known = first.valid & second.valid

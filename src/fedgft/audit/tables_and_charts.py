@@ -80,6 +80,13 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
 
     The report begins with the view by all attributes and has the rates of every view. The terminal
     gets the gaps of every view, but only the last rates and the sites that move the gap most.
+
+    Parameters
+    ----------
+    summary
+        The results of the audit.
+    short
+        Whether the tables are for a terminal.
     """
     groups = summary["groups"]
     if short:

@@ -228,7 +228,17 @@ class GroupThresholds(TypedDict):
 
 
 def adjust_thresholds(metric: Metric, view: View, tolerance: float) -> GroupThresholds:
-    """The most accurate thresholds by group with which the gap is at most `tolerance`."""
+    """The most accurate thresholds by group with which the gap is at most `tolerance`.
+
+    Parameters
+    ----------
+    metric
+        The metric whose gap counts.
+    view
+        The groups, with histograms of the scores of two classes.
+    tolerance
+        The largest gap to allow, at least 0 and below 1.
+    """
     if not view.has_histograms or len(view.spec.classes) != 2:
         raise FedgftError(
             "`adjust` needs histograms of the scores of two classes: measure with `score` and "
