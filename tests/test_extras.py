@@ -53,3 +53,26 @@ def test_keys_need_cryptography(tmp_path, monkeypatch):
 def test_help_and_completion_need_no_extra(command):
     done = run_without("flwr", *command.split())
     assert (done.returncode, done.stderr) == (0, "") and "local" in done.stdout
+
+
+ARRAYS_ONLY = """
+import sys
+for name in ("polars", "narwhals", "scipy", "matplotlib", "cyclopts", "platformdirs", "jinja2"):
+    sys.modules[name] = None  # an import of it fails
+import numpy as np
+import fedgft
+generator = np.random.default_rng(0)
+groups = generator.integers(0, 2, 200)
+features = generator.normal(size=(200, 2)) + groups[:, None]
+labels = (features.sum(1) > 1).astype(np.int64)
+data = fedgft.Dataset("arrays", features, labels, groups, ("x", "y"), ("no", "yes"), ("f", "m"))
+made = fedgft.standardize(fedgft.partition(data, "iid", clients=2, seed=0))
+method = fedgft.fedgft("sp", 1.0)
+history = fedgft.simulate([made], "logistic", method, fedgft.Settings(rounds=2), seeds=[0], lr=0.1)
+assert np.isfinite(history.params).all()
+"""
+
+
+def test_training_on_arrays_needs_no_package_that_reads_tables():
+    done = subprocess.run([sys.executable, "-c", ARRAYS_ONLY], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

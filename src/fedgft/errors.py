@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["invalid", "missing", "conflict", "unsupported", "file", "data", "extra", "network"]
 _NAME = re.compile(r"`([a-z][a-z0-9_]*)`")
@@ -58,6 +58,17 @@ class FedgftError(ValueError):
     def render(self, name_field: Callable[[str], str]) -> str:
         """The message with every name in backquotes replaced by `name_field(name)`."""
         return _NAME.sub(lambda found: name_field(found[1]), self.message)
+
+
+class LazyModule(ModuleType):
+    """A module that is imported when one of its names is first used.
+
+    ``pl = LazyModule("polars")`` stands for ``import polars as pl`` where most users of the module
+    need no table: a machine with only NumPy and PyTorch can still train.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)
 
 
 def import_extra(package: str, purpose: str = "this") -> ModuleType:

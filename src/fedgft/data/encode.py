@@ -9,17 +9,23 @@ Types are taken as the file has them. What would be misread is refused: one stra
 column of numbers into text, and hundreds of categories would follow.
 """
 
+from __future__ import annotations
+
 import difflib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import parse_json, require_encodable
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 Names = tuple[str, ...]
 MISSING = "(missing)"  # the level of missing values
@@ -246,7 +252,7 @@ class Encoder:
         *,
         rows: np.ndarray | None = None,
         source: str = "table",
-    ) -> "Encoder":
+    ) -> Encoder:
         """Learn levels and means.
 
         Parameters
@@ -294,7 +300,7 @@ class Encoder:
         return json.dumps([asdict(field) for field in self.fields])
 
     @classmethod
-    def from_json(cls, text: str) -> "Encoder":
+    def from_json(cls, text: str) -> Encoder:
         """Return the encoder that `to_json` wrote; raise ValueError for any other text."""
         try:
             encoder = cls(tuple(map(_parse_field, parse_json(text))))
