@@ -92,7 +92,7 @@ def test_demo(capsys, folder, monkeypatch):
         raise FedgftError("no network")
 
     monkeypatch.setattr("fedgft.data.load", refuse)  # synthetic data instead of Adult
-    monkeypatch.setattr("fedgft.cli.demo.METHODS", ["fedavg", "lrw", "fedgft-control"])
+    monkeypatch.setattr("fedgft.cli.compare.DEMO_METHODS", ["fedavg", "lrw", "fedgft-control"])
     succeed(capsys, "demo", "--seeds", "1", "--out", folder / "demo")
     assert (folder / "demo" / "sites.svg").exists()
 
