@@ -266,7 +266,7 @@ class TorchBuffers(Buffers):
 
 @dataclass(frozen=True)
 class ModuleTraits:
-    """A module on the CPU, and what a trial with two rows told about it.
+    """A module on the CPU, and what a trial with two rows showed about it.
 
     `random`: training draws random numbers. `min_batch`: rows that a batch must have.
     """
