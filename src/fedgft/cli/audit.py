@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+import fedgft
 from fedgft.cli.console import bar, note, say, wrote
 from fedgft.cli.options import Flag, Place, Some, Whole, require, require_values
 from fedgft.errors import FedgftError
@@ -84,8 +85,6 @@ def measure(
     fedgft measure predictions.csv --label y --group sex --score p --report report
     fedgft measure predictions.parquet --label y --group sex --score p --epsilon 1
     """
-    from fedgft.audit import audit as audit_sums
-    from fedgft.audit import measure_file, write_sums
     from fedgft.audit.site_file import from_json, to_json
     from fedgft.cli import site_reports
 
@@ -104,7 +103,7 @@ def measure(
         site_reports.check_site_report(report, path)
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:
-            sums = measure_file(
+            sums = fedgft.audit.measure_file(
                 predictions,
                 label=label,
                 group=columns,
@@ -123,13 +122,13 @@ def measure(
             )
         # The report is about the numbers in the file, where sums are rounded.
         content = to_json(sums, min_bin=min_bin)
-        made = None if report is None else audit_sums(from_json(content, source=site))
+        made = None if report is None else fedgft.audit.audit(from_json(content, source=site))
         for line in site_reports.describe_rows(sums, site):
             note(line)
         for line in site_reports.describe_disclosure(sums, min_bin):
             note(line)
         if path is not None:
-            wrote([write_sums(sums, path, min_bin=min_bin)])
+            wrote([fedgft.audit.write_sums(sums, path, min_bin=min_bin)])
         if report is not None:
             wrote(site_reports.write_report(report, made, "audit"))
             site_reports.print_report(made)
@@ -175,7 +174,6 @@ def audit(
     fedgft audit north.json south.json east.json --out report
     fedgft audit sums/ --fail-above sp=0.05 eop=0.1
     """
-    from fedgft.audit import audit as audit_sums
     from fedgft.cli import site_reports
 
     require_values(fail_above=fail_above, adjust=adjust, reference_groups=reference_groups)
@@ -193,7 +191,7 @@ def audit(
         site_reports.check_report_folder(out, "audit")
     with bar() as progress:
         sums = site_reports.read_sites(files, progress)
-    report = audit_sums(
+    report = fedgft.audit.audit(
         sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
     )
     exceeded = site_reports.find_exceeded(report.to_dict(), limits)

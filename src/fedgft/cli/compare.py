@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+import fedgft
 from fedgft.cli.console import MISSED, bar, note, out, paragraph, print_json, wrote
 from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, Place, Whole
 from fedgft.errors import FedgftError
@@ -103,7 +104,6 @@ def demo(
     fedgft demo --seeds 5 --out my-demo
     """
     from fedgft.cli.study_session import print_comparison, run_comparison
-    from fedgft.metrics import get_metric
     from fedgft.study.figures import plot_sites, save_figure
     from fedgft.study.training import compare_sentences
 
@@ -118,7 +118,7 @@ def demo(
         return
     print_comparison(found)
     out.print()
-    title = get_metric("sp").title
+    title = fedgft.get_metric("sp").title
     paragraph(compare_sentences(found.rows, groups=found.study.dataset.group_names, title=title))
     out.print()
     wrote(paths)
@@ -126,11 +126,9 @@ def demo(
 
 def _fetch_data() -> str:
     """Return the name of the data set: adult, or synthetic where Adult cannot be fetched."""
-    from fedgft.data import load
-
     try:
         with bar() as progress:
-            load("adult", on_progress=progress.fetch)
+            fedgft.load("adult", on_progress=progress.fetch)
     except FedgftError as error:
         note(f"Adult cannot be fetched ({error}); using the synthetic set instead")
         return "synthetic"

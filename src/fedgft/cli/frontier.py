@@ -65,9 +65,7 @@ def frontier(
     fedgft frontier --data loans.csv --label repaid --group sex --references
     """
     from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
-    from fedgft.study.cache import ResultCache
-    from fedgft.study.figures import describe_replicates, frontier_table
-    from fedgft.study.tradeoff import frontier_work, trace_frontier
+    from fedgft.study import cache, figures, tradeoff
 
     if strict and (options is None or options.target is None):
         raise FedgftError("`strict` is about a target: give `target`", kind="missing")
@@ -79,21 +77,21 @@ def frontier(
 
     def work(study: "Study") -> int:
         usable.extend(_usable_methods(study, wanted, methods, references=references))
-        return frontier_work(study, usable, points, references=references)
+        return tradeoff.frontier_work(study, usable, points, references=references)
 
     with open_folder(out_):
         with open_study(options, [wanted], [alpha], folder=out_, work=work) as study:
-            found = trace_frontier(
+            found = tradeoff.trace_frontier(
                 study,
                 wanted,
                 alpha,
                 usable,
                 points=points,
                 target=options.target,
-                fits=ResultCache(out_ / "cells") if references else None,
+                fits=cache.ResultCache(out_ / "cells") if references else None,
             )
         name = f"{study.dataset.name}{study.describe_alpha(alpha)}"
-        title = f"{name}: {describe_replicates(len(study.seeds))}"
+        title = f"{name}: {figures.describe_replicates(len(study.seeds))}"
         tested = TESTED[study.protocol.test]
         rows = found.rows()
         paths = _save(found, rows, out_, title=title, tested=tested)
@@ -102,7 +100,7 @@ def frontier(
     if json:
         print_json({"rows": rows, **summary, "files": [str(path) for path in paths]})
     else:
-        print_table(frontier_table(found, title=title, tested=tested))
+        print_table(figures.frontier_table(found, title=title, tested=tested))
         _print_choice(found, tested)
         wrote(paths)
     chosen = summary["chosen"]
@@ -138,17 +136,18 @@ def _usable_methods(
 def _save(
     found: "Frontier", rows: list[dict[str, Any]], folder: Path, *, title: str, tested: str
 ) -> list[Path]:
-    from fedgft.study.figures import plot_frontier, save_figure
-    from fedgft.study.training import MODEL_FILE, save_model, write_rows
+    from fedgft.study import figures, training
 
-    figure = plot_frontier(found, title=title, tested=tested)
+    figure = figures.plot_frontier(found, title=title, tested=tested)
     with stage_files(folder) as place:
-        paths = [write_rows(rows, place / "frontier.parquet")]
+        paths = [training.write_rows(rows, place / "frontier.parquet")]
         result = None if found.chosen is None else found.chosen.result
         if result is not None and found.replicate is not None:
-            path = place / MODEL_FILE
-            paths.append(save_model(found.study, result, found.replicate, path, why=found.why))
-        paths += save_figure(figure, place, "frontier")
+            path = place / training.MODEL_FILE
+            paths.append(
+                training.save_model(found.study, result, found.replicate, path, why=found.why)
+            )
+        paths += figures.save_figure(figure, place, "frontier")
     return [folder / path.name for path in paths]
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+import fedgft
 from fedgft.cli.console import MISSED, START, clients, out, paragraph, print_json, wrote
 from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place, require
 from fedgft.store import open_folder
@@ -59,13 +60,12 @@ def train(
     fedgft train --data celeba --images ~/celeba --device cuda --precision bf16
     """
     from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
-    from fedgft.fair_model import load_model
     from fedgft.study import train_model
 
     options = options or Options()
     is_one_start = init is None or options.weights is None
     require(is_one_start, "`init` and `weights` are two starts; give one", kind="conflict")
-    start = None if init is None else load_model(init)
+    start = None if init is None else fedgft.load_model(init)
     method = method or default_method(options)
     has_target = method == "fedgft-control"
     why = f"`strict` is for fedgft-control, which has a target, not for {method}"
