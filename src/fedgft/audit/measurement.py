@@ -248,7 +248,8 @@ def measure_file(
     options = (("decision", decision), ("site", site), ("positive", positive))
     for name, value in options:
         if value is not None:
-            check_instance(name, value, str)
+            hint = "it is the name of a column" if name == "decision" else ""
+            check_instance(name, value, str, hint)
     protection = Protection(min_cell, epsilon, delta)
     task = Measurement(
         str(path),
