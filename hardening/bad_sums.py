@@ -50,7 +50,7 @@ ALONE: dict[str, tuple[Change, tuple[str, ...]]] = {  # wrong in itself
     "no privacy": (lambda held: held.pop("privacy"), ("privacy",)),
     "unknown noise": (_in("privacy", mechanism="magic"), ("privacy.mechanism",)),
     "noise without a scale": (_in("privacy", mechanism="discrete laplace"), ("privacy.epsilon",)),
-    "a min_cell that is not kept to": (_in("privacy", min_cell=1000), ("min-cell",)),
+    "a min_cell that is not kept to": (_in("privacy", min_cell=1000), ("min_cell",)),
     "withheld cells that are not there": (
         _in("privacy", min_cell=3, suppressed_cells=9),
         ("suppressed_cells",),
