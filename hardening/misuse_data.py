@@ -375,7 +375,6 @@ def federation_cases() -> Iterator[Case]:
         },
         says={
             "kind": ("partition", "kind"),
-            "protocol_test": ("test rows",),
             "test_share": ("test_share", "clients"),
             "train_rows": ("train_rows", "clients"),
         },

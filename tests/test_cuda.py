@@ -164,7 +164,8 @@ def test_out_of_memory_says_what_to_try() -> None:
     assert held < 0.03, held  # what earlier runs took is free again, but for cuBLAS's streams
     torch.cuda.set_per_process_memory_fraction(held + 0.003)
     try:
-        with pytest.raises(FedgftError, match="--batch-size 8"):
+        with pytest.raises(FedgftError, match="batch_size 8") as wrong:
             trained(fedavg(), lanes=4)
+        assert wrong.value.field == "device"
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

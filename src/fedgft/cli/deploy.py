@@ -55,13 +55,15 @@ class LocalRun:
     positive
         Which of two labels is the positive one.
     method
-        fedgft, fairfed, or measured (the strategy as it is, its gap measured).
+        fedgft-control (reaches --target), fedgft (the paper's penalty, with --lam), fairfed, or
+        measured (the strategy as it is, its gap measured) [default: fedgft-control, or fedgft where
+        --lam is given].
     metric
         sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
     target
-        The gap of decisions that is to be reached [default: 0].
+        Of fedgft-control: the gap of decisions that is to be reached [default: 0].
     lam
-        Instead of a target: the strength of the paper's penalty.
+        Of fedgft: the strength of the paper's penalty.
     strategy
         Any of flwr.serverapp.strategy: FedAvg, FedAdam, FedProx, Krum, ...
     channel
@@ -92,7 +94,7 @@ class LocalRun:
     label: str = ""
     group: str = ""
     positive: str = ""
-    method: str = "fedgft"
+    method: str | None = None
     metric: MetricName = "sp"
     target: float | None = None
     lam: float | None = None

@@ -26,6 +26,7 @@ from fedgft.deploy.init import read_app_config
 from fedgft.deploy.local_run import LocalRunPlan, format_closing_line, run_local, site_arguments
 from fedgft.errors import FedgftError
 from fedgft.flower.aggregator import StatisticsOptions
+from fedgft.flower.server_app import METHODS
 from fedgft.metrics import get_metric
 from fedgft.privacy.noise import Budget
 from fedgft.settings import check_run_config, check_settings
@@ -39,12 +40,11 @@ MAX_LOCAL_SITES = 100
 MAX_LOCAL_ROUNDS = 10_000
 MIN_SECURE_SITES = 3  # among fewer, a sum does not hide any of its parts
 SITE_NAMES = ("north", "south", "east", "west", "center")
-METHODS = ("fedgft", "fairfed", "measured")
 CHANNELS = ("train", "query", "evaluate")
 STRATEGIES = ("Fed", "Krum", "Multi", "QFed", "Bulyan")  # how their class names begin
 CHECKED = ("alpha", "seed", "lam", "target", "timeout", "sites", "rounds", "epsilon")
 CONFIGURED = (  # options that the app takes under the same name
-    *("rounds", "label", "group", "positive", "method", "metric"),
+    *("rounds", "label", "group", "positive", "metric"),
     *("strategy", "channel", "alpha", "seed", "resume"),
 )
 RESULT_FILES = ("model.safetensors", "history.json", "report.html")
@@ -74,7 +74,7 @@ def run_federation(options: "LocalRun", *, json: bool) -> None:
         sys.stdout.write(json_format.dumps(result) + "\n")
         sys.stdout.flush()
     status = result["status"]
-    why = f"the run ended as {status}: {result['why']} (logs in {folder / 'logs'})"
+    why = f"the run ended as {status}: {result.get('why')} (logs in {folder / 'logs'})"
     require(status == "finished:completed", why)
     if not json:
         text = format_closing_line(result, options.metric)
@@ -103,7 +103,12 @@ def _check(options: "LocalRun") -> None:
     require(is_small, f"`sites` must be at most {MAX_LOCAL_SITES} on one host, got {options.sites}")
     is_port = options.port is None or 1 <= options.port <= 65535
     require(is_port, f"`port` {options.port}: must lie between 1 and 65535")
-    check_choice("method", options.method, METHODS)
+    method = _choose_method(options)
+    check_choice("method", method, METHODS)
+    lam_fits = (method == "fedgft") == (options.lam is not None)
+    require(lam_fits, "`lam` belongs to method fedgft: give both or neither", kind="conflict")
+    target_fits = options.target is None or method == "fedgft-control"
+    require(target_fits, "`target` belongs to method fedgft-control", kind="conflict")
     check_choice("channel", options.channel, CHANNELS)
     known = [name for name in flower_strategies.__all__ if name.startswith(STRATEGIES)]
     check_choice("strategy", options.strategy, known)
@@ -112,10 +117,17 @@ def _check(options: "LocalRun") -> None:
     if options.lam is not None:
         LinearizedPenalty(metric, options.lam)
     require(
-        options.epsilon is None or options.method != "fairfed",
+        options.epsilon is None or method != "fairfed",
         "`epsilon`: FairFed needs every client's own sums, without noise",
         kind="conflict",
     )
+
+
+def _choose_method(options: "LocalRun") -> str:
+    """Return the method that was given, or the one that fits the other options."""
+    if options.method is not None:
+        return options.method
+    return "fedgft-control" if options.lam is None else "fedgft"
 
 
 def _find_site_files(options: "LocalRun") -> list[Path]:
@@ -158,6 +170,7 @@ def _check_public_set(options: "LocalRun") -> None:
 def _make_config(options: "LocalRun", *, sites: int, from_files: bool) -> dict[str, Any]:
     """Return the configuration of the app: options of this command and what --set adds."""
     config = {name: getattr(options, name) for name in CONFIGURED} | {
+        "method": _choose_method(options),
         "sites": sites,
         "out": str(options.out_.resolve()),
         "data": "csv" if from_files else (options.data or ["adult"])[0],
