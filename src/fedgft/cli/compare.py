@@ -9,9 +9,14 @@ from cyclopts import Parameter
 import fedgft
 from fedgft.cli.console import MISSED, bar, note, out, paragraph, print_json, wrote
 from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, Place, Whole
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
 from fedgft.store import open_folder
+
+# Loaded when a command runs, so that help is printed at once.
+session = LazyModule("fedgft.cli.study_session")
+figures = LazyModule("fedgft.study.figures")
+training = LazyModule("fedgft.study.training")
 
 DEMO_METHODS = ("fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control")
 
@@ -49,27 +54,24 @@ def compare(
     fedgft compare --data compas --alpha 0.5 5 100 --metrics sp eop
     fedgft compare --data compas --protocol paper --methods fedavg fedgft --json
     """
-    from fedgft.cli.study_session import clear_checkpoints, print_comparison, run_comparison
-    from fedgft.study.training import count_missed
 
     with nullcontext() if out_ is None else open_folder(out_):
-        found = run_comparison(options or Options(), methods, metrics, alpha, folder=out_)
+        found = session.run_comparison(options or Options(), methods, metrics, alpha, folder=out_)
         paths = [] if out_ is None else found.save(out_)
-        clear_checkpoints(found.study)
+        session.clear_checkpoints(found.study)
     if json:
         print_json(found.rows)
     else:
-        print_comparison(found)
+        session.print_comparison(found)
         for row in found.rows:
             _print_target(row, found.rows)
     wrote(paths)
-    if strict and any(count_missed(row) > row["seeds"] / 2 for row in found.rows):
+    if strict and any(training.count_missed(row) > row["seeds"] / 2 for row in found.rows):
         raise SystemExit(MISSED)
 
 
 def _print_target(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """For a row with a target: print whether it was reached, and if not, what to try."""
-    from fedgft.study.training import describe_target, suggest_changes
 
     if row["target"] is None:
         return
@@ -77,8 +79,8 @@ def _print_target(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     same = [r for r in rows if all(r[name] == row[name] for name in cell)]
     plain = next((r for r in same if r["method"] == "fedavg"), None)
     where = "" if row["alpha"] is None else f", alpha {row['alpha']:g}"
-    paragraph(f"{row['metric']}{where}. {describe_target(row, plain)}")
-    paragraph(suggest_changes(row))
+    paragraph(f"{row['metric']}{where}. {training.describe_target(row, plain)}")
+    paragraph(training.suggest_changes(row))
 
 
 def demo(
@@ -103,23 +105,22 @@ def demo(
     fedgft demo
     fedgft demo --seeds 5 --out my-demo
     """
-    from fedgft.cli.study_session import print_comparison, run_comparison
-    from fedgft.study.figures import plot_sites, save_figure
-    from fedgft.study.training import compare_sentences
 
     check_setting("seeds", seeds)  # before anything is fetched
     with open_folder(out_):
         options = Options(data=_fetch_data(), seeds=seeds)
-        found = run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
+        found = session.run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
         paths = found.save(out_)
-        paths += save_figure(plot_sites(found.study, found.results), out_, "sites")
+        paths += figures.save_figure(figures.plot_sites(found.study, found.results), out_, "sites")
     if json:
         print_json(found.rows)
         return
-    print_comparison(found)
+    session.print_comparison(found)
     out.print()
     title = fedgft.get_metric("sp").title
-    paragraph(compare_sentences(found.rows, groups=found.study.dataset.group_names, title=title))
+    paragraph(
+        training.compare_sentences(found.rows, groups=found.study.dataset.group_names, title=title)
+    )
     out.print()
     wrote(paths)
 

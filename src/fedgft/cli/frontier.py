@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from fedgft.cli.console import MISSED, note, paragraph, print_json, print_table, say, wrote
 from fedgft.cli.options import Flag, Many, MetricName, Options, Place, Whole, require
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
 from fedgft.store import open_folder, stage_files
 
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from fedgft.metrics import Metric
     from fedgft.study import Study
     from fedgft.study.tradeoff import Frontier
+
+# Loaded when a command runs, so that help is printed at once.
+session = LazyModule("fedgft.cli.study_session")
+cache = LazyModule("fedgft.study.cache")
+figures = LazyModule("fedgft.study.figures")
+tradeoff = LazyModule("fedgft.study.tradeoff")
+training = LazyModule("fedgft.study.training")
 
 TESTED = {"disjoint": "held-out rows", "overlap": "test rows (clients train on them too)"}
 SweptName = Literal["fedavg", "lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds"]
@@ -64,14 +71,12 @@ def frontier(
     fedgft frontier --data compas --metric sp --target 0.02
     fedgft frontier --data loans.csv --label repaid --group sex --references
     """
-    from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
-    from fedgft.study import cache, figures, tradeoff
 
     if strict and (options is None or options.target is None):
         raise FedgftError("`strict` is about a target: give `target`", kind="missing")
     options = options or Options()
     _check(options, points)
-    (wanted,) = check_cells(replace(options, target=None), methods, [metric], [alpha])
+    (wanted,) = session.check_cells(replace(options, target=None), methods, [metric], [alpha])
     options = replace(options, eval_every=0)
     usable: list[str] = []
 
@@ -80,7 +85,7 @@ def frontier(
         return tradeoff.frontier_work(study, usable, points, references=references)
 
     with open_folder(out_):
-        with open_study(options, [wanted], [alpha], folder=out_, work=work) as study:
+        with session.open_study(options, [wanted], [alpha], folder=out_, work=work) as study:
             found = tradeoff.trace_frontier(
                 study,
                 wanted,
@@ -95,7 +100,7 @@ def frontier(
         tested = TESTED[study.protocol.test]
         rows = found.rows()
         paths = _save(found, rows, out_, title=title, tested=tested)
-        clear_checkpoints(study)
+        session.clear_checkpoints(study)
     summary = found.summary()
     if json:
         print_json({"rows": rows, **summary, "files": [str(path) for path in paths]})
@@ -121,22 +126,20 @@ def _usable_methods(
     study: "Study", metric: "Metric", methods: tuple[str, ...], *, references: bool
 ) -> list[str]:
     """The methods without duplicates, and without thresholds where there are none."""
-    from fedgft.study.tradeoff import check_fairlearn, explain_no_thresholds
 
     usable = list(dict.fromkeys(methods))
-    why = explain_no_thresholds(study, metric)
+    why = tradeoff.explain_no_thresholds(study, metric)
     if "thresholds" in usable and why is not None:
         note(f"thresholds: left out ({why})")
         usable.remove("thresholds")
     if references:
-        check_fairlearn(metric, len(study.dataset.classes))
+        tradeoff.check_fairlearn(metric, len(study.dataset.classes))
     return usable
 
 
 def _save(
     found: "Frontier", rows: list[dict[str, Any]], folder: Path, *, title: str, tested: str
 ) -> list[Path]:
-    from fedgft.study import figures, training
 
     figure = figures.plot_frontier(found, title=title, tested=tested)
     with stage_files(folder) as place:
@@ -153,7 +156,6 @@ def _save(
 
 def _print_choice(found: "Frontier", tested: str) -> None:
     """Print what was chosen and which replicate was saved, with accuracy and gap."""
-    from fedgft.study.training import describe_choice
 
     if found.chosen is None or found.replicate is None:
         say("nothing was chosen: no method's gap is estimable in every replicate")
@@ -164,5 +166,5 @@ def _print_choice(found: "Frontier", tested: str) -> None:
             "the replicates; this comes nearest. What to try: a larger --target; more rounds "
             "(--rounds); another learning rate (--lr); more --points."
         )
-    for text in describe_choice(found, tested):
+    for text in training.describe_choice(found, tested):
         paragraph(text)

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from fedgft.cli.console import Bar, bar, note, out, print_json, print_signs, print_table, wrote
 from fedgft.cli.options import Flag, Many, Options, Place, Whole, require, require_values
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import ProtocolName, check_setting
 from fedgft.store import exclusive_lock, open_folder
 
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from fedgft.data import Dataset
     from fedgft.paper.runner import Runner
     from fedgft.paper.section import Section, SectionResult
+
+# Loaded when a command runs, so that help is printed at once.
+session = LazyModule("fedgft.cli.study_session")
+paper_cells = LazyModule("fedgft.paper.cells")
+paper_runner = LazyModule("fedgft.paper.runner")
+section = LazyModule("fedgft.paper.section")
+cache = LazyModule("fedgft.study.cache")
 
 Name = Literal[
     "table1",
@@ -167,11 +174,10 @@ def _run(
 
     Returns the experiments, and the files that a user opens.
     """
-    from fedgft.paper.section import check_folder, make_section, write_page, write_section
 
     results = []
     paths = []
-    check_folder(folder)
+    section.check_folder(folder)
     with open_folder(folder), bar() as progress:
         runner = _make_runner(options, folder / "cells", progress)
         total = _count_work(runner, names, data, protocols, seeds=seeds)
@@ -179,31 +185,30 @@ def _run(
             progress.expect(total, images=1 if tuple(data) == ("celeba",) else None)
             try:
                 for name in names:
-                    result = make_section(name, runner, data=data, protocols=protocols, seeds=seeds)
-                    paths += write_section(result, folder)
+                    result = section.make_section(
+                        name, runner, data=data, protocols=protocols, seeds=seeds
+                    )
+                    paths += section.write_section(result, folder)
                     results.append(result)
             except KeyboardInterrupt:
                 note(f"finished cells are kept in {folder}: the same command continues from there")
                 raise
-            pages = write_page(folder)
+            pages = section.write_page(folder)
     return results, [*pages, *(path for path in paths if path.suffix in (".md", ".parquet"))]
 
 
 def _make_runner(options: Options, cells: Path, progress: Bar) -> "Runner":
     """Return what trains cells and keeps them in a folder; `options` are those of celeba."""
-    from fedgft.cli.study_session import load_dataset, make_network
-    from fedgft.paper.runner import Runner
-    from fedgft.study.cache import ResultCache
 
     def load_data(name: str) -> "Dataset":
         chosen = options if name == "celeba" else Options(data=name)
-        return load_dataset(chosen, progress.fetch)
+        return session.load_dataset(chosen, progress.fetch)
 
-    return Runner(
+    return paper_runner.Runner(
         load_data,
-        ResultCache(cells),
+        cache.ResultCache(cells),
         on_progress=progress.advance,
-        network=make_network(options),
+        network=session.make_network(options),
         engine=options.given(*ENGINE_OPTIONS),
         drawn=(options.train_rows, options.test_rows),
     )
@@ -218,19 +223,18 @@ def _count_work(
     seeds: int,
 ) -> int:
     """Return the rows times rounds of all experiments; cells that they share count once."""
-    from fedgft.paper.cells import CONVERGENCE, EXPERIMENTS
 
     cells = [
         cell
         for name in names
-        if name in EXPERIMENTS
+        if name in paper_cells.EXPERIMENTS
         for protocol in protocols
         for table in data
-        for cell in EXPERIMENTS[name].cells(table, protocol, seeds=seeds)
+        for cell in paper_cells.EXPERIMENTS[name].cells(table, protocol, seeds=seeds)
     ]
     total = runner.work(cells)
     if "convergence" in names:
-        total += sum(runner.path_work(spec, seeds=seeds) for spec in CONVERGENCE)
+        total += sum(runner.path_work(spec, seeds=seeds) for spec in paper_cells.CONVERGENCE)
     return total
 
 

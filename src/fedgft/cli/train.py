@@ -8,10 +8,15 @@ from cyclopts import Parameter
 import fedgft
 from fedgft.cli.console import MISSED, START, clients, out, paragraph, print_json, wrote
 from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place, require
+from fedgft.errors import LazyModule
 from fedgft.store import open_folder
 
 if TYPE_CHECKING:
     from fedgft.study import Study, TrainedModel
+
+# Loaded when a command runs, so that help is printed at once.
+session = LazyModule("fedgft.cli.study_session")
+training = LazyModule("fedgft.study.training")
 
 
 def train(
@@ -59,8 +64,6 @@ def train(
     fedgft train --data adult --group race,sex --metric sp+0.5*eop --base scaffold
     fedgft train --data celeba --images ~/celeba --device cuda --precision bf16
     """
-    from fedgft.cli.study_session import check_cells, clear_checkpoints, open_study
-    from fedgft.study import train_model
 
     options = options or Options()
     is_one_start = init is None or options.weights is None
@@ -76,11 +79,13 @@ def train(
         return study.work([alpha], methods, [metric])
 
     with open_folder(out_):
-        metrics = check_cells(options, methods, [metric], [alpha])
-        with open_study(options, metrics, [alpha], folder=out_, work=work, start=start) as study:
-            trained = train_model(study, method, metrics[0], alpha=alpha)
+        metrics = session.check_cells(options, methods, [metric], [alpha])
+        with session.open_study(
+            options, metrics, [alpha], folder=out_, work=work, start=start
+        ) as study:
+            trained = training.train_model(study, method, metrics[0], alpha=alpha)
         paths = trained.save(out_, all_models=all_models)
-        clear_checkpoints(study)
+        session.clear_checkpoints(study)
     if json:
         print_json({**_to_json(trained), "files": [str(path) for path in paths]})
     else:
@@ -111,15 +116,13 @@ def _to_json(trained: "TrainedModel") -> dict[str, object]:
 
 
 def _print(trained: "TrainedModel") -> None:
-    from fedgft.cli.study_session import print_comparison
-    from fedgft.study.training import describe_saved_model, describe_target, suggest_changes
 
     rows = trained.comparison.rows
     about = trained.summary
-    print_comparison(trained.comparison)
+    session.print_comparison(trained.comparison)
     if trained.fedavg is not None:
-        paragraph(describe_target(rows[-1], rows[0]))
-        paragraph(suggest_changes(rows[-1]))
-    paragraph(describe_saved_model(about))
+        paragraph(training.describe_target(rows[-1], rows[0]))
+        paragraph(training.suggest_changes(rows[-1]))
+    paragraph(training.describe_saved_model(about))
     before = START if trained.fedavg is None else "FedAvg"
     out.print(clients(trained.clients(), seed=about["seed"], before=before))
