@@ -91,8 +91,8 @@ def format_closing_line(made: dict[str, Any], metric: str) -> str:
     metric
         Name of the metric.
     """
-    said = _share(made["gap_hard"], " points")
-    text = f"{metric} gap of decisions on the training rows of {made['sites']} site(s): {said}"
+    gap = _share(made["gap_hard"], " points")
+    text = f"{metric} gap of decisions on the training rows of {made['sites']} site(s): {gap}"
     if made.get("target") is not None:
         text += f", target {100 * made['target']:.1f}: {_verdict(made)}"
     text += "."
@@ -331,10 +331,10 @@ def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPla
     """Submit the app and return Flower's number of the run."""
     app = str(plan.app or folder.app)
     options = {"run-config": format_config(plan.config), "format": "json"}
-    said = _run_flwr(processes, "run", app, CONNECTION, *format_options(options))
-    found = _json(said)
+    output = _run_flwr(processes, "run", app, CONNECTION, *format_options(options))
+    found = _json(output)
     if not found.get("success") or "run-id" not in found:
-        raise FedgftError(f"flwr run: {found.get('error-message') or said.strip()[-300:]}")
+        raise FedgftError(f"flwr run: {found.get('error-message') or output.strip()[-300:]}")
     return int(found["run-id"])
 
 
@@ -360,7 +360,7 @@ def wait_for_run(
             raise FedgftError(f"the server ended: {processes.last_log_lines('server')}")
         if not any(processes.is_alive(site) for site in plan.sites):
             words = processes.last_log_lines(plan.sites[0])
-            raise FedgftError(f"all sites have ended; {plan.sites[0]} said last: {words}")
+            raise FedgftError(f"all sites have ended; the last line of {plan.sites[0]}: {words}")
         if time.monotonic() - asked > STATUS_SECONDS or (plan.out / HISTORY).exists():
             status = get_run_status(load_federation(processes.folder), run)
             if status.startswith("finished"):
@@ -375,11 +375,11 @@ def wait_for_run(
 def _keep_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
     """Save the log of the server's app, which Flower keeps apart from its own."""
     try:
-        said = _run_flwr(processes, "log", str(run), CONNECTION, "--show")
+        output = _run_flwr(processes, "log", str(run), CONNECTION, "--show")
     except FedgftError as error:
-        said = str(error)
+        output = str(error)
     with open_private_file(plan.out / "logs" / "run.log", "wb") as log:
-        log.write(said.encode())
+        log.write(output.encode())
 
 
 def _json(text: str) -> dict[str, Any]:

@@ -162,8 +162,8 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise FedgftError(f"{what}: no answer in {timeout:g} s") from None
         if done.returncode:
-            said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-            raise FedgftError(f"{what} failed: {' '.join(said[-3:])}")
+            lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+            raise FedgftError(f"{what} failed: {' '.join(lines[-3:])}")
         return done.stdout.decode("utf-8", "replace")
 
     def is_alive(self, name: str) -> bool:

@@ -135,7 +135,7 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
             ended = time.monotonic()
             failing_since = ended if ended - began > FAILURE_WINDOW else failing_since
             if ended - failing_since > FAILURE_WINDOW and not reason:
-                raise FedgftError("the site's node ends again and again; what it said is above")
+                raise FedgftError("the site's node ends again and again; its messages are above")
             reason = reason or "the server may still count an earlier process of this site"
             note(f"{reason}; trying again")
             time.sleep(RETRY_SECONDS)
@@ -217,13 +217,13 @@ def _reason_in_answer(answer: Any) -> tuple[str, bool]:
     if answer.status_code in (502, 503, 504):
         return "the server is starting, or its SuperLink is down", True
     try:
-        said = printable(str(answer.json()["detail"]))[:400]
+        detail = printable(str(answer.json()["detail"]))[:400]
     except (ValueError, KeyError, TypeError):
-        said = ""
+        detail = ""
     if answer.status_code == 401:  # of the SuperLink: the question named no node
         return _clock_difference(answer), False
     if answer.status_code >= 400:
-        return said or f"it answers {answer.status_code}", False
+        return detail or f"it answers {answer.status_code}", False
     return "", False
 
 

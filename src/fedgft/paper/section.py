@@ -184,7 +184,7 @@ def _make_figures(
         drawn = exhibits.plot_rounds(experiment, records)
         figures += [(name, caption, draw) for name, draw in drawn.items()]
     elif cell.protocol == "heldout" and experiment.name == "table1":
-        caption = f"Decisions on people nobody trained on: {where}."
+        caption = f"Decisions on held-out people: {where}."
         draw = partial(exhibits.plot_heldout, experiment, records)
         figures.append((f"{stem}-unseen", caption, draw))
     return figures

@@ -405,7 +405,7 @@ def _draw_paradox(axis: Any) -> None:
     axis.set_xticks(places, ["site 1", "site 2", "both together"])
     axis.set(xlim=(-0.5, 2.5), ylim=(0, 100))
     axis.set_ylabel("accepted, %")
-    set_title(axis, "Fair at every site, unfair to everybody")
+    set_title(axis, "Fair at every site, unfair over all sites")
     axis.legend(frameon=False, loc="lower right")
     clean_axis(axis)
 
@@ -427,7 +427,7 @@ def _draw_sites(axis: Any, study: Study, results: Sequence[Result]) -> None:
         _annotate(axis, f"{overall:.1f}", (overall, place), 13, **look)
     axis.plot([], [], ".", color=DARK, label="a site's own")
     axis.plot([], [], "|", ms=12, mew=2, color=DARK, label="their median")
-    axis.plot([], [], "D", ms=8, color=DARK, label="over everybody (mean)")
+    axis.plot([], [], "D", ms=8, color=DARK, label="over all sites (mean)")
     names = [f"{METHOD_LABELS[r.method]}\n({SITE_METHODS[r.method]})" for r in results]
     axis.set_yticks(range(len(results)), names)
     axis.set_ylim(len(results) - 0.4, -0.7)

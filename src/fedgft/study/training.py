@@ -274,7 +274,7 @@ def compare_sentences(rows: Sequence[Row], *, groups: Sequence[str], title: str)
             f"The held-out gap in {title} is not estimable: a group has no test row of the event."
         )
     text = (
-        f"On people nobody trained on, FedAvg's decisions differ between {_join(groups)} by "
+        f"On held-out people, FedAvg's decisions differ between {_join(groups)} by "
         f"{_describe_gap(plain)} ({title}); those of {METHOD_LABELS[fair['method']]} differ by "
         f"{_describe_gap(fair)}, where a perfectly fair model would show about "
         f"{format_points(fair['floor'])} by chance, and it is right in "
