@@ -366,7 +366,7 @@ def federation_cases() -> Iterator[Case]:
         cut,
         {
             "clients": whole(1, 17),
-            "seed": whole(0),
+            "seed": whole(0, 2**63 - 1),
             "test_share": real(0, 0.95, high_open=True),
             "kind": one_of(*KINDS),
             "protocol_test": one_of("disjoint"),
