@@ -36,11 +36,11 @@ COMMANDS = {
     "compare": ["-m", "fedgft", "compare", "--data", "synthetic", "--seeds", "4"],
     "measure": [
         *("-m", "fedgft", "measure", "{table}", "--label", "y", "--group", "g", "--score", "p"),
-        *("--site", "a", "--out", "{out}.json"),
+        *("--out", "{out}.json"),
     ],
     "measure --report": [
         *("-m", "fedgft", "measure", "{table}", "--label", "y", "--group", "g", "--score", "p"),
-        *("--site", "a", "--report", "{out}"),
+        *("--report", "{out}"),
     ],
 }
 ROWS = 1_000_000  # of the table that is measured

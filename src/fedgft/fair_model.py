@@ -4,22 +4,28 @@ The file is in safetensors, which can hold numbers and text only: the parameters
 names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record in the header.
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from fedgft.data.dataset import Federation, get_raw_scaling
 from fedgft.data.encode import Encoder, Names, data_error
 from fedgft.data.table import to_polars
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.models import ResNet18
 from fedgft.store import atomic_write, file_error, parse_json, read_tensors, require_encodable
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 FORMAT = "fedgft-model-1"
 NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
@@ -180,7 +186,7 @@ class FairModel:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> "FairModel":
+    def load(cls, path: str | Path) -> FairModel:
         """Read a model file. Nothing in it is executed; a damaged one is refused in one line."""
         if Path(path).exists() and not Path(path).is_file():
             raise file_error(path, "not a model file (a folder, or a pipe)")

@@ -5,15 +5,16 @@ table. CelebA, as its authors publish it, is turned into such a table: each attr
 for becomes a column of words, "Smiling" or "not Smiling".
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import as_text, data_error, get_column, suggest_name
@@ -27,8 +28,13 @@ from fedgft.data.table import (
     read_roles,
     split_group_columns,
 )
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import expand_user, file_error
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 IMAGE_COLUMNS = ("image", "filename", "file", "path", "image_id")  # usual names of the column
 ESCAPES = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\x00"  # names that lead out of the folder

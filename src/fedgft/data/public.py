@@ -21,6 +21,8 @@ a model this library can learn, and one that is right and unfair at once: its me
 p_g, and it decides "yes" where <u, x> > t_g = -logit(p_g) / (2 * signal).
 """
 
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 import os
@@ -35,17 +37,23 @@ from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-import platformdirs
-import polars as pl
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import Categorical, Encoder, Numeric, suggest_name
 from fedgft.data.table import Roles, build_dataset, from_frame, read_frame
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, file_error
 from fedgft.validation import check_integer, check_number, check_path
+
+if TYPE_CHECKING:
+    import platformdirs
+    import polars as pl
+else:
+    platformdirs = LazyModule("platformdirs")
+    pl = LazyModule("polars")
 
 Progress = Callable[[str, int, int | None], None]
 "Called with a description, how much is done, and of how much (None: not known)."

@@ -6,15 +6,16 @@ Values of few rows are left out. `fedgft.data.agreement` makes one schema of all
 encoder and one scaling, those of the pooled rows.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from fedgft.data.dataset import Moments
 from fedgft.data.encode import (
@@ -30,8 +31,13 @@ from fedgft.data.encode import (
     parse_numbers,
 )
 from fedgft.data.table import MAX_VALUES, split_group_columns
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import file_error, parse_json, require_encodable
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 FORMAT = "fedgft-schema-1"
 EMPTY = "empty"  # the kind of a column without values
@@ -99,7 +105,7 @@ class Schema:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @classmethod
-    def from_file(cls, path: Path) -> "Schema":
+    def from_file(cls, path: Path) -> Schema:
         """Read a file that holds `to_json`."""
         try:
             text = path.read_text("utf-8")
@@ -109,7 +115,7 @@ class Schema:
         return cls.from_json(text, source=str(path))
 
     @classmethod
-    def from_json(cls, text: str, *, source: str = "schema") -> "Schema":
+    def from_json(cls, text: str, *, source: str = "schema") -> Schema:
         """Return what `to_json` wrote; raise FedgftError for any other text."""
         try:
             held = parse_json(text)

@@ -4,6 +4,8 @@ Nothing is guessed that the user can say: label, group, client and split are col
 names. Decisions of the reader (a missing group, a filled-in number) are written into the notes.
 """
 
+from __future__ import annotations
+
 import csv
 import math
 import re
@@ -13,12 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import narwhals as nw
 import numpy as np
-import polars as pl
-from polars.exceptions import PanicException, PolarsError
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import (
@@ -35,9 +34,16 @@ from fedgft.data.encode import (
     put_positive_last,
     suggest_name,
 )
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import check_column_names, check_instance, check_path, format_value
+
+if TYPE_CHECKING:
+    import narwhals as nw
+    import polars as pl
+else:
+    nw = LazyModule("narwhals")
+    pl = LazyModule("polars")
 
 MAX_VALUES = 200  # of a label or a group; with more a column holds numbers or names of people
 MAX_LISTED_CELLS = 100_000  # intersections of groups that are searched for empty ones
@@ -345,7 +351,13 @@ def report_read_errors(file: Path) -> Iterator[None]:
         yield
     except FedgftError:
         raise
-    except (PolarsError, PanicException, OSError, ValueError, csv.Error) as error:
+    except (
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+        OSError,
+        ValueError,
+        csv.Error,
+    ) as error:
         kind = file.suffix[1:].upper()
         raise file_error(file, f"cannot be read as {kind}: {_first_line(error)}") from None
 
@@ -375,7 +387,7 @@ def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
         raise FedgftError(text, field=name) from None
     try:
         return pl.DataFrame([_to_polars_series(column) for column in table.iter_columns()])
-    except (PolarsError, nw.exceptions.NarwhalsError, TypeError, ValueError) as error:
+    except (pl.exceptions.PolarsError, nw.exceptions.NarwhalsError, TypeError, ValueError) as error:
         text = f"cannot be read as a table: {_first_line(error)}"
         raise FedgftError(text, field=name) from None
 
@@ -474,7 +486,7 @@ def write_table(frame: pl.DataFrame, path: Path) -> Path:
                 frame.write_parquet(part)
             else:
                 escape_formulas(frame)[0].write_csv(part)
-        except PolarsError as error:  # its Parquet writer on a full disk
+        except pl.exceptions.PolarsError as error:  # its Parquet writer on a full disk
             raise OSError(str(error)) from error
     return path
 

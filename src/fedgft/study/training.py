@@ -6,6 +6,8 @@ trained.model().predict(frame, source="new rows")
 trained.save(Path("fedgft-train"))
 """
 
+from __future__ import annotations
+
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,14 +15,14 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHOD_LABELS, METHODS
 from fedgft.data.dataset import get_raw_scaling
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
 from fedgft.formatting import format_gap, format_percent, format_points
 from fedgft.metrics import Metric, get_metric
@@ -38,6 +40,11 @@ from fedgft.study.results import (
 )
 from fedgft.study.study import Result, Study
 from fedgft.study.tradeoff import Frontier
+
+if TYPE_CHECKING:
+    import polars as pl
+else:
+    pl = LazyModule("polars")
 
 MAX_GROUPS = 4  # groups whose rates a sentence names; a table has all
 NOT_ESTIMABLE = "not estimable"
