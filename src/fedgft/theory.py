@@ -232,7 +232,7 @@ def compare(
     contributions then add up to the signed gap.
     """
     (a, b), (c, d) = (statistics[:, :, pair.condition, group].T for group in (pair.i, pair.j))
-    return Analysis(pair, proper, weights, a, b, c, d)
+    return Analysis(pair, proper, weights, a=a, b=b, c=c, d=d)
 
 
 def per_client(metric: Metric, sums: Sums, kind: Kind) -> tuple[np.ndarray, np.ndarray]:

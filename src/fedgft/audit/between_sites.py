@@ -103,7 +103,7 @@ def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0
     if draws:
         gap, limits = bootstrap_sites(metric, view, rates, gap, draws=draws, seed=seed)
     sites = compare_sites(metric, view, rates, gap)
-    return MetricEstimate(metric, view, rates, limits, gap, sites)
+    return MetricEstimate(metric, view, rates, limits, gap=gap, sites=sites)
 
 
 def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGaps:

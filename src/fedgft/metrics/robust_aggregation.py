@@ -132,7 +132,8 @@ def limit_sites(
     """
     sent = stack(list(sums))
     fixed = np.zeros(len(sums), bool) if agreed is None else np.asarray(agreed, bool)
-    limiter = _Limiter(metric, tuple(kinds), limits, noise, fixed, [[] for _ in sums])
+    why: list[list[str]] = [[] for _ in sums]
+    limiter = _Limiter(metric, tuple(kinds), limits, noise, fixed=fixed, why=why)
     table = limiter.limit_sizes(sent)
     intervals = {kind: limiter.rate_interval(table, kind) for kind in kinds}
     table = limiter.limit_rates(table, intervals)

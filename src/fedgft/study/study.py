@@ -199,7 +199,8 @@ class Study:
             history, rounds = self._known[keys[p]]
             grids = {"lr": self.protocol.lr, "strength": self.protocol.strength(method)}
             chosen = tuple(n for n, g in grids.items() if getattr(p, n) is None and len(g) > 1)
-            results.append(Result(p.alpha, method, metric, history, *cells[p], rounds, chosen))
+            trained = (history, *cells[p])
+            results.append(Result(p.alpha, method, metric, *trained, rounds=rounds, chosen=chosen))
         return results
 
     def federations(self, alpha: float) -> list[Federation]:
