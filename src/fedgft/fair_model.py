@@ -1,6 +1,6 @@
-"""A trained model with everything that it takes to apply it to a raw table.
+"""A trained model with everything that is needed to apply it to a raw table.
 
-The file is in safetensors, which can hold numbers and text only: the parameters by their torch
+The file is a safetensors file, which can hold only numbers and text: the parameters by their torch
 names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record in the header.
 """
 
@@ -61,22 +61,22 @@ class FairModel:
 
     @property
     def classes(self) -> Names:
-        """Names of the classes; a score is the probability of the last of two."""
+        """Names of the classes; of two classes, the score is the probability of the second."""
         return tuple(self.about["classes"])
 
     @property
     def groups(self) -> Names:
-        """Names of the groups that it was trained to treat alike."""
+        """Names of the groups that the model was trained to treat alike."""
         return tuple(self.about["groups"])
 
     @property
     def is_network(self) -> bool:
-        """Whether it is a network for images."""
+        """Whether the model is a network for images."""
         return "network" in self.about
 
     @cached_property
     def encoder(self) -> Encoder | None:
-        """How a raw table becomes features; None where the model was not trained on a table."""
+        """How a raw table becomes features; None if the model was not trained on a table."""
         text = self.about["encoder"]
         return None if text is None else Encoder.from_json(text)
 
@@ -129,7 +129,7 @@ class FairModel:
         features, notes = self._encode(frame, source=source)
         scores = self._score(features)
         decision = pl.Series("decision", [self.classes[i] for i in scores.argmax(1)])
-        written = scores[:, -len(names) :]  # of two classes the second alone
+        written = scores[:, -len(names) :]  # with two classes, only the second
         columns = [pl.Series(name, written[:, i]) for i, name in enumerate(names)]
         return frame.with_columns(*columns, decision), notes
 
@@ -187,7 +187,7 @@ class FairModel:
 
     @classmethod
     def load(cls, path: str | Path) -> FairModel:
-        """Read a model file. Nothing in it is executed; a damaged one is refused in one line."""
+        """Read a model file. Nothing in it is executed; a damaged file raises a one-line error."""
         if Path(path).exists() and not Path(path).is_file():
             raise file_error(path, "not a model file (a folder, or a pipe)")
         try:

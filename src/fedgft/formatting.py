@@ -51,7 +51,7 @@ def format_points(value: float | None, *, unknown: str = DASH, sign: str = "") -
 
 
 def format_percent(value: float | None, *, unknown: str = DASH) -> str:
-    """A fraction in per cent: 0.1234 is ``12.3%``; `unknown` for None."""
+    """A fraction in percent: 0.1234 is ``12.3%``; `unknown` for None."""
     return unknown if value is None else f"{format_points(value)}%"
 
 
@@ -106,7 +106,7 @@ def printable(text: str) -> str:
 
 
 def one_line(value: Any, max_length: int = 400) -> str:
-    """A value from elsewhere as one line for logs and errors: printable, and cut at a length."""
+    """Return an untrusted value as one printable line for logs and errors, cut at a length."""
     return printable(" ".join(str(value).split()))[:max_length]
 
 
@@ -183,13 +183,13 @@ class Report:
     Parameters
     ----------
     mark
-        An HTML comment that tells files of this library from other files.
+        An HTML comment that identifies a file as written by this library.
     title, lead
         The heading, and one paragraph below it.
     verdicts, legend
         The conclusions, and what the signs for True, False and None mean.
     warnings
-        Sentences that a reader should know before the numbers.
+        Sentences to read before the numbers.
     tables, figures
         The numbers. Figures are part of the HTML page only.
     foot
@@ -221,7 +221,7 @@ class Report:
         """The report as one HTML page that needs no network and no other file.
 
         The template escapes all text. The page's Content Security Policy allows its own script
-        and nothing else, so that a name that escaped the template would still run nothing.
+        and nothing else, so that even a name that the template did not escape could run no code.
         """
         from importlib.metadata import version  # slow to import, and not needed in a terminal
 
@@ -237,7 +237,7 @@ class Report:
         )
 
 
-@cache  # takes more than a second
+@cache  # making the script takes more than a second
 def _chart_script() -> str:
     """Vega, Vega-Lite, Vega-Embed and `DRAW_CHARTS` as one script."""
     from vl_convert import javascript_bundle

@@ -18,8 +18,8 @@ from fedgft.errors import FedgftError
 if TYPE_CHECKING:
     from fedgft.optimizers import Optimizer
 
-MAX_COUNT = 2**31 - 1  # of rounds, rows, clients: the kernels index with 32 bits
-MAX_NUMBER = 1e6  # of strengths and learning rates: larger values are typing errors
+MAX_COUNT = 2**31 - 1  # most rounds, rows or clients: the kernels use 32-bit indices
+MAX_NUMBER = 1e6  # largest strength or learning rate: larger values are typing errors
 MAX_SEED = 2**63 - 1
 MAX_REPLICATES = 100_000
 
@@ -47,7 +47,7 @@ ExecutorName = Literal["auto", "fused", "stacked", "sequential"]
 Precision = Literal["fp32", "fp64", "bf16"]
 
 
-NOUNS = {bool: "True or False", str: "a text"}  # in messages about values of another kind
+NOUNS = {bool: "True or False", str: "a text"}  # names of types in error messages
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _choice(names: Any, help: str, default: str | None = None, unset: str = "") 
     return Setting(str, help, default, unset, choices=get_args(names) or names)
 
 
-OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train --help` prints
+OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft train --help`
     "Data": {
         "data": Setting(
             str,
@@ -294,14 +294,14 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # by the heading that `fedgft train 
 
 SETTINGS: dict[str, Setting] = {
     **{name: setting for group in OPTIONS.values() for name, setting in group.items()},
-    # of the engine alone
+    # settings of the engine only
     "start": _choice(Start, "One common start, or every client its own in round 1", "common"),
     "batches": _choice(Batches, "Batches are drawn in every epoch, or once", "reshuffled"),
     "lag": Setting(bool, "Prices are one round old, as if sums came with the updates", False),
     "eval_on": _choice(EvalOn, "Measure on the clients' and the test rows, or on these", "both"),
     "norms": _choice(Norms, "Clients share normalizing layers or keep their own (FedBN)", "shared"),
     "graphs": Setting(bool, "Replay captured steps on a GPU", True),
-    # of commands, and of a deployed run
+    # settings of commands and of a deployed run
     "method": _choice(MethodName, "The method"),
     "alpha": _rate("Dirichlet concentration: small is heterogeneous", 0.5, at_most=inf),
     "sites": _count("Sites to wait for", 3),

@@ -35,7 +35,7 @@ WRITTEN_SUFFIXES = ("safetensors", "json", "md", "html", "parquet", "svg", "png"
 LOCK_TIMEOUT = 300.0  # seconds that `atomic_write` waits for another process that writes the file
 MAX_JSON_DEPTH = 64  # several times the depth of any file that fedgft writes
 
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither of these two
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows lacks this flag and the next
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # do not wait for the other end of a pipe
 BINARY = getattr(os, "O_BINARY", 0)
 PRIVATE_MODE = 0o600
@@ -109,7 +109,7 @@ def open_private_file(path: Path, mode: Literal["wb", "ab", "a+b"]) -> BinaryIO:
 def lock_file(path: Path, *, timeout: float = -1) -> Iterator[None]:
     """Hold an exclusive lock on a file; remove the file at the end.
 
-    On a file system without locks, go on without one.
+    On a file system without locks, the block runs without a lock.
 
     Raises
     ------
@@ -129,8 +129,8 @@ def lock_file(path: Path, *, timeout: float = -1) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows removes no open file
-            path.unlink(missing_ok=True)  # before the release: a process that waits makes a new one
+        with suppress(OSError):  # Windows cannot remove an open file
+            path.unlink(missing_ok=True)  # before the release: the next process makes a new file
         lock.release()
 
 
@@ -172,7 +172,7 @@ def open_folder(path: str | Path, option: str = "`out`") -> Iterator[Path]:
             yield folder
     except BaseException:
         for place in created:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # the folder is not empty
                 place.rmdir()
         raise
 
@@ -225,7 +225,7 @@ def stage_files(folder: Path) -> Iterator[Path]:
 def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Yield a temporary file that replaces `path` at the end, or is removed if the block fails.
 
-    Write to it by this handle: another process could replace what its name stands for.
+    Write through this handle and not by name: another process could replace the named file.
 
     A symbolic link at `path` is replaced, not followed; a folder, device or pipe is refused. Of two
     processes that write the same file, the second waits for the first.
@@ -235,8 +235,8 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     path
         The file. Its folder must exist.
     private
-        Mode 0600 from the first byte on, whatever the mode of an existing file. Other files get
-        the mode that the user's umask gives.
+        Whether the file has mode 0600 from the first byte on, whatever the mode of an existing
+        file. Other files get the mode that the user's umask gives.
     """
     part = path.with_name(f".{path.name}.part")
     mode = PRIVATE_MODE if private else PUBLIC_MODE
@@ -251,10 +251,10 @@ def atomic_write(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
                 file.flush()
                 if not os.path.samestat(os.lstat(part), os.fstat(file.fileno())):
                     raise OSError(errno.ESTALE, f"its temporary file {part.name} was replaced")
-                file.close()  # Windows moves no open file
+                file.close()  # Windows cannot move an open file
                 os.replace(part, path)
             except BaseException:
-                with suppress(OSError):  # a full disk: the error is known already
+                with suppress(OSError):  # on a full disk, closing fails once more
                     file.close()
                 part.unlink(missing_ok=True)
                 raise
@@ -278,7 +278,7 @@ def parse_json(text: str | bytes) -> Any:
     Raises
     ------
     ValueError
-        The text is no JSON, or lists and objects are nested deeper than `MAX_JSON_DEPTH`.
+        The text is not JSON, or lists and objects are nested deeper than `MAX_JSON_DEPTH`.
     """
     try:
         value = json.loads(text)
@@ -322,7 +322,7 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, "np.ndarray"]]:
 
 
 def require_encodable(value: Any) -> str:
-    """Return a text that can be written as UTF-8; raise ValueError for anything else.
+    """Return the value if it is a text that UTF-8 can encode; raise ValueError otherwise.
 
     JSON can hold lone surrogates, which cannot be encoded.
     """
@@ -333,7 +333,7 @@ def require_encodable(value: Any) -> str:
 
 
 def dump_checksummed(value: dict[str, Any], key: str) -> str:
-    """Return JSON of `value` with a key and the SHA-256 of its own content."""
+    """Return `value` as JSON, together with a key and the SHA-256 of `value`."""
     return json.dumps({"key": key, "digest": _digest(value), **value})
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: each returns the value or raises a `FedgftError` with the name as field."""
+"""Checks of arguments: each returns the value or raises a `FedgftError` about the argument."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedgft.errors import FedgftError
 
-MAX_LENGTH = 60  # characters of a value in a message
+MAX_LENGTH = 60  # most characters of a value in a message
 
 
 def format_value(value: Any) -> str:
@@ -22,7 +22,7 @@ def format_value(value: Any) -> str:
 
 
 def _argument_error(name: str, problem: str) -> FedgftError:
-    """Return an error about an argument; a name such as ``adjust_to['sex']`` is no field."""
+    """Return an error about an argument; the text holds a name such as ``adjust_to['sex']``."""
     if re.fullmatch("[a-z][a-z0-9_]*", name):
         return FedgftError(problem, field=name)
     return FedgftError(f"{name} {problem}")
@@ -31,7 +31,7 @@ def _argument_error(name: str, problem: str) -> FedgftError:
 def check_integer(
     name: str, value: Any, *, least: int | None = None, most: int | None = None
 ) -> int:
-    """Require a whole number of Python or NumPy, no bool, within the bounds; return an int."""
+    """Require a Python or NumPy integer (not a bool) within the bounds; return an int."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _argument_error(name, f"must be a whole number, not {format_value(value)}")
     number = int(value)
@@ -43,7 +43,7 @@ def check_integer(
 
 
 def check_number(name: str, value: Any, *, finite: bool = True) -> float:
-    """Require a number, no bool, and finite unless `finite` is off; return a float."""
+    """Require a number (not a bool), which must be finite if `finite` is True; return a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _argument_error(name, f"must be a number, not {format_value(value)}")
     number = float(value)
@@ -88,7 +88,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
 
 
 def check_name_list(name: str, values: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Require at least so many texts; return a tuple. One text is no sequence of letters."""
+    """Require at least `least` texts; return a tuple. A single text is refused."""
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise _argument_error(name, f"must be a tuple of names, not {format_value(values)}")
     names = tuple(values)
@@ -112,7 +112,7 @@ def check_path(name: str, value: Any) -> Any:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """Return the value as an array; its rows must have one length."""
+    """Return the value as an array; its rows must have equal lengths."""
     try:
         return np.asarray(value)
     except Exception as error:  # array-like objects may raise anything
@@ -131,10 +131,10 @@ def check_instance(name: str, value: Any, kind: type, hint: str = "") -> Any:
 def check_indices(**columns: Any) -> None:
     """Refuse pandas objects whose rows are in different orders.
 
-    Nothing is aligned. Arrays and lists have no index, and rows are matched by position. So are
-    those of a default index (0, 1, 2, ...) beside an index with other labels, as when predictions
-    are put into a new Series. Two indices with the same labels in another order, or two that are
-    not default and hold different labels, mean different rows.
+    Rows are matched by position and never aligned. Arrays and lists have no index and always pass.
+    A default index (0, 1, 2, ...) passes beside an index with other labels, as when predictions are
+    put into a new Series. Two indices are refused if they have the same labels in another order, or
+    if their labels differ and neither is a default index.
     """
     indices = [
         (name, values.index)

@@ -1,8 +1,8 @@
 """Certificates and keys: an authority, server certificates, and one key pair per site.
 
 Sites authenticate the server by its certificate (TLS); the server authenticates sites by their
-public keys. A site creates its own key pair and hands over the public key. Only their owner can
-read private keys, and they never appear in a log or on a command line.
+public keys. A site creates its own key pair and hands over the public key. Private keys
+can be read by their owner only, and they never appear in a log or on a command line.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ from fedgft.errors import FedgftError
 from fedgft.store import BINARY
 
 SECRET = 0o600  # permissions of files that only their owner can read
-PUBLIC = 0o644  # and of files that every user of the host can read
+PUBLIC = 0o644  # permissions of files that every user of the host can read
 VALID_FOR = timedelta(days=365)
 CLOCK_SKEW = timedelta(days=1)
 
@@ -38,7 +38,7 @@ def create_authority(folder: Path) -> tuple[Any, Any]:
     Returns
     -------
     certificate, key
-        For `issue_certificate`.
+        The authority's certificate and private key, as `issue_certificate` takes them.
     """
     off = (
         "content_commitment",
@@ -89,9 +89,9 @@ def _certify(
     Parameters
     ----------
     subject
-        Its common name.
+        Common name of the certificate.
     issued_by
-        Certificate and key of the authority; None: it signs itself.
+        Certificate and key of the authority; None: the certificate signs itself.
     extensions
         Further extensions, and whether each is critical.
     """
@@ -131,7 +131,7 @@ def _general_name(host: str) -> Any:
 
 
 def create_node_key(folder: Path, site: str) -> None:
-    """Write the key pair of a site: SITE.key stays there, SITE.pub goes to the server."""
+    """Write the key pair of a site: SITE.key stays at the site, SITE.pub goes to the server."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
@@ -151,7 +151,7 @@ def _read_key(path: Path, load: Callable[[bytes], Any], kind: str) -> Any:
         key = load(path.read_bytes())
     except OSError as error:
         raise FedgftError(f"{path}: cannot be read ({error.strerror})") from None
-    except Exception:  # cryptography raises several kinds
+    except Exception:  # cryptography raises several kinds of exceptions
         key = None
     wanted = (ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey)
     if not isinstance(key, wanted) or key.curve.name != ec.SECP384R1.name:
@@ -165,7 +165,7 @@ def read_site_keys(folder: Path) -> dict[bytes, str]:
     Returns
     -------
     dict
-        Name of the site by public key. The same key under two names is an error.
+        Public key -> name of the site. The same key under two names is an error.
     """
     found: dict[bytes, str] = {}
     for path in sorted(folder.glob("*.pub")):
@@ -177,7 +177,7 @@ def read_site_keys(folder: Path) -> dict[bytes, str]:
 
 
 def read_private_key(path: Path) -> Any:
-    """Read the private key of a site; an error if other users of the host can read the file."""
+    """Read the private key of a site; raise an error if other users can read the file."""
     key = _read_key(path, partial(form.load_ssh_private_key, password=None), "private")
     if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise FedgftError(f"{path}: other users can read this private key: chmod 600 {path}")
@@ -187,7 +187,7 @@ def read_private_key(path: Path) -> Any:
 def fingerprint(public: bytes) -> str:
     """Return the SHA-256 fingerprint of a public key (PEM), as `ssh-keygen -l` prints it.
 
-    Operators compare it by telephone.
+    Operators compare fingerprints by telephone.
     """
     key = form.load_pem_public_key(public)
     text = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).split()[1]
@@ -195,7 +195,7 @@ def fingerprint(public: bytes) -> str:
 
 
 def write_new(path: Path, content: bytes, *, mode: int = SECRET) -> None:
-    """Create a file, regardless of the umask; fail if the name exists, also as a symbolic link."""
+    """Create a file with this mode whatever the umask; fail if the path exists, even as a link."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     except FileExistsError:

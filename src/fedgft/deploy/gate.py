@@ -4,8 +4,8 @@ It terminates TLS and forwards signed requests of known sites to the fleet inter
 on loopback; all other requests are refused and logged.
 
 Flower serves its fleet, control and runtime interfaces on one port, and only the first asks for a
-key. The gate reads a request in full, checks it, and writes a new one: no byte of a connection
-reaches the SuperLink as it came. A body is read only after its sender's signature was checked.
+key. The gate reads a request in full, checks it, and sends a new request to the SuperLink, which
+never receives the original bytes. A body is read only after its sender's signature was checked.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ FLEET_PATHS = frozenset(
         "send-node-heartbeat",
     )
 )
-FORWARDED_HEADERS = frozenset(  # headers of a request that the SuperLink gets to see
+FORWARDED_HEADERS = frozenset(  # request headers that are forwarded to the SuperLink
     name.encode()
     for name in (
         "accept",
@@ -75,9 +75,9 @@ class Limits:
     Parameters
     ----------
     header_bytes, body_bytes
-        Length of a request. Flower cuts arrays into parts of 5 MiB.
+        Largest headers and body of a request. Flower cuts arrays into parts of 5 MiB.
     answer_bytes
-        Length of the SuperLink's answer.
+        Largest answer of the SuperLink.
     header_seconds
         Time for the TLS handshake, and again for the headers of each request.
     body_seconds, answer_seconds
@@ -85,13 +85,13 @@ class Limits:
     idle_seconds
         Time between two requests of one connection.
     connections
-        Open connections.
+        Largest number of open connections.
     unauthenticated
-        Open connections of one address that have not shown a valid signature so far.
+        Largest number of open connections of one address without a valid signature so far.
     requests, requests_per_site
-        Requests that are read and forwarded at a time, of all sites and of one.
+        Largest number of requests that are handled at a time, for all sites and for one site.
     log_lines
-        Lines about refusals in the log, per minute.
+        Largest number of refusals that are logged per minute.
     """
 
     header_bytes: int = 16 * 1024
@@ -127,11 +127,11 @@ class Refusal(Exception):
 
 @dataclass
 class Signatures:
-    """Authenticates requests: known key, matching clock, signature that was not used before.
+    """Authenticates requests: the key must be known, the clock right, and the signature new.
 
     Flower signs only the time, so a copied header could be used again for minutes with another
-    body: each is good for one request here. What was signed before the gate started is refused,
-    since it may have been used.
+    body. Here, each signature is valid for one request. A request that was signed before the gate
+    started is refused, since its signature may have been used.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class Signatures:
     clock
         Returns the time.
     seen, order
-        The signatures that were used, with the time of each, and the same in order of time.
+        The signatures that were used, with the time of each; the same signatures, sorted by time.
     """
 
     keys: Callable[[], dict[bytes, str]]
@@ -180,7 +180,7 @@ class Signatures:
             raise Refusal(400, "the request is not signed with a site's key") from None
 
     def _check_time(self, text: str, name: str) -> None:
-        """Refuse a time that is not near the clock's, or before the gate was started."""
+        """Refuse a time that is far from the clock's, or before the start of the gate."""
         try:
             signed = datetime.fromisoformat(text)
             ahead = (signed - self.clock()).total_seconds()
@@ -191,11 +191,11 @@ class Signatures:
             why = f"clock: that of site '{name}' is {abs(ahead):.0f} s {way} the server's"
             most = f"{MAX_SECONDS_AHEAD:g} s ahead and {MAX_SECONDS_BEHIND:g} s behind"
             raise Refusal(400, f"{why}; at most {most} are accepted; switch on NTP")
-        if signed <= self.started:  # a site asks again after a 503, with a new signature
+        if signed <= self.started:  # after a 503, a site tries again with a new signature
             raise Refusal(503, f"site '{name}' signed this before the gate was started")
 
     def _check_new(self, name: str, text: str) -> None:
-        """Refuse a signature that was used before; forget those that are too old to pass."""
+        """Refuse a signature that was used before; forget those too old to be accepted."""
         now = time.monotonic()
         while self.order and now - self.order[0][0] > MAX_SECONDS_BEHIND + MAX_SECONDS_AHEAD + 10:
             del self.seen[self.order.popleft()[1]]
@@ -241,7 +241,7 @@ class Gate:
         )
 
     async def serve(self, host: str, port: int, tls: ssl.SSLContext) -> asyncio.Server:
-        """Listen, and return at once."""
+        """Start to listen, and return the server at once."""
         return await asyncio.start_server(
             self._connection,
             host,
@@ -283,17 +283,17 @@ class Gate:
                 writer.close()
 
     def _forget_unauthenticated(self, address: str) -> None:
-        """Count one connection of this address less that has shown no valid signature."""
-        self.unauthenticated -= Counter((address,))  # keeps only counts above 0
+        """Subtract one from the unauthenticated connections of this address."""
+        self.unauthenticated -= Counter((address,))  # this drops counts of 0
 
     async def forward(self, path: str, headers: list[Any], body: bytes) -> httpx.Response:
-        """Forward a request that passed to the SuperLink.
+        """Forward a checked request to the SuperLink.
 
         Returns
         -------
         httpx.Response
-            The answer, with its status, body and `RETURNED_HEADERS`. Raises a Refusal where there
-            is none, or one that is too long.
+            The answer, with its status, body and `RETURNED_HEADERS`. Raises a Refusal if the
+            SuperLink does not answer or its answer is too long.
         """
         try:
             request = self._client.build_request("POST", path, headers=headers, content=body)
@@ -372,7 +372,7 @@ class _Connection:
         return True
 
     def _check(self, request: h11.Request) -> dict[bytes, bytes]:
-        """Return the headers of a request for the fleet interface; refuse any other."""
+        """Return the headers of a request for the fleet interface; refuse any other request."""
         method = request.method.decode("ascii", "replace")
         self.asked = printable(f"{method} {request.target.decode('ascii', 'replace')}")[:200]
         if request.target not in FLEET_PATHS or request.method != b"POST":
@@ -444,7 +444,7 @@ class KeyFolder:
     """The sites' public keys in a folder of NAME.pub files, read again when it changes."""
 
     folder: Path
-    every: float = 2.0  # seconds between looks at the folder
+    every: float = 2.0  # seconds between checks of the folder
     _state: Any = None
     _looked: float = -1e9
     _keys: dict[bytes, str] = field(default_factory=dict)
@@ -460,7 +460,7 @@ class KeyFolder:
             if state != self._state:
                 self._keys = read_site_keys(self.folder)
                 self._state = state
-        except (OSError, FedgftError) as error:  # those that were read before stay
+        except (OSError, FedgftError) as error:  # the keys that were read before stay valid
             log.error("%s", error)
         return self._keys
 

@@ -32,11 +32,11 @@ from fedgft.store import atomic_write, open_folder, parse_json
 
 CONNECTION = "federation"
 MAX_SITES = 1000
-LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # a hyphen at its start would be an option
+LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # with a leading hyphen it would be an option
 HOST = rf"(?![0-9.]+$){LABEL}(\.{LABEL})*"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost")
 SETTINGS = "federation.json"
-DATABASE = "state.db"  # of the SuperLink: which sites are registered, runs and their messages
+DATABASE = "state.db"  # the SuperLink's: registered sites, runs and their messages
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class FederationFolder:
 
     @property
     def names(self) -> Path:
-        """File that says which node of the SuperLink is which site."""
+        """File that holds the site of each node of the SuperLink."""
         return self.engine / "nodes.json"
 
     def sites(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def create_federation(
     public_keys
         Public key file of each site.
     make_keys
-        Create key pairs for sites without a public key, as a federation on one host needs them.
+        Whether to create key pairs for sites without a public key, for a federation on one host.
     """
     if not sites:
         raise FedgftError(f"`sites`: name 1 to {MAX_SITES} sites, not 0")
@@ -176,7 +176,7 @@ def create_federation(
     with open_folder(path):
         try:
             _write_folder(folder, sites, aliases, given)
-        except BaseException:  # leave no keys of an unfinished folder
+        except BaseException:  # remove the keys of an unfinished folder
             for part in path.iterdir():
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
             raise
@@ -199,7 +199,7 @@ def _write_folder(
             write_new(folder.nodes / f"{site}.pub", public_keys[site].read_bytes(), mode=PUBLIC)
         else:
             create_node_key(folder.nodes, site)
-    read_site_keys(folder.nodes)  # no key twice
+    read_site_keys(folder.nodes)  # raises an error if a key appears twice
     folder.engine.mkdir(mode=0o700)
     with atomic_write(folder.engine / "config.toml", private=True) as part:
         part.write(_connection(folder).encode())
@@ -215,7 +215,7 @@ def copy_app(target: Path) -> None:
 
 
 def read_app_config(own: Path | None) -> dict[str, Any]:
-    """Return the run configuration of a Flower app with its defaults.
+    """Return the default run configuration of a Flower app.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def packaged_app() -> Path:
 
 
 def _connection(folder: FederationFolder) -> str:
-    """Return Flower's connection file: runs are submitted on the server, not through the gate."""
+    """Return Flower's connection file, for runs that are submitted on the server itself."""
     return (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         f'address = "127.0.0.1:{folder.inner}"\n'
@@ -245,7 +245,7 @@ def _connection(folder: FederationFolder) -> str:
 
 
 def check_site_names(sites: Sequence[str]) -> None:
-    """Raise unless every name of a site can name a file and no name appears twice."""
+    """Raise an error unless every site's name can name a file and no name appears twice."""
     if len(sites) > MAX_SITES:
         raise FedgftError(f"`sites`: name 1 to {MAX_SITES} sites, not {len(sites)}")
     for site in sites:
@@ -258,7 +258,7 @@ def check_site_names(sites: Sequence[str]) -> None:
 
 
 def _check(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
-    """Raise unless the names of sites and hosts and the port can be used."""
+    """Raise an error unless the names of sites and hosts and the port can be used."""
     check_site_names(sites)
     for host in hosts:
         if not (re.fullmatch(HOST, host) or _is_address(host)) or len(host) > 253:

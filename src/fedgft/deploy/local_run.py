@@ -77,7 +77,7 @@ def summarize_run(
         out |= {key: row[key] for key in REPORTED_KEYS if key in row}
         out["sites"] = len(held["sites"]) or sites
         return out | _held_out(held["held_out"], held["about"]["metric"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # damaged
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # damaged file
         raise FedgftError(f"{path}: not the history of a run ({error})") from None
 
 
@@ -119,7 +119,7 @@ def format_closing_line(made: dict[str, Any], metric: str) -> str:
 
 
 def _verdict(made: dict[str, Any]) -> str:
-    """Return whether the target was met, and for what if not for decisions."""
+    """Return whether the target was met; name its kind unless it is for decisions."""
     of = "" if made["target_of"] == "decisions" else f" (for {made['target_of']})"
     return {None: "cannot be judged", True: "met", False: "missed"}[made["reached"]] + of
 
@@ -168,8 +168,8 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
 
 ENGINE = "engine"  # folder of Flower's own files during the run
 LEFTOVERS = {ENGINE, "logs", PROGRESS, SCHEMA}
-PROGRESS_SECONDS = 1.0  # between two looks at the progress
-STATUS_SECONDS = 2.0  # between two questions for the run's status
+PROGRESS_SECONDS = 1.0  # seconds between two checks of the progress
+STATUS_SECONDS = 2.0  # seconds between two requests for the run's status
 HERE = "127.0.0.1"
 FEDGFT = (sys.executable, "-m", "fedgft")
 OnProgress = Callable[[dict[str, Any]], None]
@@ -212,7 +212,7 @@ class LocalRunPlan:
 @contextmanager
 def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Processes]]:
     """Start the server and all sites; leaving the block stops them."""
-    flower_commands_folder()  # raises if there is none
+    flower_commands_folder()  # raises an error if Flower is not installed
     folder = create_federation(
         plan.out / ENGINE,
         sites=plan.sites,
@@ -285,7 +285,7 @@ def run_local(
     """
     began = time.monotonic()
     _check_place(plan)
-    format_config(plan.config)  # raises if it cannot be passed on
+    format_config(plan.config)  # raises an error if Flower cannot take a value
     with open_folder(plan.out):
         try:
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # left by a killed run
@@ -297,18 +297,18 @@ def run_local(
                 run = submit_run(folder, processes, plan)
                 status = wait_for_run(processes, plan, run, on_progress)
         finally:
-            shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # with its keys
+            shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # it holds private keys
     seconds = time.monotonic() - began
     return summarize_run(plan.out, status, seconds=seconds, sites=len(plan.sites), limit=plan.limit)
 
 
 def _check_place(plan: LocalRunPlan) -> None:
-    """Raise unless the folder is new or, to resume, holds an unfinished run."""
+    """Raise an error unless the folder is new or, to resume, holds an unfinished run."""
     if plan.out.exists() and not plan.out.is_dir():
         raise FedgftError(f"`out` {plan.out}: is a file; name a folder")
     held = {path.name for path in plan.out.iterdir()} if plan.out.exists() else set()
     held.discard(LOCK_NAME)
-    if not plan.resume and held <= LEFTOVERS:  # of a run that failed at once
+    if not plan.resume and held <= LEFTOVERS:  # files of a run that failed at once
         return
     if not held:
         raise FedgftError(f"`resume`: there is no run in {plan.out}")
@@ -328,7 +328,7 @@ def format_config(held: dict[str, Any]) -> str:
 
 
 def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPlan) -> int:
-    """Submit the app and return Flower's number of the run."""
+    """Submit the app and return the number that Flower gives the run."""
     app = str(plan.app or folder.app)
     options = {"run-config": format_config(plan.config), "format": "json"}
     output = _run_flwr(processes, "run", app, CONNECTION, *format_options(options))

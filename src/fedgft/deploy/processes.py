@@ -27,17 +27,17 @@ from typing import Any
 from fedgft.errors import FedgftError
 from fedgft.store import make_private_folder, open_private_file
 
-# No telemetry, no check for updates, no packages downloaded for every run.
+# Switch off telemetry, the check for updates and the download of packages in every run.
 FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
 }
-STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
-TESTED_FLOWER = "1.41"  # release that was tested; also in pyproject.toml
-POLL = "FEDGFT_POLL"  # environment: seconds between a SuperNode's questions for work
-SOCKETS = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}  # Linux lists owners of sockets
+STOP_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
+TESTED_FLOWER = "1.41"  # the tested release; pyproject.toml names it too
+POLL = "FEDGFT_POLL"  # environment variable: seconds between a SuperNode's requests for work
+SOCKETS = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}  # sockets and their owners
 ESTABLISHED = "01"
 
 Scope = dict[str, Any]
@@ -70,7 +70,7 @@ def free_port(wanted: int | None = None) -> int:
     Parameters
     ----------
     wanted
-        Return this port; an error if it is in use. None: any free port.
+        The port to return; an error is raised if it is in use. None: any free port.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,7 +109,7 @@ class Processes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of the processes; one thread each, since they share the cores."""
+        """Environment variables; each process gets one thread, since all share the cores."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         own = {"FLWR_HOME": str(self.home), "PATH": path, "OMP_NUM_THREADS": "1"}
         return {**os.environ, **FLOWER_ENVIRONMENT, **own, **self.variables}
@@ -173,8 +173,8 @@ class Processes:
     def wait_for_port(self, name: str, port: int, seconds: float = 60.0) -> None:
         """Wait until a process listens on a port of this host.
 
-        Raises a `FedgftError`, with the process's last output, if it ends before or takes longer
-        than `seconds`.
+        Raises a `FedgftError` if the process ends first, with its last output, or if it takes
+        longer than `seconds`.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -230,7 +230,7 @@ class Processes:
 
 @contextmanager
 def _ignore_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the block; only the main thread can."""
+    """Ignore Ctrl-C and SIGTERM within the block; do nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -256,7 +256,7 @@ def list_descendants(session: int) -> set[int]:
 
 
 def _exists(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return whether the process runs; a zombie counts as ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -265,7 +265,7 @@ def _exists(pid: int) -> bool:
 
 
 def check_flower_version() -> None:
-    """Raise unless the installed Flower is a release whose internals were tested."""
+    """Raise an error unless the installed Flower is a release whose internals were tested."""
     try:
         found = version("flwr")
     except PackageNotFoundError:
@@ -280,8 +280,8 @@ def check_flower_version() -> None:
 class OwnUserOnly:
     """ASGI middleware: answer only connections that a process of this user opened.
 
-    Linux keeps the owner of every local socket. A port on 127.0.0.1 can be reached by every local
-    user, and Flower's control and runtime interfaces ask for no credentials.
+    Every local user can reach a port on 127.0.0.1, and Flower's control and runtime interfaces ask
+    for no credentials. But Linux records the owner of every local socket.
     """
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
@@ -310,9 +310,9 @@ class OwnUserOnly:
 
 
 def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Return the user id of the open local socket with these two ends; None where there is none.
+    """Return the user id of the open local socket with these two ends; None if there is none.
 
-    A socket that was closed by its owner is listed as root's: only established ones count.
+    Linux lists a socket that its owner closed as root's, so only established ones count.
     """
     kind = ipaddress.ip_address(local[0]).version
     wanted = [_hexadecimal(*local), _hexadecimal(*remote)]
@@ -336,7 +336,7 @@ def _hexadecimal(address: str, port: int) -> str:
 
 
 def start_superlink(arguments: list[str]) -> None:
-    """Run `flower-superlink` for this user's processes alone, where the system can tell."""
+    """Run `flower-superlink` for this user's processes only, if the system can identify them."""
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
@@ -348,14 +348,14 @@ def start_superlink(arguments: list[str]) -> None:
             "fedgft: this system does not tell who opened a connection: other users of "
             "this host can reach the SuperLink's control interface\n"
         )
-    # Else its web server would believe a header that names another connection.
+    # Otherwise its web server would trust a header that claims another address.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
 
 def start_supernode(arguments: list[str]) -> None:
-    """Run `flower-supernode`, which waits POLL seconds (environment) instead of three."""
+    """Run `flower-supernode`; it asks for work every FEDGFT_POLL seconds instead of every 3."""
     from flwr.supernode.cli import flower_supernode
 
     worker: Any = import_module("flwr.supernode.start_client_internal")

@@ -47,12 +47,12 @@ def register_nodes(
     folder
         The federation.
     keys
-        Name of the site by public key (`read_site_keys`).
+        Public key -> name of the site (`read_site_keys`).
 
     Returns
     -------
     names, new
-        {node: site} of all keys, and the keys that were registered now.
+        {node: site} for all keys, and the keys that this call registered.
     """
     new = []
     with control_client(folder) as client:
@@ -66,7 +66,7 @@ def register_nodes(
 
 
 def get_run_status(folder: FederationFolder, run: int) -> str:
-    """Return the status of a run: "running", "finished:completed"; "unknown" without an answer.
+    """Return a run's status, such as "finished:completed"; "unknown" if no answer comes.
 
     The exit code of `flwr run` does not tell whether a run succeeded.
     """
@@ -78,13 +78,13 @@ def get_run_status(folder: FederationFolder, run: int) -> str:
     return f"{found.status}:{found.sub_status}" if found.sub_status else found.status
 
 
-CHECK_SECONDS = 2.0  # seconds between looks at the SuperLink and the sites' keys
+CHECK_SECONDS = 2.0  # seconds between checks of the SuperLink and the sites' keys
 
 
 def run_server(folder: FederationFolder, *, bind: str) -> None:
     """Run SuperLink and gate until a signal arrives or the SuperLink ends.
 
-    Sites whose public keys are in the folder are registered, also those that are added later.
+    All sites whose public keys are in the folder are registered, even if added later.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def run_server(folder: FederationFolder, *, bind: str) -> None:
     read_site_keys(folder.nodes)
     database = folder.engine / DATABASE
     database.touch(mode=0o600)
-    database.chmod(0o600)  # also if it was there
+    database.chmod(0o600)  # the file may have existed with another mode
     names = {NODES_VARIABLE: str(folder.names)}
     with Processes(folder.path, folder.engine, None, names) as processes:
         processes.start("SuperLink", folder.superlink_command())
@@ -125,7 +125,7 @@ async def _serve(folder: FederationFolder, bind: str, is_alive: Callable[[], boo
     loop.set_exception_handler(_log_broken_connection)
     ended = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(sign) != signal.SIG_IGN:  # as nohup and background jobs want it
+        if signal.getsignal(sign) != signal.SIG_IGN:  # nohup and background jobs ignore it
             loop.add_signal_handler(sign, ended.set)
     keys = KeyFolder(folder.nodes)
     inner = f"127.0.0.1:{folder.inner}"
@@ -167,7 +167,7 @@ def _log_broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, A
 
 
 def register_sites(folder: FederationFolder) -> None:
-    """Register every key that the SuperLink does not know; write which node is which site."""
+    """Register every key that the SuperLink does not know; write the site of each node."""
     keys = read_site_keys(folder.nodes)
     try:
         named, new = register_nodes(folder, keys)

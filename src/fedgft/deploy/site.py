@@ -62,9 +62,10 @@ from fedgft.errors import FedgftError, import_extra
 from fedgft.formatting import printable
 
 HERE = "127.0.0.1"
-# Seconds of failing nodes before the site gives up; the server lists a killed site for 60 seconds.
+# Seconds during which the node may fail before the site gives up. The server lists a killed site
+# for 60 seconds.
 FAILURE_WINDOW = 100.0
-RETRY_SECONDS = 5.0  # between two attempts
+RETRY_SECONDS = 5.0  # seconds between two attempts
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class SitePlan:
     app
         Folder of the Flower app that the site runs. Default: the app of this library.
     poll
-        Seconds between two questions for work.
+        Seconds between two requests for work.
     """
 
     server: str
@@ -142,7 +143,7 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
 
 
 def _ask_server(plan: SitePlan) -> str:
-    """Return why the server refuses this site for now, or nothing; raise if it does for good."""
+    """Return why the server refuses this site for now, if it does; raise if it always will."""
     reason, temporary = find_refusal(plan)
     if reason and not temporary:
         raise FedgftError(f"the server refuses this site: {reason}")
@@ -181,14 +182,14 @@ def find_refusal(plan: SitePlan) -> tuple[str, bool]:
     key = read_private_key(plan.key)
     try:
         tls = ssl.create_default_context(cafile=str(plan.certificate))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise FedgftError(
             f"{plan.certificate}: not the certificate of an authority ({error.strerror or error})"
         ) from None
     try:
         answer = httpx.post(
             f"https://{plan.server}/v1/fleet/pull-messages",
-            content=PullMessagesRequest().SerializeToString(),  # names no node: 401 if all is well
+            content=PullMessagesRequest().SerializeToString(),  # names no node: 401 means success
             headers=signed_headers(key),
             verify=tls,
             timeout=10.0,
@@ -220,7 +221,7 @@ def _reason_in_answer(answer: Any) -> tuple[str, bool]:
         detail = printable(str(answer.json()["detail"]))[:400]
     except (ValueError, KeyError, TypeError):
         detail = ""
-    if answer.status_code == 401:  # of the SuperLink: the question named no node
+    if answer.status_code == 401:  # from the SuperLink: the request named no node
         return _clock_difference(answer), False
     if answer.status_code >= 400:
         return detail or f"it answers {answer.status_code}", False
@@ -228,7 +229,7 @@ def _reason_in_answer(answer: Any) -> tuple[str, bool]:
 
 
 def _clock_difference(answer: Any) -> str:
-    """Return what is wrong with this host's clock, by the answer's date; empty if it agrees."""
+    """Return how far this host's clock is from the answer's date; empty if it is close enough."""
     try:
         theirs = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):
@@ -241,7 +242,7 @@ def _clock_difference(answer: Any) -> str:
 
 
 def _reason_no_answer(plan: SitePlan, error: Exception) -> tuple[str, bool]:
-    """Return why no answer arrived, and whether that may pass."""
+    """Return why no answer arrived, and whether the cause may pass without action."""
     words = printable(" ".join(str(error).split()))[:200] or type(error).__name__
     text = str(error).lower()
     if "certificate" in text:
@@ -255,7 +256,7 @@ def _reason_no_answer(plan: SitePlan, error: Exception) -> tuple[str, bool]:
     return f"{plan.server} cannot be reached ({words})", True
 
 
-TASK_POLL_SECONDS = 0.5  # seconds between questions for a task
+TASK_POLL_SECONDS = 0.5  # seconds between requests for a task
 ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"  # the one call that the node's secret protects
 
 
@@ -281,7 +282,7 @@ def load_app(folder: Path) -> Any:
 
 
 def preload_modules() -> None:
-    """Import what answering a message needs, so that each forked process has it already."""
+    """Import the modules that handle messages, so that forked processes need not do it."""
     if find_spec("torch") is not None:  # networks need it, linear models do not
         torch = import_extra("torch")
         torch.set_num_threads(1)
@@ -367,7 +368,7 @@ class Runner:
         token
             The node's token for this task.
         foreign
-            Whether it is for another kind of app, which this site refuses.
+            Whether the task is for another kind of app, which this site refuses.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -421,7 +422,7 @@ class Runner:
         interceptor
             Adds this client's credentials to its requests.
         patient
-            Whether to retry requests that fail: for a task that is under way.
+            Whether to retry requests that fail, as a task under way needs it.
         """
         component = "flwr-clientapp" if patient else "SuperExec"
         return RuntimeHttpClient.from_server_address(

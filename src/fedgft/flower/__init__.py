@@ -13,7 +13,8 @@ from typing import Any
 
 from fedgft.errors import import_extra
 
-# Names are imported on first use: a client's process starts with every message and needs one side.
+# Names are imported on first use: every message starts a client process, which does not need the
+# server's modules.
 _MODULES = {
     "Budget": "privacy.noise",
     "FairFed": "flower.strategy",

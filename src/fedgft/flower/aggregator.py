@@ -1,7 +1,8 @@
 """The server's statistics: request sums from clients, add them up, update the penalty.
 
-The penalty is the simulator's own `Pricing` slot, fed with one client that stands for all of them:
-sums come in, prices of scores go out, and every measured model adds a row to the history.
+The penalty is a `Pricing` object, as in the simulator. It receives the total over all clients as if
+it were the sums of one client, and returns the price of each score. Every measured model adds a row
+to the history.
 """
 
 import math
@@ -33,11 +34,11 @@ from fedgft.validation import check_choice, check_integer
 Row = dict[str, Any]
 "A row of the history: what was measured of one model."
 CHANNELS = ("train", "query", "evaluate")
-UNLIMITED_SHARE = 0.9  # the largest share of all rows of one client where `limits` is None
+UNLIMITED_SHARE = 0.9  # the default of `max_share` where `limits` is None
 
 
 def make_cohort(weights: np.ndarray) -> Cohort:
-    """All clients of a deployed run, with these weights, as a cohort of one simulated run."""
+    """Return a cohort of one simulated run that holds all clients, with these weights."""
     count = len(weights)
     bounds = np.array([0, count])
     return Cohort(np.zeros(count, int), np.arange(count), weights, bounds, full=True)
@@ -58,23 +59,23 @@ class StatisticsOptions:
         The largest share of all rows, and of the weight in the average, that one client may have.
         None: it follows from `limits`.
     limits
-        How far one client's sums, weight and update may be from the others'. None: no limits but
-        a `max_share` of nine tenths.
+        How far one client's sums, weight and update may be from the others'. None: the only
+        limit is `max_share`, which is then 0.9 unless it is given.
     counts
-        By site, its training rows by label and group as agreed on before the run; a site that
-        declares others is left out.
+        Site -> its training rows by label and group, as agreed on before the run. A site that
+        declares other counts is left out.
     classes, groups
-        Names (or how many) that all sites must use. None: most sites decide in the first round.
+        Names (or how many) that all sites must use. None: those of most sites in round 1.
     patience
-        Rounds in a row without a new model after which the run ends with an error.
+        The number of consecutive rounds without a new model after which an error ends the run.
     node_timeout
         Seconds to wait for nodes.
     budget
         The privacy budget of the statistics, and the smallest cell that sites report.
     secure
-        The server learns only totals over all sites (experimental; channel "query").
+        Whether the server learns only totals over all sites (experimental; channel "query").
     final
-        Query clients once more at the end, so that the last model is measured too.
+        Whether to query clients once more at the end, so that the last model is measured too.
     on_round
         Called with every new row of the history.
     """
@@ -111,11 +112,11 @@ class StatisticsOptions:
 
     @property
     def queries_at_end(self) -> bool:
-        """Whether the last model is measured by a query of its own."""
+        """Whether an extra query at the end measures the last model."""
         return self.final and self.channel != "evaluate"
 
     def limits_for(self, clients: int) -> Limits:
-        """The limits among so many clients."""
+        """Return the limits for this number of clients."""
         share = self.max_share
         if self.limits is None:
             share = share or UNLIMITED_SHARE
@@ -135,9 +136,9 @@ class StatisticsAggregator:
     rounds
         The number of rounds of the whole run.
     reports
-        Node -> its report within the limits, of the last round.
+        Node -> its report of the last round, after the limits were applied.
     cohort
-        The clients of all secure sums.
+        The clients that take part in every secure sum.
     """
 
     def __init__(
@@ -151,17 +152,17 @@ class StatisticsAggregator:
         self.rounds = 0
         self.reports: dict[int, Report] = {}
         self.cohort = SecureCohort()
-        self._silent_rounds = 0  # in a row, without any statistics
-        self._warnings: set[str] = set()  # that the log has already
+        self._silent_rounds = 0  # consecutive rounds without any statistics
+        self._warnings: set[str] = set()  # warnings that were logged already
 
     @property
     def kind(self) -> Kind:
-        """The sums that set the penalty: the only ones that noisy clients send."""
+        """The kind of sums that set the penalty; clients that add noise send only this kind."""
         return getattr(self.pricing, "kind", "soft")
 
     @property
     def noise(self) -> Noise | None:
-        """The noise of each client: with secure sums, its share of the total's noise."""
+        """The noise that each client adds; with secure sums, its share of the total's noise."""
         noise = self.options.budget.noise(self.kind)
         if noise is None or not self.options.secure:
             return noise
@@ -187,7 +188,7 @@ class StatisticsAggregator:
             raise FedgftError(f"the `budget` is for {budget.releases} release(s), and {remedy}")
 
     def make_request(self, statistics: str) -> Request:
-        """What a message tells clients: prices, privacy, and of which models to send sums.
+        """Return the request to clients: prices, privacy, and the models whose sums they send.
 
         `statistics` is "none", "received" (the model in the message) or "both" (that one and the
         locally trained one).
@@ -210,8 +211,8 @@ class StatisticsAggregator:
     ) -> None:
         """Ask clients for the sums of a model in messages of their own, and use the sums.
 
-        Secure sums are always of the whole cohort, whatever clients train in this round: only then
-        is the difference of two rounds' totals never one site.
+        Secure sums always cover the whole cohort, whichever clients train in this round. Otherwise
+        the difference between two rounds' totals could be the sums of one site.
         """
         request = self.make_request("received")
         if self.options.secure:
@@ -252,11 +253,11 @@ class StatisticsAggregator:
         arrays
             The model, the result of `state.rounds_done` rounds.
         queried
-            How many clients were asked.
+            The number of clients that were asked.
         """
         self.reports = self.validator.validate(records, self.noise)
         if not self.reports:
-            if replies.good and not records:  # they answer, but not with our handlers
+            if replies.good and not records:  # clients reply, but not with our handlers
                 raise self._silence("its handlers must be those of fedgft.flower")
             self._handle_silence("; ".join([*self.validator.rejected, replies.explain()]))
             return
@@ -267,7 +268,7 @@ class StatisticsAggregator:
         self._use_total(total, count, arrays, complete=count == queried, influence=influence)
 
     def _apply_limits(self) -> LimitedSums:
-        """Limit what one client's sums can do to the gap; `reports` then has the limited sums."""
+        """Limit how far each client's sums can move the gap; update the sums in `reports`."""
         noise = self.noise
         held = limit_sites(
             [report.sums for report in self.reports.values()],
@@ -285,7 +286,7 @@ class StatisticsAggregator:
         return held
 
     def _describe_influence(self, held: LimitedSums) -> dict[str, Any]:
-        """By site, how far it could have moved the gap, and how far its sums were moved."""
+        """Return, by site, how far it could have moved the gap, and how far its sums were moved."""
         sites = [self.validator.identity(node) for node in self.reports]
         rows = list(zip(sites, held.reach, held.moved, held.why, strict=True))
         return {
@@ -294,7 +295,7 @@ class StatisticsAggregator:
         }
 
     def warn_once(self, node: int, what: str, details: str) -> None:
-        """Log a warning about a site the first time; the history has every round."""
+        """Log a warning about a site only the first time; the history covers every round."""
         text = f"{self.validator.describe(node)} {what}"
         if text not in self._warnings:
             self._warnings.add(text)
@@ -334,7 +335,7 @@ class StatisticsAggregator:
                 state.best = BestModel(score, arrays, row)
 
     def _update_penalty(self, total: Sums, noise: Noise | None) -> None:
-        """The penalty stays as it is if a group has no rate."""
+        """Update the penalty from the total; leave it unchanged if a group has no rate."""
         if self.pricing is None or not (total.statistics(self.metric, self.kind)[1] > 0).all():
             return
         state = self.state
@@ -359,8 +360,11 @@ class StatisticsAggregator:
         return row | self._compare_with_target(row)
 
     def _compare_with_target(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The target, what it is for, and whether the measured rows meet it: None if the gap is
-        not known or within twice the noise of the target."""
+        """Return the target, what it applies to, and whether the measured gap meets it.
+
+        "reached" is None if the gap is not known or differs from the target by less than twice the
+        noise.
+        """
         target = getattr(self.pricing, "target", None)
         if target is None:
             return {}
@@ -375,7 +379,7 @@ class StatisticsAggregator:
         }
 
     def _score(self, total: Sums) -> float:
-        """Accuracy less twice the gap above the target: the best model has the highest."""
+        """Return accuracy minus twice the gap above the target: the best model scores highest."""
         if self.pricing is None:
             return -math.inf
         excess = 0.0
@@ -398,7 +402,7 @@ def _format_rate(value: float | None) -> str:
 
 
 def format_row(row: dict[str, Any], metric: str) -> str:
-    """One row of the history as a line of the log."""
+    """Return a row of the history as one line for the log."""
     text = (
         f"after round {row['round']}: accuracy {_format_rate(row['accuracy'])}, {metric} gap of "
         f"decisions {_format_rate(row['gap_hard'])}, of scores {_format_rate(row['gap_soft'])}, "

@@ -9,13 +9,14 @@
 
     register(app, site)                      # train, evaluate and query handlers
 
-An app that has handlers already adds two lines: `penalty = penalty_of(message, model)`, and in the
-loop `loss = loss + penalty(logits, y, a)`; and, before training, `statistics(message, context,
-site)`, put into the reply's content under "fedgft".
+An app that already has handlers needs three more lines. Before training, it puts the record
+`statistics(message, context, site)` into the reply's content under "fedgft" and calls
+`penalty = penalty_of(message, model)`; in the loop, it computes
+`loss = loss + penalty(logits, y, a)`.
 
 The server's configuration says how to train: "lr", "epochs", "batch-size", "optimizer" (sgd,
 momentum, adam, adamw), "weight-decay", "seed", and with "rounds" a "schedule" of the learning rate.
-The optimizer starts afresh in every round. A linear model trains in NumPy; only other models need
+Every round starts with a new optimizer. A linear model trains in NumPy; only other models need
 PyTorch.
 """
 
@@ -39,7 +40,7 @@ from fedgft.sums import Sums
 
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."
-PIECE = 2**14  # rows in memory that are predicted at once
+PIECE = 2**14  # number of in-memory rows to predict at once
 
 
 class LinearModel:
@@ -119,7 +120,7 @@ class Site:
         An `nn.Module` with one output per class, or a `LinearModel`, which needs no PyTorch.
     rows
         Training rows: three arrays or tensors (inputs, labels, groups), or an iterable of batches
-        that can be read several times. A group of -1 is not recorded.
+        that can be read several times. A group of -1 means that it is not recorded.
     held_out
         Rows of the same form for evaluation and for the report; None if the site has none.
     read
@@ -128,13 +129,13 @@ class Site:
         `train(model, penalty, config)`: your own local training. It adds
         `penalty(logits, labels, groups)` to its loss and may return metrics.
     classes, groups
-        Names, or how many there are. All sites of a federation must have the same.
+        Names, or how many there are. They must be the same at all sites of a federation.
     name
         The site's name in logs and reports.
     attribute
-        What the groups are groups of, in a report.
+        The name of the attribute that defines the groups, for the report.
     key
-        Identifies the site in the random order of rows.
+        A number that identifies the site when the random order of its rows is drawn.
     """
 
     model: Any
@@ -175,21 +176,21 @@ class Site:
                 self.model.load_state_dict({name: a.numpy() for name, a in arrays.items()})
             else:
                 self.model.load_state_dict(arrays.to_torch_state_dict())
-        except Exception as error:  # a decoder may raise anything for a stranger's bytes
+        except Exception as error:  # a decoder may raise any exception for untrusted bytes
             raise self._error(f"cannot be read ({type(error).__name__})") from None
 
     def _error(self, problem: str) -> FedgftError:
         return FedgftError(f"site '{self.name}': the model it received {problem}")
 
     def arrays(self) -> ArrayRecord:
-        """The model's current parameters, as a message carries them."""
+        """Return the model's current parameters, as a message carries them."""
         state = self.model.state_dict()
         if isinstance(self.model, LinearModel):
             return ArrayRecord({name: Array(values) for name, values in state.items()})
         return ArrayRecord(state)
 
     def tally(self, rows: Any) -> Sums:
-        """The sums of the model's scores and decisions over these rows."""
+        """Return the sums of the model's scores and decisions over these rows."""
         groups = len(self.names.groups)
         parts = [
             Sums.of(predict(self.model, x), _to_numpy(y), _to_numpy(a), num_groups=groups)
@@ -200,18 +201,18 @@ class Site:
         return sum(parts[1:], start=parts[0])
 
     def counts(self) -> np.ndarray:
-        """Training rows by label and group (c, groups + 1); the last column: not recorded."""
+        """Training rows by label and group (c, groups + 1); the last column: group not recorded."""
         counts = np.zeros(self.names.shape[:2])
         for _, y, a in self.batches(self.rows):
             np.add.at(counts, (_to_numpy(y), _to_numpy(a)), 1.0)
         return counts
 
     def size(self) -> int:
-        """The number of training rows; a loader must be read for it."""
+        """Return the number of training rows; a loader is read in full to count them."""
         return len(self.rows[1]) if self.in_memory else int(self.counts().sum())
 
     def batches(self, rows: Any) -> Iterable[Batch]:
-        """The rows, in their own order, in pieces that a model can predict at once."""
+        """Return the rows in their stored order, in pieces that a model can predict at once."""
         if not _is_table(rows):
             return map(self.read, rows)
         x, y, a = rows
@@ -237,7 +238,7 @@ class ServerPenalty:
     mu
         The strength of FedProx's pull back to the received model, 0 for none.
     weights
-        The weight of a row's loss by label and group, or None for 1 (FairFed's reweighing).
+        FairFed's reweighing: the weight of a row's loss by label and group. None: all are 1.
     """
 
     def __init__(self, price: np.ndarray, mu: float, model: Any = None) -> None:
@@ -250,7 +251,7 @@ class ServerPenalty:
         self._table: Any = None
 
     def __call__(self, logits: Any, y: Any, a: Any) -> Any:
-        """The penalty of a batch in PyTorch: mean price of its scores, and FedProx's term.
+        """Return the penalty of a batch in PyTorch: mean price of its scores plus FedProx's term.
 
         Parameters
         ----------
@@ -299,7 +300,7 @@ def penalty_of(
 
 
 def arrays_of(message: Message) -> ArrayRecord:
-    """The one model in a message of the server."""
+    """Return the model in a message from the server, which must hold exactly one."""
     models = list(message.content.array_records.values())
     if len(models) != 1:
         raise FedgftError(f"the server's message holds {len(models)} models, not one")
@@ -307,7 +308,7 @@ def arrays_of(message: Message) -> ArrayRecord:
 
 
 def settings_of(message: Message) -> ConfigRecord:
-    """The strategy's settings; ours are among them, under a prefix."""
+    """Return the strategy's settings; they include the request of fedgft, under its prefix."""
     return next(iter(message.content.config_records.values()), ConfigRecord())
 
 
@@ -325,7 +326,7 @@ def train_locally(site: Site, penalty: Any, config: Mapping[str, Any]) -> dict[s
     penalty
         The `ServerPenalty` of the round.
     config
-        The server's settings of training; see the top of this file.
+        The server's settings for training; see the top of this file.
 
     Returns
     -------
@@ -359,7 +360,7 @@ def _read_epoch(site: Site, config: Mapping[str, Any], epoch: int) -> Iterable[B
 
 
 def _optimizer_of(config: Mapping[str, Any]) -> tuple[Optimizer, float]:
-    """The optimizer and this round's learning rate."""
+    """Return the optimizer and this round's learning rate."""
     rule: Any = str(config.get("optimizer", "adam"))
     schedule: Any = str(config.get("schedule", "constant"))
     rate = learning_rate(
@@ -425,7 +426,7 @@ def _torch_optimizer(model: Any, config: Mapping[str, Any]) -> Any:
 
 
 def make_model(model: Any, *, features: int, classes: int) -> Any:
-    """The trainable form of a model of `fedgft.models`: NumPy if it is linear, else PyTorch."""
+    """Return a model of `fedgft.models` to train: in NumPy if it is linear, else in PyTorch."""
     model = get_model(model)
     if model.linear:
         return LinearModel(features, classes)
@@ -434,12 +435,12 @@ def make_model(model: Any, *, features: int, classes: int) -> Any:
 
 
 def make_rows(x: np.ndarray, y: np.ndarray, a: np.ndarray) -> Batch:
-    """A table's rows as a `Site` holds them: inputs in single precision, whole numbers else."""
+    """Return rows as a `Site` holds them: inputs as float32, labels and groups as int64."""
     return np.ascontiguousarray(x, np.float32), np.asarray(y, np.int64), np.asarray(a, np.int64)
 
 
 def client_site(federation: Federation, client: int, model: Any, *, name: str = "") -> Site:
-    """Client number `client` of a simulated federation, as a site with the same rows and order."""
+    """Return client number `client` of a simulation as a site with the same rows and order."""
     data = federation.dataset
     rows = federation.client(client)
     return Site(
@@ -453,7 +454,7 @@ def client_site(federation: Federation, client: int, model: Any, *, name: str = 
 
 
 def first_arrays(model: Any, *, features: int, classes: int, seed: int) -> ArrayRecord:
-    """The start of a simulated run with this seed, under the names of the model's tensors."""
+    """Return the initial parameters of a simulated run with this seed, by tensor name."""
     model = get_model(model)
     params = model.init(seed, features=features, classes=classes).astype(np.float32)
     shapes = model.shapes(features=features, classes=classes)
@@ -461,5 +462,5 @@ def first_arrays(model: Any, *, features: int, classes: int, seed: int) -> Array
 
 
 def flatten_arrays(arrays: ArrayRecord) -> np.ndarray:
-    """All parameters in one vector, as a simulation's `History.params` has them."""
+    """Return all parameters in one vector, laid out as in a simulation's `History.params`."""
     return np.concatenate([array.numpy().ravel() for array in arrays.values()])

@@ -73,10 +73,10 @@ def register(
     app
         The app, which is also returned.
     site
-        Makes the `Site` that answers a message.
+        A function that makes the `Site` that answers a message.
     mods
-        Flower's mods (differential privacy) for training alone: on the whole app they would turn
-        the other replies into errors.
+        Flower's mods (such as differential privacy), which are applied to training only. Applied
+        to the whole app, they would turn the other replies into errors.
     """
     handlers = (
         (app.train(mods=mods), train_reply),
@@ -90,8 +90,10 @@ def register(
 
 
 def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
-    """The record for a reply: sums of the site's current model over its training rows, with the
-    noise and suppression that the server and the site agreed on."""
+    """Return the record for a reply: the sums of the site's current model over its training rows.
+
+    The sums have the noise and suppression that the server and the site agreed on.
+    """
     return _pack_sums(site, _release_sums(_make_policy(message, context, site), site)[0])
 
 
@@ -100,7 +102,7 @@ def _make_policy(message: Message, context: Context, site: Site) -> SitePolicy:
 
 
 def _release_sums(policy: SitePolicy, site: Site) -> tuple[Sums, int]:
-    """The sums that may leave the site, and the number of rows, which may not."""
+    """Return the sums that may leave the site, and the exact number of rows, which may not."""
     exact = site.tally(site.rows)
     return policy.release(exact, model_digest(site.arrays())), int(exact.rows())
 
@@ -133,13 +135,16 @@ def train_reply(message: Message, context: Context, site: Site) -> Message:
     if wanted == "both":
         content[TRAINED] = statistics(message, context, site)
     content["arrays"] = site.arrays()
-    rows = site.size() if rows is None else rows  # do not read a loader once more
+    rows = site.size() if rows is None else rows  # avoid reading a loader again
     content["metrics"] = _metric_record(policy, policy.report_rows(rows, released), metrics)
     return Message(content, reply_to=message)
 
 
 def evaluate_reply(message: Message, context: Context, site: Site) -> Message:
-    """Evaluate on held-out rows if the site has some; statistics are of its training rows."""
+    """Evaluate on the held-out rows, or on the training rows if the site holds none out.
+
+    The statistics always describe the training rows.
+    """
     policy = _make_policy(message, context, site)
     policy.agree()
     content = RecordDict()
@@ -155,7 +160,7 @@ def evaluate_reply(message: Message, context: Context, site: Site) -> Message:
 
 
 def _metric_record(policy: SitePolicy, rows: int, metrics: dict[str, float]) -> MetricRecord:
-    """The metrics that a strategy averages; with noise or secure sums, only the number of rows."""
+    """Return the metrics to average; with noise or secure sums, only the number of rows."""
     shown = {} if policy.hides_metrics() else metrics
     return MetricRecord({"num-examples": rows, **{n: float(v) for n, v in shown.items()}})
 
@@ -177,10 +182,10 @@ def query_reply(message: Message, context: Context, site: Site) -> Message:
 def report_reply(message: Message, context: Context, site: Site) -> Message:
     """Send the site's file of sums (`fedgft measure`) for the received model on held-out rows.
 
-    Held-out rows are other people than the training rows, so noise on their sums draws on another
-    budget than the rounds do, once.
+    Held-out rows and training rows describe different people. Noise on the sums of held-out rows
+    therefore draws on a budget of its own, once, and not on that of the rounds.
     """
-    from fedgft.audit import measure  # only for the last message of a run
+    from fedgft.audit import measure  # needed only for the last message of a run
     from fedgft.audit.site_file import to_json
 
     policy = _make_policy(message, context, site)
@@ -207,7 +212,7 @@ def report_reply(message: Message, context: Context, site: Site) -> Message:
 
 
 def _score_held_out(site: Site) -> tuple[list[str], np.ndarray, list[str | None]]:
-    """Names of labels, scores and names of groups of the held-out rows."""
+    """Return the label names, the scores and the group names of the held-out rows."""
     scores = []
     labels: list[str] = []
     groups: list[str | None] = []
@@ -254,7 +259,7 @@ def client(own: MakeModule | None = None) -> ClientApp:
 def model_of(
     config: Mapping[str, Any], own: MakeModule | None, *, features: int, classes: int
 ) -> Model:
-    """The model that a run's configuration names."""
+    """Return the model that a run's configuration names."""
     name = str(config["model"])
     if name == "own" and own is not None:
         return Module(lambda: own(features, classes), name="own")
@@ -264,7 +269,7 @@ def model_of(
 def description_reply(message: Message, context: Context) -> Message:
     """Describe the columns of the site's training rows, for the sites' agreement on a schema.
 
-    A description is exact, so a site that wants noise or secure sums gives none.
+    A description holds exact numbers, so a site that requires noise or secure sums sends none.
     """
     config = context.run_config
     name = site_name(context)
@@ -285,16 +290,21 @@ def description_reply(message: Message, context: Context) -> Message:
 
 
 def _min_named_rows(context: Context) -> int:
-    """The fewest rows of a value that is named: the largest of MIN_NAMED_ROWS, the site's `rare`
-    and `min-count`, and the run's `min-count`."""
+    """Return how many rows a value must have so that the site names it.
+
+    This is the largest of the site's `rare` (default MIN_NAMED_ROWS), the site's `min-count` and
+    the run's `min-count`.
+    """
     node: Any = context.node_config
     least = (node.get("rare", MIN_NAMED_ROWS), node.get("min-count", 0))
     return max(map(int, (*least, context.run_config.get("min-count", 0))))
 
 
 def _check_site_limits(context: Context, name: str) -> None:
-    """Refuse to describe the table if the site's own settings forbid it, or if the run asks for
-    another label or group than they allow."""
+    """Raise an error if the site's own settings forbid a description of its table.
+
+    They also forbid it if the run asks for another label or group than they allow.
+    """
     node = context.node_config
     config = context.run_config
     if SitePolicy(context, name).limits()[0] is not None or node.get("secure"):
@@ -307,23 +317,24 @@ def _check_site_limits(context: Context, name: str) -> None:
 
 
 def split_names(text: Any) -> tuple[str, ...]:
-    """The names in a setting such as "age, income"."""
+    """Return the names in a setting such as "age, income"."""
     return tuple(name.strip() for name in str(text).split(",") if name.strip())
 
 
 def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[str] = ()) -> Site:
-    """Read this node's file by the federation's schema.
+    """Make this node's site: read its file according to the federation's schema.
 
     Parameters
     ----------
     context
-        Its node configuration names the file and may pin the schema by its fingerprint.
+        Flower's context. Its node configuration names the file and may pin the schema's
+        fingerprint.
     schema
         How all sites read their tables.
     model
         A model of `fedgft.models`, or the name of one.
     left_out
-        Names of sites that cannot take part: an error if this site is one of them.
+        Names of sites that cannot take part. If this site is one of them, an error is raised.
     """
     name = site_name(context)
     file = _data_file(context)
@@ -356,7 +367,7 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
 
 
 def site_name(context: Context) -> str:
-    """The name in the node's configuration, else that of its file, else its number."""
+    """Return the name in the node's configuration, or that of its file, or one with its number."""
     node = context.node_config
     if node.get("site") is not None:
         return str(node["site"])
@@ -373,7 +384,7 @@ def _data_file(context: Context) -> Path:
 
 
 def _held_out(frame: Any, file: Path, context: Context) -> np.ndarray:
-    """Which rows are held out: those of the user's own split, or a random share.
+    """Return which rows are held out: those of the user's own split, or a random share.
 
     The random choice depends on each row's text and on a secret that stays at the site.
     """
@@ -394,7 +405,7 @@ def _held_out(frame: Any, file: Path, context: Context) -> np.ndarray:
 
 
 def federation(config: Mapping[str, Any], sites: int) -> Federation:
-    """A public data set, divided between so many sites as `fedgft train` divides it."""
+    """Return a public data set, divided between the sites as `fedgft train` divides it."""
     data = load(str(config["data"]), group=str(config["group"]) or None)
     parts = partition(
         data,
@@ -407,7 +418,7 @@ def federation(config: Mapping[str, Any], sites: int) -> Federation:
 
 
 def _make_public_site(context: Context, own: MakeModule | None) -> Site:
-    """This node's part of a public data set; every site holds out its share of the test rows."""
+    """Make a site from this node's part of a public data set and its share of the test rows."""
     node: Any = context.node_config
     config: Any = context.run_config
     name = site_name(context)

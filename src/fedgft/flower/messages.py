@@ -1,10 +1,10 @@
-"""What travels beside the model: sums go up, prices go down.
+"""What messages carry besides the model: clients send sums, and the server sends prices.
 
-Up, in a client's reply, in a record named "fedgft": the `Sums` of a model over its rows, by label
-and group. Down, in the server's message, under the prefix "fedgft." in its configuration (Flower's
-mods insist on a single one): the price of each score, by label and group. On its way to a client,
-any metric, penalty or target has become a price. So clients need to know none of them, and the
-server can change them without an update of the clients.
+A client's reply holds a record named "fedgft": the `Sums` of a model over the client's rows, by
+label and group. The server's message holds the price of each score, by label and group, in its
+configuration under the prefix "fedgft." (Flower's mods require a single configuration). The server
+turns any metric, penalty or target into prices before it sends them. So clients need to know none
+of these, and the server can change them without an update of the clients.
 """
 
 import logging
@@ -27,7 +27,7 @@ VERSION = 1
 MAX_SITE_NAME = 100  # characters
 Request = dict[str, Any]
 "What the server asks a client for, without the prefix: see `make_request`."
-log = logging.getLogger("flwr")  # Flower's own, so that there is one log
+log = logging.getLogger("flwr")  # Flower's logger, so that there is only one log
 
 
 def warn(text: str) -> None:
@@ -46,9 +46,9 @@ def unpack_report(record: Any, *, node: str) -> Report:
     Parameters
     ----------
     record
-        What came under the name `RECORD`: anything.
+        The reply's content under the name `RECORD`; its form is not checked yet.
     node
-        The name of a client that does not name itself.
+        The name to use for a client whose reply holds no name.
     """
     named = record.get("site", node) if isinstance(record, ConfigRecord) else node
     site = one_line(named, MAX_SITE_NAME)
@@ -66,13 +66,13 @@ def make_request(
     Parameters
     ----------
     price
-        (c, k, c): the price of each score by label and group; None before the first one.
+        (c, k, c): the price of each score by label and group; None before there is a price.
     names
         The classes and groups of the federation, if they are known.
     statistics
-        The models whose sums the reply shall hold: "received", "both" or "none".
+        The models whose sums the reply must hold: "received", "both" or "none".
     privacy
-        The settings of the noise that clients shall add, by name.
+        The settings of the noise that clients must add, by name.
     """
     request: Request = {"version": VERSION, "statistics": statistics}
     if names is not None:
@@ -83,7 +83,7 @@ def make_request(
 
 
 def put_request(content: RecordDict, request: Request) -> None:
-    """Put a request into a copy of the message's configuration: the strategy owns the original."""
+    """Add a request to a copy of the message's configuration: the strategy owns the original."""
     configs = content.config_records
     name = next(iter(configs), "config")
     ours = {f"{PREFIX}{key}": value for key, value in request.items()}

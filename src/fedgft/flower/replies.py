@@ -1,8 +1,8 @@
 """Queries and replies: name the sites, wait for nodes, check replies, validate reported sums.
 
 The server leaves out every reply that it cannot use, logs the site and the reason, and continues
-with the others. A client can still lie within what sums of its rows can be, as it can lie about its
-labels: `fedgft.metrics.robust_aggregation` limits how far that carries.
+with the others. A client can still send false sums that look possible, just as it can train on
+false labels; `fedgft.metrics.robust_aggregation` limits the effect of such sums.
 """
 
 import json
@@ -41,9 +41,9 @@ SIGMAS = 6.0
 UNNAMED = "unnamed"
 "The default of `Site.name`: several sites may have it."
 NODES_VARIABLE = "FEDGFT_NODES"  # environment variable: path of a JSON file {node: site}
-FLOWER_NODE = 1  # number with which Flower itself replies for nodes that are lost
-POLL_SECONDS = 1.0  # between looks for replies; Flower's own are 3 s apart
-site_names: dict[int, str] = {}  # by node, of the run that this process serves
+FLOWER_NODE = 1  # the node number of replies that Flower itself makes for lost nodes
+POLL_SECONDS = 1.0  # seconds between checks for replies; Flower itself waits 3 s
+site_names: dict[int, str] = {}  # node -> site, in the run that this process serves
 
 
 def describe_node(node: int) -> str:
@@ -52,7 +52,7 @@ def describe_node(node: int) -> str:
 
 
 def registered_names() -> dict[int, str]:
-    """Return {node: site} as the server registered their keys; empty if there is no such file."""
+    """Return {node: site} from the server's register of keys; empty if there is no such file."""
     try:
         names = json.loads(Path(os.environ[NODES_VARIABLE]).read_text("utf-8"))
         return {int(node): str(name) for node, name in names.items()}
@@ -63,16 +63,16 @@ def registered_names() -> dict[int, str]:
 def make_query(
     arrays: ArrayRecord | None, config: ConfigRecord, request: Request, node: int, kind: str = QUERY
 ) -> Message:
-    """A message to one client outside of training, with a model, settings and our request."""
+    """Return a message to one client outside of training: a model, settings and our request."""
     content = RecordDict({"arrays": arrays or ArrayRecord(), "config": config})
     put_request(content, request)
     return Message(content, dst_node_id=node, message_type=kind)
 
 
 def wait_for_nodes(grid: Grid, count: int, seconds: float) -> list[int]:
-    """Wait until `count` nodes are connected, at most so many seconds.
+    """Wait until `count` nodes are connected, for at most this number of seconds.
 
-    Returns the nodes that are connected then, and raises an error if there is none.
+    Returns the nodes that are connected at the end, and raises an error if there is none.
     """
     deadline = time.monotonic() + seconds
     while len(nodes := sorted(grid.get_node_ids())) < count:
@@ -88,7 +88,7 @@ def wait_for_nodes(grid: Grid, count: int, seconds: float) -> list[int]:
 
 @Grid.register
 class GridProxy:
-    """Stands in front of a grid and passes on everything that a subclass does not define."""
+    """Wraps a grid and forwards every attribute that a subclass does not define."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -98,7 +98,7 @@ class GridProxy:
 
 
 class GridWithTimeout(GridProxy):
-    """A grid whose list of nodes raises an error if a strategy waits for more nodes too long.
+    """A grid whose `get_node_ids` raises an error if a strategy waits too long for nodes.
 
     It is used while a strategy samples nodes: Flower's `sample_nodes` polls `get_node_ids` without
     a limit.
@@ -122,10 +122,10 @@ class GridWithTimeout(GridProxy):
 
 
 class RosterGrid(GridProxy):
-    """A grid that knows which site each node is, and logs which of them did not answer.
+    """A grid that knows the site of each node, and logs which sites did not answer.
 
     Names come from the server's register of keys, otherwise from the nodes' own replies. They are
-    valid within the context: ``with RosterGrid(grid) as grid: ...``.
+    valid inside the block: ``with RosterGrid(grid) as grid: ...``.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -144,7 +144,7 @@ class RosterGrid(GridProxy):
     ) -> list[Message]:
         """Return the replies that came in time.
 
-        A reply that Flower makes for a lost node gets that node's number.
+        If Flower replies in place of a lost node, the reply gets that node's number.
         """
         sent = list(messages)
         nodes = [message.metadata.dst_node_id for message in sent]
@@ -178,8 +178,17 @@ class RosterGrid(GridProxy):
 
 @dataclass
 class Replies:
-    """The replies of one phase: errors, replies that can be used by node, and reasons by node of
-    those that were left out."""
+    """The replies of one phase.
+
+    Attributes
+    ----------
+    errors
+        Replies that report an error.
+    good
+        Node -> its usable reply.
+    refused
+        Node -> the reason why its reply was left out.
+    """
 
     errors: list[Message]
     good: dict[int, Message]
@@ -187,7 +196,7 @@ class Replies:
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> "Replies":
-        """Sort replies into errors, which are logged, and others."""
+        """Separate errors from usable replies, and log the errors."""
         received = list(messages)
         errors = [reply for reply in received if reply.has_error()]
         for reply in errors:
@@ -195,7 +204,7 @@ class Replies:
         return cls(errors, {r.metadata.src_node_id: r for r in received if not r.has_error()})
 
     def take(self, record: str = RECORD) -> dict[int, Any]:
-        """Remove our record from the replies, which strategies do not expect; return it by node."""
+        """Remove our record from the replies and return it by node: strategies do not expect it."""
         contents = {node: reply.content for node, reply in self.good.items()}
         return {node: c.pop(record) for node, c in contents.items() if record in c}
 
@@ -206,8 +215,10 @@ class Replies:
         warn(f"{site} is left out of this round: {reason}")
 
     def filter(self, check: Callable[[Message], None], site_name: Callable[[int], str]) -> None:
-        """Refuse replies that fail `check`, then those that differ in form from most others:
-        Flower's strategies would raise an error for all."""
+        """Refuse replies that fail `check`, then those whose form differs from most others.
+
+        A single reply of another form would make Flower's strategies fail for all replies.
+        """
         for node, reply in list(self.good.items()):
             try:
                 check(reply)
@@ -222,11 +233,11 @@ class Replies:
                 )
 
     def for_strategy(self) -> list[Message]:
-        """Errors and usable replies, sorted by node so that sums are reproducible."""
+        """Return errors and usable replies, sorted by node so that sums are reproducible."""
         return [*self.errors, *(self.good[node] for node in sorted(self.good))]
 
     def explain(self) -> str:
-        """Why replies are missing: the three most frequent reasons."""
+        """Return the three most frequent reasons why replies are missing."""
         reasons = Counter([*map(_error_text, self.errors), *self.refused.values()])
         return "; ".join(text for text, _ in reasons.most_common(3)) or (
             "the strategy made no model of the replies" if self.good else "no reply came in time"
@@ -234,7 +245,7 @@ class Replies:
 
 
 def _error_text(reply: Message) -> str:
-    """What a client says went wrong, without Flower's wrapping of the exception."""
+    """Return a client's error message, without the text that Flower puts around it."""
     text = reply.error.reason or "no reason given"
     found = re.fullmatch(r"<class '.*?'>:<'(.*)'>", text, re.DOTALL)
     return one_line(found[1] if found else text)
@@ -254,7 +265,7 @@ def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None
             values = array.numpy()
             finite = bool(np.isfinite(values).all())
             kind = np.dtype(sent[name].dtype).kind
-        except Exception as error:  # a decoder may raise anything for a stranger's bytes
+        except Exception as error:  # a decoder may raise any exception for untrusted bytes
             raise FedgftError(f"its '{name}' cannot be read ({type(error).__name__})") from None
         if values.dtype.kind != kind:
             raise FedgftError(f"its '{name}' has dtype {values.dtype}, not {sent[name].dtype}")
@@ -277,7 +288,7 @@ def check_metrics(reply: Message, *, weighted_by: str) -> None:
 
 
 def update_norm(reply: Message, sent: ArrayRecord) -> float:
-    """The Euclidean length of a checked update: received model less the one that was sent."""
+    """Return the Euclidean length of a checked update: the received minus the sent model."""
     (arrays,) = reply.content.array_records.values()
     total = 0.0
     for name, array in arrays.items():
@@ -288,7 +299,7 @@ def update_norm(reply: Message, sent: ArrayRecord) -> float:
 
 
 def scale_update(reply: Message, sent: ArrayRecord, factor: float) -> None:
-    """Multiply an update's floating-point tensors by a factor; counters stay as they are."""
+    """Multiply an update's floating-point tensors by a factor; keep integers, such as counters."""
     ((key, arrays),) = reply.content.array_records.items()
     scaled = dict(arrays)
     for name, array in arrays.items():
@@ -301,7 +312,7 @@ def scale_update(reply: Message, sent: ArrayRecord, factor: float) -> None:
 
 
 def _describe_form(reply: Message) -> str:
-    """The names of a reply's records, and of its metrics with the lengths of lists."""
+    """Return the names of a reply's records and metrics, with the lengths of list metrics."""
     content = reply.content
     (metrics,) = content.metric_records.values()
     names = [f"{n}[{len(v)}]" if isinstance(v, list) else n for n, v in metrics.items()]
@@ -310,17 +321,17 @@ def _describe_form(reply: Message) -> str:
 
 
 def most_common(values: Iterable[Any]) -> Any:
-    """The most frequent value, of several the first; an empty tuple if there is none."""
+    """Return the most frequent value (in a tie, the first); an empty tuple if there is none."""
     return next((value for value, _ in Counter(values).most_common(1)), ())
 
 
 def check_report(report: Report, *, examples: float | None, noise: Noise | None = None) -> None:
-    """Check that sums can be those of rows.
+    """Check that rows with these sums can exist.
 
     Parameters
     ----------
     report
-        The sums, right in form.
+        The sums; their form has been checked.
     examples
         The number of training rows that the client reported; its statistics cannot have more.
     noise
@@ -351,9 +362,9 @@ class ReportValidator:
     Attributes
     ----------
     owners
-        A site's name -> its node.
+        Name of a site -> the node that owns the name.
     impostors
-        Node -> the name of another node that it took.
+        Node -> the name that it uses although another node owns it.
     agreed
         Site -> its rows by label and group, as agreed on before the run.
     rejected
@@ -369,8 +380,10 @@ class ReportValidator:
         self._names: dict[int, str] = {}  # node -> site
 
     def validate(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Report]:
-        """The valid reports among the clients' records, sorted by node so that sums are
-        reproducible; the others are logged."""
+        """Return the valid reports among the clients' records, and log the others.
+
+        The reports are sorted by node so that sums are reproducible.
+        """
         reports: dict[int, Report] = {}
         self.rejected = []
         for node in sorted(records):
@@ -400,8 +413,11 @@ class ReportValidator:
         warn(f"statistics left out: {self.rejected[-1]}")
 
     def _check_counts(self, node: int, report: Report, noise: Noise | None) -> None:
-        """Rows do not change during a run. A site releases noisy counts once and stores them; one
-        that was restarted may release them once more, and those differ by their noise."""
+        """Raise an error if a site's counts differ from those it declared or agreed on before.
+
+        Rows do not change during a run. A site releases noisy counts once and stores them. After a
+        restart, a site may release counts with new noise; they may differ by that noise.
+        """
         count = report.sums.count
         site = self.identity(node)
         expected = self.state.declared.get(site, count)
@@ -437,16 +453,16 @@ class ReportValidator:
             raise FedgftError(f"{changed}: a node has one name in a run")
 
     def identity(self, node: int) -> str:
-        """The name of a node's site, as a key: unnamed sites are told apart by their node."""
+        """Return the name of a node's site as a key; an unnamed site gets the node's number."""
         unnamed = f"node {node} (unnamed)" if node in self._names else f"node {node}"
         return self._names.get(node) or unnamed
 
     def describe(self, node: int) -> str:
-        """A node's site as logs name it."""
+        """Return the text by which logs name a node's site."""
         return f"site '{self._names[node]}'" if self._names.get(node) else self.identity(node)
 
     def declared_rows(self, node: int) -> float | None:
-        """The number of rows that a node's site declared, or None before it did."""
+        """Return the number of rows that a node's site declared; None if it has not done so yet."""
         count = self.state.declared.get(self.identity(node))
         return None if count is None else float(count.sum())
 
@@ -455,9 +471,9 @@ class ReportValidator:
         return self.identity(node) in self.agreed
 
     def record_training_rows(self, replies: dict[int, Message]) -> None:
-        """Record how many rows each node trains on: its largest number bounds its statistics.
+        """Record the most rows that each node trained on; its statistics cannot have more.
 
-        A strategy's own `weighted_by_key` does not count, since it need not be a number of rows.
+        A strategy's own `weighted_by_key` is not used: it need not be a number of rows.
         """
         rows_by_node = self.state.training_rows
         for node, reply in replies.items():
@@ -479,7 +495,10 @@ def _read_counts(site: str, counts: Any) -> np.ndarray:
 
 
 def _add_unrecorded(site: str, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Counts with the last column, rows without a group, which may be missing if all have one."""
+    """Return counts whose last column holds the rows without a group.
+
+    The agreed table may lack this column if all rows have a group.
+    """
     if table.shape == (shape[0], shape[1] - 1):
         table = np.pad(table, ((0, 0), (0, 1)))
     if table.shape != shape:

@@ -1,8 +1,8 @@
 """What the server knows during a run, and the checkpoint file from which a restart continues.
 
-The file holds the tensors of the model, of the wrapped strategies (momentum and the like) and of
-the best model so far, and in its header everything else in `RunState`. It is written after every
-round and replaced as a whole, so that there is always a complete one.
+The file holds the tensors of the model, of the wrapped strategies (such as momentum) and of the
+best model so far. Its header holds everything else in `RunState`. The file is written after every
+round and replaced in one step, so that a complete checkpoint always exists.
 """
 
 import json
@@ -49,7 +49,7 @@ class RunState:
     rounds_done
         Rounds that are finished.
     idle_rounds
-        Rounds in a row that gave no new model.
+        Consecutive rounds that gave no new model.
     releases
         How often clients were asked for statistics.
     starts
@@ -58,9 +58,9 @@ class RunState:
     names
         The federation's classes and groups; None until they are agreed on.
     penalty
-        State of the penalty: a `ControllerState` with a target, else the last statistics.
+        State of the penalty: a `ControllerState` if the run has a target, else the last statistics.
     damper
-        Step lengths of a run with a target, once a step was taken.
+        The step lengths of a run with a target; None until the first step.
     history
         One row for every model that was measured.
     training_rows
@@ -87,7 +87,7 @@ class RunState:
     best: BestModel | None = None
 
     def to_json(self) -> str:
-        """All but the tensors of the best model."""
+        """Return the state as JSON, without the tensors of the best model."""
         controlled = isinstance(self.penalty, ControllerState)
         penalty = self.penalty._asdict() if controlled else {"v": self.penalty}
         content = {name: getattr(self, name) for name in COUNTERS} | {
@@ -103,7 +103,7 @@ class RunState:
         return json.dumps(content)
 
     def restore(self, content: dict[str, Any], best: ArrayRecord | None) -> None:
-        """Take over what `to_json` wrote; `best`: the tensors of the best model, if any."""
+        """Restore what `to_json` wrote; `best` holds the tensors of the best model, if any."""
         penalty = lists_to_arrays(content["penalty"])
         controlled = isinstance(self.penalty, ControllerState)
         self.penalty = ControllerState(**penalty) if controlled else penalty["v"]
@@ -134,7 +134,7 @@ class Checkpoint:
     path
         The file; its folder is made if it is missing.
     run
-        A text that identifies the run: a checkpoint of another one is refused.
+        A text that identifies the run: a checkpoint of another run is refused.
     """
 
     path: Path
@@ -185,7 +185,7 @@ class Checkpoint:
         return FedgftError(f"{self.path}: {text}", kind="file")
 
     def _select(self, tensors: Tensors, prefix: str, like: ArrayRecord) -> ArrayRecord:
-        """One model, its tensors in the order of `like`: the file has an order of its own."""
+        """Return one model with its tensors in the order of `like`; the file's order may differ."""
         found = {name: t.shape for name, t in tensors.items() if name.startswith(f"{prefix}/")}
         if found != {f"{prefix}/{name}": tuple(array.shape) for name, array in like.items()}:
             raise self._error("the checkpoint is of another model")
@@ -202,15 +202,17 @@ def _with_prefix(prefix: str, arrays: ArrayRecord) -> Tensors:
 
 
 def wrapped_strategies(strategy: Any) -> Iterator[Any]:
-    """A strategy, the one that it wraps, and so on to the innermost."""
+    """Yield a strategy, the strategy that it wraps, and so on to the innermost one."""
     while strategy is not None:
         yield strategy
         strategy = getattr(strategy, "strategy", None)
 
 
 def _collect_arrays(strategy: Any) -> Tensors:
-    """All arrays that Flower's strategies keep, in dictionaries and lists, and the clipping norm
-    that adaptive clipping changes: Flower has no way to save a strategy."""
+    """Return all arrays that Flower's strategies keep in dictionaries and lists.
+
+    The clipping norm, which adaptive clipping changes, is included. Flower cannot save a strategy.
+    """
     tensors: Tensors = {}
     for depth, one in enumerate(wrapped_strategies(strategy)):
         for name, value in vars(one).items():

@@ -1,4 +1,4 @@
-"""Secure sums (experimental): the server learns the total of the clients' sums, and no summand.
+"""Secure sums (experimental): the server learns only the total of the clients' sums.
 
 Pairwise masks cancel in the sum (the first half of Bonawitz et al. 2017). There are two stages:
 
@@ -8,15 +8,16 @@ Pairwise masks cancel in the sum (the first half of Bonawitz et al. 2017). There
 
 **The cohort is fixed.** Without the masked sums of every client the masks do not cancel, so there
 is no total over fewer sites, and no difference of two totals is one site's sums. A client takes
-part with the sites whose public keys it was given (`peers`), or with those of its first sum, and
-with no others. A round in which a site is missing has no statistics; the prices stay as they
-are. If a site is gone for good, the others must agree on a new cohort (docs/threat-model.md).
+part only if the members are the sites whose public keys it was given (`peers`) or, without such
+keys, the sites of its first sum. A round in which a site is missing has no statistics; the prices
+stay as they are. If a site is gone for good, the others must agree on a new cohort
+(docs/threat-model.md).
 
 **One sum per model.** Counts are requested once per run. For one model a client sends the same
 numbers however often it is asked, and all clients must have signed for the same model.
 
-**Noise** (`Budget(epsilon)`): every client adds a share, so that the total has the noise of the
-account even if a third of the others gave theirs away (`Noise.share`).
+**Noise** (`Budget(epsilon)`): every client adds a share of the noise. The total has the noise that
+the privacy account assumes even if a third of the others reveal their shares (`Noise.share`).
 
 **What one client can do to the total.** Inside a masked sum no summand can be checked. The server
 compares the total with the numbers of rows that clients declared, signed and cannot change: counts
@@ -25,8 +26,8 @@ that lies within these limits is not detected.
 
 Numbers travel as multiples of 2^-20. Masks come from ChaCha20 under the whole shared key (Flower's
 own generator folds its seed into 32 bits, which can be searched). Between the two stages of a sum
-a client keeps the secret key of its masks in Flower's own state; it is used once. What this does
-not hide: the total itself, and the model updates.
+a client keeps the secret key of its masks in Flower's own state; it is used once. Secure sums do
+not hide the total itself, nor the model updates.
 """
 
 import base64
@@ -58,8 +59,8 @@ from fedgft.sums import RecordReader, Sums
 
 MIN_CLIENTS = 3
 MAX_CLIENTS = 1000
-MAX_ROWS = 10**9  # that one client can declare
-MAX_SHARE = 0.9  # of all rows, what one client may declare unless `max_share` is set
+MAX_ROWS = 10**9  # the most rows that one client can declare
+MAX_SHARE = 0.9  # largest share of all rows that one client may declare, if `max_share` is None
 MAX_KEY_BYTES = 1000
 MAX_TEXT = 2000  # characters of a key or a name
 STATE = "fedgft.secure"
@@ -74,8 +75,8 @@ SIGNATURE = ec.ECDSA(hashes.SHA384())
 class Member:
     """What a client declares for one sum, signed with its own key.
 
-    `mask` is the public key of its masks, drawn for this sum, and `identity` the public key of the
-    site; keys and signature are hexadecimal.
+    `mask` is the public key of its masks, which is drawn for this sum. `identity` is the public key
+    of the site. Keys and signature are hexadecimal.
     """
 
     site: str
@@ -87,7 +88,7 @@ class Member:
     signature: str
 
     def check(self, *, run: int, model: str) -> None:
-        """Raise unless this identity signed it for this model of this run."""
+        """Raise an error unless this identity signed the declaration for this model and run."""
         try:
             key = load_public_key(bytes.fromhex(self.identity), "identity")
             load_public_key(bytes.fromhex(self.mask), "mask")
@@ -100,7 +101,7 @@ class Member:
 
 
 def read_member(found: Any) -> Member:
-    """Return a member from another process; its form is checked, its signature is not."""
+    """Read a member that another process sent; check its form, but not its signature."""
     if not isinstance(found, dict) or not found:
         raise FedgftError("a client's keys are missing")
     reader = RecordReader(found, "a client's declaration")
@@ -134,7 +135,7 @@ def expand_mask(key: bytes, size: int) -> np.ndarray:
 
 
 def mask_numbers(numbers: np.ndarray, secret: bytes, own: str, others: list[str]) -> np.ndarray:
-    """Return integers modulo 2^64, with one mask for every other client.
+    """Return the numbers modulo 2^64, with one mask per other client added or subtracted.
 
     Of two clients that share a mask, the one with the lower public key adds it and the other one
     subtracts it, so that masks cancel in the sum over all clients.
@@ -192,7 +193,7 @@ def encode_private_key(key: Any) -> bytes:
 
 
 def load_identity(context: Context, site: str) -> Any:
-    """Return the site's private key: the node's own (`key`), or one that is created once."""
+    """Return the site's private key: the file `key` of the node, or one that is created once."""
     path = Path(str(context.node_config.get("key", ""))).expanduser()
     try:
         if "key" in context.node_config:
@@ -268,7 +269,7 @@ def reply_to_secure_sum(
 
 
 def _declare(policy: SitePolicy, context: Context, site: Site) -> dict[str, Any]:
-    """This client's signed declaration; the key of its masks is kept for the second stage."""
+    """Return this client's signed declaration; keep the key of its masks for the next stage."""
     counts = site.counts()
     rows = policy.declare_rows(int(counts[counts >= policy.agree().min_count].sum()))
     model = policy.request.get("secure.model")
@@ -293,7 +294,7 @@ def _declare(policy: SitePolicy, context: Context, site: Site) -> dict[str, Any]
 
 
 def _check_members(request: Any, context: Context, site: Site, state: Any) -> list[Member]:
-    """All clients of the sum, this one included: each signed for it and is a known peer."""
+    """Return all clients of the sum; check that each signed for it and is a known peer."""
     try:
         listed = parse_json(str(request.get("secure.cohort", "[]")))
     except ValueError:
@@ -314,7 +315,7 @@ def _check_members(request: Any, context: Context, site: Site, state: Any) -> li
 
 
 def _check_cohort(members: list[Member], context: Context, site: str, own: str) -> None:
-    """The members must be the sites in the folder `peers`, or else those of the first sum."""
+    """Raise an error unless the members are the sites in `peers`, or else of the first sum."""
     found = {member.identity: member.site for member in members}
     if "peers" in context.node_config:
         known = {**read_peers(Path(str(context.node_config["peers"])).expanduser()), own: site}
@@ -343,7 +344,7 @@ def _check_cohort(members: list[Member], context: Context, site: str, own: str) 
 
 @dataclass
 class Cohort:
-    """The clients of all secure sums of a run, as of the first one that succeeded.
+    """The clients of all secure sums of a run, fixed by the first sum that succeeded.
 
     Attributes
     ----------
@@ -352,7 +353,7 @@ class Cohort:
     names
         Classes and groups of all members.
     counts
-        Counts of all members together, by label and group; they are summed once.
+        Counts of all members together, by label and group; they are requested once per run.
     """
 
     rows: dict[int, int] = field(default_factory=dict)
@@ -367,11 +368,12 @@ class SecureSum:
     Parameters
     ----------
     grid, arrays, config, timeout
-        Where messages go, the model, the strategy's settings, and seconds to wait for replies.
+        The grid for messages, the model, the strategy's settings, and seconds to wait for replies.
     request
-        The request of the round; its privacy settings are handed on.
+        The request of the round; its privacy settings are sent to the clients.
     noise
-        The noise of the account that the clients share; None for exact sums.
+        The noise that the privacy account assumes, of which every client adds a share; None for
+        exact sums.
     max_share
         Largest part of all rows that one client may declare [0.9].
     withheld
@@ -388,9 +390,9 @@ class SecureSum:
     withheld: bool = False
 
     def ask(self, nodes: list[int], cohort: Cohort) -> tuple[Sums, Cohort]:
-        """Return the total over the cohort, and the cohort with what is new about it.
+        """Return the total over the cohort, and the updated cohort.
 
-        Before there is a cohort, the total is over all of `nodes` that answer.
+        The first sum has no cohort yet: its total is over all of `nodes` that answer.
         """
         members = self._collect_keys(sorted(cohort.rows) or nodes, cohort)
         first = members[min(members)]
@@ -420,7 +422,7 @@ class SecureSum:
         return sums, replace(cohort, rows=rows, names=names, counts=counts)
 
     def _collect_keys(self, nodes: list[int], cohort: Cohort) -> dict[int, Member]:
-        """The first stage: all members, who declare what they declared before."""
+        """Run the first stage and return all members; each must declare the same as before."""
         settings = {"secure.model": model_digest(self.arrays)}
         records, why = self._run_stage("keys", nodes, settings)
         members: dict[int, Member] = {}
@@ -458,7 +460,7 @@ class SecureSum:
     def _with_common_names(
         self, members: dict[int, Member], names: Names | None
     ) -> dict[int, Member]:
-        """The members with the cohort's names; before the first sum, with the most common ones."""
+        """Return the members with the cohort's names; before a cohort exists, the most common."""
         found = {node: (member.classes, member.groups) for node, member in members.items()}
         common = most_common(found.values()) if names is None else (names.classes, names.groups)
         for node, own in found.items():
@@ -470,7 +472,7 @@ class SecureSum:
     def _run_stage(
         self, stage: str, nodes: list[int], settings: Request
     ) -> tuple[dict[int, ConfigRecord], str]:
-        """The records that came back, and why others did not."""
+        """Run one stage; return the records that came back, and why others are missing."""
         privacy = {k: v for k, v in self.request.items() if k.startswith("privacy.")}
         request = {"version": VERSION, "secure.stage": stage, **privacy, **settings}
         arrays = self.arrays if stage == "masked" else None  # the other stage needs no model
@@ -480,13 +482,13 @@ class SecureSum:
         return records, replies.explain() if replies.errors else "no reply came in time"
 
     def _check_total(self, total: Sums, names: Names, rows: dict[int, int]) -> None:
-        """Raise unless the declared rows can have this total."""
+        """Raise an error unless the declared rows can have this total."""
         clients = len(rows)
         slack = 0.5
         noise = None
         if self.noise is not None:
             deviation = self.noise.declared_rows
-            all_shares = np.sqrt(clients / honest_clients(clients))  # relative to the account
+            all_shares = np.sqrt(clients / honest_clients(clients))  # noise relative to the account
             noise = Noise(self.noise.kind, deviation * all_shares, self.noise.value * all_shares)
             variance = noise.count**2 * total.count.size + deviation**2 * clients
             slack += SIGMAS * float(np.sqrt(variance))

@@ -3,11 +3,11 @@
 `serve` lets the sites agree on how they read their tables, trains, collects the sites' reports, and
 writes everything into the run's folder:
 
-    progress.jsonl           a row per round, notes and, last, an error: one JSON object per line
+    progress.jsonl           one JSON object per line: rounds, notes and, at the end, an error
     schema.json              how the sites read their tables
     checkpoint.safetensors   from which an interrupted run continues
     model.safetensors        for `fedgft predict`
-    sites/, report.html, report.md, audit.json    the sites' sums and the audit of them
+    sites/, report.html, report.md, audit.json    the sites' sums and their audit
     history.json             all rounds; written last, so that it marks a finished run
 """
 
@@ -65,7 +65,8 @@ def serve(
     Parameters
     ----------
     grid, context
-        Flower's; `context.run_config` holds the settings of the app's pyproject.toml.
+        Flower's grid and context; `context.run_config` holds the settings of the app's
+        pyproject.toml.
     strategy
         Any strategy of `flwr.serverapp.strategy`, without our wrappers.
     own
@@ -101,7 +102,7 @@ def serve(
 
 
 class ProgressLog(logging.Handler):
-    """Writes progress.jsonl while it is entered, our warnings of Flower's log included."""
+    """Writes progress.jsonl inside its `with` block, including our warnings in Flower's log."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(logging.WARNING)
@@ -131,7 +132,7 @@ class ProgressLog(logging.Handler):
 
 
 def _check_folder(folder: Path, *, resume: bool) -> None:
-    """A folder holds one run; an unfinished one continues on request."""
+    """Raise an error if the folder holds a run, unless it is unfinished and `resume` is True."""
     problem = ""
     if (folder / HISTORY).exists():
         problem = "a finished run already; name another folder"
@@ -142,8 +143,17 @@ def _check_folder(folder: Path, *, resume: bool) -> None:
 
 
 class Agreement(NamedTuple):
-    """What the sites' descriptions come to: the schema, names of sites that cannot take part, and
-    the node of each site's name."""
+    """The result of the agreement on a schema.
+
+    Attributes
+    ----------
+    schema
+        How all sites read their tables.
+    left_out
+        Names of sites that cannot take part.
+    owners
+        Name of a site -> its node.
+    """
 
     schema: Schema
     left_out: list[str]
@@ -193,7 +203,7 @@ def _ask_for_schema(grid: Grid, config: Config, nodes: Sequence[int]) -> Agreeme
 
 
 def read_descriptions(records: dict[int, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The sites' descriptions of their tables, and the node of each site.
+    """Return the sites' descriptions of their tables, and the node of each site.
 
     Records that cannot be read are left out, and so are nodes that use another node's name.
     """
@@ -220,8 +230,8 @@ def make_strategy(
 ) -> FairStrategy:
     """Wrap a strategy in the method that the configuration names.
 
-    "fedgft" is the penalty of strength `lam`; "fedgft-control" reaches `target`. "fedgft" with a
-    negative `lam` was the controller in version 0.1, and still is.
+    "fedgft" is the penalty of strength `lam`; "fedgft-control" is the controller with `target`. As
+    in version 0.1, "fedgft" with a negative `lam` also selects the controller.
     """
     method = str(config["method"])
     lam = float(config["lam"])
@@ -260,7 +270,7 @@ def make_strategy(
 
 
 def _read_agreed_counts(path: str) -> dict[str, Any] | None:
-    """By site, rows by label and group: {"north": [[310, 95], [120, 40]], ...}."""
+    """Read each site's rows by label and group: {"north": [[310, 95], [120, 40]], ...}."""
     if not path:
         return None
     file = Path(path).expanduser()
@@ -327,14 +337,14 @@ def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[
 def _write_results(
     folder: Path, history: list[dict[str, Any]], reports: dict[str, str], about: dict[str, Any]
 ) -> None:
-    """Write the sites' sums, the audit of them and history.json."""
+    """Write the sites' sums, their audit and history.json."""
     try:
         held_out = _write_audit(folder, reports)
-    except FedgftError as error:  # a failed report is no reason to lose the model
+    except FedgftError as error:  # the model is kept even if the report fails
         warn(f"there is no report: {error}")
         held_out = {}
-    clipped: dict[str, float] = {}  # by site, the largest of all rounds
-    leverage: dict[str, float] = {}  # of the last round that was measured
+    clipped: dict[str, float] = {}  # site -> its largest value in any round
+    leverage: dict[str, float] = {}  # site -> its value in the last measured round
     for row in history:
         leverage = row.get("leverage", leverage)
         for site, value in row.get("clipped", {}).items():
@@ -351,7 +361,7 @@ def _write_results(
 
 
 def _write_audit(folder: Path, reports: dict[str, str]) -> dict[str, Any]:
-    """Write the sites' files and the audit of them; return the numbers that it begins with."""
+    """Write the sites' files and their audit; return the main numbers of the audit."""
     if not reports:
         warn("no site sent its sums: there is no report")
         return {}

@@ -1,4 +1,4 @@
-"""`FedGFT`, `FairFed` and `Measured`: any Flower strategy, with fairness over all clients' rows.
+"""`FedGFT`, `FairFed` and `Measured` add fairness over all clients' rows to a Flower strategy.
 
 They wrap a strategy the way Flower's own DP wrappers do, and must be the outermost wrapper:
 
@@ -47,14 +47,15 @@ WITHOUT_WEIGHTS = (*MEDIANS, flower.Krum, flower.MultiKrum, flower.QFedAvg)
 
 @dataclass(eq=False, repr=False)
 class FairStrategy(StatisticsOptions, Strategy):
-    """A Flower strategy around another one: it measures the gap over all clients' rows, and
-    subclasses set prices or weights from it. Everything else is passed on.
+    """Wraps a Flower strategy and measures the gap over all clients' rows.
 
-    | channel    | messages per round | sums describe                                | needs     |
+    Subclasses set prices or weights from the gap. The wrapped strategy does everything else.
+
+    | channel    | extra messages     | sums describe                                | needs     |
     |------------|--------------------|----------------------------------------------|-----------|
-    | "train"    | no more            | the model the round began with, one late     | nothing   |
-    | "query"    | one more           | the model the round begins with              | a handler |
-    | "evaluate" | no more            | the same, but nothing in round 1             | evaluate  |
+    | "train"    | none               | the model the round began with, a round late | nothing   |
+    | "query"    | one per round      | the model the round begins with              | a handler |
+    | "evaluate" | none               | the same model, but nothing in round 1       | evaluate  |
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class FairStrategy(StatisticsOptions, Strategy):
     Attributes
     ----------
     state
-        All that a checkpoint saves, `state.history` among it.
+        Everything that a checkpoint saves, including `state.history`.
     aggregator
         Collects the clients' statistics.
     measured
@@ -96,18 +97,18 @@ class FairStrategy(StatisticsOptions, Strategy):
         pricing = self._make_pricing()
         self.aggregator = StatisticsAggregator(self, self.metric, pricing, self.state)
         self.measured: dict[str, Any] | None = None
-        self._sent = ArrayRecord()  # this round's model
+        self._sent = ArrayRecord()  # the model that this round sent to clients
         self._config = ConfigRecord()
         self._timeout = 3600.0
-        self._queried = 0  # nodes, this round
+        self._queried = 0  # number of nodes that this round asked
         self._failure = ""  # why the last round gave no model
 
     def _make_pricing(self) -> Any:
-        """The penalty, with its first state in `self.state.penalty`; None for no penalty."""
+        """Return the penalty, or None; store its first state in `self.state.penalty`."""
         return None
 
     def _request_extras(self) -> Request:
-        """What messages tell clients beside prices."""
+        """Return what requests to clients hold besides prices."""
         return {}
 
     def _set_weights(self, replies: Replies, trained: dict[int, Any]) -> None:
@@ -130,7 +131,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds, as `Strategy.start` does, from the checkpoint on if there is one.
+        """Run all rounds as `Strategy.start` does; continue from the checkpoint if there is one.
 
         The last model is measured; with a target, the best model of the last rounds is returned.
         """
@@ -156,7 +157,7 @@ class FairStrategy(StatisticsOptions, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's training messages, with prices; channel "query" asks for sums first."""
+        """Return the strategy's training messages with prices; channel "query" gets sums first."""
         self._sent = arrays
         self._config = config
         number = self.state.rounds_done + 1
@@ -196,14 +197,14 @@ class FairStrategy(StatisticsOptions, Strategy):
         arrays, metrics = self.strategy.aggregate_train(number, found.for_strategy())
         arrays = self._damp(arrays)
         self._count_round(arrays, found.explain())
-        if self.channel != "evaluate":  # its statistics are still to come
+        if self.channel != "evaluate":  # there, the statistics come after this
             self._save_checkpoint(arrays or self._sent)
         return arrays, self._add_gaps(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The strategy's evaluation messages; those of channel "evaluate" ask for sums."""
+        """Return the strategy's evaluation messages; in channel "evaluate", they ask for sums."""
         self._sent = arrays
         number = self.state.rounds_done
         patient_grid: Any = GridWithTimeout(grid, self.node_timeout)
@@ -248,7 +249,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         self.aggregator.query_clients(grid, arrays, nodes, config=config, timeout=self._timeout)
 
     def _add_request(self, messages: list[Message], *, with_statistics: bool) -> None:
-        """Add our request to all messages; strategies give many of them the same content."""
+        """Add our request to all messages, once per content, since messages may share one."""
         statistics = "none"
         if with_statistics:
             statistics = "both" if self.needs_trained_sums else "received"
@@ -257,7 +258,7 @@ class FairStrategy(StatisticsOptions, Strategy):
             put_request(content, request)
 
     def _finish(self, grid: Grid, result: Result) -> None:
-        """Measure the last model, or return the best one."""
+        """Measure the last model; if there is a best one, put that into `result` instead."""
         if self.queries_at_end:
             try:
                 self._query(grid, result.arrays, sorted(grid.get_node_ids()))
@@ -273,7 +274,7 @@ class FairStrategy(StatisticsOptions, Strategy):
     # Limits on what one client can do
 
     def _refuse_impostors(self, replies: Replies) -> None:
-        """Nodes that took another node's name do not train either."""
+        """Refuse the updates of nodes that use another node's name."""
         for node, site in self.aggregator.validator.impostors.items():
             if node in replies.good:
                 reason = f"it calls itself '{site}', the name of another node"
@@ -294,7 +295,7 @@ class FairStrategy(StatisticsOptions, Strategy):
                 self.aggregator.warn_once(node, what, details)
 
     def _limit_weights(self, replies: Replies) -> None:
-        """Limit weights in the average to the declared rows and to the largest share."""
+        """Limit each client's weight to the rows that it declared and to the largest share."""
         validator = self.aggregator.validator
         warn_once = self.aggregator.warn_once
         key = self._weight_key
@@ -333,7 +334,7 @@ class FairStrategy(StatisticsOptions, Strategy):
                 new[name] = sent[name] + step * step.dtype.type(share)
             arrays = ArrayRecord({name: Array(values) for name, values in new.items()})
             inner = innermost_strategy(self.strategy)
-            if isinstance(inner, flower.FedAvgM):  # it stores the model that it returned
+            if isinstance(inner, flower.FedAvgM):  # FedAvgM stores the model that it returned
                 inner.current_arrays = arrays
         return arrays
 
@@ -346,7 +347,7 @@ class FairStrategy(StatisticsOptions, Strategy):
             raise FedgftError(f"no new model in {state.idle_rounds} rounds in a row: {failure}")
 
     def _add_gaps(self, metrics: MetricRecord | None) -> MetricRecord | None:
-        """The strategy's metrics, with the last measured accuracy and gaps."""
+        """Return the strategy's metrics, with the last measured accuracy and gaps added."""
         if metrics is not None and self.history:
             row = self.history[-1]
             for key in ("accuracy", "gap_soft", "gap_hard"):
@@ -356,7 +357,7 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     @property
     def _weight_key(self) -> str:
-        """The metric of a reply by which the strategy weighs clients."""
+        """The name of the metric in a reply by which the strategy weighs clients."""
         return _inner_attribute(self.strategy, "weighted_by_key", "num-examples")
 
     # Checkpoints
@@ -377,11 +378,11 @@ class FairStrategy(StatisticsOptions, Strategy):
         return Checkpoint(path, json.dumps(self._describe_run(), sort_keys=True))
 
     def _method(self) -> Any:
-        """The record with the method's parameters."""
+        """Return the object that holds the method's parameters."""
         return self.aggregator.pricing
 
     def _describe_run(self) -> dict[str, Any]:
-        """What identifies a run: a checkpoint continues only one that agrees in all of it."""
+        """Return what identifies a run; a checkpoint is used only if all of this agrees."""
         method = self._method()
         about = {
             "metric": self.aggregator.metric.name,
@@ -396,19 +397,19 @@ class FairStrategy(StatisticsOptions, Strategy):
 
 @dataclass(eq=False, repr=False)
 class FedGFT(FairStrategy):
-    """Any strategy of Flower, fair over all clients' rows.
+    """Makes any Flower strategy fair over all clients' rows.
 
     Parameters
     ----------
     lam
         `fedgft`: the strength of the paper's penalty on the gap of scores. Give `lam` or `target`.
     target
-        `fedgft-control`: the gap of decisions to be reached.
+        `fedgft-control`: the gap of decisions that the controller aims for.
     penalty, spread
         With `lam`: the form of the penalty and what it is applied to, as in `LinearizedPenalty`.
     pick, damp
-        With `target`: as in `Controller`. The best model of the last share `pick` of the rounds is
-        returned, and `damp` shortens steps towards the end.
+        With `target`: as in `Controller`. The run returns the best model of its last rounds, a
+        share `pick` of all rounds; `damp` shortens steps towards the end.
     strategy, metric, checkpoint, ...
         As in `FairStrategy` and `StatisticsOptions`.
     """
@@ -437,7 +438,7 @@ class FedGFT(FairStrategy):
         return pricing
 
     def _describe_loop(self) -> Loop:
-        """What the controller must know: when it sees the effect of a price, and how noisily."""
+        """Return when the controller sees the effect of a price, and how cautious it must be."""
         sampled = _inner_attribute(self.strategy, "fraction_train", 1.0) < 1
         noisy = sampled or self.budget.epsilon is not None
         slow = isinstance(innermost_strategy(self.strategy), WITH_MOMENTUM)
@@ -447,24 +448,24 @@ class FedGFT(FairStrategy):
 
 @dataclass(eq=False, repr=False)
 class Measured(FairStrategy):
-    """Any strategy of Flower as it is, with its gap measured every round."""
+    """Leaves a Flower strategy unchanged and measures its gap in every round."""
 
 
 @dataclass(eq=False, repr=False)
 class FairFed(FairStrategy):
-    """Weights that follow the distance between global and local fairness (Ezzeldin et al., 2023).
+    """Weighs clients by the distance of local from global fairness (Ezzeldin et al., 2023).
 
-    It works around strategies that weigh clients by a metric of their replies: FedAvg and those
+    It can wrap strategies that weigh clients by a metric in their replies: FedAvg and those
     built on it. In channel "train" the weights are exact, since statistics arrive with the update.
 
     Parameters
     ----------
     beta
-        How strongly weights react.
+        How strongly the weights react to this distance.
     rule
         The form of the update, as in `fedgft.algorithms.weightings.FairFed`.
     reweigh
-        Clients also weigh their rows by label and group, the local debiasing of FairFed.
+        Whether clients also weigh their rows by label and group (FairFed's local debiasing).
     strategy, metric, checkpoint, ...
         As in `FairStrategy` and `StatisticsOptions`.
     """
@@ -502,7 +503,7 @@ class FairFed(FairStrategy):
         return {"reweigh": True} if self.reweigh else {}
 
     def _set_weights(self, replies: Replies, trained: dict[int, Any]) -> None:
-        """Write weights into the metric of the replies by which the strategy weighs clients."""
+        """Write each weight into the metric by which the strategy weighs clients."""
         validator = self.aggregator.validator
         own = validator.validate(trained, None) if self.needs_trained_sums else None
         weights = self._compute_weights(self.aggregator.reports, own)
@@ -515,7 +516,7 @@ class FairFed(FairStrategy):
     def _compute_weights(
         self, received: Mapping[int, Report], trained: Mapping[int, Report] | None
     ) -> dict[int, float]:
-        """Node -> weight, by the simulator's own weighting.
+        """Return {node: weight}, computed as in the simulator.
 
         `received` and `trained` are the reports about the model of this round and about the locally
         trained models; nodes without them get no weight.
@@ -540,12 +541,12 @@ class FairFed(FairStrategy):
 
 
 def innermost_strategy(strategy: Any) -> Any:
-    """The strategy inside all wrappers."""
+    """Return the strategy inside all wrappers."""
     return list(wrapped_strategies(strategy))[-1]
 
 
 def _inner_attribute(strategy: Any, name: str, default: Any) -> Any:
-    """An attribute of a strategy, or of one that it wraps."""
+    """Return an attribute of a strategy or of one that it wraps, or else the default."""
     values = [getattr(s, name) for s in wrapped_strategies(strategy) if hasattr(s, name)]
     return values[0] if values else default
 
