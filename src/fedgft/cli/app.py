@@ -21,7 +21,7 @@ EXIT_CODES = (
 )
 
 
-COMMANDS = {  # by heading: the first sentence of the command's docstring, or the help of its App
+COMMANDS = {  # heading -> command -> first sentence of its docstring, or the help of its App
     "Look around": {
         "demo": "Compare six methods on Adult, split over ten very different clients.",
         "data": "List and fetch the public data sets.",
@@ -47,7 +47,7 @@ COMMANDS = {  # by heading: the first sentence of the command's docstring, or th
     },
 }
 SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
-PATHS = {  # of the others: fedgft.cli.NAME:NAME
+PATHS = {  # import paths that are not fedgft.cli.NAME:NAME
     "data": "fedgft.cli.data:app",
     "deploy": "fedgft.cli.deploy:app",
     "demo": "fedgft.cli.compare:demo",

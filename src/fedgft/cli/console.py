@@ -30,14 +30,14 @@ MISSED = 4  # the exit code of a missed target, with --strict
 START = "the start, untrained"
 MAX_GROUP_COLUMNS = 4  # more do not fit into a table of 80 characters
 MAX_CLIENTS = 20  # rows in the table of clients
-CLIENT_NUMBERS = (  # in its columns
+CLIENT_NUMBERS = (  # columns of the table of clients
     "accuracy_before",
     "accuracy_after",
     "gap_hard_before",
     "gap_hard_after",
     "contribution",
 )
-LOG_LINES = 10  # of progress per task, with --verbose
+LOG_LINES = 10  # lines of progress per task, with --verbose
 NOT_ESTIMABLE = (
     "-: not estimable, a group has no row to take a rate from (not: fair), or training diverged"
 )
@@ -169,7 +169,7 @@ def _in_sections(table: Table, rows: Sequence[Row]) -> Iterator[Row]:
             if last is not None:
                 table.add_section()
             how = "" if row["alpha"] is None else f"α={row['alpha']:g}"
-            table.add_row(f"[bold]{row['metric']}[/bold]", how)  # apart: columns are narrow
+            table.add_row(f"[bold]{row['metric']}[/bold]", how)  # own row: narrow columns
         last = cell
         yield row
 
@@ -218,7 +218,7 @@ def _selected(rates: dict[str, Any], *, few: bool) -> list[str]:
 
 
 def _rates_of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
-    """Return rates by group; with more than two classes those in which the groups differ most."""
+    """Return rates by group; of more than two classes, those of the class that differs most."""
     first = next(iter(rates.values()))
     if not isinstance(first, dict):
         return rates
@@ -232,7 +232,7 @@ def _rates_of_one_class(rates: dict[str, Any]) -> dict[str, float | None]:
 
 
 def _add_notes(table: Table, *, dashes: bool, few: bool = False) -> Table:
-    """Explain signs that stand in place of numbers below the table."""
+    """Add notes below the table that explain the signs in place of numbers."""
     table.caption = "\n".join([NOT_ESTIMABLE] * dashes + [FEW_ROWS] * few) or None
     return table
 
@@ -327,8 +327,8 @@ class Bar:
 
     progress: "Progress"
     task: Any = None
-    fetches: dict[str, Any] = field(default_factory=dict)  # tasks, by what is fetched
-    logged: dict[Any, int] = field(default_factory=dict)  # tenths in the log so far, by task
+    fetches: dict[str, Any] = field(default_factory=dict)  # name of the download -> task
+    logged: dict[Any, int] = field(default_factory=dict)  # task -> tenths in the log so far
 
     def expect(self, total: int, *, images: int | None = None) -> None:
         """Start the bar of the training.

@@ -88,7 +88,7 @@ def _site_names(count: int) -> tuple[str, ...]:
     return tuple(f"site-{k + 1}" for k in range(count))
 
 
-# Checks of what the processes would report a minute later
+# Early checks of errors that the processes would report a minute later
 
 
 def _check(options: "LocalRun") -> None:
@@ -241,7 +241,7 @@ def _print_row(row: dict[str, Any], *, rounds: int, metric: str, notes: set[str]
 
 
 def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
-    is_private = "epsilon" in row  # then only what was asked for is known
+    is_private = "epsilon" in row  # then only the requested numbers are known
     values = {
         "accuracy": (row["accuracy"], "%"),
         f"{metric} gap of decisions": (row["gap_hard"], " points"),

@@ -125,7 +125,7 @@ def _check(options: Options, points: int) -> None:
 def _usable_methods(
     study: "Study", metric: "Metric", methods: tuple[str, ...], *, references: bool
 ) -> list[str]:
-    """The methods without duplicates, and without thresholds where there are none."""
+    """The methods without duplicates, and without "thresholds" where they are not possible."""
 
     usable = list(dict.fromkeys(methods))
     why = tradeoff.explain_no_thresholds(study, metric)

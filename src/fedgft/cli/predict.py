@@ -63,7 +63,7 @@ def predict(
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value that JSON can hold: it has neither dates nor NaN."""
+    """Return a value that JSON can represent: JSON has neither dates nor NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, date | time):

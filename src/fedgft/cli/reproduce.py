@@ -198,7 +198,7 @@ def _run(
 
 
 def _make_runner(options: Options, cells: Path, progress: Bar) -> "Runner":
-    """Return what trains cells and keeps them in a folder; `options` are those of celeba."""
+    """Return the runner that trains cells and stores them; `options` are those of celeba."""
 
     def load_data(name: str) -> "Dataset":
         chosen = options if name == "celeba" else Options(data=name)

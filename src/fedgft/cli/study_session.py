@@ -245,7 +245,7 @@ def _draw_available(
 def _exclude_empty(
     dataset: Dataset, study: Study, metrics: Sequence[Metric], alphas: Sequence[float]
 ) -> Dataset:
-    """Return the data without groups that lack, in a replicate, a row that a metric needs."""
+    """Return the data without groups that lack a row that a metric needs in some replicate."""
     empty = {
         group
         for alpha in alphas
@@ -293,8 +293,8 @@ def open_study(
     Parameters
     ----------
     metrics, alphas
-        With --exclude-empty, groups are left out that lack a row which one of the metrics needs, in
-        a replicate of one of the concentrations.
+        With --exclude-empty, a group is left out if it lacks a row that one of the metrics needs in
+        any replicate at any of the concentrations.
     folder
         For checkpoints, if the options ask for them. It stays locked until the study ends.
     work

@@ -1,9 +1,10 @@
-"""One schema from what many sites say about their tables; `fedgft.data.schema` describes both.
+"""Derive one schema from the sites' descriptions of their tables (see `fedgft.data.schema`).
 
-A site's description is checked before it binds others, and a site that does not fit is named. With
-three sites or more, none decides alone: a group, a class or a level of a text column that a single
-site names is left out unless the user names it; a site whose numbers are of another magnitude is
-left out; and no site's rows count for more in the scaling than `robust_aggregation` allows.
+The description of each site is checked before it can affect other sites. A site that does not fit
+is refused, with the reason. With three or more sites, no single site can decide the schema: a
+group, a class or a level of a text column that only one site names is left out unless the user
+names it; a site whose numbers have another order of magnitude is refused; and
+`robust_aggregation` limits the weight of each site's rows in the scaling.
 """
 
 from collections import Counter
@@ -35,16 +36,16 @@ from fedgft.validation import check_choice
 
 NO_COLUMNS = "the sites' tables have no column in common to learn from"
 DAMAGED = "its description of its table is damaged"
-SUM_KEYS = ("count", "sum", "around")  # of a column of numbers in a description
+SUM_KEYS = ("count", "sum", "around")  # keys of a numeric column in a description
 MAX_VALUE = float(np.finfo(np.float32).max)
 MAX_ROWS = 10**10
-OUTLIER_FACTOR = 100.0  # times the usual mean and spread of a column: another unit, or a lie
+OUTLIER_FACTOR = 100.0  # beyond this multiple of the usual scale, a site uses another unit or lies
 SCALINGS = ("pooled", "median")
 Warn = Callable[[str], None]
 Sites = Mapping[str, Description]
 Descriptions = Sequence[Description]
-Kinds = dict[str, str]  # of each column, "numbers" or "text"
-Reasons = dict[str, str]  # why a site does not fit
+Kinds = dict[str, str]  # column name -> "numbers" or "text"
+Reasons = dict[str, str]  # site name -> why the site does not fit
 Scales = tuple[np.ndarray, np.ndarray]  # mean, and variance or spread, of each column
 
 
@@ -64,18 +65,18 @@ def agree_on_schema(
     Parameters
     ----------
     sites
-        Descriptions by name of the site (`describe_table`), as they were received.
+        Site name -> description (`describe_table`), as it was received.
     label, group
         The label column and the group column, or several as "race,sex".
     positive
         The label value that is class 1 of the two.
     classes, groups
-        Names that bind all sites; default: those that the sites have in common.
+        Names that all sites must use; default: the names that the sites have in common.
     scaling
-        "pooled": mean and spread of all rows. "median": the median over the sites of their means,
-        and of their mean squares about it; no single site moves it far.
+        "pooled": the mean and spread over all rows. "median": the median of the sites' means, and
+        the median of their mean squares about it; no single site can move these medians far.
     warn
-        Is called with a sentence for everything that is left out because only one site names it.
+        Called with one sentence for each item that is left out because only one site names it.
 
     Returns
     -------
@@ -129,7 +130,7 @@ def _list_reasons(refused: Reasons) -> str:
 
 
 def _check_descriptions(sites: Mapping[str, Any]) -> tuple[dict[str, Description], Reasons]:
-    """Return the descriptions that a table can have, and why the others cannot be used."""
+    """Return the valid descriptions, and for each other site why its description is invalid."""
     good = {}
     refused = {}
     for site, description in sites.items():
@@ -178,7 +179,7 @@ def _check_count(found: int, limit: int, what: str) -> None:
 
 
 def _find_common_columns(sites: Descriptions) -> Kinds:
-    """Return the columns that most sites have, and the kind of each at most of them.
+    """Return the most common set of columns, and the kind that most sites give each column.
 
     Columns that are empty everywhere are left out.
     """
@@ -196,7 +197,7 @@ def _find_common_columns(sites: Descriptions) -> Kinds:
 
 
 def _find_column_misfits(sites: Sites, columns: Kinds) -> Reasons:
-    """Find sites that lack a column, or hold another kind in it; extra columns are not read."""
+    """Find sites where a column is missing or of another kind; extra columns are ignored."""
     misfits: dict[str, str] = {}
     for site, own in ((site, description["columns"]) for site, description in sites.items()):
         for name, kind in reversed(list(columns.items())):  # the first column's reason is kept
@@ -208,7 +209,7 @@ def _find_column_misfits(sites: Sites, columns: Kinds) -> Reasons:
 
 
 def _find_outliers(sites: Sites, columns: Kinds) -> Reasons:
-    """Find sites where a column of numbers has a mean or spread of another magnitude."""
+    """Find sites where a column of numbers has a mean or spread of another order of magnitude."""
     outliers: dict[str, str] = {}
     for name in (name for name, kind in columns.items() if kind == "numbers"):
         sums = {site: description["columns"][name] for site, description in sites.items()}
@@ -229,7 +230,7 @@ def _find_outliers(sites: Sites, columns: Kinds) -> Reasons:
 
 
 def _find_unshared(named: Mapping[str, set[str]]) -> dict[str, str]:
-    """Return the names that only one site of three or more has, with that site."""
+    """Return {name: site} for names that only one site has; empty for fewer than three sites."""
     if len(named) < MIN_SITES:
         return {}
     times = Counter(name for own in named.values() for name in own)
@@ -237,7 +238,7 @@ def _find_unshared(named: Mapping[str, set[str]]) -> dict[str, str]:
 
 
 def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sites, Kinds]:
-    """Return the descriptions without levels that only one site names, and the columns left."""
+    """Drop levels that only one site names; return the descriptions and the remaining columns."""
     kept = dict(sites)
     left = dict(columns)
     for name in (name for name, kind in columns.items() if kind == "text"):
@@ -264,25 +265,25 @@ def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sit
 def _agree_on_names(sites: Sites, kind: str, given: Names, warn: Warn) -> tuple[Names, Reasons]:
     """Agree on the names of the classes or groups.
 
-    Names that the user gives bind all sites. Otherwise they are those of the sites that are linked,
-    each having a name in common with another, without the names that only one site has.
+    Names that the user gives apply to all sites. Otherwise, sites that share a name are linked, and
+    the names are those of the largest set of linked sites, except names that only one site has.
 
     Parameters
     ----------
     sites
-        Descriptions by name of the site.
+        Site name -> description.
     kind
         "labels" or "groups". Rows of a group that is left out count as not recorded; a site with a
         label that is left out is refused.
     given
-        The user's names; empty: none.
+        The names that the user gives; empty if there are none.
     warn
-        Is called with a sentence for every name that only one site has.
+        Called with one sentence for each name that only one site has.
 
     Returns
     -------
     names, misfits
-        The names, numbers first; and for each site that has others the reason to refuse it.
+        The names, numbers first; and for each site that has other names, the reason to refuse it.
     """
     held = {site: set(map(str, description[kind])) for site, description in sites.items()}
     agreed = set(given) or _unite_linked(list(held.values()))
@@ -310,7 +311,7 @@ def _agree_on_names(sites: Sites, kind: str, given: Names, warn: Warn) -> tuple[
 
 
 def _unite_linked(sets: Sequence[set[str]]) -> set[str]:
-    """Return the union of the largest number of sets that are linked by names they share."""
+    """Link sets that share a name; return the union of the linked component with the most sets."""
     unions: list[tuple[int, set[str]]] = []
     for own in sets:
         linked = [union for union in unions if union[1] & own]
@@ -321,7 +322,7 @@ def _unite_linked(sets: Sequence[set[str]]) -> set[str]:
 
 
 def _sort_key(name: str) -> tuple[int, float, str]:
-    """Sort numbers as numbers, before text."""
+    """Return a sort key that puts numbers, in numeric order, before text."""
     try:
         return 0, float(name), name
     except ValueError:
@@ -364,7 +365,7 @@ def _get_moments(sites: Descriptions, names: Sequence[str]) -> list[Moments]:
 
 
 def _compute_pooled(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
-    """Return mean and variance over all sites; `weights`: the share of its rows that counts."""
+    """Return mean and variance over all sites; `weights`: share of each site's rows that counts."""
     weighted = (
         Moments(m.count * weight, m.sum * weight, m.around * weight)
         for m, weight in zip(_get_moments(sites, names), weights.tolist(), strict=True)
@@ -375,7 +376,7 @@ def _compute_pooled(sites: Descriptions, names: list[str], weights: np.ndarray) 
 
 
 def _compute_medians(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
-    """Return the median of the sites' means, and of their mean squares about it."""
+    """Return the median of the sites' means, and the median of their mean squares about it."""
     each = _get_moments(sites, names)
     known = np.array([m.count > 0 for m in each])
     means = np.where(known, np.array([m.mean for m in each]), np.nan)
@@ -393,7 +394,7 @@ def _median(values: np.ndarray) -> np.ndarray:
 def _fit_levels(
     sites: Descriptions, name: str, weights: np.ndarray, scaling: str
 ) -> tuple[Categorical, np.ndarray]:
-    """Return the levels of a text column, and the share of rows of each but the first."""
+    """Return the levels of a text column, and the share of rows at each level except the first."""
     counts_by_site = [d["columns"][name].get("levels", {}) for d in sites]
     levels = sorted({level for counts in counts_by_site for level in counts})
     if not levels:

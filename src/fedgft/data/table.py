@@ -1,7 +1,7 @@
-"""A user's table: CSV, Parquet or a frame in memory becomes a data set; results are written alike.
+"""Turn a user's table (CSV, Parquet or a frame in memory) into a data set; write result tables.
 
-Nothing is guessed that the user can say: label, group, client and split are columns that the user
-names. Decisions of the reader (a missing group, a filled-in number) are written into the notes.
+Nothing is guessed that the user can specify: the user names the columns of label, group, client and
+split. Decisions made while reading (a missing group, a filled-in number) are listed in the notes.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ else:
     nw = LazyModule("narwhals")
     pl = LazyModule("polars")
 
-MAX_VALUES = 200  # of a label or a group; with more a column holds numbers or names of people
+MAX_VALUES = 200  # limit for a label or a group; a column with more holds numbers or names
 MAX_LISTED_CELLS = 100_000  # intersections of groups that are searched for empty ones
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
-FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # how a text begins that a spreadsheet runs
+FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # the start of a text that a spreadsheet would run
 SIGNED_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 TABLE_ENDINGS = (".csv", ".parquet")
 Codes = tuple[np.ndarray, Names]  # the index of each row, (n,), and the names of the indices
-NULL_VALUES = ["NA", "N/A"]  # in a CSV, beside an empty cell
+NULL_VALUES = ["NA", "N/A"]  # missing values in a CSV, besides empty cells
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns of a table are more than features.
+    """The columns of a table that have a role beside, or instead of, being a feature.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Roles:
     positive
         The label value that is class 1 of the two; default: the last in sorted order.
     leave_out
-        Columns that are no features. The group is a feature, as in the paper, unless it is named
+        Columns that are not features. The group is a feature, as in the paper, unless it is named
         here.
     """
 
@@ -173,9 +173,9 @@ def read_labels(frame: pl.DataFrame, roles: Roles, *, source: str) -> Codes:
 
 
 def describe_classes(classes: Names, roles: Roles) -> str:
-    """Return the note on the class that a score is the probability of.
+    """Return a note that names the positive class, whose probability is the score.
 
-    Unless the user names it, the alphabet decides.
+    Unless the user names the positive class, it is the last in sorted order.
     """
     if len(classes) > 2:
         return f"label column '{roles.label}' has {len(classes)} classes"
@@ -191,8 +191,8 @@ def read_groups(
     Returns
     -------
     groups, names, notes
-        The group index of each row, (n,), -1 where a part is missing; the names of the groups; what
-        users should know.
+        The group index of each row, (n,), -1 where a part is missing; the names of the groups;
+        notes for the user.
     """
     columns = split_group_columns(roles.group, frame.columns)
     factors = [_factorize(_check_finite(frame[column], source=source)) for column in columns]
@@ -262,9 +262,9 @@ def load_table(
     Parameters
     ----------
     path
-        The file; the ending .csv or .parquet tells which.
+        The file; its ending, .csv or .parquet, determines the format.
     label, group, client, split, positive, leave_out
-        The columns that are more than features, see `Roles`.
+        The roles of the columns, see `Roles`.
 
     Returns
     -------
@@ -278,7 +278,7 @@ def load_table(
 
 
 def read_frame(path: str | Path) -> pl.DataFrame:
-    """Read the raw columns of a CSV or Parquet file; the ending tells which."""
+    """Read the raw columns of a CSV or Parquet file; the ending determines the format."""
     file = check_table_file(path)
     with report_read_errors(file):
         if _is_parquet(file):
@@ -315,8 +315,8 @@ def _is_parquet(path: Path) -> bool:
 def check_table_file(path: str | Path) -> Path:
     """Return the path of a table that can be read: CSV in UTF-8 with distinct names, or Parquet.
 
-    Polars would decompress a file unasked, take UTF-16 as it is, and rename a column whose name is
-    in the header twice, so that a label passes as a feature.
+    The checks are needed because Polars would silently decompress a file, accept UTF-16, and rename
+    a column whose name is in the header twice, so that a label could pass as a feature.
     """
     file = expand_user(path)
     if file.suffix.lower() not in TABLE_ENDINGS:
@@ -343,9 +343,9 @@ def check_table_file(path: str | Path) -> Path:
 
 @contextmanager
 def report_read_errors(file: Path) -> Iterator[None]:
-    """Turn the errors of a reader into one line.
+    """Turn the errors of a file reader into a `FedgftError` of one line.
 
-    Some damaged files make polars panic, which is no `Exception`.
+    Some damaged files make Polars panic; that error is not a subclass of `Exception`.
     """
     try:
         yield
@@ -404,7 +404,7 @@ def _to_polars_series(column: nw.Series) -> pl.Series:
 
 
 def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None) -> Dataset:
-    """Make a data set of a table in memory.
+    """Make a data set from a table in memory.
 
     Parameters
     ----------
@@ -432,7 +432,7 @@ def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None
 
 
 def build_dataset(frame: pl.DataFrame, source: str, *, roles: Roles) -> Dataset:
-    """Make a data set whose classes need no note, as those of a public one.
+    """Make a data set without a note on its classes; public data sets need none.
 
     With a split column the encoder learns levels and means from the training rows alone.
     """
@@ -468,7 +468,7 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
 
 
 def check_table_path(path: Path) -> Path:
-    """Check that a table can be written there, before any work is done for it."""
+    """Check that a table can be written to this path, before any work is done for it."""
     if path.suffix.lower() not in TABLE_ENDINGS:
         raise FedgftError(f"`out` {path}: the ending must be .csv or .parquet")
     if path.is_dir():
@@ -479,14 +479,14 @@ def check_table_path(path: Path) -> Path:
 
 
 def write_table(frame: pl.DataFrame, path: Path) -> Path:
-    """Write CSV or Parquet, by the ending; formulas in a CSV are escaped (`escape_formulas`)."""
+    """Write CSV or Parquet; the ending decides. CSV formulas are escaped (`escape_formulas`)."""
     with atomic_write(path) as part:
         try:
             if _is_parquet(path):
                 frame.write_parquet(part)
             else:
                 escape_formulas(frame)[0].write_csv(part)
-        except pl.exceptions.PolarsError as error:  # its Parquet writer on a full disk
+        except pl.exceptions.PolarsError as error:  # the Parquet writer, if the disk is full
             raise OSError(str(error)) from error
     return path
 
@@ -494,8 +494,8 @@ def write_table(frame: pl.DataFrame, path: Path) -> Path:
 def escape_formulas(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Put an apostrophe in front of texts that a spreadsheet would run as formulas.
 
-    These are texts and column names, which come from data, that begin with =, +, -, @, a tab or a
-    line end. Numbers, and texts that are numbers (-0.5), stay as they are.
+    This affects cells and column names that begin with =, +, -, @, a tab or a line end. Numbers,
+    and texts that are numbers (-0.5), stay as they are.
 
     Returns
     -------

@@ -53,7 +53,7 @@ class Cell:
     data, protocol
         A name in `DATA_NAMES`, and "paper" or "heldout".
     metric
-        Whose gap is trained for and measured.
+        The metric whose gap is reduced and measured.
     seeds
         The number of replicates.
     method
@@ -65,7 +65,7 @@ class Cell:
     epochs, lr
         Local epochs per round, and the local learning rate.
     rule, beta
-        Of FairFed.
+        The rule and the strength of FairFed.
     """
 
     data: str
@@ -124,7 +124,7 @@ class Experiment:
     Attributes
     ----------
     name, title
-        As the command takes it, and as its page is called.
+        Its name on the command line, and the title of its page.
     claim
         What the paper says about it.
     variants
@@ -346,9 +346,10 @@ def differs_from_published(row: dict[str, Any], what: str, ours: float | None) -
 
 
 def is_near_published(row: dict[str, Any], what: str, ours: float | None) -> bool:
-    """Whether it is within two published brackets or one point, whichever is larger.
+    """Whether our number is within two published brackets or one point, whichever is larger.
 
-    The parameters are those of `differs_from_published`; what is not estimable is not near.
+    The parameters are those of `differs_from_published`. A number that is not estimable is not
+    near.
     """
     value = row[f"published_{what}"]
     bracket = row[f"published_{what}_bracket"]
@@ -356,7 +357,7 @@ def is_near_published(row: dict[str, Any], what: str, ours: float | None) -> boo
 
 
 def _matches(line: dict[str, str], cell: Cell) -> bool:
-    """Whether a line of a published table is about this cell; an empty field is about any."""
+    """Whether a line of a published table is about this cell; an empty field matches any."""
     fields = {
         "dataset": cell.data,
         "alpha": f"{cell.alpha:g}",
@@ -371,5 +372,5 @@ def _matches(line: dict[str, str], cell: Cell) -> bool:
 @cache
 def _read_table(name: str) -> list[dict[str, str]]:
     text = files("fedgft.paper").joinpath("published", f"{name}.csv").read_text("utf-8")
-    # Tables without a column for it are about COMPAS.
+    # Tables without a column "dataset" are about COMPAS.
     return [{"dataset": "compas", **line} for line in csv.DictReader(text.splitlines())]

@@ -62,7 +62,7 @@ def select(records: Sequence[Record], **fields: Any) -> list[Record]:
 
 
 def group_by(records: Sequence[Record], *names: str) -> list[tuple[Any, list[Record]]]:
-    """Return records with equal values of these fields, in the order of their first records."""
+    """Group records by the values of these fields; groups are in order of first appearance."""
     groups: dict[Any, list[Record]] = {}
     for record in records:
         key = tuple(getattr(record.cell, name) for name in names)
@@ -71,7 +71,7 @@ def group_by(records: Sequence[Record], *names: str) -> list[tuple[Any, list[Rec
 
 
 def by_method(records: Sequence[Record]) -> list[dict[str, Record]]:
-    """Return {method: record} of each (data set, alpha, metric) that has FedGFT."""
+    """Return one {method: record} per (data set, alpha, metric) for which FedGFT was trained."""
     groups = group_by(records, "data", "alpha", "metric")
     every = ({r.cell.method: r for r in group} for _, group in groups)
     return [methods for methods in every if "fedgft" in methods]
@@ -106,7 +106,7 @@ def is_falling(values: Sequence[float | None]) -> bool:
 
 
 def describe_place(record: Record) -> str:
-    """Return data set, alpha and metric in words."""
+    """Return a text with data set, alpha and metric."""
     cell = record.cell
     return f"{cell.data_name}, alpha {cell.alpha:g}, {cell.metric.upper()}"
 
@@ -126,7 +126,7 @@ def format_percent(value: float | None) -> str:
 
 
 def _formatter(what: str) -> Callable[[float | None], str]:
-    """How a column of the paper is written: "accuracy" in per cent, "gap" in points."""
+    """Return the function that formats "accuracy" (in per cent) or "gap" (in points)."""
     return format_percent if what == "accuracy" else format_points
 
 
@@ -327,7 +327,7 @@ def _scores_and_decisions(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def _heldout_accuracy(records: Sequence[Record]) -> Iterator[Finding]:
-    """FedGFT on held-out rows, where clients differ most."""
+    """FedGFT's accuracy on held-out rows at alpha 0.5, where clients differ most."""
     for _, group in group_by(select(records, method="fedgft", alpha=0.5), "data"):
         texts = (
             f"{format_percent(r.row['accuracy'])} in the {r.cell.metric.upper()} runs (decision "
@@ -369,7 +369,7 @@ def _count_cells(text: str, holds: Sequence[bool], protocol: str) -> Finding:
 
 
 def _penalty(records: Sequence[Record]) -> Iterator[Finding]:
-    """The paper: l1 and l2 do as well, but training with l2 is much more stable."""
+    """The paper: l1 and l2 perform equally well, but training with l2 is much more stable."""
     known = [r for r in select(records, protocol="paper") if r.row["published_gap"] is not None]
     for (kind, lam), group in group_by(known, "penalty", "lam"):
         yield _agreement(group, f"{kind} with λ = {lam:g}")
@@ -454,7 +454,7 @@ def _pure_trade_off(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def _ablation(records: Sequence[Record]) -> Iterator[Finding]:
-    """The range over the values that were tried; it holds if it is within two brackets."""
+    """The range of results over the tried values; the finding holds if it is small enough."""
     for (_, protocol), group in group_by(records, "data", "protocol"):
         gap = "gap_soft" if protocol == "paper" else "gap_hard_test"
         parts = []
@@ -474,7 +474,7 @@ def _ablation(records: Sequence[Record]) -> Iterator[Finding]:
 def _has_small_range(runs: Sequence[Record], name: str) -> bool:
     """Whether the means lie within two standard deviations.
 
-    The median deviation counts, so that one value that scatters widely does not excuse itself.
+    The median of the deviations is used, so that one widely scattered value cannot justify itself.
     """
     known = [r.row[name] for r in runs if r.row[name] is not None]
     deviation = float(np.median([r.row[f"{name}_sd"] or 0.0 for r in runs]))
@@ -497,7 +497,7 @@ def _strength(records: Sequence[Record]) -> Iterator[Finding]:
             all(falls),
         )
     for finding in _ablation(records):
-        yield Finding(finding.text)  # λ is meant to make a difference
+        yield Finding(finding.text)  # no verdict: λ is meant to make a difference
 
 
 def _fairfed(records: Sequence[Record]) -> Iterator[Finding]:
@@ -520,7 +520,7 @@ def _fairfed(records: Sequence[Record]) -> Iterator[Finding]:
         yield Finding(finding.text)
 
 
-# The records of an experiment -> its findings, by the name of the experiment.
+# Experiment name -> function that turns the records of the experiment into findings.
 CLAIMS: dict[str, Callable[[Sequence[Record]], Iterator[Finding]]] = {
     "table1": _table1,
     "penalty": _penalty,

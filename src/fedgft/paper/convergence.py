@@ -1,13 +1,13 @@
-"""Convergence, measured: how fast the gradient of FedGFT's objective vanishes.
+"""Measure how fast the gradient of FedGFT's objective vanishes.
 
-Theorem 5.2 and Corollary 5.3 of the paper. For L(theta) = cross-entropy + lam J(F) with J = x^2,
-one local step per round and step sizes eta_t,
+Theorem 5.2 and Corollary 5.3 of the paper say: for L(theta) = cross-entropy + lam J(F) with
+J = x^2, one local step per round and step sizes eta_t,
 
     min_{t<T} E ||grad L(theta^t)||^2  <=  C (1 / sum eta_t + sum eta_t^2 / sum eta_t),
 
 hence O(1/T) for gradient descent with a constant step, O(log T / sqrt T) for eta_t ~ t^(-1/2) and
-O(1/log T) for eta_t ~ 1/t. The models are the engine's; their gradients are worked out here, in
-closed form and double precision, on the pooled rows: nothing of the engine is used for them.
+O(1/log T) for eta_t ~ 1/t. The engine trains the models. Their gradients are computed here, without
+the engine: in closed form and double precision, on the pooled rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from fedgft.metrics import get_metric
 from fedgft.optimizers import Optimizer
 
 Mode = Literal["full", "stochastic"]
-SMALL = 1e-10  # a squared gradient below which B is no longer looked at,
-RESIDUE = 1e-20  # and one below which there is rounding and nothing else
+SMALL = 1e-10  # the smallest squared gradient that B is divided by
+RESIDUE = 1e-20  # a squared gradient below this is only rounding error
 MODES: tuple[Mode, ...] = ("full", "stochastic")
-# The promised rate as a function of T; a constant step with noise is promised none.
+# The promised rate as a function of T; the paper promises none for a constant step with noise.
 RATES: dict[tuple[Mode, Schedule], Callable[[np.ndarray], np.ndarray] | None] = {
     ("full", "constant"): lambda t: 1 / t,
     ("full", "inverse-sqrt"): lambda t: np.log(t) / np.sqrt(t),
@@ -54,7 +54,7 @@ class Descent:
     rate
         The largest step; it must not exceed 1 / smoothness.
     batch_size
-        Rows of a client's step in a stochastic round.
+        Number of rows in a client's step in a stochastic round.
     points
         Number of rounds at which gradients are taken, evenly spread in log t.
     rules
@@ -214,7 +214,7 @@ def descend(
     seeds
         One per replicate.
     on_round
-        Called with the rounds that are done and their number.
+        Called with the number of finished rounds and the total number of rounds.
     """
     federations = [
         standardize(partition(dataset, clients=spec.clients, alpha=spec.alpha, seed=s))
@@ -270,7 +270,7 @@ def _path(
         dissimilarity=max(at.dissimilarity for path in evaluations for at in path),
         noise=noisy * max(at.noise for path in evaluations for at in path),
         mean_noise=noisy * max(at.mean_noise for path in evaluations for at in path),
-        # once a path stands still, rounding is all that is left of the quotient
+        # leave out steps near 0, where the quotient is only rounding error
         smoothness=float((turned[moved > 1e-6] / moved[moved > 1e-6]).max()),
     )
 

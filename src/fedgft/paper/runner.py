@@ -1,4 +1,4 @@
-"""Train the cells of experiments: finished ones are read from the cache, the others in batches.
+"""Train the cells of experiments in batches; finished cells are read from the cache.
 
 Cells that differ only in alpha, strength or learning rate share a batch of runs: all their
 replicates are trained side by side. A batch is stored as soon as it is finished.
@@ -26,9 +26,9 @@ from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import CURVES, choices, measure_rounds, number, row
 from fedgft.study.study import OnProgress, Point, Result, Study, ignore_progress
 
-MAX_RUNS = 100  # in a batch: more would not be faster, and a kill loses the current batch
+MAX_RUNS = 100  # per batch: more would not be faster, and an interrupt loses the current batch
 MAX_IMAGE_RUNS = 10
-DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)  # not as written here
+DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)  # for damaged records
 Cost = Callable[[Cell, Protocol], int]
 
 
@@ -58,7 +58,7 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Runner:
-    """Trains cells, and remembers studies: cells share partitions and what was chosen on them.
+    """Trains cells and keeps their studies: cells share partitions and the choices made on them.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Runner:
     _records: dict[Cell, Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        code_hash()  # of the code as it is now, not as it may be edited to while this runs
+        code_hash()  # cached now, because the source files may be edited during the run
 
     def data(self, name: str) -> Dataset:
         """Return a data set, loaded once."""
@@ -111,8 +111,9 @@ class Runner:
     def work(self, cells: Sequence[Cell], cost: Cost | None = None) -> int:
         """Return the row-rounds that are still to be done: the length of a progress bar.
 
-        Counted are a cell's own runs and, once for all cells that share them, the runs that choose
-        a learning rate or a strength. `cost` counts something else per run: clients, or runs.
+        The count includes a cell's own runs and the runs that choose a learning rate or a strength;
+        runs that several cells share count once. `cost` returns another unit per run: clients, or
+        runs.
         """
         runs: dict[tuple[Any, ...], int] = {}
         for cell in dict.fromkeys(cells):
@@ -153,7 +154,7 @@ class Runner:
     def _key(self, cell: Cell) -> str:
         dataset = self.data(cell.data)
         more = {}
-        if dataset.images:  # torch computes them
+        if dataset.images:  # their results depend on torch
             if cell.data not in self._keys:
                 self._keys[cell.data] = model_key(self.network, dataset)
             more = {"network": self._keys[cell.data], "torch": version("torch")}
@@ -240,7 +241,7 @@ class Runner:
 
 
 def study_of(cell: Cell) -> tuple[Any, ...]:
-    """Return what cells of one study share.
+    """Return the values that all cells of one study share.
 
     They differ only in what a `Point` holds, in the method, the metric and the penalty.
     """

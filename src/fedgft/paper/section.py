@@ -1,7 +1,7 @@
-"""Sections of the reproduction: what the paper says, what came out, tables and figures.
+"""Sections of the reproduction: the paper's claims, our findings, tables and figures.
 
-`make_section` runs what is missing of an experiment and returns its section. `write_section` puts
-it into a folder: rows, figures, Markdown and JSON; `write_page` shows all sections on one HTML
+`make_section` trains the missing cells of an experiment and returns its section. `write_section`
+puts it into a folder: rows, figures, Markdown and JSON; `write_page` shows all sections on one HTML
 page, which needs no network and no other file. Text is escaped by the template; figures are
 embedded as images, so nothing in them can run.
 """
@@ -69,7 +69,7 @@ class Section:
     Attributes
     ----------
     name, title
-        As the command takes it, and the heading.
+        Its name on the command line, and the heading.
     claim, note
         What the paper says, and what it leaves open; may be empty.
     findings, tables
@@ -108,7 +108,7 @@ class SectionResult:
 def make_section(
     name: str, runner: Runner, *, data: Sequence[str], protocols: Sequence[str], seeds: int
 ) -> SectionResult:
-    """Train what is missing of an experiment and make its section.
+    """Train the missing cells of an experiment and make its section.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def make_section(
 
 
 def label_records(experiment: str, records: Sequence[Record]) -> list[Record]:
-    """Return the records with complete rows: with what was varied and what was published.
+    """Return the records with the varied fields and the published numbers added to their rows.
 
     `experiment`: the name that the rows carry. The paper's numbers differ between its tables.
     """
@@ -202,7 +202,7 @@ def _list_choices(experiment: Experiment, records: Sequence[Record]) -> tuple[st
 
 
 def _list_notes(records: Sequence[Record]) -> tuple[str, ...]:
-    """Each note once, with the number of its cells."""
+    """Return each distinct note once, with the number of cells that have it."""
     notes: dict[str, list[str]] = {}
     for record in records:
         for note in record.notes:
@@ -415,7 +415,7 @@ def write_section(made: SectionResult, folder: Path) -> list[Path]:
     stamp = _stamp(made)
     if _is_current(kept, stamp, paths[:-1]):
         return paths
-    kept.unlink(missing_ok=True)  # from here on it says nothing about the others
+    kept.unlink(missing_ok=True)  # it must not vouch for files that are about to change
     refuse_link(pictures)
     pictures.mkdir(parents=True, exist_ok=True)
     write_rows(made.rows, rows)
@@ -528,7 +528,7 @@ def render_markdown(section: Section) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise a `FedgftError` if the folder holds a README or a page of another origin.
+    """Raise a `FedgftError` if the folder holds a README or a page that this command did not write.
 
     Both files begin with a line that only this command writes.
     """

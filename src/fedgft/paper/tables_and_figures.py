@@ -63,10 +63,11 @@ def by_variant(experiment: Experiment, records: Sequence[Record]) -> Iterator[di
 
 
 def make_tables(experiment: Experiment, records: Sequence[Record]) -> list[Table]:
-    """Return the tables of one data set and protocol, the headline one first.
+    """Return the tables of one data set and protocol; the one with the headline gap is first.
 
-    Table 1 has both kinds. The others have that of the protocol's headline gap: of scores on the
-    federation's rows (paper), or of decisions on test rows (heldout).
+    Table 1 is returned for scores and for decisions. Other experiments have one table, for the
+    protocol's headline gap: scores on the federation's rows (paper), or decisions on test rows
+    (heldout).
     """
     if experiment.name == "trajectory":  # its cells are those of Table 1
         return []
@@ -212,7 +213,7 @@ def format_mean(row: dict[str, Any], name: str) -> str:
 
 
 def _format_published(row: dict[str, Any], what: str) -> str:
-    """With as many decimals as the paper prints: one in its main table, two in the others."""
+    """Use as many decimals as the paper prints: one in its main table, two in the others."""
     if row[f"published_{what}"] is None:
         return DASH
     numbers = [100 * row[f"published_{what}"], 100 * row[f"published_{what}_bracket"]]
@@ -221,7 +222,7 @@ def _format_published(row: dict[str, Any], what: str) -> str:
 
 
 def _format_rates(rates: dict[str, Any]) -> str:
-    """Selection rates by group, in per cent; of more than two classes every class of a group."""
+    """Selection rates by group, in per cent; with more than two classes, one rate per class."""
     texts = []
     for rate in rates.values():
         values = rate.values() if isinstance(rate, dict) else [rate]
@@ -235,8 +236,8 @@ def _format_rates(rates: dict[str, Any]) -> str:
 def plot_rounds(experiment: Experiment, records: Sequence[Record]) -> dict[str, Callable[[], Any]]:
     """Return {file name: function that draws} of one data set and protocol.
 
-    Columns are alphas, with one figure per metric, or else the metrics. The parameters are those
-    of `score_table`.
+    If alpha is varied, there is one figure per metric, with one column per alpha; otherwise one
+    figure, with one column per metric. The parameters are those of `score_table`.
     """
     has_alphas = "alpha" in experiment.varied
     cell = records[0].cell

@@ -1,4 +1,4 @@
-"""Studies: methods trained on replicates of a federation, and what comes out of them."""
+"""Studies: train methods on replicates of a federation and report the results."""
 
 from fedgft.study.protocol import PROTOCOLS, Protocol, check_groups, get_protocol
 from fedgft.study.results import choices, client_rows, round_rows, row

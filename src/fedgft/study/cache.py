@@ -1,4 +1,4 @@
-"""Work on disk: results of finished cells, and checkpoints of simulations that may be interrupted.
+"""Files on disk: results of finished cells, and checkpoints to resume interrupted simulations.
 
 Both are named by a hash over everything that the numbers depend on: the specification and its
 protocol, the rows of the data, the source of the code that makes the numbers, and the libraries
@@ -72,7 +72,7 @@ class ResultCache:
     folder: Path
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The cell of this key; None where there is none, or where its file is damaged."""
+        """The cell with this key; None if there is no such cell or its file is damaged."""
         with suppress(OSError, ValueError):
             return load_checksummed(self._path(key).read_text("utf-8"), key)
         return None
@@ -89,7 +89,7 @@ class ResultCache:
 
 @dataclass
 class Checkpoints:
-    """A folder with one safetensors file per simulation, replaced after a round.
+    """A folder with one safetensors file per simulation, which each checkpoint replaces.
 
     Parameters
     ----------
@@ -98,10 +98,10 @@ class Checkpoints:
     every
         Rounds between checkpoints.
     resume
-        Whether an interrupted study continues. Every study begins with the same simulation, so the
-        checkpoint that is asked for first must exist; otherwise these belong to another study.
+        Whether an interrupted study continues. A study always begins with the same simulation, so
+        the first checkpoint that it requests must exist; otherwise the files are of another study.
     share
-        The largest share of the time that may be spent on writing checkpoints.
+        The largest share of the run time that may be spent on writing checkpoints.
     """
 
     folder: Path
@@ -162,7 +162,7 @@ class Checkpoints:
             "check": _checksum(snapshot),
         }
         make_private_folder(self.folder)
-        # In a folder of its own: safetensors leaves files with other names if it is killed.
+        # Write into a separate folder: safetensors leaves files with other names if it is killed.
         with stage_files(self.folder) as place:
             part = place / self._path(key).name
             try:
@@ -202,8 +202,8 @@ class Checkpoints:
     def clear(self) -> None:
         """Delete the checkpoints of this study, once its results are written.
 
-        The first one goes last: if the process is killed meanwhile, `resume` finds it and trains
-        the others again.
+        The first checkpoint is deleted last: if the process is killed meanwhile, `resume` finds it
+        and trains the others again.
         """
         shutil.rmtree(self.folder / STAGE_NAME, ignore_errors=True)
         for path in (*reversed(self._requested), self.folder / ".lock"):
@@ -226,7 +226,7 @@ def _checksum(snapshot: Snapshot) -> int:
 
 
 def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:
-    """The key of a cell: `spec` and `protocol` are dataclasses, `more` whatever else decides."""
+    """The key of a cell: dataclasses `spec` and `protocol`, the data, and other inputs `more`."""
     parts = {
         "spec": asdict(spec),
         "protocol": protocol and asdict(protocol),
@@ -241,7 +241,7 @@ def key_of(spec: Any, protocol: Any, dataset: Dataset, **more: Any) -> str:
 def run_key(
     federations: Sequence[Federation], model: Model, init: np.ndarray | None, *rest: Any
 ) -> str:
-    """The key of a simulation; `rest`: dataclasses, arrays and numbers that also decide."""
+    """The key of a simulation; `rest`: other dataclasses, arrays and numbers that it depends on."""
     digest = hashlib.sha256(model_key(model, federations[0].dataset).encode())
     for federation in {id(f): f for f in federations}.values():
         digest.update(data_hash(federation.dataset).encode())
@@ -255,7 +255,10 @@ def run_key(
 
 
 def model_key(model: Model, dataset: Dataset) -> str:
-    """What a network is: its layers and its start, since a file of weights may have changed."""
+    """A text that identifies a network: its layers and a hash of its initial parameters.
+
+    The hash is included because a file of weights may have changed.
+    """
     size = {"features": dataset.features.shape[1], "classes": len(dataset.classes)}
     layers = model.name if model.linear else str(model.module(**size))
     start = hashlib.sha256(model.init(0, **size).tobytes()).hexdigest()
@@ -280,7 +283,7 @@ _data_hashes: "WeakKeyDictionary[Dataset, str]" = WeakKeyDictionary()
 
 
 def data_hash(dataset: Dataset) -> str:
-    """A hash over all rows and names of a data set, computed once and not keeping it alive."""
+    """A hash over all rows and names of a data set, remembered without keeping it in memory."""
     if dataset in _data_hashes:
         return _data_hashes[dataset]
     digest = hashlib.sha256()

@@ -41,8 +41,8 @@ GRID = {"color": "#e6e6e6", "lw": 0.8}
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
 SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text stays text: small and searchable
 MAX_LOSS = 8.0  # points of accuracy below the best that a frontier shows
-COLLAPSED = "†"  # marks a spot where some replicate's model has collapsed
-FEWEST_FOR_BAND = 3  # replicates
+COLLAPSED = "†"  # marks a spot where the model of at least one replicate has collapsed
+FEWEST_FOR_BAND = 3  # replicates that a band needs
 WHITE_BOX = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85}
 SITE_METHODS = {
     "fedavg": "to be right",
@@ -53,7 +53,7 @@ SITE_METHODS = {
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A line in the panels of a column; accuracy and gap are fractions, (round, replicate)."""
+    """A line in both panels of a column; accuracy and gap are (round, replicate) fractions."""
 
     name: str
     color: str
@@ -84,7 +84,7 @@ def make_panels(width: float, height: float, *shape: int, **options: Any) -> tup
 
 
 def set_title(panel: Any, title: str, *, size: int = 11) -> None:
-    """Put a title at the left above a panel. A data set's name may hold $, which is no formula."""
+    """Put a title at the left above a panel. A $ in it does not start a formula."""
     panel.set_title(title, loc="left", fontsize=size, parse_math=False)
 
 
@@ -108,7 +108,7 @@ def _add_legend(figure: Any, axis: Any) -> None:
 
 
 def _annotate(axis: Any, text: str, place: tuple[float, float], above: int, **style: Any) -> None:
-    """Write a text some points above a place."""
+    """Write a text `above` points above a place."""
     axis.annotate(text, place, (0, above), textcoords="offset points", ha="center", **style)
 
 
@@ -237,7 +237,7 @@ def _draw_curves(axis: Any, curves: Sequence[Curve], values: Sequence[np.ndarray
         look = {"color": curve.color, "lw": 1.8, "ls": curve.dashes, "label": curve.name}
         axis.plot(curve.rounds, mean, **look)
         axis.fill_between(curve.rounds, low, high, color=curve.color, alpha=0.15, lw=0)
-        # without the random start, which would compress all the rest
+        # leave out the random start, which would compress the rest of the axis
         later = curve.rounds >= max(1, curve.rounds[-1] // 10)
         limits += [low[later], high[later]]
     shown = np.concatenate(limits)
@@ -256,8 +256,8 @@ def _draw_curves(axis: Any, curves: Sequence[Curve], values: Sequence[np.ndarray
 def plot_frontier(found: Frontier, *, title: str, tested: str = "held-out rows") -> Any:
     """The frontier as a figure: gap to the right, accuracy upwards.
 
-    Test rows, called `tested`, on the left, the clients' own on the right. The target and the
-    chosen spot are marked.
+    The left panel shows test rows, which its title calls `tested`; the right panel shows the
+    clients' own rows. The target and the chosen spot are marked.
     """
     figure, axes = make_panels(10.5, 5.4, 1, 2, sharey=True)
     places = {"test": tested, "federation": "the clients' rows"}
@@ -276,8 +276,8 @@ def plot_frontier(found: Frontier, *, title: str, tested: str = "held-out rows")
 def _find_limits(found: Frontier) -> tuple[float, float, bool]:
     """The limits of the accuracy in both panels, and whether spots lie below them.
 
-    The best spot, the chosen one and methods without a strength are always inside, others if they
-    are at most MAX_LOSS below the best.
+    The best spot, the chosen spot and methods without a strength are always inside; other spots
+    are inside if they are at most MAX_LOSS below the best.
     """
     places = ("test", "federation")
     each = [(s, 100 * s.mean(found.metric, where)[0]) for s in found.spots for where in places]
@@ -319,7 +319,7 @@ def _draw_frontier(axis: Any, found: Frontier, where: str) -> None:
 
 
 def _draw_method(axis: Any, method: str, spots: list[Spot], metric: Metric, where: str) -> None:
-    """A line through the strengths with the band of its accuracy; a cross for a single spot."""
+    """Draw a line through the strengths and a band of accuracy; a cross for a single spot."""
     values = [spot.values(metric, where) for spot in spots]
     accuracy, low, high = mean_band(100 * np.stack([v[0] for v in values]))
     gap = np.array([100 * spot.mean(metric, where)[1] for spot in spots])
@@ -339,8 +339,8 @@ def _draw_method(axis: Any, method: str, spots: list[Spot], metric: Metric, wher
 def frontier_table(found: Frontier, *, title: str, tested: str = "held-out rows") -> Table:
     """The frontier as a table, one line per method.
 
-    Where the method is fairest, its knee, and its most accurate spot within given gaps. `tested`
-    names the test rows.
+    A line shows the fairest spot of the method, its knee, and its most accurate spot within given
+    gaps. `tested` names the test rows.
     """
     gaps = (0.01, 0.02, 0.05)
     metric = found.metric
@@ -394,7 +394,7 @@ def simpson_rates() -> np.ndarray:
 
 
 def _draw_paradox(axis: Any) -> None:
-    """Two departments that each treat women and men alike, while both together do not."""
+    """Draw two departments that are each fair to women and men, but unfair taken together."""
     women, men = 100 * simpson_rates().T
     places = np.arange(3)
     axis.vlines(places, women, men, color="#b0b0b0", lw=6, zorder=1)
@@ -436,6 +436,6 @@ def _draw_sites(axis: Any, study: Study, results: Sequence[Result]) -> None:
     box = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "frameon": False}
     axis.legend(ncols=3, fontsize=9, columnspacing=0.8, handletextpad=0.2, **box)
     clean_axis(axis)
-    axis.set_xlim(left=-2.5)  # not cut through a diamond or its number
+    axis.set_xlim(left=-2.5)  # so that no diamond or number is cut off
     axis.grid(axis="x", **GRID)
     axis.grid(axis="y", visible=False)

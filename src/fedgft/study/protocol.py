@@ -1,4 +1,4 @@
-"""The two protocols: how the paper's numbers were made, and what a user should trust.
+"""The two protocols: `paper` repeats the published experiments, `heldout` is the one to trust.
 
 | | `paper` | `heldout` |
 |---|---|---|
@@ -43,8 +43,8 @@ MORE_RATES = (0.001, 0.002, 0.05, 0.1, 0.2)
 class Protocol:
     """How the cells of a study are trained and tested.
 
-    Of `lr`, `lam`, `beta` and `target`, several values are candidates among which each replicate
-    chooses on an inner split of its training rows.
+    If `lr`, `lam`, `beta` or `target` holds several values, each replicate chooses one of them on
+    an inner split of its training rows.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Protocol:
     features
         Whether features are standardized.
     settings
-        The simulator's.
+        Settings of the simulator.
     lr
         Local learning rates.
     lam
@@ -70,16 +70,16 @@ class Protocol:
         Targets of fedgft-control.
     more_lr
         Rates outside `lr`. A replicate whose best rate is the lowest or the highest of `lr` tries
-        those beyond it, from the nearest on, for as long as the next one is better.
+        the rates beyond it, nearest first, until a rate is no better than the one before.
     round_factors
         A replicate of fedgft-control that misses its target is trained again from the start with
         this many times the rounds, in this order, until it meets the target.
     penalty, spread
         J and F of fedgft and lft, see `LinearizedPenalty`.
     control, pick
-        Which gap fedgft-control measures, and its share of rounds to pick from: see `Controller`.
+        Which gap fedgft-control measures, and the share of rounds it picks from, see `Controller`.
     base, mu, server_lr
-        The federated algorithm below the methods, see `with_base`.
+        The federated algorithm that the methods extend, see `with_base`.
     train_rows, test_rows
         Rows drawn in each replicate; None: all.
     own_test
@@ -110,7 +110,7 @@ class Protocol:
     own_test: bool = True
 
     def strength(self, method: str) -> tuple[float, ...]:
-        """The candidates for the strength of a method; 0 alone where it has none."""
+        """The candidates for the strength of a method; only 0 if it has no strength."""
         name = METHODS[method].strength
         return (0.0,) if name is None else getattr(self, name)
 
@@ -171,7 +171,7 @@ def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol
     name
         A key of `PROTOCOLS`.
     images
-        Whether it is for images instead of tables.
+        Whether the protocol is for images instead of tables.
     data
         Name of the data set. From "celeba" each replicate draws as many rows as in the paper.
     """
@@ -186,8 +186,8 @@ def get_protocol(name: str, *, images: bool = False, data: str = "") -> Protocol
 def _for_images(protocol: Protocol) -> Protocol:
     """20 rounds of batches of 64 from a common start, with disjoint test rows.
 
-    The mean of networks with different starts is noise. Choosing strengths would take eight times
-    as long, and training with more rounds too, so there is one value of each.
+    A common start is needed because the mean of networks with different starts is noise. There is
+    one value of each strength and of the rounds, because trying several takes eight times as long.
     """
     is_paper = protocol.name == "paper"
     augment = "none" if is_paper else "flip"
@@ -237,7 +237,7 @@ def check_groups(federation: Federation, metric: Metric) -> None:
 def empty_groups(federation: Federation, metric: Metric) -> list[int]:
     """Groups without a training row of some event of the metric.
 
-    An event that depends on the decision, as that of predictive parity, is not known before
+    An event that depends on the decision, such as that of predictive parity, is not known before
     training and is not considered.
     """
     data = federation.dataset
@@ -252,7 +252,7 @@ def empty_groups(federation: Federation, metric: Metric) -> list[int]:
 
 
 def without_groups(dataset: Dataset, groups: Sequence[int]) -> Dataset:
-    """The same rows; those of the given groups count as "not recorded", and a note says so."""
+    """The data set with the given groups marked as not recorded, and a note about it."""
     names = dataset.group_names
     kept = [g for g in range(len(names)) if g not in set(groups)]
     number = np.full(len(names) + 1, -1)  # -1 stays -1
@@ -267,11 +267,11 @@ def without_groups(dataset: Dataset, groups: Sequence[int]) -> Dataset:
 def contradiction(dataset: Dataset, metric: Metric) -> str | None:
     """A sentence on why the parts of a combined metric cannot all be zero; None if they can.
 
-    A decision between two classes has two rates in each group, those of true and of false
-    positives; with the share of positives b they give the selection rate and the precision. Any
-    three of these four, equal in groups of different b, leave only decisions that never accept a
-    negative, or no positive, or do not look at the label. (Equal accuracy may follow from them.)
-    Metrics that a user has added are not considered.
+    A decision between two classes has two rates in each group, the true-positive and the
+    false-positive rate; with the share of positives b they determine the selection rate and the
+    precision. If any three of these four rates are equal in groups with different b, the decision
+    accepts no negative, or accepts no positive, or does not depend on the label. (Equal accuracy
+    may follow from them.) Metrics that a user has added are not considered.
     """
     if len(dataset.classes) != 2:
         return None

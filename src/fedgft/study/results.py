@@ -39,8 +39,9 @@ REASONS = {
 def row(study: Study, result: Result) -> Row:
     """One cell as a row, as `fedgft compare` prints it.
 
-    Accuracy on the test rows, gaps of scores and of decisions on the clients' and on the test rows,
-    the interval and the noise floor of the held-out decisions, and how the cell was trained.
+    The row holds accuracy on the test rows, gaps of scores and of decisions on the clients' and on
+    the test rows, the interval and the noise floor of the held-out decisions, and how the cell was
+    trained.
     """
     metric = result.metric
     cell = study.describe(result)
@@ -101,7 +102,7 @@ def measure_rounds(result: Result) -> dict[str, np.ndarray]:
 
 
 def choices(study: Study, results: Sequence[Result]) -> list[str]:
-    """What the replicates chose on their inner splits, in words; empty if there was no choice."""
+    """Texts that say what the replicates chose on inner splits; empty if there was no choice."""
     texts: dict[str, None] = {}  # an ordered set: methods share the learning rate
     for result in results:
         alpha = study.concentration(result.alpha)
@@ -117,8 +118,8 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
 def round_rows(study: Study, result: Result) -> list[Row]:
     """One row per measured round and replicate.
 
-    `round` counts the rounds that the replicate was trained for: where it took more of them than
-    others, its measurements lie farther apart.
+    `round` counts the replicate's own rounds: a replicate that was trained for more rounds than
+    others has measurements that are farther apart.
     """
     cell = cell_columns(study, result.alpha, result.method, result.metric)
     curves = measure_rounds(result)
@@ -137,11 +138,11 @@ def round_rows(study: Study, result: Result) -> list[Row]:
 def client_rows(
     study: Study, result: Result, *, replicate: int = 0, plain: Result | None = None
 ) -> list[Row]:
-    """Every client's rows, accuracy and gap of decisions before and after, in one replicate.
+    """One row per client of one replicate: its size, and accuracy and gap before and after.
 
-    After: under the replicate's final model. Before: under FedAvg's final model of the same
-    replicate, if `plain` is given, and otherwise under the model that training started from.
-    The contributions add up to the gap: positive where a client widens it.
+    Gaps are of decisions. "After" is under the replicate's final model. "Before" is under FedAvg's
+    final model of the same replicate if `plain` is given, otherwise under the initial model. The
+    contributions of all clients add up to the gap; a client that widens the gap has a positive one.
     """
     metric = result.metric
     start = result.history.before if plain is None else plain.history.after
@@ -206,7 +207,7 @@ def _selection_rates(data: Dataset, sums: Sums) -> Row:
 
 
 def _widest_groups(data: Dataset, metric: Metric, sums: Sums) -> Row | None:
-    """The condition and the pair that are widest apart in most replicates; None: not estimable."""
+    """The condition and pair of groups that most often have the widest gap; None: not estimable."""
     decisions = sums.statistics(metric, "hard")
     known = decisions[np.isfinite(metric.readout(decisions))]
     if not len(known):
@@ -254,16 +255,16 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Why this replicate, in words."""
+        """A text that says why this replicate was chosen."""
         return REASONS[self.why].format(met=self.met)
 
 
 def choose_replicate(study: Study, result: Result) -> Choice:
     """The replicate whose model is saved.
 
-    Of those that met the target on their clients' rows, the most accurate one there; if none did,
-    the one whose gap is nearest to it, and a collapsed one only if all have collapsed. Without a
-    target, the first replicate that did not diverge.
+    It is the most accurate of the replicates that met the target, both measured on the clients'
+    rows. If none met it, it is the replicate whose gap is nearest to the target; a collapsed one is
+    chosen only if all have collapsed. Without a target, it is the first that did not diverge.
     """
     accuracy = result.client_sums.accuracy()
     lost = is_collapsed(result.client_sums)
@@ -282,8 +283,8 @@ def choose_replicate(study: Study, result: Result) -> Choice:
 def _compare_with_target(study: Study, result: Result) -> tuple[np.ndarray, np.ndarray]:
     """(replicate,) each: the gap on the clients' rows, and whether it is within the target.
 
-    A gap within 0.3 points of the target has reached it, the resolution of decisions on a few
-    thousand rows.
+    A gap counts as within the target if it exceeds it by at most 0.3 points, the resolution of
+    decisions on a few thousand rows.
     """
     gap = result.client_sums.gap(result.metric, study.protocol.control)
     return gap, gap <= result.strength + TARGET_TOLERANCE
@@ -292,7 +293,7 @@ def _compare_with_target(study: Study, result: Result) -> tuple[np.ndarray, np.n
 def describe_training(study: Study, result: Result, replicate: int) -> Row:
     """How one replicate was trained, and its accuracy and gap on the clients' and the test rows.
 
-    Gaps are of decisions, or of scores where the target is one for scores.
+    Gaps are those of decisions, or of scores if the target applies to scores.
     """
     own = result.client_sums[replicate]
     test = result.test_sums[replicate]
@@ -355,7 +356,7 @@ def mean_of(values: np.ndarray) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """The value as JSON can hold it: None instead of NaN and infinity."""
+    """The value as a number that JSON can represent; None for NaN and infinity."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -3,12 +3,12 @@
 Replicate i has its own test rows, its own partition and its own random numbers, all fixed by
 seed i. Where a protocol leaves a value open, every replicate chooses its own on an inner split:
 each client holds out a quarter of its training rows, and test rows are never looked at. The
-learning rate is the one with which FedAvg is most accurate there; a strength is the one with
-the smallest decision-level gap within one point of the best accuracy there.
+chosen learning rate makes FedAvg most accurate on the held-out quarter; the chosen strength has the
+smallest gap of decisions among those within one point of the best accuracy on that quarter.
 
-Two searches go on where they have not come to an end: a replicate whose best learning rate is
-at an edge of the grid tries rates beyond it, and one that misses its target is trained with more
-rounds (`Protocol.more_lr` and `Protocol.round_factors`). Neither depends on the other replicates.
+Two searches may be extended: a replicate whose best learning rate is at an edge of the grid tries
+rates beyond it, and a replicate that misses its target is trained with more rounds
+(`Protocol.more_lr` and `Protocol.round_factors`). Neither depends on the other replicates.
 """
 
 import warnings
@@ -35,8 +35,8 @@ from fedgft.study.protocol import Protocol, check_groups
 from fedgft.sums import Sums
 
 ONE_POINT = 0.01
-UNSETTLED = 1e-9  # counts as a miss that is smaller than any other
-OnProgress = Callable[[str, int], None]  # a description, and how many more run-rounds are done
+UNSETTLED = 1e-9  # excess of a gap that has not settled: smaller than that of any real miss
+OnProgress = Callable[[str, int], None]  # description, run-rounds since the last call
 
 
 def ignore_progress(what: str, amount: int) -> None:
@@ -45,7 +45,7 @@ def ignore_progress(what: str, amount: int) -> None:
 
 @dataclass(frozen=True)
 class Point:
-    """The values that may differ within a batch of runs; None: the protocol's, or its choice."""
+    """The values that may differ within a batch of runs; None: the protocol sets or chooses it."""
 
     alpha: float
     strength: float | None = None
@@ -65,9 +65,9 @@ class Result:
     federations
         One per replicate.
     lr, strength
-        (replicate,): as trained.
+        (replicate,): the values that were used in training.
     rounds
-        (replicate,): rounds of training; `history.rounds` counts in those of the shortest.
+        (replicate,): rounds of training; `history.rounds` counts those of the shortest replicate.
     chosen
         Which of "lr" and "strength" were chosen on inner splits.
     """
@@ -89,7 +89,7 @@ class Result:
 
     @property
     def stretch(self) -> np.ndarray:
-        """(replicate,): its rounds as a multiple of those in `history.rounds`."""
+        """(replicate,): rounds of training as a multiple of those in `history.rounds`."""
         return self.rounds // self.history.rounds[-1]
 
     @property
@@ -104,7 +104,7 @@ class Result:
 
 
 def _client_sums(history: History) -> Sums:
-    assert history.federation is not None  # studies evaluate on both
+    assert history.federation is not None  # studies evaluate on both kinds of rows
     return history.federation[-1]
 
 
@@ -267,7 +267,7 @@ class Study:
     def work(self, alphas: Sequence[float], methods: Sequence[str], metrics: Sequence[str]) -> int:
         """Run-rounds that these cells take at least: the length of a progress bar.
 
-        More learning rates and more rounds, where they are needed, come on top.
+        Further learning rates and rounds, where they are needed, are not included.
         """
         runs = count_choices(self.protocol.lr)
         for method in methods:
@@ -276,7 +276,7 @@ class Study:
         return runs * len(alphas) * len(self.seeds) * self.protocol.settings.rounds
 
     def rows_per_round(self, alpha: float) -> int:
-        """How many rows a run reads in a round."""
+        """Number of rows that a run reads per round."""
         return len(self.federations(alpha)[0].rows) * self.protocol.settings.epochs
 
     def _open_cell(
@@ -298,7 +298,7 @@ class Study:
         """Train all runs of a batch; also return for how many rounds each was trained.
 
         Runs that miss their target are trained again with more rounds. If a run never meets it,
-        the training with the smallest gap counts, and of equal ones the shortest.
+        its training with the smallest gap is kept, and among equal gaps the shortest training.
         """
         settings = self.protocol.settings
 
@@ -308,7 +308,7 @@ class Study:
             )
             title = what if factor == 1 else f"{what}, {longer.rounds} rounds"
             algorithm = self.protocol.algorithm(method, metric, part.strength)
-            with warnings.catch_warnings():  # one warning below, for those that miss in the end
+            with warnings.catch_warnings():  # a single warning follows below
                 warnings.simplefilter("ignore", TargetMissedWarning)
                 history = self._simulate(title, part, algorithm, longer)
             return history, target_excess(history, metric, self.protocol.control, part.strength)
@@ -331,7 +331,7 @@ class Study:
     def _search_beyond_grid(
         self, alpha: float, chosen: np.ndarray, accuracy: np.ndarray
     ) -> np.ndarray:
-        """The chosen rates, after comparing those at an edge of the grid with rates beyond it.
+        """The chosen rates, where a rate at an edge of the grid gives way to a better one beyond.
 
         `accuracy`: (candidate, replicate), on the inner splits.
         """
@@ -421,7 +421,7 @@ class Study:
 
 
 def count_choices(grid: Sequence[float]) -> int:
-    """The runs that choose among the values of a grid: none where it has one value."""
+    """Number of runs needed to choose a value of a grid; 0 if the grid has one value."""
     return len(grid) if len(grid) > 1 else 0
 
 

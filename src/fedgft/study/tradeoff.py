@@ -1,7 +1,7 @@
 """The trade-off between accuracy and gap: every method over its whole range of strengths.
 
-All strengths and replicates of a method are one batch of runs. What is chosen (the knee, or the
-most accurate model within a target) is chosen on the clients' rows; test rows are only shown.
+All strengths and replicates of a method are one batch of runs. The choice (the knee, or the most
+accurate model within a target) depends only on the clients' rows; test rows are only reported.
 
 Two kinds of references stand beside the trained methods. `thresholds` is FedAvg with one threshold
 per group, from histograms of scores that clients could send; it needs the group of every person at
@@ -36,8 +36,8 @@ from fedgft.study.results import Row, cell_columns, decision_columns, mean_of, m
 from fedgft.study.study import Point, Result, Study, count_choices
 from fedgft.sums import Sums, stack
 
-BOUNDS = (0.001, 0.01, 0.03)  # of ExponentiatedGradient
-MAX_TARGET = 0.99  # a target is below one
+BOUNDS = (0.001, 0.01, 0.03)  # constraint bounds for ExponentiatedGradient
+MAX_TARGET = 0.99  # targets must be below one
 HISTOGRAM_BINS = 400
 MAX_WINDOWS = 4_000  # threshold windows tried for a metric of two conditions
 FIT_COST = 20  # simulator runs that take as long as one Fairlearn fit
@@ -89,7 +89,7 @@ class Spot:
         return _mean(accuracy), _mean(gap)
 
     def complete(self, metric: Metric) -> bool:
-        """Whether every replicate has accuracy and gap: those that lack them might be bad."""
+        """Whether all replicates have accuracy and gap; a replicate without them may be bad."""
         return all(np.isfinite(v).all() for v in self.values(metric, "federation"))
 
     def meets(self, metric: Metric, target: float) -> bool:
@@ -103,8 +103,9 @@ class Spot:
     def nearest(self, metric: Metric, target: float | None) -> int:
         """The replicate whose model is saved.
 
-        The most accurate within the target, or else the fairest; without a target, the one whose
-        gap is nearest to the mean. A collapsed one only if all have collapsed.
+        It is the most accurate replicate within the target, or else the fairest; without a target,
+        the replicate whose gap is nearest to the mean. A collapsed replicate is chosen only if all
+        have collapsed.
         """
         accuracy, gap = self.values(metric, "federation")
         if target is None:
@@ -126,7 +127,7 @@ class Frontier:
     target
         The largest gap; None: the knee is chosen.
     spots
-        FedAvg's first, the strengths of a method side by side.
+        FedAvg's spot first; all strengths of a method are adjacent.
     """
 
     study: Study
@@ -147,7 +148,7 @@ class Frontier:
 
     @property
     def why(self) -> str:
-        """Why this replicate, in words."""
+        """A text that says why this replicate was chosen."""
         if self.target is None:
             return "its gap is nearest to the mean of the replicates"
         return "the most accurate within the target on its clients' rows, or else the nearest to it"
@@ -289,9 +290,9 @@ def widest_gap(fedavg: Spot, metric: Metric) -> float:
 def sweep_pooled(
     study: Study, metric: Metric, alpha: float, *, points: int, widest: float
 ) -> list[Spot]:
-    """The controller on pooled rows: one client that holds all of them, on the same test rows.
+    """The controller with one client that holds all training rows, tested on the same test rows.
 
-    In as many rounds it takes more steps, as one would with all rows in one place.
+    In the same number of rounds it takes more steps, as centralized training would.
     """
     settings = replace(study.protocol.settings, cohort=None, noise=0.0)
     protocol = replace(study.protocol, settings=settings, base="fedavg", mu=None, server_lr=None)
@@ -334,7 +335,7 @@ def fit_fairlearn_methods(
 def spot_row(study: Study, metric: Metric, alpha: float, spot: Spot) -> Row:
     """A spot with the columns of `fedgft compare`; None where it has no scores or no strength.
 
-    References decide without scores, and columns about training are left out.
+    References have no scores. Columns about training are left out.
     """
     values = measure(metric, spot.federation, spot.test)
     of_decisions = ("accuracy_federation", "accuracy", "gap_hard", "gap_hard_test")
@@ -361,10 +362,10 @@ def pareto_front(spots: Sequence[Spot], metric: Metric) -> list[Spot]:
 
 
 def find_knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
-    """Where giving up more gap stops buying accuracy.
+    """The spot beyond which a larger gap brings little further accuracy.
 
-    The spot farthest above the line between the two ends of the front, both axes scaled to their
-    range. None where there is no bend.
+    It is the spot farthest above the line between the two ends of the Pareto front, with both axes
+    scaled to their range; None if no spot lies above that line.
     """
     front = pareto_front(spots, metric)
     if len(front) < 3:
@@ -379,8 +380,9 @@ def find_knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
 def choose_spot(spots: Sequence[Spot], metric: Metric, target: float | None) -> Spot | None:
     """The most accurate trained method within the target, or else nearest to it.
 
-    Without a target the knee, or the fairest where there is none. By means over replicates on the
-    clients' rows. A spot that has collapsed in half of its replicates is chosen only if all have.
+    Without a target, it is the knee, or the fairest spot if there is no knee. Spots are compared by
+    means over replicates on the clients' rows. A spot that has collapsed in half of its replicates
+    is chosen only if all spots have.
     """
     known = [s for s in spots if s.method in METHODS]
     trained = [s for s in known if s.collapsed().mean() < 0.5] or known
@@ -390,7 +392,7 @@ def choose_spot(spots: Sequence[Spot], metric: Metric, target: float | None) -> 
 
 
 def best_within(spots: Sequence[Spot], metric: Metric, gap: float) -> Spot | None:
-    """The most accurate spot with at most this gap, both on the clients' rows; None: none has."""
+    """The most accurate spot with at most this gap, on the clients' rows; None if there is none."""
     fair = [s for s in spots if s.complete(metric) and s.meets(metric, gap)]
     return max(fair, key=lambda s: s.mean(metric, "federation")[0], default=None)
 
@@ -446,7 +448,9 @@ def _stack_pairs(pairs: Sequence[SumsPair]) -> SumsPair:
 def _decide_by_group(
     federation: Federation, scores: Sequence[np.ndarray], metric: Metric, tolerance: float
 ) -> SumsPair:
-    """The best thresholds on the clients' rows; rows without a group keep the threshold 0.5.
+    """The sums under the best thresholds; rows without a group keep the threshold 0.5.
+
+    The thresholds are chosen on the clients' rows.
 
     `scores`: P(positive) on the clients' and on the test rows.
     """
@@ -516,7 +520,7 @@ def _fit_key(
     for function in (fit_fairlearn, _fit, _sum_decisions):
         digest.update(inspect.getsource(function).encode())
     for rows in places:
-        # Features as they are in the table: scaled ones depend on how sums of clients round.
+        # Hash unscaled features: the scaling depends on how the sums of the clients are rounded.
         for array in (data.features, data.labels, data.groups):
             digest.update(np.ascontiguousarray(array[rows]).data)
     return "fairlearn-" + digest.hexdigest()[:32]

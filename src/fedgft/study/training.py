@@ -1,4 +1,4 @@
-"""Train methods on the replicates of a study, choose a model, say what came out, save it.
+"""Train methods on the replicates of a study, choose a model, describe the results, save them.
 
 study = Study(load("adult"), get_protocol("heldout"), range(20))
 trained = train_model(study, "fedgft-control", "sp")
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 else:
     pl = LazyModule("polars")
 
-MAX_GROUPS = 4  # groups whose rates a sentence names; a table has all
+MAX_GROUPS = 4  # largest number of groups whose rates a sentence names; tables show all
 NOT_ESTIMABLE = "not estimable"
 FEW_ROWS = "95% interval not estimable: fewer than ten rows"
 MODEL_FILE = "model.safetensors"
@@ -68,12 +68,12 @@ class Comparison:
         models: Mapping[str, int] = MappingProxyType({}),
         why: str | None = None,
     ) -> list[Path]:
-        """Write rows.parquet, rounds.parquet and the figure; all of them or none.
+        """Write the models, rows.parquet, rounds.parquet and the figure; all files or none.
 
         Parameters
         ----------
         folder
-            Where to; it is made if it does not exist.
+            The output folder; it is created if it does not exist.
         models
             File names, and the replicates of the last result whose models they hold.
         why
@@ -101,8 +101,8 @@ def compare_methods(
 ) -> Comparison:
     """Train every method for every metric at every alpha, on the replicates of one study.
 
-    Results are in the order alpha, metric, method. Missed targets stand in the rows, so there is
-    no `TargetMissedWarning`.
+    Results are in the order alpha, metric, method. The rows report missed targets, so there is no
+    `TargetMissedWarning`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)
@@ -119,8 +119,8 @@ def compare_methods(
 class TrainedModel:
     """One method, trained on all replicates, and the choice of one of them.
 
-    `comparison` ends with the method; where the method has a target, FedAvg stands before it to
-    show what the target costs.
+    The last result of `comparison` is that of the method. If the method has a target, the first is
+    FedAvg's, to show what the target costs.
     """
 
     comparison: Comparison
@@ -156,7 +156,7 @@ class TrainedModel:
         return build_model(self.study, self.result, self.choice.replicate, why=self.choice.reason)
 
     def save(self, folder: Path, *, all_models: bool = False) -> list[Path]:
-        """Write the chosen model, the rows and the figure; with `all_models` every replicate's."""
+        """Write the chosen model, or with `all_models` also all others, the rows and the figure."""
         models = {MODEL_FILE: self.choice.replicate}
         if all_models:
             models |= {f"model-{seed}.safetensors": i for i, seed in enumerate(self.study.seeds)}
@@ -175,7 +175,7 @@ def train_model(
     method
         A key of `METHODS`.
     metric
-        Whose gap.
+        The metric whose gap is reduced and measured.
     alpha
         Heterogeneity of a Dirichlet partition: small is heterogeneous.
     """
@@ -263,7 +263,7 @@ def compare_sentences(rows: Sequence[Row], *, groups: Sequence[str], title: str)
     Parameters
     ----------
     rows
-        The methods of one cell. fedgft-control stands for FedGFT if it is there.
+        One row per method of one cell. If there is a row of fedgft-control, it represents FedGFT.
     groups, title
         Names of the groups, and of the metric.
 
