@@ -94,7 +94,7 @@ class MLP:
 
 
 class _FromModule:
-    """What a model can tell from its torch module."""
+    """Base class of models whose shapes are read from their torch module."""
 
     def module(self, *, features: int, classes: int) -> Any:
         raise NotImplementedError
@@ -155,7 +155,7 @@ class Module(_FromModule):
     make
         Returns a module.
     given
-        Whether `make` returns a module of the caller, who may change it between simulations.
+        Whether `make` returns the caller's own module, which may change between simulations.
     """
 
     make: Callable[[], Any]
@@ -256,7 +256,7 @@ def _draw_module(make: Callable[[], Any], seed: int) -> np.ndarray:
 
 
 def _make_module(make: Callable[[], Any]) -> Any:
-    """The module that a function makes; refuse what cannot be trained."""
+    """Return the module that `make` creates; raise if it cannot be trained."""
     try:
         module = make()
     except TypeError as error:

@@ -69,7 +69,7 @@ class Optimizer:
 
 @dataclass
 class Moments:
-    """The moments m and v (u, p) of each unit, and the number of steps behind each, (u, 2)."""
+    """The moments m and v (u, p) of each unit, and the number of steps in each moment, (u, 2)."""
 
     m: Any
     v: Any
@@ -123,8 +123,8 @@ def step(optimizer: Optimizer, params: Block, grad: Block, *, moments: Moments, 
 def step_rates(optimizer: Optimizer, lr: float, ages: np.ndarray, steps: int) -> np.ndarray:
     """The rates of the next steps for `graph_step`, (steps,).
 
-    `graph_step` corrects the bias of m by the age of v; where m is younger, the rest of the
-    correction is in the rate. `ages` holds the steps behind m and behind v.
+    `graph_step` corrects the bias of m with the number of steps behind v. If m has fewer steps, the
+    rate contains the rest of the correction. `ages` holds the numbers of steps behind m and v.
     """
     ahead = np.arange(1, steps + 1)
     if not optimizer.adaptive:
@@ -156,10 +156,11 @@ def graph_step(
 
 
 def reach(optimizer: Optimizer, steps: np.ndarray, pull: np.ndarray | float = 0.0) -> np.ndarray:
-    """How far `steps` steps go along a constant gradient, in units of lr (FedNova's norm of a).
+    """Return the distance of `steps` steps along a constant gradient, in units of lr.
 
-    With momentum later steps go further; with a pull back (lr mu) they go less far. Adaptive steps
-    have the same length, so the result is their number.
+    This is FedNova's norm of a. With momentum, later steps are longer; with a proximal term
+    (`pull` = lr mu), they are shorter. Adaptive steps all have the same length, so the result is
+    their number.
     """
     if optimizer.adaptive:
         return 1.0 * steps

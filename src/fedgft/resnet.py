@@ -28,7 +28,7 @@ class ResNet(nn.Module):
     Parameters
     ----------
     channels, classes
-        Of the images and the label.
+        Number of channels of the images, and number of classes of the label.
     norm
         "batch" or "group".
     stem
@@ -96,7 +96,10 @@ def _conv_norm_relu(
 
 
 def _can_fuse(norm: nn.Module, x: Tensor) -> bool:
-    """Whether cuDNN can do it in one pass over memory: BatchNorm only scales and shifts."""
+    """Return whether cuDNN can compute convolution, norm and ReLU in one pass over memory.
+
+    It can where BatchNorm only scales and shifts, that is, outside training.
+    """
     nvidia = x.is_cuda and torch.version.cuda is not None and torch.is_autocast_enabled("cuda")
     fixed = isinstance(norm, nn.BatchNorm2d) and not norm.training
     return nvidia and fixed and not torch.is_grad_enabled()
@@ -148,9 +151,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             found = load_file(place)
         else:
             _check_unpacked_size(place)
-            with warnings.catch_warnings(action="ignore"):  # advice to read without protection
+            with warnings.catch_warnings(action="ignore"):  # they advise to turn off weights_only
                 found = torch.load(place, map_location="cpu", weights_only=True)
-    except Exception:  # any damage; torch's own messages suggest to run the file
+    except Exception:  # the file is damaged; torch's messages suggest loading it unsafely
         problem = "neither a whole .safetensors file nor a plain state dict"
         reason = "anything else is not read, because it could run code"
         raise _weights_error(path, f"{problem}; {reason}") from None
@@ -178,8 +181,8 @@ def _check_tensor(path: str | Path, name: str, tensor: Tensor) -> Tensor:
 def _check_unpacked_size(place: Path) -> None:
     """Refuse files that unpack to more than their size.
 
-    torch does not compress, and its files need no `bytearray`, which its reader would allocate at
-    any length.
+    torch does not compress its files. They also need no `bytearray`; a file that contains one is
+    refused, because the reader would allocate it at any length.
     """
     with place.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         if content.find(b"bytearray") >= 0:

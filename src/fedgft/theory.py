@@ -6,8 +6,9 @@ the rate r_k = a_k / b_k there, group j the rate s_k = c_k / d_k. Over all clien
 
     F~ = a/b - c/d = sum_k p_k r_k - sum_k q_k s_k,   p_k = w_k b_k / b,   q_k = w_k d_k / d,
 
-with a = sum_k w_k a_k and so on: p and q say on which clients a group's rows are. A metric
-may compare several groups under several conditions; the letters are those of the widest gap.
+with a = sum_k w_k a_k and so on; p and q are the distributions of the groups' rows over clients. A
+metric may compare several groups under several conditions; i and j are the pair with the largest
+gap.
 
 The examples at the end are Theorem 4.1 and Simpson's paradox as rows of data, for any number of
 clients. They also show Corollary 4.2: a gap that is positive while all local gaps are zero is no
@@ -57,8 +58,8 @@ class Compared(NamedTuple):
 class Analysis:
     """a, b (group i) and c, d (group j) of Definition 3.1 on each client, and what follows.
 
-    Where a group has no row of the event anywhere, the pair is one with that group and
-    everything is NaN. On a client that lacks one of the groups the local gap alone is NaN.
+    If a group has no row of the event on any client, the pair contains that group and all results
+    are NaN. On a client that lacks one of the groups, only the local gap is NaN.
     """
 
     pair: Compared
@@ -93,16 +94,18 @@ class Analysis:
             G_k = (a_k - rho b_k) / b - (c_k - rho d_k) / d,
             w_k G_k = p_k (r_k - rho) - q_k (s_k - rho).
 
-        The total is F~ whatever rho is, for sum_k w_k (rho b_k / b - rho d_k / d) = rho - rho. With
-        the overall rate as rho, a client adds zero where both groups have that rate, and a
-        constant added to the outcome (a_k + t b_k, c_k + t d_k, rho + t) changes no contribution.
-        A group that a client lacks has a_k = b_k = 0 and adds zero there. `paper_contributions`
-        are G_k + rho (b_k / b - d_k / d): they also count where the groups live.
+        The total is F~ for every rho, because sum_k w_k (rho b_k / b - rho d_k / d) = rho - rho.
+        With the overall rate as rho, a client contributes zero if both of its groups have that
+        rate, and adding a constant to the outcome (a_k + t b_k, c_k + t d_k, rho + t) changes no
+        contribution. A group that a client lacks has a_k = b_k = 0 and contributes zero there.
+        `paper_contributions` are G_k + rho (b_k / b - d_k / d); they also depend on how the groups
+        are distributed over clients.
 
-        rho is the rate of the two compared groups, not of all groups: a third group with another
-        rate would again make clients add or subtract by how many rows of i and j they hold.
-        A client whose groups have one rate that is not the overall one does add to the gap: that
-        is Simpson's paradox, and the contributions show which clients make it.
+        rho is the rate of the two compared groups, not of all groups. If it included a third group
+        with another rate, contributions would again depend on how many rows of i and j a client
+        holds. A client whose groups have the same rate contributes to the gap if that rate is not
+        the overall rate: this is Simpson's paradox, and the contributions show which clients cause
+        it.
         """
         rho = self.overall_rate
         first = _ratio(self.a - rho * self.b, self.weights @ self.b)
@@ -112,8 +115,9 @@ class Analysis:
     def paper_contributions(self) -> np.ndarray:
         """F_k = a_k/b - c_k/d with the global b and d: F~ = sum_k w_k F_k (Theorem 5.1).
 
-        Its gradient is what FedGFT needs. As an account of who makes the gap it misleads: for a
-        model that accepts every row, F_k = b_k/b - d_k/d, although no client has a gap.
+        FedGFT needs the gradient of F_k. As a measure of which clients cause the gap, F_k is
+        misleading: for a model that accepts every row, F_k = b_k/b - d_k/d, although no client has
+        a gap.
         """
         return _ratio(self.a, self.weights @ self.b) - _ratio(self.c, self.weights @ self.d)
 
@@ -144,8 +148,8 @@ class Analysis:
     def heterogeneity(self) -> float:
         """DH = max_k |(d/b)(b_k/d_k) - 1|, of a proper metric.
 
-        Infinite where a client holds one of the groups only: it has no local gap to start
-        from. A client that holds neither says nothing.
+        It is infinite if a client holds only one of the groups, because that client has no local
+        gap. A client that holds neither group is ignored.
         """
         if not self.proper:
             raise FedgftError(
@@ -171,7 +175,7 @@ class Analysis:
 
     @property
     def bound_tv(self) -> float:
-        """F <= alpha + TV, which follows from `bound_tight`. Above 1 it says nothing."""
+        """F <= alpha + TV, which follows from `bound_tight`; a value above 1 is no restriction."""
         return self._alpha + self.total_variation
 
     @property
@@ -180,22 +184,22 @@ class Analysis:
 
         Proof. With m_k = min(p_k, q_k), which sum to 1 - TV,
 
-            F~ = sum_k m_k (r_k - s_k) + sum_k (p_k - m_k) r_k - sum_k (q_k - m_k) s_k,
+            F~ = sum_k m_k (r_k - s_k) + sum_k (p_k - m_k) r_k - sum_k (q_k - m_k) s_k.
 
-        and the last two sums lie in [0, TV], for rates lie in [0, 1] and the factors of either
-        sum add up to TV; the first lies between -alpha (1 - TV) and alpha (1 - TV). The bound is
-        an average of alpha and 1: never above 1, nor above alpha + TV. A client that lacks a group
-        has m_k = 0: its missing rate is multiplied by zero throughout, so it counts in TV and
-        needs no local gap. If no client holds both groups there is no alpha, TV is 1, and so is
-        the bound.
-        It is reached by r_k = 1, s_k = 1 - alpha where p_k > q_k, r_k = alpha, s_k = 0 elsewhere.
+        The last two sums lie in [0, TV], because rates lie in [0, 1] and the factors of each sum
+        add up to TV. The first sum lies between -alpha (1 - TV) and alpha (1 - TV). The bound is a
+        weighted mean of alpha and 1, so it is never above 1, nor above alpha + TV. A client that
+        lacks a group has m_k = 0; its missing rate is multiplied by zero, so the client counts in
+        TV and needs no local gap. If no client holds both groups, alpha does not exist, and both TV
+        and the bound are 1. The bound is attained by r_k = 1, s_k = 1 - alpha where p_k > q_k, and
+        r_k = alpha, s_k = 0 elsewhere.
         """
         apart = min(self.total_variation, 1.0)  # not 1 + 1e-16
         return self._alpha * (1.0 - apart) + apart
 
     @property
     def _alpha(self) -> float:
-        """alpha in a bound: 0 where no client has a local gap, because 0 then bounds them all."""
+        """alpha as used in the bounds: 0 if no client has a local gap."""
         return 0.0 if math.isnan(self.largest_local_gap) else self.largest_local_gap
 
 
@@ -228,8 +232,8 @@ def compare(
 ) -> Analysis:
     """Return the terms of one pair of groups, from the clients' statistics (k, 2, v, g).
 
-    Means with the weights n_k / n, or sums with weights of 1: all that follows is the same, and
-    contributions then add up to the signed gap.
+    The statistics are means with the weights n_k / n, or sums with weights of 1. The results are
+    the same; with sums, the contributions themselves add up to the signed gap.
     """
     (a, b), (c, d) = (statistics[:, :, pair.condition, group].T for group in (pair.i, pair.j))
     return Analysis(pair, proper, weights, a=a, b=b, c=c, d=d)
@@ -258,11 +262,12 @@ class AllWeights(NamedTuple):
 def fair_for_all_weights(statistics: Statistics, *, tolerance: float = 1e-12) -> AllWeights:
     """Theorem 4.3, corrected: F = 0 for every w iff M + M^T = 0, where M_kl = a_k d_l - b_k c_l.
 
-    For b d F~ = w^T M w, and a quadratic form sees the symmetric part of M only. It is zero
-    iff all local gaps are, and any two clients have the same rate or the same mix b_k / d_k of
-    groups. The paper asks for M = 0, one rate everywhere: enough, but not necessary. Clients
-    of the same mix may differ in their rates, as Theorem 4.6 with DH = 0 says too.
-    `statistics` are (k, 2, v, g); every condition and pair of groups is looked at.
+    The reason is that b d F~ = w^T M w, and a quadratic form depends only on the symmetric part of
+    M. That part is zero iff all local gaps are zero and any two clients have the same rate or the
+    same mix b_k / d_k of groups. The paper requires M = 0, one rate on all clients, which is
+    sufficient but not necessary: clients with the same mix may have different rates, as Theorem 4.6
+    with DH = 0 also says. `statistics` are (k, 2, v, g); every condition and every pair of groups
+    is checked.
     """
     violation = one_rate = 0.0
     conditions, groups = statistics.shape[2:]
@@ -318,9 +323,10 @@ def locally_fair_globally_unfair(clients: int, gap: float) -> Example:
 
         F = 1 - (K - 1)/(m + K - 1) - 1/(1 + (K - 1) h),
 
-    and m and h make each of the two losses smaller than (1 - C)/2. They are never zero, for a
-    client needs rows of both groups to be fair: C = 1 is out of reach. Every row is there with
-    both labels, so this holds for sp, eop, eo and fpr at once, and `swapped` for cal.
+    and m and h are chosen so that each of the two subtracted terms is smaller than (1 - C)/2. The
+    terms are never zero, because a client needs rows of both groups to be fair, so C = 1 is
+    impossible. Every row occurs with both labels, so this holds for sp, eop, eo and fpr at once;
+    for cal, use `swapped`.
     """
     if not 0 < check_number("gap", gap) < 1:
         raise FedgftError(f"gap must lie between 0 and 1, both excluded; it is {gap}")
@@ -335,10 +341,10 @@ def locally_fair_globally_unfair(clients: int, gap: float) -> Example:
 def locally_unfair_globally_fair(clients: int, gap: float) -> Example:
     """Return rows for which every local gap is at least C = `gap` <= 1 and the global gap is 0.
 
-    Even clients accept the share R >= C of group 0 and none of group 1, odd clients the other
-    way round, and both groups are equally large on a client. Its size is proportional to the
-    number of clients of the other kind, so the kinds hold half of all rows each and both
-    groups have the rate R/2. Metrics as in `locally_fair_globally_unfair`.
+    Even clients accept the share R >= C of group 0 and none of group 1; odd clients do the
+    opposite. Both groups are equally large on each client. The size of an even client is
+    proportional to the number of odd clients and vice versa, so each kind holds half of all rows
+    and both groups have the rate R/2. The metrics are those of `locally_fair_globally_unfair`.
     """
     if not 0 < check_number("gap", gap) <= 1:
         raise FedgftError(f"gap must lie above 0 and not above 1; it is {gap}")

@@ -1,4 +1,4 @@
-"""Federated algorithms: four slots and what fills them."""
+"""Federated algorithms: objective, correction, weighting and server, and their implementations."""
 
 from fedgft.algorithms.controller import Controller
 from fedgft.algorithms.corrections import (

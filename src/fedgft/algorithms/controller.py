@@ -1,8 +1,8 @@
-"""A target for the gap of decisions: the server measures the gap and adjusts prices to reach it.
+"""The controller: the server measures the gap of decisions and adjusts prices to reach a target.
 
-Decisions have no gradient, so the penalty acts on scores and the measured gap of decisions sets its
-strength. For each condition v and group i the server holds two multipliers, one for each side of a
-band of width `target` around a common center m, and converts them into the price of a row:
+Decisions have no gradient, so the penalty acts on scores, and the measured gap of decisions sets
+its strength. For each condition v and group i the server holds two multipliers, one for each side
+of a band of width `target` around a common center m, and converts them into the price of a row:
 
     above_i = rate_i - m - target/2          below_i = m - target/2 - rate_i
     limit_i = max(MAX_ROW_PRICE, MAX_GROUP_PRICE / w_i)
@@ -12,22 +12,23 @@ band of width `target` around a common center m, and converts them into the pric
 
 All rates lie within the band exactly if the gap is at most the target. Clients add
 <v, statistics of the scores>, where v = sum_i w_i q_i d rate_i / dS and w_i = P(event, group i).
-With two groups w_0 q_0 = -w_1 q_1 is the one constant C of the paper's Theorem 5.1. Because q is a
-price per row, a small group that answers its price needs no larger one than a large group.
+With two groups, w_0 q_0 = -w_1 q_1 is the constant C of the paper's Theorem 5.1. Because q is a
+price per row, a small group needs no higher price than a large group, as long as its rate responds.
 
-The gain k follows the measured response, so that no constant belongs to one optimizer:
+The gain k follows the measured response, so that no constant has to be tuned to an optimizer:
 
     b_i = how far rate_i fell in a round, per unit that q_i rose in the round before
     k   = GAIN trust / (b_i speed)
 
-b is a regression over past rounds that starts from PRIOR and forgets old rounds as new pushes
-replace them, once for all groups of a condition and then for each group, within bounds. `speed` is
-how far the coming round moves the model, relative to the first: learning rate and damping. `trust`
-halves when the gap swings to the other side without shrinking, falls while rates rise where prices
-rise, and recovers slowly.
+b is estimated by a regression over past rounds, first for all groups of a condition together and
+then for each group, within RESPONSE_BOUNDS. The estimate starts from PRIOR and forgets old rounds
+as new pushes (price changes times speed) replace them. `speed` is how far the coming round moves
+the model, relative to the first round; it is the product of relative learning rate and damping.
+`trust` is halved when a violation changes sides without shrinking, falls while rates rise where
+prices rise, and recovers slowly.
 
-Where the learning rate does not fall, models of single rounds scatter around the target forever.
-`damping` therefore shortens the server's step along a cosine.
+With a learning rate that does not fall, the gaps of successive models would scatter around the
+target without end. `damping` therefore shortens the server's step along a cosine.
 """
 
 from dataclasses import dataclass
@@ -45,23 +46,24 @@ from fedgft.validation import check_choice, check_number, check_number_per_run
 GAIN = 0.6
 "The share of the violation that a round is meant to remove."
 PAST_SHARE = 0.4
-"How much of the last violation is subtracted: a round keeps this share of what moved before it."
+"The share of the last violation that is subtracted: a round repeats this share of the last move."
 PRIOR = 0.1
-"The response that is assumed before one is measured: rate per unit of price, per round."
+"The response assumed before the first measurement: change of rate per unit of price and round."
 PRIOR_WEIGHT = 0.1
-"How many squared units of price must have moved before the measured response counts as much."
+"The sum of squared price changes at which the measured response has the same weight as PRIOR."
 RESPONSE_BOUNDS = (0.01, 2.0)
 FORGET = 0.8
 MIN_TRUST = 0.1
-"Trust falls no further: without any push the response would never be measured again."
+"The smallest trust: at zero, prices would stop changing and no response could be measured again."
 MAX_ROW_PRICE = 8.0
 "The largest price of a row. A price of two already decides nearly every row of a calibrated model."
 MAX_GROUP_PRICE = 3.0
-"The largest price of a group as a whole: small groups that share all features with others need it."
+"""The largest price of a whole group. It allows higher row prices in small groups, which need them
+if they share all features with other groups."""
 MIN_SPEED = 0.05
-"The speed that damping ends with."
+"The speed in the last round under damping."
 TARGET_TOLERANCE = 0.003
-"A gap this close to its target has reached it: decisions on a few thousand rows are no finer."
+"How far above its target a gap counts as having reached it; a few thousand rows resolve no less."
 MAX_SWING = 0.03
 "The gap has settled if it varies by no more than this over the last third of the rounds."
 
@@ -72,16 +74,16 @@ class TargetMissedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Loop:
-    """What a controller needs to know about the training that it steers.
+    """The properties of the training loop that a controller needs.
 
     Parameters
     ----------
     delay
-        Rounds from a price to the first measurement of its effect: 1, or 2 where sums arrive
+        Number of rounds from a price to the first measurement of its effect: 1, or 2 if sums arrive
         together with the clients' updates.
     caution
-        Share of the usual gain; below 1 where measurements are noisy (a sampled cohort, added
-        noise) or the server has momentum.
+        Factor of the gain; below 1 if measurements are noisy (a sampled cohort, added noise) or the
+        server has momentum.
     """
 
     delay: int = 1
@@ -95,14 +97,14 @@ class ControllerState(NamedTuple):
     """
 
     loop: tuple[int, float]  # delay and caution
-    speed: float = 1.0  # of the coming round
-    gaps: Any = None  # (r, models measured)
-    rates: Any = None  # (r, v, g), of the last model, as all that follow
-    up: Any = None  # presses a rate down
-    down: Any = None
-    above: Any = None  # violations
-    below: Any = None
-    prices: Any = None  # of a row
+    speed: float = 1.0  # speed of the coming round
+    gaps: Any = None  # (r, measured models)
+    rates: Any = None  # (r, v, g), rates of the last model; arrays below have the same shape
+    up: Any = None  # multiplier that lowers a rate above the band
+    down: Any = None  # multiplier that raises a rate below the band
+    above: Any = None  # violations above the band
+    below: Any = None  # violations below the band
+    prices: Any = None  # price of a row
     pushes: Any = None  # (delay, r, v, g): price changes times speed, oldest first
     fall: Any = None  # running sum of pushes times the falls that followed
     moved: Any = None  # running sum of squared pushes
@@ -112,7 +114,7 @@ class ControllerState(NamedTuple):
 
 @dataclass(frozen=True)
 class ControlReport:
-    """Whether each run reached its target. All gaps are of all clients' training rows.
+    """Whether each run reached its target. All gaps are measured on all clients' training rows.
 
     Parameters
     ----------
@@ -154,8 +156,8 @@ class ControlReport:
     def with_runs(self, at: np.ndarray, other: "ControlReport") -> "ControlReport":
         """Return this report with the runs `at` replaced by those of another report.
 
-        The other may have more rounds; as many of its `gaps` are taken as this one has, evenly
-        spread over the rounds.
+        `other` may have more rounds than this report; then as many of its `gaps` as this report has
+        are taken, evenly spread over its rounds.
         """
         gap = self.gap.copy()
         gaps = self.gaps.copy()
@@ -165,7 +167,7 @@ class ControlReport:
         return ControlReport(self.target, gap, gaps, self.kind)
 
     def reason(self, run: int = 0) -> str:
-        """Return one sentence: what happened in this run, and what to try if it missed."""
+        """Return a sentence with the gap of this run and, if it missed its target, a remedy."""
         of = {"hard": "decisions", "soft": "scores"}[self.kind]
         gap, target, swing = (100 * float(x[run]) for x in (self.gap, self.target, self.swing))
         if not np.isfinite(gap):
@@ -197,7 +199,7 @@ class ControlReport:
 
 
 def with_speed(state: Any, speed: float) -> Any:
-    """Put the speed of the coming round into a controller's state; return others unchanged."""
+    """Return a controller's state with the speed of the coming round; other states unchanged."""
     return state._replace(speed=speed) if isinstance(state, ControllerState) else state
 
 
@@ -219,13 +221,13 @@ def lists_to_arrays(value: Any) -> Any:
 def damping(done: int, rounds: int, speed: float) -> float:
     """Return the share of the server's step to take in a round.
 
-    The share times the speed falls along a cosine from 1 to MIN_SPEED, so a learning rate that
-    falls as fast is not damped further.
+    The share times the speed falls along a cosine from 1 to MIN_SPEED, so a step is not shortened
+    where the learning rate already falls as fast.
 
     Parameters
     ----------
     done, rounds
-        The round, counted from 0, and how many there are.
+        The index of the round, counted from 0, and the number of rounds.
     speed
         How far this round moves the model by itself, relative to the first round.
     """
@@ -234,7 +236,7 @@ def damping(done: int, rounds: int, speed: float) -> float:
 
 
 class StepDamper:
-    """Shortens steps along a cosine, where only the length of each step is known.
+    """Shortens steps along a cosine in a loop where only the length of each step is known.
 
     Steps of the first quarter of the rounds stay as they are; their median length is the
     reference.
@@ -255,7 +257,8 @@ class StepDamper:
     def speed(self) -> float:
         """How far the coming round moves the model, relative to the first rounds.
 
-        Steps also shorten because training converges, so their length counts by its square root.
+        Steps also become shorter because training converges, so the square root of the relative
+        length is used.
         """
         done = len(self.lengths)
         if done < self.first:
@@ -275,14 +278,15 @@ class Controller:
     Parameters
     ----------
     metric
-        Whose gap.
+        The metric whose gap is controlled.
     target
-        The largest gap to leave, as a fraction: one number, or one per run.
+        The largest acceptable gap, as a fraction: one number, or one per run.
     kind
         The gap of decisions ("hard") or of scores ("soft").
     pick
-        The share of the rounds, counted from the end, from whose global models the final one is
-        chosen, by accuracy and gap on the clients' rows; 0: always the last model.
+        The share of the rounds, counted from the end, whose global models are candidates for the
+        final model. The choice depends on accuracy and gap on the clients' rows. 0 means that the
+        last model is the final model.
     damp
         Whether to shorten the server's steps toward the end where the learning rate does not
         fall.
@@ -308,7 +312,7 @@ class Controller:
         return ControllerState((loop.delay, loop.caution))
 
     def update(self, state: ControllerState, cohort: Cohort, received: Sums) -> ControllerState:
-        """Return the state after the cohort's sums of a model: `steer` on their mean."""
+        """Return the state after the cohort's sums of a model; calls `steer` with their mean."""
         return self.steer(state, self._mean(cohort, received))
 
     def steer(self, state: ControllerState, statistics: Statistics) -> ControllerState:
@@ -352,7 +356,7 @@ class Controller:
         )
 
     def price(self, state: ControllerState, *, run: np.ndarray, classes: int) -> Price | float:
-        """Return the price of each score, one entry per run in `run`; 0 before a message."""
+        """Return the price of each score, one entry per run in `run`; 0 if there is none yet."""
         return 0.0 if state.v is None else price(self.metric, state.v, classes)[run]
 
     def excess(self, cohort: Cohort, received: Sums) -> np.ndarray:
@@ -389,10 +393,11 @@ class Controller:
 def band_center(
     rates: Rates, weight: np.ndarray, known: np.ndarray, width: np.ndarray
 ) -> np.ndarray:
-    """Return the center (r, v, 1) of the band of this width that is nearest to the rates.
+    """Return the center (r, v, 1) of the band of the given width that is nearest to the rates.
 
-    It minimizes the weighted squared distances of the rates from the band, so that violations above
-    and below it balance; where all rates fit into a band, it lies midway between the outer two.
+    The center minimizes the weighted squared distances of the rates from the band, so that
+    violations above and below the band balance. If all rates fit into a band, the center is midway
+    between the highest and the lowest rate.
     """
     high = np.where(known, rates, -np.inf).max(-1, keepdims=True)
     low = np.where(known, rates, np.inf).min(-1, keepdims=True)
@@ -421,9 +426,9 @@ def _with_zeros(state: ControllerState) -> ControllerState:
 def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> ControllerState:
     """Return the state with one more round in its regression of falls on pushes.
 
-    Rates are taken relative to their mean over rows: training moves all groups, prices move them
-    apart. Old rounds are forgotten only as fast as new pushes replace them: while prices rest, the
-    response that was measured stays.
+    Rates are taken relative to their mean over rows, because training moves all groups and prices
+    change the differences between groups. Old rounds are forgotten only as fast as new pushes
+    replace them: while prices do not change, the measured response is kept.
     """
     change = rates - state.rates
     change = change - (weight * change).sum(-1, keepdims=True)
@@ -440,8 +445,8 @@ def _next_trust(
 ) -> np.ndarray:
     """Return the next trust (r, v, g), between MIN_TRUST and 1.
 
-    It is halved after a swing, where a group's violation has changed sides and is still half as
-    large. It falls by 15% while rates rise where prices rise (a runaway). Else it recovers by 15%.
+    Trust is halved if a group's violation has changed sides and is more than half as large as
+    before. It falls by 15% while rates rise where prices rise. Otherwise it grows by 15%.
     """
     now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
     last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)

@@ -1,4 +1,4 @@
-"""The correction slot: what is added to a client's gradient in every local step.
+"""The correction slot: the term that is added to a client's gradient in every local step.
 
     mu (params - start) + drift
 
@@ -83,7 +83,7 @@ class Proximal(Correction):
 
 
 class Scaffold(Correction):
-    """SCAFFOLD (Karimireddy et al., 2020): c - c_k removes what is particular to a client's pull.
+    """SCAFFOLD (Karimireddy et al., 2020): adding c - c_k removes the client-specific drift.
 
     c_k is the mean raw gradient of the client's last round. For plain SGD that is option II of the
     paper, and it is defined for every local optimizer. c = sum_k n_k/n c_k holds after every round,

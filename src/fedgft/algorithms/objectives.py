@@ -32,17 +32,17 @@ SLOPES: dict[str, Callable[[Any], Any]] = {
     "l2": lambda gap: 2.0 * gap,
     "half": lambda gap: gap,
 }
-"The derivative of J by name: l1 is x, l2 (the paper's) x^2, half (as in its Table 1) x^2 / 2."
+"The derivative of J by name. J(x) is x for l1, x^2 for l2 (the paper), x^2 / 2 for half (Table 1)."
 
 
 @runtime_checkable
 class Pricing(Protocol):
     """A penalty whose prices the server sets from the sums of all clients.
 
-    `init` returns the state before the first round, of `runs` runs that train side by side.
+    `init` returns the state before the first round, for `runs` runs that train together.
     `update` returns the next state from the cohort's sums of the model that the server sends.
     `price` returns the price of each score, (len(run), label, group, class), where entry i
-    belongs to run `run[i]`; 0.0 while there is none.
+    belongs to run `run[i]`; it returns 0.0 before the first update.
     """
 
     @property
@@ -57,12 +57,12 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True)
 class LinearizedPenalty:
-    """The penalty lam J(F), linearized at the statistics that were measured last.
+    """The penalty lam J(F), linearized at the last measured statistics.
 
     Parameters
     ----------
     metric
-        Whose gap F.
+        The metric whose gap is F.
     lam
         Strength: one number, or one per run.
     penalty
@@ -91,7 +91,7 @@ class LinearizedPenalty:
         return self.cotangent(mean, np.zeros_like(mean) if state is None else state)
 
     def cotangent(self, statistics: Statistics, last: Statistics) -> Statistics:
-        """Return v at these statistics; where a group has no row of the event, the last v stays.
+        """Return v at these statistics, or `last` where a group has no row of the event.
 
         The weighted penalties of a combined metric add up.
         """
@@ -116,10 +116,10 @@ class LinearizedPenalty:
 def reweigh(count: np.ndarray) -> Weights:
     """Return the row weights of LRW, local reweighing (Kamiran & Calders, 2012).
 
-    It is Algorithm 4 of the paper.
-    On its own client, a row of group a and label y weighs n_a n_y / (n n_ay), so that label and
-    group look independent there. A cell without rows needs no weight; rows without a recorded
-    group keep the weight one.
+    This is Algorithm 4 of the paper. A row of group a and label y has the weight
+    n_a n_y / (n n_ay), with the counts of its own client, so that label and group are independent
+    on that client. A cell without rows needs no weight; rows without a recorded group have the
+    weight one.
 
     Parameters
     ----------
@@ -146,11 +146,12 @@ class Objective:
     Parameters
     ----------
     row_weights
-        Counts (..., label, group) -> weights of the same shape; None: every row weighs one.
+        A function from counts (..., label, group) to weights of the same shape; None means that
+        every row has the weight one.
     penalties
-        Priced by the server from the sums of all clients, once per round.
+        Penalties whose prices the server sets once per round, from the sums of all clients.
     local_penalties
-        Priced by each client from its own sums, anew each epoch.
+        Penalties whose prices each client sets before every epoch, from its own sums.
     """
 
     row_weights: Callable[[np.ndarray], np.ndarray] | None = None

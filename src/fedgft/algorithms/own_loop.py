@@ -33,7 +33,7 @@ class Penalty:
     Parameters
     ----------
     metric
-        Whose gap, as a name or a `Metric`.
+        The metric whose gap is penalized, as a name or a `Metric`.
     lam
         Strength of a penalty on the gap of scores. Give either `lam` or `target`.
     target
@@ -41,13 +41,13 @@ class Penalty:
     groups
         How many groups there are.
     penalty
-        J in lam J(F): "l1", "l2" or "half"; without meaning where there is a target.
+        J in lam J(F): "l1", "l2" or "half"; ignored if there is a target.
     rounds
-        Length of the loop. With a target, give it and call `penalty.damp(model)` at the end of
-        each round: where the learning rate does not fall, the model would never settle otherwise.
+        Number of rounds of the loop. With a target, pass it and call `penalty.damp(model)` at the
+        end of each round; otherwise the model would not settle if the learning rate does not fall.
     lagging
-        The statistics are of the model that the round began with, as when clients send them
-        together with their updates.
+        Whether the statistics are those of the model at the start of the round, as when clients
+        send them together with their updates.
     """
 
     def __init__(

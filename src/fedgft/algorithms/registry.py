@@ -1,4 +1,4 @@
-"""An algorithm is four slots; methods and bases are fillings of them, here by name.
+"""Algorithms by name. An algorithm has four slots; methods and bases fill them.
 
 | slot       | what it may change                                    |
 |------------|-------------------------------------------------------|
@@ -7,7 +7,7 @@
 | weighting  | the coefficients of the clients' updates              |
 | server     | the step on the mean update                           |
 
-FedAvg is the four defaults.
+FedAvg has the default in all four slots.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ PerRun = float | np.ndarray  # one number, or one per run
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A filling of the four slots; each has FedAvg's as its default."""
+    """A federated algorithm: the objects in its four slots. The defaults are those of FedAvg."""
 
     objective: Objective = field(default_factory=Objective)
     correction: Correction = field(default_factory=Proximal)
@@ -39,7 +39,7 @@ class Algorithm:
 
 
 def fedavg() -> Algorithm:
-    """FedAvg (McMahan et al., 2017): the four defaults, which look at no group."""
+    """FedAvg (McMahan et al., 2017): the default in all four slots, which ignore groups."""
     return Algorithm()
 
 
@@ -60,7 +60,10 @@ def lft(
 
 
 def fairfed(metric: str | Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
-    """FairFed's weights on top of local reweighing, its local debiasing; arguments: `FairFed`."""
+    """FairFed's weights, with local reweighing as the local debiasing method.
+
+    The arguments are those of `FairFed`.
+    """
     return Algorithm(
         objective=Objective(row_weights=reweigh), weighting=FairFed(get_metric(metric), beta, rule)
     )
@@ -85,7 +88,10 @@ def fedgft_control(
     pick: float = 0.6,
     damp: bool = True,
 ) -> Algorithm:
-    """FedGFT whose strength follows the measured gap of decisions; arguments: `Controller`."""
+    """FedGFT with a strength that follows the measured gap of decisions.
+
+    The arguments are those of `Controller`.
+    """
     rule = Controller(get_metric(metric), target, kind, pick=pick, damp=damp)
     return Algorithm(objective=Objective(penalties=(rule,)))
 
@@ -172,15 +178,15 @@ def get_method(
     name
         A key of `METHODS`.
     metric
-        Whose gap; without effect for fedavg and lrw.
+        The metric whose gap is reduced; ignored by fedavg and lrw.
     strength
-        lam of lft and fedgft, beta of fairfed, the target of fedgft-control.
+        `lam` of lft and fedgft, `beta` of fairfed, or `target` of fedgft-control.
     penalty, spread
-        Of lft and fedgft, see `LinearizedPenalty`.
+        Options of lft and fedgft; see `LinearizedPenalty`.
     rule
-        Of fairfed, see `FairFed`.
+        Option of fairfed; see `FairFed`.
     kind, pick
-        Of fedgft-control, see `Controller`.
+        Options of fedgft-control; see `Controller`.
     """
     method = METHODS[check_choice("method", name, tuple(METHODS))]
     if method.strength is None:

@@ -1,6 +1,6 @@
-"""The server slot: the step on the mean update. State goes in and comes out.
+"""The server slot: the server's step from the mean update. Each step takes and returns a state.
 
-Arrays are (run, parameters), numpy's or torch's, as the executor has them.
+Arrays have the axes (run, parameter) and are NumPy or torch arrays, depending on the executor.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ class Adaptive:
         m = self.first * m + (1 - self.first) * update
         if self.rule == "adam":
             v = self.second * v + rest * square
-        elif self.rule == "yogi":  # v moves toward the square by steps of its own size
+        elif self.rule == "yogi":  # v moves toward the square by a fixed share of the square
             sign = 1.0 * (v > square) - 1.0 * (v < square)
             v = v - rest * square * sign
         else:

@@ -90,8 +90,12 @@ class Local:
 
 @runtime_checkable
 class Weighting(Protocol):
-    """`sees`: which sums of the clients it needs. `init` takes the rows (run, client) and returns
-    a state; `coefficients` returns the coefficient of each unit's update, and the next state."""
+    """A rule for the coefficients of the clients' updates.
+
+    `sees` says which sums of the clients it needs. `init` takes the number of rows (run, client)
+    and returns a state. `coefficients` returns the coefficient of each unit's update and the next
+    state.
+    """
 
     @property
     def sees(self) -> Sees: ...
@@ -103,7 +107,7 @@ class Weighting(Protocol):
 
 @dataclass(frozen=True)
 class BySize:
-    """FedAvg (McMahan et al., 2017): n_k over the rows of the cohort, or as the sampling says."""
+    """FedAvg (McMahan et al., 2017): the cohort's weights, n_k / n unless sampling sets others."""
 
     sees: Sees = "nothing"
 
@@ -119,7 +123,7 @@ class BySize:
 class FedNova:
     """FedNova (Wang et al., 2020): a client that makes more local steps does not count for more.
 
-    Updates are divided by their reach and stretched to the mean reach: w_k -> w_k mean / reach_k,
+    Each update is divided by its reach and multiplied by the mean reach: w_k -> w_k mean / reach_k,
     with the weights w_k of the weighting `inner`.
     """
 
@@ -146,21 +150,21 @@ class FairFed:
     """FairFed: weights that follow the distance between global and local fairness.
 
     Ezzeldin, Yan, He, Ferrara & Avestimehr, "FairFed: Enabling Group Fairness in Federated
-    Learning". With signed gaps F of all data and F_k of a client's, Delta_k = |F - F_k|, or
+    Learning". With the signed gaps F of all data and F_k of client k, Delta_k = |F - F_k|, or
     |Acc - Acc_k| where the local gap is not estimable.
 
     Parameters
     ----------
     metric
-        Whose gap.
+        The metric whose gaps are compared.
     beta
         Strength: one number, or one per run.
     rule
-        "subtract", as published: wbar_k <- max(wbar_k - beta (Delta_k - mean Delta), 0) from
-        wbar_k = n_k / n, normalized on use; gaps of the received model. "authors", the code behind
-        the paper's tables: the same from equal weights, and the normalized weights are kept.
-        "exp", the paper's text: w_k proportional to n_k exp(-beta Delta_k), with F_k of the
-        locally trained models.
+        "subtract" is the published rule: wbar_k <- max(wbar_k - beta (Delta_k - mean Delta), 0),
+        starting from wbar_k = n_k / n, with gaps of the received model; weights are normalized when
+        they are used. "authors" is the rule of the code behind the paper's tables: it starts from
+        equal weights and keeps the normalized weights. "exp" is the rule in the paper's text: w_k
+        is proportional to n_k exp(-beta Delta_k), with F_k of the locally trained models.
     """
 
     metric: Metric
@@ -204,7 +208,7 @@ class FairFed:
         return weight, state
 
     def _distance(self, cohort: Cohort, received: Sums, local: Sums) -> np.ndarray:
-        """Return Delta_k, along the pair of groups that is farthest apart globally."""
+        """Return Delta_k for the pair of groups with the largest global gap."""
         overall = cohort.mean(client_means(self.metric, received))
         own = client_means(self.metric, local)
         gap = np.abs(

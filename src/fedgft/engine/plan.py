@@ -18,7 +18,7 @@ from fedgft.sums import Sums
 
 try:
     import numba
-except ImportError:  # every caller has a slower NumPy version with the same results
+except ImportError:  # every caller then uses a slower NumPy version with the same results
     numba = None
 
 NUMBA_AVAILABLE = numba is not None
@@ -31,8 +31,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Weyl increment o
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile with numba, release the GIL and cache the machine code on disk.
 
-    Numba caches in the user's folder if the install is read-only; if that fails too, the function
-    is compiled once per process. Without numba the function is returned as it is.
+    If the installation is read-only, numba caches in the user's folder; if that fails too, the
+    function is compiled once per process. Without numba, the function is returned unchanged.
     """
     if numba is None:
         return function
@@ -45,18 +45,19 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a part of a kernel into each of its callers.
 
-    Compiled separately it would exist twice, alone and inside the cached caller, with different
-    optimizations: the process that compiles would round differently from the next one.
+    If it were compiled separately, it would exist twice with different optimizations: on its own
+    and inside the cached caller. The process that compiles it would then round differently from
+    later processes, which load the cached caller.
     """
     return function if numba is None else numba.njit(inline="always", **NUMBA_OPTIONS)(function)
 
 
 @dataclass(frozen=True)
 class Units:
-    """Pieces of work. Unit i is rows `low[i]:high[i]` of the index, scaled as in run `run[i]`.
+    """Units of work. Unit i consists of rows `low[i]:high[i]` of the index, scaled as in `run[i]`.
 
-    `count` (u, c, k) holds the rows of each unit by label and group; the last group is "not
-    recorded".
+    `count` (u, c, k) holds the number of rows of each unit by label and group; the last group is
+    "not recorded".
     """
 
     run: np.ndarray
@@ -84,20 +85,22 @@ class Units:
 class RowIndex:
     """The rows of every (run, client), for all runs in one array, as in a CSR matrix.
 
-    A federation that several runs share is stored once. `index_rows` builds it.
+    A federation that several runs share is stored once. `index_rows` builds the index.
 
     Attributes
     ----------
     federations
-        One per run.
+        One federation per run.
     rows
-        Row numbers of the data set, int32: clients' rows, then test rows of each federation.
+        Row numbers of the data set, int32: for each federation the clients' rows, then the test
+        rows.
     starts
-        Offsets of all clients of all federations into `rows`.
+        Offsets into `rows` of all clients of all federations.
     first
-        For each run, its first entry in `starts`.
+        The position in `starts` of the first client of each run.
     counts
-        Rows by label and group of the client that begins at each offset, (offsets, c, k).
+        Number of rows, by label and group, of the client that begins at each offset,
+        (offsets, c, k).
     test
         The test rows of each run.
     """
@@ -135,13 +138,13 @@ class RowIndex:
         return Units(cohort.run, self.starts[at], self.starts[at + 1], self.counts[at])
 
     def keys(self, cohort: Cohort) -> np.ndarray:
-        """The number that identifies each client in random draws, (u,)."""
+        """Return the number that identifies each client in random draws, (u,)."""
         by_run = np.split(cohort.client, cohort.bounds[1:-1])
         pairs = zip(self.federations, by_run, strict=True)
         return np.concatenate([federation.keys[clients] for federation, clients in pairs])
 
     def scaling(self, width: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and 1 / spread of the features of each run, padded to `width` with 0 and 1."""
+        """Return the mean and 1 / spread of each run's features, padded to `width` with 0 and 1."""
         mean = np.zeros((self.runs, width), dtype)
         inverse = np.ones((self.runs, width), dtype)
         for r, federation in enumerate(self.federations):
@@ -152,7 +155,10 @@ class RowIndex:
 
 
 def index_rows(federations: list[Federation]) -> RowIndex:
-    """Build the index of one federation per run; they share a data set and a number of clients."""
+    """Build the index from one federation per run.
+
+    All federations must share one data set and have the same number of clients.
+    """
     if len({id(f.dataset) for f in federations}) != 1:
         raise FedgftError("all runs of one simulation must share one data set")
     if len({f.num_clients for f in federations}) != 1:
@@ -175,7 +181,10 @@ def index_rows(federations: list[Federation]) -> RowIndex:
 
 
 def _count_cells(dataset: Dataset, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Rows by label and group between consecutive offsets, (offsets, c, k); the last is zero."""
+    """Count rows by label and group between consecutive offsets, (offsets, c, k).
+
+    The counts at the last offset, after which there are no rows, are zero.
+    """
     groups = len(dataset.group_names) + 1
     pieces = len(offsets)
     cell = dataset.labels[rows] * groups + dataset.groups[rows] % groups  # group -1 becomes last
@@ -195,7 +204,7 @@ def scramble_bits(x):
 
 @jit
 def shuffle(rows, seed):
-    """Fisher-Yates in place; draw i is a hash of seed + i * golden and needs no generator."""
+    """Shuffle in place (Fisher-Yates); draw i is a hash of seed + i * golden, so no generator."""
     state = seed
     for i in range(len(rows) - 1, 0, -1):
         state = state + np.uint64(0x9E3779B97F4A7C15)
@@ -206,7 +215,7 @@ def shuffle(rows, seed):
 
 
 def _shuffle_list(rows: list[int], seed: int) -> list[int]:
-    """`shuffle` without a compiler: all draws at once, then the swaps."""
+    """Shuffle like `shuffle`, without numba: make all draws at once, then swap."""
     last = np.arange(len(rows) - 1, 0, -1, dtype=np.uint64)
     with np.errstate(over="ignore"):
         state = np.uint64(seed) + _GOLDEN * np.arange(1, len(last) + 1, dtype=np.uint64)
@@ -254,7 +263,7 @@ def draw_batches(
 
 
 def learning_rate(lr: np.ndarray, schedule: Schedule, *, round: int, rounds: int) -> np.ndarray:
-    """The learning rates `lr` in round `round` (from 0) of `rounds`.
+    """Return the learning rates in round `round` (counted from 0) of `rounds`, starting from `lr`.
 
     `cosine` falls to 5% of the start; `step` falls to a tenth after half of the rounds and again
     after 3/4; `inverse-sqrt` and `inverse` are the t^(-1/2) and 1/t of Corollary 5.3, with
@@ -278,18 +287,18 @@ def full_cohort(federations: list[Federation]) -> Cohort:
 def sample_cohort(
     federations: list[Federation], size: int, rule: Sampling, *, seeds: np.ndarray, round: int
 ) -> Cohort:
-    """Sample a cohort per run; the cost does not depend on the number of clients.
+    """Sample one cohort per run; the cost does not grow with the number of clients.
 
     Parameters
     ----------
     size
-        Draws per run.
+        Number of draws per run.
     rule
-        `size`: with replacement, with probability n_k / n; every draw weighs 1 / size, and a
-        client that is drawn twice trains once and weighs twice. `uniform`: without replacement;
-        clients weigh n_k over the rows of the cohort.
+        `size` draws with replacement, client k with probability n_k / n. Every draw has the weight
+        1 / size; a client that is drawn twice trains once and has twice the weight. `uniform` draws
+        without replacement; the weight of client k is n_k divided by the rows of the cohort.
     seeds, round
-        Determine the draws.
+        The seed of each run and the round; together they determine the draws.
     """
     chosen = []
     weights = []
@@ -304,14 +313,14 @@ def sample_cohort(
             drawn = rng.choice(federation.num_clients, size, replace=False, shuffle=False)
             client = np.sort(drawn)
             held = federation.offsets[client + 1] - federation.offsets[client]
-            weight = held / max(held.sum(), 1)  # a cohort without rows moves nothing
+            weight = held / max(held.sum(), 1)  # all weights are zero if the cohort has no rows
         chosen.append(client)
         weights.append(weight)
     return make_cohort(chosen, weights, full=False)
 
 
 def make_cohort(clients: list[np.ndarray], weights: list[np.ndarray], *, full: bool) -> Cohort:
-    """The cohort with these clients and weights of each run."""
+    """Return the cohort with the given clients and weights; both lists have one entry per run."""
     counts = [len(c) for c in clients]
     run = np.repeat(np.arange(len(counts)), counts)
     bounds = np.concatenate(([0], np.cumsum(counts)))

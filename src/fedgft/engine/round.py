@@ -2,8 +2,8 @@
 
     cohort -> sums of the received model -> prices -> local training -> coefficients -> server step
 
-Methods differ in the slots of the algorithm, machines in the executor, and runs (seed, data, lam,
-beta, learning rate) in arrays with one entry per run.
+The slots of the algorithm define the method, the executor depends on the machine, and arrays with
+one entry per run hold what differs between runs (seed, data, lam, beta, learning rate).
 """
 
 from collections.abc import Iterable
@@ -26,21 +26,21 @@ from fedgft.optimizers import Moments, reach
 from fedgft.settings import Settings
 from fedgft.sums import Sums, concatenate
 
-TrainedModels = Iterable[tuple[slice, Any]]  # positions in the cohort, and their trained models
+TrainedModels = Iterable[tuple[slice, Any]]  # positions in the cohort, and the models trained there
 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """The round loop of a simulation. It holds no state: `step` takes one and returns the next.
+    """The round loop of a simulation. It is stateless: `step` takes a state and returns the next.
 
     Parameters
     ----------
     index
         Rows of every client.
     model, algorithm, settings, executor
-        What is trained, by which method, how, and where.
+        The model to train, the method, its settings, and the executor that trains.
     seeds, lr
-        One per run; learning rates are those of round 0.
+        One seed and one learning rate per run; the learning rates are those of round 0.
     """
 
     index: RowIndex
@@ -58,7 +58,7 @@ class Rounds:
 
     @cached_property
     def clients(self) -> ClientState:
-        """What clients keep between rounds."""
+        """The state that clients keep between rounds."""
         return ClientState(self.index, self.settings, self.executor, self.algorithm.correction)
 
     @cached_property
@@ -69,7 +69,10 @@ class Rounds:
         return BestModels(self.algorithm.objective, settings.rounds, exact)
 
     def init(self, params: np.ndarray | None) -> State:
-        """The state before round 0; `params` (p,) or (run, p) replaces the random start."""
+        """Return the state before round 0.
+
+        `params`, (p,) or (run, p), replaces the random initial parameters.
+        """
         if params is None:
             params = np.stack([self._random_params(seed) for seed in self.seeds])
         elif params.shape[-1:] != (expected := self._random_params(self.seeds[0]).shape):
@@ -87,11 +90,11 @@ class Rounds:
         )
 
     def step(self, state: State, t: int) -> State:
-        """The state after round t, counted from zero.
+        """Return the state after round t; rounds are counted from zero.
 
-        With `settings.lag` clients train with the prices of the last round, as if their sums
-        arrived together with their updates. A weighting that looks at trained models holds them
-        back until their coefficients are known.
+        With `settings.lag`, clients train with the prices of the previous round, as if their sums
+        arrived together with their updates. If the weighting measures trained models, these are
+        parked until their coefficients are known.
         """
         algorithm = self.algorithm
         own_start = self.settings.start == "own" and t == 0
@@ -124,10 +127,10 @@ class Rounds:
         return replace(state, params=params, server=server, weighting=weighting, sums=None)
 
     def finish(self, state: State) -> State:
-        """The state with the final model, after the last round.
+        """Return the state with the final model, after the last round.
 
-        For methods with a target that is the best of the last rounds or a mixture of two of them;
-        see `select_best`.
+        For methods with a target, the final model is the best model of the last rounds or a mixture
+        of two of them; see `select_best`.
         """
         rounds = self.settings.rounds
         if not self.best_models.applies(rounds):
@@ -139,9 +142,10 @@ class Rounds:
         return replace(state, params=state.best.params, sums=None)
 
     def measure(self, state: State, cohort: Cohort) -> Sums:
-        """Sums of the global model over the rows of each client, with its own layers (FedBN).
+        """Return the sums of the global model over the rows of each client.
 
-        They are computed unless the state has them.
+        With FedBN, each client's own normalization layers are used. Sums of all clients that the
+        state already holds are not computed again.
         """
         if cohort.full and state.sums is not None:
             return state.sums
@@ -156,7 +160,7 @@ class Rounds:
         return concatenate(parts)
 
     def loop(self) -> Loop:
-        """What a controller must know: the delay of its measurements and their uncertainty."""
+        """Return the delay of the measurements and the caution that their noise requires."""
         settings = self.settings
         algorithm = self.algorithm
         remembers = algorithm.correction.learns_from != "nothing"
@@ -165,10 +169,10 @@ class Rounds:
         return Loop(delay=2 if settings.lag else 1, caution=caution)
 
     def _train(self, state: State, task: Task, cohort: Cohort, *, own_start: bool) -> TrainedModels:
-        """Train the cohort, as many clients at a time as the executor holds.
+        """Train the cohort, in chunks of as many clients as the executor trains at a time.
 
-        Yields positions in the cohort and their trained models. What clients keep is written to
-        `state` in place once all chunks have been consumed.
+        Yields the positions of each chunk in the cohort and its trained models. The clients' state
+        is complete in `state`, in place, only after all chunks have been consumed.
         """
         updates = ClientUpdates(self.clients, state)
         epochwise = bool(self.algorithm.objective.local_penalties)
@@ -191,9 +195,9 @@ class Rounds:
     def _train_epochwise(
         self, task: Task, cohort: Cohort, block: Any, moments: Moments | None
     ) -> Any:
-        """Train with local penalties: each client prices its own sums before every epoch.
+        """Train with local penalties: each client sets prices from its own sums before every epoch.
 
-        The proximal term pulls back to the start of the round.
+        The center of the proximal term is the model at the start of the round.
         """
         origin = 1 * block
         objective = self.algorithm.objective
@@ -208,10 +212,10 @@ class Rounds:
     def _server_step(
         self, state: State, models: TrainedModels, coefficients: np.ndarray, cohort: Cohort
     ) -> tuple[Any, Any]:
-        """Apply the server's step to trained parameters and average buffers (running means).
+        """Apply the server's step to the trained parameters, and average buffers (running means).
 
-        Buffers are averaged by the cohort's weights, because other coefficients need not sum to
-        one. Models are added chunk by chunk, so that no more than one chunk is in memory.
+        Buffers are averaged with the cohort's weights, because the coefficients of a weighting need
+        not sum to one. Models are added chunk by chunk, so that only one chunk is in memory.
         """
         executor = self.executor
         trained = executor.spec.trained
@@ -246,7 +250,7 @@ class Rounds:
 
     @property
     def _samples(self) -> bool:
-        """Whether cohorts are sampled; a uniform cohort of all clients is not."""
+        """Whether cohorts are sampled; a uniform cohort of all clients counts as not sampled."""
         settings = self.settings
         every = settings.cohort == self.index.num_clients and settings.sampling == "uniform"
         return settings.cohort is not None and not every
@@ -257,7 +261,7 @@ class Rounds:
         return [slice(i, min(i + size, units)) for i in range(0, units, size)]
 
     def _received_sums(self, state: State, cohort: Cohort, t: int) -> Sums | None:
-        """Sums of the received model on the cohort; None if no slot uses them."""
+        """Return the cohort's sums of the received model, with noise; None if no slot uses them."""
         if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
             return None
         sums = self.measure(state, cohort)
@@ -281,7 +285,7 @@ class Rounds:
         return float(learning_rate(np.ones(1), schedule, round=t, rounds=rounds)[0])
 
     def _damping(self, t: int) -> float:
-        """The share of the server's step that is taken in round t."""
+        """Return the share of the server's step that is taken in round t."""
         if not self.algorithm.objective.damps:
             return 1.0
         return damping(t, self.settings.rounds, self._speed(t))
@@ -318,7 +322,7 @@ class Rounds:
         )
 
     def _own_starts(self, cohort: Cohort) -> Any:
-        """A random model for each client."""
+        """Return a random initial model for each client."""
         seeds = derive_seeds(self.seeds[cohort.run], self.index.keys(cohort), 0x57A7)
         return self.executor.to_device(np.stack([self._random_params(seed) for seed in seeds]))
 

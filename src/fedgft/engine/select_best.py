@@ -1,8 +1,9 @@
 """Selects the final model among the last rounds, for methods with a target.
 
-Two models per run are kept: the best so far, and the one that complements it best. If the best one
-is above its target after the last round, models between the two are tried: if one favors the first
-group and the other the second, a model between them favors neither.
+Two models per run are kept: the best model so far, and the model that forms the best mixture with
+it. If the gap of the best model is above its target after the last round, mixtures of the two
+models are tried: if one model favors the first group and the other model the second group, a
+mixture of both may favor neither.
 """
 
 from collections.abc import Callable
@@ -18,16 +19,16 @@ from fedgft.optimizers import array_like
 from fedgft.sums import Sums
 from fedgft.types import namespace
 
-SLACK = 0.002  # a gap this close to its target has reached it
-WORTH = 2.0  # points of accuracy that equal one point of gap above the target
-SHARES = np.linspace(0.05, 0.95, 19)  # of the second model in a mixture of two
-TRIALS = 8  # mixtures that are measured after the last round
+SLACK = 0.002  # a gap at most this far above its target counts as having reached it
+WORTH = 2.0  # points of accuracy that outweigh one point of gap above the target
+SHARES = np.linspace(0.05, 0.95, 19)  # shares of the second model in a mixture of two
+TRIALS = 8  # largest number of mixtures that are measured after the last round
 
 
 def score_models(objective: Objective, sums: Sums) -> np.ndarray:
-    """Accuracy minus `WORTH` times the gap above the target, (r,); -inf if it is not estimable.
+    """Return accuracy - `WORTH` * (gap above the target), (r,); -inf if that is not estimable.
 
-    `sums` (r, ...) are over all clients of each run.
+    `sums` (r, ...) are the sums over all clients of each run.
     """
     runs = len(sums.count)
     one_client_each = make_cohort(runs * [np.zeros(1, int)], runs * [np.ones(1)], full=True)
@@ -37,9 +38,9 @@ def score_models(objective: Objective, sums: Sums) -> np.ndarray:
 
 
 def find_mixture(objective: Objective, first: Sums, second: Sums) -> tuple[np.ndarray, np.ndarray]:
-    """The best share of the second model in a mixture, and the expected score, (r,) each.
+    """Return the best share of the second model in a mixture and its expected score, both (r,).
 
-    The rates of a model between two models are interpolated linearly.
+    The sums of a mixture are approximated by linear interpolation between those of the two models.
     """
 
     def mixed(share: float) -> Sums:
@@ -56,12 +57,12 @@ class BestModels:
     Parameters
     ----------
     objective
-        Has the targets, and the share of the last rounds to choose from.
+        The objective, which holds the targets and the share of the last rounds to choose from.
     rounds
-        Rounds of the simulation.
+        Number of rounds of the simulation.
     exact
-        Whether sums are those of all clients and of the global model itself. Sums of a sampled
-        cohort or with noise do not tell which model is better, and nothing is remembered.
+        Whether the sums are exact sums of the global model over all clients. Sums over a sampled
+        cohort or with noise do not show which model is better, so no model is kept then.
     """
 
     objective: Objective
@@ -69,7 +70,7 @@ class BestModels:
     exact: bool
 
     def applies(self, t: int) -> bool:
-        """Whether the model before round t may become the final one."""
+        """Return whether the global model before round t may become the final model."""
         share = self.objective.pick
         return self.exact and share > 0 and t > self.rounds * (1 - share)
 
@@ -100,7 +101,7 @@ class BestModels:
         return state
 
     def _add(self, state: State, sums: Sums, params: Any) -> State:
-        """Rank one more model."""
+        """Return the state after comparing one more model per run with the two that are kept."""
         new = Best(score_models(self.objective, sums), params, sums)
         if state.best is None:
             return replace(state, best=new)

@@ -40,26 +40,26 @@ OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how 
 
 @dataclass(frozen=True)
 class History:
-    """The measurements of a simulation, as sums: every metric, soft and hard, is read from them.
+    """The measurements of a simulation, stored as sums from which every metric is computed.
 
     Attributes
     ----------
     rounds
-        Rounds done at each measurement, (e,); the first is 0, the start.
+        Number of completed rounds at each measurement, (e,); the first entry is 0.
     federation
         Sums over all clients, (e, run, ...); None with ``eval_on="test"``.
     test
         Sums over the test rows, (e, run, ...).
     before, after
-        Sums of each client, (run, client, ...), before the first and after the last round.
+        Sums of each client, (run, client, ...), before the first round and after the last round.
     params
         Final parameters, (run, p), in the order of `fedgft.models.named_tensors`.
     seconds
-        Duration.
+        Duration of the simulation in seconds.
     executor
         "fused", "stacked" or "sequential".
     control
-        For methods with a target: whether each run reached it.
+        Whether each run reached its target; None for methods without a target.
     """
 
     rounds: np.ndarray
@@ -73,7 +73,7 @@ class History:
     control: ControlReport | None = None
 
     def part(self, runs: slice | np.ndarray) -> "History":
-        """The history of some runs, with their share of the time."""
+        """Return the history of some runs; `seconds` is divided in proportion to their number."""
         params = self.params[runs]
         return replace(
             self,
@@ -87,7 +87,10 @@ class History:
         )
 
     def with_runs(self, at: np.ndarray, other: "History") -> "History":
-        """This history with runs `at` replaced by those of another one, measured as often."""
+        """Return this history with the runs `at` replaced by the runs of `other`.
+
+        Both histories must have the same number of measurements.
+        """
 
         every_round = (slice(None), at)
         places = {"federation": every_round, "test": every_round, "before": at, "after": at}
@@ -122,7 +125,7 @@ def simulate(
     Parameters
     ----------
     federations
-        One per run, of one data set and with the same number of clients.
+        One federation per run; all share one data set and have the same number of clients.
     model
         A name ("logistic", "mlp", "resnet18"), an `nn.Module`, a function that makes one, or a
         `fedgft.models.Model`.
@@ -135,16 +138,18 @@ def simulate(
     lr
         Learning rate of the clients in the first round; one number, or one per run.
     init
-        Parameters (p,) or (run, p) to start from; default: random by the seed of each run.
+        Initial parameters, (p,) or (run, p); by default they are drawn from the seed of each run.
     on_round
-        Called after every round with the rounds done and the rounds in all.
+        Called after every round with the number of completed rounds and the total number of rounds.
     on_model
-        Called at every measurement with the rounds done and the global models (run, p).
+        Called at every measurement with the number of completed rounds and the global models,
+        (run, p).
     on_state
-        Called after every round but the last with the rounds done and a function that takes a
-        snapshot.
+        Called after every round except the last, with the number of completed rounds and a function
+        that takes a snapshot.
     resume
-        A snapshot; the same call then continues from there and returns the same bits.
+        A snapshot to continue from. The result is bit-identical to that of an uninterrupted call
+        with the same arguments.
 
     Returns
     -------
@@ -184,7 +189,7 @@ def predict_proba(
     Parameters
     ----------
     federation
-        Its data set has the rows, and its scaling is applied.
+        The federation whose data set holds the rows and whose feature scaling is applied.
     model
         As in `simulate`.
     params
@@ -241,7 +246,10 @@ def _check_init(init: Any) -> np.ndarray | None:
 
 
 def _check_rates(lr: float | np.ndarray, runs: int) -> np.ndarray:
-    """The learning rate of each run; the slots check their own numbers in `init`."""
+    """Return the learning rate of each run, (run,).
+
+    The numbers of the algorithm's slots are checked by the `init` method of each slot.
+    """
     if not runs:
         raise FedgftError("there is no federation to train on")
     check_number_per_run("lr", lr, least=0, runs=runs)
@@ -249,7 +257,11 @@ def _check_rates(lr: float | np.ndarray, runs: int) -> np.ndarray:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Recognize it by name and text: torch need not be imported, and has no class for a CPU."""
+    """Return whether the error means that memory ran out.
+
+    The check reads the error's class name and message, because torch may not be imported and has
+    no error class for an allocation that fails on the CPU.
+    """
     text = f"{type(error).__name__} {error}"
     return isinstance(error, MemoryError) or "OutOfMemory" in text or "allocate memory" in text
 
@@ -313,7 +325,7 @@ def _run(
 
 
 def _restore(rounds: Rounds, resume: Snapshot) -> tuple[State, tuple[Any, ...], Any]:
-    """State, reports and the sums before the first round from a snapshot."""
+    """Return the state, the reports and the sums before the first round from a snapshot."""
     try:
         state, reports, before = unpack(resume, rounds.executor.buffers.restore)
         if not isinstance(state, State) or not isinstance(reports, tuple):
@@ -324,7 +336,7 @@ def _restore(rounds: Rounds, resume: Snapshot) -> tuple[State, tuple[Any, ...], 
 
 
 def _report_control(rounds: Rounds, state: State) -> ControlReport | None:
-    """Whether each run reached its target; warn if some did not."""
+    """Return whether each run reached its target, and warn if a run did not."""
     objective = rounds.algorithm.objective
     if not objective.controllers:
         return None
@@ -338,7 +350,7 @@ def _report_control(rounds: Rounds, state: State) -> ControlReport | None:
 def _evaluate(rounds: Rounds, state: State) -> tuple[State, Sums]:
     """Measure the test rows and, unless `eval_on` is "test", all clients.
 
-    The sums of clients stay in the state, where the next round may use them.
+    The sums of the clients are kept in the returned state, where the next round may use them.
     """
     test = rounds.index.test
     executor = rounds.executor

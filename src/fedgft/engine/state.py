@@ -1,4 +1,4 @@
-"""The state of a simulation between rounds, what clients keep, and snapshots of it."""
+"""The state of a simulation between rounds, the state of its clients, and snapshots of both."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -18,10 +18,10 @@ from fedgft.sums import Sums
 
 @dataclass(frozen=True)
 class Best:
-    """A global model of each run that is kept because of its accuracy and gap.
+    """One global model per run, kept as a candidate for the final model.
 
-    `score` (r,) is the accuracy minus the penalty for a gap above its target, `params` (run, p) the
-    model, and `sums` (r, ...) are its sums over all clients.
+    `score` (r,) is the accuracy minus the penalty for a gap above its target, `params` (run, p)
+    holds the models, and `sums` (r, ...) their sums over all clients.
     """
 
     score: np.ndarray
@@ -33,8 +33,8 @@ class Best:
 class Norms:
     """The normalization layers that each client keeps (FedBN); changed in place.
 
-    `own` (run x client, l) holds their numbers, `known` (run x client,) whether the client has
-    trained.
+    `own` (run x client, l) holds the parameters and buffers of these layers, and `known`
+    (run x client,) whether the client has trained before.
     """
 
     own: Any
@@ -43,7 +43,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that is carried from round to round.
+    """Everything that a simulation carries from round to round.
 
     Attributes
     ----------
@@ -52,15 +52,15 @@ class State:
     objective, weighting, server
         States of the slots of the algorithm.
     moments
-        Moments of the clients' optimizers if they are kept; changed in place.
+        Moments of the clients' optimizers, changed in place; None if clients do not keep them.
     correction
-        Vectors of the correction, of all clients; changed in place.
+        Vectors of the correction for all clients, changed in place; None if it has no memory.
     norms
-        Normalization layers of the clients if they keep them.
+        Normalization layers of the clients; None if clients do not keep their own.
     best, runner_up
-        The best model so far, and the one that gains most in a mixture with it; see `select_best`.
+        The best model so far, and the model that forms the best mixture with it; see `select_best`.
     sums
-        Sums of `params` on every client, if measured.
+        Sums of `params` on every client; None if they have not been measured.
     """
 
     params: Any
@@ -77,11 +77,11 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class ClientState:
-    """Allocates what clients keep between rounds, and finds the rows of a cohort in it.
+    """Allocates the state that clients keep between rounds, and locates a cohort's rows in it.
 
     Clients keep the moments of their optimizers (`settings.state`), the vectors of the correction
     and their normalization layers (`settings.norms`). Arrays of all clients have one row per
-    (run, client); they may lie in the host's memory, see `base.Buffers`.
+    (run, client) and may be in host memory; see `base.Buffers`.
     """
 
     index: RowIndex
@@ -90,7 +90,7 @@ class ClientState:
     correction: Correction
 
     def init(self) -> dict[str, Any]:
-        """The fields of a `State` that hold what clients keep, before the first round."""
+        """Return the fields of `State` that hold the clients' state, before the first round."""
         buffers = self.executor.buffers
         width = self.executor.spec.gradient
         runs = self.index.runs
@@ -123,13 +123,13 @@ class ClientState:
         return cohort.run * self.index.num_clients + cohort.client
 
     def moment_positions(self, cohort: Cohort) -> np.ndarray:
-        """The row of each client's moments: its own, or that of its run, (u,)."""
+        """Return the row of each client's moments, (u,): one per client, or one per run."""
         return cohort.run if self.settings.state == "shared" else self.positions(cohort)
 
 
 @dataclass(eq=False)
 class ClientUpdates:
-    """Changes of one round to what clients keep.
+    """The changes that one round makes to the clients' state.
 
     Clients train in chunks: `begin` and `end` are called for each chunk, and `finish` applies the
     means over all chunks.
@@ -137,14 +137,15 @@ class ClientUpdates:
 
     clients: ClientState
     state: State
-    server_change: Any = None  # of the correction's server vector
-    moments_change: Any = None  # of the shared v
-    age_change: Any = 0.0  # of the steps behind the shared v
+    server_change: Any = None  # change of the correction's server vector
+    moments_change: Any = None  # change of the shared second moment v
+    age_change: Any = 0.0  # change of the number of steps behind the shared v
 
     def begin(self, task: Task, cohort: Cohort, *, epochwise: bool) -> tuple[Task, Moments | None]:
         """Add the drift to the task of a chunk and load its optimizer moments.
 
-        `epochwise`: the task is trained in several calls, so that moments must be kept.
+        `epochwise` means that the task is trained in several calls, so moments must be kept
+        between them.
         """
         buffers = self.clients.executor.buffers
         width = self.clients.executor.spec.gradient
@@ -165,12 +166,12 @@ class ClientUpdates:
     def end(
         self, task: Task, cohort: Cohort, moments: Moments | None, *, block: Any, start: Any
     ) -> None:
-        """Store what a chunk keeps after its training.
+        """Store the state of a chunk's clients after their training.
 
         Parameters
         ----------
         task, cohort, moments
-            Of the chunk, as `begin` returned them.
+            Task, cohort and moments of the chunk; `begin` returned the task and the moments.
         block
             The trained models.
         start
@@ -238,8 +239,9 @@ PACKED_TYPES: dict[str, Any] = {
 class Snapshot:
     """A simulation between two rounds, as arrays and JSON; nothing is pickled.
 
-    `tree` describes how the arrays form the state. Arrays are those of the simulation and change
-    with its next round. Vectors are in the executor's order, so only the same code can resume.
+    `tree` describes how the arrays form the state. The arrays are not copies: the next round of the
+    simulation may change them. Vectors are in the order of the executor, so only the version of the
+    code that wrote a snapshot can resume it.
     """
 
     round: int  # rounds done
@@ -248,7 +250,10 @@ class Snapshot:
 
 
 def pack(round: int, value: Any) -> Snapshot:
-    """Take a value apart: None, numbers, texts, arrays, tuples and the classes of this file."""
+    """Convert a value to a snapshot.
+
+    The value may consist of None, numbers, strings, arrays, tuples and `PACKED_TYPES`.
+    """
     arrays: dict[str, np.ndarray] = {}
 
     def describe(value: Any) -> Any:
@@ -273,7 +278,7 @@ def pack(round: int, value: Any) -> Snapshot:
 
 
 def unpack(snapshot: Snapshot, restore: Any) -> Any:
-    """Put a snapshot together again; `restore` is that of the executor's buffers.
+    """Rebuild the value of a snapshot; `restore` is the `Buffers.restore` of the executor.
 
     Raises ValueError if `pack` did not make the snapshot.
     """

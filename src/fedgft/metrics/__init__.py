@@ -1,4 +1,4 @@
-"""Fairness metrics: statistics that add up over rows, and what is read from their sum."""
+"""Fairness metrics: statistics that add up over rows, and gaps that are computed from their sum."""
 
 from fedgft.metrics.catalog import CATALOG, get_metric
 from fedgft.metrics.functions import NotEstimableWarning

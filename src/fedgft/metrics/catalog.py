@@ -1,7 +1,7 @@
-"""The catalog of metrics: each is an outcome and an event, from which everything else follows.
+"""The catalog of metrics. An outcome and an event define a metric.
 
-With two classes the rate is that of the positive one, class 1; with more, every class has its rate
-against the rest.
+With two classes, the rate is that of the positive class, class 1; with more classes, every class
+has a rate against the rest.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from fedgft.validation import format_value
 
 
 def predicted(probs: Probs, labels: Labels) -> Any:
-    """Return the scores of the classes that are compared: the positive one of two, or all."""
+    """Return the scores of the compared classes: the positive class of two, or all classes."""
     return probs[..., 1:] if probs.shape[-1] == 2 else probs
 
 
 def labeled(probs: Probs, labels: Labels) -> Any:
-    """Return the same columns of the one-hot labels."""
+    """Return the one-hot labels of the compared classes; see `predicted`."""
     return predicted(labels, labels)
 
 
@@ -96,10 +96,10 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
 
 
 def combine(parts: Sequence[tuple[Metric, float]]) -> Metric:
-    """Return one metric for several with weights.
+    """Combine several metrics with weights into one metric.
 
-    Its conditions are those of all parts, so its gap is the largest of theirs. The weights count
-    in training only.
+    The combined metric has the conditions of all parts, so its gap is the largest gap of the parts.
+    The weights are used in training only.
     """
     names = [m.name if w == 1 else f"{w:.12g}*{m.name}" for m, w in parts]
 

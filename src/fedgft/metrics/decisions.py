@@ -15,9 +15,10 @@ from fedgft.metrics.metric import Metric
 from fedgft.sums import Sums
 from fedgft.types import Value
 
-MAX_OTHER_SHARE = 0.005  # a model that gives fewer rows another class is constant
-MAX_OTHER_SHARE_IF_USELESS = 0.05  # the same, if it is no more accurate than a constant model
-MAX_OTHER_RATIO = 0.25  # and if other decisions are fewer than this part of the other labels
+# A model has collapsed if fewer than this share of rows get a class other than its usual class,
+MAX_OTHER_SHARE = 0.005
+MAX_OTHER_SHARE_IF_USELESS = 0.05  # (or this share, if it is no better than a constant model)
+MAX_OTHER_RATIO = 0.25  # and fewer than this share of the rows whose label is another class
 
 
 def constant_accuracy(sums: Sums) -> Value:
@@ -28,9 +29,9 @@ def constant_accuracy(sums: Sums) -> Value:
 
 
 def balanced_accuracy(sums: Sums) -> Value:
-    """Return the mean recall (...): over the classes, the share of their rows decided rightly.
+    """Return the mean recall (...): the share of correctly decided rows, averaged over classes.
 
-    Classes without a row are left out. A constant model has one over the number of classes.
+    Classes without a row are left out. A constant model has the value 1 / (number of classes).
     """
     right = np.einsum("...cgc->...c", sums.decision)
     rows = sums.count.sum(-1)
@@ -41,7 +42,7 @@ def balanced_accuracy(sums: Sums) -> Value:
 
 
 def selection_rates(sums: Sums) -> np.ndarray:
-    """Return the share of each group's rows given each class (..., g, c); NaN without rows."""
+    """Return the share of each group's rows that get each class (..., g, c); NaN without rows."""
     chosen = sums.decision.sum(-3)[..., :-1, :]
     rows = sums.count.sum(-2)[..., :-1, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -51,9 +52,10 @@ def selection_rates(sums: Sums) -> np.ndarray:
 def is_collapsed(sums: Sums) -> np.ndarray:
     """Return whether the model gives nearly all rows the same class (...).
 
-    With d the share of rows that are given another class and m the share of rows whose label is
-    another class: d < m / 4, and either d < 0.5%, or d < 5% while the model is no more accurate
-    than always predicting the most frequent class. False where training diverged.
+    Let d be the share of rows that get a class other than the model's most frequent class, and m
+    the share of rows whose label is another class. A model has collapsed if d < m / 4 and either
+    d < 0.5%, or d < 5% and the model is no more accurate than always predicting the most frequent
+    label. The result is False where training diverged.
     """
     rows = sums.rows()
     chosen = sums.decision.sum((-3, -2))
@@ -75,13 +77,13 @@ def describe_decisions(sums: Sums, classes: Sequence[str], groups: Sequence[str]
     sums
         The sums of the model, without leading axes.
     classes, groups
-        Their names.
+        The names of the classes and of the groups.
 
     Returns
     -------
     dict
-        `accuracy_constant`, `balanced_accuracy`, `collapsed`, and `selection_rates` by group: of
-        the positive one of two classes, else of each class.
+        `accuracy_constant`, `balanced_accuracy`, `collapsed`, and `selection_rates` by group: the
+        rate of the positive class if there are two classes, else the rate of each class.
     """
     selected: dict[str, Any] = {}
     for group, own in zip(groups, selection_rates(sums), strict=True):

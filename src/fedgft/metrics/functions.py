@@ -1,9 +1,9 @@
 """The metrics as plain functions, in the convention of scikit-learn and Fairlearn.
 
-`y_pred` holds decisions or scores. For labels 0 and 1 a score is P(Y=1) and a decision is a
-score of 0 or 1, so one rule reads both: decisions give the hard gap, scores the soft one.
-Labels of any other kind take predicted labels, and an (n, classes) array is read as probabilities
-in the order of the sorted classes.
+`y_pred` holds decisions or scores. For labels 0 and 1, a score is P(Y=1) and a decision is a score
+of 0 or 1, so both are read in the same way: decisions give the hard gap, scores the soft gap. For
+labels of any other kind, `y_pred` holds predicted labels. An (n, classes) array is read as
+probabilities in the order of the sorted classes.
 """
 
 import warnings
@@ -16,7 +16,7 @@ from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.metric import Metric
 from fedgft.validation import check_indices
 
-ROUNDING = 0.01  # how far the probabilities of a row may be from adding up to 1: half precision
+ROUNDING = 0.01  # largest difference of a row's sum of probabilities from 1; fits half precision
 
 
 class NotEstimableWarning(UserWarning):
@@ -141,7 +141,7 @@ def _one_hot_classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray
 
 
 def _one_hot_columns(y_true: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one-hot labels and the probabilities, where these have one column per class."""
+    """Return one-hot labels and the probabilities, for probabilities with a column per class."""
     known, index = np.unique(y_true, return_inverse=True)
     if set(known.tolist()) <= set(range(probs.shape[1])):
         index = y_true.astype(int)
@@ -160,7 +160,7 @@ def _one_hot_groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
     """Return one column per group, zeros where the group is None or NaN; and the groups' names."""
     values = _read_array("sensitive_features", sensitive_features, 2, dtype=object)
     values = values[:, None] if values.ndim == 1 else values
-    # Tuples, because names that are joined could be those of another group.
+    # Keys are tuples, because the joined names of two different groups could be equal.
     keys = [None if any(map(_is_missing, row)) else tuple(map(str, row)) for row in values]
     found = sorted({key for key in keys if key is not None})
     column: dict[Any, int] = {key: i for i, key in enumerate(found)}
@@ -169,7 +169,10 @@ def _one_hot_groups(sensitive_features: Any) -> tuple[np.ndarray, list[str]]:
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas writes for them (compared by name: pandas need not be here)."""
+    """Return whether a value is None, NaN or a missing value of pandas.
+
+    The types of pandas are compared by name, because pandas may not be installed.
+    """
     nan = isinstance(value, float) and value != value
     return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
 

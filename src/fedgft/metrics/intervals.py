@@ -1,12 +1,13 @@
-"""How certain a rate, a gap or a ratio is: 95% intervals, and the gap that chance alone would show.
+"""95% intervals of rates, gaps and ratios, and the gap that chance alone would produce.
 
-A rate has limits l <= r <= u. A difference or ratio of two rates gets its limits from theirs
-("method of variance estimates recovery": Newcombe 1998 for differences, Donner & Zou 2012 for
-ratios), so whatever widens the limits of a rate, such as noise added for privacy, reaches them.
+A rate r has limits l <= r <= u. The limits of a difference or ratio of two rates are computed from
+the limits of the rates ("method of variance estimates recovery": Newcombe 1998 for differences,
+Donner & Zou 2012 for ratios). Anything that widens the limits of a rate, such as noise added for
+privacy, therefore also widens the limits of the difference or ratio.
 
-The largest of many gaps is chosen by its size, so its interval is made of intervals that hold for
-all pairs at once: Tukey's range for the groups, Sidak's level for the conditions. With two groups
-and one condition it is Newcombe's own.
+The largest of many gaps is selected by its size, so its interval is built from intervals that hold
+for all pairs at once: Tukey's range for the groups, Sidak's level for the conditions. With two
+groups and one condition it equals Newcombe's interval.
 """
 
 import math
@@ -20,7 +21,7 @@ from fedgft.metrics.metric import Metric
 from fedgft.types import Statistics, Value
 
 Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
-FEW = 10  # rows: with fewer in a group there is a rate, but no interval is claimed for it
+FEW = 10  # a group with fewer rows gets a rate, but no interval
 Limits = tuple[Value, Value]
 "The lower and the upper limit."
 
@@ -37,7 +38,7 @@ def wilson(rate: Value, n: Value, z: float = Z95) -> Limits:
 
 
 def difference(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits:
-    """Return limits of p - q from those of p and q (Newcombe 1998, method 10, if Wilson's)."""
+    """Return limits of p - q from those of p and q (with Wilson's: Newcombe 1998, method 10)."""
     below = np.sqrt((p - p_limits[0]) ** 2 + (q_limits[1] - q) ** 2)
     above = np.sqrt((p_limits[1] - p) ** 2 + (q - q_limits[0]) ** 2)
     return p - q - below, p - q + above
@@ -71,11 +72,11 @@ def newcombe(first: tuple[Value, Value], second: tuple[Value, Value], z: float =
 
 @lru_cache
 def simultaneous(groups: int, conditions: int = 1) -> float:
-    """Return the z with which the intervals of all pairs of groups hold at once, 19 times in 20.
+    """Return the z for which the intervals of all pairs of groups hold at once with 95%.
 
-    It is q / sqrt(2) with q the 95% quantile of the studentized range of g normal rates (Tukey;
-    with unequal sizes of the groups it is on the safe side, Hayter 1984); 1.96 with two groups.
-    Several conditions share the error probability (Sidak).
+    It is q / sqrt(2), where q is the 95% quantile of the studentized range of g normal rates
+    (Tukey); with two groups it is 1.96. For groups of unequal size it is conservative (Hayter
+    1984). Several conditions share the error probability (Sidak).
     """
     level = 0.95 ** (1 / max(conditions, 1))
     if groups <= 2:
@@ -100,7 +101,7 @@ def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> 
     statistics
         (..., 2, v, g): counts, not means. Where a rate is not estimable, the limits are NaN.
     fewest
-        Where a group has fewer rows under some condition, the limits are NaN.
+        The limits are NaN where a group has fewer rows than this under any condition.
     """
     statistics = np.asarray(statistics, dtype=float)
     rates = metric.rates(statistics)
@@ -116,13 +117,13 @@ def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> 
 
 
 def floor(metric: Metric, statistics: Statistics) -> Value:
-    """Return the noise floor: E[gap] of a model that is perfectly fair, on as many rows as these.
+    """Return the noise floor: E[gap] of a perfectly fair model on the same number of rows.
 
     `statistics` (..., 2, v, g) are counts.
-    The rate of each group is about normal around the rate r they share, with variance
-    r (1 - r) / n_g. Of two groups, the gap is then sqrt(2 / pi) = 0.8 standard errors on
-    average; more groups, or several conditions (taken as independent), have more chances to
-    differ, and the mean is one over a fixed set of draws, right to about 1%.
+    The rate of each group is approximately normal around the common rate r, with variance
+    r (1 - r) / n_g. With two groups, the mean gap is then sqrt(2 / pi) = 0.8 standard errors. With
+    more groups or several conditions (assumed to be independent) the mean gap is larger; it is
+    computed over a fixed set of draws, with an error of about 1%.
     """
     statistics = np.asarray(statistics, dtype=float)
     pooled = metric.rates(statistics.sum(-1, keepdims=True))

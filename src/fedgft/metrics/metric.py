@@ -1,4 +1,4 @@
-"""Group fairness metrics: sums over rows, then a small readout.
+"""Group fairness metrics: sums over rows, from which the gap is computed.
 
 A metric compares, between groups g, the rate of an outcome U given an event V:
 
@@ -34,7 +34,7 @@ Kind = Literal["soft", "hard"]
 
 
 class Pair(NamedTuple):
-    """Where a gap is widest: the condition, and the groups of its highest and lowest rate."""
+    """The condition with the largest gap, and its groups with the highest and the lowest rate."""
 
     condition: np.ndarray
     high: np.ndarray
@@ -63,7 +63,7 @@ class Metric:
     Parameters
     ----------
     name, title
-        The short name ("sp") and the one for readers ("statistical parity").
+        The short name ("sp") and the full name ("statistical parity").
     outcome, event
         Functions of probabilities (n, c) and one-hot labels (n, c) that return U and V, (n, ...):
         the axes after the first are the conditions v. By default every row is in the event.
@@ -104,13 +104,13 @@ class Metric:
             return statistics[..., 0, :, :] / statistics[..., 1, :, :]
 
     def readout(self, statistics: Statistics) -> Value:
-        """Return F (...), or NaN if a group is empty: it has no rate to compare."""
+        """Return the gap F (...), or NaN if a group has no rate because it is empty."""
         xp = namespace(statistics)
         rates = self.rates(statistics)
         return xp.amax(xp.amax(rates, -1) - xp.amin(rates, -1), -1)
 
     def worst(self, statistics: Statistics) -> Pair:
-        """Return where the gap is widest. All rates must be estimable."""
+        """Return the condition and the groups with the largest gap; all rates must be estimable."""
         rates = self.rates(statistics)
         condition = np.argmax(rates.max(-1) - rates.min(-1), axis=-1)
         row = np.take_along_axis(rates, condition[..., None, None], axis=-2)[..., 0, :]
@@ -119,7 +119,7 @@ class Metric:
     def gradient(self, statistics: Statistics) -> Statistics:
         """Return dF/dS: +1 on the highest rate, -1 on the lowest, through `through_rates`.
 
-        Zero when all rates are equal, as sign(0) is in the paper's C.
+        The gradient is zero if all rates are equal, like sign(0) in the paper's C.
         """
         rates = self.rates(statistics)
         condition, high, low = self.worst(statistics)
@@ -162,8 +162,8 @@ class Metric:
         """Return how the statistics of one row follow from its scores p and label y: slope, offset.
 
         statistics[s, v] = sum_c slope[s, v, y, c] p[c] + offset[s, v, y], in the row's own
-        group. It is what lets sums of scores stand for the rows themselves, and what turns a
-        cotangent into a price table: one small array for all of a metric.
+        group. Because of this, sums of scores suffice instead of the rows themselves, and a
+        cotangent can be converted into a price table.
         """
         return _probe(self, classes)
 
@@ -211,7 +211,7 @@ def price(metric: Metric, cotangent: Statistics, classes: int) -> Price:
 
 
 SPREADS = ("range", "deviation", "variance")
-"How the rates of several groups become one number to push down, see `spread_gradient`."
+"How the rates of several groups are summarized in one number to minimize; see `spread_gradient`."
 
 
 def spread_gradient(
@@ -225,9 +225,9 @@ def spread_gradient(
     | `deviation` | largest distance of a group from the rate of all rows | 1/2 to 1 of the gap |
     | `variance`  | sqrt(2 sum over groups of (rate - their mean)^2)      | the gap             |
 
-    The first two are the largest over all conditions, and their gradient knows one or two groups at
-    a time: with many groups it jumps from pair to pair. The third adds up the squares, so every
-    group is pulled at once, and with J = F^2 it has no corner anywhere.
+    `range` and `deviation` are the largest values over all conditions. Their gradients involve only
+    one or two groups at a time, so with many groups they jump from pair to pair. `variance` adds up
+    the squares, so its gradient involves every group, and with J = F^2 it is smooth everywhere.
     """
     if spread == "range":
         return metric.readout(statistics), metric.gradient(statistics)

@@ -1,7 +1,7 @@
-"""Sums that one site cannot move far: limits on what a federation believes of each of its sites.
+"""Robust aggregation: limits on how much the sums of one site can change the result.
 
-Sums that rows can have may still be lies. Three limits hold, in this order, and each leaves the
-sums of a site that stays within it exactly as they are:
+Sums that are possible for some rows may still be false. Three limits are applied in this order;
+each leaves the sums of a site that is within the limit exactly as they are:
 
 1. size: no site counts as more than 3/n of all rows, or three times the rows of the next largest;
 2. rates: in every (label, group) the share of each class lies near the sites' median,
@@ -10,18 +10,19 @@ sums of a site that stays within it exactly as they are:
 
    with se the binomial standard error and tau the sites' own spread beyond it, estimated robustly:
    tau^2 = median_k((rate_k - median)^2 / 0.455 - se_k^2), 0.455 being the median of a squared
-   normal, and f = 1 + 5/n because few sites tell little of their spread. So a small honest site is
-   not cut, and a large lying one is;
+   normal, and f = 1 + 5/n because few sites give a poor estimate of their spread. A small honest
+   site is therefore not changed, but a large dishonest site is;
 3. influence: leaving a site out changes no difference between two groups' rates by more than
    max(floor, c times the mean of such changes over the other sites, among themselves).
 
-A site beyond a limit is moved back to it: its rates to the interval's end (2), or all of its sums
-toward those of the other sites, group by group, at its own number of rows (3). Where a site's
-counts were agreed on beforehand it cannot lie about them, and its influence is not limited (3).
+The sums of a site beyond a limit are moved back to the limit: its rates to the end of the interval
+(2), or all of its sums toward those of the other sites, group by group, with its own number of rows
+(3). If a site's counts were agreed on beforehand, it cannot falsify them, and its influence is not
+limited (3).
 
-What these limits cannot do: a site that declares false counts before the first round looks like an
-honest site with unusual people. A rule that costs no honest site anything lets such a lie have the
-influence that the most unusual honest site would have: `LimitedSums.reach`.
+These limits do not detect a site that declares false counts before the first round: it looks like
+an honest site with an unusual population. A rule that changes no honest site must allow such a site
+the influence that the most unusual honest site would have: `LimitedSums.reach`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,11 +38,11 @@ from fedgft.sums import Sums, stack
 
 CHI_MEDIAN = 0.4549364  # the median of the square of a standard normal
 MEDIAN_LOSS = np.pi / 2  # variance of a median over that of a mean
-MAX_MEDIAN_SHARE = 0.25  # of the weight in a median that one site has
-MIN_SITES = 3  # with rows, for a median that one of them does not decide
+MAX_MEDIAN_SHARE = 0.25  # largest share of one site in the weights of a median
+MIN_SITES = 3  # smallest number of sites with rows for which a median is used
 FEW_SITES = 5.0  # f = 1 + FEW_SITES / n
 MAX_PAIR_NUMBERS = 2_000_000  # of all pairs of sites; beyond, influence is computed in one pass
-MEDIAN_REACH = 1.3  # a lying site also moves the median that it is held to
+MEDIAN_REACH = 1.3  # factor for a dishonest site's own effect on the median that limits it
 TOLERANCE = 1e-9
 ROUNDED_DIGITS = 9  # of numbers that are equal if they differ by rounding
 
@@ -50,12 +51,13 @@ ROUNDED_DIGITS = 9  # of numbers that are equal if they differ by rounding
 class Limits:
     """How far one site may be from the others; the rules are at the top of this file.
 
-    `deviations` is z, and `floor` is always allowed. `shares` over the number of sites, or
-    `size_ratio` times the next largest, bounds a site's share of the rows. `influence` is always
-    allowed on the difference between two groups, and `influence_ratio` times as much as the other
-    sites have on average, but never more than `influence_most`. Of fewer than `least_sites` sites
-    the influence is not limited: there is no telling which of them is unusual. An update may be
-    `update_ratio` times as long as the sites' median, or three times as long as the next longest.
+    `deviations` is z, and a distance of `floor` is always allowed. A site counts as at most the
+    share `shares` / n of all rows, or `size_ratio` times the rows of the next largest site.
+    An influence of `influence` on the difference between two groups is always allowed, and up to
+    `influence_ratio` times the mean influence of the other sites, but never more than
+    `influence_most`. With fewer than `least_sites` sites the influence is not limited, because it
+    cannot be determined which site is unusual. An update may be `update_ratio` times as long as the
+    sites' median, or three times as long as the next longest update.
     """
 
     deviations: float = 4.0
@@ -86,11 +88,11 @@ class LimitedSums:
     sums
         The sums of each site; as it sent them if it is within all limits.
     moved
-        (n,): by how much the limits on a site moved the difference between two groups' rates, at
-        most; zero where its sums are as it sent them.
+        (n,): the largest change of a difference between two groups' rates that the limits on a site
+        caused; zero if its sums are as it sent them.
     reach
-        (n,): the most that a site could have moved it with any sums of as many rows; 1 where it
-        alone holds a group.
+        (n,): the largest change of such a difference that a site could have caused with any sums of
+        the same number of rows; 1 if no other site holds one of its groups.
     why
         The limits that each site was beyond, as sentences.
     """
@@ -165,8 +167,8 @@ def share_limit(rows: Sequence[float] | np.ndarray, most: float) -> float:
 def _share_limits(sizes: np.ndarray, most: float) -> np.ndarray:
     """Return the same for each column of (n, m), sorted from large to small.
 
-    Where there are too few sites for such a share, it is the smallest size that is not zero: all
-    count alike.
+    With too few sites for such a share, the limit is the smallest nonzero size, so that all sites
+    count equally.
     """
     filled = np.count_nonzero(sizes > 0, axis=0)
     least = np.take_along_axis(sizes, np.maximum(filled - 1, 0)[None], 0)[0]
@@ -202,7 +204,7 @@ class _Interval(NamedTuple):
 
 
 class _Push(NamedTuple):
-    """A rate that a lying site moves: of a group under a condition, up (1) or down (-1)."""
+    """The rate of a group under a condition that a dishonest site moves up (1) or down (-1)."""
 
     condition: int
     group: int
@@ -255,22 +257,23 @@ class _Limiter:
         return _Interval(middle, few**2 * tau + of_median, known)
 
     def squared_error(self, middle: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the squared standard error of a rate of so many rows, if the true one is `middle`.
+        """Return the squared standard error of a rate over `rows` rows with true rate `middle`.
 
-        One row of each kind is added, because none of ten is not none of all.
+        One row of each outcome is added, because a rate of 0 in ten rows does not mean a true rate
+        of 0.
         """
         some = np.maximum(rows, 1.0)
         share = (middle.clip(0.0, 1.0) * some + 1) / (some + 2)
         return share * (1 - share) / some + (self.noise / some) ** 2
 
     def width(self, interval: _Interval, rows: np.ndarray) -> np.ndarray:
-        """Return how far from the median a site with so many rows may be; inf without a median."""
+        """Return how far from the median a site with `rows` rows may be; inf without a median."""
         error = self.squared_error(interval.middle, rows)
         wide = self.limits.deviations * np.sqrt(interval.variance + error)
         return np.where(interval.known, np.maximum(self.limits.floor, wide), np.inf)
 
     def limit_rates(self, sums: Sums, intervals: Mapping[Kind, _Interval]) -> Sums:
-        """Move rates into the interval, in cells with a row at least."""
+        """Move rates into the interval, in cells with at least one row."""
         rows = np.maximum(sums.count, 1.0)[..., None]
         tables: dict[Kind, np.ndarray] = {"soft": sums.score, "hard": sums.decision}
         for kind, interval in intervals.items():
@@ -316,7 +319,7 @@ class _Limiter:
         return np.maximum(self.limits.influence, usual).clip(0.0, most)
 
     def limit_influence(self, sums: Sums, allowed: np.ndarray) -> Sums:
-        """Bring the site that is farthest beyond its influence back to it, by bisection."""
+        """Reduce the site farthest above its allowed influence to that influence, by bisection."""
         effect = self.influence(sums)
         beyond = np.where(np.isfinite(effect), effect - allowed, -1.0)
         site = int(np.argmax(beyond))
@@ -423,7 +426,7 @@ def _table(sums: Sums, kind: Kind) -> np.ndarray:
 
 
 def _like_others(sums: Sums, site: int) -> Sums:
-    """Return sums of as many rows of each group as the site has, divided as at the others."""
+    """Return sums with the site's rows per group, distributed as at the other sites."""
     own = sums.count[site].sum(-2)
     others = np.maximum((sums.count.sum(0) - sums.count[site]).sum(-2), 0.0)
     known = others > 0

@@ -17,22 +17,23 @@ __all__ = ["Executor", "check_devices", "choose_executor"]
 def choose_executor(
     index: RowIndex, model: Model, algorithm: Algorithm, settings: Settings
 ) -> Executor:
-    """The fastest executor that computes exactly what is asked, or the one that `settings` names.
+    """Return the executor that `settings` names, or else the fastest one that gives exact results.
 
-    The fused executor takes binary linear models on the CPU. The stacked one takes modules that
-    can be vectorized and gain by it, the sequential one everything else; both need torch.
+    The fused executor trains binary linear models on the CPU. The stacked executor trains modules
+    that can be vectorized and become faster by it. The sequential executor trains everything else.
+    The last two need torch.
 
     Parameters
     ----------
     index
         Rows of every client.
     model
-        The model; its module is built and tried with two rows unless the fused executor takes it.
+        The model; unless the fused executor is chosen, its module is built and tried on two rows.
     algorithm
         The method; only its correction matters here.
     settings
-        `settings.executor` is "auto" or the name of an executor, which must then be able to take
-        the simulation.
+        `settings.executor` is "auto" or the name of an executor; an error is raised if the named
+        executor cannot run the simulation.
     """
     reason = why_not_fused(index, model, algorithm, settings)
     if settings.executor == "fused" and reason:

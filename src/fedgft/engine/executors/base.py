@@ -1,4 +1,4 @@
-"""The interface of executors: what a round asks for, and where arrays of clients are stored."""
+"""The interface of executors: the task of a round, and where per-client arrays are stored."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -16,21 +16,21 @@ from fedgft.types import Price, Weights
 class Task:
     """Local training of some units: the data, the order of rows and the method.
 
-    A method acts through `weights`, `price`, `mu` and `drift` only. `origin`, `drift` and
-    `gradients` are the executor's arrays, the others NumPy's.
+    A method affects training only through `weights`, `price`, `mu` and `drift`. `origin`, `drift`
+    and `gradients` are arrays of the executor; all other arrays are NumPy arrays.
 
     Attributes
     ----------
     units
         The rows of each unit.
     seeds
-        Determine the order of rows, (u, epochs), uint64.
+        Seeds of the order of rows, (u, epochs), uint64.
     noise
         Seeds of randomness inside the module, (u, epochs), uint64.
     batch_size, min_batch
         Rows per batch; a last batch with fewer than `min_batch` rows is dropped.
     max_rows
-        Rows per epoch at most.
+        Largest number of rows per epoch.
     lr
         Learning rates, (u,).
     weights
@@ -40,11 +40,11 @@ class Task:
     mu
         Weight of the proximal term mu (params - origin).
     origin
-        Its center, (u, p); None: where the training starts.
+        Center of the proximal term, (u, p); None means the model at the start of training.
     drift
-        Added to every gradient, (u, w); None: nothing.
+        Vector that is added to every gradient, (u, w); None means zero.
     gradients
-        Where raw gradients are summed, (u, w), if there is a drift.
+        Accumulates the sum of the uncorrected gradients, (u, w); used only with a drift.
     """
 
     units: Units
@@ -62,18 +62,18 @@ class Task:
     gradients: Any = None
 
     def part(self, at: slice) -> "Task":
-        """The task of some of the units, without the executor's arrays."""
+        """Return the task of the units `at`; the executor's arrays are not sliced."""
         by_unit = ("units", "seeds", "noise", "lr", "weights", "price")
         return replace(self, **{name: getattr(self, name)[at] for name in by_unit})
 
     def epoch(self, number: int, price: Price, origin: Any) -> "Task":
-        """The task of one epoch, with other prices and another center of the proximal term."""
+        """Return the task of one epoch, with new prices and a new center of the proximal term."""
         at = slice(number, number + 1)
         seeds = self.seeds[:, at]
         return replace(self, seeds=seeds, noise=self.noise[:, at], price=price, origin=origin)
 
     def batches(self, rows: np.ndarray, unit: int) -> list[list[np.ndarray]]:
-        """Row numbers by epoch and batch of one unit; `rows` are those of the index."""
+        """Return the row numbers of one unit by epoch and batch; `rows` is `RowIndex.rows`."""
         own = rows[self.units.low[unit] : self.units.high[unit]]
         limits = {"most": self.max_rows, "least": self.min_batch}
         return [
@@ -90,20 +90,20 @@ class Task:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the round loop must know about a model in an executor.
+    """The properties of an executor's model that the round loop needs.
 
     Attributes
     ----------
     trained
         Number of trained parameters, which come first; buffers (running means) follow.
     gradient
-        Numbers in a gradient, w.
+        Length w of a gradient.
     norms
         Positions of normalization layers, which clients may keep (FedBN).
     min_batch
-        Rows that a batch must have.
+        Smallest number of rows that a batch may have.
     chunk
-        Units that are trained at a time; None: all.
+        Number of units that are trained at a time; None means all.
     """
 
     trained: int
@@ -115,38 +115,44 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Arrays with one row per unit or client, where the executor wants them: here in NumPy."""
+    """Creates and copies arrays with one row per unit or client.
+
+    This base class uses NumPy arrays; executors may store them elsewhere.
+    """
 
     dtype: Any
 
     def zeros(self, rows: int, width: int) -> Any:
-        """An array to compute with."""
+        """Return an array of zeros to compute with."""
         return np.zeros((rows, width), self.dtype)
 
     def storage(self, rows: int, width: int) -> Any:
-        """Zeros for what clients keep between rounds; they may lie in the host's memory."""
+        """Return zeros for the clients' state between rounds, which may be in host memory."""
         return self.zeros(rows, width)
 
     def read(self, stored: Any, at: np.ndarray) -> Any:
-        """A copy of some rows of a storage, to compute with."""
+        """Return a copy of the rows `at` of a storage array, to compute with."""
         return stored[at]
 
     def write(self, stored: Any, at: np.ndarray, values: Any) -> None:
-        """Replace some rows of a storage."""
+        """Replace the rows `at` of a storage array by `values`."""
         stored[at] = values
 
     def park(self, block: Any) -> Any:
-        """Move models that wait for their coefficients out of the way."""
+        """Move models to slower memory, if there is one, until their coefficients are known."""
         return block
 
     def restore(self, array: np.ndarray, on_host: bool) -> Any:
-        """An array of a snapshot, on the device or `on_host`."""
+        """Return an array of a snapshot on the device, or in host memory with `on_host`."""
         return array
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """Trains and measures. A block is the executor's array (units or runs, parameters)."""
+    """Trains and measures models.
+
+    A block is an array of the executor with the axes (unit or run, parameter).
+    """
 
     name: str  # for reports
 
@@ -175,7 +181,8 @@ class Executor(Protocol):
         block
             The model that each unit starts from, (u, p); it may be overwritten.
         moments
-            Of the units' optimizers, changed in place; None: start from zero and forget.
+            Moments of the units' optimizers, changed in place; None means that they start from
+            zero and are discarded after training.
         """
 
     def measure(self, units: Units, block: Any, which: np.ndarray) -> Sums:
@@ -196,7 +203,7 @@ class Executor(Protocol):
     def mix(
         self, coefficients: np.ndarray, block: Any, params: Any, cohort: Cohort, total: Any = None
     ) -> Any:
-        """The update sum_k c_k (model_k - params) of each run, in a fixed order.
+        """Return the update sum_k c_k (model_k - params) of each run, summed in a fixed order.
 
         Parameters
         ----------

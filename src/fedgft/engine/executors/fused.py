@@ -30,13 +30,13 @@ if NUMBA_AVAILABLE:
 else:
     kernels = numpy_kernels
 
-LANES = 16  # numbers that the kernel computes with at a time
-MAX_PIECE = 8192  # rows that one thread measures at a time
+LANES = 16  # numbers that the kernel processes at a time
+MAX_PIECE = 8192  # largest number of rows that one thread measures at a time
 CACHE_LINE = 64  # bytes
 
 
 class FusedExecutor:
-    """Trains one-logit models; blocks are in the order of nn.Linear(features, 2).
+    """Trains binary linear models; blocks have the parameter order of nn.Linear(features, 2).
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class FusedExecutor:
         Rows of every client.
     settings
         The local optimizer, the precision, and the number of threads that share the units of a
-        round; results do not depend on it.
+        round; results do not depend on the number of threads.
     """
 
     name = "fused"
@@ -69,9 +69,9 @@ class FusedExecutor:
         return block
 
     def to_gradient(self, difference: np.ndarray) -> np.ndarray:
-        """Half of the difference between the two rows of weights, (u, width), the bias last.
+        """Return half of the difference W1 - W0 of the two weight rows, (u, width), bias last.
 
-        A vector g of this form stands for a gradient g by W1 and -g by W0.
+        Such a vector g represents the gradient g with respect to W1 and -g with respect to W0.
         """
         bias = self.table.bias
         out = self.buffers.zeros(len(difference), self.spec.gradient)
@@ -80,7 +80,7 @@ class FusedExecutor:
         return out / 2
 
     def train(self, task: Task, block: np.ndarray, moments: Moments | None) -> np.ndarray:
-        """Train in place: `block` (u, p) holds the start and then the end of each unit."""
+        """Train in place: `block` (u, p) holds the initial models and then the trained models."""
         units = task.units
         empty = np.empty((0, 0), self.dtype)
         scratch = self._copy_moments(moments, len(units))
@@ -110,7 +110,10 @@ class FusedExecutor:
         return block
 
     def measure(self, units: Units, block: np.ndarray, which: np.ndarray) -> Sums:
-        """Sums over the rows of each unit under model `block[which[i]]`; NaN if it diverged."""
+        """Return sums over the rows of each unit i under model `block[which[i]]`.
+
+        The sums are NaN where the model has diverged.
+        """
         owner, low, high = _split_units(units)
         sums = np.zeros((len(owner), len(self.table.label), 2))
         work = Measurement(
@@ -119,7 +122,7 @@ class FusedExecutor:
         self._share(kernels.measure, high - low, work)
         sums = np.add.reduceat(sums, np.searchsorted(owner, np.arange(len(units))), axis=0)
         diverged = ~np.all(np.isfinite(block), axis=1)
-        sums[diverged[which]] = np.nan  # the kernel clips NaN to a score
+        sums[diverged[which]] = np.nan  # the kernel turns NaN parameters into finite scores
         score, positive = np.moveaxis(sums[:, :-1].reshape(*units.count.shape, 2), -1, 0)
         return Sums(
             units.count,
@@ -130,7 +133,7 @@ class FusedExecutor:
     def mix(
         self, coefficients: Array, block: Array, params: Array, cohort: Cohort, total: None = None
     ) -> Array:
-        """sum_k c_k (model_k - params) of each run, in a fixed order and in double precision."""
+        """Return sum_k c_k (model_k - params) of each run, in fixed order and double precision."""
         assert total is None  # all units are one chunk
         mixed = np.empty(params.shape)
         kernels.combine(coefficients, block, cohort.bounds, mixed)
@@ -138,7 +141,7 @@ class FusedExecutor:
         return mixed.astype(self.dtype)
 
     def _copy_moments(self, moments: Moments | None, units: int) -> Moments:
-        """A copy in memory that is reused between rounds; page faults are expensive.
+        """Copy the moments to memory that is reused between rounds, which avoids page faults.
 
         m and v are kept apart for the reason given in `numba_kernels._allocate_vectors`.
         """
@@ -154,14 +157,14 @@ class FusedExecutor:
         return self._scratch
 
     def _by_cell(self, values: np.ndarray) -> np.ndarray:
-        """(u, 2, k) -> (u, cells), with zero for the cell of the row of zeros."""
+        """Flatten (u, 2, k) to (u, cells), with the value 0 in the cell of the row of zeros."""
         flat = np.zeros((len(values), len(self.table.label)), self.dtype)
         flat[:, :-1] = values.reshape(len(values), -1)
         return flat
 
     def _share(self, kernel: Any, sizes: Array, work: Training | Measurement) -> None:
         """Run a kernel in threads, on contiguous units with about equal total sizes."""
-        load = np.cumsum(sizes + 64)  # small units have a cost, too
+        load = np.cumsum(sizes + 64)  # 64: the fixed cost of a unit, in rows
         cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
         edges = [0, *cuts.tolist(), len(sizes)]
         shares = [(begin, end) for begin, end in pairwise(edges) if end > begin]
@@ -172,10 +175,10 @@ class FusedExecutor:
 def why_not_fused(
     index: RowIndex, model: Model, algorithm: Algorithm, settings: Settings
 ) -> str | None:
-    """What the one-logit kernel cannot compute exactly in this simulation; None: nothing.
+    """Return why the fused kernel cannot run this simulation exactly, or None if it can.
 
-    The kernel trains W1 - W0, which is exact as long as nothing else acts on W1 + W0 than weight
-    decay outside the gradient.
+    The kernel trains W1 - W0. This is exact if W1 + W0 changes only by weight decay outside the
+    gradient.
     """
     data = index.dataset
     optimizer = settings.optimizer
@@ -201,7 +204,7 @@ _stored: WeakKeyDictionary[Dataset, dict[str, tuple[Array, Array]]] = WeakKeyDic
 
 
 def _build_table(index: RowIndex, dtype: np.dtype) -> Table:
-    """The data as the kernel reads it; rows are stored once per data set and precision.
+    """Return the data in the kernel's format; rows are stored once per data set and precision.
 
     Rows are padded with zeros to whole cache lines, so that the kernel reads full vectors.
     """
@@ -238,7 +241,7 @@ def _thread_pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="fedgft")
 
 
-if hasattr(os, "register_at_fork"):  # a forked process has none of these threads
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork
     os.register_at_fork(after_in_child=_thread_pool.cache_clear)
 
 

@@ -1,24 +1,24 @@
 """The fused kernel: a binary linear model, one client after another, one pass per row.
 
-With two classes the gradient of the second logit is minus that of the first, for every loss
-of the scores, so only u = W1 - W0 is simulated, with a doubled step: exact for SGD, momentum,
-Adam and AdamW. A row costs one dot product and one update of the gradient while it is in the
-first-level cache; no batch is gathered and nothing is padded.
+With two classes, the gradients of the two logits are equal with opposite signs for every loss that
+depends on the scores. The kernel therefore simulates only u = W1 - W0, with a doubled step size,
+which is exact for SGD, momentum, Adam and AdamW. A row costs one dot product and one update of the
+gradient while it is in the first-level cache; no batch is gathered and nothing is padded.
 
-Whatever the method, a row's residual by the logit is
+For every method, the derivative of a row's loss with respect to the logit is
 
     e = weight[cell] (p - y) + price[cell] p (1 - p),      cell = (label, group)
 
-so cross-entropy, reweighing and every fairness penalty are two small tables.
+so two small tables describe cross-entropy, reweighing and every fairness penalty.
 
-Features are stored once for all runs. A run that sees them standardized as (x - mean) / spread
-gets there through its parameters: u'x' = (u / spread)'x + (b - sum u mean / spread), and the
-gradient follows by the chain rule once per batch instead of once per row.
+Features are stored once for all runs. A run that standardizes them to x' = (x - mean) / spread
+transforms its parameters instead: u'x' = (u / spread)'x + (b - sum u mean / spread). The gradient
+is transformed back by the chain rule once per batch instead of once per row.
 
 Products with a block of rows are written as vector instructions (`dot_rows`, `add_rows`,
-`prefetch_row`). LLVM also vectorizes plain loops, but with a width that leaves a third of a typical
-row to scalar code. Here a row is a whole number of 64-byte vectors, every row of the block has its
-own vector accumulator, and each number is read once.
+`prefetch_row`). LLVM also vectorizes plain loops, but with a vector width that leaves a third of a
+typical row to scalar code. Here a row is a whole number of 64-byte vectors, every row of the block
+has its own vector accumulator, and each number is read once.
 """
 
 import math
@@ -34,7 +34,7 @@ from fedgft.engine.plan import NUMBA_OPTIONS, inlined, jit, shuffle
 
 instruction: Any = intrinsic  # numba passes the first argument of each function below
 
-BLOCK = 16  # rows in flight: their accumulators fit the registers of a wide machine
+BLOCK = 16  # rows processed together: their accumulators fit into the vector registers
 LINE = 64  # bytes in a vector, and in a cache line
 
 
@@ -93,7 +93,7 @@ def _vector_offsets(builder: Any, row_bytes: Any) -> Any:
 
 @instruction
 def dot_rows(typing_context, x, row, w, z):
-    """z[q] = X[row[q]] w for the block."""
+    """Set z[q] = X[row[q]] w for every row of the block."""
 
     def codegen(context, builder, signature, args):
         block = _Block(context, builder, signature, args)
@@ -115,7 +115,7 @@ def dot_rows(typing_context, x, row, w, z):
 
 @instruction
 def add_rows(typing_context, x, row, e, g):
-    """g += X[row]' e for the block."""
+    """Add X[row]' e to g, for the rows of the block."""
 
     def codegen(context, builder, signature, args):
         block = _Block(context, builder, signature, args)
@@ -133,7 +133,10 @@ def add_rows(typing_context, x, row, e, g):
 
 @instruction
 def prefetch_row(typing_context, x, row):
-    """Prefetch all cache lines of a row; rows come in random order, and waiting costs most."""
+    """Prefetch all cache lines of a row.
+
+    Rows are read in random order, and most of the time is spent waiting for memory.
+    """
 
     def codegen(context, builder, signature, args):
         x = context.make_array(signature.args[0])(context, builder, args[0])
@@ -186,20 +189,21 @@ def _sigmoid_for(z):
 
 @inlined
 def _allocate_vectors(like):
-    """Memory for a few vectors, each 1 KB or more from the next and from everything else.
+    """Allocate memory for seven vectors, each at least 1 KB apart from all other memory in use.
 
-    A compiled loop first checks whether the memory it writes lies close before the memory it
-    reads, and if so runs without vectors. Left to chance, the last digit of results would vary.
+    A compiled loop first checks whether the memory it writes begins shortly before the memory it
+    reads; if so, it runs without vector instructions. Without the distance, the addresses would
+    decide this at random, and the last digit of the results would vary.
     """
     return np.empty((7, like.shape[1] + BLOCK + VECTOR_GAP), like.dtype)
 
 
 @inlined
 def _read_block(x, order, at, end, row, ahead):
-    """Write the next block of row numbers to `row`; past the end, the last row of x (zeros).
+    """Write the next block of row numbers to `row`; past the end, use the last row of x (zeros).
 
-    Most of the time is spent waiting for scattered rows, so the block that comes `ahead` blocks
-    later is prefetched now.
+    Most of the time is spent waiting for scattered rows, so the block that is `ahead` blocks after
+    this one is prefetched now.
     """
     for q in range(BLOCK):
         row[q] = order[at + q] if at + q < end else x.shape[0] - 1
@@ -209,7 +213,7 @@ def _read_block(x, order, at, end, row, ahead):
 
 @inlined
 def _unscale(u, table, run, w):
-    """w = the parameters on stored features that act as u does on standardized ones."""
+    """Set w so that w'x on stored features equals u'x on standardized features."""
     mean = table.mean[run]
     inverse = table.inverse[run]
     shift = u.dtype.type(0)
@@ -221,7 +225,7 @@ def _unscale(u, table, run, w):
 
 @inlined
 def _gradient(table, order, at, end, weight, price, w, g, z, row):
-    """g = mean gradient of one batch by the stored features' parameters w."""
+    """Set g to the mean gradient of one batch with respect to w, on stored features."""
     x = table.x
     cell = table.cell
     label = table.label
@@ -243,7 +247,7 @@ def _gradient(table, order, at, end, weight, price, w, g, z, row):
 
 @inlined
 def _step(u, g, m, v, count, lr, rule):
-    """One step of the local optimizer, in place. `count` holds the steps behind m and behind v."""
+    """Make one optimizer step in place; `count` holds the numbers of steps behind m and v."""
     f = u.dtype.type
     count[0] += 1
     count[1] += 1
@@ -269,7 +273,7 @@ def _step(u, g, m, v, count, lr, rule):
 
 @inlined
 def _read_difference(params, bias, u):
-    """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
+    """Set u = W1 - W0, with the bias last, from parameters in the order of nn.Linear."""
     u[:] = u.dtype.type(0)
     for d in range(bias):
         u[d] = params[bias + d] - params[d]
@@ -278,7 +282,10 @@ def _read_difference(params, bias, u):
 
 @inlined
 def _write_rows(params, bias, u, factor):
-    """Set W0 and W1 in place: their sum has no gradient and only decays, by `factor`."""
+    """Set W0 and W1 in place from u = W1 - W0.
+
+    W0 + W1 has no gradient; weight decay has multiplied it by `factor`.
+    """
     half = params.dtype.type(0.5)
     for d in range(bias + 1):
         low, high = (d, bias + d) if d < bias else (2 * bias, 2 * bias + 1)
@@ -289,11 +296,11 @@ def _write_rows(params, bias, u, factor):
 
 @jit
 def train(begin, end, lanes, table, work):
-    """Train units begin..end, in place on their models, moments and step counts.
+    """Train the units begin..end; their models, moments and step counts change in place.
 
-    A gradient by u stands for two, by W1 and (with the other sign) by W0; so do `work.drift` and
-    `work.gradients`. `lanes` is BLOCK, passed at run time: a loop of known length would be unrolled
-    instead of vectorized.
+    A gradient g with respect to u represents the gradient g with respect to W1 and -g with respect
+    to W0; the same holds for `work.drift` and `work.gradients`. `lanes` equals BLOCK and is passed
+    at run time, because a loop of known length would be unrolled instead of vectorized.
     """
     mean = table.mean
     inverse = table.inverse
@@ -352,8 +359,8 @@ def train(begin, end, lanes, table, work):
 def measure(begin, end, lanes, table, work):
     """Sum scores and positive decisions by cell over the rows of units begin..end.
 
-    Neighboring rows add to different copies of the sums: most rows fall into few cells, and an
-    addition would wait for the previous one.
+    Neighboring rows add to different copies of the sums. Most rows fall into few cells, so that
+    with one copy each addition would have to wait for the previous one.
     """
     x = table.x
     cell = table.cell
@@ -386,7 +393,7 @@ def measure(begin, end, lanes, table, work):
 
 @jit
 def combine(coefficients, block, bounds, out):
-    """out[r] = sum of coefficient times model over the units of run r, in their fixed order."""
+    """Set out[r] to the sum of coefficient times model over the units of run r, in fixed order."""
     out[:] = 0.0
     for r in range(out.shape[0]):
         for i in range(bounds[r], bounds[r + 1]):

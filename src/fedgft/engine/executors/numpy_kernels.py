@@ -1,7 +1,7 @@
-"""The fused kernel in NumPy, for machines without numba: the same steps, batch by batch.
+"""The fused kernel in NumPy, for machines without numba; it makes the same steps, batch by batch.
 
-The records below are the arguments of both kernels. The functions have the signatures of
-`numba_kernels`; `lanes` is not used here.
+The named tuples below are the arguments of the kernels here and in `numba_kernels`. The functions
+have the same signatures as there; `lanes` is not used here.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from fedgft.engine.plan import draw_batches
 
 Array = np.ndarray
 VECTOR_GAP = (
-    256  # numbers between two vectors of the compiled kernel, see numba_kernels._allocate_vectors
+    256  # elements between two vectors of the compiled kernel, see numba_kernels._allocate_vectors
 )
 
 
@@ -24,7 +24,8 @@ class Table(NamedTuple):
     x
         Rows padded to cache lines, with a column of ones and a last row of zeros, (n + 1, width).
     cell
-        (label, group) of each row as one number, (n + 1,); the row of zeros has its own.
+        The index of the (label, group) cell of each row, (n + 1,); the row of zeros has its own
+        cell.
     label
         0 or 1 for each cell.
     rows
@@ -60,20 +61,21 @@ class Training(NamedTuple):
     Attributes
     ----------
     seeds
-        Determine the order of rows, (u, epochs).
+        Seeds of the order of rows, (u, epochs).
     batch_size, max_rows
-        Rows per batch, and per epoch at most.
+        Number of rows per batch, and largest number of rows per epoch.
     weight, price
-        Weight of a row and price of its score by cell, (u, cells).
+        Weight of a row and price of its score, for each cell, (u, cells).
     mu, origin
         Weight and center (u, p) of the proximal term.
     drift, gradients
-        Added to every gradient, and where raw gradients are summed, (u, width); both without rows
-        if there is no drift.
+        The vector that is added to every gradient, and the sum of the uncorrected gradients,
+        (u, width); both arrays have no rows if there is no drift.
     block
         Models (u, p), changed in place.
     m, v, steps
-        Moments (u, width) and the steps behind each of them (u, 2), changed in place.
+        Moments (u, width) and the number of steps that each has accumulated (u, 2), changed in
+        place.
     """
 
     run: Array
@@ -111,7 +113,7 @@ class Measurement(NamedTuple):
 
 
 def _unscale(u: Array, table: Table, run: int) -> Array:
-    """The parameters on stored features that act as u does on standardized ones."""
+    """Return the parameters w for which w'x on stored features equals u'x on standardized ones."""
     w = u * table.inverse[run]
     w[table.bias] -= w @ table.mean[run]
     return w
@@ -146,7 +148,7 @@ def _step(u: Array, g: Array, work: Training, i: int) -> None:
 
 
 def _read_difference(params: Array, bias: int, width: int) -> Array:
-    """u = W1 - W0 of a model in the order of nn.Linear(features, 2), its bias last."""
+    """Return u = W1 - W0, with the bias last, of parameters in the order of nn.Linear."""
     u = np.zeros(width, params.dtype)
     u[:bias] = params[bias : 2 * bias] - params[:bias]
     u[bias] = params[2 * bias + 1] - params[2 * bias]
@@ -154,7 +156,10 @@ def _read_difference(params: Array, bias: int, width: int) -> Array:
 
 
 def _write_rows(params: Array, bias: int, u: Array, factor: float) -> None:
-    """Set W0 and W1 in place: their sum has no gradient and only decays, by `factor`."""
+    """Set W0 and W1 in place from u = W1 - W0.
+
+    W0 + W1 has no gradient; weight decay has multiplied it by `factor`.
+    """
     low = np.r_[:bias, 2 * bias]
     high = np.r_[bias : 2 * bias, 2 * bias + 1]
     middle = params.dtype.type(0.5 * factor) * (params[low] + params[high])
@@ -164,7 +169,7 @@ def _write_rows(params: Array, bias: int, u: Array, factor: float) -> None:
 
 
 def train(begin: int, end: int, lanes: int, table: Table, work: Training) -> None:
-    """Train units begin..end, in place on their models, moments and step counts."""
+    """Train the units begin..end; their models, moments and step counts change in place."""
     bias = table.bias
     width = table.x.shape[1]
     for i in range(begin, end):
@@ -208,5 +213,5 @@ def measure(begin: int, end: int, lanes: int, table: Table, work: Measurement) -
 
 
 def combine(coefficients: Array, block: Array, bounds: Array, out: Array) -> None:
-    """out[r] = sum of coefficient times model over the units of run r."""
+    """Set out[r] to the sum of coefficient times model over the units of run r."""
     out[:] = np.add.reduceat(coefficients[:, None] * block, bounds[:-1], axis=0)

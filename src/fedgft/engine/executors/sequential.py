@@ -1,10 +1,10 @@
-"""The sequential executor: one client after another, for every module.
+"""The sequential executor: it trains any module, one client after another.
 
-It takes convolutions, BatchNorm (its running statistics travel with the parameters), dropout
+It supports convolutions, BatchNorm (whose running statistics are sent with the parameters), dropout
 (seeded by client, round and epoch) and data-dependent control flow. Each client in training uses
-one `ClientBuffers`: on a CPU a thread serves it; on a GPU it has a stream, and a few streams fill
-the chip if the batch of one client does not. A module that draws random numbers has only one,
-because torch has one generator.
+one `ClientBuffers`. On a CPU, each `ClientBuffers` has a thread. On a GPU, each has a stream, and
+several streams keep the GPU busy where the batch of one client is too small for that. If the module
+draws random numbers, there is only one `ClientBuffers`, because torch has one random generator.
 """
 
 import copy
@@ -28,18 +28,18 @@ from fedgft.engine.executors.torch_common import DeviceRows, Layout, TorchExecut
 from fedgft.optimizers import Moments, graph_step, step_rates
 from fedgft.settings import Settings
 
-MAX_IN_FLIGHT = 10  # clients on one GPU: more gain little
-MEMORY_SHARE = 0.6  # of the GPU's free memory, for buffers of clients
-CHUNK_BYTES = 2**29  # of models that are in training at a time
-MODEL_COPIES = 4  # in memory while it is in training
-MAX_GRAPHS = 32  # of different batch sizes per client; further sizes run without a graph
+MAX_IN_FLIGHT = 10  # clients that train on one GPU at a time: more would bring little speed
+MEMORY_SHARE = 0.6  # share of the GPU's free memory that the buffers of clients may use
+CHUNK_BYTES = 2**29  # memory for the models that are in training at a time
+MODEL_COPIES = 4  # copies of a model in memory while it is in training
+MAX_GRAPHS = 32  # CUDA graphs per `ClientBuffers`, one per batch size; other sizes run without one
 
 Action = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the units of a task read, in which order and at which rates, on the device.
+    """The inputs of a task on the device: rows in order of use, tables and learning rates.
 
     Attributes
     ----------
@@ -47,11 +47,11 @@ class Workload:
         The task and the moments of its units; `m` and `v` are None if they start from zero and are
         not kept.
     order
-        Rows of each unit, batch after batch: 2 position + whether the image is mirrored.
+        Rows of each unit, batch after batch, encoded as 2 * position + (1 if mirrored else 0).
     batches
         Sizes of the batches by unit and epoch.
     weights, price
-        Tables of the units by cell.
+        Row weights and prices of each unit, by cell.
     rates
         Learning rates of the steps of each unit; see `optimizers.step_rates`.
     """
@@ -73,7 +73,7 @@ class SequentialExecutor(TorchExecutor):
 
     @cached_property
     def client_buffers(self) -> list["ClientBuffers"]:
-        """One per thread, or as many as keep a GPU busy and fit its memory."""
+        """One `ClientBuffers` per thread, or as many as keep a GPU busy and fit into its memory."""
         settings = self.settings
         longest = int(self.index.sizes.max(initial=1))
         rows = min(longest, (settings.steps or 2**31) * settings.batch_size)
@@ -94,7 +94,7 @@ class SequentialExecutor(TorchExecutor):
     def mix(
         self, coefficients: Array, block: Tensor, params: Tensor, cohort: Cohort, total: Any = None
     ) -> Tensor:
-        """sum_k c_k (model_k - params) of each run, added to `total`, without a copy of models."""
+        """Add sum_k c_k (model_k - params) of each run to `total`, without copying the models."""
         total = torch.zeros_like(params) if total is None else total
         for k, run in enumerate(cohort.run.tolist()):
             weight = float(coefficients[k])
@@ -103,12 +103,12 @@ class SequentialExecutor(TorchExecutor):
         return total
 
     def _chunk(self) -> int:
-        """As many models as `CHUNK_BYTES` hold, and at least one per `ClientBuffers`."""
+        """Return how many models fit into `CHUNK_BYTES`, at least one per `ClientBuffers`."""
         each = MODEL_COPIES * self.layout.size * self.rows.dtype.itemsize
         return max(len(self.client_buffers), CHUNK_BYTES // each)
 
     def _train(self, task: Task, block: Tensor, moments: Moments | None) -> None:
-        """Train in place; the caller's random numbers are not advanced."""
+        """Train in place; the state of torch's global random generator is restored afterwards."""
         if moments is None:
             moments = Moments(None, None, np.zeros((len(block), 2), np.int64))
         workload = self._workload(task, moments)
@@ -149,7 +149,10 @@ class SequentialExecutor(TorchExecutor):
     def _actions(
         self, buffers: "ClientBuffers", workload: Workload, unit: int, block: Tensor
     ) -> Iterator[Action]:
-        """The steps of one unit's round; none if it reads no row."""
+        """Yield the actions of one unit's round: load, train on each batch, store.
+
+        A unit without steps has no actions.
+        """
         if not len(workload.rates[unit]):
             return
         task = workload.task
@@ -179,7 +182,7 @@ class SequentialExecutor(TorchExecutor):
         common.run_in_threads(train_client, units, len(self.client_buffers))
 
     def _train_in_streams(self, workload: Workload, block: Tensor) -> None:
-        """Launch one step of every stream in turn, without waiting for the GPU."""
+        """Launch one step in each stream in turn, without waiting for the GPU."""
         home = torch.cuda.current_stream(self.rows.device)
         every = self.client_buffers
         for buffers in every:
@@ -209,28 +212,29 @@ class ClientBuffers:
     """Static buffers for one client, so that a training step can be captured as a CUDA graph.
 
     A step reads and writes at fixed addresses, so it is the same program for every client. On a GPU
-    it is captured once per batch size and replayed: launching its kernels one by one would take
-    much longer than running them. A short last batch has its own graph, because filling it up would
-    move the running means of BatchNorm; a size that occurs once is not captured. Buffers do not
-    refer to the executor: a reference cycle is freed late, and GPU memory is scarce.
+    it is captured once per batch size and then replayed, because launching its kernels one by one
+    would take much longer than running them. A short last batch has its own graph, because padding
+    would change the running means of BatchNorm. A batch size that occurs only once is not captured.
+    The buffers hold no reference to the executor: a reference cycle would be freed late, and GPU
+    memory is scarce.
 
     Parameters
     ----------
     settings, layout, module
-        Of the executor.
+        Settings, layout and module of the executor.
     max_rows
-        Rows that a client reads per round at most.
+        Largest number of rows that a client reads per round.
     rows
         The data set on the device of the buffers.
 
     Attributes
     ----------
     params, untrained
-        The client's model: the trained part, and frozen parameters and buffers.
+        The client's model: trained parameters, and frozen parameters with buffers.
     grad, m, v, count
-        Gradient, moments, and the steps behind v.
+        Gradient, moments, and the number of steps that v has accumulated.
     start, drift, gradients
-        Center of the proximal term, drift, and the sum of raw gradients; empty if not used.
+        Center of the proximal term, drift, and the sum of uncorrected gradients; empty if not used.
     weights, price, mean, inverse
         Tables by cell, and the scaling of the features.
     order, at
@@ -255,7 +259,7 @@ class ClientBuffers:
         self.cuda = rows.device.type == "cuda"
         self.stream: Any = torch.cuda.Stream(rows.device) if self.cuda else None
         self.module = _without_counters(copy.deepcopy(module)).to(rows.device).train()
-        self._graphs: dict[int, Any] = {}  # by batch size; None: occurred once, False: impossible
+        self._graphs: dict[int, Any] = {}  # by batch size; None: seen once, False: not captured
         self._pool: Any = None
 
         def new(*shape: int, dtype: torch.dtype = rows.dtype) -> Tensor:
@@ -279,8 +283,8 @@ class ClientBuffers:
         self.ramp = torch.arange(max_rows, device=rows.device)
         self.at = new(dtype=torch.long)  # rows read
         self.done = new(dtype=torch.long)  # steps done
-        # Views that autograd takes for parameters. In bfloat16 those of convolutions are of a copy
-        # that is made in one pass over memory instead of one small kernel per layer.
+        # Views that autograd treats as parameters. In bfloat16, the views of convolutions refer to
+        # a copy that is made in one pass over memory instead of one small kernel per layer.
         self.half = self.params.bfloat16() if settings.precision == "bf16" else None
         views = layout.views(self.params)
         if self.half is not None:
@@ -332,7 +336,7 @@ class ClientBuffers:
 
     def step(self, size: int, task: Task) -> None:
         """Train on the next batch, which has `size` rows."""
-        if self.cuda:  # let cuDNN benchmark convolutions where that pays: for full batches
+        if self.cuda:  # cuDNN benchmarks convolutions only for full batches, where it pays off
             full = size == task.batch_size
             torch.backends.cudnn.benchmark = full and not self.settings.deterministic
         if graph := self._graph(size, task):
@@ -341,7 +345,7 @@ class ClientBuffers:
             self._step(size, task)
 
     def gradient(self, size: int) -> None:
-        """Compute the gradient of the next `size` rows; BatchNorm moves its means in place."""
+        """Compute the gradient of the next `size` rows; BatchNorm updates its means in place."""
         rows = self.rows
         settings = self.settings
         marked = self.order.index_select(0, self.at + self.ramp[:size])
@@ -366,7 +370,7 @@ class ClientBuffers:
             torch._foreach_copy_(targets, values)
 
     def _step(self, size: int, task: Task) -> None:
-        """Gradient, correction and optimizer step; everything that a graph captures."""
+        """Compute and correct the gradient, then make an optimizer step; graphs capture this."""
         self.gradient(size)
         if task.drift is not None:
             self.gradients += self.grad
@@ -381,7 +385,10 @@ class ClientBuffers:
         graph_step(self.settings.optimizer, self.params, self.grad, **moments, **rates)
 
     def _graph(self, size: int, task: Task) -> Any:
-        """The graph of a batch size, captured the second time; the first step is the warm-up."""
+        """Return the graph of a batch size, or a false value if the step must run without one.
+
+        The first step of each size is the warm-up; the graph is captured at the second step.
+        """
         if not (self.cuda and self.settings.graphs):
             return None
         if size not in self._graphs:
@@ -391,7 +398,7 @@ class ClientBuffers:
         return self._graphs[size]
 
     def _capture(self, size: int, task: Task) -> Any:
-        """A CUDA graph of the step, or False if the module cannot be captured."""
+        """Return a CUDA graph of the step, or False if the module cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         torch.cuda.synchronize(self.rows.device)
@@ -415,14 +422,17 @@ class ClientBuffers:
 
 
 def _copy_in_place(buffer: Tensor, value: Tensor) -> Tensor:
-    """Copy to the same address as before, where a graph reads; allocate the first time."""
+    """Copy `value` to the buffer's address, from which graphs read; allocate on first use."""
     if len(buffer) != len(value):
         buffer = torch.empty_like(value, device=buffer.device)
     return buffer.copy_(value, non_blocking=True)
 
 
 def _without_counters(module: torch.nn.Module) -> torch.nn.Module:
-    """Disable `num_batches_tracked`: one kernel per layer, unused when a momentum is set."""
+    """Disable `num_batches_tracked`.
+
+    It costs one kernel per layer, and a layer with a momentum does not use it.
+    """
     for part in module.modules():
         if isinstance(part, common.NORM_LAYERS) and part.momentum is not None:
             part.num_batches_tracked = None
@@ -430,7 +440,7 @@ def _without_counters(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _share_units(steps: np.ndarray, streams: int) -> list[list[int]]:
-    """Units of each stream: the longest first, to the stream with the least work."""
+    """Assign units to streams: in decreasing order of steps, each to the least loaded stream."""
     shares: list[list[int]] = [[] for _ in range(streams)]
     load = np.zeros(streams)
     for unit in np.argsort(-steps, kind="stable").tolist():
@@ -441,7 +451,7 @@ def _share_units(steps: np.ndarray, streams: int) -> list[list[int]]:
 
 
 def _count_fitting(buffers: ClientBuffers) -> int:
-    """How many clients fit the free memory of the GPU, by one trial gradient."""
+    """Return how many clients fit into the GPU's free memory, measured by one trial gradient."""
     device = buffers.rows.device
     max_rows = len(buffers.order)
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,16 +1,24 @@
 """The stacked executor: the models of many clients in one batched program.
 
-`vmap(vjp(module))` over a group of models is captured once per shape with make_fx, which removes
-functorch's dispatch from the loop, and replayed for every step. Clients are sorted by their number
-of steps, so that the active ones are a prefix of the group; a short last batch is filled with rows
-of weight zero.
+For each shape, `vmap(vjp(module))` over a group of models is captured once with make_fx and then
+replayed in every step; this removes functorch's dispatch from the loop. Clients are sorted by their
+number of steps, so that the active clients are a prefix of the group. A short last batch is padded
+with rows of weight zero.
 
-Whether stacking gains is decided by the kind and size of layers, not by timing: executors agree to
-rounding only, so a choice by timing would make results depend on the load of the machine. The rule
-follows `benchmarks/modules.py` (CPU seconds of three rounds, sequential / stacked after capture, in
-batches of 256 and of 32): MLP of 10,000 parameters 0.2 / 0.1 and 0.6 / 0.2, of 107,000 0.5 / 0.6
-and 1.0 / 1.6, of 1.2 million 3.1 / 13.5 and 5.8 / 53.8; LSTM 1.0 / 3.3 and 1.6 / 2.6; transformer
-layer 1.3 / 1.5 and 2.9 / 1.4. Capturing an unrolled LSTM takes another 4 seconds.
+The kind and the size of the layers decide whether a module is stacked, not a timing: the results of
+two executors differ by rounding, so a choice by timing would make results depend on the load of the
+machine. The rule follows `benchmarks/modules.py`. CPU seconds of three rounds, sequential / stacked
+(after capture):
+
+| module                  | batches of 256 | batches of 32 |
+|-------------------------|----------------|---------------|
+| MLP, 10,000 parameters  | 0.2 / 0.1      | 0.6 / 0.2     |
+| MLP, 107,000 parameters | 0.5 / 0.6      | 1.0 / 1.6     |
+| MLP, 1.2 million        | 3.1 / 13.5     | 5.8 / 53.8    |
+| LSTM                    | 1.0 / 3.3      | 1.6 / 2.6     |
+| transformer layer       | 1.3 / 1.5      | 2.9 / 1.4     |
+
+Capturing an unrolled LSTM takes another 4 seconds.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,10 +43,10 @@ from fedgft.models import Model, Module
 from fedgft.optimizers import Moments, step
 from fedgft.settings import Settings
 
-# Models per group: as many as fit the second-level cache together, or as fill a GPU.
+# Models per group: on a CPU they fit into the second-level cache together, on a GPU they fill it.
 GROUP_SIZE = {"cpu": 20, "cuda": 512}
-MAX_PARAMETERS = 64_000  # of a model on a CPU: larger ones do not share a cache
-MAX_ATTENTION_ROWS = 64  # in a batch: beyond that one model with attention fills a core
+MAX_PARAMETERS = 64_000  # per model on a CPU: several larger models do not fit into the cache
+MAX_ATTENTION_ROWS = 64  # rows per batch: with more, one attention model keeps a core busy
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -47,7 +55,7 @@ Gradient = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """Everything besides the model that a captured program depends on.
+    """Everything that a captured program depends on, apart from the model.
 
     `batch` holds the number of rows and then the shape of one row.
     """
@@ -61,11 +69,11 @@ class Shape:
 
 @lru_cache(maxsize=256)
 def capture_gradient(model: Model, shape: Shape) -> Gradient:
-    """A program (params, x, labels, weights, price, share) -> gradients.
+    """Return a program (params, x, labels, weights, price, share) -> gradients.
 
     All arguments have a leading axis of models. `x` holds the rows of a batch, `labels` their
-    one-hot labels, `weights` and `price` their entries of the method's tables, and `share` the
-    weight of each row in the mean, 0 for filling.
+    one-hot labels, `weights` and `price` the entries of the method's tables for these rows, and
+    `share` the weight of each row in the mean, which is 0 for padding.
     """
     with torch.random.fork_rng(devices=[]):
         module = model.module(features=shape.batch[1], classes=shape.classes)
@@ -83,21 +91,21 @@ def capture_gradient(model: Model, shape: Shape) -> Gradient:
     rows = shape.batch[0]
     classes = shape.classes
     shapes = ((layout.trained,), shape.batch, (rows, classes), (rows,), (rows, classes), (rows,))
-    return make_fx(vmap(one))(*(zeros(*size) for size in shapes))  # all of them different tensors
+    return make_fx(vmap(one))(*(zeros(*size) for size in shapes))  # a separate tensor per argument
 
 
 class StackedExecutor(TorchExecutor):
-    """Trains groups of models in one program; what clients keep lies on the device."""
+    """Trains groups of models in one program; the clients' state is kept on the device."""
 
     name = "stacked"
     on_host = False
 
     @cached_property
     def _programs(self) -> dict[Shape, Gradient]:
-        return {}  # of a caller's module, for this simulation
+        return {}  # programs of a module that the caller passed, for this simulation only
 
     def why_not_captured(self) -> str | None:
-        """Why the module cannot be vectorized; None if it can. Only a trial tells."""
+        """Return why the module cannot be vectorized, or None if it can; found by trying it."""
         settings = self.settings
         clients = self.index.runs * (settings.cohort or self.index.num_clients)
         models = min(GROUP_SIZE[self.rows.device.type], clients)
@@ -110,7 +118,7 @@ class StackedExecutor(TorchExecutor):
     def mix(
         self, coefficients: Array, block: Tensor, params: Tensor, cohort: Cohort, total: Any = None
     ) -> Tensor:
-        """sum_k c_k (model_k - params) of each run."""
+        """Return sum_k c_k (model_k - params) of each run."""
         assert total is None  # all units are one chunk
         weight = self.rows.put(coefficients)
         moved = block - params[cohort.run]
@@ -125,13 +133,16 @@ class StackedExecutor(TorchExecutor):
         order = np.argsort(-task.steps, kind="stable")
         size = GROUP_SIZE[self.rows.device.type]
         parts = [order[i : i + size] for i in range(0, len(order), size)]
-        # Capturing patches torch for all threads, so it is done before there are any.
+        # Capturing a program patches torch for all threads, so it is done before threads start.
         groups = [_Group(self, task, units) for units in parts]
         threads = min(self.settings.threads, len(groups))
         common.run_in_threads(lambda group: group.train(block, moments), groups, threads)
 
     def _program(self, models: int, width: int) -> Gradient:
-        """The program for some models and rows; cached unless the caller may change the module."""
+        """Return the program for `models` models and `width` rows per batch.
+
+        It is cached across simulations, unless the caller passed the module and may change it.
+        """
         rows = self.rows
         batch = (width, *rows.shape)
         shape = Shape(models, batch, rows.classes, rows.dtype, str(rows.device))
@@ -143,7 +154,7 @@ class StackedExecutor(TorchExecutor):
 
 
 class _Group:
-    """Some units of a task, those with most steps first, and the programs that they need."""
+    """Some units of a task, sorted by decreasing number of steps, and the programs they need."""
 
     def __init__(self, executor: StackedExecutor, task: Task, units: np.ndarray) -> None:
         self.executor = executor
@@ -177,7 +188,7 @@ class _Group:
         moments[units] = own
 
     def _inputs(self) -> Iterator[tuple[Tensor, ...]]:
-        """The arguments of the program after the parameters, for each step."""
+        """Yield the program's arguments for each step, without the parameters."""
         rows = self.executor.rows
         run = torch.as_tensor(self.task.units.run[self.units], device=rows.device)
         weights, price = rows.put_tables(self.task, self.units)
@@ -194,7 +205,10 @@ class _Group:
             )
 
     def _schedule(self) -> tuple[Tensor, Tensor]:
-        """Positions of rows (step, unit, row) and their shares of the batch; 0 for filling."""
+        """Return the positions of the rows and their shares of the batch, (step, unit, row).
+
+        The share of padding is 0.
+        """
         rows = self.executor.rows
         positions = np.zeros((len(self.sizes), len(self.units), self.width), dtype=np.int64)
         share = np.zeros(positions.shape)
@@ -207,9 +221,9 @@ class _Group:
 
 
 def why_not_stacked(traits: ModuleTraits, index: RowIndex, settings: Settings) -> str | None:
-    """Why clients train one by one; None if stacking is possible and gains.
+    """Return why clients must train one by one, or None if stacking is possible and faster.
 
-    With ``executor="stacked"`` only what is impossible counts.
+    With ``executor="stacked"``, reasons why stacking would be slower are ignored.
     """
     module = traits.module
     changing = [buffer.is_floating_point() for buffer in module.buffers()]
@@ -238,17 +252,20 @@ def why_not_stacked(traits: ModuleTraits, index: RowIndex, settings: Settings) -
 
 
 def _find(module: nn.Module, kinds: Any) -> str | None:
-    """The name of the first layer of these classes."""
+    """Return the class name of the first layer that is an instance of `kinds`, or None."""
     return next((type(part).__name__ for part in module.modules() if isinstance(part, kinds)), None)
 
 
 def _batch_width(sizes: np.ndarray, batch_size: int) -> int:
-    """Rows in a batch of clients with these numbers of rows."""
+    """Return the number of rows, with padding, in a batch of clients of the given sizes."""
     return min(batch_size, _next_power_of_two(max(1, int(sizes.max(initial=1)))))
 
 
 def _models_per_step(steps: np.ndarray) -> list[int]:
-    """Models that are computed in each step: the active ones, rounded up to few numbers."""
+    """Return the number of models computed in each step.
+
+    It is the number of active models, rounded up to a power of two so that few programs are needed.
+    """
     active = (steps > np.arange(steps.max(initial=0))[:, None]).sum(1)
     return [min(len(steps), _next_power_of_two(int(count))) for count in active]
 

@@ -1,6 +1,6 @@
-"""What the torch executors share: a module as a flat vector, data on a device, measurements.
+"""Code shared by the torch executors: flat parameter vectors, data on a device, measurements.
 
-Subclasses of `TorchExecutor` differ in how they train clients and mix their models.
+Subclasses of `TorchExecutor` differ in how they train clients and combine their models.
 """
 
 import copy
@@ -28,10 +28,10 @@ from fedgft.optimizers import Moments
 from fedgft.settings import Settings
 from fedgft.sums import Sums
 
-IMAGE_AXES = 4  # of a block of images
-FILTER_AXES = 4  # of the weights of a convolution, which are stored channels-last
-UPLOAD_ROWS = 4096  # copied to a GPU at a time
-MEASURED_BYTES = {"cpu": 2**19, "cuda": 2**28}  # of features in one forward pass
+IMAGE_AXES = 4  # number of axes of a block of images
+FILTER_AXES = 4  # number of axes of convolution weights, which are stored channels-last
+UPLOAD_ROWS = 4096  # number of rows that are copied to a GPU at a time
+MEASURED_BYTES = {"cpu": 2**19, "cuda": 2**28}  # bytes of features per forward pass
 NORM_LAYERS = torch.nn.modules.batchnorm._NormBase
 
 Map = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
@@ -39,15 +39,16 @@ Map = Callable[[Callable[[Tensor], Tensor], Iterable[Tensor]], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class Layout:
-    """A module as one flat vector: trained tensors first, then frozen ones, then buffers.
+    """The layout of a module as one flat vector: trained tensors, frozen tensors, then buffers.
 
-    Outside of the executors a vector is in the order of `models.named_tensors`. Inside, the weights
-    of convolutions are channels-last; all else is done element by element and needs no order.
+    Outside the executors, a vector has the order of `models.named_tensors` (the outer order).
+    Inside them, the weights of convolutions are stored channels-last (the inner order). All other
+    operations act on single elements, so they do not depend on the order.
 
     Attributes
     ----------
     names, shapes
-        Of the tensors, in their order.
+        Names and shapes of the tensors, in the order of the vector.
     trained
         Length of the trained part.
     norm_names
@@ -74,7 +75,7 @@ class Layout:
 
     @cached_property
     def edges(self) -> list[int]:
-        """Where each tensor begins, and where the last one ends."""
+        """The offset at which each tensor begins, followed by the length of the vector."""
         return [0, *accumulate(shape.numel() for shape in self.shapes)]
 
     @property
@@ -83,13 +84,16 @@ class Layout:
         return self.edges[-1]
 
     def views(self, flat: Tensor, start: int = 0) -> dict[str, Tensor]:
-        """Named views of the tensors in a vector that begins at `start` of the inner order."""
+        """Return named views of the tensors in `flat`, a part of the vector that begins at `start`.
+
+        Both the part and `start` are in the inner order.
+        """
         inside = [entry for entry in self._entries() if start <= entry[2] < start + len(flat)]
         return {name: _view(flat, at - start, shape) for name, shape, at in inside}
 
     @cached_property
     def inner_order(self) -> np.ndarray:
-        """The outer position of each number of the inner order, (p,)."""
+        """The position in the outer order of each element of the inner order, (p,)."""
         order = np.arange(self.size)
         for _, shape, at in self._entries():
             if len(shape) == FILTER_AXES:
@@ -98,17 +102,17 @@ class Layout:
         return order
 
     def to_inner(self, flat: np.ndarray) -> np.ndarray:
-        """(..., p) from the outer to the inner order."""
+        """Reorder vectors (..., p) from the outer to the inner order."""
         return np.take(flat, self.inner_order, axis=-1)
 
     def to_outer(self, flat: np.ndarray) -> np.ndarray:
-        """(..., p) from the inner to the outer order."""
+        """Reorder vectors (..., p) from the inner to the outer order."""
         out = np.empty_like(flat)
         out[..., self.inner_order] = flat
         return out
 
     def norms(self) -> np.ndarray:
-        """Positions of the numbers of normalization layers, for FedBN."""
+        """Return the positions of the normalization layers' parameters and buffers, for FedBN."""
         lengths = [shape.numel() for shape in self.shapes]
         return np.flatnonzero(np.repeat([name in self.norm_names for name in self.names], lengths))
 
@@ -125,9 +129,10 @@ def _view(flat: Tensor, at: int, shape: torch.Size) -> Tensor:
 
 
 def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> Tensor:
-    """d/dlogits of weights * cross-entropy + <price, probs>: the gradient of every objective.
+    """Return the gradient of weights * cross-entropy + <price, probs> with respect to the logits.
 
-    With probabilities p and price v it is weights (p - labels) + p (v - <v, p>).
+    Every objective has this gradient. With probabilities p and price v it is
+    weights (p - labels) + p (v - <v, p>).
     """
     centered_price = price - (price * probs).sum(-1, keepdim=True)
     return weights.unsqueeze(-1) * (probs - labels) + probs * centered_price
@@ -136,15 +141,15 @@ def residual(probs: Tensor, labels: Tensor, weights: Tensor, price: Tensor) -> T
 class DeviceRows:
     """The data set on one device.
 
-    Images stay as they are stored, one byte per channel and channels-last; a batch becomes numbers
-    on the device. A GPU holds only the rows that the runs use.
+    Images are stored channels-last with one byte per channel; each batch is converted to
+    floating-point numbers on the device. A GPU holds only the rows that the runs use.
 
     Attributes
     ----------
     features
         Features of the stored rows.
     cell
-        (label, group) of each stored row as one number.
+        The index of the (label, group) cell of each stored row.
     label
         One-hot label of each cell, (cells, classes).
     mean, inverse
@@ -186,22 +191,25 @@ class DeviceRows:
         return stored
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Positions on the device of rows of the data set."""
+        """Return the positions on the device of the given rows of the data set."""
         return rows if self.used is None else np.searchsorted(self.used, rows)
 
     def put(self, array: np.ndarray) -> Tensor:
-        """The array on the device, in the executor's precision."""
+        """Copy an array to the device, in the executor's precision."""
         return torch.as_tensor(array, dtype=self.dtype, device=self.device)
 
     def put_integers(self, values: np.ndarray) -> Tensor:
-        """Integers on the device, copied in the background."""
+        """Copy integers to the device without waiting for the copy to finish."""
         held = torch.as_tensor(values, dtype=torch.long)
         if self.device.type == "cuda":
             held = held.pin_memory()
         return held.to(self.device, non_blocking=True)
 
     def read(self, positions: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-        """Scaled features; `positions`, `mean` and `inverse` (1 / spread) share leading axes."""
+        """Return the scaled features of the rows at `positions`.
+
+        `positions`, `mean` and `inverse` (1 / spread) have the same leading axes.
+        """
         x = self.features.index_select(0, positions.reshape(-1)).to(self.dtype)
         x = x.reshape(*positions.shape, *self.features.shape[1:])
         if len(self.shape) == IMAGE_AXES - 1:
@@ -212,38 +220,38 @@ class DeviceRows:
         return (x - mean.reshape(shape)) * inverse.reshape(shape)
 
     def put_tables(self, task: Task, at: Any = slice(None)) -> tuple[Tensor, Tensor]:
-        """Row weights (u, cells) and prices (u, cells, classes) of some units."""
+        """Copy the row weights (u, cells) and prices (u, cells, classes) of the units `at`."""
         return self.put(task.weights[at]).flatten(1), self.put(task.price[at]).flatten(1, 2)
 
 
 @dataclass(frozen=True)
 class TorchBuffers(Buffers):
-    """Arrays of clients in torch.
+    """Torch tensors with one row per unit or client.
 
-    `on_host`: what clients keep, and models that wait, lie in the host's memory.
+    With `on_host`, the clients' state between rounds and parked models are kept in host memory.
     """
 
     device: torch.device
     on_host: bool
 
     def zeros(self, rows: int, width: int) -> Tensor:
-        """An array to compute with."""
+        """Return zeros on the device."""
         return torch.zeros(rows, width, dtype=self.dtype, device=self.device)
 
     def storage(self, rows: int, width: int) -> Tensor:
-        """Zeros for what clients keep between rounds."""
+        """Return zeros for the clients' state between rounds."""
         dtype = str(self.dtype).removeprefix("torch.")
         return self.restore(np.zeros((rows, width), dtype), self.on_host)
 
     def restore(self, array: np.ndarray, on_host: bool) -> Tensor:
-        """The array on the device, or in host memory that a GPU can access."""
+        """Return the array on the device, or in host memory that a GPU can access."""
         held = torch.from_numpy(array)
         if not on_host:
             return held.to(self.device)
         return held if self.device.type == "cpu" else held.pin_memory()
 
     def read(self, stored: Tensor, at: np.ndarray) -> Tensor:
-        """A copy of some rows, on the device."""
+        """Copy the rows `at` to the device."""
         if not stored.is_pinned():
             return stored[at].to(self.device)
         out = torch.empty(len(at), stored.shape[1], dtype=stored.dtype, device=self.device)
@@ -252,7 +260,7 @@ class TorchBuffers(Buffers):
         return out
 
     def write(self, stored: Tensor, at: np.ndarray, values: Tensor) -> None:
-        """Replace some rows."""
+        """Replace the rows `at` by `values`."""
         if not stored.is_pinned():
             stored[at] = values.to(stored.device)
             return
@@ -260,15 +268,16 @@ class TorchBuffers(Buffers):
             stored[place].copy_(values[i], non_blocking=True)
 
     def park(self, block: Tensor) -> Tensor:
-        """Models that wait for their coefficients."""
+        """Move models to host memory (with `on_host`) until their coefficients are known."""
         return block.cpu() if self.on_host else block
 
 
 @dataclass(frozen=True)
 class ModuleTraits:
-    """A module on the CPU, and what a trial with two rows showed about it.
+    """A module on the CPU, and its properties as found by a trial run on two rows.
 
-    `random`: training draws random numbers. `min_batch`: rows that a batch must have.
+    `random` says whether training draws random numbers; `min_batch` is the smallest number of rows
+    that a batch may have.
     """
 
     module: torch.nn.Module
@@ -288,11 +297,11 @@ class TorchExecutor:
     settings
         Devices, threads, precision and optimizer.
     traits
-        Of the module; see `probe_module`.
+        Properties of the module; see `probe_module`.
     """
 
     name: str
-    on_host: bool  # whether what clients keep lies in the host's memory
+    on_host: bool  # whether the clients' state between rounds is kept in host memory
 
     def __init__(
         self, index: RowIndex, model: Model, settings: Settings, traits: ModuleTraits
@@ -312,7 +321,7 @@ class TorchExecutor:
 
     @property
     def threads(self) -> int:
-        """Threads that compute; one is enough to keep a GPU busy."""
+        """The number of computing threads; on a GPU it is one, which keeps the GPU busy."""
         return self.settings.threads if self.rows.device.type == "cpu" else 1
 
     @cached_property
@@ -331,7 +340,7 @@ class TorchExecutor:
         return self.layout.to_outer(block.cpu().numpy())
 
     def to_gradient(self, difference: Tensor) -> Tensor:
-        """The trained part."""
+        """Return the trained part of a difference of parameters, (u, w)."""
         return difference[:, : self.layout.trained]
 
     def train(self, task: Task, block: Tensor, moments: Moments | None) -> Tensor:
@@ -359,7 +368,7 @@ class TorchExecutor:
         raise NotImplementedError
 
     def _chunk(self) -> int | None:
-        """Units that are trained at a time; None: all."""
+        """Return the number of units that are trained at a time; None means all."""
         return None
 
     def _measure_model(
@@ -380,7 +389,10 @@ class TorchExecutor:
                 array[at, ..., c] = flat.reshape(len(at), *sums.count.shape[1:])
 
     def _scores(self, threads: Map, rows: Tensor, run: int, params: Tensor) -> np.ndarray:
-        """Class probabilities (rows, classes), in pieces that fit the cache or the GPU."""
+        """Return class probabilities (rows, classes).
+
+        Rows are processed in pieces that fit into the cache or the GPU.
+        """
         views = self.layout.views(params)
         mean = self.rows.mean[run]
         inverse = self.rows.inverse[run]
@@ -434,7 +446,7 @@ def one_thread_per_operation() -> Iterator[None]:
 
 
 def run_in_threads(function: Callable[[Any], None], items: Sequence[Any], threads: int) -> None:
-    """Call the function with each item; one thread is this one."""
+    """Call the function with each item; with `threads` = 1, in the calling thread."""
     if threads == 1:
         for item in items:
             function(item)
@@ -508,7 +520,7 @@ def _check_output(out: Any, *, rows: int, classes: int) -> None:
 
 
 def _check_settings(module: torch.nn.Module, index: RowIndex, settings: Settings) -> None:
-    """Raise if the settings ask for what the model or the data do not have."""
+    """Raise if the settings require something that the model or the data do not provide."""
     if settings.augment != "none" and index.dataset.features.ndim != IMAGE_AXES:
         raise FedgftError(f"`augment` {settings.augment} is for images")
     if settings.norms == "local" and not Layout.of(module).norm_names:
