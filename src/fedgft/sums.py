@@ -1,18 +1,18 @@
-"""What leaves a client or site: sums over its rows, and never a row.
+"""The data that leaves a client or site: sums over its rows, never the rows themselves.
 
-- `Sums`: by label and group, the number of rows and the sums of their scores and decisions. Every
-  metric of the catalog follows from these three arrays. The simulator, the penalties and the
-  federation compute with them, so they are nothing but arrays, with any leading axes.
-- `Report`: the `Sums` of one client with its name and the names of classes and groups; it becomes
-  a plain record of lists for a message, and back. The server checks, stores and compares the three
-  together, so they are one object and not three arguments.
-- `SiteSums`: the sums of any number of sites that send a file. Its tables (`SiteTables`) cannot be
-  a `Sums`: groups are named and differ from site to site, sums of scores are kept by decision as
-  well (so a threshold can be moved), and each count has its own noise and its own range if it is
-  withheld. `fedgft.audit.rates` turns them into one `Sums` for all sites.
+- `Sums` holds, by label and group, the number of rows and the sums of their scores and decisions.
+  Every metric of the catalog follows from these three arrays. The simulator, the penalties and the
+  federation compute with them, so a `Sums` holds only arrays, which may have leading axes.
+- `Report` holds the `Sums` of one client, the client's name, and the names of classes and groups.
+  It can be converted to a record of lists for a message, and back. The server checks, stores and
+  compares the three parts together, so they are one object.
+- `SiteSums` holds the sums of any number of sites that send a file. Its tables (`SiteTables`)
+  cannot be a `Sums`, for three reasons: groups are named and differ between sites; sums of scores
+  are also kept by decision (so a threshold can be moved); and each count has its own noise, or its
+  own range if it is withheld. `fedgft.audit.rates` converts them to one `Sums` for all sites.
 
-`RecordReader` checks the form of everything that arrives, in a file (`fedgft.audit.site_file`) or
-in a message; `Sums.check` checks that rows can have such sums.
+`RecordReader` checks the format of everything that arrives in a file (`fedgft.audit.site_file`) or
+in a message. `Sums.check` checks that the numbers can be sums over rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,24 +30,25 @@ from fedgft.types import Index, Probs, Statistics, Value
 from fedgft.validation import as_array, check_choice, check_instance, check_integer
 
 MAX_GROUPS = 100_000
-MAX_ROWS = 1e12  # in a message
-MAX_NAMES = 1000  # of classes, and of groups, in a message
-MAX_WIRE_NUMBERS = 10_000  # in one array of a message
-MAX_WHOLE_NUMBER = 2**53  # beyond it a float no longer counts exactly
+MAX_ROWS = 1e12  # largest number of rows in a message
+MAX_NAMES = 1000  # largest number of classes, and of groups, in a message
+MAX_WIRE_NUMBERS = 10_000  # largest size of an array in a message
+MAX_WHOLE_NUMBER = 2**53  # a float represents every whole number up to this one exactly
 MAX_CLASSES = 50
 MAX_ATTRIBUTES = 4
 MAX_BINS = 10_000
-MAX_HISTOGRAM_NUMBERS = 5_000_000  # in the histograms of one group
+MAX_HISTOGRAM_NUMBERS = 5_000_000  # largest size of the histograms of one group
 TYPE_NAMES = {list: "a list", dict: "an object", str: "a text"}
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over rows by label (axis `c`) and group (axis `k`; its last entry: not recorded).
+    """Sums over rows by label (axis `c`) and group (axis `k`).
 
-    Every metric of the catalog, soft (scores) and hard (decisions), is read from these.
-    Law: sums add, and `Sums.of(rows)` of a union is the sum of its parts. All arrays may have the
-    same leading axes, such as runs or clients.
+    The last entry of the group axis holds the rows whose group is not recorded. Every metric of the
+    catalog, soft (of scores) and hard (of decisions), is computed from these sums. Law: `Sums.of`
+    of a union of rows is the sum of the `Sums.of` of its parts. All arrays may have the same
+    leading axes, such as runs or clients.
     """
 
     count: np.ndarray  # (..., c, k)
@@ -90,7 +91,7 @@ class Sums:
         return self.count, self.score, self.decision
 
     def map(self, function: Callable[..., Any], *others: "Sums") -> "Sums":
-        """Apply a function of the leading axes to each array, and the same array of others."""
+        """Apply a function to each array, together with the same array of each of `others`."""
         return Sums(*map(function, self.arrays, *(other.arrays for other in others)))
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -100,7 +101,7 @@ class Sums:
         return self.map(lambda array: array[index])
 
     def replaced(self, index: Any, other: "Sums") -> "Sums":
-        """Return a copy whose entries at `index`, of the leading axes, are those of `other`."""
+        """Return a copy with the entries at `index` (leading axes) replaced by `other`."""
 
         def put(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
             out = mine.copy()
@@ -114,11 +115,11 @@ class Sums:
         return self.map(lambda array: array.sum(axis))
 
     def rows(self) -> Value:
-        """Return the number of rows (...), those without a group included."""
+        """Return the number of rows (...), including rows without a group."""
         return self.count.sum((-2, -1))
 
     def accuracy(self) -> Value:
-        """Return the share of right decisions (...), those without a group included."""
+        """Return the share of right decisions (...), including rows without a group."""
         right = np.einsum("...cgc->...", self.decision)
         with np.errstate(invalid="ignore"):
             return right / self.rows()
@@ -148,20 +149,20 @@ class Sums:
         count_slack: float = 0.0,
         sum_slack: float = 0.0,
     ) -> None:
-        """Raise a `FedgftError` unless some rows can have these sums.
+        """Raise a `FedgftError` unless these numbers can be sums over rows.
 
-        Counts must be whole and not negative; of each label and group, the sums of scores and of
-        decisions must lie between 0 and the count and add up to it, up to rounding.
+        Counts must be whole numbers and not negative. For each label and group, the sums of scores
+        and of decisions must lie between 0 and the count and add up to the count, up to rounding.
 
         Parameters
         ----------
         source
-            Who sent the sums: the beginning of the message.
+            The sender of the sums; error messages begin with it.
         kind
-            The sums that were sent: "soft" (scores) or "hard" (decisions). None: both.
+            Which sums were sent: "soft" (of scores) or "hard" (of decisions). None means both.
         count_slack, sum_slack
-            How far noise may have moved a count, and a sum of scores or decisions. With a
-            `count_slack`, counts need not be whole.
+            How far noise may have moved a count, and a sum of scores or decisions. If `count_slack`
+            is not 0, counts need not be whole numbers.
         """
         tables = {"scores": self.score, "decisions": self.decision}
         if kind is not None:
@@ -179,7 +180,7 @@ class Sums:
             yield f"counts are negative or more than {MAX_ROWS:.0g}"
         if not count_slack and (np.abs(self.count - self.count.round()) >= 1e-6).any():
             yield "counts are not numbers of rows"
-        rounding = 1e-3 + 1e-5 * np.abs(self.count)  # sums of many rounded numbers
+        rounding = 1e-3 + 1e-5 * np.abs(self.count)  # error of a sum of many rounded numbers
         for name, table in tables.items():
             if (table < -rounding[..., None] - sum_slack).any():
                 yield f"sums of {name} are negative"
@@ -200,7 +201,10 @@ def concatenate(sums: list[Sums]) -> Sums:
 
 
 def _check_probabilities(probs: Any) -> np.ndarray:
-    """(rows, classes); a NaN would be counted as a decision for class 0."""
+    """Return the probabilities as an array (rows, classes), or raise a `FedgftError`.
+
+    NaN is an error, because it would count as a decision.
+    """
     array = as_array("probs", probs)
     if array.ndim != 2 or array.dtype.kind not in "fiub" or array.shape[1] < 2:
         raise FedgftError(
@@ -215,7 +219,7 @@ def _check_probabilities(probs: Any) -> np.ndarray:
 
 
 def _check_indices(name: str, values: Any, rows: int, least: int, known: int) -> np.ndarray:
-    """Whole numbers from `least` to `known` - 1, one per row."""
+    """Return an array of whole numbers from `least` to `known` - 1, one per row, or raise."""
     array = as_array(name, values)
     if array.shape != (rows,):
         raise FedgftError(f"{name} must have the shape ({rows},), as probs, not {array.shape}")
@@ -235,10 +239,10 @@ def _check_indices(name: str, values: Any, rows: int, least: int, known: int) ->
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Reads a JSON object or a record of a message that may hold anything.
+    """Reads and checks the fields of a JSON object or of a message, whose content is not trusted.
 
-    Each method returns the field `key`, or raises a `FedgftError` that names source and field.
-    `path` is where a nested object lies, as in ``"cells[3]."``.
+    Each method returns the field `key`, or raises a `FedgftError` that names the source and the
+    field. `path` is the location of a nested object, such as ``"cells[3]."``.
     """
 
     record: Any
@@ -246,11 +250,11 @@ class RecordReader:
     path: str = ""
 
     def fail(self, key: str, problem: str) -> NoReturn:
-        """Raise the error."""
+        """Raise a `FedgftError` that names the source, the field and the problem."""
         raise FedgftError(f"{self.source}: {self.path}{key} {problem}", kind="data")
 
     def reject(self, key: str, reason: str) -> NoReturn:
-        """Raise an error that shows the beginning of the value: it may be a very long one."""
+        """Raise a `FedgftError` that shows the first 40 characters of the value."""
         self.fail(key, f"is {repr(self.record.get(key))[:40]}: {reason}")
 
     def get(self, key: str, kind: type[list] | type[dict] | type[str]) -> Any:
@@ -272,7 +276,7 @@ class RecordReader:
         return text
 
     def names(self, key: str, *, most: int = MAX_NAMES) -> tuple[str, ...]:
-        """Return different texts."""
+        """Return a list of at most `most` different texts, as a tuple."""
         found = self.get(key, list)
         valid = len(found) <= most and all(map(is_text, found))
         if not valid or len(set(found)) < len(found):
@@ -280,7 +284,7 @@ class RecordReader:
         return tuple(found)
 
     def whole_number(self, key: str, *, least: int = 0, default: Any = None) -> int:
-        """Return an int (no bool, no float) from `least` to 2^53."""
+        """Return an int (not a bool or float) from `least` to 2^53."""
         value = self.record.get(key, default)
         if type(value) is not int or not least <= value <= MAX_WHOLE_NUMBER:
             more = ", 0 or more" if least == 0 else ""
@@ -299,7 +303,10 @@ class RecordReader:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a text that can be written: JSON may hold half a character (a surrogate)."""
+    """Return whether the value is a text without surrogates.
+
+    JSON may contain a surrogate, which is half a character and cannot be written to a file.
+    """
     if not isinstance(value, str) or value.isascii():
         return isinstance(value, str)
     return not any("\ud800" <= c <= "\udfff" for c in value)
@@ -314,7 +321,7 @@ class Names:
 
     @classmethod
     def of(cls, classes: int | Sequence[str], groups: int | Sequence[str]) -> "Names":
-        """Make names from sequences, or from the number of classes or groups ("0", "1", ...)."""
+        """Make names from sequences of names, or from numbers of names ("0", "1", ...)."""
         return cls(_number_names(classes, "classes"), _number_names(groups, "groups"))
 
     @classmethod
@@ -327,11 +334,14 @@ class Names:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of prices and sums: labels, groups (the last: not recorded), classes."""
+        """The shape of prices and sums: (labels, groups + 1, classes).
+
+        The last entry of the group axis is for rows whose group is not recorded.
+        """
         return len(self.classes), len(self.groups) + 1, len(self.classes)
 
     def check(self, other: "Names", *, site: str) -> None:
-        """Raise a `FedgftError` unless the names of this site are the same, in the same order."""
+        """Raise a `FedgftError` unless `other`, the names of `site`, equal these names in order."""
         for what in ("classes", "groups"):
             ours = getattr(self, what)
             theirs = getattr(other, what)
@@ -371,7 +381,10 @@ class Report:
 
     @classmethod
     def from_record(cls, record: Any, *, site: str) -> "Report":
-        """Read what `to_record` wrote. Only its form is checked; see `Sums.check`."""
+        """Read a record that `to_record` wrote.
+
+        Only the format of the record is checked; `Sums.check` checks the numbers.
+        """
         reader = RecordReader(record, f"site '{site}'")
         names = Names.from_record(reader)
         count = reader.array("count", names.shape[:2])
@@ -384,30 +397,30 @@ class Report:
 Group = tuple[str | None, ...]
 "One value for each group column; None: not recorded."
 
-# Columns of a table of one group, which has the axes (label, decision, column).
+# The table of a group has the axes (label, decision, column). These are its columns.
 COUNT = 0
 NOISE = 1  # variance of the noise that was added to the count
-SLACK = 2  # how far off the count may be, at most: it is withheld
-SCORES = 3  # from here on, sums of scores
+SLACK = 2  # largest possible error of the count if it is withheld, else 0
+SCORES = 3  # the first of the columns with sums of scores
 
 
 @dataclass(frozen=True)
 class MeasurementSpec:
-    """What was measured. Sites can be merged only if they measured the same.
+    """What was measured. Only sites that measured the same can be merged.
 
     Parameters
     ----------
     classes
-        The names of the classes; the second of two is the positive one.
+        The names of the classes; if there are two, the second is the positive class.
     attributes
         The names of the group columns.
     threshold
-        The score from which on the decision is positive. None: decisions were given, or are the
-        class with the highest score.
+        The smallest score with a positive decision. None means that the data contain the decisions,
+        or that the decision is the class with the highest score.
     scored
         Whether there are scores.
     bins
-        The number of bins of the histograms: [i/bins, (i+1)/bins); 1 lies in the last.
+        The number of bins of the histograms. Bin i is [i/bins, (i+1)/bins); the last includes 1.
     """
 
     classes: tuple[str, ...]
@@ -430,7 +443,7 @@ class MeasurementSpec:
 
     @property
     def score_classes(self) -> tuple[int, ...]:
-        """The classes whose scores are summed: the positive one of two, or all of more."""
+        """The classes whose scores are summed: if there are two, the positive one; else all."""
         if not self.scored:
             return ()
         return (1,) if len(self.classes) == 2 else tuple(range(len(self.classes)))
@@ -446,7 +459,11 @@ class MeasurementSpec:
         return np.zeros((classes, classes, len(self.score_classes), self.bins))
 
     def combine(self, other: "MeasurementSpec") -> "MeasurementSpec":
-        """Return the spec of merged sums: with the fewer bins; all else must be the same."""
+        """Return the spec of merged sums, with the smaller of the two numbers of bins.
+
+        All other fields must be equal, and one number of bins must divide the other; otherwise
+        there is a `FedgftError`.
+        """
         names = {"classes": "label classes", "attributes": "group columns", "scored": "scores"}
         for name, what in (names | {"threshold": "thresholds"}).items():
             mine = getattr(self, name)
@@ -481,15 +498,18 @@ class Privacy:
     epsilon: float = 0.0
     delta: float = 0.0
     scale: float = 0.0
-    variance: float = 0.0  # of the noise on each count of the finest table
-    names: str = ""  # of groups and classes: "declared" or "from the data"
+    variance: float = 0.0  # variance of the noise on each count of the finest table
+    names: str = ""  # where names of groups and classes are from: "declared" or "from the data"
     min_cell: int = 0
-    suppressed: int = 0  # cells with 1 to min_cell - 1 rows, withheld
+    suppressed: int = 0  # number of withheld cells, which have 1 to min_cell - 1 rows
 
 
 @dataclass(frozen=True, eq=False)
 class SiteTables:
-    """The tables (label, decision, column) of one site by group, and the rows left out of them."""
+    """The tables (label, decision, column) of one site, by group.
+
+    `label_missing` and `prediction_missing` are the numbers of rows that the tables leave out.
+    """
 
     tables: Mapping[Group, np.ndarray]
     label_missing: float = 0.0
@@ -508,7 +528,7 @@ class SiteTables:
 
 
 def _add_arrays(total: dict[Group, np.ndarray], more: Mapping[Group, np.ndarray]) -> None:
-    """Add the arrays of `more` to those of the same group in `total`."""
+    """Add each array of `more` to the array of the same group in `total`, in place."""
     for group, array in more.items():
         total[group] = total[group] + array if group in total else array
 
@@ -517,28 +537,30 @@ def _add_arrays(total: dict[Group, np.ndarray], more: Mapping[Group, np.ndarray]
 class SiteSums:
     """The sums of any number of sites.
 
-    Laws: `+` is associative and commutative, `SiteSums()` is its zero, and the sums of a union of
-    rows are the sum of those of its parts. Sites of one name are one site: their rows add up.
-    Sites without a name are different sites: added to others they are called "site 1", "site 2",
-    ... in the order in which they come.
+    Laws: `+` is associative and commutative, `SiteSums()` is its zero, and the sums over a union of
+    rows equal the sum of the sums over its parts. Sites with the same name are one site, and their
+    rows add up. Sites without a name are different sites. When they are added to other sites, they
+    are named "site 1", "site 2", ... in order of addition.
 
-    Files say of few rows only that they lie in several bins. `histogram` has them spread evenly
-    over these bins, and `blur` says how far that may be off, (3, label, decision, score, bin): what
-    to add to the histogram if all such rows lay in the first of their bins; in the last; and, in
-    bin 0, how far off the sum of the cell's scores may be. A group without an entry is exact.
+    If few rows share a bin, a file states only a range of bins for them. `histogram` spreads such
+    rows evenly over their range. `blur`, (3, label, decision, score, bin), is the uncertainty of
+    this: `blur[0]` is the change of the histogram if all such rows are in the first bin of their
+    range; `blur[1]` is the change if they are in the last bin; and bin 0 of `blur[2]` is the
+    largest error of the cell's sum of scores. The histogram of a group without an entry in `blur`
+    is exact.
     """
 
     spec: MeasurementSpec | None = None  # None: no site
     sites: Mapping[str, SiteTables] = field(default_factory=dict)
     histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)  # of all sites together
     blur: Mapping[Group, np.ndarray] = field(default_factory=dict)
-    numbered: tuple[str, ...] = ()  # names of sites that were measured without one
+    numbered: tuple[str, ...] = ()  # names assigned to sites that were measured without a name
 
     def __add__(self, other: "SiteSums") -> "SiteSums":
         return merge((self, other)) if isinstance(other, SiteSums) else NotImplemented
 
     def __radd__(self, other: Any) -> "SiteSums":
-        """For `sum(...)`, which starts at 0."""
+        """Support `sum(...)`, which starts at 0."""
         return self if isinstance(other, int) and other == 0 else NotImplemented
 
     def require_spec(self) -> MeasurementSpec:
@@ -549,7 +571,7 @@ class SiteSums:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All groups of all sites, sorted, "not recorded" last."""
+        """All groups of all sites, sorted; values that are not recorded come last."""
         found = {group for site in self.sites.values() for group in site.tables}
         return tuple(sorted(found, key=group_sort_key))
 
@@ -560,9 +582,10 @@ class SiteSums:
 
 
 def merge(parts: Iterable[SiteSums]) -> SiteSums:
-    """Return the sum of all parts, in one pass that holds one part at a time.
+    """Return the sum of all parts. One pass reads them and holds one part in memory at a time.
 
-    Raises a `FedgftError` where parts measured different things (see `MeasurementSpec.combine`).
+    A `FedgftError` is raised if the parts measured different things (see
+    `MeasurementSpec.combine`).
     """
     spec: MeasurementSpec | None = None
     named: dict[str, SiteTables] = {}
@@ -597,7 +620,11 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
 def _number_sites(
     unnamed: list[SiteTables], named: Mapping[str, SiteTables]
 ) -> dict[str, SiteTables]:
-    """Name sites that have no name: "" for a single one, else numbers that no other site has."""
+    """Name the sites that have no name.
+
+    A single site, without others, keeps the name "". Otherwise the names are "site 1", "site 2",
+    ..., without those that other sites have.
+    """
     if len(unnamed) == 1 and not named:
         return {"": unnamed[0]}
     free = (name for name in map("site {}".format, count(1)) if name not in named)
@@ -605,7 +632,7 @@ def _number_sites(
 
 
 def _coarsen_all(histograms: Mapping[Group, np.ndarray], bins: int) -> dict[Group, np.ndarray]:
-    """The same rows in fewer bins (the last axis), whose number divides the old one."""
+    """Merge the bins (the last axis) into `bins` bins, which must divide their current number."""
     return {
         group: array.reshape(*array.shape[:-1], bins, -1).sum(-1)
         for group, array in histograms.items()
@@ -613,7 +640,7 @@ def _coarsen_all(histograms: Mapping[Group, np.ndarray], bins: int) -> dict[Grou
 
 
 def group_sort_key(group: Group) -> tuple:
-    """Return the key that sorts groups: numbers as numbers before words, "not recorded" last."""
+    """Return a sort key for groups: numbers by value, then words, then "not recorded"."""
     return tuple((value is None, _number_or_inf(value), value or "") for value in group)
 
 

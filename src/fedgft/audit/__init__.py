@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-# Names are imported on first use: a study needs the thresholds, and not the readers of tables.
+# Each name is imported on first use, so code that needs only one module does not load the others
+# (a study uses the thresholds but does not need the table readers).
 _MODULES = {
     "Audit": "audit.report",
     "SiteSums": "sums",

@@ -1,12 +1,15 @@
-"""How sites relate to the whole: which sites cause a gap, and what single sites cannot see.
+"""Compare each site with all sites together: which sites cause a gap, and what one site cannot see.
 
-Also here: intervals over sites (bootstrap). Newcombe's intervals take the sites as given and the
-rows as a sample. Where the audited sites stand for many others, the sites are the sample: they are
-drawn with replacement, with all their rows. A rate gets percentiles over the draws. A largest gap
-is never negative, so its percentiles would always claim a gap; its limits come from the signed
-differences d of all pairs instead, d +- q s, which hold for all pairs at once: s is the standard
-deviation of a difference over the draws, and q the 95% percentile of the largest |d* - d| / s.
-Ratios likewise, by their logarithms.
+This module also computes bootstrap intervals over sites. Newcombe's intervals treat the sites as
+fixed and the rows as a sample. If the audited sites represent many other sites, the sites are the
+sample: the bootstrap draws sites with replacement and keeps all rows of each drawn site.
+
+The limits of a rate are percentiles over the draws. The largest gap is never negative, so its
+percentiles would always indicate a gap. Its limits are computed from the signed differences d of
+all pairs of groups instead: d +- q s, where s is the standard deviation of the difference over the
+draws, and q is the 95th percentile, over the draws, of the largest |d* - d| / s of any pair, where
+d* is the difference in a draw. These limits hold for all pairs simultaneously. The limits of ratios
+are computed in the same way from the logarithms of the rates.
 """
 
 import math
@@ -36,12 +39,12 @@ from fedgft.sums import SLACK
 from fedgft.theory import Analysis, Compared, compare
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-PAIRS_PER_BLOCK = 2_000_000  # pairs of groups, over sites, that are compared at a time
-MIN_WEIGHT = 5.0  # of the pairs of rows of all sites: with less, no gap within sites is claimed
-MIN_SITES = 5  # for a bootstrap
-FEW_SITES = 20  # with fewer, a bootstrap is a rough guess
-DRAWS_PER_BLOCK = 200  # a draw holds the statistics of all sites
-MAX_MISSING = 0.05  # share of the draws that may lack a rate
+PAIRS_PER_BLOCK = 2_000_000  # number of (site, pair of groups) combinations compared at a time
+MIN_WEIGHT = 5.0  # smallest total Mantel-Haenszel weight for which a gap within sites is reported
+MIN_SITES = 5  # smallest number of sites for a bootstrap
+FEW_SITES = 20  # with fewer sites, the bootstrap intervals are only rough
+DRAWS_PER_BLOCK = 200  # number of bootstrap draws computed at a time, which bounds the memory
+MAX_MISSING = 0.05  # a rate that is missing in this share of the draws or more gets no limits
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +60,11 @@ class SiteGaps:
     direction
         (site,): 1 or -1 where `local` differs from 0 beyond chance (Bonferroni over sites), or 0.
     contribution
-        (site,): what the site adds to the signed gap, relative to the overall rate.
+        (site,): the amount that the site adds to the signed gap, measured from the overall rate.
     heterogeneity, total_variation
         How differently the two groups are distributed over the sites (DH and TV).
     bound
-        alpha (1 - TV) + TV with the largest local gap alpha: the gap is at most this.
+        The upper bound alpha (1 - TV) + TV of the gap, where alpha is the largest local gap.
     within
         The common gap within sites (Mantel-Haenszel).
     signed
@@ -82,9 +85,10 @@ class SiteGaps:
 
 @dataclass(frozen=True, eq=False)
 class MetricEstimate:
-    """Everything that is known about one metric in one view.
+    """All estimates of one metric in one view.
 
-    `limits` are those of `rates`, (condition, group); those of `gap` hold for the largest gap.
+    `limits` are the limits of `rates`, (condition, group). The limits in `gap` are those of the
+    largest gap.
     """
 
     metric: Metric
@@ -96,7 +100,10 @@ class MetricEstimate:
 
 
 def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0) -> MetricEstimate:
-    """Rates, the largest gap, and the sites behind it; intervals over sites if `draws` > 0."""
+    """Estimate the rates, the largest gap, and the gap at each site.
+
+    If `draws` > 0, the intervals are bootstrap intervals over sites.
+    """
     rates = estimate_rates(metric, view, "hard")
     limits = rates.interval()
     gap = find_largest_gap(rates)
@@ -107,15 +114,15 @@ def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0
 
 
 def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGaps:
-    """Every site against all sites together.
+    """Compare every site with all sites together.
 
     Parameters
     ----------
     metric, view
         The metric and the groups.
     rates, gap
-        The rates over all sites, and the gap between two groups to explain. Without such a pair
-        only the sites' own gaps are known, and everything else is NaN.
+        The rates over all sites, and the gap between two groups that the result explains. If `gap`
+        names no pair of groups, the result holds the sites' own gaps, and all other values are NaN.
     """
     by_site = estimate_rates(metric, view, "hard", by_site=True)
     own, own_ratio = find_own_gaps(by_site, view.sums.count.sum(1)[:, :-1] > 0)
@@ -147,16 +154,17 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGap
 
 
 def _clip_statistics(statistics: np.ndarray) -> np.ndarray:
-    """Sums (k, 2, v, g) cut off to 0 <= numerator <= denominator, which noise violates."""
+    """Clip the sums (k, 2, v, g) to 0 <= numerator <= denominator, which noise may violate."""
     below = np.maximum(statistics[:, 1], 0.0)
     return np.stack((np.clip(statistics[:, 0], 0.0, below), below), 1)
 
 
 def find_own_gaps(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.ndarray]:
-    """What each site sees by itself: its largest gap with an interval, and its smallest ratio.
+    """Return the largest gap at each site, with its interval, and the smallest ratio at each site.
 
-    Groups without rows at a site do not exist for it. The result is NaN for a site with a single
-    group or with a group without a row of the event; it has no interval if a group has too few.
+    A group without rows at a site is ignored there. The result is NaN for a site that has only one
+    group, or that has a group without a row of the event. A site has no interval if one of its
+    groups has too few rows.
 
     Parameters
     ----------
@@ -191,7 +199,10 @@ def find_own_gaps(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.ndarr
 
 
 def _pair_noise(metric: Metric, view: View, pair: Compared) -> tuple[np.ndarray, bool]:
-    """Variance of noise on the pair's hits and misses, (site, 4); whether a count is suppressed."""
+    """Return the noise variance of the pair's hits and misses, and whether a count is suppressed.
+
+    The variance is (site, 4): hits and misses of the first group, then of the second group.
+    """
     slope, offset = metric.affine(len(view.spec.classes))
     unit = (slope + offset[..., None])[:, pair.condition]  # (2, y, c)
     groups = [pair.i, pair.j]
@@ -204,11 +215,12 @@ def _pair_noise(metric: Metric, view: View, pair: Compared) -> tuple[np.ndarray,
 
 
 def estimate_within_sites(terms: Analysis, noise: np.ndarray, suppressed: bool) -> Estimate:
-    """The common gap within sites, with its 95% interval.
+    """Estimate the common gap within sites, with its 95% interval.
 
-    The common difference of Mantel & Haenszel: a site has the weight W_k = b_k d_k / (b_k + d_k),
-    so a site that lacks a group has none. The variance is that of Sato (1989), valid for few large
-    and for many small sites, plus that of noise by the delta method.
+    This is the common difference of Mantel & Haenszel: site k has the weight
+    W_k = b_k d_k / (b_k + d_k), so a site that lacks one of the groups has the weight 0. The
+    variance is that of Sato (1989), which is valid for few large sites and for many small sites,
+    plus the variance of the noise, by the delta method.
 
     Parameters
     ----------
@@ -217,7 +229,7 @@ def estimate_within_sites(terms: Analysis, noise: np.ndarray, suppressed: bool) 
     noise
         (site, 4): variance of noise on the hits and misses of the first and second group.
     suppressed
-        Whether counts are suppressed. Then, and with few rows, the result is NaN.
+        Whether counts are suppressed. If they are, or if there are few rows, the result is NaN.
     """
     clear = terms.b > MIN_SIGNAL * np.sqrt(noise[:, :2].sum(1))
     clear &= terms.d > MIN_SIGNAL * np.sqrt(noise[:, 2:].sum(1))
@@ -233,7 +245,7 @@ def estimate_within_sites(terms: Analysis, noise: np.ndarray, suppressed: bool) 
     p = ((b**2 * c - d**2 * a + b * d * (d - b) / 2) / n**2).sum()
     q = ((a * (d - c) + c * (b - a)) / (2 * n)).sum()
     sato = max(float(common * p + q), 0.0)
-    # derivatives of h and w by the hits and misses of both groups, whose counts have the noise
+    # derivatives of h and w with respect to the hits and misses of both groups: the noisy counts
     of_h = np.stack((d - c, -c, a - b, a), -1) / n[:, None] - (h / n)[:, None]
     of_w = np.stack((d, d, b, b), -1) / n[:, None] - (w / n)[:, None]
     noisy = float(((of_h - common * of_w) ** 2 * noise).sum())
@@ -255,10 +267,10 @@ def check_bootstrap(pool: Pool) -> None:
 def bootstrap_sites(
     metric: Metric, view: View, rates: Rates, gap: Gap, *, draws: int, seed: int
 ) -> tuple[Gap, Limits]:
-    """The gap with limits over sites instead of rows, and such limits of the rates.
+    """Return the gap and the limits of the rates, both with bootstrap limits over sites.
 
-    Limits are None (in the gap) or NaN (of rates) where a group has too few rows, and where 5% of
-    the draws or more lack a rate.
+    Limits are missing, which is None in the gap and NaN in the limits of the rates, if a group has
+    too few rows or if 5% of the draws or more lack a rate.
     """
     statistics = view.sums.statistics(metric, "hard")
     sites = len(statistics)
@@ -290,10 +302,11 @@ def bootstrap_sites(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _difference_limits(drawn: np.ndarray, found: np.ndarray) -> Limits:
-    """Limits of the differences of all pairs, (v, pairs), that hold at once.
+    """Return simultaneous limits of the differences of all pairs of groups, (v, pairs).
 
-    NaN where a pair cannot be compared. `drawn` is (draw, v, g) and `found` (v, g). Groups are
-    compared with those behind them one at a time: all pairs of all draws may be a large table.
+    The limits are NaN for a pair that cannot be compared. `drawn` is (draw, v, g) and `found` is
+    (v, g). The loop compares one group at a time with the groups after it, because a table of all
+    pairs in all draws could be too large for memory.
     """
     centers = []
     deviations = []
@@ -304,7 +317,7 @@ def _difference_limits(drawn: np.ndarray, found: np.ndarray) -> Limits:
         error = np.where(np.isfinite(error), error, np.nan)
         known = np.isnan(error).mean(0) < MAX_MISSING
         deviation = np.nanstd(np.where(known, error, 0.0), axis=0)
-        known &= deviation > 0  # if all draws are equal, nothing is known about other sites
+        known &= deviation > 0  # equal draws say nothing about the spread over sites
         error = np.where(known, error, 0.0)
         relative = np.nan_to_num(np.abs(error)) / np.where(deviation > 0, deviation, np.inf)
         farthest = np.maximum(farthest, relative.max((-2, -1), initial=0.0))

@@ -1,4 +1,4 @@
-"""Sentences made from the numbers: warnings, verdicts, and which sites cause a gap."""
+"""Write the sentences of a report: warnings, verdicts, and which sites cause a gap."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +12,8 @@ from fedgft.formatting import MAX_NAMES, Verdict, format_gap, format_points, joi
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW
 
-MIN_CONTRIBUTION = 0.0005  # a site that adds less to the gap adds 0.0 points
-MAX_SITES = 40  # in a figure or table of a report
+MIN_CONTRIBUTION = 0.0005  # a smaller contribution of a site is shown as 0.0 points
+MAX_SITES = 40  # largest number of sites in a figure or table of a report
 FOUR_FIFTHS = 0.8
 RATIO_METRICS = ("sp", "eop")  # the metrics that the four-fifths rule is about
 VERDICT_METRICS = ("sp", "eop", "fpr", "cal", "acc")  # eo is the larger of eop and fpr
@@ -33,16 +33,16 @@ def list_warnings(
     *,
     draws: int,
 ) -> Iterator[str]:
-    """What a reader should know before the numbers.
+    """Yield the warnings that a reader should see before the numbers.
 
     Parameters
     ----------
     pool, views
-        The sums, and the groups they are compared by, all attributes together last.
+        The sums of all sites, and the views of them; the view by all attributes together is last.
     estimates
-        For each view the estimates by metric.
+        For each view, the estimates by metric.
     draws
-        The number of draws of the bootstrap; 0 without one.
+        The number of bootstrap draws; 0 if there is no bootstrap.
     """
     yield from _warn_about_names(pool)
     yield from _warn_about_rows(pool, views)
@@ -58,7 +58,7 @@ def list_warnings(
 
 
 def _warn_about_names(pool: Pool) -> Iterator[str]:
-    """Sums without the name of a site."""
+    """Warn about sums that came without the name of a site."""
     if pool.numbered:
         first = pool.numbered[0]
         last = pool.numbered[-1]
@@ -71,7 +71,7 @@ def _warn_about_names(pool: Pool) -> Iterator[str]:
 
 
 def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
-    """Rows that are missing from the numbers."""
+    """Warn about rows that the numbers do not include."""
     about = "about " if pool.is_approximate else ""
     attributes = pool.spec.attributes
     if views[-1].attributes != attributes:
@@ -91,7 +91,7 @@ def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
 
 
 def _warn_about_spelling(pool: Pool) -> Iterator[str]:
-    """Groups whose names differ only in case or blanks."""
+    """Warn about groups whose names differ only in case or blanks."""
     for i, attribute in enumerate(pool.spec.attributes):
         spellings: dict[str, list[str]] = {}
         for value in sorted({v for group in pool.groups if (v := group[i]) is not None}):
@@ -105,7 +105,7 @@ def _warn_about_spelling(pool: Pool) -> Iterator[str]:
 
 
 def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
-    """What sites did to the numbers before they sent them: noise, and suppressed counts."""
+    """Warn about noise that sites added to their counts, and about counts that they suppressed."""
     noisy = [
         site
         for site, measures in zip(pool.sites, pool.privacy, strict=True)
@@ -132,10 +132,10 @@ def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
 
 
 def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
-    """Groups without a rate, and groups with too few rows for an interval.
+    """Warn about groups without a rate, and about groups with too few rows for an interval.
 
-    A group has no rate if no row has the event of the metric. It has no interval with fewer than
-    10 such rows, or if noise could have made the count.
+    A group has no rate if it has no row of the metric's event. It has no interval if it has fewer
+    than 10 such rows, or if noise alone could explain the count.
     """
     view = estimate.view
     title = f"{estimate.metric.title} by {view.title}"
@@ -158,7 +158,7 @@ def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
 
 
 def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterator[str]:
-    """Simpson's paradox: the gap within sites is not the gap over all sites.
+    """Warn if the gap within sites differs from the gap over all sites (Simpson's paradox).
 
     Parameters
     ----------
@@ -170,8 +170,9 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
     Yields
     ------
     str
-        A sentence if no site has both groups; else if the gaps within sites and over all sites
-        disagree, if single sites have the opposite gap, and if only single sites have a gap.
+        One sentence if no site has both groups. Otherwise one sentence for each of these that is
+        true: the gaps within sites and over all sites disagree; some sites have the opposite gap;
+        some sites have a gap although there is none over all sites.
     """
     gap = estimate.gap
     sites = estimate.sites
@@ -200,10 +201,10 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
 
 
 def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) -> str:
-    """How the gap within sites differs from that over all sites; "" if it does not.
+    """Describe how the gap within sites differs from the gap over all sites; "" if it does not.
 
-    `low` and `high` are the limits of the gap over all sites, NaN if unknown: comparisons with NaN
-    are false, so nothing is claimed then.
+    `low` and `high` are the limits of the gap over all sites. They are NaN if unknown. Comparisons
+    with NaN are false, so the result is "" in that case.
     """
     within = estimate.sites.within
     if low > 0 and within.value < 0:
@@ -216,16 +217,21 @@ def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) ->
 
 
 def list_verdicts(summary: Summary) -> list[Verdict]:
-    """One sentence per metric of `VERDICT_METRICS`, with its gap, interval and rates.
+    """Return one verdict per metric of `VERDICT_METRICS`: a sentence with gap, interval and rates.
 
-    True: no gap beyond chance, which does not prove that there is none. False: a gap beyond chance,
-    by all attributes together or by one of them. None: a group has no rate or too few rows.
+    `passes` is True if there is no gap beyond chance, which does not prove that there is no gap. It
+    is False if there is a gap beyond chance, by all attributes together or by one of them. It is
+    None if a group has no rate or too few rows.
     """
     return [_judge_all_views(name, summary) for name in VERDICT_METRICS]
 
 
 def _judge_all_views(name: str, summary: Summary) -> Verdict:
-    """A gap by a single attribute is a gap, even if nothing is certain about their intersection."""
+    """Return the verdict on one metric over all views.
+
+    A gap beyond chance by a single attribute makes the verdict False, even if the verdict by all
+    attributes together is uncertain.
+    """
     verdict = _judge(name, summary)
     for title, view in summary["attributes"].items():
         numbers = estimable_gap(view["metrics"][name])
@@ -236,10 +242,10 @@ def _judge_all_views(name: str, summary: Summary) -> Verdict:
 
 
 def _judge(name: str, summary: Summary) -> Verdict:
-    """The verdict on one metric, by all attributes together.
+    """Return the verdict on one metric, by all attributes together.
 
-    The sentence has the rates of the two groups that differ most, their gap with its interval, and,
-    for two classes, whether the ratio meets the four-fifths rule.
+    The sentence states the rates of the two groups that differ most, their gap with its interval,
+    and, for two classes, whether the ratio meets the four-fifths rule.
     """
     found = summary["metrics"][name]
     title = CATALOG[name].title.capitalize()
@@ -273,12 +279,12 @@ def _judge(name: str, summary: Summary) -> Verdict:
 
 def _gap_text(numbers: GapSummary) -> str:
     """The gap in points with its interval."""
-    assert numbers["gap"] is not None  # `estimable_gap` returns no other
+    assert numbers["gap"] is not None  # `estimable_gap` returns only summaries that have a gap
     return format_gap(numbers["gap"], numbers["low"], numbers["high"])
 
 
 def _judge_ratio(numbers: GapSummary) -> str:
-    """The ratio against four fifths, as the end of a sentence; "" if it is not estimable."""
+    """Return the end of a sentence that compares the ratio with 4/5; "" if it is not estimable."""
     ratio = numbers["ratio"]
     if ratio is None:
         return ""
@@ -290,19 +296,20 @@ def _judge_ratio(numbers: GapSummary) -> str:
 
 
 def estimable_metrics(summary: Summary) -> list[str]:
-    """The metrics with a verdict in which two groups have a rate."""
+    """Return the metrics of `VERDICT_METRICS` for which at least two groups have a rate."""
     return [name for name in VERDICT_METRICS if summary["metrics"][name]["pair"] is not None]
 
 
 def leading_metric(summary: Summary) -> str:
-    """The metric that sites are compared by: the first of the verdicts that is estimable."""
+    """Return the metric that ranks the sites: the first estimable one of `VERDICT_METRICS`."""
     return next(iter(estimable_metrics(summary)), VERDICT_METRICS[0])
 
 
 def rank_sites(summary: Summary, metric: str) -> list[str]:
-    """The names of all sites, those that move the gap of this metric most first.
+    """Return the names of all sites, in descending order of their contribution to the gap.
 
-    Sites whose contribution is not estimable count as 0; ties keep the order of the sites.
+    The order uses the absolute contribution to the gap of `metric`. A contribution that is not
+    estimable counts as 0. Sites with equal contributions keep their order.
     """
 
     def size(site: str) -> float:
@@ -312,10 +319,10 @@ def rank_sites(summary: Summary, metric: str) -> list[str]:
 
 
 def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
-    """Which sites cause the gap of a metric, in two sentences.
+    """Yield two sentences that say which sites cause the gap of a metric.
 
-    Contributions add up to the signed gap. Sites that add less than 0.05 points are not named. No
-    sentence if the gap or a contribution is not estimable.
+    Contributions add up to the signed gap. Sites that add less than 0.05 points are not named. If
+    the gap or a contribution is not estimable, there are no sentences.
     """
     found = summary["metrics"][metric]
     amounts = {
@@ -341,7 +348,7 @@ def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
 
 
 def _list_amounts(amounts: Mapping[str, float], verb: str, plural: str) -> str:
-    """``north adds 12.3, south 4.5 and east 1.0 (2 more add less)``; "" without sites."""
+    """Return ``north adds 12.3, south 4.5 and east 1.0 (2 more add less)``; "" if no sites."""
     if not amounts:
         return ""
     texts = [f"{site} {format_points(amount)}" for site, amount in amounts.items()][:MAX_NAMES]

@@ -1,8 +1,8 @@
 """Count the rows of one site: arrays or a table in, sums out.
 
-A table is read once, in batches, in memory that does not grow with it. Each batch is counted by
-group, label, decision and bin of the score. The small tables of counts add up, and at the end the
-names of classes and groups are read from them.
+A table is read once, in batches, so the memory needed does not grow with the table. The rows of
+each batch are counted by group, label, decision and bin of the score. The tables of counts, which
+are small, are added up. The names of classes and groups are then read from the total.
 """
 
 import math
@@ -41,12 +41,12 @@ from fedgft.validation import (
     format_value,
 )
 
-ROWS = 250_000  # read at a time
-MAX_VALUES = 200  # different values of a label, group or decision column
-MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # in a CSV
-KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # classes that are known if only one of them occurs
+ROWS = 250_000  # number of rows per batch
+MAX_VALUES = 200  # largest number of different values of a label, group or decision column
+MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # texts that mean missing, in CSV
+KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # if one of a pair occurs, these are both classes
 BINS = 100
-NOISY_BINS = 20  # noise goes on every bin, so a noisy histogram has fewer of them
+NOISY_BINS = 20  # default with noise: every bin gets noise, so a noisy histogram has fewer bins
 OnRows = Callable[[int], None]
 
 
@@ -57,21 +57,22 @@ class Measurement:
     Parameters
     ----------
     source
-        What error messages call the table.
+        The name of the table in error messages.
     label, groups, scores, decision
-        The names of columns. `scores` holds the score of the positive class, or one column per
-        class.
+        The names of columns. `scores` names the column with the score of the positive class, or one
+        column per class.
     threshold
-        It makes decisions of scores where there is no column of decisions.
+        The threshold that turns scores into decisions if there is no column of decisions.
     bins
         The number of bins of the histograms.
     attributes
-        What the sums call the group columns; by default they keep their names.
+        The names of the group columns in the sums; by default, the names in `groups`.
     site
         The name of the site.
     classes, positive, values
-        Names that the user declares: all classes in their order, the positive one, and all values
-        of an attribute, by its name. All others are read from the data.
+        Names that the user declares: all classes in order, the positive class, and all values of
+        an attribute, by the name of the attribute. Names that are not declared are read from the
+        data.
     """
 
     source: str
@@ -105,7 +106,7 @@ class Measurement:
             raise FedgftError("`positive` with two scores: give one, that of the positive class")
 
     def with_options(self) -> list[tuple[str, str]]:
-        """Return each column with the name of the argument that names it."""
+        """Return pairs of a column's name and the option that specifies it, such as ``"label"``."""
         out = [(self.label, "label")]
         out += [(name, "group") for name in self.groups]
         out += [(name, "score") for name in self.scores]
@@ -128,36 +129,36 @@ def measure(
     epsilon: float | None = None,
     delta: float = 0.0,
 ) -> SiteSums:
-    """Return the sums over one site's rows: all that has to leave it.
+    """Return the sums over one site's rows. Only these sums need to leave the site.
 
-    Inputs may be lists or of NumPy, pandas or polars. Rows are matched by position, and pandas
-    indices that contradict it are an error.
+    Inputs may be lists, NumPy arrays, or pandas or polars objects. Rows are matched by position;
+    pandas indices that contradict the positions are an error.
 
     Parameters
     ----------
     y_true
-        Labels; a row without one is left out and counted as such.
+        Labels. A row without a label is left out; the sums state the number of such rows.
     y_pred
-        Decisions, or scores: P(positive) for two classes, or one column per class. A prediction
-        may be missing (None: the row is left out and counted), but a score of NaN or infinity is
-        an error.
+        Decisions, or scores: P(positive) for two classes, or one column per class. A row whose
+        prediction is missing (None) is left out; the sums state the number of such rows. A score of
+        NaN or infinity is an error.
     sensitive_features
-        One column or several (a frame, a dictionary, an array with two axes), None or NaN where a
-        value is not recorded.
+        One column, or several columns (a frame, a dictionary, or an array with two axes). None or
+        NaN means that a value is not recorded.
     scores
-        Scores beside decisions in `y_pred`.
+        Scores, if `y_pred` holds decisions and there are scores too.
     site
         The name of the site.
     threshold
-        The score from which on the decision is positive, for two classes without decisions.
+        The smallest score with a positive decision, for two classes without decisions.
     bins
-        The number of bins of the score histograms; 100, or 20 with noise.
+        The number of bins of the score histograms; by default 100, or 20 with noise.
     classes
-        All classes, in their order; the second of two is the positive one.
+        All classes, in order; if there are two, the second is the positive class.
     positive
-        The positive class of two.
+        The positive class, if there are two classes.
     values
-        All values of an attribute, by its name: others are an error.
+        All values of an attribute, by the name of the attribute. Other values are an error.
     min_cell
         Withhold counts of 1 to `min_cell` - 1 rows.
     epsilon, delta
@@ -234,10 +235,10 @@ def measure_file(
     label, group, score, decision
         The names of columns; see `measure` for what they hold.
     site
-        The name of the site; by default that of the file, without its ending.
+        The name of the site; by default, the name of the file without its extension.
     values
-        All values of a group column, by its name: others are an error, and under noise the names
-        themselves then say nothing about the data.
+        All values of a group column, by the name of the column. Other values are an error. Under
+        noise, declared values also ensure that the names of groups reveal nothing about the data.
     on_rows
         Called after each batch with the number of rows read.
     threshold, bins, classes, positive, min_cell, epsilon, delta
@@ -268,7 +269,7 @@ def measure_file(
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:
-    """The number of bins that was asked for; without a wish, fewer if there will be noise."""
+    """Return the requested number of bins, or the default, which is smaller with noise."""
     if bins is None:
         return BINS if epsilon is None else NOISY_BINS
     return check_integer("bins", bins)
@@ -285,7 +286,7 @@ def read_header(path: str | Path) -> list[str]:
 
 
 def batches_of(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
-    """Yield the columns that matter of a CSV or Parquet file, `ROWS` rows at a time."""
+    """Yield the columns that `task` names from a CSV or Parquet file, `ROWS` rows at a time."""
     file = check_table_file(path)
     with report_read_errors(file):
         scan = _scan(file)
@@ -297,7 +298,10 @@ def batches_of(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
 
 
 def _scan(file: Path) -> pl.LazyFrame:
-    """A CSV as text: the first hundred rows do not decide what the values of a column mean."""
+    """Open a file for reading in batches.
+
+    The columns of a CSV are read as text, so that the first rows do not determine their types.
+    """
     if file.suffix.lower() == ".parquet":
         return pl.scan_parquet(file, glob=False)
     return pl.scan_csv(
@@ -310,10 +314,11 @@ def _scan(file: Path) -> pl.LazyFrame:
 
 @dataclass
 class _Counts:
-    """Small tables of counts, and the rows that could not be counted.
+    """Tables of counts, and the numbers of rows that could not be counted.
 
-    `cells` has the columns g0, g1, ..., score (the position of the score column), y, d, bin, n and
-    total. `groups` holds all groups, those of rows that could not be counted included.
+    `cells` has the columns g0, g1, ..., score (the position of the score column), y, d, bin, n (the
+    number of rows) and total (the sum of their scores). `groups` holds all groups, including those
+    that occur only in rows that could not be counted.
     """
 
     cells: pl.DataFrame
@@ -380,12 +385,16 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
 
 
 def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
-    """One short name per column: g0, g1, ..."""
+    """Return one short name per column: g0, g1, ..."""
     return [f"{letter}{i}" for i in range(len(columns))]
 
 
 def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
-    """Columns y, g0.., s0.., b0.. (bins) and d: the decision, or the index of the class decided."""
+    """Return a table with the columns y, g0, g1, ..., s0, ... (scores), b0, ... (bins) and d.
+
+    The column d holds the decisions of the batch if it has any. Otherwise it holds the index of the
+    class that the scores decide for.
+    """
     columns = {"y": task.label}
     columns |= dict(zip(_numbered("g", task.groups), task.groups, strict=True))
     if task.decision is not None:
@@ -394,7 +403,7 @@ def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     edges = np.arange(1, task.bins) / task.bins
     for i, name in enumerate(task.scores):
         score = _read_scores(batch[name], source=task.source)
-        # the i with i/bins <= score < (i+1)/bins; score * bins would round across the edges
+        # The bin i has i/bins <= score < (i+1)/bins. Rounding in score * bins could cross an edge.
         bins = np.searchsorted(edges, score.to_numpy(), side="right")
         frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
     if task.decision is not None:
@@ -405,13 +414,13 @@ def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
         if ((total - 1).abs() > 0.01).any():
             problem = f"the scores of a row must add up to 1 over {', '.join(task.scores)}"
             raise data_error(task.source, f"{problem}; there are rows where they do not")
-    if len(names) <= 2:  # of two columns for two classes, the last is the positive one
+    if len(names) <= 2:  # if there are two columns, the last is that of the positive class
         return frame.with_columns(d=(pl.col(names[-1]) >= task.threshold).cast(pl.Int64))
     return frame.with_columns(d=pl.concat_list(names).list.arg_max().cast(pl.Int64))
 
 
 def _null_for_nan(series: pl.Series) -> pl.Series:
-    """The column with null, which means missing, in place of NaN."""
+    """Replace NaN by null, which means missing."""
     return series.fill_nan(None) if series.dtype.is_float() else series
 
 
@@ -432,7 +441,11 @@ def _read_scores(series: pl.Series, *, source: str) -> pl.Series:
 
 
 def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
-    """Refuse an identifier as a group, and a measurement as a label, after the first batch."""
+    """Raise an error if a label, group or decision column has too many different values.
+
+    Such a column is probably an identifier or a measurement. The check runs after every batch, so a
+    large file fails early.
+    """
     columns = [("y", "label", task.label)]
     columns += [(f"g{i}", "group", name) for i, name in enumerate(task.groups)]
     columns += [("d", "decision", task.decision or "")]
@@ -462,13 +475,13 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
     except FedgftError as error:
         raise FedgftError(f"{task.source}: {error}") from None
     groups = dict.fromkeys(_read_groups(counts.groups, task))
-    if len(task.attributes) == 1:  # listed values are groups even if no row has them
+    if len(task.attributes) == 1:  # a declared value is a group even if no row has it
         listed = task.values.get(task.attributes[0], ())
         groups |= dict.fromkeys((value,) for value in listed)
     tables = {group: spec.empty_table() for group in groups}
     histogram = {group: spec.empty_histogram() for group in groups if spec.scored}
     index = {name: i for i, name in enumerate(classes)}
-    # Of two score columns for two classes, only the last is summed.
+    # If two classes have two score columns, only the last column is summed.
     first = len(task.scores) - len(spec.score_classes)
     cells = counts.cells.filter(pl.col("score") >= first).sort(pl.exclude("n", "total"))
     labels = [index[text] for text in as_text(cells["y"])]
@@ -490,12 +503,12 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
 
 
 def _read_groups(frame: pl.DataFrame, task: Measurement) -> Iterator[Group]:
-    """The group of each row of a small table."""
+    """Return the group of each row of a table of counts."""
     return zip(*(as_text(frame[key]) for key in _numbered("g", task.groups)), strict=True)
 
 
 def _check_listed(group: Group, task: Measurement) -> None:
-    """Raise a `FedgftError` if the user lists the values of an attribute without this one."""
+    """Raise a `FedgftError` if a value of the group is not among the values the user declared."""
     for attribute, value in zip(task.attributes, group, strict=True):
         listed = task.values.get(attribute)
         if listed and value is not None and value not in listed:
@@ -504,7 +517,7 @@ def _check_listed(group: Group, task: Measurement) -> None:
 
 
 def _find_classes(cells: pl.DataFrame, task: Measurement) -> tuple[str, ...]:
-    """The classes in their order; of two, the positive one last."""
+    """Return the classes in order; if there are two, the positive class is last."""
     labels = _distinct_texts(cells["y"])
     decisions = [] if task.decision is None else _distinct_texts(cells["d"])
     if not labels:
@@ -531,7 +544,7 @@ def _find_classes(cells: pl.DataFrame, task: Measurement) -> tuple[str, ...]:
 
 
 def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -> tuple[str, ...]:
-    """The classes that occur, or the known pair that one of them belongs to."""
+    """Return the classes that occur in the data, or the pair of `KNOWN_PAIRS` that holds them."""
     for pair in KNOWN_PAIRS:
         if {*labels, *decisions} <= set(pair):
             return pair
@@ -554,7 +567,7 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
 
 
 def _distinct_texts(series: pl.Series) -> list[str]:
-    """The different values of a column as texts, numbers in their order before words."""
+    """Return the different values of a column as texts, sorted, with numbers before words."""
     return sorted(as_text(series).drop_nulls().unique(), key=_text_sort_key)
 
 
@@ -573,14 +586,14 @@ def _first_few(names: Sequence[str]) -> str:
 def _build_table(
     y_true: Any, y_pred: Any, features: Mapping[str, Any], scores: Mapping[str, Any]
 ) -> pl.DataFrame:
-    """The arguments of `measure` as a table with one column per array.
+    """Return the arguments of `measure` as a table with one column per array.
 
     Parameters
     ----------
     y_true, y_pred
-        Labels and decisions; `y_pred` None: there are scores alone.
+        Labels and decisions. `y_pred` is None if there are only scores.
     features, scores
-        The values of each attribute by its name, and the columns of scores by theirs.
+        The values of each attribute, by its name, and the columns of scores, by their names.
     """
     frame = {"y_true": _to_series("y_true", y_true)}
     frame |= {f"sensitive_features {name}": _to_series(name, v) for name, v in features.items()}
@@ -596,7 +609,11 @@ def _build_table(
 
 
 def _are_scores(y_pred: Any) -> bool:
-    """Two axes, or fractions: a decision is a label, and no label is a fraction in [0, 1]."""
+    """Return whether `y_pred` holds scores, not decisions.
+
+    It does if it has two axes or a number between 0 and 1: a decision is a label, and no label is
+    such a fraction.
+    """
     array = as_array("y_pred", y_pred)
     if array.dtype == object and array.ndim == 1:  # numbers with None among them
         known = [v for v in array.tolist() if v is not None]
@@ -619,7 +636,10 @@ def _split_attributes(features: Any) -> dict[str, Any]:
 
 
 def _split_scores(scores: Any) -> dict[str, Any]:
-    """The columns of scores by name: one for an array of one axis, one per class for two axes."""
+    """Return the columns of scores by name.
+
+    An array with one axis is one column; an array with two axes has one column per class.
+    """
     if scores is None:
         return {}
     array = as_array("scores", scores)
@@ -639,7 +659,7 @@ def _to_series(name: str, values: Any) -> pl.Series:
         return values.cast(pl.String) if values.dtype == pl.Categorical else values
     if np.ma.isMaskedArray(values):
         values = np.ma.filled(values.astype(object), None)
-    if isinstance(values, list | tuple):  # NumPy would write NaN among words as a word
+    if isinstance(values, list | tuple):  # NumPy would turn a NaN among texts into the text "nan"
         numeric = all(v is None or type(v) in (int, float) for v in values)
         values = np.array(values, dtype=float if numeric else object)
     array = as_array(name, values)
@@ -656,7 +676,7 @@ def _to_series(name: str, values: Any) -> pl.Series:
 
 
 def _check_finite(name: str, values: Any) -> None:
-    """Refuse scores that are NaN or infinite; a missing one (None, null) is allowed."""
+    """Raise an error if a score is NaN or infinite; a missing score (None, null) is allowed."""
     if isinstance(values, pl.Series):
         finite = not values.dtype.is_float() or bool(values.drop_nulls().is_finite().all())
     elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
@@ -672,7 +692,7 @@ def _check_finite(name: str, values: Any) -> None:
 
 
 def _to_text(value: Any) -> Any:
-    """A value as text, None where it is missing; 1.0 is "1", as it is in a file."""
+    """Return a value as text, or None if it is missing. 1.0 becomes "1", as in a file."""
     if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
         return None
     text = str(value)

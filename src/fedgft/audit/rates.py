@@ -1,12 +1,13 @@
-"""Rates by group over all sites, and their differences and ratios, each with an interval.
+"""Estimate rates by group over all sites, and their differences and ratios, with intervals.
 
-A rate is r = A / B, two sums over rows that the metric defines. Three things make it uncertain:
+A rate is r = A / B, where A and B are sums over rows that the metric defines. Three things make a
+rate uncertain:
 
 - sampling: Wilson's limits for decisions, the delta method for mean scores;
 - noise: a row with label y and decision c adds e = u_A - r u_B to A - r B, so noise of variance s^2
   on the count of such rows adds (e s / B)^2 to the variance of r;
-- suppressed counts, which may be anything between two numbers: A and B - A take their worst values,
-  and the limits of r are those of the worst r with the fewest rows.
+- suppressed counts, of which only a range is known: A and B - A take their extreme values, and the
+  limits of r are computed from the extreme values of r and the smallest possible number of rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,9 @@ from fedgft.metrics.intervals import (
 from fedgft.sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums, Sums
 from fedgft.types import Value
 
-MAX_GROUPS = 1000  # of one view: all pairs of groups are compared
-MIN_EVENTS = 5  # of the larger rate: with fewer, no interval is claimed for a ratio
-MIN_SIGNAL = 5.0  # standard deviations of its noise that a count needs to be a denominator
+MAX_GROUPS = 1000  # largest number of groups of a view, because all pairs of groups are compared
+MIN_EVENTS = 5  # a ratio has an interval only if one of its rates has at least this many events
+MIN_SIGNAL = 5.0  # a denominator must exceed this many standard deviations of its noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +55,11 @@ class Pool:
     blur
         (group, 3, label, decision, score, bin): the uncertainty of `histogram`; None if exact.
     privacy
-        What each site did to its sums before it sent them.
+        How each site protected its sums before it sent them.
     label_missing, prediction_missing
-        Rows without a label or without a prediction, over all sites.
+        The numbers of rows without a label and without a prediction, over all sites.
     numbered
-        The names that were given to sites without a name.
+        The names that were assigned to sites without a name.
     """
 
     spec: MeasurementSpec
@@ -74,7 +75,7 @@ class Pool:
 
     @property
     def rows(self) -> float:
-        """All rows with a label and a prediction."""
+        """The number of rows with a label and a prediction."""
         return float(self.tables[..., COUNT].sum())
 
     @property
@@ -101,9 +102,9 @@ class View:
         (site, label, group, decision): the variance of the noise on `sums.decision`, and how far
         a suppressed count may be off.
     histogram
-        (label, group, score, bin); the last group holds the rows of no group.
+        (label, group, score, bin); the last group holds the rows that belong to no group.
     blur
-        (3, label, group, score, bin): see `fedgft.sums.Sums`.
+        (3, label, group, score, bin): see `fedgft.sums.SiteSums`.
     """
 
     spec: MeasurementSpec
@@ -116,28 +117,31 @@ class View:
     blur: np.ndarray | None = None
 
     def shifted_histogram(self, end: int) -> np.ndarray:
-        """The histogram if rows of uncertain bin were in the first (0) or last (1) possible bin."""
+        """Return the histogram with every row of uncertain bin moved to one end of its range.
+
+        With `end` 0 such rows are in the first possible bin, with `end` 1 in the last.
+        """
         return self.histogram if self.blur is None else self.histogram + self.blur[end]
 
     @property
     def has_histograms(self) -> bool:
-        """Whether every row is in a histogram: no site left out scores or suppressed cells."""
+        """Whether the histograms include every row: no site left out scores or suppressed cells."""
         if not self.spec.scored:
             return False
         return bool(abs(self.histogram[:, :, 0].sum() - self.sums.count.sum()) < 0.5)
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """The classes that have scores: the positive one of two, or all of more."""
+        """The classes with scores: the positive class if there are two classes, else all."""
         return tuple(self.spec.classes[i] for i in self.spec.score_classes)
 
     @property
     def title(self) -> str:
-        """``race & sex``."""
+        """The names of the attributes, such as ``race & sex``."""
         return " & ".join(self.attributes)
 
     def index(self, group: str) -> int:
-        """The position of a group; an error if there is none of that name."""
+        """Return the position of a group; raise an error if the view has no group of this name."""
         if group not in self.groups:
             raise FedgftError(
                 f"group {group!r} is not among those of {self.title}: {', '.join(self.groups)}"
@@ -146,7 +150,7 @@ class View:
 
 
 def pool_sites(sums: SiteSums) -> Pool:
-    """The sums as arrays. A group that a site does not have has no rows there."""
+    """Return the sums as arrays. If a site lacks a group, its counts for that group are 0."""
     spec = sums.require_spec()
     groups = sums.groups
     sites = tuple(sums.sites.values())
@@ -187,15 +191,19 @@ def _distinct_values(column: tuple[str | None, ...]) -> list[str | None]:
 
 
 def _distinct_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that are safe to print; in Python's notation where two would look the same."""
+    """Return names that are safe to print.
+
+    If two of them would look the same, all names are in the notation of Python's `ascii`.
+    """
     safe = tuple(map(printable, names))
     return safe if len(set(safe)) == len(names) else tuple(map(ascii, names))
 
 
 def list_views(pool: Pool) -> tuple[View, ...]:
-    """Each attribute, then their intersections; all attributes together come last.
+    """Return the view by each attribute, then those by combinations of attributes.
 
-    A combination of attributes that is recorded in no row is left out.
+    The view by all attributes together is last. A combination is left out if no row has all of its
+    attributes recorded.
     """
     attributes = pool.spec.attributes
     found = []
@@ -215,7 +223,7 @@ def list_views(pool: Pool) -> tuple[View, ...]:
 
 
 def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
-    """The view by the attributes at these positions."""
+    """Return the view by the attributes at the positions `chosen`."""
     spec = pool.spec
     attributes = tuple(spec.attributes[i] for i in chosen)
     cells = [tuple(group[i] for i in chosen) for group in pool.groups]
@@ -224,7 +232,7 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
     where = np.array([position.get(cell, len(known)) for cell in cells])
 
     def sum_groups(values: np.ndarray, axis: int) -> np.ndarray:
-        """Sum the pool's groups into those of the view, which become the first axis."""
+        """Sum the pool's groups into the view's groups, which become the first axis."""
         moved = np.moveaxis(values, axis, 0)
         out = np.zeros((len(known) + 1, *moved.shape[1:]))
         np.add.at(out, where, moved)
@@ -254,7 +262,10 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
 
 
 def _group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, ...]:
-    """``White & Male``; with the names of the attributes where that could mean two groups."""
+    """Return the names of groups, such as ``White & Male``.
+
+    If two groups would have the same name, all names include the attributes.
+    """
     names = [" & ".join(map(str, cell)) for cell in cells]
     if len(set(names)) < len(names):
         pairs = [zip(attributes, cell, strict=True) for cell in cells]
@@ -263,10 +274,10 @@ def _group_names(cells: list[tuple], attributes: tuple[str, ...]) -> tuple[str, 
 
 
 def find_reference_group(view: View, references: Sequence[str]) -> int | None:
-    """The position of the group that the others are compared with; None if none is named.
+    """Return the position of the reference group, or None if `references` names no group here.
 
-    `references` name a group itself, or values as ``column=value``: ``race=White`` and ``sex=Male``
-    together are the reference of race, of sex, and of both.
+    A reference is the name of a group, or a value written as ``column=value``. ``race=White`` and
+    ``sex=Male`` together define the reference group by race, by sex, and by both.
     """
     single = f"{view.attributes[0]}=" if len(view.attributes) == 1 else None
     for name in references:
@@ -281,7 +292,7 @@ def find_reference_group(view: View, references: Sequence[str]) -> int | None:
 
 
 class Estimate(NamedTuple):
-    """A number with its limits, or an array of each; NaN where nothing is known or claimed."""
+    """A value with its limits, as numbers or arrays; NaN where there is no value or no interval."""
 
     value: Any
     low: Any
@@ -290,20 +301,23 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """Rates by condition and group, perhaps with leading axes.
+    """Rates by condition and group. All arrays may have the same leading axes.
 
     Parameters
     ----------
     rate, n
-        The rates, and the rows they are taken from. NaN: no row of the event.
+        The rates, and the numbers of rows in their denominators. A rate is NaN if there is no row
+        of the event.
     rate_min, rate_max, n_min
-        The extremes of both, whatever the suppressed counts are.
+        The smallest and largest possible rate, and the smallest possible `n`, over all possible
+        values of the suppressed counts.
     variance
-        The variance by noise, and by sampling where that is not covered by Wilson's limits.
+        The variance due to noise, plus, for mean scores, the variance due to sampling. (For
+        decisions, Wilson's limits cover sampling.)
     valid
-        Whether there are enough rows to claim an interval.
+        Whether there are enough rows for an interval.
     is_proportion
-        Whether the rate is a share of rows (decisions), not a mean (scores).
+        Whether the rate is a share of rows (decisions) or a mean (scores).
     """
 
     rate: np.ndarray
@@ -317,7 +331,7 @@ class Rates:
 
     @np.errstate(divide="ignore", invalid="ignore")
     def limits(self, z: float = Z95) -> Limits:
-        """Limits below `rate_min` and above `rate_max`; not cut off at 0 and 1."""
+        """Return limits below `rate_min` and above `rate_max`, which may lie outside [0, 1]."""
         extra = z**2 * self.variance
         if not self.is_proportion:
             return self.rate_min - np.sqrt(extra), self.rate_max + np.sqrt(extra)
@@ -328,35 +342,35 @@ class Rates:
         return self.rate_min - below, self.rate_max + above
 
     def interval(self) -> Limits:
-        """The 95% interval of each rate; NaN where none is claimed."""
+        """Return the 95% interval of each rate; NaN where there are too few rows."""
         low, high = (np.where(self.valid, np.clip(a, 0.0, 1.0), np.nan) for a in self.limits())
         return low, high
 
     def __getitem__(self, index: Any) -> "Rates":
-        """The same index into every array."""
+        """Apply the same index to every array."""
         names = [field.name for field in fields(self) if field.name != "is_proportion"]
         return replace(self, **{name: np.asarray(getattr(self, name)[index]) for name in names})
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = False) -> Rates:
-    """The rates of all groups under all conditions of a metric.
+    """Estimate the rates of all groups under all conditions of a metric.
 
     Parameters
     ----------
     metric, view
-        What to compute, and for which groups.
+        The metric and the groups.
     kind
         ``"hard"`` for rates of decisions, ``"soft"`` for mean scores.
     by_site
-        Keep the sites as a leading axis; otherwise the rates are those over all sites.
+        Whether to keep the sites as a leading axis. If not, the rates are over all sites.
     """
     sums = (view.sums.statistics(metric, kind), view.noise, view.slack)
     statistics, noise, slack = sums if by_site else (part.sum(0) for part in sums)
     noise = noise[..., :-1, :]
     slack = slack[..., :-1, :]
     slope, offset = metric.affine(len(view.spec.classes))
-    unit = slope + offset[..., None]  # (2, v, y, c): what a row with decision c adds
+    unit = slope + offset[..., None]  # (2, v, y, c): what a row with label y and decision c adds
     above = statistics[..., 0, :, :]
     below = statistics[..., 1, :, :]
     rate = np.where(below > 0, np.clip(above / below, 0.0, 1.0), np.nan)
@@ -395,30 +409,34 @@ def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = Fa
 def _noise_variance(
     rate: np.ndarray, unit: np.ndarray, noise: np.ndarray, kind: Kind
 ) -> np.ndarray:
-    """The variance of noise on A - r B: the sum of e^2 times that of each count, e = u0 - r u1."""
+    """Return the variance of the noise on A - r B.
+
+    This is the sum over counts of e^2 times the count's noise variance, where e = u_A - r u_B.
+    """
     if not noise.any():
         return np.zeros_like(rate)
-    if kind == "hard":  # the square, multiplied out: e itself is a table for every group
+    if kind == "hard":  # expand the square, because an array of e for every group could be large
         parts = (unit[0] ** 2, unit[0] * unit[1], unit[1] ** 2)
         one, both, other = (np.einsum("vyc,...ygc->...vg", part, noise) for part in parts)
         return np.maximum(one - 2 * rate * both + rate**2 * other, 0.0)
     out = np.zeros_like(rate)
     for g, own in enumerate(np.moveaxis(noise, 1, 0).sum(-1)):
-        # a score may be anything in [0, 1]: the worst case
+        # A score may be any number in [0, 1], so use the largest |e|.
         worst = np.abs(unit[0] - rate[:, g, None, None] * unit[1]).max(-1)  # (v, y)
         out[:, g] = worst**2 @ own
     return out
 
 
 def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The uncertainty of A - r B for mean scores, by condition and group.
+    """Return the uncertainty of A - r B for mean scores, by condition and group.
 
     Returns
     -------
     variance
-        The sum of e^2 over rows, e = a p + b, with every score p in the middle of its bin.
+        The sum of e^2 over rows, where e = a p + b and p is the score, computed from the bins.
     off
-        How far A - r B may be off where sums of scores are computed from such middles.
+        The largest possible error of A - r B where sums of scores are not sent but computed from
+        the middles of the bins.
     """
     slope, offset = metric.affine(len(view.spec.classes))
     width = 1 / view.histogram.shape[-1]
@@ -431,7 +449,7 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     unsummed = None if view.blur is None else np.moveaxis(view.blur[2, :, :-1], 1, 0).sum(-1)
     total = np.zeros_like(rate)
     off = np.zeros_like(rate)
-    for g in range(len(rows)):  # one group at a time: with many classes each is a large table
+    for g in range(len(rows)):  # one group at a time: with many classes, `a` is a large array
         a = slope[0] - rate[:, g, None, None] * slope[1]  # (v, y, c)
         b = offset[0] - rate[:, g, None] * offset[1]  # (v, y)
         if len(view.spec.classes) == 2:  # p0 = 1 - p1
@@ -440,18 +458,18 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
         each = np.maximum(
             a**2 * two[g] + 2 * a * b[..., None] * one[g] + b[..., None] ** 2 * none[g], 0
         )
-        # the e of a row depends on at most one score; where it depends on none, it is b
+        # The e of a row depends on at most one score. If it depends on none, e = b.
         found = np.where(a != 0, each, 0.0).sum(-1)
         total[:, g] = (found + np.where((a == 0).all(-1), b**2 * rows[g], 0.0)).sum(-1)
         off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * view.noise.any()).sum(-1)
-        if unsummed is not None:  # a few rows whose sum of scores is not sent
+        if unsummed is not None:  # small cells, whose sums of scores are not sent
             off[:, g] += (np.abs(a) * unsummed[g]).sum((-1, -2))
     return total, off
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate:
-    """first - second with its limits, which are NaN where none are claimed.
+    """Return first - second with its limits, which are NaN if there are too few rows.
 
     Parameters
     ----------
@@ -471,7 +489,10 @@ def estimate_difference(first: Rates, second: Rates, z: float = Z95) -> Estimate
 
 @np.errstate(divide="ignore", invalid="ignore")
 def estimate_ratio(first: Rates, second: Rates, z: float = Z95) -> Estimate:
-    """first / second likewise; also no limits if the larger rate has fewer than 5 events."""
+    """Return first / second with its limits, with parameters as in `estimate_difference`.
+
+    The limits are also NaN if both rates have fewer than 5 events.
+    """
     p_low, p_high = (np.clip(a, 0.0, 1.0) for a in first.limits(z))
     q_low, q_high = (np.clip(a, 0.0, 1.0) for a in second.limits(z))
     events = np.maximum(first.rate_min * first.n_min, second.rate_min * second.n_min)
@@ -484,7 +505,10 @@ def estimate_ratio(first: Rates, second: Rates, z: float = Z95) -> Estimate:
 
 @np.errstate(divide="ignore", invalid="ignore")
 def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
-    """The smaller rate over the larger (the four-fifths rule); NaN where both rates are 0."""
+    """Return the smaller rate divided by the larger rate (the four-fifths rule), with its limits.
+
+    The ratio is NaN if both rates are 0.
+    """
     _, low, high = estimate_ratio(first, second, z)
     least = np.minimum(low, 1 / high)
     most = np.where((low <= 1) & (high >= 1), 1.0, np.where(high < 1, high, 1 / low))
@@ -496,12 +520,13 @@ def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
 
 @dataclass(frozen=True)
 class Gap:
-    """The largest difference between two groups, and the smallest ratio. None: not estimable.
+    """The largest difference and the smallest ratio between two groups. None means not estimable.
 
-    `low` and `high` hold for the largest gap itself, however many groups there are to choose from.
-    Where a group has too few rows for an interval there is no upper limit; the lower limit, which
-    comes from the other groups, still holds. `condition` and `pair` say where the gap is largest:
-    the condition of the metric and the two groups, the one with the higher rate first.
+    `low` and `high` are limits of the largest gap: they account for the choice among all pairs of
+    groups. If a group has too few rows for an interval, there is no upper limit; the lower limit,
+    which comes from the other groups, still holds. The gap is largest under the condition
+    `condition` of the metric, between the two groups of `pair`; the group with the higher rate is
+    first.
     """
 
     gap: float | None = None
@@ -515,7 +540,7 @@ class Gap:
 
 
 def find_largest_gap(rates: Rates) -> Gap:
-    """The largest gap between groups that have a rate, under any condition."""
+    """Return the largest gap between two groups that have a rate, over all conditions."""
     conditions, groups = rates.rate.shape
     i, j = np.triu_indices(groups, 1)
     first = rates[:, i]
@@ -544,10 +569,10 @@ def find_largest_gap(rates: Rates) -> Gap:
 
 
 def bound_largest(limits: Limits, *, complete: bool) -> tuple[float | None, float | None]:
-    """Limits of the largest value, from limits that hold for all values at once.
+    """Return limits of the largest value, from limits that hold for all values simultaneously.
 
-    If they are not `complete`, a group without an interval may have a larger gap than all others,
-    so there is no upper limit.
+    If the limits are not `complete`, a group without an interval may have a larger gap than all
+    other groups, so there is no upper limit.
     """
     low, high = limits
     if np.isnan(low).all():
@@ -556,7 +581,7 @@ def bound_largest(limits: Limits, *, complete: bool) -> tuple[float | None, floa
 
 
 def bound_smallest(ratios: Estimate) -> tuple[float | None, float | None]:
-    """Limits of the smallest ratio; no lower limit where one of the ratios has none."""
+    """Return limits of the smallest ratio; the lower limit is None if a ratio has no limits."""
     value, low, high = ratios
     if np.isnan(low).all():
         return None, None
@@ -565,5 +590,5 @@ def bound_smallest(ratios: Estimate) -> tuple[float | None, float | None]:
 
 
 def _clip_to_unit(value: Value) -> float:
-    """The value, or the nearer of 0 and 1."""
+    """Clip the value to [0, 1]."""
     return min(max(float(value), 0.0), 1.0)

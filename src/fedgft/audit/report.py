@@ -1,7 +1,8 @@
-"""`audit` and `compare`: sums of sites, or two audits, to a report (tables, Markdown, a web page).
+"""`audit` makes a report from the sums of sites, and `compare` makes one from two audits.
 
-A comparison takes the two audits as independent. If both models were measured on the same rows,
-their errors are correlated, and the true intervals are narrower than these.
+A report has tables and can be written as Markdown or as a web page. A comparison treats the two
+audits as independent. If both models were measured on the same rows, their errors are correlated,
+and the true intervals are narrower than those reported.
 """
 
 import json
@@ -58,7 +59,8 @@ class Audit:
     pool
         The sums of all sites.
     views
-        The groups by each attribute and by their intersections, all attributes together last.
+        The views by each attribute and by combinations of attributes; the view by all attributes
+        together is last.
     """
 
     summary: Summary
@@ -72,11 +74,14 @@ class Audit:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader should know before the numbers."""
+        """The warnings that a reader should see before the numbers."""
         return self.summary["warnings"]
 
     def difference(self, metric: str, first: str, second: str) -> tuple[float, float, float]:
-        """rate(first) - rate(second) and its 95% interval, for a metric with one condition."""
+        """Return rate(first) - rate(second) and its limits (value, low, high).
+
+        The interval is a 95% interval. The metric must have a single condition.
+        """
         rates = estimate_rates(get_metric(metric), self.view, "hard")
         if len(rates.rate) != 1:
             raise FedgftError(f"{metric} compares several rates; name one with a single one")
@@ -85,7 +90,7 @@ class Audit:
         return value, low, high
 
     def lead(self) -> str:
-        """What was audited, in one sentence."""
+        """Return one sentence that says what was audited."""
         about = "About " if self.summary["privacy"]["approximate"] else ""
         sites = len(self.summary["sites"])
         return (
@@ -96,15 +101,15 @@ class Audit:
         )
 
     def verdict(self) -> list[Verdict]:
-        """One sentence per metric: True if there is no gap beyond chance."""
+        """Return one verdict per metric, which is True if there is no gap beyond chance."""
         return list_verdicts(self.summary)
 
     def tables(self) -> list[Table]:
-        """The tables for a terminal; the report has more."""
+        """Return the tables for a terminal; the report has more tables."""
         return list(list_tables(self.summary, short=True))
 
     def report(self, *, figures: bool = False) -> Report:
-        """The whole report; drawing the figures takes time."""
+        """Return the whole report, with figures if `figures` is True, which takes longer."""
         return Report(
             mark="<!-- fedgft audit -->",  # the first line of report.md
             title="Fairness audit",
@@ -142,7 +147,7 @@ def audit(
     adjust_to: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> Audit:
-    """Measure all metrics over all sites and site by site, from sums alone.
+    """Estimate all metrics over all sites and at each site, from the sums alone.
 
     Parameters
     ----------
@@ -151,10 +156,11 @@ def audit(
     reference_groups
         Groups to compare all others with: ``["White"]`` or ``["race=White", "sex=Male"]``.
     bootstrap
-        The number of draws of sites, for intervals over sites instead of rows; 0: over rows.
+        The number of bootstrap draws of sites, for intervals over sites instead of rows. With 0,
+        the intervals are over rows.
     adjust_to
-        The largest gaps to allow, by metric, such as ``{"sp": 0.02}``: look for thresholds by group
-        that meet them.
+        The largest gap to allow for each metric, such as ``{"sp": 0.02}``. The audit then searches
+        for thresholds by group that keep the gap within it.
     seed
         The seed of the bootstrap.
 
@@ -203,7 +209,7 @@ def audit(
 
 
 def _merge_sums(sums: Any) -> SiteSums:
-    """The sums of all sites as one; an error if they are something else, such as a path."""
+    """Merge the sums of all sites; raise an error if the argument is not sums (a path, say)."""
     if isinstance(sums, str | Path):
         raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
     if not isinstance(sums, Iterable | SiteSums):
@@ -212,7 +218,7 @@ def _merge_sums(sums: Any) -> SiteSums:
 
 
 def _check_references(references: Sequence[str], views: Sequence[View]) -> None:
-    """Raise an error for a reference that names a group of no view."""
+    """Raise an error if a reference is not the name of a group in any view."""
     for name in references:
         if all(find_reference_group(view, [name]) is None for view in views):
             known = ", ".join([group for view in views for group in view.groups][:12])
@@ -236,10 +242,10 @@ class Change(TypedDict):
 
 
 class MetricChange(Change):
-    """The change of a gap, and of the rates behind it, by group.
+    """The change of a gap, and the changes of the rates by group.
 
-    `pair` are the two groups that differ most in either audit. There are no `groups` if the gaps
-    are under different conditions of the metric.
+    `pair` holds, for the old and for the new audit, the two groups that differ most. `groups` is
+    empty if the two gaps are under different conditions of the metric.
     """
 
     pair: dict[str, list[str] | None]
@@ -248,7 +254,7 @@ class MetricChange(Change):
 
 
 class ComparisonSummary(TypedDict):
-    """All changes: `views` are by title and metric."""
+    """All changes. `views` maps the title of each view to the changes by metric."""
 
     format: str
     groups: str
@@ -268,16 +274,16 @@ class Comparison:
         return self.summary
 
     def lead(self) -> str:
-        """What is compared, in one sentence."""
+        """Return one sentence that says what is compared."""
         return "Two audits side by side. All gaps are those of decisions, not of scores."
 
     def verdict(self) -> list[Verdict]:
-        """One sentence per metric: True if the gap has become smaller beyond chance."""
+        """Return one verdict per metric, which is True if the gap became smaller beyond chance."""
         changes = self.summary["views"][self.summary["groups"]]
         return [_judge(CATALOG[name].title.capitalize(), c) for name, c in changes.items()]
 
     def tables(self) -> list[Table]:
-        """Gaps and rates of every view, old and new."""
+        """Return the tables of old and new gaps and rates, for every view."""
         views = self.summary["views"].items()
         return [make(changes, t) for t, changes in views for make in (_gap_table, _rate_table)]
 
@@ -308,14 +314,14 @@ class Comparison:
 
 
 def compare(old: Summary, new: Summary) -> Comparison:
-    """The change from one audit to another: negative where a gap has become smaller.
+    """Return the change from one audit to another; it is negative if a gap has become smaller.
 
     Parameters
     ----------
     old, new
-        The results of `Audit.to_dict` or `read_summary`, by the same classes and attributes. An
-        audit from a file may lack anything: each is compared with itself first, so that the error
-        says which one is incomplete.
+        The results of `Audit.to_dict` or `read_summary`, with the same classes and attributes. An
+        audit from a file may be incomplete, so each audit is first compared with itself. The error
+        then says which audit is incomplete.
     """
     pairs = {
         "the old audit": (old, old),
@@ -358,7 +364,7 @@ def _compare(old: Summary, new: Summary) -> ComparisonSummary:
 
 
 def _compare_metrics(old: MetricSummary, new: MetricSummary) -> MetricChange:
-    """The change of one metric: its gap, and the rate of every group that both audits have."""
+    """Return the change of a metric's gap, and of the rate of every group that both audits have."""
     groups = {
         group: _change(old["groups"][group], new["groups"][group], "rate")
         for group in old["groups"]
@@ -373,9 +379,10 @@ def _compare_metrics(old: MetricSummary, new: MetricSummary) -> MetricChange:
 
 
 def _change(old: Any, new: Any, key: str) -> Change:
-    """The change of `key`, the gap of two `MetricSummary` or the rate of two `GroupRate`.
+    """Return the change of `key`, which is ``"gap"`` or ``"rate"``, between two summaries.
 
-    A number out of range is an error.
+    `old` and `new` are two `MetricSummary` (for a gap) or two `GroupRate` (for a rate). A number
+    that is out of range is an error.
     """
     before, after = ({k: found[k] for k in (key, "low", "high")} for found in (old, new))
     for x in (*before.values(), *after.values()):
@@ -394,7 +401,7 @@ def _change(old: Any, new: Any, key: str) -> Change:
 
 
 def _list_warnings(old: Summary, new: Summary) -> list[str]:
-    """What makes the two audits hard to compare: other groups, other thresholds."""
+    """Return warnings about differences that limit the comparison: groups and thresholds."""
     before, after = (summary["metrics"]["sp"]["groups"] for summary in (old, new))
     warnings = ["The intervals of changes take the two audits as independent."]
     for which, groups, others in (("old", before, after), ("new", after, before)):
@@ -409,10 +416,11 @@ def _list_warnings(old: Summary, new: Summary) -> list[str]:
 
 
 def _judge(title: str, found: MetricChange) -> Verdict:
-    """The verdict on the change of one gap, for the metric of this title.
+    """Return the verdict on the change of one gap; `title` is the title of the metric.
 
-    True if the 95% interval of the change is below 0, False if it is above 0. None if it contains
-    0, if there is no interval, or if the audits have different groups.
+    The verdict is True if the 95% interval of the change is below 0, and False if it is above 0. It
+    is None if the interval contains 0, if there is no interval, or if the audits have different
+    groups.
     """
     low = found["low"]
     high = found["high"]
@@ -449,7 +457,7 @@ def _gap_table(changes: dict[str, MetricChange], title: str) -> Table:
 def _rate_table(changes: dict[str, MetricChange], title: str) -> Table:
     """The rates of one view in per cent, old and new: one row per metric and group.
 
-    Groups of one audit only, and metrics whose condition differs, have no row.
+    Groups that only one audit has, and metrics whose condition differs, have no row.
     """
     header = ("metric", "group", "old, %", "new, %", "change", "95% interval")
     rows = []

@@ -1,9 +1,9 @@
-"""The file a site hands over: JSON that a person can read, with sums and nothing else in it.
+"""Write and read the file that a site sends: readable JSON that contains only sums.
 
-docs/audit.md describes every field. No number about scores is of fewer than `MIN_BIN` rows: bins
-of a histogram with fewer are merged with their neighbors. Every field is checked when a file is
-read: a count that is not whole, or does not add up, is an error that names the file and the field.
-Where the file declares noise, counts may be negative and need not add up.
+docs/audit.md describes every field. Every number about scores covers at least `MIN_BIN` rows:
+histogram bins with fewer rows are merged with their neighbors. Every field is checked when a file
+is read. A count that is not a whole number, or counts that do not add up, raise an error that names
+the file and the field. If the file declares noise, counts may be negative and need not add up.
 """
 
 import glob
@@ -42,12 +42,12 @@ from fedgft.sums import (
 )
 
 FORMAT = "fedgft-sums-2"
-READABLE_FORMATS = (FORMAT, "fedgft-sums-1")  # the first had every bin of a histogram
-MIN_SUM_ROWS = 10  # of fewer rows, no sum of scores is written
-MIN_BIN = 5  # no other number about scores is of fewer rows
-COARSE_BINS = 20  # parts of [0, 1] within which bins with few rows are merged first
-MAX_BYTES = 64 * 2**20  # of a file
-MAX_NUMBERS = 50_000_000  # in the tables and histograms of a file
+READABLE_FORMATS = (FORMAT, "fedgft-sums-1")  # files of format 1 hold every bin of a histogram
+MIN_SUM_ROWS = 10  # a sum of scores is written only if it covers at least this many rows
+MIN_BIN = 5  # every other number about scores covers at least this many rows
+COARSE_BINS = 20  # number of parts of [0, 1]; bins with few rows are merged within a part first
+MAX_BYTES = 64 * 2**20  # largest size of a file
+MAX_NUMBERS = 50_000_000  # largest number of entries in the tables and histograms of a file
 MECHANISMS = ("none", "discrete laplace", "discrete gaussian")
 PRIVACY_UNIT = "one row added or removed changes one count of the finest table by 1"
 REPORT_STARTS = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
@@ -61,9 +61,9 @@ def write_sums(sums: SiteSums, path: str | Path, *, min_bin: int = MIN_BIN) -> P
     sums
         The sums of one site, with a name.
     path
-        The file. It replaces an older one only when it is complete.
+        The path of the file. An existing file is replaced only when the new one is complete.
     min_bin
-        The smallest number of rows that a number about scores is of.
+        The smallest number of rows that a number about scores may cover.
     """
     file = expand_user(path)
     text = to_json(sums, min_bin=min_bin)
@@ -109,16 +109,19 @@ def to_json(sums: SiteSums, *, min_bin: int = MIN_BIN) -> str:
 
 
 def count_revealed(sums: SiteSums, *, min_bin: int = MIN_BIN) -> dict[str, int]:
-    """Return what the file reveals about few people.
+    """Return how many counts the file holds, and how many of these cover only few people.
 
-    `cells` and `score_counts`: how many counts it holds, of people and of scores;
-    `cells_below_10` and `score_counts_below_5`: how many of them are of so few people.
+    `cells` and `score_counts` are the numbers of counts of people and of scores. `cells_below_10`
+    and `score_counts_below_5` are the numbers of those counts that are below 10 and below 5.
     """
     return json.loads(to_json(sums, min_bin=min_bin))["reveals"]
 
 
 def _count_small(cells: list[dict[str, Any]]) -> dict[str, int]:
-    """The numbers of counts in these cells, and of those about few people: see `count_revealed`."""
+    """Count all counts in these cells, and those that cover only few people.
+
+    See `count_revealed` for the keys.
+    """
     counts = [cell["count"] for cell in cells if cell["count"] is not None]
     scores = [n for cell in cells for s in cell.get("scores", {}).values() for n in s["histogram"]]
     return {
@@ -130,7 +133,7 @@ def _count_small(cells: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _write_privacy(privacy: Privacy) -> dict[str, Any]:
-    """The object `privacy` of the file: suppression, or the mechanism and its budget."""
+    """Return the object `privacy` of the file: suppression, or the noise and its budget."""
     if privacy.mechanism == "none":
         fields: dict[str, Any] = {"mechanism": "none", "min_cell": privacy.min_cell}
         return fields | ({"suppressed_cells": privacy.suppressed} if privacy.min_cell else {})
@@ -142,15 +145,17 @@ def _write_privacy(privacy: Privacy) -> dict[str, Any]:
 
 
 def _hide_small(count: float, privacy: Privacy) -> int | None:
-    """A number of rows, or None if it is as small as the cells that are withheld."""
+    """Return a number of rows, or None if it is so small that it must be withheld."""
     return None if 0 < count < privacy.min_cell else int(count)
 
 
 def _write_cells(
     group: Group, sums: SiteSums, privacy: Privacy, min_bin: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cells of one group that have rows; of a group without rows, one with a count of 0
-    that names it."""
+    """Yield the cells of one group that have rows.
+
+    For a group without rows, yield one cell with a count of 0, so that the file names the group.
+    """
     spec = sums.require_spec()
     (site,) = sums.sites.values()
     table = site.tables[group]
@@ -187,7 +192,11 @@ def _write_cells(
 
 
 def _write_noisy_scores(counts: np.ndarray, possible: np.ndarray) -> dict[str, Any]:
-    """All bins that a row can be in: the lowest score would be one person's. There is no sum."""
+    """Return the histogram over all possible bins, without a sum of scores.
+
+    Bins at the ends are kept even if they are empty, because the first bin with rows would reveal
+    the lowest score, which belongs to one person.
+    """
     bins = np.flatnonzero(possible)
     return {"first_bin": int(bins[0]), "histogram": [int(n) for n in counts[bins]]}
 
@@ -195,13 +204,13 @@ def _write_noisy_scores(counts: np.ndarray, possible: np.ndarray) -> dict[str, A
 class Block(NamedTuple):
     """Neighboring bins of a histogram that are written as one number."""
 
-    first: int  # bin
+    first: int  # position of the first bin
     rows: int
-    width: int  # bins
+    width: int  # number of bins
 
 
 def _write_scores(total: float | None, blocks: list[Block]) -> dict[str, Any]:
-    """The sum of a cell's scores, and its histogram from the first block with rows to the last."""
+    """Return the sum of a cell's scores, and its histogram without empty blocks at the ends."""
     filled = [i for i, block in enumerate(blocks) if block.rows]
     blocks = blocks[filled[0] : filled[-1] + 1]
     entry: dict[str, Any] = {} if total is None else {"sum": round(total, 6)}
@@ -215,7 +224,7 @@ def _write_scores(total: float | None, blocks: list[Block]) -> dict[str, Any]:
 def _histogram_blocks(
     counts: np.ndarray, blur: np.ndarray | None, possible: np.ndarray, min_bin: int
 ) -> list[Block]:
-    """Merge bins with few rows; blocks of a file that was read stay as they were."""
+    """Merge bins with few rows. If the sums were read from a file, keep the blocks of that file."""
     if blur is None or not blur.any():
         return merge_small_bins(counts, possible, min_bin)
     first, last = (np.rint(counts + shift) for shift in blur)
@@ -232,12 +241,13 @@ def _histogram_blocks(
 
 
 def merge_small_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> list[Block]:
-    """Merge bins until each block has no rows or at least `least` (or all rows, if fewer).
+    """Merge bins into blocks that each have no rows or at least `least` rows.
 
-    [0, 1] has 20 fixed parts. Where every bin of a part has enough rows or none, the bins stay;
-    otherwise the part is one block; and parts with too few rows are merged with those that follow,
-    the last ones with those before. So no edge between two numbers is finer than a part, unless
-    enough rows lie on both sides of it.
+    If the cell has fewer than `least` rows in all, one block holds all of them. [0, 1] is divided
+    into 20 fixed parts. If every bin of a part has enough rows or none, the bins of that part are
+    not merged; otherwise the whole part is one block. A block with too few rows is merged with the
+    next part, and the last such block with the one before it. So an edge between two blocks is the
+    edge of a part, unless the bins on both sides of it have enough rows or none.
 
     Parameters
     ----------
@@ -266,7 +276,7 @@ def merge_small_bins(counts: np.ndarray, possible: np.ndarray, least: int) -> li
 
 
 def _merge_blocks(blocks: list[Block]) -> Block:
-    """Neighboring blocks as one."""
+    """Merge neighboring blocks into one."""
     return Block(blocks[0].first, sum(b.rows for b in blocks), sum(b.width for b in blocks))
 
 
@@ -314,7 +324,7 @@ def from_json(text: str, *, source: str) -> SiteSums:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    """Raise an error for NaN and Infinity, which Python reads and JSON does not have."""
+    """Raise an error for NaN and Infinity, which Python's parser accepts but JSON forbids."""
     raise ValueError(f"{constant} is not a number")
 
 
@@ -325,7 +335,7 @@ class _FileReader:
     reader: RecordReader
     spec: MeasurementSpec
     privacy: Privacy
-    min_bin: int  # rows that a number about scores is of, at least
+    min_bin: int  # smallest number of rows that a number about scores may cover
     blur: dict[Group, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -335,11 +345,11 @@ class _FileReader:
 
     @property
     def least(self) -> int:
-        """The smallest count that is possible: noise makes counts negative."""
+        """The smallest valid count, which is negative with noise."""
         return -MAX_WHOLE_NUMBER if self.noisy else 0
 
     def read(self) -> SiteSums:
-        """The sums of the file; a `FedgftError` names the first field that is wrong."""
+        """Return the sums of the file; raise a `FedgftError` that names the first wrong field."""
         spec = self.spec
         site = self.reader.text("site")
         cells = self._find_cells()
@@ -369,7 +379,7 @@ class _FileReader:
         return SiteSums(spec, {site: made}, histogram, self.blur)
 
     def _find_cells(self) -> dict[tuple[Group, int, int], RecordReader]:
-        """Each cell by its group, label and decision."""
+        """Return each cell by its group, label and decision."""
         index = {name: i for i, name in enumerate(self.spec.classes)}
         attributes = len(self.spec.attributes)
         out: dict[tuple[Group, int, int], RecordReader] = {}
@@ -393,7 +403,7 @@ class _FileReader:
         return out
 
     def _read_count(self, cell: RecordReader, table: np.ndarray) -> int:
-        """Fill in the count of a cell, its noise and its slack; return it, 0 if it is withheld."""
+        """Write a cell's count, noise and slack into `table`; return the count, 0 if withheld."""
         min_cell = self.privacy.min_cell
         if cell.record.get("count") is None:
             if min_cell < 3:
@@ -416,7 +426,10 @@ class _FileReader:
         table: np.ndarray,
         histogram: np.ndarray | None,
     ) -> None:
-        """Fill in the sums of scores of a cell, and its histograms where the file has some."""
+        """Write a cell's sums of scores into `table`, and its histograms into `histogram`.
+
+        `histogram` is None if the file has no histograms.
+        """
         group, label, decision = place
         spec = self.spec
         count = int(table[COUNT])
@@ -428,7 +441,7 @@ class _FileReader:
         scores = {} if few else cell.get("scores", dict)
         for s, c in enumerate(spec.score_classes):
             name = spec.classes[c]
-            if few:  # anywhere in the possible bins
+            if few:  # the rows may lie anywhere in the possible bins
                 bins = np.flatnonzero(possible)
                 width = int(bins[-1] - bins[0]) + 1
                 scores[name] = {"first_bin": int(bins[0]), "histogram": [count], "widths": [width]}
@@ -476,7 +489,7 @@ class _FileReader:
             entry.fail("histogram", f"adds up to {sum(numbers)}, the count is {count}")
         if not self.noisy and count >= self.min_bin and any(0 < n < self.min_bin for n in numbers):
             entry.fail("histogram", f"has a number below {self.min_bin}, the min_bin")
-        # as estimated, and with all rows in the first and in the last bin of their block
+        # the estimated histogram, and those with all rows in the first or last bin of their block
         counts, lowest, highest = np.zeros((3, bins))
         ends = first + np.cumsum(widths)
         counts[first:last] = np.repeat(np.array(numbers) / widths, widths)
@@ -501,7 +514,7 @@ class _FileReader:
         return _Histogram(counts, float(total), blur)
 
     def _read_widths(self, entry: RecordReader, numbers: int, bins: int) -> list[int]:
-        """How many bins each number is of."""
+        """Return how many bins each number of the histogram covers."""
         if "widths" not in entry.record:
             return [1] * numbers
         widths = entry.get("widths", list)
@@ -511,7 +524,7 @@ class _FileReader:
         return widths
 
     def _read_missing(self, counted: int) -> tuple[float, float]:
-        """The rows without a label and without a prediction."""
+        """Return the numbers of rows without a label and without a prediction."""
         rows = self.reader.child("rows")
         found = rows.whole_number("counted", least=self.least)
         if found != counted and not self.noisy:
@@ -528,12 +541,12 @@ class _Histogram(NamedTuple):
     """The scores of one cell for one class."""
 
     counts: np.ndarray  # (bins,)
-    total: float  # the sum of the scores; by the middles of the bins if the file has none
+    total: float  # the sum of the scores; if the file has none, computed from the bins' middles
     blur: np.ndarray | None  # (3, bins): see `SiteSums`
 
 
 def _read_spec(reader: RecordReader) -> MeasurementSpec:
-    """What was measured: classes, groups, threshold and bins of the file."""
+    """Read what was measured: the classes, groups, threshold and bins of the file."""
     classes = reader.names("classes")
     attributes = reader.names("groups")
     threshold = reader.record.get("threshold")
@@ -550,7 +563,7 @@ def _read_spec(reader: RecordReader) -> MeasurementSpec:
 
 
 def _read_privacy(file: RecordReader) -> Privacy:
-    """How the numbers are protected, as the object `privacy` of the file says."""
+    """Read how the numbers are protected, from the object `privacy` of the file."""
     reader = file.child("privacy")
     mechanism = reader.record.get("mechanism")
     if mechanism not in MECHANISMS:
@@ -570,15 +583,15 @@ def _read_privacy(file: RecordReader) -> Privacy:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no bool."""
+    """Return whether the value is a finite int or float, and not a bool."""
     return type(value) in (int, float) and abs(value) <= MAX_WHOLE_NUMBER
 
 
 def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
     """Return the files of sites, sorted within each path.
 
-    A path is a file, a folder (its .json files, without reports of `fedgft audit`), or a pattern
-    that no shell has expanded.
+    A path is a file, a folder, or a glob pattern that the shell has not expanded. A folder stands
+    for its .json files, except the reports of `fedgft audit`.
     """
     found: list[Path] = []
     for path in paths:
@@ -599,7 +612,10 @@ def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def is_report(path: Path) -> bool:
-    """Whether `fedgft audit --out` wrote the file, which may lie beside the files it read."""
+    """Return whether `fedgft audit --out` wrote the file.
+
+    Such a report may lie in the same folder as the files of the sites.
+    """
     with path.open("rb") as file:
         return file.read(40).startswith(REPORT_STARTS)
 
@@ -607,8 +623,9 @@ def is_report(path: Path) -> bool:
 def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) -> SiteSums:
     """Read files of sites and merge their sums.
 
-    Two files of one site, or sites that measured different things, are errors. Files are read one
-    at a time: the histograms of ten thousand sites would not fit into memory, and their sum does.
+    Two files of the same site, or sites that measured different things, are errors. Files are read
+    one at a time, because the histograms of ten thousand sites would not fit into memory, but their
+    sum does.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
-"""The result of an audit as values that JSON can hold. None: not estimable, or not claimed.
+"""The result of an audit as values that JSON can represent.
 
 The classes here name and explain every key of audit.json. Rates, gaps and limits are fractions.
-Dictionaries are by the name of a metric, group, class or site, as their comments say.
+None means that a value is not estimable, or that there are too few rows for an interval. The keys
+of dictionaries are names of metrics, groups, classes or sites, as the comments say.
 """
 
 import json
@@ -37,14 +38,14 @@ from fedgft.store import parse_json
 from fedgft.sums import Privacy
 
 FORMAT = "fedgft-audit-1"
-REQUIRED = ("classes", "groups", "accuracy", "metrics", "attributes")  # to compare two audits
-BRIEF = ("gap", "contribution")  # of a site, in views by single attributes
-COMPACT = ("sites", "curves", "sweep")  # in JSON, one line for each of their entries
+REQUIRED = ("classes", "groups", "accuracy", "metrics", "attributes")  # keys that `compare` needs
+BRIEF = ("gap", "contribution")  # keys of a site in all views but the one by all attributes
+COMPACT = ("sites", "curves", "sweep")  # keys whose entries take one line each in audit.json
 Number = float | None
 
 
 class GroupRate(TypedDict):
-    """The rate of one group, its 95% interval, and the rows it is taken from."""
+    """The rate of one group, its 95% interval, and the number of rows in its denominator."""
 
     rate: Number
     low: Number
@@ -82,10 +83,11 @@ class ReferenceComparison(TypedDict):
 class MetricSummary(GapSummary):
     """One metric over all sites.
 
-    If a group has no rate, the gap over all groups is None and `among_estimable` has the gap
-    between the other groups. `pair` are the two groups that differ most, the higher rate first,
-    and `condition` the condition of the metric under which they do; `groups` are the rates under
-    it. `signed_gap` is the difference between the pair, with an interval for this pair alone.
+    If a group has no rate, the gap over all groups is None, and `among_estimable` holds the gap
+    among the other groups. `pair` holds the two groups that differ most; the group with the higher
+    rate is first. `condition` is the condition of the metric under which they differ most, and
+    `groups` holds the rates under this condition. `signed_gap` is the difference between the two
+    groups of `pair`; its interval is for this pair alone.
     """
 
     among_estimable: GapSummary | None
@@ -101,11 +103,12 @@ class MetricSummary(GapSummary):
 
 
 class SiteSummary(TypedDict):
-    """One site, each value by metric.
+    """One site. `n` is its number of rows; all other values are by metric.
 
-    `gap`, `low`, `high` and `ratio` are the site's own largest gap and smallest ratio; `local` is
-    the difference there between the pair of the metric, and `contribution` what the site adds to
-    the signed gap. Views by single attributes have `gap` and `contribution` only.
+    `gap`, `low` and `high` are the site's own largest gap and its limits, and `ratio` is its own
+    smallest ratio. `local` is the difference at the site between the two groups of the metric's
+    `pair`. `contribution` is the amount that the site adds to the signed gap. Only the view by all
+    attributes together has all of these; other views have `n`, `gap` and `contribution`.
     """
 
     n: float
@@ -118,10 +121,11 @@ class SiteSummary(TypedDict):
 
 
 class ViewSummary(TypedDict):
-    """All metrics by the groups of one attribute or of several together; each by metric.
+    """All metrics in one view. Except for `sites`, each dictionary is by metric.
 
-    `metrics` are gaps of decisions, `scores` gaps of mean scores (None without scores); the others
-    are explained in `fedgft.audit.between_sites.SiteGaps`.
+    `metrics` holds the gaps of decisions, and `scores` holds the gaps of mean scores (None without
+    scores). `fedgft.audit.between_sites.SiteGaps` explains the others; `tv` is its
+    `total_variation`.
     """
 
     metrics: dict[str, MetricSummary]
@@ -134,7 +138,11 @@ class ViewSummary(TypedDict):
 
 
 class Summary(ViewSummary):
-    """A whole audit; its own view is the one by all attributes together, named `groups`."""
+    """A whole audit.
+
+    The keys of `ViewSummary` are those of the view by all attributes together, and `groups` is the
+    title of that view.
+    """
 
     format: str
     rows: dict[str, float]  # counted, not_recorded (no group), label_missing, prediction_missing
@@ -143,7 +151,7 @@ class Summary(ViewSummary):
     threshold: Number
     interval: str  # how the intervals were made
     accuracy: GroupRate
-    # by class and group: the area under the ROC curve, uncertain by +- `bin_error`; see `Curves`
+    # by class and group: the area under the ROC curve (`auc`) +- `bin_error`; see `Curves`
     auc: dict[str, dict[str, dict[str, Number]]] | None
     curves: dict[str, dict[str, dict[str, list]]] | None
     sweep: dict[str, Any] | None  # see `Sweep`
@@ -154,12 +162,15 @@ class Summary(ViewSummary):
 
 
 def views_of(summary: Summary) -> dict[str, ViewSummary]:
-    """All views by title; the one by all attributes together comes last."""
+    """Return all views by title; the view by all attributes together is last."""
     return {**summary["attributes"], summary["groups"]: summary}
 
 
 def estimable_gap(metric: MetricSummary) -> GapSummary | None:
-    """The gap over all groups; else among those that have a rate; None if fewer than two have."""
+    """Return the gap over all groups, or, if a group has no rate, the gap among the others.
+
+    The result is None if fewer than two groups have a rate.
+    """
     return metric["among_estimable"] if metric["gap"] is None else metric
 
 
@@ -173,18 +184,18 @@ def summarize(
     adjusted: list[GroupThresholds],
     warnings: list[str],
 ) -> Summary:
-    """Put the estimates of all views together.
+    """Build the summary from the estimates of all views.
 
     Parameters
     ----------
     pool
         The sums of all sites.
     views, estimates
-        The views, all attributes together last, and for each its estimates by metric.
+        The views, the one by all attributes together last, and the estimates of each by metric.
     references
-        The groups that others are compared with: see `find_reference_group`.
+        The reference groups, with which the others are compared: see `find_reference_group`.
     interval, adjusted, warnings
-        How intervals were made, thresholds by group, and sentences for the reader.
+        How the intervals were computed, the thresholds by group, and the warnings for the reader.
     """
     *parts, own = (
         _summarize_view(view, each, pool.sites, references, full=view is views[-1])
@@ -227,7 +238,7 @@ def _summarize_view(
     *,
     full: bool,
 ) -> dict[str, Any]:
-    """Every metric and every site, by the groups of one view; not yet values that JSON can hold.
+    """Return the keys of `ViewSummary` for one view, before `to_plain` prepares them for JSON.
 
     Parameters
     ----------
@@ -236,9 +247,9 @@ def _summarize_view(
     sites
         The names of the sites.
     references
-        The groups that others are compared with: see `find_reference_group`.
+        The reference groups, with which the others are compared: see `find_reference_group`.
     full
-        Whether the sites have all details of `SiteSummary`.
+        Whether each site gets all keys of `SiteSummary`.
     """
     reference = find_reference_group(view, references)
     scores = None
@@ -261,14 +272,15 @@ def _summarize_view(
 
 
 def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> dict[str, Any]:
-    """One metric of decisions; see `MetricSummary`.
+    """Return the `MetricSummary` of one metric of decisions.
 
     Parameters
     ----------
     estimate
-        Its rates, its gap, and the sites behind the gap.
+        The rates and the gap of the metric, over all sites and at each site.
     reference
-        The position of the group to compare the others with, under the condition of the gap.
+        The position of the reference group, or None. The other groups are compared with it under
+        the condition of the gap.
     """
     view = estimate.view
     out = _summarize_metric(estimate.metric, view, estimate.rates, estimate.limits, estimate.gap)
@@ -285,7 +297,7 @@ def _summarize_estimate(estimate: MetricEstimate, reference: int | None) -> dict
 
 
 def _summarize_scores(metric: Metric, view: View) -> dict[str, Any]:
-    """One metric of mean scores, without reference group and sites."""
+    """Return the `MetricSummary` of one metric of mean scores, without reference and sites."""
     rates = estimate_rates(metric, view, "soft")
     return _summarize_metric(metric, view, rates, rates.interval(), find_largest_gap(rates))
 
@@ -293,12 +305,12 @@ def _summarize_scores(metric: Metric, view: View) -> dict[str, Any]:
 def _summarize_metric(
     metric: Metric, view: View, rates: Rates, limits: Limits, gap: Gap
 ) -> dict[str, Any]:
-    """The part of `MetricSummary` that decisions and scores have in common.
+    """Return the keys of `MetricSummary` that decisions and scores have in common.
 
     Parameters
     ----------
     metric, view
-        What was estimated, and for which groups.
+        The metric and the groups.
     rates, limits
         The rates by condition and group, and their 95% limits.
     gap
@@ -334,13 +346,13 @@ def _group_rates(view: View, rates: Rates, limits: Limits, v: int) -> dict[str, 
 
 
 def _compare_with_reference(rates: Rates, reference: Rates) -> dict[str, Any]:
-    """One group against the reference group; each interval holds for itself."""
+    """Compare one group with the reference group; the intervals are not simultaneous."""
     values = (*estimate_difference(rates, reference), *estimate_ratio(rates, reference))
     return dict(zip(ReferenceComparison.__annotations__, map(float, values), strict=True))
 
 
 def _summarize_site(gaps: Mapping[str, SiteGaps], k: int, *, full: bool) -> dict[str, Any]:
-    """The gaps of the site at position k, by metric: see `SiteSummary`.
+    """Return the keys of `SiteSummary`, except `n`, for the site at position k.
 
     Parameters
     ----------
@@ -370,7 +382,10 @@ def gap_interval(gap: Any, low: Any, high: Any) -> GapInterval:
 
 
 def _summarize_sweep(view: View) -> dict[str, Any] | None:
-    """Accuracy, gaps by metric and positive decisions by group, each a list over thresholds."""
+    """Return the fields of `Sweep`, with `selected` by group; None if there is no sweep.
+
+    Each value is an array over thresholds.
+    """
     sweep = sweep_thresholds(view)
     if sweep is None:
         return None
@@ -378,7 +393,7 @@ def _summarize_sweep(view: View) -> dict[str, Any] | None:
 
 
 def _summarize_accuracy(view: View) -> dict[str, Any]:
-    """The share of right decisions over all rows, including those of no group."""
+    """Return the share of right decisions over all rows, including rows that have no group."""
 
     def merge_groups(values: np.ndarray) -> np.ndarray:
         total = values.sum(2)
@@ -396,7 +411,10 @@ def _summarize_accuracy(view: View) -> dict[str, Any]:
 
 
 def _summarize_privacy(pool: Pool) -> dict[str, Any]:
-    """Count the sites by mechanism; epsilon adds up over the mechanisms of one site."""
+    """Return the number of sites by mechanism, and the largest epsilon that a site spent.
+
+    The epsilon of a site is the sum over its mechanisms.
+    """
     sites = Counter(
         "min cell" if p.min_cell else p.mechanism
         for measures in pool.privacy
@@ -411,15 +429,15 @@ def _summarize_privacy(pool: Pool) -> dict[str, Any]:
 
 
 def as_count(value: Any) -> float:
-    """A number of rows: an int where it is whole."""
+    """Return a number of rows, as an int if it is a whole number."""
     number = float(value)
     return int(number) if number == int(number) else number
 
 
 def to_plain(value: Any) -> Any:
-    """The value as JSON can hold it.
+    """Convert a value to one that JSON can represent.
 
-    Arrays become lists, numbers that are not finite None, and texts are made safe to print.
+    Arrays become lists, numbers that are not finite become None, and texts are made safe to print.
     """
     if isinstance(value, str):
         return printable(value)
@@ -435,9 +453,9 @@ def to_plain(value: Any) -> Any:
 
 
 def to_json(summary: Summary) -> str:
-    """The summary as indented JSON, with one line for each site and each curve.
+    """Return the summary as indented JSON, with one line for each site and each curve.
 
-    Names are not escaped to ASCII, and there is no NaN or infinity in it.
+    Names are not escaped to ASCII. The text contains no NaN and no infinity.
     """
     token = uuid4().hex  # marks the place of long parts; no name in the data contains it
     long_parts = []
@@ -466,8 +484,8 @@ def _one_line(value: Any) -> str:
 def read_summary(path: Path) -> Summary:
     """Read an audit.json that `fedgft audit --out` wrote.
 
-    Names in the file are made safe to print. An error of kind ``"file"`` if it is no such file, or
-    lacks a part that a comparison needs; the parts themselves are not checked.
+    Names in the file are made safe to print. A file of another kind, or one that lacks a part that
+    a comparison needs, raises an error of kind ``"file"``. The parts themselves are not checked.
     """
     try:
         found = parse_json(path.read_text("utf-8"))

@@ -1,9 +1,10 @@
 """The tables and charts of an audit, made from its summary.
 
-How the charts look is in ``templates/charts.json``, plain Vega-Lite without data; each can be tried
-out in any Vega-Lite editor. The rows come from the summary of the audit and from histograms. Names
-of groups and sites are data, never code. Colors that must work on light and dark paper are the
-page's own (``currentColor``).
+``templates/charts.json`` defines how the charts look. Each chart in it is a Vega-Lite specification
+without data that any Vega-Lite editor can open. The data come from the summary of the audit and
+from the histograms. Names of groups and sites appear only in the data, never in code. Colors that
+must be visible on a light and on a dark background are the text color of the page
+(``currentColor``).
 """
 
 import json
@@ -76,10 +77,11 @@ CAPTIONS = {
 
 
 def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
-    """The tables of the report, or a `short` selection for a terminal.
+    """Yield the tables of the report, or a `short` selection for a terminal.
 
-    The report begins with the view by all attributes and has the rates of every view. The terminal
-    gets the gaps of every view, but only the last rates and the sites that move the gap most.
+    The report begins with the view by all attributes together and has the rates of every view. The
+    terminal shows the gaps of every view, but rates only by all attributes together, and only the
+    sites with the largest contributions.
 
     Parameters
     ----------
@@ -107,9 +109,9 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
 
 
 def _gap_table(view: ViewSummary, title: str) -> Table:
-    """The gaps of one view in points, with their sites: one row per metric.
+    """Return the table of the gaps of one view, in points, with one row per metric.
 
-    The columns "within sites", TV, bound and DH are explained in `COLUMNS_NOTE`.
+    `COLUMNS_NOTE` explains the columns "within sites", TV, bound and DH.
     """
     interval = "95% interval"
     header = ("metric", "farthest apart", "gap", interval, "ratio", interval)
@@ -122,10 +124,10 @@ def _gap_table(view: ViewSummary, title: str) -> Table:
 
 
 def _gap_row(name: str, found: MetricSummary, view: ViewSummary) -> tuple[str, ...]:
-    """The cells of one metric; a star marks a gap among some of the groups only.
+    """Return the cells of one metric; a star marks a gap that covers only some of the groups.
 
-    The heterogeneity DH of a proper metric is infinite if no site has both groups; a metric that is
-    not proper has none.
+    The heterogeneity DH of a proper metric is infinite if no site has both groups. A metric that is
+    not proper has no DH.
     """
     numbers = estimable_gap(found)
     cells = ["not estimable", DASH, DASH, DASH]
@@ -146,10 +148,11 @@ def _gap_row(name: str, found: MetricSummary, view: ViewSummary) -> tuple[str, .
 
 
 def _rate_table(view: ViewSummary, title: str) -> Table:
-    """The rates of one view in per cent: one row per group, one column per metric.
+    """Return the table of the rates of one view, in percent: a row per group, a column per metric.
 
-    Metrics of several conditions have no single rate and are left out, unless all metrics have
-    several (more than two classes): then the rates are those of the condition of the gap.
+    A metric with several conditions has no single rate and is left out. With more than two classes
+    all metrics have several conditions; then the table shows the rates under the condition of the
+    gap.
     """
     metrics = view["metrics"]
     single = [name for name, found in metrics.items() if "conditions" not in found]
@@ -163,7 +166,7 @@ def _rate_table(view: ViewSummary, title: str) -> Table:
 
 
 def _reference_tables(summary: Summary) -> Iterator[Table]:
-    """For each view with a reference group, every group against it."""
+    """Yield a table for each view with a reference group, which compares every group with it."""
     header = ("metric", "group", "difference", "95% interval", "ratio", "95% interval")
     for title, view in views_of(summary).items():
         rows = [
@@ -178,9 +181,9 @@ def _reference_tables(summary: Summary) -> Iterator[Table]:
 
 
 def _site_table(summary: Summary, max_sites: int) -> Table:
-    """The sites that move the gap of the leading metric most, and what they add to it.
+    """Return the table of the sites with the largest contributions to the leading metric's gap.
 
-    The notes below name the sites that cause the gap.
+    The notes below the table name the sites that cause the gap.
     """
     metric = leading_metric(summary)
     known = estimable_metrics(summary)
@@ -206,7 +209,7 @@ def _site_table(summary: Summary, max_sites: int) -> Table:
 
 
 def _threshold_tables(summary: Summary) -> Iterator[Table]:
-    """Thresholds by group, for each metric that was asked for."""
+    """Yield a table of thresholds by group for each metric that the user asked to adjust."""
     for found in summary["adjusted"]:
         asked = f"gap at most {format_points(found['tolerance'])} points"
         met = asked if found["feasible"] else f"the smallest gap there is (asked: {asked})"
@@ -227,7 +230,7 @@ def _threshold_tables(summary: Summary) -> Iterator[Table]:
 
 
 def _area_tables(summary: Summary) -> Iterator[Table]:
-    """Areas under the ROC curves, where there are scores."""
+    """Yield the table of areas under the ROC curves, if there are scores."""
     rows = []
     for name, groups in (summary["auc"] or {}).items():
         for group, area in groups.items():
@@ -240,7 +243,7 @@ def _area_tables(summary: Summary) -> Iterator[Table]:
 
 
 def _format_rate_cell(found: GroupRate) -> str:
-    """``12.3 (9.8 to 15.4)``, in per cent; with the number of rows if there is no interval."""
+    """Return ``12.3 (9.8 to 15.4)``, in percent, or the number of rows instead of the interval."""
     if found["rate"] is None:
         return f"not estimable (n={found['n']:,.0f})"
     if found["low"] is None:
@@ -249,7 +252,7 @@ def _format_rate_cell(found: GroupRate) -> str:
 
 
 def _format_gap_cell(found: GapInterval) -> str:
-    """``12.3 (9.8 to 15.4)``, in points."""
+    """Return ``12.3 (9.8 to 15.4)``, in points."""
     if found["gap"] is None:
         return "not estimable"
     limits = format_interval(found["low"], found["high"])
@@ -257,14 +260,14 @@ def _format_gap_cell(found: GapInterval) -> str:
 
 
 def _interval_cells(found: GapSummary | ReferenceComparison) -> tuple[str, str, str]:
-    """The interval of a gap or difference, the ratio, and the interval of the ratio."""
+    """Return three cells: the interval of a gap or difference, the ratio, and its interval."""
     ratio = DASH if found["ratio"] is None else f"{found['ratio']:.2f}"
     ratios = format_interval(found["ratio_low"], found["ratio_high"], scale=1, digits=2)
     return format_interval(found["low"], found["high"]), ratio, ratios
 
 
 def _format_short(value: Number) -> str:
-    """A number that is no share, with three digits."""
+    """Return a number with three significant digits, without conversion to points."""
     return DASH if value is None else f"{value:.3g}"
 
 
@@ -272,14 +275,14 @@ def _format_short(value: Number) -> str:
 
 
 def draw_figures(summary: Summary, view: View) -> list[Figure]:
-    """Every figure that there is data for.
+    """Return every figure for which there is data.
 
     Parameters
     ----------
     summary
         The results of the audit.
     view
-        The groups by all attributes together, with histograms for the figures of scores.
+        The view by all attributes together. The figures of scores use its histograms.
     """
 
     def figure(kind: str, spec: Spec, number: str = "", title: str = "") -> Figure:
@@ -306,7 +309,7 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
 
 
 def _write_caption(kind: str, view: View, sites: int) -> str:
-    """The caption; a figure that shows some of many says so."""
+    """Return the caption of a figure; it says so if the figure omits sites, groups or classes."""
     step = 1 / view.spec.bins
     classes = len(view.spec.classes)
     caption = CAPTIONS[kind].format(step=step, half=step / 2)
@@ -323,22 +326,23 @@ def _write_caption(kind: str, view: View, sites: int) -> str:
 
 
 def _fill_chart(kind: str, rows: list[Spec]) -> Spec:
-    """A chart of templates/charts.json with its data."""
+    """Return a chart of templates/charts.json with `rows` as its data."""
     charts = json.loads(files("fedgft").joinpath("templates/charts.json").read_text("utf-8"))
     return charts[kind] | {"config": charts["config"], "data": {"values": rows}}
 
 
 def _fill_chart_by_metric(kind: str, rows: list[Spec], summary: Summary) -> Spec:
-    """A chart with one line per name and a menu of metrics.
+    """Return a chart with one horizontal line per name and a menu of metrics.
 
     Parameters
     ----------
     kind
         The name of the chart in templates/charts.json.
     rows
-        The data of all metrics: ``metric`` and ``name`` in each row, names in their order.
+        The data of all metrics. Each row has a ``metric`` and a ``name``; the chart shows the names
+        in the order in which they first occur.
     summary
-        Says which metrics have a gap and are in the menu.
+        The results of the audit. The menu offers the metrics that have a gap.
     """
     spec = _fill_chart(kind, rows)
     known = [name for name in CATALOG if summary["metrics"][name]["pair"]] or list(CATALOG)
@@ -354,7 +358,7 @@ def _fill_chart_by_metric(kind: str, rows: list[Spec], summary: Summary) -> Spec
 
 
 def _interval_row(metric: str, name: str, n: float, kind: str, numbers: GapInterval) -> Spec:
-    """A row of a chart with intervals: numbers in percentage points."""
+    """Return a data row of a chart with intervals; its numbers are in percentage points."""
     row: Spec = {"metric": metric, "name": name, "n": n, "kind": kind}
     for key in ("gap", "low", "high"):
         row[key] = None if (value := numbers[key]) is None else 100 * value
@@ -362,15 +366,15 @@ def _interval_row(metric: str, name: str, n: float, kind: str, numbers: GapInter
 
 
 def _total_name(label: str, summary: Summary) -> str:
-    """The name of a row that is no site, different from all names of sites."""
+    """Return a name for the row of the total that differs from all names of sites."""
     return label if label not in summary["sites"] else f"({label})"
 
 
 def draw_forest(summary: Summary) -> Spec:
-    """The local gap at each site and the gap over all sites, with intervals, in points.
+    """Draw the local gap at each site and the gap over all sites, with intervals, in points.
 
-    The sites are those that move the gap of the leading metric most; metrics without a pair of
-    groups have no rows.
+    The chart shows the sites with the largest contributions to the gap of the leading metric. A
+    metric without a pair of groups has no rows.
     """
     sites = rank_sites(summary, leading_metric(summary))[:MAX_SITES]
     total_name = _total_name("all sites", summary)
@@ -388,7 +392,10 @@ def draw_forest(summary: Summary) -> Spec:
 
 
 def draw_waterfall(summary: Summary) -> Spec:
-    """What each site adds to the gap, in points: bars that begin where the last one ended."""
+    """Draw each site's contribution to the gap, in points.
+
+    Each bar begins where the previous bar ends.
+    """
     rows = []
     for metric, found in summary["metrics"].items():
         if found["pair"]:
@@ -397,7 +404,11 @@ def draw_waterfall(summary: Summary) -> Spec:
 
 
 def _waterfall_rows(metric: str, summary: Summary, total: float) -> list[Spec]:
-    """The sites that matter most first, all others as one step, and the gap itself."""
+    """Return the bars of the waterfall chart for one metric.
+
+    The sites with the largest contributions come first, then all other sites as one bar, then the
+    gap itself.
+    """
     ranked = rank_sites(summary, metric)
     first = ranked[:MAX_BARS]
     steps = [(site, summary["sites"][site]["contribution"][metric] or 0.0) for site in first]
@@ -419,7 +430,7 @@ def _waterfall_rows(metric: str, summary: Summary, total: float) -> list[Spec]:
 
 
 def draw_rates(summary: Summary) -> Spec:
-    """The rate of every group with its interval, in per cent."""
+    """Draw the rate of every group with its interval, in percent."""
     rows = []
     for metric, found in summary["metrics"].items():
         for group, rate in found["groups"].items():
@@ -431,10 +442,10 @@ def draw_rates(summary: Summary) -> Spec:
 
 
 def draw_thresholds(view: View) -> Spec | None:
-    """Accuracy and gaps over all thresholds, and as bars at the threshold of a slider.
+    """Draw accuracy and gaps over all thresholds, and as bars at the threshold of a slider.
 
-    The slider starts at the threshold that was measured, or at 0.5. None if the view has no
-    histograms, or more than two classes.
+    The slider starts at the threshold of the measurement, or at 0.5 if it had none. The result is
+    None if the view has no histograms or more than two classes.
     """
     sweep = sweep_thresholds(view)
     if sweep is None:
@@ -462,14 +473,14 @@ def draw_thresholds(view: View) -> Spec | None:
 
 
 def _largest_groups(curves: list[Curves]) -> list[Curves]:
-    """The curves of the groups with most rows, in their own order."""
+    """Return the curves of the groups with the most rows, in their original order."""
     sizes = sorted((c.positives + c.negatives for c in curves), reverse=True)
     smallest = sizes[min(MAX_CURVES, len(sizes)) - 1]
     return [c for c in curves if c.positives + c.negatives >= smallest][:MAX_CURVES]
 
 
 def draw_roc(curves: list[Curves]) -> Spec:
-    """ROC curves by group; groups without positives or without negatives have none."""
+    """Draw ROC curves by group; a group without positives or without negatives has no curve."""
     rows = [
         {"group": c.group, "fpr": float(f), "tpr": float(t), "threshold": float(at), "order": i}
         for c in curves
@@ -480,7 +491,7 @@ def draw_roc(curves: list[Curves]) -> Spec:
 
 
 def draw_calibration(curves: list[Curves]) -> Spec:
-    """The share of positives by score and group, with intervals where they are claimed."""
+    """Draw the share of positives by score and group, with intervals where there are any."""
     return _fill_chart(
         "calibration", [{"group": c.group, **p} for c in curves for p in c.calibration]
     )

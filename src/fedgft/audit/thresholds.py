@@ -1,15 +1,17 @@
-"""What histograms of scores show: ROC, calibration, and other thresholds, one or one per group.
+"""Compute ROC and calibration curves, and other thresholds, from histograms of scores.
 
-Counts are exact at the edges of the bins, so all thresholds considered are edges. Between two edges
-nothing is known: the area under a ROC curve has the range that the order of rows within bins
-leaves open.
+Counts are exact at the edges of the bins, so only these edges are considered as thresholds. The
+order of the rows within a bin is unknown, so the area under a ROC curve is known only up to a
+range.
 
-Thresholds by group: for a metric with one condition, a tolerance t is met if all rates lie in a
-window [w, w + t]. For each w that a rate can have, every group takes its most accurate threshold
-with a rate in the window, and the best w wins. With two conditions (equalized odds) the window is a
-square. Accepting all rows, or none, also makes all rates equal. Such thresholds do not count as
-meeting a tolerance: of the rows accepted now, and of the rows rejected now, at least a tenth must
-remain accepted or rejected.
+Thresholds by group are found by a search over windows. For a metric with one condition, the gap is
+at most the tolerance t if all rates lie in a window [w, w + t]. For each w that is a possible rate,
+every group takes its most accurate threshold whose rate lies in the window. The w with the highest
+accuracy over all groups is chosen. With two conditions (equalized odds) the window is a square.
+
+Accepting all rows, or rejecting all rows, also makes all rates equal, but is not a solution. So a
+limit applies: with m the smaller of the shares of rows that are accepted and rejected now, the new
+thresholds must accept at least the share m / 10 of all rows and reject at least the share m / 10.
 """
 
 import math
@@ -37,12 +39,12 @@ COARSE_HISTOGRAM_WARNING = (
     "by group are estimates here; files with every bin (min_bin=1) make them exact."
 )
 ABOVE_ALL = math.nextafter(1.0, 2.0)  # a threshold that no score reaches
-MIN_SHARE = 0.1  # of the rows accepted now, and of those rejected now
-MAX_WINDOWS = 60_000  # beyond, square windows are tried on a grid, and the best may be missed
+MIN_SHARE = 0.1  # times the smaller share now: smallest share to accept, and to reject
+MAX_WINDOWS = 60_000  # if there are more windows, only a grid of them is tried: not always optimal
 
 
 class CalibrationPoint(TypedDict):
-    """Rows with similar scores: their mean score (+- half_bin), and the share of positives."""
+    """The mean score (+- half_bin) of rows with similar scores, and their share of positives."""
 
     score: float
     half_bin: float
@@ -54,11 +56,11 @@ class CalibrationPoint(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """ROC and calibration of one group, one class against the rest.
+    """The ROC and calibration curves of one group, for one class against the rest.
 
-    `tpr` and `fpr` are the shares of positives and negatives with a score of at least each of
-    `thresholds`, which are the edges of the bins from 0 to 1. The area under the curve lies within
-    `auc` +- `auc_error`, by the width of the bins.
+    `thresholds` are the edges of the bins from 0 to 1. For each threshold, `tpr` and `fpr` are the
+    shares of positives and of negatives whose score is at least the threshold. The area under the
+    curve lies within `auc` +- `auc_error`; this error is due to the width of the bins.
     """
 
     group: str
@@ -81,14 +83,15 @@ class Curves:
 
 
 def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curves]:
-    """The curves of every group.
+    """Return the curves of every group.
 
     Parameters
     ----------
     view
         The groups, with histograms.
     score
-        The position of the class among those that have scores (of two classes, only one has).
+        The position of the class among the classes with scores (0 if there are two classes, of
+        which only the positive one has scores).
     points
         The number of points of a calibration curve.
     """
@@ -98,7 +101,7 @@ def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curv
     for g, group in enumerate(view.groups):
         sides = []
         for table in (view.histogram, view.shifted_histogram(0), view.shifted_histogram(1)):
-            counts = np.maximum(table[:, g, score], 0.0)  # (y, bin); noise goes below 0
+            counts = np.maximum(table[:, g, score], 0.0)  # (y, bin); noise can make counts negative
             sides.append((counts[positive], counts.sum(0) - counts[positive]))
         found.append(_group_curves(group, sides, points, exact=exact))
     return found
@@ -108,8 +111,11 @@ def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curv
 def _group_curves(
     group: str, sides: list[tuple[np.ndarray, np.ndarray]], points: int, *, exact: bool
 ) -> Curves:
-    """Curves from positives and negatives by bin: as estimated, and with rows of uncertain bin in
-    the first and in the last bin that is possible."""
+    """Return the curves of one group.
+
+    `sides` holds positives and negatives by bin three times: as estimated, with rows of uncertain
+    bin in the first possible bin, and with such rows in the last possible bin.
+    """
     (yes, no), (yes_first, no_first), (yes_last, no_last) = sides
     bins = len(yes)
     positives = yes.sum()
@@ -117,7 +123,7 @@ def _group_curves(
     pairs = positives * negatives
     tpr = _count_above(yes) / positives
     fpr = _count_above(no) / negatives
-    # A positive and a negative of one bin may be in either order: half a pair each.
+    # A positive and a negative in the same bin may be in either order, so such a pair counts 1/2.
     least = float((_count_above(yes_first)[1:] * no_last).sum() / pairs)
     most = float((_count_above(yes_last)[:-1] * no_first).sum() / pairs)
     ties = float((yes * no).sum() / pairs)
@@ -138,7 +144,7 @@ def _group_curves(
 
 
 def _count_above(counts: np.ndarray) -> np.ndarray:
-    """(..., bin + 1): how many rows reach each edge; the last threshold is above every score."""
+    """Return how many rows reach each edge, (..., bin + 1); no score reaches the last one."""
     rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
     return np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
 
@@ -146,7 +152,10 @@ def _count_above(counts: np.ndarray) -> np.ndarray:
 def _calibration_point(
     part: np.ndarray, yes: np.ndarray, no: np.ndarray, exact: bool
 ) -> CalibrationPoint | None:
-    """The share of positives with a score in these bins; no interval if counts are noisy."""
+    """Return the share of positives among the rows with a score in the bins `part`.
+
+    There is no interval if the counts are not `exact`. The result is None if there are no rows.
+    """
     hits = yes[part].sum()
     rows = yes[part].sum() + no[part].sum()
     if rows <= 0:
@@ -168,9 +177,9 @@ def _calibration_point(
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Accuracy and gaps if all groups had one threshold, for each of `thresholds`.
+    """Accuracy and gaps for each of `thresholds`, if all groups have the same threshold.
 
-    `gaps` are by metric, NaN where a group has no rate; `selected` is the share of positive
+    `gaps` is by metric, with NaN where a group has no rate. `selected` is the share of positive
     decisions, (threshold, group).
     """
 
@@ -185,23 +194,24 @@ def sweep_thresholds(view: View) -> Sweep | None:
     """Try every edge as the threshold; None without histograms, or with more than two classes."""
     if not view.has_histograms or len(view.spec.classes) != 2:
         return None
-    sums = _decide(view.histogram[:, :, 0])[:-1]  # the last accepts no row
+    sums = _decide(view.histogram[:, :, 0])[:-1]  # the last threshold accepts no row
     selected = (sums.decision[..., 1].sum(1) / sums.count.sum(1))[:, :-1]
     gaps = {name: np.clip(sums.gap(metric, "hard"), 0, 1) for name, metric in CATALOG.items()}
     if len(view.groups) < 2:
         gaps = {name: np.full_like(gap, np.nan) for name, gap in gaps.items()}
     return Sweep(
         thresholds=np.arange(len(selected)) / len(selected),
-        accuracy=np.clip(sums.accuracy(), 0.0, 1.0),  # noise has no limits
+        accuracy=np.clip(sums.accuracy(), 0.0, 1.0),  # noise may leave [0, 1]
         gaps=gaps,
         selected=np.clip(selected, 0, 1),
     )
 
 
 def _decide(counts: np.ndarray) -> Sums:
-    """Decisions with each edge as the threshold (leading axis), from counts (y, g, bin).
+    """Return the sums of the decisions for each edge as the threshold, from counts (y, g, bin).
 
-    The last threshold is above 1: a score of 1 is in the last bin, and reaches a threshold of 1.
+    The thresholds are the leading axis. The last threshold is above 1, because a score of 1, which
+    is in the last bin, would reach a threshold of 1.
     """
     yes = np.moveaxis(_count_above(counts), -1, 0)
     decision = np.stack((yes[:1] - yes, yes), -1)
@@ -209,11 +219,11 @@ def _decide(counts: np.ndarray) -> Sums:
 
 
 class GroupThresholds(TypedDict):
-    """Thresholds by group that bring down the gap of a metric, and what they cost.
+    """Thresholds by group that reduce the gap of a metric, and the resulting gap and accuracy.
 
-    `feasible` says whether `tolerance` is met. If not, these are the thresholds of the smallest gap
-    that can be reached, and `reason` says why, if the tolerance needs thresholds that accept all
-    rows or none.
+    `feasible` says whether the gap is at most `tolerance`. If not, these are the thresholds of the
+    smallest gap that can be reached. `reason` then explains the failure if only thresholds that
+    accept all rows or none would meet the tolerance; otherwise it is "".
     """
 
     metric: str
@@ -228,12 +238,12 @@ class GroupThresholds(TypedDict):
 
 
 def adjust_thresholds(metric: Metric, view: View, tolerance: float) -> GroupThresholds:
-    """The most accurate thresholds by group with which the gap is at most `tolerance`.
+    """Return the most accurate thresholds by group for which the gap is at most `tolerance`.
 
     Parameters
     ----------
     metric
-        The metric whose gap counts.
+        The metric whose gap is limited.
     view
         The groups, with histograms of the scores of two classes.
     tolerance
@@ -279,12 +289,15 @@ def adjust_thresholds(metric: Metric, view: View, tolerance: float) -> GroupThre
 
 
 def _share(value: Value) -> float | None:
-    """A gap or an accuracy in [0, 1], which noise may leave; None for NaN."""
+    """Clip a gap or an accuracy to [0, 1], because noise may leave it; None for NaN."""
     return None if np.isnan(value) else float(np.clip(value, 0.0, 1.0))
 
 
 def _decide_by_group(counts: np.ndarray, best: np.ndarray, before: Sums) -> Sums:
-    """Decisions with these thresholds; rows without a group keep their decisions."""
+    """Return the sums of the decisions with the thresholds at the positions `best`.
+
+    Rows without a group keep the decisions that they have in `before`.
+    """
     yes = np.stack([counts[:, g, t:].sum(-1) for g, t in enumerate(best)], 1)
     total = counts.sum(-1)[:, :-1]
     decision = np.concatenate((np.stack((total - yes, yes), -1), before.decision[:, -1:]), 1)
@@ -292,7 +305,7 @@ def _decide_by_group(counts: np.ndarray, best: np.ndarray, before: Sums) -> Sums
 
 
 def candidate_thresholds(bins: int) -> np.ndarray:
-    """(bins + 1,): the edges of the bins; the last threshold is above every score."""
+    """Return the edges of the bins, (bins + 1,); the last one is a threshold above every score."""
     return np.append(np.arange(bins) / bins, ABOVE_ALL)
 
 
@@ -305,28 +318,31 @@ def search_group_thresholds(
     max_windows: int = MAX_WINDOWS,
     min_share: float | None = None,
 ) -> tuple[np.ndarray, bool]:
-    """The most accurate thresholds by group with which the gap is at most `tolerance`.
+    """Find the most accurate thresholds by group for which the gap is at most `tolerance`.
 
     Parameters
     ----------
     metric
-        The metric whose gap counts.
+        The metric whose gap is limited.
     counts
-        Histograms (label, group, bin); the last group holds the rows of no group.
+        Histograms (label, group, bin); the last group holds the rows that belong to no group.
+    tolerance
+        The largest gap to allow.
     groups
         The names of the groups, for messages.
     max_windows
-        The number of windows to try.
+        The largest number of windows to try.
     min_share
-        The share of all rows that must be accepted, and that must be rejected (0: one row). None:
-        no limit.
+        The smallest share of all rows that must be accepted, and that must be rejected; at least
+        one row each. None means no limit.
 
     Returns
     -------
     best
-        For each group the position of its threshold in `candidate_thresholds`.
+        For each group, the position of its threshold in `candidate_thresholds`.
     feasible
-        Whether the tolerance is met; if not, `best` has the smallest gap, to 0.1 points.
+        Whether the gap is at most `tolerance`. If not, `best` gives the smallest gap, to within 0.1
+        points.
     """
     sums = _decide(counts)
     rates = np.moveaxis(metric.rates(sums.statistics(metric, "hard")), 0, -1)  # (v, g, t)
@@ -351,9 +367,9 @@ def search_group_thresholds(
     if best is not None:
         return best, True
     best = search.find_smallest_gap(tolerance)
-    if best is None:  # every threshold there is accepts all rows or none
+    if best is None:  # no choice of thresholds accepts and rejects enough rows
         best = replace(search, min_rows=-math.inf).find_smallest_gap(tolerance)
-    assert best is not None  # a window of 1 holds all rates
+    assert best is not None  # a window of width 1 contains all rates
     return best, False
 
 
@@ -361,9 +377,10 @@ def search_group_thresholds(
 class _WindowSearch:
     """A search over windows of rates.
 
-    `rates` (v, g, t) and the right decisions `right` (g, t) are those of each group at each
-    threshold, `corners` (window, v) the lower edges of the windows. Of the `total` rows, of which
-    `accepted` (g, t) are accepted, at least `min_rows` must be accepted and as many rejected.
+    `rates` (v, g, t) holds the rates of each group at each threshold, `right` (g, t) the numbers of
+    right decisions, and `accepted` (g, t) the numbers of accepted rows. `corners` (window, v) holds
+    the lower edges of the windows. Of the `total` rows, at least `min_rows` must be accepted, and
+    at least `min_rows` must be rejected.
     """
 
     rates: np.ndarray
@@ -374,7 +391,7 @@ class _WindowSearch:
     min_rows: float
 
     def find_most_accurate(self, tolerance: float) -> np.ndarray | None:
-        """(g,): the thresholds of the best window; None if no window holds all groups."""
+        """Return the thresholds of the best window, (g,); None if no window contains all groups."""
         most_right = -np.inf
         best = None
         for corner in self.corners:
@@ -396,7 +413,10 @@ class _WindowSearch:
         return best
 
     def find_smallest_gap(self, tolerance: float) -> np.ndarray | None:
-        """(g,): the thresholds of the smallest gap above `tolerance`, to 0.1 points; or None."""
+        """Return the thresholds of the smallest gap above `tolerance`, (g,), or None.
+
+        The gap is the smallest one to within 0.1 points.
+        """
         low = tolerance
         high = 1.0
         best = self.find_most_accurate(high)
@@ -411,10 +431,11 @@ class _WindowSearch:
         return best
 
     def _choose(self, value: np.ndarray) -> np.ndarray | None:
-        """The best threshold of each group by `value` (g, t), which is -inf if not allowed.
+        """Return the threshold of each group with the largest `value` (g, t), or None.
 
-        If these accept or reject too few rows, one of the groups gets another threshold: the one
-        that costs least. None if that is not enough.
+        `value` is -inf for a threshold that is not allowed. If the best thresholds accept or reject
+        too few rows, the threshold of one group is replaced, at the smallest loss of `value`. The
+        result is None if replacing one threshold is not enough.
         """
         best = value.argmax(-1)
         own = self.accepted[np.arange(len(best)), best]
@@ -433,7 +454,10 @@ class _WindowSearch:
 
 
 def _window_corners(rates: np.ndarray, max_windows: int) -> np.ndarray:
-    """(window, v): all combinations of rates, or a grid of quantiles if there are too many."""
+    """Return the lower edges of the windows to try, (window, v).
+
+    These are all combinations of rates, or a grid of their quantiles if there are too many.
+    """
     sides = [np.unique(side[~np.isnan(side)]) for side in rates]
     if math.prod(map(len, sides)) > max_windows:
         grid = np.linspace(0, 1, int(max_windows ** (1 / len(sides))))

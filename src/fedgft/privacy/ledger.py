@@ -1,15 +1,16 @@
-"""What a site remembers between messages, runs and restarts, in files that only it can read.
+"""The state that a site keeps between messages, runs and restarts, in files that only it can read.
 
-The files are in one folder per site, ``state="..."`` in the node's configuration; by default it is
-a folder below ``$XDG_STATE_HOME/fedgft``, which is ``~/.local/state/fedgft``:
+Each site has one folder for these files, which ``state="..."`` in the node's configuration names.
+By default it is a folder below ``$XDG_STATE_HOME/fedgft`` (``~/.local/state/fedgft`` if the
+variable is not set):
 
     salt           the secret that decides which rows are held out
     identity.key   the key that signs in secure sums, unless the configuration names one (`key`)
     cohort.json    the sites of its first secure sum, unless the configuration names some (`peers`)
     ledger.json    what was released, by run and model (or the file that `ledger` names)
 
-Flower's own state ends with its process. A site that forgot its releases would draw new noise, and
-two draws reveal more than one.
+Flower's own state is lost when its process ends. A site that lost the record of its releases would
+draw new noise for the same sums, and two draws reveal more than one.
 """
 
 import hashlib
@@ -27,12 +28,12 @@ from fedgft.errors import FedgftError
 from fedgft.store import atomic_write, open_private_file, parse_json
 
 FORMAT = "fedgft-ledger-2"
-MAX_RHO = 1e4  # far more than any limit allows
+MAX_RHO = 1e4  # a ledger with a larger rho is damaged: no limit allows so much
 
 
 @runtime_checkable
 class SiteContext(Protocol):
-    """The part of Flower's `Context` that concerns privacy: run and configuration of the node."""
+    """The part of Flower's `Context` that privacy needs: the run and the node's configuration."""
 
     run_id: int
     node_config: Any
@@ -44,8 +45,9 @@ class SiteContext(Protocol):
 def site_folder(context: SiteContext, site: str) -> Path:
     """Return the site's own folder; create it, accessible only by its owner, if it is missing.
 
-    Its default name is the site's name and a digest of the name, of the table and of the partition
-    in the node's configuration, so that two sites on one host have two folders.
+    The default name of the folder is the site's name and a digest. The digest is of the site's name
+    and of the table and partition in the node's configuration, so that two sites on one host have
+    different folders.
     """
     config = context.node_config
     if "state" in config:
@@ -66,7 +68,7 @@ def site_folder(context: SiteContext, site: str) -> Path:
 
 
 def read_salt(context: SiteContext, site: str) -> bytes:
-    """Return the site's 32 secret bytes, which are drawn once."""
+    """Return the site's 32 secret bytes, which are drawn at random on first use and then kept."""
     path = site_folder(context, site) / "salt"
     text = write_once(path, lambda: secrets.token_hex(32).encode())
     if not re.fullmatch(rb"[0-9a-fA-F]{64}\s*", text):
@@ -78,7 +80,8 @@ def read_salt(context: SiteContext, site: str) -> bytes:
 def write_once(path: Path, make_content: Callable[[], bytes]) -> bytes:
     """Return the content of a file that only its owner can read; create it if it is missing.
 
-    If several processes find no file, one of them writes it and all return its content.
+    If several processes find no file at the same time, one of them writes it, and all of them
+    return its content.
     """
     try:
         if not path.exists():
@@ -123,17 +126,17 @@ class RunRecord:
     terms
         The budget of the first release; it must not change during a run.
     released
-        Number of releases so far.
+        The number of releases so far.
     counts
         The counts as they were released.
     rows
         The number of rows that the site declared.
     cohort
-        Identifies the sites of its secure sums.
+        An identifier of the set of sites in the run's secure sums.
     answers
-        Released numbers by kind of sums and model.
+        The released numbers, by kind of sums and model.
     reports
-        Files of sums on held-out rows by model.
+        The files of sums on held-out rows, by model.
     """
 
     terms: list[float] = field(default_factory=list)
@@ -147,7 +150,11 @@ class RunRecord:
 
 @dataclass
 class Ledger:
-    """The account of all runs of a site; `rho` is what they have spent, in zCDP."""
+    """The account of all runs of a site.
+
+    `rho` is the cost of all releases so far in zero-concentrated DP. `epsilon` and `delta` express
+    the same cost as (epsilon, delta) differential privacy.
+    """
 
     site: str
     rho: float = 0.0
@@ -158,8 +165,8 @@ class Ledger:
     def run(self, number: int, terms: list[float]) -> RunRecord:
         """Return the record of a run, with the terms of its first release.
 
-        At the start of a run the answers and reports of earlier runs are deleted; what they spent
-        stays on the account.
+        At the start of a run, the answers and reports of earlier runs are deleted. Their cost stays
+        on the account.
         """
         name = f"{number} {self.site}"
         if name not in self.runs:
@@ -183,9 +190,11 @@ def ledger_file(context: SiteContext, site: str) -> Path:
 
 @contextmanager
 def open_ledger(context: SiteContext, site: str) -> Iterator[Ledger]:
-    """Open the ledger for changes, which are written before anything is released.
+    """Open the ledger for changes, which are written when the ``with`` block ends.
 
-    If the body fails, the file stays as it was. Runs that come at the same time take turns.
+    If the block raises an error, the file stays unchanged. Runs that open the ledger at the same
+    time wait for each other. A caller sends numbers only after the block, so that every release is
+    on the account first.
     """
     with atomic_write(ledger_file(context, site), private=True) as part:
         ledger = read_ledger(context, site)
@@ -198,10 +207,10 @@ def open_ledger(context: SiteContext, site: str) -> Iterator[Ledger]:
 
 
 def read_ledger(context: SiteContext, site: str) -> Ledger:
-    """Return the site's ledger, an empty one if there is no file.
+    """Return the site's ledger, or an empty one if there is no file.
 
-    A ledger of version 0.1 holds only the sums. A damaged one is an error: it would allow
-    everything again.
+    A ledger of version 0.1 holds only the totals, without runs. A damaged ledger is an error,
+    because starting a new one would make the whole budget available again.
     """
     path = ledger_file(context, site)
     try:

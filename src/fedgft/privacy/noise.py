@@ -1,24 +1,24 @@
-"""Noise for differential privacy, by OpenDP, and the account of what it costs.
+"""Add noise for differential privacy, with OpenDP, and compute its cost.
 
-Two kinds of releases use it.
+Two kinds of releases use this noise; secure sums are a variant of the second.
 
 *A site's file* (``measure(epsilon=...)``) gets integer noise once, on its finest table of counts:
 discrete Laplace noise, or discrete Gaussian noise where delta > 0 (`calibrate_noise`).
 
 *A deployed client* (`Budget`) releases the counts by (label, group) once and then one table of
-scores (for a penalty) or of decisions (for a target) per round. Adding or removing one row changes
-one count by 1, and the scores of that cell, all classes but the first, by a vector of length at
-most 1; the first class follows from the count. The budget (epsilon, delta) is converted to
-zero-concentrated DP (Bun & Steinke 2016), in which releases add up: a release with standard
-deviation sd costs rho = 1 / (2 sd^2). The guarantee is for one row of one site, against all
-readers of that site's messages, the server included. It covers the statistics and not the model
-updates (for these, use Flower's DP wrappers), and it is a budget for one run; over all runs a site
-limits itself with its ledger (`fedgft.privacy.ledger`).
+scores (for a penalty) or of decisions (for a target) per round. The table omits the first class,
+which follows from the count and the other classes. Adding or removing one row changes one count by
+1, and the sums of that cell by a vector of length at most 1. The budget (epsilon, delta) is
+converted to zero-concentrated DP (Bun & Steinke 2016), in which the costs of releases add up: a
+release with standard deviation sd costs rho = 1 / (2 sd^2). The guarantee protects one row of one
+site against all readers of that site's messages, including the server. It covers the statistics,
+but not the model updates (for these, use Flower's DP wrappers). The budget is for one run; a site
+limits the cost of all its runs with its ledger (`fedgft.privacy.ledger`).
 
-*In secure sums* only totals are visible, so the sites share the noise of a total: each adds a
-discrete Gaussian of variance sd^2 / h, where h = n - (n - 1) // 3 of n sites are assumed to be
-honest. A sum of discrete Gaussians is not exactly one, but at these scales (10^5 units and more)
-the difference is far below exp(-10^9) (Kairouz, Liu & Steinke 2021).
+*In secure sums* only totals are visible, so the sites share the noise of a total: each site adds a
+discrete Gaussian of variance sd^2 / h, where h = n - (n - 1) // 3 of the n sites are assumed to be
+honest. A sum of discrete Gaussians is not exactly a discrete Gaussian, but at these scales (10^5
+units and more) the difference is far below exp(-10^9) (Kairouz, Liu & Steinke 2021).
 """
 
 import math
@@ -35,9 +35,9 @@ from fedgft.settings import check_setting
 from fedgft.sums import Sums
 from fedgft.validation import check_integer, check_number
 
-MAX_COUNT = 1_000_000_000  # releases of a budget, and rows of a cell
-COUNT_SHARE = 0.2  # part of the budget for the counts, which are released once
-ROUNDING = 1 + 1e-5  # length by which one row can change a cell's rounded sums in a secure sum
+MAX_COUNT = 1_000_000_000  # largest `releases` and largest `min_count` of a budget
+COUNT_SHARE = 0.2  # share of the budget for the counts, which are released once
+ROUNDING = 1 + 1e-5  # most that one row can change a cell's rounded sums in a secure sum (length)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Noise:
     kind
         Which sums are released: "soft" (of scores) or "hard" (of decisions).
     count, value
-        Standard deviation on each count, and on each sum of scores or decisions.
+        The standard deviation of the noise on each count, and on each sum of scores or decisions.
     """
 
     kind: Kind
@@ -59,14 +59,14 @@ class Noise:
     def add(self, sums: Sums, counts: np.ndarray | None) -> Sums:
         """Return the sums that may leave the site.
 
-        `counts` are the noisy counts of the run's first release; None: this is the first one.
+        `counts` are the noisy counts of the run's first release, or None if this is that release.
         """
         if counts is None:
             counts = add_gaussian(sums.count, self.count)
         return self.rebuild(counts, add_gaussian(self.select(sums), self.value))
 
     def add_to_rows(self, rows: float) -> float:
-        """Return the number of rows that the site declares in secure sums."""
+        """Return `rows` with noise: the number of rows that the site declares in secure sums."""
         return float(add_gaussian(np.array([rows]), self.declared_rows)[0])
 
     def select(self, sums: Sums) -> np.ndarray:
@@ -74,16 +74,19 @@ class Noise:
         return (sums.score if self.kind == "soft" else sums.decision)[..., 1:]
 
     def rebuild(self, counts: np.ndarray, values: np.ndarray) -> Sums:
-        """Return released counts and the values of `select` as sums; the other table is NaN."""
+        """Return `Sums` made of released counts and values; `values` has the form of `select`.
+
+        The table that was not released is NaN.
+        """
         table = np.concatenate((counts[..., None] - values.sum(-1, keepdims=True), values), -1)
         missing = np.full_like(table, np.nan)
         return Sums(counts, *((table, missing) if self.kind == "soft" else (missing, table)))
 
     def gap_error(self, metric: Metric, total: Sums, clients: int) -> float:
-        """Return the standard error that the clients' noise puts on the gap (delta method).
+        """Return the standard error of the gap due to the clients' noise (delta method).
 
-        `total` holds the sums of all clients, each of which added this noise. NaN where a group has
-        no rows.
+        `total` holds the sums over all clients, each of which added this noise. The result is NaN
+        if a group has no rows.
         """
         statistics = total.statistics(metric, self.kind)
         if not (statistics[1] > 0).all():
@@ -98,17 +101,17 @@ class Noise:
         return math.sqrt(clients * variance)
 
     def share(self, clients: int) -> "Noise":
-        """Return the noise that each of `clients` adds to a secure sum.
+        """Return the noise that each of `clients` clients adds to a secure sum.
 
-        The counts get half of their budget; the other half is for the number of rows that a site
-        declares (`declared_rows`).
+        Half of the budget for counts is spent on the counts. The other half is spent on the number
+        of rows that a site declares (`declared_rows`).
         """
         part = 1 / math.sqrt(honest_clients(clients))
         return Noise(self.kind, self.declared_rows * part, self.value * part * ROUNDING)
 
     @property
     def declared_rows(self) -> float:
-        """The standard deviation on the number of rows that a site declares in secure sums."""
+        """The standard deviation of the noise on the row count that a site declares."""
         return self.count * math.sqrt(2)
 
 
@@ -135,9 +138,10 @@ class Budget:
     Parameters
     ----------
     epsilon, delta
-        The guarantee of differential privacy for the whole run; `epsilon` None: no noise.
+        The guarantee of differential privacy for the whole run. If `epsilon` is None, there is no
+        noise.
     releases
-        Number of messages with statistics that the budget must last for.
+        The number of messages with statistics that the budget must cover.
     min_count
         A site reports nothing about a (label, group) with fewer rows than this.
     """
@@ -163,9 +167,9 @@ class Budget:
         return Noise(kind, _deviation(rho * COUNT_SHARE), _deviation(per_release))
 
     def rho(self, released: int, counts: int = 1) -> float:
-        """Return what `released` releases cost in zero-concentrated DP.
+        """Return the cost of `released` releases, as rho of zero-concentrated DP.
 
-        `counts` is how often the counts were released, normally once per run.
+        `counts` is the number of times that the counts were released, normally once per run.
         """
         if self.epsilon is None:
             return 0.0
@@ -200,7 +204,7 @@ def calibrate_noise(epsilon: float, delta: float) -> Mechanism:
 
     With `delta` 0 it is discrete Laplace noise, otherwise discrete Gaussian noise.
     """
-    if not 1e-4 <= epsilon <= 20:  # outside, the result is nothing but noise, or has none
+    if not 1e-4 <= epsilon <= 20:  # below, noise hides the counts; above, there is hardly any noise
         raise FedgftError(f"`epsilon` {epsilon:g}: must lie between 0.0001 and 20")
     if not (delta == 0 or 1e-20 <= delta <= 0.1):
         raise FedgftError(f"`delta` {delta:g}: must be 0, or lie between 1e-20 and 0.1")
@@ -226,7 +230,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 @lru_cache
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return the epsilon, at this delta, of releases that cost `rho` together."""
+    """Return the epsilon, at this delta, of releases whose total cost is `rho`."""
     dp = _opendp()
     measurement = dp.c.make_zCDP_to_approxDP(_gaussian(_deviation(rho)))
     return float(measurement.map(1.0).epsilon(delta))
@@ -271,18 +275,23 @@ def draw_discrete_gaussian(size: int, deviation: float) -> np.ndarray:
 
 
 def add_gaussian(values: np.ndarray, deviation: float) -> np.ndarray:
-    """Return the values with Gaussian noise; OpenDP's sampler has no floating-point holes."""
+    """Return the values with Gaussian noise.
+
+    OpenDP's sampler leaves no gaps between floating-point numbers that could reveal the values.
+    """
     add = _gaussian(deviation, "f64")
     return np.array(add(values.astype(float).ravel().tolist())).reshape(values.shape)
 
 
 def drop_small_cells(sums: Sums, min_count: int) -> Sums:
-    """Set all sums of a (label, group) with fewer rows to 0; noisy counts decide where noisy."""
+    """Set all sums of every (label, group) with fewer than `min_count` rows to 0.
+
+    The counts are those in `sums`, so if these are noisy, the noisy counts decide.
+    """
     large = sums.count >= min_count
     return sums.map(lambda t: np.where(large if t.ndim == large.ndim else large[..., None], t, 0.0))
 
 
 def honest_clients(clients: int) -> int:
-    """Return how many clients of a secure sum are assumed to keep their share of the noise
-    secret."""
+    """Return how many clients are assumed to be honest, which means to keep their noise secret."""
     return clients - (clients - 1) // 3

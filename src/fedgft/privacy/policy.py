@@ -1,19 +1,19 @@
-"""A site's privacy policy: what may leave it, as the server asks and as its own limits allow.
+"""A site's privacy policy: what a site may send, given the server's request and its own limits.
 
-A site sets limits in its node configuration that no server can lift:
+A site sets limits in its node configuration, and no server can override them:
 
-| setting       | effect                                                                       |
-|---------------|------------------------------------------------------------------------------|
-| `max-epsilon` | it takes part only if the statistics get at least that much noise            |
-| `max-delta`   | and only at a delta of at most this [1e-5]                                   |
-| `ledger`      | a file: and only while all its runs together stay within that `max-epsilon`  |
-| `secure`      | it gives its sums to secure sums only                                        |
-| `peers`       | a folder of public keys: secure sums are with these sites only               |
-| `min-count`   | it reports nothing about a (label, group) with fewer rows                    |
+| setting       | effect                                                                        |
+|---------------|-------------------------------------------------------------------------------|
+| `max-epsilon` | the site takes part only if the run's epsilon is at most this number          |
+| `max-delta`   | with `max-epsilon`: and only if the delta is at most this number [1e-5]       |
+| `ledger`      | a file; all runs of the site together must not cost more than `max-epsilon`   |
+| `secure`      | the site sends its sums only within secure sums                               |
+| `peers`       | a folder of public keys; the site joins secure sums only with these sites     |
+| `min-count`   | the site reports nothing about a (label, group) with fewer rows than this     |
 
-It counts its own releases in a file that survives its process (`fedgft.privacy.ledger`). A server
-that asks more often than agreed gets an error; one that asks again about the same model gets the
-same numbers, which reveal nothing new.
+A site counts its own releases in a file that is kept when its process ends
+(`fedgft.privacy.ledger`). A server that asks more often than agreed gets an error. A server that
+asks again about the same model gets the same numbers, which reveal nothing new.
 """
 
 import math
@@ -66,8 +66,8 @@ class SitePolicy:
     def limits(self) -> tuple[float | None, float]:
         """Return the site's own max-epsilon (None: no limit) and max-delta.
 
-        A limit without effect is an error, before anything leaves the site: NaN is below no
-        number, and a ledger without a limit would never be full.
+        A limit that would have no effect is an error, which is raised before anything leaves the
+        site. Examples are NaN, which no number exceeds, and a ledger without a max-epsilon.
         """
         config = self.context.node_config
         epsilon = config.get("max-epsilon")
@@ -102,13 +102,16 @@ class SitePolicy:
         return Budget(epsilon, delta, int(self._setting("releases") or 1), min_count)
 
     def hides_metrics(self) -> bool:
-        """Whether a reply must not hold a loss or an accuracy, only the number of rows."""
+        """Return whether a reply must omit loss and accuracy and state only the number of rows."""
         return "privacy.epsilon" in self.request or "privacy.secure" in self.request
 
     # Releases
 
     def release(self, sums: Sums, model: str) -> Sums:
-        """Return what may leave the site of the exact sums of the model with this digest."""
+        """Return the sums that may leave the site.
+
+        `sums` are the exact sums of a model, and `model` is the digest of this model.
+        """
         budget = self.agree()
         if self.context.node_config.get("secure"):
             raise self._error("it gives its sums to secure sums only")
@@ -118,7 +121,11 @@ class SitePolicy:
         return drop_small_cells(sums, budget.min_count) if budget.min_count else sums
 
     def _release_noisy(self, sums: Sums, budget: Budget, noise: Noise, model: str) -> Sums:
-        """The noisy sums of this model: those sent before, or new ones, which are charged."""
+        """Return the noisy sums of this model.
+
+        If they were released before, the same numbers are returned. Otherwise new noise is drawn,
+        and its cost is charged to the ledger.
+        """
         name = f"{noise.kind} {model}"
         with open_ledger(self.context, self.site) as ledger:
             run = ledger.run(self.context.run_id, _terms(budget, secure=False))
@@ -138,15 +145,16 @@ class SitePolicy:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return this site's part of a secure sum, with its share of the noise.
 
-        A second request about one model gets the same numbers; the counts are those of the run's
-        first sum, and so must be the `cohort`, which identifies the `clients` of the sum.
+        A second request about the same model gets the same numbers. The counts are those of the
+        run's first secure sum. `cohort` identifies the set of sites in the sum and must be the same
+        in the whole run; `clients` is their number.
 
         Returns
         -------
         counts, values
-            Flat integer multiples of 1 / UNIT: the counts, and the sums of the model. These are of
-            scores and decisions; with noise, only the table of the request, without the first
-            class.
+            The counts, and the sums of the model, as flat integer multiples of 1 / UNIT. Without
+            noise, `values` holds the sums of scores and of decisions. With noise, it holds only the
+            requested one of the two, without the first class.
         """
         budget = self.agree()
         noise = budget.noise(self._kind)
@@ -174,9 +182,10 @@ class SitePolicy:
             return np.array(run.counts, np.int64), np.array(run.answers[name], np.int64)
 
     def declare_rows(self, rows: int) -> int:
-        """Return the number of rows that the site declares in secure sums, fixed for a run.
+        """Return the number of rows that the site declares in secure sums.
 
-        With noise it is noisy, and costs half of the budget for counts.
+        The number stays the same during a run. With a budget it is noisy and costs half of the
+        budget for counts.
         """
         budget = self.agree()
         noise = budget.noise(self._kind)
@@ -192,8 +201,8 @@ class SitePolicy:
     def release_report(self, make_report: Callable[[], str], budget: Budget, model: str) -> str:
         """Return the report on held-out rows.
 
-        With noise there is one per run: the same text again for the same model, and an error for
-        another one.
+        With noise, a run has a single report. A second request for the same model gets the same
+        text; a request for another model is an error.
         """
         if budget.epsilon is None:
             return make_report()
@@ -209,8 +218,9 @@ class SitePolicy:
     def report_rows(self, rows: int, sent: Sums | None = None) -> int:
         """Return the number of rows that a reply may state.
 
-        Beside noise or withheld cells the true number would reveal what they hide; then it is that
-        of the counts that were sent: in `sent`, or before in this run.
+        If the counts are noisy or cells are withheld, the true number of rows would reveal what
+        they hide. The result is then the total of the counts that the site sent: in `sent`, or
+        earlier in this run.
         """
         noisy = "privacy.epsilon" in self.request
         if noisy and "privacy.secure" in self.request:
@@ -226,7 +236,10 @@ class SitePolicy:
         return 1 if sent is None else max(1, round(float(sent.rows())))
 
     def charge(self, ledger: Ledger, rho: float) -> None:
-        """Enter a release before it happens, within the limit for all runs if there is one."""
+        """Add the cost of a release to the ledger, before the release.
+
+        If the site limits the cost of all its runs, a cost above the limit is an error.
+        """
         limit, delta = self.limits()
         epsilon = epsilon_of(ledger.rho + rho, delta)
         file = str(self.context.node_config.get("ledger", ""))
@@ -252,7 +265,7 @@ class SitePolicy:
         run.released += 1
 
     def _reshape(self, values: list[float] | None, shape: tuple[int, ...]) -> np.ndarray:
-        """Released numbers as a table of this shape."""
+        """Return released numbers as an array of this shape."""
         table = np.array(values or [], dtype=float)
         if table.size != math.prod(shape):
             raise self._error("its classes or groups changed during a run", "conflict")
@@ -266,7 +279,7 @@ class SitePolicy:
         return "hard" if self._setting("hard") else "soft"
 
     def _setting(self, name: str) -> float | None:
-        """A privacy setting of the request. NaN is refused: it would pass every limit."""
+        """Return a privacy setting of the request. NaN is an error: it would pass every limit."""
         value = self.request.get(f"privacy.{name}")
         if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
             text = f"the server's privacy.{name} is {one_line(value, 40)}: not a number"
@@ -279,7 +292,7 @@ def _terms(budget: Budget, *, secure: bool) -> list[float]:
 
 
 def _to_units(exact: np.ndarray, deviation: float) -> list[float]:
-    """The numbers as integer multiples of 1 / UNIT, with noise of this deviation."""
+    """Return the numbers as integer multiples of 1 / UNIT, with noise of this deviation."""
     units = np.rint(exact.ravel() * UNIT).astype(np.int64)
     if deviation:
         units += draw_discrete_gaussian(units.size, deviation * UNIT)

@@ -1,10 +1,10 @@
-"""Protection of a site's sums before they leave it: small cells withheld, or noise added.
+"""Protect a site's sums before they leave it: withhold small cells, or add noise.
 
-Noise is added once, to the finest table of counts (group, label, decision, bin of the score), and
-everything else is derived from the noisy counts, so the budget is spent once. Adding or removing
-one row changes one of these counts by 1, and the two counts of rows that could not be counted are
-cells of the same table: the sensitivity is 1. Every combination of names is a cell, with rows or
-without.
+Noise is added once, to the finest table of counts (group, label, decision, bin of the score).
+Everything else is derived from the noisy counts, so the budget is spent only once. The numbers of
+rows without a label and without a prediction are two more cells of this table. So adding or
+removing one row changes exactly one cell by 1, and the sensitivity is 1. Every combination of names
+is a cell, even if it has no rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ from fedgft.sums import (
 )
 from fedgft.validation import check_integer, check_number
 
-MIN_CELL = 3  # "1 to 1 rows" would hide nothing
+MIN_CELL = 3  # with 2, a withheld count would have to be 1, so nothing would be hidden
 MAX_MIN_CELL = 1_000_000
 GroupValues = Mapping[str, tuple[str, ...]]
 "The values of an attribute, by its name."
@@ -66,7 +66,7 @@ class Protection:
         sums
             The exact sums of one site.
         values
-            The values of those attributes that the user declares.
+            The values of the attributes for which the user declares all values.
         classes_declared
             Whether the user declares the classes.
         """
@@ -81,8 +81,9 @@ class Protection:
 def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
     """Withhold counts of 1 to `min_cell` - 1 rows, and everything about scores.
 
-    The bins of a histogram are small cells too, and the sum of a few scores is nearly one person's
-    score. `sums` are those of one site; a withheld count is replaced by the middle of its range.
+    Scores are withheld because the bins of a histogram are small cells too, and because the sum of
+    a few scores nearly reveals a single person's score. `sums` are the sums of one site. A withheld
+    count is replaced by the middle of its range.
     """
     if min_cell < MIN_CELL:
         raise FedgftError(f"`min_cell` {min_cell}: must be at least {MIN_CELL}")
@@ -105,7 +106,10 @@ def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
 
 
 def suppressed_cell(min_cell: int, columns: int, classes: int) -> np.ndarray:
-    """Return a cell of 1 to `min_cell` - 1 rows: the middle, with its distance to both ends."""
+    """Return a cell for a withheld count of 1 to `min_cell` - 1 rows.
+
+    Its count is the middle of this range, and its slack is the distance from there to either end.
+    """
     cell = np.zeros(columns)
     cell[COUNT] = min_cell / 2
     cell[SLACK] = min_cell / 2 - 1
@@ -114,7 +118,7 @@ def suppressed_cell(min_cell: int, columns: int, classes: int) -> np.ndarray:
 
 
 def placeholder_scores(count: Any, classes: int) -> Any:
-    """Return placeholders for withheld sums of scores: all classes alike."""
+    """Return placeholders for withheld sums of scores, the same for every class."""
     return count / classes
 
 
@@ -130,7 +134,8 @@ def add_noise_to_site(
     epsilon, delta
         The budget (see `fedgft.privacy.noise.calibrate_noise`).
     values
-        The values of each attribute; of an attribute without an entry, those in the data.
+        The values of each attribute. For an attribute without an entry, the values in the data are
+        used.
     declared
         Whether no name of a group or class was read from the data.
     """
@@ -167,9 +172,10 @@ def bin_middles(bins: int) -> np.ndarray:
 
 @lru_cache
 def possible_cells(spec: MeasurementSpec) -> np.ndarray:
-    """Return a mask (decision, bin) of what a row can have.
+    """Return a mask (decision, bin) of the combinations that a row can have.
 
-    With a threshold, the score decides the decision in all bins but the one that it cuts.
+    If there is a threshold, the bin determines the decision, except in the bin that contains the
+    threshold.
     """
     bins = spec.bins if spec.scored else 1
     possible = np.ones((len(spec.classes), bins), dtype=bool)
@@ -182,7 +188,7 @@ def possible_cells(spec: MeasurementSpec) -> np.ndarray:
 
 
 def _all_groups(site: SiteTables, spec: MeasurementSpec, values: GroupValues) -> Iterator[Group]:
-    """Every combination of values, with None for "not recorded"."""
+    """Return every combination of attribute values, including None for "not recorded"."""
     axes = []
     for i, attribute in enumerate(spec.attributes):
         known = values.get(attribute) or {group[i] for group in site.tables} - {None}
@@ -193,7 +199,7 @@ def _all_groups(site: SiteTables, spec: MeasurementSpec, values: GroupValues) ->
 def _finest_counts(
     group: Group, sums: SiteSums, site: SiteTables, spec: MeasurementSpec
 ) -> np.ndarray:
-    """The counts of one group by label and possible (decision, bin), flat."""
+    """Return the counts of one group by label and possible (decision, bin), as a flat array."""
     if spec.scored:
         cells = sums.histogram.get(group, spec.empty_histogram())[:, :, 0]
     else:
@@ -204,7 +210,10 @@ def _finest_counts(
 def _assemble(
     counts: np.ndarray, spec: MeasurementSpec, variance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A table and a histogram from noisy counts; sums of scores use the middles of the bins."""
+    """Return the table and the histogram of one group, computed from its noisy counts.
+
+    The sums of scores are computed from the middles of the bins.
+    """
     possible = possible_cells(spec)
     classes, bins = possible.shape
     cells = np.zeros((classes, classes, bins))
