@@ -1,10 +1,10 @@
-"""The error that users see, and the check for optional packages.
+"""The error that users see, and imports that wait until they are needed.
 
 This module imports nothing heavy: `fedgft --help` loads it and must not load NumPy.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -69,6 +69,25 @@ class LazyModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module(self.__name__), name)
+
+
+def import_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose public names are imported when first used.
+
+    Parameters
+    ----------
+    package
+        The package, for the error about an unknown name.
+    modules
+        The module of each public name, as in ``{"load": "fedgft.data.public"}``.
+    """
+
+    def import_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return import_name
 
 
 def import_extra(package: str, purpose: str = "this") -> ModuleType:

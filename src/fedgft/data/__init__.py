@@ -3,28 +3,22 @@
 Names are imported on first use: training on arrays needs no package that reads tables.
 """
 
-from importlib import import_module
-from typing import Any
+from fedgft.errors import import_on_use
 
 _MODULES = {
-    "SOURCES": "public",
-    "Dataset": "dataset",
-    "Encoder": "encode",
-    "Federation": "dataset",
-    "Progress": "public",
-    "Roles": "table",
-    "from_frame": "table",
-    "load": "public",
-    "load_celeba": "images",
-    "load_images": "images",
-    "load_table": "table",
-    "prepared_frame": "public",
-    "read_frame": "table",
+    "SOURCES": "fedgft.data.public",
+    "Dataset": "fedgft.data.dataset",
+    "Encoder": "fedgft.data.encode",
+    "Federation": "fedgft.data.dataset",
+    "Progress": "fedgft.data.public",
+    "Roles": "fedgft.data.table",
+    "from_frame": "fedgft.data.table",
+    "load": "fedgft.data.public",
+    "load_celeba": "fedgft.data.images",
+    "load_images": "fedgft.data.images",
+    "load_table": "fedgft.data.table",
+    "prepared_frame": "fedgft.data.public",
+    "read_frame": "fedgft.data.table",
 }
 __all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = import_on_use(__name__, _MODULES)

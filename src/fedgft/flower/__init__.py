@@ -8,32 +8,31 @@
 Needs the extra: pip install 'fedgft[flower]'.
 """
 
-from importlib import import_module
 from typing import Any
 
-from fedgft.errors import import_extra
+from fedgft.errors import import_extra, import_on_use
 
 # Names are imported on first use: every message starts a client process, which does not need the
 # server's modules.
 _MODULES = {
-    "Budget": "privacy.noise",
-    "FairFed": "flower.strategy",
-    "FairStrategy": "flower.strategy",
-    "FedGFT": "flower.strategy",
-    "Limits": "flower.aggregator",
-    "LinearModel": "flower.client",
-    "Measured": "flower.strategy",
-    "ServerPenalty": "flower.client",
-    "Site": "flower.client",
-    "penalty_of": "flower.client",
-    "register": "flower.client_app",
-    "statistics": "flower.client_app",
+    "Budget": "fedgft.privacy.noise",
+    "FairFed": "fedgft.flower.strategy",
+    "FairStrategy": "fedgft.flower.strategy",
+    "FedGFT": "fedgft.flower.strategy",
+    "Limits": "fedgft.flower.aggregator",
+    "LinearModel": "fedgft.flower.client",
+    "Measured": "fedgft.flower.strategy",
+    "ServerPenalty": "fedgft.flower.client",
+    "Site": "fedgft.flower.client",
+    "penalty_of": "fedgft.flower.client",
+    "register": "fedgft.flower.client_app",
+    "statistics": "fedgft.flower.client_app",
 }
 __all__ = list(_MODULES)
+_import_name = import_on_use(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_extra("flwr", "fedgft.flower")
-    return getattr(import_module(f"fedgft.{_MODULES[name]}"), name)
+    if name in _MODULES:
+        import_extra("flwr", "fedgft.flower")
+    return _import_name(name)
