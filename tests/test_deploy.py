@@ -397,7 +397,7 @@ def test_mistakes_are_found_before_anything_starts(
 
 def test_a_schema_is_looked_for_where_its_name_was_typed(tmp_path: Path, monkeypatch) -> None:
     """The server works in a folder of its own, where a relative name would mean nothing."""
-    from fedgft.cli.deploy_local import parse_app_settings
+    from fedgft.cli.deploy import parse_app_settings
 
     monkeypatch.chdir(tmp_path)
     told = {

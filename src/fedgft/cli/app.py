@@ -52,6 +52,7 @@ PATHS = {  # import paths that are not fedgft.cli.NAME:NAME
     "deploy": "fedgft.cli.deploy:app",
     "demo": "fedgft.cli.compare:demo",
     "measure": "fedgft.cli.audit:measure",
+    "predict": "fedgft.cli.train:predict",
     "completion": "fedgft.cli.app:completion",
 }
 HELP_EPILOGUE = (

@@ -1,22 +1,47 @@
 """`fedgft measure`: the sums of one site; `fedgft audit`: one account of all sites' fairness."""
 
+import re
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 import fedgft
-from fedgft.cli.console import bar, note, say, wrote
+from fedgft.cli.console import (
+    Bar,
+    bar,
+    discard_stdout,
+    note,
+    out,
+    print_signs,
+    print_table,
+    say,
+    wrote,
+)
 from fedgft.cli.options import Flag, Place, Some, Whole, require, require_values
-from fedgft.errors import FedgftError
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import printable
 from fedgft.settings import MAX_COUNT
-from fedgft.store import open_folder
+from fedgft.store import atomic_write, open_folder, refuse_link, stage_files
 
+if TYPE_CHECKING:
+    from fedgft.audit.summary import Summary
+    from fedgft.sums import Privacy, SiteSums
+
+# Loaded when a command runs, so that help is printed at once.
+measurement = LazyModule("fedgft.audit.measurement")
+reports = LazyModule("fedgft.audit.report")
+site_file = LazyModule("fedgft.audit.site_file")
+summaries = LazyModule("fedgft.audit.summary")
+sums_format = LazyModule("fedgft.sums")
+tables = LazyModule("fedgft.data.table")
+
+ReportKind = Literal["audit", "comparison"]
 EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
-MIN_DRAWS = 100
+MIN_DRAWS = 100  # of a bootstrap
 
 
 def measure(
@@ -85,22 +110,19 @@ def measure(
     fedgft measure predictions.csv --label y --group sex --score p --report report
     fedgft measure predictions.parquet --label y --group sex --score p --epsilon 1
     """
-    from fedgft.audit.site_file import from_json, to_json
-    from fedgft.cli import site_reports
-
     require_values(classes=classes)
     for field, value, least in (("min_bin", min_bin, 1), ("min_cell", min_cell, 0)):
         require(value >= least, f"`{field}` {value}: must be at least {least}")
         require(value <= MAX_COUNT, f"`{field}` {value}: must be at most {MAX_COUNT:,}")
-    columns, values = site_reports.parse_groups(predictions, group)
+    columns, values = parse_groups(predictions, group)
     site = predictions.stem if name is None else name
     is_text = site.strip() and site == site.encode("utf-8", "replace").decode("utf-8")
     require(is_text, f"`name` {printable(site)!r}: must be proper text, and not empty")
-    path = out or (None if json else Path(site_reports.site_file_name(site)))
+    path = out or (None if json else Path(site_file_name(site)))
     if path is not None:
-        site_reports.check_site_file(path, site)
+        check_site_file(path, site)
     if report is not None:
-        site_reports.check_site_report(report, path)
+        check_site_report(report, path)
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:
             sums = fedgft.audit.measure_file(
@@ -121,17 +143,21 @@ def measure(
                 on_rows=progress.rows,
             )
         # The report is about the numbers in the file, where sums are rounded.
-        content = to_json(sums, min_bin=min_bin)
-        made = None if report is None else fedgft.audit.audit(from_json(content, source=site))
-        for line in site_reports.describe_rows(sums, site):
+        content = site_file.to_json(sums, min_bin=min_bin)
+        made = (
+            None
+            if report is None
+            else fedgft.audit.audit(site_file.from_json(content, source=site))
+        )
+        for line in describe_rows(sums, site):
             note(line)
-        for line in site_reports.describe_disclosure(sums, min_bin):
+        for line in describe_disclosure(sums, min_bin):
             note(line)
         if path is not None:
             wrote([fedgft.audit.write_sums(sums, path, min_bin=min_bin)])
         if report is not None:
-            wrote(site_reports.write_report(report, made, "audit"))
-            site_reports.print_report(made)
+            wrote(write_report(report, made, "audit"))
+            print_report(made)
     if json:
         sys.stdout.write(content)
 
@@ -174,31 +200,291 @@ def audit(
     fedgft audit north.json south.json east.json --out report
     fedgft audit sums/ --fail-above sp=0.05 eop=0.1
     """
-    from fedgft.cli import site_reports
-
     require_values(fail_above=fail_above, adjust=adjust, reference_groups=reference_groups)
-    limits = site_reports.parse_limits("fail_above", fail_above or ())
-    targets = site_reports.parse_limits("adjust", adjust or ())
+    limits = parse_limits("fail_above", fail_above or ())
+    targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
     require(is_enough, f"`bootstrap` {bootstrap}: needs at least {MIN_DRAWS} draws")
     if compare is not None:
         if files or limits or targets or bootstrap or reference_groups:
-            text = "`compare` takes two folders, --out and --json, and nothing else"
-            raise FedgftError(text, kind="conflict")
-        site_reports.compare_folders(compare, out, json=json)
+            raise FedgftError(
+                "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
+            )
+        compare_folders(compare, out, json=json)
         return
     if out is not None:
-        site_reports.check_report_folder(out, "audit")
+        check_report_folder(out, "audit")
     with bar() as progress:
-        sums = site_reports.read_sites(files, progress)
+        sums = read_sites(files, progress)
     report = fedgft.audit.audit(
         sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
     )
-    exceeded = site_reports.find_exceeded(report.to_dict(), limits)
+    exceeded = find_exceeded(report.to_dict(), limits)
     try:
-        site_reports.publish_report(report, out, "audit", json=json)
+        publish_report(report, out, "audit", json=json)
     finally:  # also where the reader of the output has closed the pipe
         for text in exceeded:
             say(f"`fail_above`: {text}")
         if exceeded:
             raise SystemExit(EXIT_EXCEEDED)
+
+
+# Reports
+
+
+def report_names(kind: ReportKind) -> tuple[str, str, str]:
+    """Return the names of the files of a report: HTML, Markdown and JSON."""
+    return "report.html", "report.md", f"{kind}.json"
+
+
+def check_report_folder(folder: Path, kind: ReportKind, *, field: str = "out") -> None:
+    """Raise a `FedgftError` if the report would replace files that are not of an earlier one.
+
+    Parameters
+    ----------
+    folder
+        It need not exist.
+    kind
+        An audit does not replace a comparison, nor the other way round.
+    field
+        The option that names the folder.
+    """
+    mark = f"<!-- fedgft {kind} -->"
+    starts = (f"<!doctype html>\n{mark}", mark, f'{{\n  "format": "fedgft-{kind}')
+    for name, start in zip(report_names(kind), starts, strict=True):
+        path = folder / name
+        refuse_link(path, f"`{field}`")
+        is_ours = path.is_file() and path.read_bytes().startswith(start.encode())
+        require(
+            is_ours or not path.exists(),
+            f"`{field}` {folder}: a {name} is there that is not ours; name another folder",
+            kind="file",
+        )
+
+
+def write_report(folder: Path, report: Any, kind: ReportKind) -> list[Path]:
+    """Write the files of an `Audit` or a `Comparison`, all or none; return their paths."""
+    texts = (report.to_html(), report.to_markdown(), report.to_json())
+    with stage_files(folder) as stage:
+        for name, text in zip(report_names(kind), texts, strict=True):
+            with atomic_write(stage / name) as part:
+                part.write(text.encode())
+    return [folder / name for name in report_names(kind)]
+
+
+def print_report(report: Any) -> None:
+    """Print the findings of an `Audit` or a `Comparison`, and the tables behind them."""
+    summary = report.to_dict()
+    out.print(report.lead(), markup=False, highlight=False, emoji=False)
+    print_signs(report.verdict())
+    out.print()
+    for table in report.tables():
+        print_table(table)
+    for text in summary["warnings"]:
+        note(text)
+    if "interval" in summary:
+        note(f"95% intervals: {summary['interval']}")
+
+
+def publish_report(report: Any, folder: Path | None, kind: ReportKind, *, json: bool) -> None:
+    """Write an audit or a comparison to a folder, if one is named, and print it."""
+    if folder is not None:
+        with open_folder(folder):
+            wrote(write_report(folder, report, kind))
+    if not json:
+        print_report(report)
+        return
+    try:
+        sys.stdout.write(report.to_json())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
+
+
+# Audits
+
+
+def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
+    """Read METRIC=GAP, as in sp=0.05; return the gaps by metric."""
+    limits: dict[str, float] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        name = name.strip()
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = -1.0
+        known = ", ".join(fedgft.CATALOG)
+        is_pair = equals and name in fedgft.CATALOG
+        require(is_pair, f"`{field}` {item}: write METRIC=GAP, such as sp=0.05, of {known}")
+        is_gap = 0 <= limit < 1
+        require(is_gap, f"`{field}` {item}: the gap must be a number, 0 or more and below 1")
+        require(name not in limits, f"`{field}` {item}: {name} is given twice")
+        limits[name] = limit
+    return limits
+
+
+def find_exceeded(summary: "Summary", limits: dict[str, float]) -> list[str]:
+    """Return a sentence for every gap whose interval lies above its limit.
+
+    Every view counts: a gap between single attributes can be surer than one between
+    intersections. A gap that is not estimable, or too few rows for an interval, does not pass.
+    """
+    exceeded = []
+    for name, limit in limits.items():
+        for title, view in summaries.views_of(summary).items():
+            found = view["metrics"][name]
+            numbers = found if found["gap"] is not None else found["among_estimable"] or {}
+            low = numbers.get("low")
+            if low is not None and low > limit:
+                exceeded.append(f"{name} by {title} is at least {low:.3g} (95%), above {limit:g}")
+            elif low is None or found["gap"] is None:
+                exceeded.append(f"{name} by {title} cannot be judged (not estimable): no pass")
+    return exceeded
+
+
+def read_sites(files: Sequence[Path], progress: Bar) -> "SiteSums":
+    """Return the sums of all sites in the files and folders."""
+    paths = site_file.find_site_files(files)
+    return site_file.gather(paths, lambda done: progress.fetch("reading sites", done, len(paths)))
+
+
+def compare_folders(folders: tuple[Path, Path], folder: Path | None, *, json: bool) -> None:
+    """Compare two folders, old and new; write the comparison to `folder` and print it."""
+    if folder is not None:
+        check_report_folder(folder, "comparison")
+    with bar() as progress:
+        old, new = (_read_summary(each, progress) for each in folders)
+    publish_report(reports.compare(old, new), folder, "comparison", json=json)
+
+
+def _read_summary(folder: Path, progress: Bar) -> "Summary":
+    """Return the summary in a report, or of the audit of a folder of site files."""
+    report = folder / "audit.json" if folder.is_dir() else folder
+    if report.is_file() and site_file.is_report(report):
+        return summaries.read_summary(report)
+    return fedgft.audit.audit(read_sites([folder], progress)).to_dict()
+
+
+# Sites
+
+
+def parse_groups(
+    path: Path, items: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the columns of groups, and the values of those columns that list them.
+
+    `race=White,Black` is a column with its values, `race,sex` is two columns.
+    """
+    known = measurement.read_header(path)
+    columns = []
+    values = {}
+    for item in items:
+        name, equals, listed = item.partition("=")
+        if equals and item not in known:
+            columns.append(name)
+            values[name] = tuple(value.strip() for value in listed.split(",") if value.strip())
+            require(values[name], f"`group` {item}: lists no values")
+        else:
+            columns += tables.split_group_columns(item, known)
+    return tuple(columns), values
+
+
+def site_file_name(site: str) -> str:
+    """Return the name of a site's file: that of the site, without what file names cannot hold."""
+    name = re.sub(r"[^\w.-]+", "-", site).strip(".-")
+    return f"{name or 'site'}.json"
+
+
+def check_site_file(path: Path, site: str) -> None:
+    """Raise a `FedgftError` if the file exists and is not the earlier file of the same site."""
+    require(not path.is_dir(), f"`out` {path}: is a folder; name a file in it", kind="file")
+    refuse_link(path, "`out`")
+    has_folder = path.parent.is_dir()
+    require(has_folder, f"`out` {path}: there is no folder {path.parent}", kind="file")
+    if not path.exists():
+        return
+    require(path.is_file(), f"`out` {path}: is no plain file; --json prints the sums", kind="file")
+    try:
+        (found,) = fedgft.audit.read_sums(path).sites
+    except FedgftError:
+        text = f"`out` {path}: exists and holds no sums of ours; name another file"
+        raise FedgftError(text, kind="file") from None
+    text = f"`out` {path}: holds the sums of site '{found}'; name another file"
+    require(found == site, text, kind="file")
+
+
+def check_site_report(folder: Path, sums: Path | None) -> None:
+    """Raise a `FedgftError` if the report would replace foreign files, or the sums."""
+    check_report_folder(folder, "audit", field="report")
+    if sums is None:
+        raise FedgftError("`report` and --json: one of the two", kind="conflict")
+    written = [folder, *(folder / name for name in report_names("audit"))]
+    is_apart = sums.absolute() not in [path.absolute() for path in written]
+    require(is_apart, f"`report` {folder}: the sums go to {sums}; name another folder")
+
+
+def describe_rows(sums: "SiteSums", name: str) -> list[str]:
+    """Return notes about the rows that were counted: groups, classes, missing values, privacy."""
+    site = sums.sites[name]
+    classes = sums.require_spec().classes
+    notes = [f"{name}: {sums.rows():,.0f} rows in {len(site.tables)} group(s)"]
+    if len(classes) == 2:
+        notes.append(f"the positive class is '{classes[1]}' (--positive names another)")
+    else:
+        notes.append(f"classes, in the order of the score columns: {', '.join(classes)}")
+    for what, missing in (("label", site.label_missing), ("prediction", site.prediction_missing)):
+        if missing > 0:
+            number = "a few" if missing != int(missing) or site.privacy else f"{missing:,.0f}"
+            notes.append(f"{number} row(s) without a {what} are counted apart")
+    unknown = sum(t[..., sums_format.COUNT].sum() for g, t in site.tables.items() if None in g)
+    if unknown > 0:
+        notes.append(f"a group is not recorded for {unknown:,.0f} row(s)")
+    return notes + [text for privacy in site.privacy for text in _describe_privacy(privacy)]
+
+
+def describe_disclosure(sums: "SiteSums", min_bin: int) -> list[str]:
+    """Return notes about how many counts of the file are of few people."""
+    (site,) = sums.sites.values()
+    if site.privacy:  # described with the rows
+        return []
+    found = site_file.count_revealed(sums, min_bin=min_bin)
+    small = found["cells_below_10"]
+    advice = (
+        f" (--min-cell {site_file.MIN_SUM_ROWS} withholds these, --epsilon adds noise)"
+        if small
+        else ""
+    )
+    notes = [
+        f"the file shows {found['cells']} count(s) of people by group, label and decision; {small} "
+        f"of them are of fewer than {site_file.MIN_SUM_ROWS} people{advice}"
+    ]
+    few = found["score_counts_below_5"]
+    if few:
+        protection = (
+            f"; {few} of them are of fewer than {site_file.MIN_BIN} people, whose scores can be "
+            f"read off (--min-bin {site_file.MIN_BIN} puts them together)"
+        )
+    else:
+        protection = f", each of at least {max(min_bin, site_file.MIN_BIN)} people: no single score"
+    if sums.require_spec().scored:
+        shown = f"it shows {found['score_counts']} count(s) of people with scores in some range"
+        notes.append(shown + protection)
+    return notes
+
+
+def _describe_privacy(privacy: "Privacy") -> list[str]:
+    """Return notes about what protects people in the file, and what does not."""
+    if privacy.min_cell:
+        largest = privacy.min_cell - 1
+        return [f"{privacy.suppressed} cell(s) of 1 to {largest} rows are withheld"]
+    notes = [
+        f"{privacy.mechanism} noise of scale {privacy.scale:.3g} is on every count: epsilon "
+        f"{privacy.epsilon:g}, delta {privacy.delta:g} for one row; measuring again spends it again"
+    ]
+    if privacy.names != "declared":
+        notes.append(
+            "the names of groups and classes come from the data and are not protected: list them "
+            "(--group race=A,B --classes no yes)"
+        )
+    return notes

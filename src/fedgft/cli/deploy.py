@@ -1,15 +1,18 @@
 """`fedgft deploy`: set up the hosts of a federation and run them, on Flower."""
 
+import json as json_module
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+import fedgft
 from fedgft.cli import interrupt_on_termination
-from fedgft.cli.console import note, wrote
+from fedgft.cli.console import err, note, out, wrote
 from fedgft.cli.options import (
     Flag,
     Many,
@@ -22,10 +25,45 @@ from fedgft.cli.options import (
     require,
     require_values,
 )
-from fedgft.errors import import_extra
+from fedgft.errors import FedgftError, LazyModule, import_extra
+from fedgft.settings import check_run_config, check_settings
 from fedgft.store import expand_user, make_folder
 
+# Loaded when a command runs, so that help is printed at once.
+flower_strategies = LazyModule("flwr.serverapp.strategy")
+aggregator = LazyModule("fedgft.flower.aggregator")
+certificates = LazyModule("fedgft.deploy.certificates")
+controller = LazyModule("fedgft.algorithms.controller")
+encode = LazyModule("fedgft.data.encode")
+federation_files = LazyModule("fedgft.deploy.init")
+local_runs = LazyModule("fedgft.deploy.local_run")
+measurement = LazyModule("fedgft.audit.measurement")
+noise = LazyModule("fedgft.privacy.noise")
+objectives = LazyModule("fedgft.algorithms.objectives")
+schema = LazyModule("fedgft.data.schema")
+server_app = LazyModule("fedgft.flower.server_app")
+services = LazyModule("fedgft.deploy.server")
+site_runs = LazyModule("fedgft.deploy.site")
+tables = LazyModule("fedgft.data.table")
+validation = LazyModule("fedgft.validation")
+
 POLL_SECONDS = (0.05, 60)
+MAX_LOCAL_SITES = 100
+MAX_LOCAL_ROUNDS = 10_000
+MIN_SECURE_SITES = 3  # among fewer, a sum does not hide any of its parts
+SITE_NAMES = ("north", "south", "east", "west", "center")
+CHANNELS = ("train", "query", "evaluate")
+STRATEGIES = ("Fed", "Krum", "Multi", "QFed", "Bulyan")  # how their class names begin
+CHECKED = ("alpha", "seed", "lam", "target", "timeout", "sites", "rounds", "epsilon")
+CONFIGURED = (  # options that the app takes under the same name
+    *("rounds", "label", "group", "positive", "metric"),
+    *("strategy", "channel", "alpha", "seed", "resume"),
+)
+RESULT_FILES = ("model.safetensors", "history.json", "report.html")
+FederationFolder = Annotated[Place, Parameter(help="The folder that `fedgft deploy init` made.")]
+BindAddress = Annotated[
+    str, Parameter(help="The address on which the gate listens [default: all of this host].")
+]
 
 app = App(
     name="deploy",
@@ -37,7 +75,7 @@ app = App(
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class LocalRun:
+class LocalRunOptions:
     """The options of `fedgft deploy local`.
 
     Parameters
@@ -112,7 +150,7 @@ class LocalRun:
 
 
 @app.command
-def local(*, json: Annotated[bool, Flag] = False, options: LocalRun | None = None) -> None:
+def local(*, json: Annotated[bool, Flag] = False, options: LocalRunOptions | None = None) -> None:
     """Run a whole federation on this host: one server and N sites as processes of their own, with
     TLS and node authentication, as it would run between organizations.
 
@@ -127,9 +165,7 @@ def local(*, json: Annotated[bool, Flag] = False, options: LocalRun | None = Non
     fedgft deploy local --data north.csv south.csv --label repaid --group sex
     """
     import_extra("flwr", "fedgft deploy")
-    from fedgft.cli.deploy_local import run_federation
-
-    run_federation(options or LocalRun(), json=json)
+    run_federation(options or LocalRunOptions(), json=json)
 
 
 @app.command
@@ -148,17 +184,15 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     --------
     fedgft deploy keys north
     """
-    from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
-    from fedgft.deploy.init import check_site_names
-
-    check_site_names([site])
+    federation_files.check_site_names([site])
     folder = make_folder(out)
-    create_node_key(folder, site)
+    certificates.create_node_key(folder, site)
     public_key = folder / f"{site}.pub"
     wrote([folder / f"{site}.key", public_key])
+    fingerprint = certificates.fingerprint(certificates.read_public_key(public_key))
     sys.stdout.write(
-        f"Hand {site}.pub to the server's operator, and compare by telephone: "
-        f"{fingerprint(read_public_key(public_key))}\nKeep {site}.key here.\n"
+        f"Hand {site}.pub to the server's operator, and compare by telephone: {fingerprint}\n"
+        f"Keep {site}.key here.\n"
     )
 
 
@@ -195,11 +229,9 @@ def init(
     --------
     fedgft deploy init federation --sites north=north.pub --host fair.example.org
     """
-    from fedgft.deploy.init import create_federation, format_instructions
-
     require_values(alias=alias)
     pairs = [site.partition("=") for site in sites]
-    made = create_federation(
+    made = federation_files.create_federation(
         folder,
         sites=[name for name, _, _ in pairs],
         host=host,
@@ -209,19 +241,12 @@ def init(
         make_keys=make_keys,
     )
     wrote([made.path])
-    sys.stdout.write(format_instructions(made))
+    sys.stdout.write(federation_files.format_instructions(made))
 
 
 @app.command
-def server(folder: Place, /, *, bind: str = "") -> None:
+def server(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
     """Start a federation's server: a SuperLink on loopback, and the gate that sites connect to.
-
-    Parameters
-    ----------
-    folder
-        The folder that `fedgft deploy init` made.
-    bind
-        The address on which the gate listens [default: all of this host].
 
     Examples
     --------
@@ -231,15 +256,8 @@ def server(folder: Place, /, *, bind: str = "") -> None:
 
 
 @app.command
-def gate(folder: Place, /, *, bind: str = "") -> None:
+def gate(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
     """Start the gate alone, in front of a SuperLink that was started otherwise.
-
-    Parameters
-    ----------
-    folder
-        The folder that `fedgft deploy init` made.
-    bind
-        The address on which the gate listens [default: all of this host].
 
     Examples
     --------
@@ -292,12 +310,8 @@ def site(
     fedgft deploy site north --server fair.example.org:9093 --data /srv/north.csv
     """
     import_extra("flwr", "fedgft deploy")
-    from fedgft.deploy.init import check_site_names, packaged_app
-    from fedgft.deploy.local_run import format_config
-    from fedgft.deploy.site import SitePlan, run_site
-
     require_values(set=set_)
-    check_site_names([name])
+    federation_files.check_site_names([name])
     low, high = POLL_SECONDS
     is_usual = low <= poll <= high
     require(is_usual, f"`poll` must lie between {low:g} and {high:g} seconds, got {poll:g}")
@@ -309,26 +323,23 @@ def site(
     node: dict[str, Any] = {"site": name}
     node |= {option: str(path.resolve()) for option, path in paths.items() if path is not None}
     node |= parse_settings(set_ or [], reserved=node)
-    plan = SitePlan(
+    plan = site_runs.SitePlan(
         server,
         ca.resolve(),
         private_key.resolve(),
-        format_config(node),
-        app=packaged_app() if app_ is None else app_.resolve(),
+        local_runs.format_config(node),
+        app=federation_files.packaged_app() if app_ is None else app_.resolve(),
         poll=poll,
     )
-    _run_until_terminated(lambda: run_site(plan, note))
+    _run_until_terminated(lambda: site_runs.run_site(plan, note))
 
 
 def _serve(name: str, folder: Path, bind: str) -> None:
     """Run a service of `fedgft.deploy.server` for the federation in the folder."""
     import_extra("flwr", "fedgft deploy")
-    from fedgft.deploy import server
-    from fedgft.deploy.init import load_federation
-
-    made = load_federation(folder)
+    made = federation_files.load_federation(folder)
     address = bind or ("::" if ":" in made.host else "0.0.0.0")
-    _run_until_terminated(lambda: getattr(server, name)(made, bind=address))
+    _run_until_terminated(lambda: getattr(services, name)(made, bind=address))
 
 
 def _run_until_terminated(service: Callable[[], None]) -> None:
@@ -338,3 +349,226 @@ def _run_until_terminated(service: Callable[[], None]) -> None:
         service()
     except KeyboardInterrupt:
         note("ended")
+
+
+# A federation on this host: checks, configuration, progress
+
+
+def run_federation(options: LocalRunOptions, *, json: bool) -> None:
+    """Check the options, run the federation and print the result; `json`: as one line of JSON."""
+    _check(options)
+    files = _find_site_files(options)
+    names = _site_names(len(files) or (3 if options.sites is None else options.sites))
+    folder = options.out_.resolve()
+    plan = local_runs.LocalRunPlan(
+        names,
+        local_runs.site_arguments(names, files),
+        _make_config(options, sites=len(names), from_files=bool(files)),
+        folder,
+        port=options.port,
+        app=None if options.app_ is None else options.app_.resolve(),
+        limit=options.timeout,
+        resume=options.resume,
+    )
+    interrupt_on_termination()
+    notes: set[str] = set()
+    on_row = partial(_print_row, rounds=options.rounds, metric=options.metric, notes=notes)
+    result = local_runs.run_local(plan, on_row, note)
+    if json:
+        sys.stdout.write(json_module.dumps(result) + "\n")
+        sys.stdout.flush()
+    status = result["status"]
+    why = f"the run ended as {status}: {result.get('why')} (logs in {folder / 'logs'})"
+    require(status == "finished:completed", why)
+    if not json:
+        text = local_runs.format_closing_line(result, options.metric)
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+    wrote([path for name in RESULT_FILES if (path := folder / name).exists()])
+
+
+def _site_names(count: int) -> tuple[str, ...]:
+    if count <= len(SITE_NAMES):
+        return SITE_NAMES[:count]
+    return tuple(f"site-{k + 1}" for k in range(count))
+
+
+# Early checks of errors that the processes would report a minute later
+
+
+def _check(options: LocalRunOptions) -> None:
+    """Raise a `FedgftError` for an option that is wrong whatever the data are."""
+    require_values(data=options.data, set=options.set_)
+    is_one = options.target is None or options.lam is None
+    require(is_one, "`target` or `lam`: choose one of the two", kind="conflict")
+    check_settings({name: getattr(options, name) for name in CHECKED})
+    is_short = options.rounds <= MAX_LOCAL_ROUNDS
+    require(is_short, f"`rounds` must be at most {MAX_LOCAL_ROUNDS}, got {options.rounds}")
+    is_small = (options.sites or 0) <= MAX_LOCAL_SITES
+    require(is_small, f"`sites` must be at most {MAX_LOCAL_SITES} on one host, got {options.sites}")
+    is_port = options.port is None or 1 <= options.port <= 65535
+    require(is_port, f"`port` {options.port}: must lie between 1 and 65535")
+    method = _choose_method(options)
+    validation.check_choice("method", method, server_app.METHODS)
+    lam_fits = (method == "fedgft") == (options.lam is not None)
+    require(lam_fits, "`lam` belongs to method fedgft: give both or neither", kind="conflict")
+    target_fits = options.target is None or method == "fedgft-control"
+    require(target_fits, "`target` belongs to method fedgft-control", kind="conflict")
+    validation.check_choice("channel", options.channel, CHANNELS)
+    known = [name for name in flower_strategies.__all__ if name.startswith(STRATEGIES)]
+    validation.check_choice("strategy", options.strategy, known)
+    metric = fedgft.get_metric(options.metric)
+    controller.Controller(metric, options.target or 0.0)
+    if options.lam is not None:
+        objectives.LinearizedPenalty(metric, options.lam)
+    require(
+        options.epsilon is None or method != "fairfed",
+        "`epsilon`: FairFed needs every client's own sums, without noise",
+        kind="conflict",
+    )
+
+
+def _choose_method(options: LocalRunOptions) -> str:
+    """Return the method that was given, or the one that fits the other options."""
+    if options.method is not None:
+        return options.method
+    return "fedgft-control" if options.lam is None else "fedgft"
+
+
+def _find_site_files(options: LocalRunOptions) -> list[Path]:
+    """Return the sites' files; none if --data names a public data set."""
+    paths = [expand_user(name) for name in options.data or []]
+    files = [path for path in paths if path.suffix.lower() in (".csv", ".parquet")]
+    if not files:
+        _check_public_set(options)
+        return []
+    for path in paths:
+        require(path in files, f"`data` {path}: the ending must be .csv or .parquet")
+        require(path.is_file(), f"`data` {path}: no such file", kind="file")
+    is_one_each = options.sites in (None, len(paths))
+    text = f"`sites` {options.sites}: there are {len(paths)} files, one for every site"
+    require(is_one_each, text)
+    for name in ("label", "group"):
+        is_named = getattr(options, name)
+        require(is_named, f"`{name}` must name a column of the files", kind="missing")
+    for path in paths:
+        known = measurement.read_header(path)
+        groups = tables.split_group_columns(options.group, known)
+        for option, name in (("label", options.label), *(("group", group) for group in groups)):
+            text = f"{path}: no column '{name}' (`{option}`){encode.suggest_name(name, known)}"
+            require(name in known, text, kind="data")
+    return paths
+
+
+def _check_public_set(options: LocalRunOptions) -> None:
+    names = options.data or ["adult"]
+    require(len(names) == 1, "`data`: one public data set, or a file for every site")
+    is_known = names[0] in fedgft.data.SOURCES
+    require(is_known, f"`data` {names[0]}: choose from {', '.join(fedgft.data.SOURCES)}, or files")
+    if options.label or options.positive:
+        note("`label` and `positive` are for files of your own: a public data set has its own")
+
+
+# Configuration of the app
+
+
+def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> dict[str, Any]:
+    """Return the configuration of the app: options of this command and what --set adds."""
+    config = {name: getattr(options, name) for name in CONFIGURED} | {
+        "method": _choose_method(options),
+        "sites": sites,
+        "out": str(options.out_.resolve()),
+        "data": "csv" if from_files else (options.data or ["adult"])[0],
+        "target": options.target or 0.0,
+        "lam": -1.0 if options.lam is None else options.lam,
+        "epsilon": options.epsilon or 0.0,
+    }
+    own_app = None if options.app_ is None else options.app_.resolve()
+    config |= parse_app_settings(options.set_ or [], own_app, reserved=config)
+    if config.get("schema"):
+        schema.Schema.from_file(Path(config["schema"]))
+    is_secure = bool(config.get("secure"))
+    require(
+        not is_secure or sites >= MIN_SECURE_SITES,
+        f"`set` secure=true: a sum hides no site among fewer than {MIN_SECURE_SITES} sites",
+    )
+    if options.epsilon is not None:
+        noise.Budget(options.epsilon, releases=options.rounds).noise("soft")
+    min_count = int(config.get("min-count", 0))
+    budget = noise.Budget(options.epsilon, config.get("delta", 1e-6), min_count=min_count)
+    aggregator.StatisticsOptions(channel=options.channel, secure=is_secure, budget=budget)
+    return config
+
+
+def parse_app_settings(
+    pairs: Sequence[str], own_app: Path | None, *, reserved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Read KEY=VALUE pairs that must be settings of an app, of the type of its defaults.
+
+    Parameters
+    ----------
+    pairs
+        The values of --set.
+    own_app
+        The folder of the user's own app; None: the app that ships.
+    reserved
+        Keys that have options of their own and are refused.
+    """
+    known = federation_files.read_app_config(own_app)
+    found = parse_settings(pairs, reserved=reserved)
+    for key, value in found.items():
+        require(
+            key in known, f"`set` {key}: no such setting{encode.suggest_name(key, list(known))}"
+        )
+        if isinstance(known[key], float) and type(value) is int:
+            found[key] = float(value)
+        is_alike = type(found[key]) is type(known[key])
+        require(is_alike, f"`set` {key}={value}: must be like {known[key]!r}")
+        try:
+            check_run_config({key: found[key]})
+        except FedgftError as error:
+            raise FedgftError(f"`set` {key}={value}: {error}") from None
+    for key in ("schema", "counts"):  # the server's working folder is not the user's
+        if found.get(key):
+            found[key] = str(expand_user(found[key]).resolve())
+    return found
+
+
+# Progress
+
+
+def _print_row(row: dict[str, Any], *, rounds: int, metric: str, notes: set[str]) -> None:
+    """Print a row of the run's progress on stderr: a round, or a note that is not in `notes`."""
+    text = row.get("note")
+    if "round" in row:
+        _print_round(row, rounds=rounds, metric=metric)
+    elif text is not None and text not in notes:
+        notes.add(text)
+        note(text)
+
+
+def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
+    is_private = "epsilon" in row  # then only the requested numbers are known
+    values = {
+        "accuracy": (row["accuracy"], "%"),
+        f"{metric} gap of decisions": (row["gap_hard"], " points"),
+        f"{metric} gap of scores": (row["gap_soft"], " points"),
+    }
+    texts = [
+        f"{name} {_percent(value, unit)}"
+        for name, (value, unit) in values.items()
+        if not (is_private and value is None)
+    ]
+    text = (
+        f"round {row['round']} of {rounds}: {', '.join(texts)} on the sites' training "
+        f"rows; {row['clients']} sites heard, {row['alive']} of {row['sites']} alive"
+    )
+    if is_private:
+        text += (
+            f"\n  epsilon {row['epsilon']:.3g} so far (delta {row['delta']:g}); the noise puts a "
+            f"standard error of {_percent(row['gap_error'])} points on the gap"
+        )
+    err.print(text, markup=False, soft_wrap=True)
+
+
+def _percent(value: float | None, unit: str = "") -> str:
+    return "not estimable" if value is None else f"{100 * value:.1f}{unit}"

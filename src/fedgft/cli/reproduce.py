@@ -46,7 +46,7 @@ ENGINE_OPTIONS = ("device", "precision", "lanes", "deterministic")
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions:
+class CelebaOptions:
     """The options that go with --data celeba.
 
     Parameters
@@ -54,7 +54,7 @@ class ImageOptions:
     images
         Folder with CelebA in its official layout. Its validation part counts as test.
     model
-        What images are trained with [default: resnet18].
+        The model [default: resnet18].
     weights
         Start from a .safetensors file or a torch state dict [default: from scratch].
     size
@@ -68,9 +68,9 @@ class ImageOptions:
     test_rows
         Images that each replicate draws to test on [default: 6,000].
     device
-        Where images are trained on: cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu].
+        Where to train: cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu].
     precision
-        Of products; parameters stay float32 [default: fp32].
+        Precision of matrix products; parameters stay float32 [default: fp32].
     lanes
         Clients in flight on a GPU [default: as many as help and fit].
     deterministic
@@ -111,7 +111,7 @@ def reproduce(
     seeds: Whole = 20,
     out_: Annotated[Place, Parameter(name="--out")] = Path("results"),
     json: Annotated[bool, Flag] = False,
-    image_options: ImageOptions | None = None,
+    image_options: CelebaOptions | None = None,
 ) -> None:
     """Regenerate the paper's tables and figures, beside the published numbers.
 
@@ -149,7 +149,7 @@ def reproduce(
         list(dict.fromkeys(protocol)),
         seeds=seeds,
         folder=out_,
-        options=(image_options or ImageOptions()).complete(has_celeba="celeba" in data),
+        options=(image_options or CelebaOptions()).complete(has_celeba="celeba" in data),
     )
     for text in results[0].section.notes if len(results) == 1 else ():
         note(text)

@@ -1,12 +1,15 @@
-"""`fedgft train`: one method, its model saved."""
+"""`fedgft train`: train one method and save its model; `fedgft predict`: apply a saved model."""
 
+import math
+import sys
+from datetime import date, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 import fedgft
-from fedgft.cli.console import MISSED, START, clients, out, paragraph, print_json, wrote
+from fedgft.cli.console import MISSED, START, clients, note, out, paragraph, print_json, wrote
 from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place, require
 from fedgft.errors import LazyModule
 from fedgft.store import open_folder
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 # Loaded when a command runs, so that help is printed at once.
 session = LazyModule("fedgft.cli.study_session")
+tables = LazyModule("fedgft.data.table")
 training = LazyModule("fedgft.study.training")
 
 
@@ -126,3 +130,59 @@ def _print(trained: "TrainedModel") -> None:
     paragraph(training.describe_saved_model(about))
     before = START if trained.fedavg is None else "FedAvg"
     out.print(clients(trained.clients(), seed=about["seed"], before=before))
+
+
+def predict(
+    model: Place,
+    file: Place,
+    /,
+    *,
+    out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
+    json: Annotated[bool, Flag] = False,
+) -> None:
+    """Apply a saved model; the output is the table with the columns score and decision appended.
+
+    Parameters
+    ----------
+    model
+        A model.safetensors that `fedgft train` wrote.
+    file
+        CSV or Parquet with the columns the model was trained on.
+    out
+        A .csv or .parquet file; without it CSV goes to stdout.
+    json
+        Print the rows as JSON, and nothing else, to stdout.
+
+    Examples
+    --------
+    fedgft predict fedgft-train/model.safetensors people.csv --out scored.csv
+    """
+    if out is not None:
+        tables.check_table_path(out)
+    fair_model = fedgft.load_model(model)
+    table, notes = fair_model.add_predictions(tables.read_frame(file), source=str(file))
+    for text in notes:
+        note(text)
+    as_csv = not json if out is None else out.suffix.lower() == ".csv"
+    escaped, changed = tables.escape_formulas(table) if as_csv else (table, 0)
+    if changed:
+        note(
+            f"{changed:,} text(s) begin as spreadsheet formulas do, and are written to CSV with an "
+            "apostrophe in front (not to Parquet or JSON)"
+        )
+    if out is not None:
+        wrote([tables.write_table(escaped, out)])
+    if json:
+        rows = table.iter_rows(named=True)
+        print_json([{name: _to_json_value(value) for name, value in row.items()} for row in rows])
+    elif out is None:
+        sys.stdout.write(escaped.write_csv())
+
+
+def _to_json_value(value: Any) -> Any:
+    """Return a value that JSON can represent: JSON has neither dates nor NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return value if isinstance(value, str | int | float | None) else str(value)
