@@ -119,8 +119,8 @@ class Range:
         new = contents(self.calm / "out")
         return {name for name in new if old.get(name) == new[name]}
 
-    def atomic_write(self, folder: Path, *, over: bool) -> bool:
-        """`over`: the outputs of the earlier run were there."""
+    def whole(self, folder: Path, *, over: bool) -> bool:
+        """Whether all files are complete; `over`: the outputs of the earlier run were there."""
         old = contents(self.earlier / "out") if over else {}
         return sound(folder / "out", contents(self.calm / "out"), old)
 

@@ -1,17 +1,17 @@
-"""Do the tests notice a fault? cosmic-ray's mutants of `fedgft.metrics` and `fedgft.theory`.
+"""Measure whether the tests detect faults: mutants of `fedgft.metrics` and `fedgft.theory`.
 
 pip install 'fedgft[hardening,test]'
 python hardening/mutants.py                     # all, into results/hardening/mutants.md
 python hardening/mutants.py --only sums.py --jobs 1
 python hardening/mutants.py --sample 200        # a random sample, for an estimate in minutes
 
-Each mutant is a module with one small fault, and the tests run on it until one fails; the page
-lists those that live on. The command fails if fewer than 90% are killed; one that was interrupted
-goes on where it was.
+A mutant is a module with one small fault. The tests run on it until one of them fails: the mutant
+is killed. The page lists the mutants that survive all tests. The script fails if fewer than 90% of
+the mutants are killed. An interrupted run continues where it stopped.
 
 cosmic-ray itself starts a process for each of its three thousand mutants, which takes a night. Here
-its operators make the mutants, one process imports what the tests need, fedgft excepted, and forks
-for each.
+its operators make the mutants, and one process imports all that the tests need except fedgft, and
+forks for each mutant.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedgft"
-# The tests that know a module best come first: the first failure ends the run.
+# The most specific tests of a module come first: the first failure ends the run.
 TESTS = {
     "metrics/catalog.py": ("functions", "metrics", "combined"),
     "metrics/functions.py": ("functions",),
@@ -45,13 +45,13 @@ TESTS = {
     "sums.py": ("metrics", "theory"),
     "theory.py": ("theory",),
 }
-LIMIT = 120  # seconds of processor time, many times what the tests take
-SHARE = 0.9
+MAX_CPU_SECONDS = 120  # of one mutant, many times what the tests take
+MIN_KILLED_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A module, and what it becomes."""
+    """A module with one fault: its file, its original source and its changed source."""
 
     file: str
     original: str
@@ -63,18 +63,19 @@ class Mutant:
 
     @cached_property
     def change(self) -> tuple[int, str, str]:
-        """The first line that differs: its number, what was there, what is there now."""
+        """The first line that differs: its number, the original text and the changed text."""
         pairs = zip(self.original.splitlines(), self.source.splitlines(), strict=False)
         return next((n, a.strip(), b.strip()) for n, (a, b) in enumerate(pairs, 1) if a != b)
 
 
-def mutants_of(file: str) -> Iterator[Mutant]:
+def make_mutants(file: str) -> Iterator[Mutant]:
+    """Yield every mutant that the operators of cosmic-ray make of a module."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
     original = (PACKAGE / file).read_text()
     for kind in map(get_operator, operator_names()):
-        if kind.arguments():  # to be told which variables
+        if kind.arguments():  # it has to be told which variables to change
             continue
         for occurrence in count():
             source = mutate_code(original, kind(), occurrence)
@@ -83,8 +84,8 @@ def mutants_of(file: str) -> Iterator[Mutant]:
             yield Mutant(file, original, source)
 
 
-class Quick:
-    """The tests in the order that finds a fault soonest; no search for the smallest example."""
+class FastFailPlugin:
+    """A pytest plugin: tests run in the order that finds a fault soonest, without shrinking."""
 
     @staticmethod
     def pytest_configure() -> None:
@@ -97,7 +98,7 @@ class Quick:
 
     @staticmethod
     def pytest_collection_modifyitems(items: list[Any]) -> None:
-        """Plain before Hypothesis, and one case of every test before the second of any."""
+        """Put plain tests before Hypothesis, and the first case of every test before any second."""
         seen = Counter[str]()
         order = {}
         for item in items:
@@ -106,8 +107,8 @@ class Quick:
         items.sort(key=lambda item: order[item])
 
 
-def plant(mutant: Mutant) -> None:
-    """From now on this process reads the mutant where it imports the module."""
+def install_mutant(mutant: Mutant) -> None:
+    """Make this process load the mutant where it imports the module."""
     read = SourceFileLoader.get_data
     target = str(PACKAGE / mutant.file)
     compiled = f"{Path(mutant.file).stem}.cpython"
@@ -116,7 +117,7 @@ def plant(mutant: Mutant) -> None:
         if path == target:
             return mutant.source.encode()
         if Path(path).name.startswith(compiled):
-            raise OSError("what was compiled before is not the mutant")
+            raise OSError("the bytecode of the original must not be loaded")
         return read(self, path)
 
     SourceFileLoader.get_data = get_data  # the loader of jaxtyping's import hook inherits it
@@ -124,48 +125,52 @@ def plant(mutant: Mutant) -> None:
 
 
 def run_tests(names: Iterable[str]) -> int:
+    """Run the test files of these names until one test fails; return the exit status of pytest."""
     import pytest
 
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in names]
-    imported = "ignore::pytest.PytestAssertRewriteWarning"  # by `prepare`
-    return pytest.main(["-x", "-W", imported, "-p", "no:cacheprovider", *files], [Quick])
+    imported_early = "ignore::pytest.PytestAssertRewriteWarning"  # by `prepare`
+    return pytest.main(
+        ["-x", "-W", imported_early, "-p", "no:cacheprovider", *files], [FastFailPlugin]
+    )
 
 
-def fork(mutant: Mutant) -> int:
-    """The id of a process that runs the tests on this mutant and ends with their status."""
+def start_process(mutant: Mutant) -> int:
+    """Fork a process that tests this mutant and exits with the status of pytest; return its id."""
     child = os.fork()
     if child:
         return child
-    with open(os.devnull, "w") as nowhere:  # nobody reads what pytest says
+    with open(os.devnull, "w") as nowhere:  # discard the output of pytest
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)  # without a handler it ends the process
-    plant(mutant)
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)  # without a handler it ends the process
+    install_mutant(mutant)
     status = 3
     with contextlib.suppress(BaseException):
         status = int(run_tests(TESTS[mutant.file]))
     os._exit(status)
 
 
-def outcomes(mutants: list[Mutant], jobs: int) -> Iterator[tuple[Mutant, str]]:
+def run_mutants(mutants: list[Mutant], jobs: int) -> Iterator[tuple[Mutant, str]]:
+    """Yield every mutant with its outcome: "killed", "timeout" or "survived"."""
     waiting = list(reversed(mutants))
     running = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.pop()
-            running[fork(mutant)] = mutant
+            running[start_process(mutant)] = mutant
         process, status = os.wait()
         ended = "timeout" if os.WIFSIGNALED(status) else "killed" if status else "survived"
         yield running.pop(process), ended
 
 
-def tried(mutants: list[Mutant], jobs: int, journal: Path) -> dict[str, str]:
-    """What became of each, by its key; those that an interrupted run has tried are not again."""
+def collect_outcomes(mutants: list[Mutant], jobs: int, journal: Path) -> dict[str, str]:
+    """Return the outcome of each mutant by its key; skip those that the journal has already."""
     lines = journal.read_text().splitlines() if journal.exists() else []
     ended = dict(json.loads(line) for line in lines)
     left = [mutant for mutant in mutants if mutant.key not in ended]
     with journal.open("a") as file:
-        for number, (mutant, end) in enumerate(outcomes(left, jobs), 1):
+        for number, (mutant, end) in enumerate(run_mutants(left, jobs), 1):
             ended[mutant.key] = end
             file.write(json.dumps([mutant.key, end]) + "\n")
             file.flush()
@@ -177,7 +182,7 @@ def tried(mutants: list[Mutant], jobs: int, journal: Path) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """What every test process would import anew. The tests set their own number of threads."""
+    """Import what every test process needs, except fedgft. Tests set their number of threads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.insert(0, str(PACKAGE.parent))
     os.chdir(ROOT)
@@ -185,27 +190,28 @@ def prepare() -> None:
         import_module(name)
     for plugin in entry_points(group="pytest11"):
         plugin.load()
-    gc.freeze()  # or every process looks through all of this for garbage
+    gc.freeze()  # so that the processes do not collect garbage among these modules
 
 
-def check_faultless(files: list[str], jobs: int) -> None:
-    """A mutant without a fault has to live, or the others die of something else."""
+def check_originals(files: list[str], jobs: int) -> None:
+    """Exit with an error if the tests of a module fail without a fault."""
     texts = {file: (PACKAGE / file).read_text() for file in files}
-    for mutant, ended in outcomes([Mutant(f, t, t) for f, t in texts.items()], jobs):
+    for mutant, ended in run_mutants([Mutant(f, t, t) for f, t in texts.items()], jobs):
         if ended != "survived":
             raise SystemExit(f"the tests of {mutant.file} fail without a fault")
 
 
-def report(found: list[tuple[Mutant, str]]) -> str:
+def format_report(found: list[tuple[Mutant, str]]) -> str:
+    """Return the page: the outcomes by module, and the mutants that survived."""
     files = list(dict.fromkeys(m.file for m, _ in found))
     rows = {file: Counter(ended for m, ended in found if m.file == file) for file in files}
     rows["all"] = sum(rows.values(), Counter())
     lines = [
-        "# Do the tests notice a fault?",
+        "# Do the tests detect faults?",
         "",
         f"The mutants that cosmic-ray {version('cosmic-ray')} makes of `fedgft.metrics` and "
-        "`fedgft.theory`, each a module with one small fault, and what the tests of that module "
-        "said (`hardening/mutants.py`).",
+        "`fedgft.theory`, each a module with one small fault, and the outcome of the tests of that "
+        "module (`hardening/mutants.py`).",
         "",
         "| module | mutants | killed | out of time | survived | killed, share |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -213,7 +219,7 @@ def report(found: list[tuple[Mutant, str]]) -> str:
     for file, n in rows.items():
         lines.append(
             f"| {file} | {n.total()} | {n['killed']} | {n['timeout']} | {n['survived']} "
-            f"| {share(n):.1%} |"
+            f"| {killed_share(n):.1%} |"
         )
     lines += ["", "## Survivors", "", "| where | was | is |", "|---|---|---|"]
     for mutant, ended in found:
@@ -224,7 +230,8 @@ def report(found: list[tuple[Mutant, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def share(n: Counter[str]) -> float:
+def killed_share(n: Counter[str]) -> float:
+    """Return the share of mutants that did not survive."""
     return 1 - n["survived"] / n.total()
 
 
@@ -236,20 +243,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "results/hardening")
     given = parser.parse_args()
     files = [f for f in TESTS if not given.only or any(part in f for part in given.only)]
-    mutants = [mutant for file in files for mutant in mutants_of(file)]
+    mutants = [mutant for file in files for mutant in make_mutants(file)]
     if given.sample is not None:
         mutants = random.Random(0).sample(mutants, min(given.sample, len(mutants)))
     prepare()
-    check_faultless(files, given.jobs)
-    ended = tried(mutants, given.jobs, given.out / "mutants.jsonl")
-    found = [(mutant, ended[mutant.key]) for mutant in mutants]
-    total = share(Counter(ended for _, ended in found))
+    check_originals(files, given.jobs)
+    outcomes = collect_outcomes(mutants, given.jobs, given.out / "mutants.jsonl")
+    found = [(mutant, outcomes[mutant.key]) for mutant in mutants]
+    total = killed_share(Counter(ended for _, ended in found))
     print(f"{total:.1%} of {len(found)} mutants killed")
     if not given.only and given.sample is None:
-        (given.out / "mutants.md").write_text(report(found))
+        (given.out / "mutants.md").write_text(format_report(found))
         (given.out / "mutants.jsonl").unlink()
-    if total < SHARE:
-        raise SystemExit(f"fewer than {SHARE:.0%}")
+    if total < MIN_KILLED_SHARE:
+        raise SystemExit(f"fewer than {MIN_KILLED_SHARE:.0%}")
 
 
 if __name__ == "__main__":
