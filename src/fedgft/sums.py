@@ -24,8 +24,7 @@ import numpy as np
 from fedgft.errors import FedgftError
 from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.functions import ROUNDING
-from fedgft.metrics.metric import Kind, Metric
-from fedgft.types import Index, Probs, Statistics, Value
+from fedgft.metrics.metric import Index, Kind, Metric, Probs, Statistics, Value
 from fedgft.validation import as_array, check_choice, check_instance, check_integer
 
 MAX_GROUPS = 100_000

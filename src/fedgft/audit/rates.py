@@ -30,8 +30,8 @@ from fedgft.metrics.intervals import (
     simultaneous,
     wilson,
 )
+from fedgft.metrics.metric import Value
 from fedgft.sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums, Sums
-from fedgft.types import Value
 
 MAX_GROUPS = 1000  # largest number of groups of a view, because all pairs of groups are compared
 MIN_EVENTS = 5  # a ratio has an interval only if one of its rates has at least this many events

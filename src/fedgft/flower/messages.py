@@ -15,8 +15,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedgft.errors import FedgftError
 from fedgft.formatting import one_line
+from fedgft.metrics.metric import Price
 from fedgft.sums import Names, RecordReader, Sums
-from fedgft.types import Price
 
 RECORD = "fedgft"
 PREFIX = "fedgft."
