@@ -36,7 +36,7 @@ from fedgft.flower.client import first_arrays  # noqa: E402
 from fedgft.flower.client import flatten_arrays as flat  # noqa: E402
 from fedgft.flower.client_app import federation  # noqa: E402
 from fedgft.metrics import get_metric  # noqa: E402
-from grid import gap_of, grid_of, options  # noqa: E402
+from in_process_grid import gap_of, grid_of, options  # noqa: E402
 
 SP = get_metric("sp")
 LAM = 5.0

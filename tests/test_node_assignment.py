@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from fedgft.flower import replies as roster
 from fedgft.flower.messages import RECORD
 from fedgft.flower.replies import Replies, describe_node
-from grid import InProcess
+from in_process_grid import InProcess
 
 
 @pytest.fixture
