@@ -20,8 +20,14 @@ import numpy as np
 import psutil
 import pytest
 
-from fedgft.deploy.certificates import create_authority, create_node_key
-from fedgft.deploy.init import copy_app, create_federation, format_instructions, load_federation
+from fedgft.deploy.init import (
+    copy_app,
+    create_authority,
+    create_federation,
+    create_node_key,
+    format_instructions,
+    load_federation,
+)
 from fedgft.deploy.local_run import (
     LocalRunPlan,
     run_local,

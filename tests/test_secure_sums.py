@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
-from fedgft.deploy.certificates import create_node_key
+from fedgft.deploy.init import create_node_key
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site, flatten_arrays
