@@ -12,8 +12,8 @@ from fedgft.errors import FedgftError
 from fedgft.flower import FairFed, FedGFT, Measured
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
-from fedgft.flower.messages import Names, Report, pack_report
-from fedgft.flower.replies import check_report
+from fedgft.flower.messages import Names, pack_sums
+from fedgft.flower.replies import check_sums
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import share_limit
 from fedgft.sums import Sums
@@ -410,21 +410,23 @@ def test_named_groups_bind_every_site(said) -> None:
     assert "rename them at the site" in said()
 
 
-def test_reports_are_read_back_as_they_were_sent() -> None:
-    from fedgft.flower.messages import unpack_report
+def test_sums_are_read_back_as_they_were_sent() -> None:
+    from fedgft.flower.messages import unpack_sums
 
     made = biased()
     tally = _tally(made, 0)
     names = Names.of(2, 2)
-    found = unpack_report(pack_report(Report("north", names, tally)), node="node 1")
-    for a, b in zip(("count", "score", "decision"), ("count", "score", "decision"), strict=True):
-        np.testing.assert_array_equal(getattr(found.sums, a), getattr(tally, b))
-    check_report(found, examples=float(tally.rows()))
+    site, sent_names, found = unpack_sums(pack_sums(tally, names, site="north"), node="node 1")
+    assert site == "north"
+    assert sent_names == names
+    for mine, theirs in zip(found.arrays, tally.arrays, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    check_sums(found, site="north", examples=float(tally.rows()))
     with pytest.raises(FedgftError, match="claim"):
-        check_report(found, examples=float(tally.rows()) - 1)
+        check_sums(found, site="north", examples=float(tally.rows()) - 1)
     for junk in (MetricRecord({"a": 1.0}), ConfigRecord({}), ConfigRecord({"version": "1"})):
         with pytest.raises(FedgftError):
-            unpack_report(junk, node="node 1")
+            unpack_sums(junk, node="node 1")
 
 
 # The server restarted

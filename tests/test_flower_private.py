@@ -17,8 +17,8 @@ from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FairFed, FedGFT
 from fedgft.flower.client import client_site, flatten_arrays
 from fedgft.flower.client_app import DESCRIBE
-from fedgft.flower.messages import REPORT, VERSION, Names, Report, make_request
-from fedgft.flower.replies import check_report, make_query
+from fedgft.flower.messages import REPORT, VERSION, make_request
+from fedgft.flower.replies import check_sums, make_query
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.privacy.ledger import open_ledger, read_ledger, read_salt
 from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho
@@ -181,15 +181,14 @@ def test_a_server_cannot_change_the_terms() -> None:
 def test_declared_noise_widens_the_checks_and_undeclared_noise_does_not() -> None:
     made = biased(rows=6000)
     noise = Noise("soft", count=20.0, value=20.0)
-    names = Names.of(2, 2)
     for _ in range(20):
-        report = Report("north", names, noise.add(tally_of(made), None))
-        check_report(report, examples=float(tally_of(made).rows()), noise=noise)
+        noisy = noise.add(tally_of(made), None)
+        check_sums(noisy, site="north", examples=float(tally_of(made).rows()), noise=noise)
         with pytest.raises(FedgftError):
-            check_report(report, examples=None)
-    wild = report.sums.map(lambda table: table * 50)
+            check_sums(noisy, site="north", examples=None)
+    wild = noisy.map(lambda table: table * 50)
     with pytest.raises(FedgftError):
-        check_report(Report("north", names, wild), examples=4000.0, noise=noise)
+        check_sums(wild, site="north", examples=4000.0, noise=noise)
 
 
 def test_small_cells_are_not_reported() -> None:

@@ -19,8 +19,8 @@ from fedgft.algorithms.controller import TARGET_TOLERANCE, Controller, with_spee
 from fedgft.algorithms.objectives import Pricing
 from fedgft.engine.select_best import SLACK, WORTH
 from fedgft.errors import FedgftError
-from fedgft.flower.messages import Report, Request, log, make_request, warn
-from fedgft.flower.replies import Replies, ReportValidator, make_query
+from fedgft.flower.messages import Request, log, make_request, warn
+from fedgft.flower.replies import Replies, SumsValidator, make_query
 from fedgft.flower.run_state import BestModel, RunState
 from fedgft.flower.secure_sums import Cohort as SecureCohort
 from fedgft.flower.secure_sums import SecureSum
@@ -132,11 +132,11 @@ class StatisticsAggregator:
     state
         All that a checkpoint saves.
     validator
-        Rejects reports that cannot be true.
+        Rejects sums that cannot be true.
     rounds
         The number of rounds of the whole run.
-    reports
-        Node -> its report of the last round, after the limits were applied.
+    client_sums
+        Node -> its sums of the last round, after the limits were applied.
     cohort
         The clients that take part in every secure sum.
     """
@@ -148,9 +148,9 @@ class StatisticsAggregator:
         self.metric = metric
         self.pricing = pricing
         self.state = state
-        self.validator = ReportValidator(state, options.counts)
+        self.validator = SumsValidator(state, options.counts)
         self.rounds = 0
-        self.reports: dict[int, Report] = {}
+        self.client_sums: dict[int, Sums] = {}
         self.cohort = SecureCohort()
         self._silent_rounds = 0  # consecutive rounds without any statistics
         self._warnings: set[str] = set()  # warnings that were logged already
@@ -255,8 +255,8 @@ class StatisticsAggregator:
         queried
             The number of clients that were asked.
         """
-        self.reports = self.validator.validate(records, self.noise)
-        if not self.reports:
+        self.client_sums = self.validator.validate(records, self.noise)
+        if not self.client_sums:
             if replies.good and not records:  # clients reply, but not with our handlers
                 raise self._silence("its handlers must be those of fedgft.flower")
             self._handle_silence("; ".join([*self.validator.rejected, replies.explain()]))
@@ -268,26 +268,25 @@ class StatisticsAggregator:
         self._use_total(total, count, arrays, complete=count == queried, influence=influence)
 
     def _apply_limits(self) -> LimitedSums:
-        """Limit how far each client's sums can move the gap; update the sums in `reports`."""
+        """Limit how far each client's sums can move the gap; update `client_sums`."""
         noise = self.noise
         held = limit_sites(
-            [report.sums for report in self.reports.values()],
+            list(self.client_sums.values()),
             self.metric,
             ("hard", "soft") if noise is None else (noise.kind,),
-            self.options.limits_for(len(self.reports)),
+            self.options.limits_for(len(self.client_sums)),
             noise=0.0 if noise is None else noise.value + noise.count,
-            agreed=[self.validator.is_agreed(node) for node in self.reports],
+            agreed=[self.validator.is_agreed(node) for node in self.client_sums],
         )
-        limited = zip(list(self.reports.items()), held.sums, held.why, strict=True)
-        for (node, report), sums, reasons in limited:
-            self.reports[node] = replace(report, sums=sums)
+        for node, sums, reasons in zip(list(self.client_sums), held.sums, held.why, strict=True):
+            self.client_sums[node] = sums
             if reasons:
                 self.warn_once(node, "is held to the limits", "; ".join(reasons))
         return held
 
     def _describe_influence(self, held: LimitedSums) -> dict[str, Any]:
         """Return, by site, how far it could have moved the gap, and how far its sums were moved."""
-        sites = [self.validator.identity(node) for node in self.reports]
+        sites = [self.validator.identity(node) for node in self.client_sums]
         rows = list(zip(sites, held.reach, held.moved, held.why, strict=True))
         return {
             "leverage": {site: round(float(reach), 6) for site, reach, _, _ in rows},

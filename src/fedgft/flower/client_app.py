@@ -39,10 +39,9 @@ from fedgft.flower.messages import (
     REPORT,
     TRAINED,
     VERSION,
-    Report,
     check_version,
     log,
-    pack_report,
+    pack_sums,
     read_request,
     warn,
 )
@@ -108,7 +107,7 @@ def _release_sums(policy: SitePolicy, site: Site) -> tuple[Sums, int]:
 
 
 def _pack_sums(site: Site, sums: Sums) -> ConfigRecord:
-    return pack_report(Report(site.name, site.names, sums))
+    return pack_sums(sums, site.names, site=site.name)
 
 
 def train_reply(message: Message, context: Context, site: Site) -> Message:

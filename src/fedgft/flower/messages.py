@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedgft.errors import FedgftError
 from fedgft.formatting import one_line
-from fedgft.sums import Names, RecordReader, Report
+from fedgft.sums import Names, RecordReader, Sums
 from fedgft.types import Price
 
 RECORD = "fedgft"
@@ -35,12 +35,12 @@ def warn(text: str) -> None:
     log.warning("fedgft: %s", text)
 
 
-def pack_report(report: Report) -> ConfigRecord:
+def pack_sums(sums: Sums, names: Names, *, site: str) -> ConfigRecord:
     """Return a client's sums as a record of its reply."""
-    return ConfigRecord({"version": VERSION, **report.to_record()})
+    return ConfigRecord({"version": VERSION, **sums.to_record(names, site=site)})
 
 
-def unpack_report(record: Any, *, node: str) -> Report:
+def unpack_sums(record: Any, *, node: str) -> tuple[str, Names, Sums]:
     """Read a client's sums from its reply; raise a `FedgftError` if their form is wrong.
 
     Parameters
@@ -49,13 +49,20 @@ def unpack_report(record: Any, *, node: str) -> Report:
         The reply's content under the name `RECORD`; its form is not checked yet.
     node
         The name to use for a client whose reply holds no name.
+
+    Returns
+    -------
+    site, names, sums
+        The client's name, the names of its classes and groups, and its sums.
     """
     named = record.get("site", node) if isinstance(record, ConfigRecord) else node
     site = one_line(named, MAX_SITE_NAME)
     if not isinstance(record, ConfigRecord):
         raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'", kind="data")
     check_version(record, f"site '{site}'")
-    return Report.from_record(record, site=site)
+    reader = RecordReader(record, f"site '{site}'")
+    names = Names.from_record(reader)
+    return site, names, Sums.from_record(reader, names)
 
 
 def make_request(

@@ -21,20 +21,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
-from fedgft.flower.messages import (
-    QUERY,
-    RECORD,
-    Report,
-    Request,
-    log,
-    put_request,
-    unpack_report,
-    warn,
-)
+from fedgft.flower.messages import QUERY, RECORD, Request, log, put_request, unpack_sums, warn
 from fedgft.flower.run_state import RunState
 from fedgft.formatting import one_line
 from fedgft.privacy.noise import Noise
-from fedgft.sums import MAX_ROWS
+from fedgft.sums import MAX_ROWS, Names, Sums
 
 SIGMAS = 6.0
 "Declared noise may move a number by so many standard deviations: one in a billion is beyond."
@@ -325,37 +316,40 @@ def most_common(values: Iterable[Any]) -> Any:
     return next((value for value, _ in Counter(values).most_common(1)), ())
 
 
-def check_report(report: Report, *, examples: float | None, noise: Noise | None = None) -> None:
+def check_sums(
+    sums: Sums, *, site: str, examples: float | None, noise: Noise | None = None
+) -> None:
     """Check that rows with these sums can exist.
 
     Parameters
     ----------
-    report
+    sums
         The sums; their form has been checked.
+    site
+        The name of the client, for error messages.
     examples
         The number of training rows that the client reported; its statistics cannot have more.
     noise
         The noise on the sums, which widens all bounds.
     """
-    sums = report.sums
-    site = f"site '{report.site}'"
+    source = f"site '{site}'"
     if noise is None:
         slack = 0.0
-        sums.check(site)
+        sums.check(source)
     else:
         slack = SIGMAS * noise.count
         sum_slack = SIGMAS * (noise.count + noise.value * sums.count.shape[0])
-        sums.check(site, kind=noise.kind, count_slack=slack, sum_slack=sum_slack)
+        sums.check(source, kind=noise.kind, count_slack=slack, sum_slack=sum_slack)
     rows = float(sums.rows())
     if examples is not None and rows > examples * (1 + 1e-6) + slack * sums.count.size**0.5:
         claim = f"its statistics claim {rows:.0f} rows, but it trains on {examples:.0f}"
-        raise FedgftError(f"{site}: {claim}")
+        raise FedgftError(f"{source}: {claim}")
 
 
-class ReportValidator:
-    """Rejects reports that cannot be true or that contradict what the site reported before.
+class SumsValidator:
+    """Rejects sums that cannot be true or that contradict what the site sent before.
 
-    All reports must have the federation's classes and groups. A name belongs to the first node
+    All sums must have the federation's classes and groups. A name belongs to the first node
     that uses it; another node that takes it is refused. A site's counts must stay the same during a
     run, and be those in `agreed_counts` if the site is listed there.
 
@@ -379,63 +373,65 @@ class ReportValidator:
         self.agreed = {s: _read_counts(s, c) for s, c in (agreed_counts or {}).items()}
         self._names: dict[int, str] = {}  # node -> site
 
-    def validate(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Report]:
-        """Return the valid reports among the clients' records, and log the others.
+    def validate(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Sums]:
+        """Return the valid sums among the clients' records, and log why others are rejected.
 
-        The reports are sorted by node so that sums are reproducible.
+        The sums are sorted by node so that their total is reproducible.
         """
-        reports: dict[int, Report] = {}
+        unpacked: dict[int, tuple[str, Names, Sums]] = {}
+        valid: dict[int, Sums] = {}
         self.rejected = []
         for node in sorted(records):
             try:
-                report = unpack_report(records[node], node=f"node {node}")
-                self.bind_name(node, report.site)
-                reports[node] = report
+                content = unpack_sums(records[node], node=f"node {node}")
+                self.bind_name(node, content[0])
+                unpacked[node] = content
             except FedgftError as error:
                 self._reject(error)
-        if self.state.names is None and reports:
-            self.state.names = most_common(report.names for report in reports.values())
-            names = [", ".join(each) for each in vars(self.state.names).values()]
-            log.info("fedgft: classes %s, groups %s", *names)
-        for node, report in list(reports.items()):
+        if self.state.names is None and unpacked:
+            self.state.names = most_common(names for _, names, _ in unpacked.values())
+            lists = [", ".join(each) for each in vars(self.state.names).values()]
+            log.info("fedgft: classes %s, groups %s", *lists)
+        for node, (site, names, sums) in unpacked.items():
             try:
                 assert self.state.names is not None
-                self.state.names.check(report.names, site=report.site)
-                check_report(report, examples=self.state.training_rows.get(node), noise=noise)
-                self._check_counts(node, report, noise)
+                self.state.names.check(names, site=site)
+                examples = self.state.training_rows.get(node)
+                check_sums(sums, site=site, examples=examples, noise=noise)
+                self._check_counts(node, site, sums.count, noise)
+                valid[node] = sums
             except FedgftError as error:
                 self._reject(error)
-                del reports[node]
-        return reports
+        return valid
 
     def _reject(self, error: FedgftError) -> None:
         self.rejected.append(one_line(error))
         warn(f"statistics left out: {self.rejected[-1]}")
 
-    def _check_counts(self, node: int, report: Report, noise: Noise | None) -> None:
+    def _check_counts(self, node: int, site: str, count: np.ndarray, noise: Noise | None) -> None:
         """Raise an error if a site's counts differ from those it declared or agreed on before.
 
         Rows do not change during a run. A site releases noisy counts once and stores them. After a
         restart, a site may release counts with new noise; they may differ by that noise.
         """
-        count = report.sums.count
-        site = self.identity(node)
-        expected = self.state.declared.get(site, count)
+        key = self.identity(node)
+        expected = self.state.declared.get(key, count)
         origin = "were declared before"
-        if site in self.agreed:
-            expected = _add_unrecorded(site, self.agreed[site], count.shape)
+        if key in self.agreed:
+            expected = _add_unrecorded(key, self.agreed[key], count.shape)
             origin = "were agreed on"
         slack = 0.5 if noise is None else 0.5 + SIGMAS * math.sqrt(2) * noise.count
         difference = np.abs(count - expected)
         if difference.max() > slack:
             label, group = np.unravel_index(int(difference.argmax()), count.shape)
-            groups = (*report.names.groups, "not recorded")
-            cell = f"label {report.names.classes[label]} and group {groups[group]}"
+            assert self.state.names is not None
+            groups = (*self.state.names.groups, "not recorded")
+            cell = f"label {self.state.names.classes[label]} and group {groups[group]}"
             raise FedgftError(
-                f"site '{report.site}': its counts changed: {count[label, group]:.0f} row(s) of "
+                f"site '{site}': its counts changed: {count[label, group]:.0f} row(s) of "
                 f"{cell}, where {expected[label, group]:.0f} {origin}; counts hold for a whole run"
             )
-        self.state.declared.setdefault(site, count)
+        self.state.declared.setdefault(key, count)
 
     def bind_name(self, node: int, site: str) -> None:
         """Record that a node uses a site's name; raise an error if the name is another node's."""

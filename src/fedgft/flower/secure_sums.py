@@ -48,8 +48,8 @@ from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
 from fedgft.flower.client import Site
-from fedgft.flower.messages import VERSION, Names, Report, Request, warn
-from fedgft.flower.replies import SIGMAS, Replies, check_report, make_query, most_common
+from fedgft.flower.messages import VERSION, Names, Request, warn
+from fedgft.flower.replies import SIGMAS, Replies, check_sums, make_query, most_common
 from fedgft.formatting import one_line
 from fedgft.privacy.ledger import model_digest, site_folder, write_once
 from fedgft.privacy.noise import Noise, honest_clients
@@ -418,7 +418,7 @@ class SecureSum:
         else:
             sums = self.noise.rebuild(counts, values[0])
         rows = {node: member.rows for node, member in members.items()}
-        self._check_total(sums, names, rows)
+        self._check_total(sums, rows)
         return sums, replace(cohort, rows=rows, names=names, counts=counts)
 
     def _collect_keys(self, nodes: list[int], cohort: Cohort) -> dict[int, Member]:
@@ -481,7 +481,7 @@ class SecureSum:
         records = {n: r for n, r in replies.take().items() if isinstance(r, ConfigRecord)}
         return records, replies.explain() if replies.errors else "no reply came in time"
 
-    def _check_total(self, total: Sums, names: Names, rows: dict[int, int]) -> None:
+    def _check_total(self, total: Sums, rows: dict[int, int]) -> None:
         """Raise an error unless the declared rows can have this total."""
         clients = len(rows)
         slack = 0.5
@@ -498,7 +498,7 @@ class SecureSum:
             numbers = f"the total has {found:,.0f} rows, and the clients declared {declared:,}"
             reason = "one of them sends something else than its sums"
             raise FedgftError(f"secure sums: {numbers}: {reason}")
-        check_report(Report("all sites", names, total), examples=None, noise=noise)
+        check_sums(total, site="all sites", examples=None, noise=noise)
 
 
 def _read_vector(record: ConfigRecord, size: int, site: str) -> np.ndarray:

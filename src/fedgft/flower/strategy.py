@@ -25,7 +25,7 @@ from fedgft.algorithms.weightings import FairFed as FairFedRule
 from fedgft.algorithms.weightings import Rule
 from fedgft.errors import FedgftError
 from fedgft.flower.aggregator import StatisticsAggregator, StatisticsOptions, make_cohort
-from fedgft.flower.messages import RECORD, TRAINED, Names, Report, Request, log, put_request, warn
+from fedgft.flower.messages import RECORD, TRAINED, Names, Request, log, put_request, warn
 from fedgft.flower.replies import (
     GridWithTimeout,
     Replies,
@@ -37,7 +37,7 @@ from fedgft.flower.replies import (
 from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
-from fedgft.sums import stack
+from fedgft.sums import Sums, stack
 from fedgft.validation import check_instance, check_number
 
 WITH_MOMENTUM = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
@@ -506,7 +506,7 @@ class FairFed(FairStrategy):
         """Write each weight into the metric by which the strategy weighs clients."""
         validator = self.aggregator.validator
         own = validator.validate(trained, None) if self.needs_trained_sums else None
-        weights = self._compute_weights(self.aggregator.reports, own)
+        weights = self._compute_weights(self.aggregator.client_sums, own)
         for node, reply in list(replies.good.items()):
             if weights.get(node, 0.0) <= 0:
                 replies.refuse(node, "FairFed gives it no weight", validator.describe(node))
@@ -514,21 +514,19 @@ class FairFed(FairStrategy):
                 _metrics_of(reply)[self._weight_key] = weights[node]
 
     def _compute_weights(
-        self, received: Mapping[int, Report], trained: Mapping[int, Report] | None
+        self, received: Mapping[int, Sums], trained: Mapping[int, Sums] | None
     ) -> dict[int, float]:
         """Return {node: weight}, computed as in the simulator.
 
-        `received` and `trained` are the reports about the model of this round and about the locally
-        trained models; nodes without them get no weight.
+        `received` and `trained` are the sums of the model of this round and of the locally trained
+        models; nodes without them get no weight.
         """
         nodes = [node for node in received if trained is None or node in trained]
         if not nodes:
             return {}
-        sites = [received[node].site for node in nodes]
-        if len(set(sites)) < len(sites):
-            sites = [f"{site}#{node}" for site, node in zip(sites, nodes, strict=True)]
-        tally = stack([received[node].sums for node in nodes])
-        own = None if trained is None else stack([trained[node].sums for node in nodes])
+        sites = [self.aggregator.validator.identity(node) for node in nodes]
+        tally = stack([received[node] for node in nodes])
+        own = None if trained is None else stack([trained[node] for node in nodes])
         rows = tally.rows()
         first = self._weighting.init(rows[None])[0]
         known = self.state.client_weights
