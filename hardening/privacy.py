@@ -37,7 +37,7 @@ from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site
 from fedgft.flower.client_app import _data_file, _held_out
 from fedgft.flower.messages import make_request
-from fedgft.flower.secure_sums import Cohort, SecureSum
+from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
 from fedgft.store import atomic_write
 from fedgft.sums import Sums
@@ -187,7 +187,7 @@ def measured_epsilon(draws: int) -> tuple[Rows, bool]:
 def ask(grid, arrays, nodes, cohort=None):
     request = make_request(None, None, statistics="received", privacy={"secure": 1.0})
     one = SecureSum(grid, arrays, request, ConfigRecord(), 60.0)
-    return one.ask(nodes, cohort or Cohort())
+    return one.ask(nodes, cohort or SecureCohort())
 
 
 def attacks() -> tuple[Rows, bool]:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedgft.algorithms import Adaptive, fairfed, fedavg, fedgft, fedgft_control, with_base
 from fedgft.errors import FedgftError
-from fedgft.flower import FairFed, FedGFT, Measured, Site, penalty_of, register, statistics
+from fedgft.flower import FairFed, FedGFT, MeasuredStrategy, Site, penalty_of, register, statistics
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics import CATALOG, get_metric
@@ -73,7 +73,7 @@ def test_the_bare_strategy_equals_the_simulator(server: str) -> None:
     (strategy, on) = SERVERS[server]
     expected = simulated(made, on(fedavg()), ROUNDS)
     np.testing.assert_allclose(trained(made, strategy()), expected, **CLOSE)
-    measured = Measured(strategy(), channel="train")
+    measured = MeasuredStrategy(strategy(), channel="train")
     np.testing.assert_allclose(trained(made, measured), expected, **CLOSE)
     assert [row["round"] for row in measured.history] == list(range(ROUNDS + 1))
 

@@ -17,8 +17,8 @@ from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FairFed, FedGFT
 from fedgft.flower.client import client_site, flatten_arrays
 from fedgft.flower.client_app import DESCRIBE
-from fedgft.flower.messages import REPORT, VERSION, make_request
-from fedgft.flower.replies import check_sums, make_query
+from fedgft.flower.messages import REPORT, VERSION, make_query, make_request
+from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.privacy.ledger import open_ledger, read_ledger, read_salt
 from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho

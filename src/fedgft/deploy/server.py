@@ -38,7 +38,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from fedgft.deploy.init import DATABASE, FederationFolder, fingerprint, read_site_keys
 from fedgft.deploy.processes import LOOPBACK, Processes, check_flower_version
 from fedgft.errors import FedgftError
-from fedgft.flower.replies import NODES_VARIABLE
+from fedgft.flower.messages import NODES_VARIABLE
 from fedgft.formatting import printable
 from fedgft.store import atomic_write
 
