@@ -35,7 +35,7 @@ from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site
-from fedgft.flower.client_app import _data_file, _held_out
+from fedgft.flower.client_app import _choose_test_rows, _data_file
 from fedgft.flower.messages import make_request
 from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
@@ -95,7 +95,7 @@ def adult_sensitivity(pairs: int) -> np.ndarray:
 
     def counts(context: Context) -> np.ndarray:
         frame = read_frame(_data_file(context))
-        kept = frame.filter(~_held_out(frame, _data_file(context), context))
+        kept = frame.filter(~_choose_test_rows(frame, _data_file(context), context))
         found = dict(kept.group_by("income", "sex").len().rows_by_key(["income", "sex"]))
         return np.array([[found.get((y, a), [(0,)])[0][0] for a in groups] for y in labels])
 

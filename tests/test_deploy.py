@@ -453,7 +453,7 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     from fedgft.algorithms import Adaptive, fedgft
     from fedgft.engine import Settings, simulate
     from fedgft.fair_model import load_model
-    from fedgft.flower.client_app import federation as cut
+    from fedgft.flower.client_app import divide_public_data as cut
     from fedgft.metrics import get_metric
 
     out = tmp_path / "run"
