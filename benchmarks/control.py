@@ -385,7 +385,7 @@ def own_app(setting: str, name: str, method: str) -> Row:
 
     sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
     from fedgft.flower import FedGFT, MeasuredStrategy
-    from grid import InProcess, app_of, options
+    from in_process_grid import InProcess, app_of, options
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)

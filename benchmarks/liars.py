@@ -35,7 +35,7 @@ from fedgft.flower.messages import pack_sums, read_price, read_request  # noqa: 
 from fedgft.metrics import get_metric  # noqa: E402
 from fedgft.metrics.robust_aggregation import Limits, limit_sites, size_limit  # noqa: E402
 from fedgft.sums import Names, Sums, stack  # noqa: E402
-from grid import InProcess, options  # noqa: E402
+from in_process_grid import InProcess, options  # noqa: E402
 
 SP = get_metric("sp")
 ROUNDS = 20

@@ -41,8 +41,8 @@ from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
 from fedgft.store import atomic_write
 from fedgft.sums import Sums
-from grid import app_of, biased, grid_of, options, start_of, train_config
-from neighbors import by_row, by_shuffle, epsilon_shown, likelihood_ratio, sensitivity
+from in_process_grid import app_of, biased, grid_of, options, start_of, train_config
+from neighboring_tables import by_row, by_shuffle, epsilon_shown, likelihood_ratio, sensitivity
 
 Rows = list[list[str]]
 ROWS = 1987  # of a site, as in the review that found the fault
@@ -339,8 +339,8 @@ def main() -> None:
     attacked, right_3 = attacks()
     page = [
         "# Privacy, measured and attacked\n",
-        "Made by `python hardening/privacy.py`; tests/test_row_split.py, tests/test_epsilon.py and "
-        "tests/test_secure_sums.py run shorter versions.\n",
+        "Made by `python hardening/privacy.py`; tests/test_row_split.py, "
+        "tests/test_privacy_loss.py and tests/test_secure_sums.py run shorter versions.\n",
         "## One row more or less\n",
         "How far the counts of training rows by label and group move (Euclidean length). The noise "
         "of the account is for 1.\n",

@@ -35,7 +35,7 @@ PARSED = {
     "adult": "fetches a data set",
     "compas": "fetches a data set",
     "adult-sites/sums": "files of examples/audit_sites.py, which is run below",
-    "--images": "pictures of the reader (tests/test_pictures.py)",
+    "--images": "pictures of the reader (tests/test_image_commands.py)",
 }
 NEEDS = {"torchvision": "not a dependency"}  # blocks that import it are only compiled
 PIP = r"install (-c constraints\.txt )?(\.|'\.\[\w+\]'|fedgft-[\d.]+-py3-none-any\.whl)"

@@ -16,7 +16,7 @@ from fedgft.flower import FairFed, FedGFT, MeasuredStrategy, Site, penalty_of, r
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics import CATALOG, get_metric
-from grid import (
+from in_process_grid import (
     LR,
     InProcess,
     app_of,
@@ -270,7 +270,7 @@ def test_the_best_of_the_last_models_is_handed_over() -> None:
 
 
 def test_several_groups_and_classes() -> None:
-    from small import several
+    from small_federation import several
 
     made = several(groups=3, classes=3)
     ours = FedGFT(flower.FedAvg(**options()), "eo", lam=2.0, channel="query")
@@ -471,7 +471,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from fedgft.flower.client_app import make_client_app
 from fedgft.flower.server_app import serve
-from grid import InProcess, options
+from in_process_grid import InProcess, options
 
 app, folder = sys.argv[1:]
 rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import share_limit
 from fedgft.sums import Names, Sums
-from grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
+from in_process_grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 
@@ -294,7 +294,7 @@ def test_nodes_that_leave() -> None:
 @pytest.mark.parametrize("how", [{"lam": 3.0}, {"target": 0.0}])
 def test_an_empty_group_keeps_the_last_constants(how: dict) -> None:
     """The client that alone has a group goes away: no constants from half of the people."""
-    from small import federation
+    from small_federation import federation
 
     made = federation([(40, (0,), (0, 1)), (30, (0,), (0, 1)), (35, (0, 1), (0, 1))])
     grid = grid_of(made)

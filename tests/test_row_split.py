@@ -10,7 +10,7 @@ from fedgft.data.table import read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
 from fedgft.flower.client_app import _choose_test_rows, _data_file
 from fedgft.privacy.ledger import read_salt, site_folder
-from neighbors import counts_of, neighbors, people, sensitivity
+from neighboring_tables import counts_of, neighbors, people, sensitivity
 
 SALT = bytes(range(32))
 

@@ -26,7 +26,7 @@ from fedgft.flower.secure_sums import (
 from fedgft.metrics import CATALOG
 from fedgft.privacy.ledger import read_ledger
 from fedgft.privacy.noise import honest_clients, total_rho
-from grid import app_of, biased, grid_of, options, start_of, train_config
+from in_process_grid import app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 

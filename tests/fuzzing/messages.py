@@ -32,8 +32,8 @@ from fedgft.privacy.ledger import open_ledger
 from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Names
 from fuzzing import Target
-from fuzzing.places import each, file, folder
-from grid import InProcess, app_of
+from fuzzing.temporary_files import each, file, folder
+from in_process_grid import InProcess, app_of
 
 TaskIdentity.run_id = 1
 TaskIdentity.node_id = 1

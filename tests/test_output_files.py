@@ -34,7 +34,7 @@ from fedgft.store import (
 )
 from fedgft.study.cache import Checkpoints, ResultCache
 from test_cli import QUICK, run
-from test_faults import command, inputs, one_line
+from test_file_system_faults import command, inputs, one_line
 
 __all__ = ["inputs"]  # a fixture
 
@@ -326,7 +326,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
     from fedgft.flower.server_app import serve
     from fedgft.privacy.ledger import open_ledger
     from fedgft.privacy.policy import SitePolicy
-    from grid import InProcess
+    from in_process_grid import InProcess
 
     rng = np.random.default_rng(0)
     sites = []

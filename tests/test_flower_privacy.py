@@ -24,7 +24,16 @@ from fedgft.privacy.ledger import open_ledger, read_ledger, read_salt
 from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho
 from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Sums
-from grid import InProcess, app_of, biased, gap_of, grid_of, options, start_of, train_config
+from in_process_grid import (
+    InProcess,
+    app_of,
+    biased,
+    gap_of,
+    grid_of,
+    options,
+    start_of,
+    train_config,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from fedgft.flower import FedGFT, MeasuredStrategy
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics.robust_aggregation import Limits
-from grid import app_of, gap_of, grid_of, options, start_of, train_config
+from in_process_grid import app_of, gap_of, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedgft.flower import messages as roster
 from fedgft.flower.messages import RECORD, Replies, describe_node
-from grid import InProcess
+from in_process_grid import InProcess
 
 
 @pytest.fixture
