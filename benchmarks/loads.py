@@ -202,8 +202,8 @@ def server(size: int) -> Seconds:
     from flwr.supercore.task_identity import TaskIdentity
 
     from fedgft.flower import FedGFT
-    from fedgft.flower.messages import RECORD, Names, pack_sums
-    from fedgft.sums import Sums
+    from fedgft.flower.messages import RECORD, pack_sums
+    from fedgft.sums import Names, Sums
 
     # who sends
     TaskIdentity.run_id = 1

@@ -35,9 +35,9 @@ from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site
-from fedgft.flower.client_app import _data_file, _held_out
+from fedgft.flower.client_app import _choose_test_rows, _data_file
 from fedgft.flower.messages import make_request
-from fedgft.flower.secure_sums import Cohort, SecureSum
+from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
 from fedgft.store import atomic_write
 from fedgft.sums import Sums
@@ -95,7 +95,7 @@ def adult_sensitivity(pairs: int) -> np.ndarray:
 
     def counts(context: Context) -> np.ndarray:
         frame = read_frame(_data_file(context))
-        kept = frame.filter(~_held_out(frame, _data_file(context), context))
+        kept = frame.filter(~_choose_test_rows(frame, _data_file(context), context))
         found = dict(kept.group_by("income", "sex").len().rows_by_key(["income", "sex"]))
         return np.array([[found.get((y, a), [(0,)])[0][0] for a in groups] for y in labels])
 
@@ -187,7 +187,7 @@ def measured_epsilon(draws: int) -> tuple[Rows, bool]:
 def ask(grid, arrays, nodes, cohort=None):
     request = make_request(None, None, statistics="received", privacy={"secure": 1.0})
     one = SecureSum(grid, arrays, request, ConfigRecord(), 60.0)
-    return one.ask(nodes, cohort or Cohort())
+    return one.ask(nodes, cohort or SecureCohort())
 
 
 def attacks() -> tuple[Rows, bool]:

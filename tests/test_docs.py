@@ -154,7 +154,7 @@ def test_every_command_has_help(name, capsys):
 
 def test_configurations_of_other_programs_fit_ours():
     """The proxy passes what the gate passes; the service's command parses."""
-    from fedgft.deploy.gate import FLEET_PATHS
+    from fedgft.deploy.server import FLEET_PATHS
 
     service, proxy = (text for page, text in blocks("text") if page == "deployment.md")
     (paths,) = re.findall(r'"\^/v1/fleet/\((.*)\)\$"', proxy)

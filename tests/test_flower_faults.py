@@ -9,14 +9,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 
 from fedgft.errors import FedgftError
-from fedgft.flower import FairFed, FedGFT, Measured
+from fedgft.flower import FairFed, FedGFT, MeasuredStrategy
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
-from fedgft.flower.messages import Names, pack_sums
-from fedgft.flower.replies import check_sums
+from fedgft.flower.messages import pack_sums
+from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import share_limit
-from fedgft.sums import Sums
+from fedgft.sums import Names, Sums
 from in_process_grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
@@ -228,10 +228,10 @@ def test_all_clients_failing_is_an_error_and_soon() -> None:
             run(grid, made, FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel), 20)
     grid.messages.clear()
     with pytest.raises(FedgftError, match="channel 'train': no data here"):
-        run(grid, made, Measured(flower.FedAvg(**options())), 20)
+        run(grid, made, MeasuredStrategy(flower.FedAvg(**options())), 20)
     assert grid.messages["train"] == 9
     with pytest.raises(FedgftError, match="no round gave a new model"):
-        run(grid, made, Measured(flower.FedAvg(**options())), 1)
+        run(grid, made, MeasuredStrategy(flower.FedAvg(**options())), 1)
 
 
 def test_training_that_fails_while_statistics_come() -> None:

@@ -17,8 +17,8 @@ from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FairFed, FedGFT
 from fedgft.flower.client import client_site, flatten_arrays
 from fedgft.flower.client_app import DESCRIBE
-from fedgft.flower.messages import REPORT, VERSION, make_request
-from fedgft.flower.replies import check_sums, make_query
+from fedgft.flower.messages import REPORT, VERSION, make_query, make_request
+from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.privacy.ledger import open_ledger, read_ledger, read_salt
 from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho
@@ -426,14 +426,14 @@ def test_a_limit_that_holds_nothing_back_is_refused(node: dict, says: str) -> No
 
 def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
     """Of fewer rows than its min-count a site says nothing, also where it describes its table."""
-    from fedgft.flower.client_app import client
+    from fedgft.flower.client_app import make_client_app
 
     people = {"x": [*map(float, range(112))], "sex": ["f"] * 12 + ["m"] * 100, "ok": [0, 1] * 56}
     pl.DataFrame(people).write_csv(tmp_path / "north.csv")
     config = {"label": "ok", "group": "sex", "split": "", "leave-out": "", "test-share": 0.0}
 
     def said(run_config: dict, **node) -> list[str]:
-        grid = InProcess([client()], [{"data": str(tmp_path / "north.csv"), **node}])
+        grid = InProcess([make_client_app()], [{"data": str(tmp_path / "north.csv"), **node}])
         grid.contexts[100].run_config = config | run_config
         asked = make_query(None, ConfigRecord(), {"version": VERSION}, 100, f"query.{DESCRIBE}")
         (reply,) = grid.send_and_receive([asked])

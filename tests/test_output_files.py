@@ -322,7 +322,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
 
     from fedgft.deploy.init import read_app_config
     from fedgft.deploy.processes import Processes
-    from fedgft.flower.client_app import client
+    from fedgft.flower.client_app import make_client_app
     from fedgft.flower.server_app import serve
     from fedgft.privacy.ledger import open_ledger
     from fedgft.privacy.policy import SitePolicy
@@ -346,7 +346,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
         "rounds": 2,
         "out": str(out),
     }
-    grid = InProcess([client()] * 3, sites)
+    grid = InProcess([make_client_app()] * 3, sites)
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     for context in grid.contexts.values():
         context.run_config = config
