@@ -32,7 +32,6 @@ from fedgft.store import expand_user, make_folder
 # Loaded when a command runs, so that help is printed at once.
 flower_strategies = LazyModule("flwr.serverapp.strategy")
 aggregator = LazyModule("fedgft.flower.aggregator")
-certificates = LazyModule("fedgft.deploy.certificates")
 controller = LazyModule("fedgft.algorithms.controller")
 encode = LazyModule("fedgft.data.encode")
 federation_files = LazyModule("fedgft.deploy.init")
@@ -186,10 +185,10 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     """
     federation_files.check_site_names([site])
     folder = make_folder(out)
-    certificates.create_node_key(folder, site)
+    federation_files.create_node_key(folder, site)
     public_key = folder / f"{site}.pub"
     wrote([folder / f"{site}.key", public_key])
-    fingerprint = certificates.fingerprint(certificates.read_public_key(public_key))
+    fingerprint = federation_files.fingerprint(federation_files.read_public_key(public_key))
     sys.stdout.write(
         f"Hand {site}.pub to the server's operator, and compare by telephone: {fingerprint}\n"
         f"Keep {site}.key here.\n"
@@ -554,7 +553,7 @@ def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
         f"{metric} gap of scores": (row["gap_soft"], " points"),
     }
     texts = [
-        f"{name} {_percent(value, unit)}"
+        f"{name} {local_runs.format_share(value, unit)}"
         for name, (value, unit) in values.items()
         if not (is_private and value is None)
     ]
@@ -565,10 +564,6 @@ def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
     if is_private:
         text += (
             f"\n  epsilon {row['epsilon']:.3g} so far (delta {row['delta']:g}); the noise puts a "
-            f"standard error of {_percent(row['gap_error'])} points on the gap"
+            f"standard error of {local_runs.format_share(row['gap_error'])} points on the gap"
         )
     err.print(text, markup=False, soft_wrap=True)
-
-
-def _percent(value: float | None, unit: str = "") -> str:
-    return "not estimable" if value is None else f"{100 * value:.1f}{unit}"
