@@ -644,7 +644,7 @@ def test_the_same_user_can_control_the_superlink(hosts: Hosts) -> None:
     assert asks(hosts, hosts.folder.inner, os.getuid()) == [200, 200]
 
 
-def test_whose_socket_it_is() -> None:
+def test_owner_of_a_socket() -> None:
     """Only while it is open: a closed one is listed as root's."""
     from fedgft.deploy.processes import socket_owner
 

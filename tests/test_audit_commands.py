@@ -230,7 +230,7 @@ def test_an_identifier_is_no_group(tmp_path):
         measure_file(tmp_path / "p.csv", label="y", group="id", decision="d")
 
 
-def test_other_peoples_files_stay(sites, capsys):
+def test_foreign_files_are_not_overwritten(sites, capsys):
     asked = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p", "-o")
     Path("mine.json").write_text('{"precious": 1}')
     code, _, err = run(capsys, *asked, "mine.json")
@@ -248,7 +248,7 @@ def test_other_peoples_files_stay(sites, capsys):
 
 
 @pytest.mark.slow
-def test_the_gate(sites, capsys):
+def test_fail_above_sets_the_exit_code(sites, capsys):
     measured(capsys, sites)
     files = ["north.json", "south.json", "east.json"]
     low = audit([read_sums(f) for f in files]).to_dict()["metrics"]["sp"]["low"]
@@ -267,7 +267,7 @@ def test_the_gate(sites, capsys):
 
 
 @pytest.mark.slow
-def test_old_and_new(sites, capsys):
+def test_comparison_of_two_audits(sites, capsys):
     for name, threshold in (("old", "0.4"), ("new", "0.5")):
         (sites / name).mkdir()
         for file in ("north.csv", "south.csv"):

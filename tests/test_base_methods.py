@@ -317,7 +317,7 @@ SERVERS = (Averaging(), ServerMomentum(), Adaptive("adam"), Adaptive("yogi"), Ad
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cohort", [None, 3])
-def test_everything_goes_with_everything(cohort) -> None:
+def test_every_combination_of_slots_trains(cohort) -> None:
     """objective x correction x weighting x server, for a few rounds: each is its own method."""
     made = federation()
     seen = set()
