@@ -36,8 +36,10 @@ Handler = Callable[[Message, Context], Message]
 
 
 class InProcessGrid(Grid):
-    """`apps[i]` is node 100 + i. If `lose(node, message)` is true, the node does not reply. Every site
-    stores its state in its own folder, unless its configuration names one."""
+    """`apps[i]` is node 100 + i. If `lose(node, message)` is true, the node does not reply.
+
+    Every site stores its state in its own folder, unless its configuration names one.
+    """
 
     def __init__(self, apps: list[Handler], configs: list[dict[str, Any]] | None = None) -> None:
         self.apps = {100 + i: app for i, app in enumerate(apps)}

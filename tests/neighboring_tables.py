@@ -104,7 +104,7 @@ def epsilon_lower_bound(
 def _bounds(
     a: np.ndarray, b: np.ndarray, cuts: np.ndarray, delta: float, sure: float
 ) -> np.ndarray:
-    """For each set "at or above the cut", the smallest epsilon that agrees with both frequencies."""
+    """For each set "at or above the cut", the least epsilon that agrees with both frequencies."""
     n = len(a)
     x, y = ((values >= cuts[:, None]).sum(1) for values in (a, b))
     low = beta.ppf((1 - sure) / 2, np.maximum(x, 1e-9), n - x + 1)
