@@ -42,8 +42,8 @@ from fedgft.metrics import CATALOG, get_metric
 
 MAX_SITES_ON_TERMINAL = 10
 COLUMNS_NOTE = (
-    "Gaps in percentage points. Within sites: the gap a person sees who stays within sites "
-    "(Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. Bound: "
+    "Gaps in percentage points. Within sites: the weighted average of the gaps inside the "
+    "sites (Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. Bound: "
     "with α the largest local gap, the gap is at most α(1 − TV) + TV."
 )
 Spec = dict[str, Any]
