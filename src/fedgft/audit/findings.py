@@ -292,7 +292,8 @@ def _judge_ratio(numbers: GapSummary) -> str:
     limit = numbers["ratio_high"] if below else numbers["ratio_low"]
     certain = limit is not None and (limit < FOUR_FIFTHS) == below
     verb = "is below" if below else "meets"
-    return f"; the ratio {ratio:.3f} {verb} four fifths{'' if certain else ' (chance could explain it)'}"
+    end = "" if certain else " (chance could explain it)"
+    return f"; the ratio {ratio:.3f} {verb} four fifths{end}"
 
 
 def estimable_metrics(summary: Summary) -> list[str]:

@@ -43,8 +43,8 @@ from fedgft.metrics import CATALOG, get_metric
 MAX_SITES_ON_TERMINAL = 10
 COLUMNS_NOTE = (
     "Gaps in percentage points. Within sites: the weighted average of the gaps inside the "
-    "sites (Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. Bound: "
-    "with α the largest local gap, the gap is at most α(1 − TV) + TV."
+    "sites (Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. "
+    "Bound: with α the largest local gap, the gap is at most α(1 − TV) + TV."
 )
 Spec = dict[str, Any]
 
