@@ -29,12 +29,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
-from fedgft.engine.executors.numpy_kernels import VECTOR_GAP
+from fedgft.engine.executors.numpy_kernels import BLOCK, VECTOR_GAP
 from fedgft.engine.plan import NUMBA_OPTIONS, inlined, jit, shuffle
 
 instruction: Any = intrinsic  # numba passes the first argument of each function below
 
-BLOCK = 16  # rows processed together: their accumulators fit into the vector registers
 LINE = 64  # bytes in a vector, and in a cache line
 
 
@@ -328,12 +327,12 @@ def _write_rows(params, bias, u, factor):
 
 
 @jit
-def train(begin, end, lanes, table, work):
+def train(begin, end, block_rows, table, work):
     """Train the units begin..end; their models, moments and step counts change in place.
 
     A gradient g with respect to u represents the gradient g with respect to W1 and -g with respect
-    to W0; the same holds for `work.drift` and `work.gradients`. `lanes` equals BLOCK and is passed
-    at run time, because a loop of known length would be unrolled instead of vectorized.
+    to W0; the same holds for `work.drift` and `work.gradients`. `block_rows` equals BLOCK and
+    is passed at run time, because a loop of known length would be unrolled, not vectorized.
     """
     mean = table.mean
     inverse = table.inverse
@@ -341,7 +340,6 @@ def train(begin, end, lanes, table, work):
     low = work.low
     high = work.high
     m = work.m
-    v = work.v
     drift = work.drift
     gradients = work.gradients
     longest = 0
@@ -355,7 +353,7 @@ def train(begin, end, lanes, table, work):
     w = own[2, :width]
     u = own[3, :width]
     start = own[4, :width]
-    vectors = Vectors(w=w, g=g, z=own[5, :lanes], row=row)
+    vectors = Vectors(w=w, g=g, z=own[5, :block_rows], row=row)
     half = m.dtype.type(work.mu / 2)  # u moves twice as far as each of the two rows
     for i in range(begin, end):
         size = high[i] - low[i]
@@ -389,7 +387,7 @@ def train(begin, end, lanes, table, work):
 
 
 @jit
-def measure(begin, end, lanes, table, work):
+def measure(begin, end, block_rows, table, work):
     """Sum scores and positive decisions by cell over the rows of units begin..end.
 
     Neighboring rows add to different copies of the sums. Most rows fall into few cells, so that
@@ -402,7 +400,7 @@ def measure(begin, end, lanes, table, work):
     own = _allocate_vectors(table.mean)
     w = own[1, :width]
     u = own[2, :width]
-    z = own[3, :lanes]
+    z = own[3, :block_rows]
     copies = np.empty((4, sums.shape[1], 2))
     row = np.empty(BLOCK, np.int32)
     for i in range(begin, end):
