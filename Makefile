@@ -10,6 +10,10 @@ SOURCES := $(shell find src -name '*.py')
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
+# Python compiles a module on its first import and keeps the result in __pycache__. Without that,
+# each of the many processes of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A stamp says which install .venv holds. `complete` is missing while an install runs and holds
 # the place .venv was made for: one that was interrupted, copied or moved is built anew.
 DEMO := .venv/installed-demo
@@ -86,8 +90,9 @@ clean: ## remove .venv, caches and build outputs
 	rm -rf .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Most modules of the packages are never imported, so none is compiled ahead of its first import.
 $(DEMO): pyproject.toml constraints.txt $(SOURCES) $(REBUILD)
-	$(call install,.)
+	$(call install,--no-compile .)
 
 $(TEST): pyproject.toml constraints.txt $(REBUILD)
 	$(call install,-e '.[test]')

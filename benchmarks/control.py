@@ -384,8 +384,8 @@ def own_app(setting: str, name: str, method: str) -> Row:
     from flwr.serverapp import strategy as strategies
 
     sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
-    from fedgft.flower import FedGFT, Measured
-    from grid import InProcess, app_of, options
+    from fedgft.flower import FedGFT, MeasuredStrategy
+    from in_process_grid import InProcess, app_of, options
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -395,7 +395,7 @@ def own_app(setting: str, name: str, method: str) -> Row:
     sites = [torch_site(f"site {i}", table, setting, rounds) for i, table in enumerate(tables)]
     inner = getattr(strategies, name)(**options(**({"eta": 0.03} if name == "FedAdam" else {})))
     if method == "as it is":
-        strategy = Measured(inner, "sp", channel="query")
+        strategy = MeasuredStrategy(inner, "sp", channel="query")
     else:
         strategy = FedGFT(inner, "sp", target=0.02, channel=method)
     start = ArrayRecord(torch_model().state_dict())

@@ -34,9 +34,9 @@ from fedgft.fair_model import load_model  # noqa: E402
 from fedgft.flower import Budget, FedGFT  # noqa: E402
 from fedgft.flower.client import first_arrays  # noqa: E402
 from fedgft.flower.client import flatten_arrays as flat  # noqa: E402
-from fedgft.flower.client_app import federation  # noqa: E402
+from fedgft.flower.client_app import divide_public_data  # noqa: E402
 from fedgft.metrics import get_metric  # noqa: E402
-from grid import gap_of, grid_of, options  # noqa: E402
+from in_process_grid import gap_of, grid_of, options  # noqa: E402
 
 SP = get_metric("sp")
 LAM = 5.0
@@ -97,7 +97,7 @@ def config(seed: int, rounds: int, schedule: str = "constant") -> ConfigRecord:
 
 def same(deployed: bool) -> list[str]:
     """Adult, three sites, five rounds: the largest difference of any parameter."""
-    made = federation(CUT, 3)
+    made = divide_public_data(CUT, 3)
     rows = []
     for title, (name, lam, channel, server) in CASES.items():
         algorithm = fedavg() if lam is None else penalized(SP, lam)
@@ -153,7 +153,7 @@ def _deployed(name: str, lam: float | None, channel: str) -> np.ndarray:
 
 def cost() -> list[str]:
     """Adult, ten clients, ten rounds, interleaved: medians of five."""
-    made = federation(CUT, 10)
+    made = divide_public_data(CUT, 10)
     kinds = {
         "FedAvg": lambda: inner("FedAvg"),
         "FedGFT, channel train": lambda: FedGFT(inner("FedAvg"), lam=LAM, final=False),

@@ -29,13 +29,13 @@ from fedgft.algorithms import Cohort, fedgft_control  # noqa: E402
 from fedgft.data.public import synthetic  # noqa: E402
 from fedgft.engine import Settings, predict_proba, simulate  # noqa: E402
 from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate  # noqa: E402
-from fedgft.flower import FedGFT, Measured  # noqa: E402
+from fedgft.flower import FedGFT, MeasuredStrategy  # noqa: E402
 from fedgft.flower.client import first_arrays, flatten_arrays  # noqa: E402
-from fedgft.flower.messages import Names, Report, pack_report, read_price, read_request  # noqa: E402
+from fedgft.flower.messages import pack_sums, read_price, read_request  # noqa: E402
 from fedgft.metrics import get_metric  # noqa: E402
 from fedgft.metrics.robust_aggregation import Limits, limit_sites, size_limit  # noqa: E402
-from fedgft.sums import Sums, stack  # noqa: E402
-from grid import InProcess, options  # noqa: E402
+from fedgft.sums import Names, Sums, stack  # noqa: E402
+from in_process_grid import InProcess, options  # noqa: E402
 
 SP = get_metric("sp")
 ROUNDS = 20
@@ -65,7 +65,7 @@ class NumpySite:
         if message.metadata.message_type.startswith("query"):
             sums = self.tally(weight, bias)
             sums = sums if self.lie is None else self.lie(sums)[0]
-            record = pack_report(Report(self.name, self.names, sums))
+            record = pack_sums(sums, self.names, site=self.name)
             return Message(RecordDict({"fedgft": record}), reply_to=message)
         request = read_request(message)
         price = read_price(request, self.names, site=self.name).astype(np.float32)
@@ -143,7 +143,7 @@ def run(
     start = first_arrays("logistic", features=data.features.shape[1], classes=2, seed=seed)
     how = {"channel": "query", "limits": limits, "counts": counts}
     inner = flower.FedAvg(**options())
-    strategy = FedGFT(inner, SP, target=0.0, **how) if steer else Measured(inner, SP, **how)
+    strategy = FedGFT(inner, SP, target=0.0, **how) if steer else MeasuredStrategy(inner, SP, **how)
     heard = _Warnings()
     log = logging.getLogger("flwr")
     log.addHandler(heard)

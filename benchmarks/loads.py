@@ -202,8 +202,8 @@ def server(size: int) -> Seconds:
     from flwr.supercore.task_identity import TaskIdentity
 
     from fedgft.flower import FedGFT
-    from fedgft.flower.messages import RECORD, Names, Report, pack_report
-    from fedgft.sums import Sums
+    from fedgft.flower.messages import RECORD, pack_sums
+    from fedgft.sums import Names, Sums
 
     # who sends
     TaskIdentity.run_id = 1
@@ -220,7 +220,7 @@ def server(size: int) -> Seconds:
             {
                 "arrays": sent,
                 "metrics": MetricRecord({"num-examples": 50}),
-                RECORD: pack_report(Report(f"site {node}", names, tally)),
+                RECORD: pack_sums(tally, names, site=f"site {node}"),
             }
         )
         asked = Message(RecordDict(), dst_node_id=node, message_type="train")

@@ -18,7 +18,7 @@ from fedgft.study.cache import Checkpoints
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from drawn import celeba_folder
+from synthetic_images import celeba_folder
 
 TIMED = {"seconds", "digest", "stamp", "files"}  # what differs between two equal runs
 

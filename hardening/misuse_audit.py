@@ -347,7 +347,7 @@ def flower_cases() -> Iterator[Case]:
         {"beta": real(0, math.inf), "rule": one_of("exp")},
     )
     yield from scalar_cases(
-        "fedgft.flower.Measured",
-        lambda **g: flower.Measured(FedAvg(), **g),
+        "fedgft.flower.MeasuredStrategy",
+        lambda **g: flower.MeasuredStrategy(FedAvg(), **g),
         {"metric": one_of("sp")},
     )

@@ -35,14 +35,14 @@ from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site
-from fedgft.flower.client_app import _data_file, _held_out
+from fedgft.flower.client_app import _choose_test_rows, _data_file
 from fedgft.flower.messages import make_request
-from fedgft.flower.secure_sums import Cohort, SecureSum
+from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
 from fedgft.store import atomic_write
 from fedgft.sums import Sums
-from grid import app_of, biased, grid_of, options, start_of, train_config
-from neighbors import by_row, by_shuffle, epsilon_shown, likelihood_ratio, sensitivity
+from in_process_grid import app_of, biased, grid_of, options, start_of, train_config
+from neighboring_tables import by_row, by_shuffle, epsilon_shown, likelihood_ratio, sensitivity
 
 Rows = list[list[str]]
 ROWS = 1987  # of a site, as in the review that found the fault
@@ -95,7 +95,7 @@ def adult_sensitivity(pairs: int) -> np.ndarray:
 
     def counts(context: Context) -> np.ndarray:
         frame = read_frame(_data_file(context))
-        kept = frame.filter(~_held_out(frame, _data_file(context), context))
+        kept = frame.filter(~_choose_test_rows(frame, _data_file(context), context))
         found = dict(kept.group_by("income", "sex").len().rows_by_key(["income", "sex"]))
         return np.array([[found.get((y, a), [(0,)])[0][0] for a in groups] for y in labels])
 
@@ -187,7 +187,7 @@ def measured_epsilon(draws: int) -> tuple[Rows, bool]:
 def ask(grid, arrays, nodes, cohort=None):
     request = make_request(None, None, statistics="received", privacy={"secure": 1.0})
     one = SecureSum(grid, arrays, request, ConfigRecord(), 60.0)
-    return one.ask(nodes, cohort or Cohort())
+    return one.ask(nodes, cohort or SecureCohort())
 
 
 def attacks() -> tuple[Rows, bool]:
@@ -339,8 +339,8 @@ def main() -> None:
     attacked, right_3 = attacks()
     page = [
         "# Privacy, measured and attacked\n",
-        "Made by `python hardening/privacy.py`; tests/test_row_split.py, tests/test_epsilon.py and "
-        "tests/test_secure_sums.py run shorter versions.\n",
+        "Made by `python hardening/privacy.py`; tests/test_row_split.py, "
+        "tests/test_privacy_loss.py and tests/test_secure_sums.py run shorter versions.\n",
         "## One row more or less\n",
         "How far the counts of training rows by label and group move (Euclidean length). The noise "
         "of the account is for 1.\n",

@@ -26,9 +26,19 @@ from fedgft.algorithms.registry import methods_by_setting
 from fedgft.cli.options import MethodName
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, get_metric
-from formulas import Method
-from plain import federate
-from small import CLIENTS, EXECUTORS, SGD, clients, federation, module, reordered, run, several
+from paper_formulas import Method
+from reference_training import federate
+from small_federation import (
+    CLIENTS,
+    EXECUTORS,
+    SGD,
+    clients,
+    federation,
+    module,
+    reordered,
+    run,
+    several,
+)
 
 PLAIN = {"rtol": 0, "atol": 1e-10}  # Adam divides by the root of a gradient that may be tiny
 EXACT = {"rtol": 0, "atol": 1e-12}  # sums in another order

@@ -26,17 +26,18 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from fedgft.deploy.certificates import (
+from fedgft.deploy.init import (
+    FederationFolder,
     create_authority,
+    create_federation,
     create_node_key,
     read_private_key,
     read_public_key,
     read_site_keys,
 )
-from fedgft.deploy.gate import FLEET_PATHS, Limits, Refusal, Signatures
-from fedgft.deploy.init import FederationFolder, create_federation
 from fedgft.deploy.local_run import start_server
 from fedgft.deploy.processes import Processes, flower_commands_folder, free_port
+from fedgft.deploy.server import FLEET_PATHS, GateLimits, Refusal, SignatureChecker
 from fedgft.deploy.site import SitePlan, find_refusal, signed_headers
 from fedgft.errors import FedgftError
 
@@ -401,7 +402,7 @@ def test_what_was_signed_before_the_gate_started_is_not_accepted(hosts: Hosts) -
 
 def test_signatures_are_forgotten_only_when_they_are_too_old(tmp_path: Path, monkeypatch) -> None:
     """What the gate no longer remembers is refused for its age."""
-    import fedgft.deploy.gate as gate
+    import fedgft.deploy.server as gate
 
     create_node_key(tmp_path, "a")
     key = read_private_key(tmp_path / "a.key")
@@ -412,15 +413,15 @@ def test_signatures_are_forgotten_only_when_they_are_too_old(tmp_path: Path, mon
         return start + timedelta(seconds=passed[0])
 
     monkeypatch.setattr(gate.time, "monotonic", lambda: 1000 + passed[0])
-    checks = Signatures(lambda: read_site_keys(tmp_path), clock=now)
+    checks = SignatureChecker(lambda: read_site_keys(tmp_path), clock=now)
     passed[0] = 1.0
     monkeypatch.setattr("flwr.supercore.date.now", now)
     headers = {name.encode(): value.encode() for name, value in signed_headers(key).items()}
-    assert checks.site(headers) == "a"
+    assert checks.authenticate(headers) == "a"
     for seconds in (1.5, 100, 300, 310, 330, 5000):
         passed[0] = seconds
         with pytest.raises(Refusal) as refused:
-            checks.site(headers)
+            checks.authenticate(headers)
         assert refused.value.status == (409 if seconds < 306 else 400)
 
 
@@ -455,7 +456,7 @@ def test_a_body_without_a_signature_is_not_read(hosts: Hosts) -> None:
     """The answer comes before the body: a stranger cannot fill the gate's memory."""
     for headers, length, expected in (
         ({}, 10**6, 400),
-        (signed(hosts), Limits().body_bytes + 1, 413),
+        (signed(hosts), GateLimits().body_bytes + 1, 413),
         (signed(hosts), 10**30, 400),
     ):
         with connect(hosts, hosts.folder.port) as wire:
@@ -487,7 +488,7 @@ def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> N
     """Half requests that never end, from one address: the gate takes 32, and drops them."""
     slow = []
     try:
-        for _ in range(Limits().unauthenticated):
+        for _ in range(GateLimits().unauthenticated):
             wire = connect(hosts, hosts.folder.port)
             wire.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nX: ")
             slow.append(wire)
@@ -495,7 +496,7 @@ def test_slow_connections_are_ended_and_do_not_keep_sites_out(hosts: Hosts) -> N
         assert status == 503 and b"too many connections" in said
         began = time.monotonic()
         assert answer(slow[0])[0] in (0, 408)
-        assert time.monotonic() - began < Limits().header_seconds + 5
+        assert time.monotonic() - began < GateLimits().header_seconds + 5
 
         def ask():
             return send(
@@ -512,7 +513,7 @@ def test_many_connections_of_a_site(hosts: Hosts) -> None:
     """Those that have shown a signature do not count as unauthenticated."""
     wires = []
     try:
-        for _ in range(Limits().unauthenticated + 10):
+        for _ in range(GateLimits().unauthenticated + 10):
             wire = connect(hosts, hosts.folder.port)
             wires.append(wire)
             wire.sendall(request("/v1/fleet/pull-messages", PULL, signed(hosts)))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, roc_auc_score
 
+from fairlearn_reference import by_group, estimable, fairlearn
 from fedgft.audit import SiteSums, audit, measure
 from fedgft.audit.findings import list_verdicts
 from fedgft.audit.report import compare
@@ -16,7 +17,6 @@ from fedgft.audit.tables_and_charts import draw_waterfall
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric
 from fedgft.theory import locally_fair_globally_unfair, locally_unfair_globally_fair, simpson
-from pooled import by_group, estimable, fairlearn
 
 ROW = st.tuples(
     st.integers(0, 1), st.integers(0, 1), st.sampled_from("abc"), st.sampled_from("NSEW")

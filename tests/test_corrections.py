@@ -13,7 +13,7 @@ from fedgft.engine.plan import derive_seeds, draw_batches
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.optimizers import Optimizer
-from small import EXECUTORS, SGD, clients, federation, module, run, several
+from small_federation import EXECUTORS, SGD, clients, federation, module, run, several
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "feddyn.py"))
 FedDyn = EXAMPLE["FedDyn"]

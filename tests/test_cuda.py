@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from drawn import pictures
 from fedgft.algorithms import Algorithm, fedavg, fedgft, get_method, with_base
 from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate
@@ -14,6 +13,7 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.models import ResNet18
 from fedgft.optimizers import Optimizer
+from synthetic_images import pictures
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 SP = CATALOG["sp"]

@@ -20,8 +20,14 @@ import numpy as np
 import psutil
 import pytest
 
-from fedgft.deploy.certificates import create_authority, create_node_key
-from fedgft.deploy.init import copy_app, create_federation, format_instructions, load_federation
+from fedgft.deploy.init import (
+    copy_app,
+    create_authority,
+    create_federation,
+    create_node_key,
+    format_instructions,
+    load_federation,
+)
 from fedgft.deploy.local_run import (
     LocalRunPlan,
     run_local,
@@ -447,7 +453,7 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     from fedgft.algorithms import Adaptive, fedgft
     from fedgft.engine import Settings, simulate
     from fedgft.fair_model import load_model
-    from fedgft.flower.client_app import federation as cut
+    from fedgft.flower.client_app import divide_public_data as cut
     from fedgft.metrics import get_metric
 
     out = tmp_path / "run"

@@ -35,7 +35,7 @@ PARSED = {
     "adult": "fetches a data set",
     "compas": "fetches a data set",
     "adult-sites/sums": "files of examples/audit_sites.py, which is run below",
-    "--images": "pictures of the reader (tests/test_pictures.py)",
+    "--images": "pictures of the reader (tests/test_image_commands.py)",
 }
 NEEDS = {"torchvision": "not a dependency"}  # blocks that import it are only compiled
 PIP = r"install (-c constraints\.txt )?(\.|'\.\[\w+\]'|fedgft-[\d.]+-py3-none-any\.whl)"
@@ -154,7 +154,7 @@ def test_every_command_has_help(name, capsys):
 
 def test_configurations_of_other_programs_fit_ours():
     """The proxy passes what the gate passes; the service's command parses."""
-    from fedgft.deploy.gate import FLEET_PATHS
+    from fedgft.deploy.server import FLEET_PATHS
 
     service, proxy = (text for page, text in blocks("text") if page == "deployment.md")
     (paths,) = re.findall(r'"\^/v1/fleet/\((.*)\)\$"', proxy)

@@ -14,9 +14,18 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.optimizers import Optimizer
 from fedgft.sums import Sums
-from formulas import Method
-from plain import Plan, federate
-from small import CLIENTS, EXECUTORS, clients, federation, module, reordered, run, several
+from paper_formulas import Method
+from reference_training import Plan, federate
+from small_federation import (
+    CLIENTS,
+    EXECUTORS,
+    clients,
+    federation,
+    module,
+    reordered,
+    run,
+    several,
+)
 
 PLAIN = {"rtol": 0, "atol": 1e-10}  # Adam divides by the root of a gradient that may be tiny
 EXACT = {"rtol": 0, "atol": 1e-12}  # sums in another order

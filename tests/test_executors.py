@@ -13,9 +13,9 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.models import MLP
 from fedgft.optimizers import Optimizer
-from formulas import Method
-from plain import Plan, federate
-from small import EXECUTORS, clients, federation, module, run, several
+from paper_formulas import Method
+from reference_training import Plan, federate
+from small_federation import EXECUTORS, clients, federation, module, run, several
 
 PLAIN = {"rtol": 0, "atol": 1e-10}  # Adam divides by the root of a gradient that may be tiny
 SP = CATALOG["sp"]

@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from fedgft.algorithms import Adaptive, fairfed, fedavg, fedgft, fedgft_control, with_base
 from fedgft.errors import FedgftError
-from fedgft.flower import FairFed, FedGFT, Measured, Site, penalty_of, register, statistics
+from fedgft.flower import FairFed, FedGFT, MeasuredStrategy, Site, penalty_of, register, statistics
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics import CATALOG, get_metric
-from grid import (
+from in_process_grid import (
     LR,
     InProcess,
     app_of,
@@ -73,7 +73,7 @@ def test_the_bare_strategy_equals_the_simulator(server: str) -> None:
     (strategy, on) = SERVERS[server]
     expected = simulated(made, on(fedavg()), ROUNDS)
     np.testing.assert_allclose(trained(made, strategy()), expected, **CLOSE)
-    measured = Measured(strategy(), channel="train")
+    measured = MeasuredStrategy(strategy(), channel="train")
     np.testing.assert_allclose(trained(made, measured), expected, **CLOSE)
     assert [row["round"] for row in measured.history] == list(range(ROUNDS + 1))
 
@@ -270,7 +270,7 @@ def test_the_best_of_the_last_models_is_handed_over() -> None:
 
 
 def test_several_groups_and_classes() -> None:
-    from small import several
+    from small_federation import several
 
     made = several(groups=3, classes=3)
     ours = FedGFT(flower.FedAvg(**options()), "eo", lam=2.0, channel="query")
@@ -469,9 +469,9 @@ sys.modules["torch"] = None  # an import of it fails
 import numpy as np, polars as pl
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from fedgft.flower.client_app import client
+from fedgft.flower.client_app import make_client_app
 from fedgft.flower.server_app import serve
-from grid import InProcess, options
+from in_process_grid import InProcess, options
 
 app, folder = sys.argv[1:]
 rng = np.random.default_rng(0)
@@ -485,7 +485,7 @@ with open(app, "rb") as file:
     config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
 config |= {"data": "csv", "label": "ok", "group": "sex", "sites": 2, "rounds": 2}
 config |= {"out": f"{folder}/run", **json.loads(METHOD)}
-grid = InProcess([client()] * 2, sites)
+grid = InProcess([make_client_app()] * 2, sites)
 server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
 for context in grid.contexts.values():
     context.run_config = config
@@ -528,7 +528,7 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     from flwr.app import Context
 
     from fedgft.fair_model import load_model
-    from fedgft.flower.client_app import _held_out, client
+    from fedgft.flower.client_app import _choose_test_rows, make_client_app
     from fedgft.flower.server_app import serve
 
     rng = np.random.default_rng(0)
@@ -545,7 +545,7 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     config = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]["config"]
     out = tmp_path / "run"
     config |= {"data": "csv", "label": "ok", "group": "sex", "sites": 4, "out": str(out)}
-    app = client()
+    app = make_client_app()
     grid = InProcess([app] * 4, sites)
     for context in grid.contexts.values():
         context.run_config = config
@@ -571,7 +571,7 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     for name, context in zip(("north", "south", "east"), grid.contexts.values(), strict=False):
         file = tmp_path / f"{name}.csv"
         frame = pl.read_csv(file)
-        kept.append(frame.filter(~_held_out(frame, file, context))["x"].to_numpy())
+        kept.append(frame.filter(~_choose_test_rows(frame, file, context))["x"].to_numpy())
     trained = sum(map(len, kept))
     assert 3 * 400 * 0.6 < trained < 3 * 400 * 0.8
     assert rows[0]["clients"] == 3 and rows[0]["rows"] == trained

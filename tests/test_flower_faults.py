@@ -9,15 +9,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 
 from fedgft.errors import FedgftError
-from fedgft.flower import FairFed, FedGFT, Measured
+from fedgft.flower import FairFed, FedGFT, MeasuredStrategy
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
-from fedgft.flower.messages import Names, Report, pack_report
-from fedgft.flower.replies import check_report
+from fedgft.flower.messages import pack_sums
+from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import share_limit
-from fedgft.sums import Sums
-from grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
+from fedgft.sums import Names, Sums
+from in_process_grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 
@@ -228,10 +228,10 @@ def test_all_clients_failing_is_an_error_and_soon() -> None:
             run(grid, made, FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel), 20)
     grid.messages.clear()
     with pytest.raises(FedgftError, match="channel 'train': no data here"):
-        run(grid, made, Measured(flower.FedAvg(**options())), 20)
+        run(grid, made, MeasuredStrategy(flower.FedAvg(**options())), 20)
     assert grid.messages["train"] == 9
     with pytest.raises(FedgftError, match="no round gave a new model"):
-        run(grid, made, Measured(flower.FedAvg(**options())), 1)
+        run(grid, made, MeasuredStrategy(flower.FedAvg(**options())), 1)
 
 
 def test_training_that_fails_while_statistics_come() -> None:
@@ -294,7 +294,7 @@ def test_nodes_that_leave() -> None:
 @pytest.mark.parametrize("how", [{"lam": 3.0}, {"target": 0.0}])
 def test_an_empty_group_keeps_the_last_constants(how: dict) -> None:
     """The client that alone has a group goes away: no constants from half of the people."""
-    from small import federation
+    from small_federation import federation
 
     made = federation([(40, (0,), (0, 1)), (30, (0,), (0, 1)), (35, (0, 1), (0, 1))])
     grid = grid_of(made)
@@ -410,21 +410,23 @@ def test_named_groups_bind_every_site(said) -> None:
     assert "rename them at the site" in said()
 
 
-def test_reports_are_read_back_as_they_were_sent() -> None:
-    from fedgft.flower.messages import unpack_report
+def test_sums_are_read_back_as_they_were_sent() -> None:
+    from fedgft.flower.messages import unpack_sums
 
     made = biased()
     tally = _tally(made, 0)
     names = Names.of(2, 2)
-    found = unpack_report(pack_report(Report("north", names, tally)), node="node 1")
-    for a, b in zip(("count", "score", "decision"), ("count", "score", "decision"), strict=True):
-        np.testing.assert_array_equal(getattr(found.sums, a), getattr(tally, b))
-    check_report(found, examples=float(tally.rows()))
+    site, sent_names, found = unpack_sums(pack_sums(tally, names, site="north"), node="node 1")
+    assert site == "north"
+    assert sent_names == names
+    for mine, theirs in zip(found.arrays, tally.arrays, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    check_sums(found, site="north", examples=float(tally.rows()))
     with pytest.raises(FedgftError, match="claim"):
-        check_report(found, examples=float(tally.rows()) - 1)
+        check_sums(found, site="north", examples=float(tally.rows()) - 1)
     for junk in (MetricRecord({"a": 1.0}), ConfigRecord({}), ConfigRecord({"version": "1"})):
         with pytest.raises(FedgftError):
-            unpack_report(junk, node="node 1")
+            unpack_sums(junk, node="node 1")
 
 
 # The server restarted

@@ -30,7 +30,7 @@ from fedgft.study.tradeoff import (
     sweep_methods,
 )
 from fedgft.sums import Sums
-from small import SYNTHETIC, study
+from small_federation import SYNTHETIC, study
 
 SP = CATALOG["sp"]
 DATA = SYNTHETIC

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzzing import SEEDS, targets
-from fuzzing.damage import damaged
+from fuzzing.mutations import damaged
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """Ctrl-C during the start of a command gives exit code 130 and one line.
 
-The same holds later (test_cli_mishaps.py); after the end of a command, Ctrl-C has no effect.
+The same holds later (test_cli_failures.py); after the end of a command, Ctrl-C has no effect.
 """
 
 import subprocess

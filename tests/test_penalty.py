@@ -9,7 +9,7 @@ from fedgft import Penalty
 from fedgft.algorithms import SLOPES, LinearizedPenalty, fedgft
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, price
-from small import clients, federation, run, several
+from small_federation import clients, federation, run, several
 
 every_metric = pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
 POWERS = {"l1": lambda gap: gap, "l2": lambda gap: gap**2, "half": lambda gap: gap**2 / 2}
@@ -75,7 +75,7 @@ def test_more_groups_and_classes(metric: Metric) -> None:
 @every_metric
 def test_the_simulator_minimizes_the_same(metric: Metric) -> None:
     """One full-batch step of the engine against the loop with one line more."""
-    from small import SGD, module
+    from small_federation import SGD, module
 
     made = several()
     found = run(made, fedgft(metric, 4.0), rounds=1, batch_size=64, optimizer=SGD)

@@ -8,9 +8,9 @@ from flwr.app import Context, RecordDict
 from fedgft.data.partition import hold_out_by_row
 from fedgft.data.table import read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
-from fedgft.flower.client_app import _data_file, _held_out
+from fedgft.flower.client_app import _choose_test_rows, _data_file
 from fedgft.privacy.ledger import read_salt, site_folder
-from neighbors import counts_of, neighbors, people, sensitivity
+from neighboring_tables import counts_of, neighbors, people, sensitivity
 
 SALT = bytes(range(32))
 
@@ -23,7 +23,7 @@ def context_of(folder, name="north.csv", **more):
 
 def training(context) -> pl.DataFrame:
     frame = read_frame(_data_file(context))
-    return frame.filter(~_held_out(frame, _data_file(context), context))
+    return frame.filter(~_choose_test_rows(frame, _data_file(context), context))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from fedgft.engine import plan
 from fedgft.engine.plan import derive_seeds, draw_batches, full_cohort, learning_rate, sample_cohort
-from small import federation
+from small_federation import federation
 
 MADE = federation()
 

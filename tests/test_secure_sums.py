@@ -10,13 +10,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import strategy as flower
 
-from fedgft.deploy.certificates import create_node_key
+from fedgft.deploy.init import create_node_key
 from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FedGFT
 from fedgft.flower.client import client_site, flatten_arrays
 from fedgft.flower.messages import make_request
 from fedgft.flower.secure_sums import (
-    Cohort,
+    SecureCohort,
     SecureSum,
     encode_private_key,
     encode_public_key,
@@ -26,7 +26,7 @@ from fedgft.flower.secure_sums import (
 from fedgft.metrics import CATALOG
 from fedgft.privacy.ledger import read_ledger
 from fedgft.privacy.noise import honest_clients, total_rho
-from grid import app_of, biased, grid_of, options, start_of, train_config
+from in_process_grid import app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def asked(grid, arrays, nodes, cohort=None, budget=None, **how):
     told = budget.to_request("soft") | {"secure": 1.0}
     request = make_request(None, None, statistics="received", privacy=told)
     one = SecureSum(grid, arrays, request, ConfigRecord(), 60.0, budget.noise("soft"), **how)
-    return one.ask(nodes, cohort or Cohort())
+    return one.ask(nodes, cohort or SecureCohort())
 
 
 def moved(arrays, step):
@@ -395,7 +395,7 @@ def test_rows_are_declared_once_and_bounded() -> None:
     _, cohort = asked(grid, arrays, list(grid.apps))
     (record,) = records_of(grid, 100)
     assert record.rows == made.sizes[0] == cohort.rows[100]
-    changed = Cohort({**cohort.rows, 100: 7}, cohort.names, cohort.counts)
+    changed = SecureCohort({**cohort.rows, 100: 7}, cohort.names, cohort.counts)
     with pytest.raises(FedgftError, match="and declared 7 before"):
         asked(grid, arrays, list(grid.apps), changed)
     with pytest.raises(FedgftError, match="more than max_share"):
@@ -483,7 +483,7 @@ def test_the_total_has_the_noise_of_the_account_or_more() -> None:
     grid = grid_of(made)
     exact = sum(tally_of(made, k).score[..., 1] for k in range(4))
     drawn = []
-    cohort = Cohort()
+    cohort = SecureCohort()
     for i in range(12):  # models that are nearly the same, but not the same
         total, cohort = asked(grid, moved(arrays, i * 1e-6), list(grid.apps), cohort, budget)
         drawn.append(total.score[..., 1] - exact)

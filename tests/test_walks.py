@@ -75,7 +75,7 @@ def deployed_round(folder: Path) -> None:
     from flwr.serverapp.strategy import FedAvg
 
     from fedgft.flower import FedGFT
-    from grid import biased, grid_of, options, start_of, train_config
+    from in_process_grid import biased, grid_of, options, start_of, train_config
 
     made = biased()
     strategy = FedGFT(FedAvg(**options()), "sp", target=0.02)

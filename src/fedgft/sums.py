@@ -3,9 +3,7 @@
 - `Sums` holds, by label and group, the number of rows and the sums of their scores and decisions.
   Every metric of the catalog follows from these three arrays. The simulator, the penalties and the
   federation compute with them, so a `Sums` holds only arrays, which may have leading axes.
-- `Report` holds the `Sums` of one client, the client's name, and the names of classes and groups.
-  It can be converted to a record of lists for a message, and back. The server checks, stores and
-  compares the three parts together, so they are one object.
+  For a message, `Sums.to_record` and `Sums.from_record` convert them to lists and back.
 - `SiteSums` holds the sums of any number of sites that send a file. Its tables (`SiteTables`)
   cannot be a `Sums`, for three reasons: groups are named and differ between sites; sums of scores
   are also kept by decision (so a threshold can be moved); and each count has its own noise, or its
@@ -84,6 +82,33 @@ class Sums:
             return out
 
         return cls(total(np.ones(rows)), total(probs), total(chosen))
+
+    def to_record(self, names: "Names", *, site: str) -> dict[str, Any]:
+        """Return the sums of one client as flat lists of numbers, with the names that they need.
+
+        Parameters
+        ----------
+        names
+            The names of the classes and groups.
+        site
+            The name of the client.
+        """
+        return {
+            "site": site,
+            "classes": list(names.classes),
+            "groups": list(names.groups),
+            **{key: array.ravel().astype(float).tolist() for key, array in vars(self).items()},
+        }
+
+    @classmethod
+    def from_record(cls, reader: "RecordReader", names: "Names") -> "Sums":
+        """Read sums that `to_record` wrote, for these classes and groups.
+
+        Only the format of the record is checked; `check` checks the numbers.
+        """
+        count = reader.array("count", names.shape[:2])
+        score = reader.array("score", names.shape)
+        return cls(count, score, reader.array("decision", names.shape))
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -359,37 +384,6 @@ def _number_names(names: int | Sequence[str], what: str) -> tuple[str, ...]:
     if len(found) < 2 or len(set(found)) < len(found):
         raise FedgftError(f"{what} must be at least two different names, got {', '.join(found)}")
     return found
-
-
-@dataclass(frozen=True)
-class Report:
-    """The sums of one client, with its name and the names of classes and groups."""
-
-    site: str
-    names: Names
-    sums: Sums
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the report as texts and flat lists of numbers."""
-        arrays = {key: array.ravel().astype(float) for key, array in vars(self.sums).items()}
-        return {
-            "site": self.site,
-            "classes": list(self.names.classes),
-            "groups": list(self.names.groups),
-            **{key: array.tolist() for key, array in arrays.items()},
-        }
-
-    @classmethod
-    def from_record(cls, record: Any, *, site: str) -> "Report":
-        """Read a record that `to_record` wrote.
-
-        Only the format of the record is checked; `Sums.check` checks the numbers.
-        """
-        reader = RecordReader(record, f"site '{site}'")
-        names = Names.from_record(reader)
-        count = reader.array("count", names.shape[:2])
-        sums = (reader.array(key, names.shape) for key in ("score", "decision"))
-        return cls(site, names, Sums(count, *sums))
 
 
 # Files of sites

@@ -37,7 +37,7 @@ class Target:
 
 def targets() -> dict[str, Target]:
     """By name; imported here, since torch and Flower take their time."""
-    from fuzzing import audits, kept, messages, tables
+    from fuzzing import messages, saved_files, site_files, tables
 
-    found = [*tables.TARGETS, *audits.TARGETS, *kept.TARGETS, *messages.TARGETS]
+    found = [*tables.TARGETS, *site_files.TARGETS, *saved_files.TARGETS, *messages.TARGETS]
     return {target.name: target for target in found}

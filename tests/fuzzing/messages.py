@@ -24,15 +24,16 @@ from fedgft.deploy.init import read_app_config
 from fedgft.deploy.local_run import summarize_run
 from fedgft.flower import FairFed, FedGFT, Site
 from fedgft.flower.client_app import train_reply
-from fedgft.flower.messages import RECORD, Names
-from fedgft.flower.secure_sums import Cohort, SecureSum, encode_public_key
+from fedgft.flower.messages import RECORD
+from fedgft.flower.secure_sums import SecureCohort, SecureSum, encode_public_key
 from fedgft.flower.server_app import read_descriptions as _descriptions
 from fedgft.metrics import get_metric
 from fedgft.privacy.ledger import open_ledger
 from fedgft.privacy.policy import SitePolicy
+from fedgft.sums import Names
 from fuzzing import Target
-from fuzzing.places import each, file, folder
-from grid import InProcess, app_of
+from fuzzing.temporary_files import each, file, folder
+from in_process_grid import InProcess, app_of
 
 TaskIdentity.run_id = 1
 TaskIdentity.node_id = 1
@@ -247,7 +248,7 @@ def secure(data: bytes) -> None:
 
     grid = InProcess([liar, *sites[1:]])
     asked = SecureSum(grid, start(), {"version": 1, "privacy.secure": 1.0}, ConfigRecord(), 1.0)
-    total, _ = asked.ask(sorted(grid.apps), Cohort())
+    total, _ = asked.ask(sorted(grid.apps), SecureCohort())
     total.gap(get_metric("sp"), "soft")
 
 

@@ -13,7 +13,7 @@ from fedgft.data.images import load_celeba, load_images
 from fedgft.data.schema import describe_table
 from fedgft.data.table import read_frame
 from fuzzing import Target
-from fuzzing.places import each, file, folder
+from fuzzing.temporary_files import each, file, folder
 
 SQUARE = b"P6 8 8 255\n" + bytes(range(192))  # the smallest image there is
 NAMES = ("a.ppm", "b.ppm", "c.ppm")

@@ -1,6 +1,6 @@
 """A site trains on its own rows and sends parameters and sums, never a row."""
 
 from fairapp.task import make
-from fedgft.flower.client_app import client
+from fedgft.flower.client_app import make_client_app
 
-app = client(own=make)
+app = make_client_app(make)

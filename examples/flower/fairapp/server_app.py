@@ -25,4 +25,4 @@ def main(grid: Grid, context: Context) -> None:
         options["proximal_mu"] = config["proximal-mu"]
     elif name == "QFedAvg":
         options["client_learning_rate"] = config["lr"]
-    serve(grid, context, getattr(strategy, name)(**options), own=make)
+    serve(grid, context, getattr(strategy, name)(**options), make_module=make)

@@ -148,8 +148,7 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     --------
     fedgft deploy keys north
     """
-    from fedgft.deploy.certificates import create_node_key, fingerprint, read_public_key
-    from fedgft.deploy.init import check_site_names
+    from fedgft.deploy.init import check_site_names, create_node_key, fingerprint, read_public_key
 
     check_site_names([site])
     folder = make_folder(out)

@@ -23,7 +23,13 @@ from fedgft.data.encode import suggest_name
 from fedgft.data.schema import Schema
 from fedgft.data.table import split_group_columns
 from fedgft.deploy.init import read_app_config
-from fedgft.deploy.local_run import LocalRunPlan, format_closing_line, run_local, site_arguments
+from fedgft.deploy.local_run import (
+    LocalRunPlan,
+    format_closing_line,
+    format_share,
+    run_local,
+    site_arguments,
+)
 from fedgft.errors import FedgftError
 from fedgft.flower.aggregator import StatisticsOptions
 from fedgft.flower.server_app import METHODS
@@ -248,7 +254,7 @@ def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
         f"{metric} gap of scores": (row["gap_soft"], " points"),
     }
     texts = [
-        f"{name} {_percent(value, unit)}"
+        f"{name} {format_share(value, unit)}"
         for name, (value, unit) in values.items()
         if not (is_private and value is None)
     ]
@@ -259,10 +265,6 @@ def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
     if is_private:
         text += (
             f"\n  epsilon {row['epsilon']:.3g} so far (delta {row['delta']:g}); the noise puts a "
-            f"standard error of {_percent(row['gap_error'])} points on the gap"
+            f"standard error of {format_share(row['gap_error'])} points on the gap"
         )
     err.print(text, markup=False, soft_wrap=True)
-
-
-def _percent(value: float | None, unit: str = "") -> str:
-    return "not estimable" if value is None else f"{100 * value:.1f}{unit}"

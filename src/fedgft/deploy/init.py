@@ -1,42 +1,53 @@
 """The folder of a federation on the server: keys, certificates, Flower's state, the app.
 
 federation.json  ca.crt  ca.key  server.crt  server.tls  nodes/SITE.pub  engine/  app/
+
+Sites authenticate the server by its certificate (TLS); the server authenticates sites by their
+public keys. A site creates its own key pair and hands over the public key. Private keys
+can be read by their owner only, and they never appear in a log or on a command line.
 """
 
 import ipaddress
 import json
+import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedgft.deploy.certificates import (
-    PUBLIC,
-    create_authority,
-    create_node_key,
-    fingerprint,
-    issue_certificate,
-    read_public_key,
-    read_site_keys,
-    write_new,
-)
-from fedgft.deploy.processes import FLOWER_ENVIRONMENT, format_options
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedgft.deploy.processes import FLOWER_ENVIRONMENT, LOOPBACK, format_options
 from fedgft.errors import FedgftError
-from fedgft.store import atomic_write, open_folder, parse_json
+from fedgft.store import BINARY, atomic_write, open_folder, parse_json
 
 CONNECTION = "federation"
 MAX_SITES = 1000
 LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # with a leading hyphen it would be an option
 HOST = rf"(?![0-9.]+$){LABEL}(\.{LABEL})*"
-LOOPBACK_NAMES = ("127.0.0.1", "localhost")
 SETTINGS = "federation.json"
 DATABASE = "state.db"  # the SuperLink's: registered sites, runs and their messages
+SECRET = 0o600  # permissions of files that only their owner can read
+PUBLIC = 0o644  # permissions of files that every user of the host can read
+VALID_FOR = timedelta(days=365)
+CLOCK_SKEW = timedelta(days=1)
+
+
+# The folder
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class FederationFolder:
     port
         Port of the gate, which sites connect to.
     inner
-        Port of the SuperLink, on loopback.
+        Port of the SuperLink, which only processes on the server's host can reach.
     """
 
     path: Path
@@ -82,7 +93,7 @@ class FederationFolder:
 
     @property
     def names(self) -> Path:
-        """File that holds the site of each node of the SuperLink."""
+        """File that holds the name of the site behind each node of the SuperLink."""
         return self.engine / "nodes.json"
 
     def sites(self) -> tuple[str, ...]:
@@ -96,7 +107,7 @@ class FederationFolder:
             "ssl-certfile": "server.crt",
             "ssl-keyfile": "server.tls",
             "database": self.engine / DATABASE,
-            "host": "127.0.0.1",
+            "host": LOOPBACK,
             "port": self.inner,
         }
         flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
@@ -108,9 +119,9 @@ def load_federation(path: Path) -> FederationFolder:
     """Read a folder that `create_federation` wrote."""
     file = path / SETTINGS
     try:
-        held = parse_json(file.read_text("utf-8"))
-        port = int(held["port"])
-        made = FederationFolder(path.resolve(), str(held["host"]), port, int(held["inner"]))
+        settings = parse_json(file.read_text("utf-8"))
+        ports = (int(settings["port"]), int(settings["inner"]))
+        folder = FederationFolder(path.resolve(), str(settings["host"]), *ports)
     except OSError as error:
         raise FedgftError(
             f"{file}: cannot be read ({error.strerror}); fedgft deploy init makes "
@@ -118,8 +129,8 @@ def load_federation(path: Path) -> FederationFolder:
         ) from None
     except (ValueError, KeyError, TypeError):
         raise FedgftError(f"{file}: not the settings of a federation") from None
-    _check((), (made.host,), made.port)
-    return made
+    _check_names((), (folder.host,), folder.port)
+    return folder
 
 
 def create_federation(
@@ -152,7 +163,7 @@ def create_federation(
     """
     if not sites:
         raise FedgftError(f"`sites`: name 1 to {MAX_SITES} sites, not 0")
-    _check(sites, (host, *aliases), port)
+    _check_names(sites, (host, *aliases), port)
     if re.search(r"[\x00-\x1f\"'\\]", str(path.resolve())):
         raise FedgftError(
             f"{str(path)!r}: quotes, backslashes and line ends in a path confuse shells and the "
@@ -162,20 +173,21 @@ def create_federation(
         raise FedgftError(
             f"{path}: exists and is not empty; keys are not written over: name another"
         )
-    given = public_keys or {}
+    key_files = public_keys or {}
     for site in sites:
-        if site in given:
-            read_public_key(given[site])
+        if site in key_files:
+            read_public_key(key_files[site])
         elif not make_keys:
             raise FedgftError(
                 f"sites: '{site}' has no public key; the site makes one with 'fedgft deploy keys "
                 f"{site}' and hands over {site}.pub: write {site}={site}.pub"
             )
-    other = port + 1 if port < 65535 else port - 1
-    folder = FederationFolder(path.resolve(), host, port, other if inner is None else inner)
+    if inner is None:
+        inner = port + 1 if port < 65535 else port - 1
+    folder = FederationFolder(path.resolve(), host, port, inner)
     with open_folder(path):
         try:
-            _write_folder(folder, sites, aliases, given)
+            _write_folder(folder, sites, aliases, key_files)
         except BaseException:  # remove the keys of an unfinished folder
             for part in path.iterdir():
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
@@ -191,7 +203,7 @@ def _write_folder(
 ) -> None:
     """Write the certificates, keys, configuration and app of a federation."""
     folder.path.chmod(0o700)
-    hosts = list(dict.fromkeys((folder.host, *aliases, *LOOPBACK_NAMES)))
+    hosts = list(dict.fromkeys((folder.host, *aliases, LOOPBACK, "localhost")))
     issue_certificate(folder.path, "server", create_authority(folder.path), hosts)
     folder.nodes.mkdir(mode=0o700)
     for site in sites:
@@ -202,7 +214,7 @@ def _write_folder(
     read_site_keys(folder.nodes)  # raises an error if a key appears twice
     folder.engine.mkdir(mode=0o700)
     with atomic_write(folder.engine / "config.toml", private=True) as part:
-        part.write(_connection(folder).encode())
+        part.write(_connection_settings(folder).encode())
     with atomic_write(folder.path / SETTINGS) as part:
         addresses = {"host": folder.host, "port": folder.port, "inner": folder.inner}
         part.write((json.dumps(addresses) + "\n").encode())
@@ -214,20 +226,20 @@ def copy_app(target: Path) -> None:
     shutil.copytree(packaged_app(), target, ignore=shutil.ignore_patterns("__pycache__", "*.fab"))
 
 
-def read_app_config(own: Path | None) -> dict[str, Any]:
+def read_app_config(app: Path | None) -> dict[str, Any]:
     """Return the default run configuration of a Flower app.
 
     Parameters
     ----------
-    own
+    app
         Folder of the app; None: the app of this library.
     """
-    path = (own or packaged_app()) / "pyproject.toml"
+    path = (app or packaged_app()) / "pyproject.toml"
     try:
-        held = tomllib.loads(path.read_text("utf-8"))
-        return dict(held["tool"]["flwr"]["app"]["config"])
+        project = tomllib.loads(path.read_text("utf-8"))
+        return dict(project["tool"]["flwr"]["app"]["config"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FedgftError(f"`app` {own}: no Flower app there ({path.name}: {error})") from None
+        raise FedgftError(f"`app` {app}: no Flower app there ({path.name}: {error})") from None
 
 
 def packaged_app() -> Path:
@@ -235,11 +247,11 @@ def packaged_app() -> Path:
     return Path(str(files("fedgft") / "templates" / "flower")).resolve()
 
 
-def _connection(folder: FederationFolder) -> str:
+def _connection_settings(folder: FederationFolder) -> str:
     """Return Flower's connection file, for runs that are submitted on the server itself."""
     return (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{folder.inner}"\n'
+        f'address = "{LOOPBACK}:{folder.inner}"\n'
         f'root-certificates = "{folder.path / "ca.crt"}"\n'
     )
 
@@ -257,7 +269,7 @@ def check_site_names(sites: Sequence[str]) -> None:
         raise FedgftError("`sites`: two sites have the same name")
 
 
-def _check(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
+def _check_names(sites: Sequence[str], hosts: Sequence[str], port: int) -> None:
     """Raise an error unless the names of sites and hosts and the port can be used."""
     check_site_names(sites)
     for host in hosts:
@@ -293,11 +305,12 @@ def format_instructions(folder: FederationFolder) -> str:
         "",
     ]
     for number, site in enumerate(keys.values(), 2):
-        own = folder.nodes / f"{site}.key"
-        made_here = f" and nodes/{site}.key, which was made here (chmod 600)" * own.exists()
+        own_key = f" and its {site}.key"
+        if (folder.nodes / f"{site}.key").exists():
+            own_key = f" and nodes/{site}.key, which was made here (chmod 600)"
         command = ["fedgft", "deploy", "site", site, "--server", folder.address]
         lines += [
-            f"# {number}. At {site}, in a folder with ca.crt{made_here or f' and its {site}.key'};",
+            f"# {number}. At {site}, in a folder with ca.crt{own_key};",
             "#    --set max-epsilon=1 or min-count=10 refuse to tell more; for secure sums add",
             "#    --peers FOLDER, with the public keys of all sites (nodes/*.pub):",
             shlex.join([*command, "--data", f"/path/to/{site}.csv"]),
@@ -316,3 +329,181 @@ def format_instructions(folder: FederationFolder) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+# Certificates and keys
+
+
+def create_authority(folder: Path) -> tuple[Any, Any]:
+    """Create the federation's own certificate authority.
+
+    Writes ca.crt, which every site needs, and ca.key, which stays secret.
+
+    Returns
+    -------
+    certificate, key
+        The authority's certificate and private key, as `issue_certificate` takes them.
+    """
+    denied_usages = (
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "encipher_only",
+        "decipher_only",
+        "digital_signature",
+    )
+    usage = x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(denied_usages, False))
+    basic = x509.BasicConstraints(ca=True, path_length=0)
+    authority = _certify("fedgft federation authority", None, {basic: True, usage: True})
+    _write_certificate(folder / "ca.crt", folder / "ca.key", *authority)
+    return authority
+
+
+def issue_certificate(
+    folder: Path, name: str, issued_by: tuple[Any, Any], hosts: Sequence[str]
+) -> None:
+    """Write NAME.crt and its private key NAME.tls.
+
+    Parameters
+    ----------
+    folder
+        Where the files go.
+    name
+        Name of the files and of the certificate's subject.
+    issued_by
+        Certificate and key of the authority (`create_authority`).
+    hosts
+        All host names and addresses under which the server is reached.
+    """
+    extensions = {
+        x509.SubjectAlternativeName([_general_name(host) for host in hosts]): False,
+        x509.BasicConstraints(ca=False, path_length=None): True,
+        x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]): False,
+    }
+    certificate, key = _certify(f"fedgft {name}"[:64], issued_by, extensions)
+    _write_certificate(folder / f"{name}.crt", folder / f"{name}.tls", certificate, key)
+
+
+def _certify(
+    subject: str, issued_by: tuple[Any, Any] | None, extensions: dict[Any, bool]
+) -> tuple[Any, Any]:
+    """Return a certificate and its new key.
+
+    Parameters
+    ----------
+    subject
+        Common name of the certificate.
+    issued_by
+        Certificate and key of the authority; None: the certificate signs itself.
+    extensions
+        Further extensions, and whether each is critical.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, subject)])
+    issuer, signing = (name, key) if issued_by is None else (issued_by[0].subject, issued_by[1])
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + VALID_FOR)
+    )
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    for extension, critical in {key_id: False, **extensions, issuer_id: False}.items():
+        builder = builder.add_extension(extension, critical=critical)
+    return builder.sign(signing, hashes.SHA384()), key
+
+
+def _write_certificate(path: Path, secret: Path, certificate: Any, key: Any) -> None:
+    """Write a certificate and its private key."""
+    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    write_new(secret, private)
+    write_new(path, certificate.public_bytes(form.Encoding.PEM), mode=PUBLIC)
+
+
+def _general_name(host: str) -> Any:
+    """Return an address or a host name as certificates hold it."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def create_node_key(folder: Path, site: str) -> None:
+    """Write the key pair of a site: SITE.key stays at the site, SITE.pub goes to the server."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    write_new(folder / f"{site}.key", private)
+    write_new(folder / f"{site}.pub", public + b"\n", mode=PUBLIC)
+
+
+def read_public_key(path: Path) -> bytes:
+    """Read the public key of a site (OpenSSH) and return it as Flower sends it (PEM)."""
+    key = _read_key(path, form.load_ssh_public_key, "public")
+    return key.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _read_key(path: Path, load: Callable[[bytes], Any], kind: str) -> Any:
+    """Read a "public" or "private" key of a site."""
+    try:
+        key = load(path.read_bytes())
+    except OSError as error:
+        raise FedgftError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception:  # cryptography raises several kinds of exceptions
+        key = None
+    key_types = (ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey)
+    if not isinstance(key, key_types) or key.curve.name != ec.SECP384R1.name:
+        raise FedgftError(f"{path}: not the {kind} key of a site (fedgft deploy keys makes one)")
+    return key
+
+
+def read_site_keys(folder: Path) -> dict[bytes, str]:
+    """Read all NAME.pub files of a folder.
+
+    Returns
+    -------
+    dict
+        Public key -> name of the site. The same key under two names is an error.
+    """
+    found: dict[bytes, str] = {}
+    for path in sorted(folder.glob("*.pub")):
+        key = read_public_key(path)
+        if key in found:
+            raise FedgftError(f"{path}: the same key as that of site '{found[key]}'")
+        found[key] = path.name.removesuffix(".pub")
+    return found
+
+
+def read_private_key(path: Path) -> Any:
+    """Read the private key of a site; raise an error if other users can read the file."""
+    key = _read_key(path, partial(form.load_ssh_private_key, password=None), "private")
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise FedgftError(f"{path}: other users can read this private key: chmod 600 {path}")
+    return key
+
+
+def fingerprint(public: bytes) -> str:
+    """Return the SHA-256 fingerprint of a public key (PEM), as `ssh-keygen -l` prints it.
+
+    Operators compare fingerprints by telephone.
+    """
+    key = form.load_pem_public_key(public)
+    text = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).split()[1]
+    return "SHA256:" + b64encode(sha256(b64decode(text)).digest()).decode().rstrip("=")
+
+
+def write_new(path: Path, content: bytes, *, mode: int = SECRET) -> None:
+    """Create a file with this mode whatever the umask; fail if the path exists, even as a link."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
+    except FileExistsError:
+        raise FedgftError(f"{path}: exists already; a key is not written over") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    path.chmod(mode)

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgft.deploy.init import CONNECTION, FederationFolder, create_federation, load_federation
-from fedgft.deploy.processes import Processes, flower_commands_folder, format_options, free_port
+from fedgft.deploy.processes import (
+    LOOPBACK,
+    Processes,
+    flower_commands_folder,
+    format_options,
+    free_port,
+)
 from fedgft.deploy.server import get_run_status
 from fedgft.errors import FedgftError
 from fedgft.flower.server_app import CHECKPOINT, HISTORY, PROGRESS, SCHEMA
@@ -71,76 +77,78 @@ def summarize_run(
     if not path.exists():
         return out
     try:
-        held = parse_json(path.read_text("utf-8"))
-        row = held["about"]["measured"] or {}
+        history = parse_json(path.read_text("utf-8"))
+        row = history["about"]["measured"] or {}
         out |= {key: row.get(key) for key in MEASURED_KEYS}
         out |= {key: row[key] for key in REPORTED_KEYS if key in row}
-        out["sites"] = len(held["sites"]) or sites
-        return out | _held_out(held["held_out"], held["about"]["metric"])
+        out["sites"] = len(history["sites"]) or sites
+        return out | _summarize_held_out(history["held_out"], history["about"]["metric"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # damaged file
         raise FedgftError(f"{path}: not the history of a run ({error})") from None
 
 
-def format_closing_line(made: dict[str, Any], metric: str) -> str:
+def format_closing_line(summary: dict[str, Any], metric: str) -> str:
     """Return the last line of a run: gap, target, whether it was met, and what to try next.
 
     Parameters
     ----------
-    made
+    summary
         The run's summary (`summarize_run`).
     metric
         Name of the metric.
     """
-    gap = _share(made["gap_hard"], " points")
-    text = f"{metric} gap of decisions on the training rows of {made['sites']} site(s): {gap}"
-    if made.get("target") is not None:
-        text += f", target {100 * made['target']:.1f}: {_verdict(made)}"
+    gap = format_share(summary["gap_hard"], " points")
+    text = f"{metric} gap of decisions on the training rows of {summary['sites']} site(s): {gap}"
+    if summary.get("target") is not None:
+        text += f", target {100 * summary['target']:.1f}: {_verdict(summary)}"
     text += "."
-    if made.get("collapsed"):
+    if summary.get("collapsed"):
         text += " The model has collapsed: it gives nearly everybody the same decision."
-    held = made.get("held_out")
-    if held is not None and held["gap_hard"] is not None:
-        low, high = (_share(held[f"gap_hard_{end}"]) for end in ("low", "high"))
-        worst, best = (_share(held[f"accuracy_{end}"]) for end in ("low", "high"))
+    held_out = summary.get("held_out")
+    if held_out is not None and held_out["gap_hard"] is not None:
+        low, high = (format_share(held_out[f"gap_hard_{end}"]) for end in ("low", "high"))
+        worst, best = (format_share(held_out[f"accuracy_{end}"]) for end in ("low", "high"))
+        gap = format_share(held_out["gap_hard"], " points")
+        accuracy = format_share(held_out["accuracy"], "%")
         text += (
-            f" On the rows that they held out: {_share(held['gap_hard'], ' points')} (95% interval "
-            f"{low} to {high}), accuracy {_share(held['accuracy'], '%')} ({worst} to {best})."
+            f" On the rows that they held out: {gap} (95% interval {low} to {high}), "
+            f"accuracy {accuracy} ({worst} to {best})."
         )
-    elif held is not None:
+    elif held_out is not None:
         text += " On the rows that they held out it is not estimable: too few rows, or noise."
-    if made.get("accuracy_constant") is not None:
+    if summary.get("accuracy_constant") is not None:
         text += (
             f" On the training rows always predicting the most frequent class is right in "
-            f"{_share(made['accuracy_constant'], '%')}."
+            f"{format_share(summary['accuracy_constant'], '%')}."
         )
-    if made.get("target") is not None and made.get("reached") is False:
+    if summary.get("target") is not None and summary.get("reached") is False:
         text += " What to try: more rounds, another learning rate, or a larger target."
-    return f"{text} {made['rounds']} round(s), {made['seconds']:.0f} s."
+    return f"{text} {summary['rounds']} round(s), {summary['seconds']:.0f} s."
 
 
-def _verdict(made: dict[str, Any]) -> str:
+def _verdict(summary: dict[str, Any]) -> str:
     """Return whether the target was met; name its kind unless it is for decisions."""
-    of = "" if made["target_of"] == "decisions" else f" (for {made['target_of']})"
-    return {None: "cannot be judged", True: "met", False: "missed"}[made["reached"]] + of
+    of = "" if summary["target_of"] == "decisions" else f" (for {summary['target_of']})"
+    return {None: "cannot be judged", True: "met", False: "missed"}[summary["reached"]] + of
 
 
-def _share(value: float | None, unit: str = "") -> str:
+def format_share(value: float | None, unit: str = "") -> str:
     """Return a fraction in percent or points, with one digit."""
     return "not estimable" if value is None else f"{100 * value:.1f}{unit}"
 
 
-def _held_out(found: dict[str, Any], metric: str) -> dict[str, Any]:
+def _summarize_held_out(audit: dict[str, Any], metric: str) -> dict[str, Any]:
     """Return estimates on held-out rows; None where there is no interval (few rows, much noise)."""
-    if metric not in found.get("metrics", {}):  # no report, or several metrics at once
+    if metric not in audit.get("metrics", {}):  # no report, or several metrics at once
         return {}
-    gap = found["metrics"][metric]
-    right = found["accuracy"]
-    held: dict[str, Any] = {"accuracy": right["rate"], "gap_hard": gap["gap"]}
-    for name, of in (("accuracy", right), ("gap_hard", gap)):
-        held |= {f"{name}_low": of["low"], f"{name}_high": of["high"]}
-        if None in (of["low"], of["high"]):
-            held[name] = None
-    return {"held_out": held}
+    gap = audit["metrics"][metric]
+    accuracy = audit["accuracy"]
+    summary: dict[str, Any] = {"accuracy": accuracy["rate"], "gap_hard": gap["gap"]}
+    for name, interval in (("accuracy", accuracy), ("gap_hard", gap)):
+        summary |= {f"{name}_low": interval["low"], f"{name}_high": interval["high"]}
+        if None in (interval["low"], interval["high"]):
+            summary[name] = None
+    return {"held_out": summary}
 
 
 def find_error(folder: Path) -> str:
@@ -170,7 +178,6 @@ ENGINE = "engine"  # folder of Flower's own files during the run
 LEFTOVERS = {ENGINE, "logs", PROGRESS, SCHEMA}
 PROGRESS_SECONDS = 1.0  # seconds between two checks of the progress
 STATUS_SECONDS = 2.0  # seconds between two requests for the run's status
-HERE = "127.0.0.1"
 FEDGFT = (sys.executable, "-m", "fedgft")
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -216,7 +223,7 @@ def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Pro
     folder = create_federation(
         plan.out / ENGINE,
         sites=plan.sites,
-        host=HERE,
+        host=LOOPBACK,
         port=free_port(plan.port),
         inner=free_port(),
         make_keys=True,
@@ -230,7 +237,7 @@ def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Pro
 
 def start_server(folder: FederationFolder, processes: Processes) -> None:
     """Start the server and wait until its gate listens."""
-    processes.start("server", [*FEDGFT, "deploy", "server", str(folder.path), "--bind", HERE])
+    processes.start("server", [*FEDGFT, "deploy", "server", str(folder.path), "--bind", LOOPBACK])
     processes.wait_for_port("server", folder.port)
 
 
@@ -284,7 +291,7 @@ def run_local(
         The run's summary (`summarize_run`).
     """
     began = time.monotonic()
-    _check_place(plan)
+    _check_output_folder(plan)
     format_config(plan.config)  # raises an error if Flower cannot take a value
     with open_folder(plan.out):
         try:
@@ -302,15 +309,15 @@ def run_local(
     return summarize_run(plan.out, status, seconds=seconds, sites=len(plan.sites), limit=plan.limit)
 
 
-def _check_place(plan: LocalRunPlan) -> None:
+def _check_output_folder(plan: LocalRunPlan) -> None:
     """Raise an error unless the folder is new or, to resume, holds an unfinished run."""
     if plan.out.exists() and not plan.out.is_dir():
         raise FedgftError(f"`out` {plan.out}: is a file; name a folder")
-    held = {path.name for path in plan.out.iterdir()} if plan.out.exists() else set()
-    held.discard(LOCK_NAME)
-    if not plan.resume and held <= LEFTOVERS:  # files of a run that failed at once
+    names = {path.name for path in plan.out.iterdir()} if plan.out.exists() else set()
+    names.discard(LOCK_NAME)
+    if not plan.resume and names <= LEFTOVERS:  # files of a run that failed at once
         return
-    if not held:
+    if not names:
         raise FedgftError(f"`resume`: there is no run in {plan.out}")
     if not plan.resume:
         raise FedgftError(
@@ -322,9 +329,9 @@ def _check_place(plan: LocalRunPlan) -> None:
         raise FedgftError(f"`resume`: the run in {plan.out} was finished; name another `out`")
 
 
-def format_config(held: dict[str, Any]) -> str:
+def format_config(config: dict[str, Any]) -> str:
     """Return a configuration in one line, as Flower's commands take it."""
-    return " ".join(f"{key}={_toml(value)}" for key, value in held.items())
+    return " ".join(f"{key}={_format_toml(value)}" for key, value in config.items())
 
 
 def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPlan) -> int:
@@ -332,10 +339,13 @@ def submit_run(folder: FederationFolder, processes: Processes, plan: LocalRunPla
     app = str(plan.app or folder.app)
     options = {"run-config": format_config(plan.config), "format": "json"}
     output = _run_flwr(processes, "run", app, CONNECTION, *format_options(options))
-    found = _json(output)
-    if not found.get("success") or "run-id" not in found:
-        raise FedgftError(f"flwr run: {found.get('error-message') or output.strip()[-300:]}")
-    return int(found["run-id"])
+    try:
+        answer = json.loads(output[output.find("{") : output.rfind("}") + 1])
+    except ValueError:
+        answer = {}
+    if not answer.get("success") or "run-id" not in answer:
+        raise FedgftError(f"flwr run: {answer.get('error-message') or output.strip()[-300:]}")
+    return int(answer["run-id"])
 
 
 def _run_flwr(processes: Processes, *arguments: str) -> str:
@@ -347,15 +357,15 @@ def wait_for_run(
     processes: Processes, plan: LocalRunPlan, run: int, on_progress: OnProgress
 ) -> str:
     """Report progress until the run has ended, and return its status."""
-    seen = len(read_progress(plan.out)) if plan.resume else 0
+    rows_reported = len(read_progress(plan.out)) if plan.resume else 0
     asked = time.monotonic()
     deadline = asked + plan.limit
     while True:
         rows = read_progress(plan.out)
-        for row in rows[seen:]:
+        for row in rows[rows_reported:]:
             alive = sum(processes.is_alive(site) for site in plan.sites)
             on_progress({**row, "alive": alive, "sites": len(plan.sites)})
-        seen = len(rows)
+        rows_reported = len(rows)
         if not processes.is_alive("server"):
             raise FedgftError(f"the server ended: {processes.last_log_lines('server')}")
         if not any(processes.is_alive(site) for site in plan.sites):
@@ -364,7 +374,7 @@ def wait_for_run(
         if time.monotonic() - asked > STATUS_SECONDS or (plan.out / HISTORY).exists():
             status = get_run_status(load_federation(processes.folder), run)
             if status.startswith("finished"):
-                _keep_log(processes, plan, run)
+                _save_app_log(processes, plan, run)
                 return status
             asked = time.monotonic()
         if time.monotonic() > deadline:
@@ -372,7 +382,7 @@ def wait_for_run(
         time.sleep(PROGRESS_SECONDS)
 
 
-def _keep_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
+def _save_app_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
     """Save the log of the server's app, which Flower keeps apart from its own."""
     try:
         output = _run_flwr(processes, "log", str(run), CONNECTION, "--show")
@@ -382,15 +392,7 @@ def _keep_log(processes: Processes, plan: LocalRunPlan, run: int) -> None:
         log.write(output.encode())
 
 
-def _json(text: str) -> dict[str, Any]:
-    """Return the JSON object in a command's output, without the text around it."""
-    try:
-        return json.loads(text[text.find("{") : text.rfind("}") + 1])
-    except ValueError:
-        return {}
-
-
-def _toml(value: Any) -> str:
+def _format_toml(value: Any) -> str:
     """Return a value as TOML. Flower splits at quotes, so strings must not contain any."""
     if isinstance(value, str) and not re.fullmatch(r"[^\x00-\x1f\"'\\]*", value):
         raise FedgftError(f"{value!r}: Flower takes no quotes, backslashes or line ends in texts")

@@ -39,6 +39,7 @@ TESTED_FLOWER = "1.41"  # the tested release; pyproject.toml names it too
 POLL = "FEDGFT_POLL"  # environment variable: seconds between a SuperNode's requests for work
 SOCKETS = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}  # sockets and their owners
 ESTABLISHED = "01"
+LOOPBACK = "127.0.0.1"
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -58,7 +59,7 @@ def format_options(options: Mapping[str, Any]) -> list[str]:
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
-def _die_with_us() -> None:
+def _end_with_parent() -> None:
     """Ask Linux to end this child if its parent is killed; other systems do not offer this."""
     with suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -75,7 +76,7 @@ def free_port(wanted: int | None = None) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", wanted or 0))
+            probe.bind((LOOPBACK, wanted or 0))
         except (OSError, OverflowError) as error:
             raise FedgftError(f"`port` {wanted}: cannot be used ({error})") from None
         return int(probe.getsockname()[1])
@@ -111,8 +112,8 @@ class Processes:
     def environment(self) -> dict[str, str]:
         """Environment variables; each process gets one thread, since all share the cores."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        own = {"FLWR_HOME": str(self.home), "PATH": path, "OMP_NUM_THREADS": "1"}
-        return {**os.environ, **FLOWER_ENVIRONMENT, **own, **self.variables}
+        settings = {"FLWR_HOME": str(self.home), "PATH": path, "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **FLOWER_ENVIRONMENT, **settings, **self.variables}
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process under a name; its output goes to NAME.log."""
@@ -129,7 +130,7 @@ class Processes:
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_us,
+                preexec_fn=_end_with_parent,
             )
 
     def run(self, *command: str, timeout: float = 60.0) -> str:
@@ -149,7 +150,7 @@ class Processes:
         """
         what = f"{Path(command[0]).name} {command[1]}"
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command,
                 cwd=self.folder,
                 env=self.environment,
@@ -161,10 +162,11 @@ class Processes:
             )
         except subprocess.TimeoutExpired:
             raise FedgftError(f"{what}: no answer in {timeout:g} s") from None
-        if done.returncode:
-            lines = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-            raise FedgftError(f"{what} failed: {' '.join(lines[-3:])}")
-        return done.stdout.decode("utf-8", "replace")
+        output = completed.stdout.decode("utf-8", "replace")
+        if completed.returncode:
+            text = completed.stderr.decode("utf-8", "replace") or output
+            raise FedgftError(f"{what} failed: {' '.join(text.strip().splitlines()[-3:])}")
+        return output
 
     def is_alive(self, name: str) -> bool:
         """Return whether the process runs."""
@@ -180,7 +182,7 @@ class Processes:
         while time.monotonic() < deadline:
             if not self.is_alive(name):
                 raise FedgftError(f"{name} ended at once: {self.last_log_lines(name)}")
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            with suppress(OSError), socket.create_connection((LOOPBACK, port), 1.0):
                 return
             time.sleep(0.1)
         raise FedgftError(f"{name} does not listen on port {port} after {seconds:g} s")
@@ -212,14 +214,14 @@ class Processes:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, sign)
             deadline = time.monotonic() + STOP_SECONDS
-            while time.monotonic() < deadline and self._remaining(pids):
+            while time.monotonic() < deadline and self._any_runs(pids):
                 time.sleep(0.05)
         self.running.clear()
 
-    def _remaining(self, pids: set[int]) -> bool:
+    def _any_runs(self, pids: set[int]) -> bool:
         """Return whether any of the processes still runs."""
-        waited = [process.poll() is None for process in self.running.values()]
-        return any(waited) or any(map(_exists, pids))
+        alive = [self.is_alive(name) for name in self.running]  # polls all, which ends zombies
+        return any(alive) or any(map(_is_running, pids))
 
     def __enter__(self) -> "Processes":
         return self
@@ -244,24 +246,31 @@ def _ignore_signals() -> Iterator[None]:
 
 def list_descendants(session: int) -> set[int]:
     """Return the process ids of a session and all its descendants; empty without /proc."""
-    parents: dict[int, tuple[int, int]] = {}
+    parents: dict[int, int] = {}
+    found: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
-            rest = (entry / "stat").read_text().rpartition(")")[2].split()
-            parents[int(entry.name)] = (int(rest[1]), int(rest[3]))
-    found = {pid for pid, (_, own) in parents.items() if own == session}
-    while more := {pid for pid, (up, _) in parents.items() if up in found} - found:
-        found |= more
+            pid = int(entry.name)
+            fields = _read_stat(pid)
+            parents[pid] = int(fields[1])
+            if int(fields[3]) == session:
+                found.add(pid)
+    while children := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= children
     return found
 
 
-def _exists(pid: int) -> bool:
+def _read_stat(pid: int) -> list[str]:
+    """Return what Linux records of a process: state, parent, group, session, and so on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _is_running(pid: int) -> bool:
     """Return whether the process runs; a zombie counts as ended."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _read_stat(pid)[0] not in ("Z", "X")
     except (OSError, IndexError):
         return False
-    return state not in ("Z", "X")
 
 
 def check_flower_version() -> None:
@@ -315,14 +324,14 @@ def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     Linux lists a socket that its owner closed as root's, so only established ones count.
     """
     kind = ipaddress.ip_address(local[0]).version
-    wanted = [_hexadecimal(*local), _hexadecimal(*remote)]
+    ends = [_hexadecimal(*local), _hexadecimal(*remote)]
     try:
         lines = SOCKETS[kind].read_text("ascii").splitlines()[1:]
     except OSError:
         return None
     for line in lines:
         fields = line.split()
-        if fields[1:3] == wanted and fields[3] == ESTABLISHED and fields[9] != "0":
+        if fields[1:3] == ends and fields[3] == ESTABLISHED and fields[9] != "0":
             return int(fields[7])
     return None
 
@@ -359,8 +368,8 @@ def start_supernode(arguments: list[str]) -> None:
     from flwr.supernode.cli import flower_supernode
 
     worker: Any = import_module("flwr.supernode.start_client_internal")
-    most = float(os.environ.get(POLL, "3"))
-    worker.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, most)))
+    max_seconds = float(os.environ.get(POLL, "3"))
+    worker.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, max_seconds)))
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 

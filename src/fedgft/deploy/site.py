@@ -50,22 +50,30 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.runtime.tracing import RuntimeTracingInterceptor
 from flwr.supernode.runtime import run_clientapp as engine
 
-from fedgft.deploy.certificates import (
+from fedgft.deploy.init import (
     create_authority,
     issue_certificate,
+    packaged_app,
     read_private_key,
     write_new,
 )
-from fedgft.deploy.init import packaged_app
-from fedgft.deploy.processes import POLL, Processes, check_flower_version, format_options, free_port
+from fedgft.deploy.processes import (
+    LOOPBACK,
+    POLL,
+    Processes,
+    check_flower_version,
+    format_options,
+    free_port,
+)
 from fedgft.errors import FedgftError, import_extra
-from fedgft.formatting import printable
+from fedgft.formatting import one_line, printable
 
-HERE = "127.0.0.1"
 # Seconds during which the node may fail before the site gives up. The server lists a killed site
 # for 60 seconds.
 FAILURE_WINDOW = 100.0
 RETRY_SECONDS = 5.0  # seconds between two attempts
+TASK_POLL_SECONDS = 0.5  # seconds between requests for a task
+ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"  # the one call that the node's secret protects
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
     app = load_app(plan.app)
     with tempfile.TemporaryDirectory(prefix="fedgft-site-") as name:
         work = Path(name)
-        issue_certificate(work, "node", create_authority(work), [HERE])
+        issue_certificate(work, "node", create_authority(work), [LOOPBACK])
         secret = secrets.token_bytes(32)
         write_new(work / "secret", secret)
         (work / "engine").mkdir(mode=0o700)
@@ -130,7 +138,7 @@ def run_site(plan: SitePlan, note: Callable[[str], None]) -> None:
             with Processes(Path.cwd(), work / "engine", None, variables) as processes:
                 processes.start("node", _node_command(plan, work, port))
                 preload_modules()  # while the node starts
-                runner = Runner(app, address=f"{HERE}:{port}", authority=authority, secret=secret)
+                runner = TaskRunner(app, port=port, authority=authority, secret=secret)
                 runner.run(lambda: processes.is_alive("node"))
             reason = _ask_server(plan)
             ended = time.monotonic()
@@ -159,7 +167,7 @@ def _node_command(plan: SitePlan, work: Path, port: int) -> list[str]:
         "ssl-ca-certfile": work / "ca.crt",
         "ssl-certfile": work / "node.crt",
         "ssl-keyfile": work / "node.tls",
-        "host": HERE,
+        "host": LOOPBACK,
         "port": port,
         "isolation": "process",
         "superexec-auth-secret-file": work / "secret",
@@ -204,12 +212,12 @@ def find_refusal(plan: SitePlan) -> tuple[str, bool]:
 
 def signed_headers(key: Any) -> dict[str, str]:
     """Return the headers of a request to the fleet interface, as Flower's SuperNode signs them."""
-    moment = now().isoformat()
+    time_now = now().isoformat()
     return {
         "content-type": PROTOBUF_MEDIA_TYPE,
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
-        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, moment.encode())).decode(),
-        TIMESTAMP_HEADER: moment,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, time_now.encode())).decode(),
+        TIMESTAMP_HEADER: time_now,
     }
 
 
@@ -237,27 +245,23 @@ def _clock_difference(answer: Any) -> str:
     ahead = time.time() - theirs
     if -300 < ahead < SYSTEM_TIME_TOLERANCE + 2:
         return ""
-    way = "ahead of" if ahead > 0 else "behind"
-    return f"clock: this host's is {abs(ahead):.0f} s {way} the server's; switch on NTP"
+    direction = "ahead of" if ahead > 0 else "behind"
+    return f"clock: this host's is {abs(ahead):.0f} s {direction} the server's; switch on NTP"
 
 
 def _reason_no_answer(plan: SitePlan, error: Exception) -> tuple[str, bool]:
     """Return why no answer arrived, and whether the cause may pass without action."""
-    words = printable(" ".join(str(error).split()))[:200] or type(error).__name__
+    details = one_line(error, 200) or type(error).__name__
     text = str(error).lower()
     if "certificate" in text:
         return (
             f"its certificate was not issued by the authority in {plan.certificate} for this "
-            f"name, or is out of date ({words}): ask for the federation's ca.crt and the right "
+            f"name, or is out of date ({details}): ask for the federation's ca.crt and the right "
             "host name"
         ), False
     if "ssl" in text or "tls" in text or "eof" in text:
-        return f"{plan.server} does not speak TLS ({words})", False
-    return f"{plan.server} cannot be reached ({words})", True
-
-
-TASK_POLL_SECONDS = 0.5  # seconds between requests for a task
-ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"  # the one call that the node's secret protects
+        return f"{plan.server} does not speak TLS ({details})", False
+    return f"{plan.server} cannot be reached ({details})", True
 
 
 def load_app(folder: Path) -> Any:
@@ -269,8 +273,8 @@ def load_app(folder: Path) -> Any:
         If there is no app in the folder, it cannot be imported, or it is not a ClientApp.
     """
     try:
-        held = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
-        reference = str(held["tool"]["flwr"]["app"]["components"]["clientapp"])
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+        reference = str(project["tool"]["flwr"]["app"]["components"]["clientapp"])
         module, _, attribute = reference.partition(":")
         sys.path.insert(0, str(folder))
         app = getattr(importlib.import_module(module), attribute)
@@ -292,8 +296,8 @@ def preload_modules() -> None:
         importlib.import_module(name)
 
 
-class Runner:
-    """Take tasks from the site's node and run the installed app on them.
+class TaskRunner:
+    """Takes tasks from the site's node and runs the installed app on them.
 
     Every message is handled in a forked process, which starts in milliseconds because everything
     is imported already.
@@ -302,37 +306,37 @@ class Runner:
     ----------
     app
         The ClientApp.
-    address
-        HOST:PORT of the node.
+    port
+        Port of the node on this host.
     authority
         Certificate (PEM) of the authority that issued the node's certificate.
     secret
         Secret that the node and this runner share.
     """
 
-    def __init__(self, app: Any, *, address: str, authority: bytes, secret: bytes) -> None:
+    def __init__(self, app: Any, *, port: int, authority: bytes, secret: bytes) -> None:
         if not hasattr(os, "fork"):
             raise FedgftError("a site needs Linux or macOS: this system cannot fork processes")
         self.app = app
-        self.address = address
+        self.address = f"{LOOPBACK}:{port}"
         self.authority = authority
         self.secret = secret
-        self.busy: set[int] = set()
+        self.running: set[int] = set()
 
-    def run(self, alive: Callable[[], bool]) -> None:
-        """Handle tasks until `alive()` is false."""
-        proof = SuperExecAuthHttpInterceptor(
+    def run(self, is_alive: Callable[[], bool]) -> None:
+        """Handle tasks until `is_alive()` is false."""
+        credentials = SuperExecAuthHttpInterceptor(
             master_secret=self.secret, protected_methods={ACQUIRE_TASK}
         )
-        client = self._connect(proof, patient=False)
-        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
+        client = self._connect(credentials, retry=False)
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP, TaskType.AGENT_APP])
         try:
-            while alive():
-                self._collect()
+            while is_alive():
+                self._collect_ended()
                 try:
-                    got = client.AcquireTask(wanted)
-                    if got.HasField("task") and got.token:
-                        self._fork(got.token, foreign=got.task.type != TaskType.CLIENT_APP)
+                    answer = client.AcquireTask(request)
+                    if answer.HasField("task") and answer.token:
+                        self._fork(answer.token, foreign=answer.task.type != TaskType.CLIENT_APP)
                         continue
                 except httpx.TransportError:
                     pass  # the node is starting, or has ended
@@ -345,18 +349,18 @@ class Runner:
 
     def stop(self) -> None:
         """Kill the processes that still run."""
-        for pid in self.busy:
+        for pid in self.running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while self.busy:
-            self._collect(wait=True)
+        while self.running:
+            self._collect_ended(wait=True)
 
-    def _collect(self, *, wait: bool = False) -> None:
+    def _collect_ended(self, *, wait: bool = False) -> None:
         """Collect the processes that have ended; with `wait`, wait for all of them."""
-        for pid in list(self.busy):
+        for pid in list(self.running):
             found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
             if found:
-                self.busy.discard(pid)
+                self.running.discard(pid)
                 if status and not wait:
                     _log(f"the process for a message ended with status {status}")
 
@@ -374,7 +378,7 @@ class Runner:
         sys.stderr.flush()
         pid = os.fork()
         if pid:
-            self.busy.add(pid)
+            self.running.add(pid)
             return
         status = 1
         try:
@@ -391,7 +395,7 @@ class Runner:
 
     def _handle(self, token: str, *, foreign: bool) -> None:
         """Handle one message: read it from the node, run the app, send the reply to the node."""
-        client = self._connect(RuntimeTokenHttpInterceptor(token), patient=True)
+        client = self._connect(RuntimeTokenHttpInterceptor(token), retry=True)
         if foreign:
             why = "this site runs only client apps"
             engine.push_task_output(client, None, SubStatus.FAILED, why)
@@ -414,17 +418,17 @@ class Runner:
         engine.push_message(client, reply, context)
         engine.push_task_output(client, context, status, details)
 
-    def _connect(self, interceptor: Any, *, patient: bool) -> Any:
+    def _connect(self, interceptor: Any, *, retry: bool) -> Any:
         """Return a client of the node.
 
         Parameters
         ----------
         interceptor
             Adds this client's credentials to its requests.
-        patient
+        retry
             Whether to retry requests that fail, as a task under way needs it.
         """
-        component = "flwr-clientapp" if patient else "SuperExec"
+        component = "flwr-clientapp" if retry else "SuperExec"
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=False,
@@ -434,7 +438,7 @@ class Runner:
                 RuntimeVersionHttpInterceptor(component_name=component),
                 interceptor,
             ],
-            retry_invoker=make_simple_http_retry_invoker() if patient else None,
+            retry_invoker=make_simple_http_retry_invoker() if retry else None,
         )
 
 

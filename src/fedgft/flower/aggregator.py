@@ -19,11 +19,9 @@ from fedgft.algorithms.controller import TARGET_TOLERANCE, Controller, with_spee
 from fedgft.algorithms.objectives import Pricing
 from fedgft.engine.select_best import GAP_TOLERANCE, GAP_WEIGHT
 from fedgft.errors import FedgftError
-from fedgft.flower.messages import Report, Request, log, make_request, warn
-from fedgft.flower.replies import Replies, ReportValidator, make_query
-from fedgft.flower.run_state import BestModel, RunState
-from fedgft.flower.secure_sums import Cohort as SecureCohort
-from fedgft.flower.secure_sums import SecureSum
+from fedgft.flower.messages import Replies, Request, log, make_query, make_request, warn
+from fedgft.flower.run_state import BestModel, RunState, SumsValidator
+from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.decisions import describe_decisions
 from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, Limits, limit_sites
@@ -49,7 +47,7 @@ ALL_CLIENTS = make_cohort(np.ones(1))
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class StatisticsOptions:
-    """How the server collects statistics: the options of `FedGFT`, `FairFed` and `Measured`.
+    """How the server collects statistics: options of every `FairStrategy`.
 
     Parameters
     ----------
@@ -132,11 +130,11 @@ class StatisticsAggregator:
     state
         All that a checkpoint saves.
     validator
-        Rejects reports that cannot be true.
+        Rejects sums that cannot be true.
     rounds
         The number of rounds of the whole run.
-    reports
-        Node -> its report of the last round, after the limits were applied.
+    client_sums
+        Node -> its sums of the last round, after the limits were applied.
     cohort
         The clients that take part in every secure sum.
     """
@@ -148,11 +146,11 @@ class StatisticsAggregator:
         self.metric = metric
         self.pricing = pricing
         self.state = state
-        self.validator = ReportValidator(state, options.counts)
+        self.validator = SumsValidator(state, options.counts)
         self.rounds = 0
-        self.reports: dict[int, Report] = {}
+        self.client_sums: dict[int, Sums] = {}
         self.cohort = SecureCohort()
-        self._silent_rounds = 0  # consecutive rounds without any statistics
+        self._rounds_without_statistics = 0  # consecutive ones
         self._warnings: set[str] = set()  # warnings that were logged already
 
     @property
@@ -234,7 +232,7 @@ class StatisticsAggregator:
             state.names = state.names or cohort.names
             state.names.check(cohort.names, site="all sites")
         except FedgftError as error:
-            self._handle_silence(str(error))
+            self._skip_update(str(error))
             return
         self.cohort = cohort
         self._use_total(total, len(cohort.rows), query.arrays, complete=True, influence={})
@@ -255,67 +253,70 @@ class StatisticsAggregator:
         queried
             The number of clients that were asked.
         """
-        self.reports = self.validator.validate(records, self.noise)
-        if not self.reports:
+        self.client_sums = self.validator.validate(records, self.noise)
+        if not self.client_sums:
             if replies.good and not records:  # clients reply, but not with our handlers
-                raise self._silence("its handlers must be those of fedgft.flower")
-            self._handle_silence("; ".join([*self.validator.rejected, replies.explain()]))
+                raise self._no_statistics_error("its handlers must be those of fedgft.flower")
+            self._skip_update("; ".join([*self.validator.rejected, replies.explain()]))
             return
-        held = self._apply_limits()
-        total = sum(held.sums[1:], start=held.sums[0])
-        count = len(held.sums)
-        influence = self._describe_influence(held)
+        limited = self._apply_limits()
+        total = sum(limited.sums[1:], start=limited.sums[0])
+        count = len(limited.sums)
+        influence = self._describe_influence(limited)
         self._use_total(total, count, arrays, complete=count == queried, influence=influence)
 
     def _apply_limits(self) -> LimitedSums:
-        """Limit how far each client's sums can move the gap; update the sums in `reports`."""
+        """Limit how far each client's sums can move the gap; update `client_sums`."""
         noise = self.noise
-        held = limit_sites(
-            [report.sums for report in self.reports.values()],
+        limited = limit_sites(
+            list(self.client_sums.values()),
             self.metric,
             ("hard", "soft") if noise is None else (noise.kind,),
-            self.options.limits_for(len(self.reports)),
+            self.options.limits_for(len(self.client_sums)),
             noise=0.0 if noise is None else noise.value + noise.count,
-            agreed=[self.validator.is_agreed(node) for node in self.reports],
+            agreed=[self.validator.is_agreed(node) for node in self.client_sums],
         )
-        limited = zip(list(self.reports.items()), held.sums, held.why, strict=True)
-        for (node, report), sums, reasons in limited:
-            self.reports[node] = replace(report, sums=sums)
+        for node, sums, reasons in zip(
+            list(self.client_sums), limited.sums, limited.why, strict=True
+        ):
+            self.client_sums[node] = sums
             if reasons:
                 self.warn_once(node, "is held to the limits", "; ".join(reasons))
-        return held
+        return limited
 
-    def _describe_influence(self, held: LimitedSums) -> dict[str, Any]:
+    def _describe_influence(self, limited: LimitedSums) -> dict[str, Any]:
         """Return, by site, how far it could have moved the gap, and how far its sums were moved."""
-        sites = [self.validator.identity(node) for node in self.reports]
-        rows = list(zip(sites, held.reach, held.moved, held.why, strict=True))
+        sites = [self.validator.identity(node) for node in self.client_sums]
+        rows = list(zip(sites, limited.reach, limited.moved, limited.why, strict=True))
         return {
             "leverage": {site: round(float(reach), 6) for site, reach, _, _ in rows},
             "clipped": {site: round(float(moved), 6) for site, _, moved, why in rows if why},
         }
 
-    def warn_once(self, node: int, what: str, details: str) -> None:
+    def warn_once(self, node: int, problem: str, details: str) -> None:
         """Log a warning about a site only the first time; the history covers every round."""
-        text = f"{self.validator.describe(node)} {what}"
+        text = f"{self.validator.describe(node)} {problem}"
         if text not in self._warnings:
             self._warnings.add(text)
             warn(f"{text}: {details}")
 
-    def _silence(self, reason: str) -> FedgftError:
+    def _no_statistics_error(self, reason: str) -> FedgftError:
         channel = self.options.channel
         return FedgftError(f"no client sent statistics through channel '{channel}': {reason}")
 
-    def _handle_silence(self, reason: str) -> None:
-        self._silent_rounds += 1
-        if not self.state.history and self._silent_rounds >= self.options.patience:
-            raise self._silence(reason)
+    def _skip_update(self, reason: str) -> None:
+        """Keep the prices; raise an error if there never were statistics for `patience` rounds."""
+        self._rounds_without_statistics += 1
+        patience = self.options.patience
+        if not self.state.history and self._rounds_without_statistics >= patience:
+            raise self._no_statistics_error(reason)
         warn(f"no statistics this round, the prices stay as they are: {reason}")
 
     def _use_total(
         self, total: Sums, clients: int, arrays: ArrayRecord, *, complete: bool, influence: Row
     ) -> None:
         """Update the penalty, add a row to the history, and keep the model if it is the best."""
-        self._silent_rounds = 0
+        self._rounds_without_statistics = 0
         state = self.state
         noise = self.noise
         self._update_penalty(total, noise)

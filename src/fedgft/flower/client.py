@@ -31,12 +31,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from fedgft.data.dataset import Federation
 from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate
 from fedgft.errors import FedgftError, import_extra
-from fedgft.flower.messages import Names, read_price, read_request
+from fedgft.flower.messages import read_price, read_request
 from fedgft.formatting import one_line
 from fedgft.models import get_model, unflatten
 from fedgft.optimizers import Moments, Optimizer, step
 from fedgft.settings import TRAINING_KEYS, check_run_config
-from fedgft.sums import Sums
+from fedgft.sums import Names, Sums
 
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."

@@ -1,8 +1,8 @@
 """The handlers of a Flower `ClientApp`, and the app of a whole run (`examples/flower`).
 
-`register` gives an app the handlers for a `Site`. `client` makes the app whose sites hold a table
-(`data = "csv"`, a file that the node's own configuration names), or, for trials, a part of a public
-data set, divided between the sites as the simulator divides it between clients.
+`register` gives an app the handlers for a `Site`. `make_client_app` makes the app whose sites hold
+a table (`data = "csv"`, a file that the node's own configuration names), or, for trials, a part of
+a public data set, divided between the sites as the simulator divides it between clients.
 """
 
 import json
@@ -39,10 +39,9 @@ from fedgft.flower.messages import (
     REPORT,
     TRAINED,
     VERSION,
-    Report,
     check_version,
     log,
-    pack_report,
+    pack_sums,
     read_request,
     warn,
 )
@@ -108,7 +107,7 @@ def _release_sums(policy: SitePolicy, site: Site) -> tuple[Sums, int]:
 
 
 def _pack_sums(site: Site, sums: Sums) -> ConfigRecord:
-    return pack_report(Report(site.name, site.names, sums))
+    return pack_sums(sums, site.names, site=site.name)
 
 
 def train_reply(message: Message, context: Context, site: Site) -> Message:
@@ -227,24 +226,23 @@ def _score_held_out(site: Site) -> tuple[list[str], np.ndarray, list[str | None]
 # The app of a whole run
 
 
-def client(own: MakeModule | None = None) -> ClientApp:
+def make_client_app(make_module: MakeModule | None = None) -> ClientApp:
     """Make the app of a site.
 
     Parameters
     ----------
-    own
-        `own(features, classes)` makes the `nn.Module` of a run with `model = "own"`.
+    make_module
+        `make_module(features, classes)` makes the `nn.Module` of a run with `model = "own"`.
     """
 
     def make_site(message: Message, context: Context) -> Site:
         config = context.run_config
         if config["data"] != "csv":
-            return _make_public_site(context, own)
+            return _make_public_site(context, make_module)
         settings: Any = settings_of(message)
         schema = Schema.from_json(str(settings["schema"]))
         left_out = json.loads(str(settings["left-out"]))
-        shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
-        model = model_of(config, own, **shape)
+        model = choose_model(config, make_module, **schema_shape(schema))
         return table_site(context, schema, model, left_out)
 
     app = register(ClientApp(), make_site)
@@ -256,13 +254,13 @@ def client(own: MakeModule | None = None) -> ClientApp:
     return app
 
 
-def model_of(
-    config: Mapping[str, Any], own: MakeModule | None, *, features: int, classes: int
+def choose_model(
+    config: Mapping[str, Any], make_module: MakeModule | None, *, features: int, classes: int
 ) -> Model:
     """Return the model that a run's configuration names."""
     name = str(config["model"])
-    if name == "own" and own is not None:
-        return Module(lambda: own(features, classes), name="own")
+    if name == "own" and make_module is not None:
+        return Module(lambda: make_module(features, classes), name="own")
     return get_model(name)
 
 
@@ -277,7 +275,7 @@ def description_reply(message: Message, context: Context) -> Message:
     file = _data_file(context)
     frame = read_frame(file)
     description = describe_table(
-        frame.filter(~_held_out(frame, file, context)),
+        frame.filter(~_choose_test_rows(frame, file, context)),
         label=str(config["label"]),
         group=str(config["group"]),
         leave_out=[*filter(None, [str(config["split"]), *split_names(config["leave-out"])])],
@@ -316,6 +314,11 @@ def _check_site_limits(context: Context, name: str) -> None:
             raise FedgftError(f"site '{name}' lets '{node[what]}' be the {what}, and {wanted}")
 
 
+def schema_shape(schema: Schema) -> dict[str, int]:
+    """Return the numbers of features and classes of a schema's models."""
+    return {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
+
+
 def split_names(text: Any) -> tuple[str, ...]:
     """Return the names in a setting such as "age, income"."""
     return tuple(name.strip() for name in str(text).split(",") if name.strip())
@@ -342,9 +345,9 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
         raise FedgftError(f"site '{name}' was left out of this run: the server's log says why")
     pinned = context.node_config.get("schema-hash")
     if pinned is not None and str(pinned).lower() != schema.fingerprint():
-        own = f"the schema {one_line(pinned, 64)} only (its setting schema-hash)"
+        condition = f"the schema {one_line(pinned, 64)} only (its setting schema-hash)"
         server = f"the server's is {schema.fingerprint()}"
-        raise FedgftError(f"site '{name}' takes part with {own}, and {server}")
+        raise FedgftError(f"site '{name}' takes part with {condition}, and {server}")
     frame = read_frame(file)
     x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
     for text in notes:
@@ -353,11 +356,11 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
         if not (a == index).any():
             effect = "its own gap is not estimable, but its rows count in the federation's"
             warn(f"site '{name}' has no row of group '{group}': {effect}")
-    held = _held_out(frame, file, context)
+    test = _choose_test_rows(frame, file, context)
     return Site(
         make_model(model, features=x.shape[1], classes=len(schema.classes)),
-        rows=make_rows(x[~held], y[~held], a[~held]),
-        held_out=make_rows(x[held], y[held], a[held]) if held.any() else None,
+        rows=make_rows(x[~test], y[~test], a[~test]),
+        held_out=make_rows(x[test], y[test], a[test]) if test.any() else None,
         classes=schema.classes,
         groups=schema.groups,
         attribute=" & ".join(schema.group),
@@ -383,7 +386,7 @@ def _data_file(context: Context) -> Path:
     return Path(str(context.node_config["data"]))
 
 
-def _held_out(frame: Any, file: Path, context: Context) -> np.ndarray:
+def _choose_test_rows(frame: Any, file: Path, context: Context) -> np.ndarray:
     """Return which rows are held out: those of the user's own split, or a random share.
 
     The random choice depends on each row's text and on a secret that stays at the site.
@@ -398,13 +401,13 @@ def _held_out(frame: Any, file: Path, context: Context) -> np.ndarray:
         assert test is not None
         return test
     share = float(config.get("test-share", 0.3))
-    held = hold_out_by_row(read_rows_as_text(file), share=share, salt=read_salt(context, name))
-    if len(held) != frame.height:
+    test = hold_out_by_row(read_rows_as_text(file), share=share, salt=read_salt(context, name))
+    if len(test) != frame.height:
         raise FedgftError(f"site '{name}': {file.name} was changed while it was read")
-    return held
+    return test
 
 
-def federation(config: Mapping[str, Any], sites: int) -> Federation:
+def divide_public_data(config: Mapping[str, Any], sites: int) -> Federation:
     """Return a public data set, divided between the sites as `fedgft train` divides it."""
     data = load(str(config["data"]), group=str(config["group"]) or None)
     parts = partition(
@@ -417,7 +420,7 @@ def federation(config: Mapping[str, Any], sites: int) -> Federation:
     return standardize(parts)
 
 
-def _make_public_site(context: Context, own: MakeModule | None) -> Site:
+def _make_public_site(context: Context, make_module: MakeModule | None) -> Site:
     """Make a site from this node's part of a public data set and its share of the test rows."""
     node: Any = context.node_config
     config: Any = context.run_config
@@ -428,9 +431,11 @@ def _make_public_site(context: Context, own: MakeModule | None) -> Site:
     number = int(node["partition-id"])
     if not 0 <= number < count:
         raise FedgftError(f"site '{name}': partition-id {number} is none of {count} parts")
-    parts = federation(config, count)
+    parts = divide_public_data(config, count)
     data = parts.dataset
-    model = model_of(config, own, features=data.features.shape[1], classes=len(data.classes))
+    model = choose_model(
+        config, make_module, features=data.features.shape[1], classes=len(data.classes)
+    )
     site = client_site(parts, number, model, name=name)
     rows = parts.test[number::count]
     site.held_out = make_rows(parts.scale_rows(rows), data.labels[rows], data.groups[rows])

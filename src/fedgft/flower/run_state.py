@@ -1,19 +1,24 @@
-"""What the server knows during a run, and the checkpoint file from which a restart continues.
+"""What the server knows during a run: it checks clients' sums against it and saves it to a file.
 
-The file holds the tensors of the model, of the wrapped strategies (such as momentum) and of the
-best model so far. Its header holds everything else in `RunState`. The file is written after every
-round and replaced in one step, so that a complete checkpoint always exists.
+A client can send false sums that look possible, just as it can train on false labels;
+`fedgft.metrics.robust_aggregation` limits the effect of such sums.
+
+The checkpoint file, from which a restart continues, holds the tensors of the model, of the wrapped
+strategies (such as momentum) and of the best model so far. Its header holds everything else in
+`RunState`. The file is written after every round and replaced in one step, so that a complete
+checkpoint always exists.
 """
 
 import json
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message
 from safetensors.numpy import save
 
 from fedgft.algorithms.controller import (
@@ -23,13 +28,19 @@ from fedgft.algorithms.controller import (
     lists_to_arrays,
 )
 from fedgft.errors import FedgftError
-from fedgft.flower.messages import Names
+from fedgft.flower.messages import log, most_common, unpack_sums, warn
 from fedgft.formatting import one_line
-from fedgft.store import atomic_write, parse_json, read_tensors
+from fedgft.privacy.noise import Noise
+from fedgft.store import atomic_write, file_error, parse_json, read_tensors
+from fedgft.sums import Names, Sums
 
 FORMAT = "fedgft-checkpoint-3"
 COUNTERS = ("rounds_done", "idle_rounds", "releases", "starts")
 Tensors = dict[str, np.ndarray]
+SIGMAS = 6.0
+"Declared noise may move a number by so many standard deviations: one in a billion is beyond."
+UNNAMED = "unnamed"
+"The default of `Site.name`: several sites may have it."
 
 
 class BestModel(NamedTuple):
@@ -125,6 +136,200 @@ class RunState:
             self.best = BestModel(score, best, row)
 
 
+# Validation
+
+
+def check_sums(
+    sums: Sums, *, site: str, examples: float | None, noise: Noise | None = None
+) -> None:
+    """Check that rows with these sums can exist.
+
+    Parameters
+    ----------
+    sums
+        The sums; their form has been checked.
+    site
+        The name of the client, for error messages.
+    examples
+        The number of training rows that the client reported; its statistics cannot have more.
+    noise
+        The noise on the sums, which widens all bounds.
+    """
+    source = f"site '{site}'"
+    if noise is None:
+        slack = 0.0
+        sums.check(source)
+    else:
+        slack = SIGMAS * noise.count
+        sum_slack = SIGMAS * (noise.count + noise.value * sums.count.shape[0])
+        sums.check(source, kind=noise.kind, count_slack=slack, sum_slack=sum_slack)
+    rows = float(sums.rows())
+    if examples is not None and rows > examples * (1 + 1e-6) + slack * sums.count.size**0.5:
+        claim = f"its statistics claim {rows:.0f} rows, but it trains on {examples:.0f}"
+        raise FedgftError(f"{source}: {claim}")
+
+
+class SumsValidator:
+    """Rejects sums that cannot be true or that contradict what the site sent before.
+
+    All sums must have the federation's classes and groups. A name belongs to the first node
+    that uses it; another node that takes it is refused. A site's counts must stay the same during a
+    run, and be those in `agreed_counts` if the site is listed there.
+
+    Attributes
+    ----------
+    owners
+        Name of a site -> the node that owns the name.
+    impostors
+        Node -> the name that it uses although another node owns it.
+    agreed
+        Site -> its rows by label and group, as agreed on before the run.
+    rejected
+        Reasons why statistics of the last round were rejected.
+    """
+
+    def __init__(self, state: RunState, agreed_counts: Mapping[str, Any] | None = None) -> None:
+        self.state = state
+        self.owners: dict[str, int] = {}
+        self.impostors: dict[int, str] = {}
+        self.rejected: list[str] = []
+        self.agreed = {s: _read_counts(s, c) for s, c in (agreed_counts or {}).items()}
+        self._names: dict[int, str] = {}  # node -> site
+
+    def validate(self, records: dict[int, Any], noise: Noise | None) -> dict[int, Sums]:
+        """Return the valid sums among the clients' records, and log why others are rejected.
+
+        The sums are sorted by node so that their total is reproducible.
+        """
+        unpacked: dict[int, tuple[str, Names, Sums]] = {}
+        valid: dict[int, Sums] = {}
+        self.rejected = []
+        for node in sorted(records):
+            try:
+                content = unpack_sums(records[node], node=f"node {node}")
+                self.bind_name(node, content[0])
+                unpacked[node] = content
+            except FedgftError as error:
+                self._reject(error)
+        if self.state.names is None and unpacked:
+            self.state.names = most_common(names for _, names, _ in unpacked.values())
+            lists = [", ".join(each) for each in vars(self.state.names).values()]
+            log.info("fedgft: classes %s, groups %s", *lists)
+        for node, (site, names, sums) in unpacked.items():
+            try:
+                assert self.state.names is not None
+                self.state.names.check(names, site=site)
+                examples = self.state.training_rows.get(node)
+                check_sums(sums, site=site, examples=examples, noise=noise)
+                self._check_counts(node, site, sums.count, noise)
+                valid[node] = sums
+            except FedgftError as error:
+                self._reject(error)
+        return valid
+
+    def _reject(self, error: FedgftError) -> None:
+        self.rejected.append(one_line(error))
+        warn(f"statistics left out: {self.rejected[-1]}")
+
+    def _check_counts(self, node: int, site: str, count: np.ndarray, noise: Noise | None) -> None:
+        """Raise an error if a site's counts differ from those it declared or agreed on before.
+
+        Rows do not change during a run. A site releases noisy counts once and stores them. After a
+        restart, a site may release counts with new noise; they may differ by that noise.
+        """
+        key = self.identity(node)
+        expected = self.state.declared.get(key, count)
+        origin = "were declared before"
+        if key in self.agreed:
+            expected = _add_unrecorded(key, self.agreed[key], count.shape)
+            origin = "were agreed on"
+        slack = 0.5 if noise is None else 0.5 + SIGMAS * math.sqrt(2) * noise.count
+        difference = np.abs(count - expected)
+        if difference.max() > slack:
+            label, group = np.unravel_index(int(difference.argmax()), count.shape)
+            assert self.state.names is not None
+            groups = (*self.state.names.groups, "not recorded")
+            cell = f"label {self.state.names.classes[label]} and group {groups[group]}"
+            raise FedgftError(
+                f"site '{site}': its counts changed: {count[label, group]:.0f} row(s) of "
+                f"{cell}, where {expected[label, group]:.0f} {origin}; counts hold for a whole run"
+            )
+        self.state.declared.setdefault(key, count)
+
+    def bind_name(self, node: int, site: str) -> None:
+        """Record that a node uses a site's name; raise an error if the name is another node's."""
+        if site == UNNAMED:
+            self._names[node] = ""
+            return
+        owner = self.owners.setdefault(site, node)
+        if owner != node:
+            self.impostors[node] = site
+            self._names.pop(node, None)
+            taken = f"node {node} calls itself '{site}', the name of node {owner} in this run"
+            raise FedgftError(f"{taken}: node {node} is left out, node {owner} stays")
+        if node in self.impostors or self._names.setdefault(node, site) != site:
+            changed = f"{self.describe(node)} now calls itself '{site}'"
+            raise FedgftError(f"{changed}: a node has one name in a run")
+
+    def identity(self, node: int) -> str:
+        """Return the name of a node's site as a key; an unnamed site gets the node's number."""
+        unnamed = f"node {node} (unnamed)" if node in self._names else f"node {node}"
+        return self._names.get(node) or unnamed
+
+    def describe(self, node: int) -> str:
+        """Return the text by which logs name a node's site."""
+        return f"site '{self._names[node]}'" if self._names.get(node) else self.identity(node)
+
+    def declared_rows(self, node: int) -> float | None:
+        """Return the number of rows that a node's site declared; None if it has not done so yet."""
+        count = self.state.declared.get(self.identity(node))
+        return None if count is None else float(count.sum())
+
+    def is_agreed(self, node: int) -> bool:
+        """Whether the counts of a node's site were agreed on before the run."""
+        return self.identity(node) in self.agreed
+
+    def record_training_rows(self, replies: dict[int, Message]) -> None:
+        """Record the most rows that each node trained on; its statistics cannot have more.
+
+        A strategy's own `weighted_by_key` is not used: it need not be a number of rows.
+        """
+        rows_by_node = self.state.training_rows
+        for node, reply in replies.items():
+            metrics = next(iter(reply.content.metric_records.values()), {})
+            rows = metrics.get("num-examples")
+            if isinstance(rows, (int, float)):
+                rows_by_node[node] = max(float(rows), rows_by_node.get(node, 0.0))
+
+
+def _read_counts(site: str, counts: Any) -> np.ndarray:
+    try:
+        table = np.asarray(counts, np.float64)
+    except (TypeError, ValueError):
+        table = np.empty(0)
+    if table.ndim != 2 or not (np.isfinite(table) & (table >= 0)).all():
+        form = "give one list per label, with the rows of each group"
+        raise FedgftError(f"`counts` of site '{site}': {form}")
+    return table
+
+
+def _add_unrecorded(site: str, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return counts whose last column holds the rows without a group.
+
+    The agreed table may lack this column if all rows have a group.
+    """
+    if table.shape == (shape[0], shape[1] - 1):
+        table = np.pad(table, ((0, 0), (0, 1)))
+    if table.shape != shape:
+        found = f"they are for {table.shape[0]} labels and {table.shape[1]} groups"
+        known = f"there are {shape[0]} and {shape[1] - 1}"
+        raise FedgftError(f"`counts` of site '{site}': {found}; {known}")
+    return table
+
+
+# Checkpoints
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The checkpoint file of one run.
@@ -181,8 +386,8 @@ class Checkpoint:
             raise self._error(f"not a checkpoint of fedgft ({one_line(error)})") from None
         return self._select(tensors, "model", like)
 
-    def _error(self, text: str) -> FedgftError:
-        return FedgftError(f"{self.path}: {text}", kind="file")
+    def _error(self, problem: str) -> FedgftError:
+        return file_error(self.path, problem)
 
     def _select(self, tensors: Tensors, prefix: str, like: ArrayRecord) -> ArrayRecord:
         """Return one model with its tensors in the order of `like`; the file's order may differ."""

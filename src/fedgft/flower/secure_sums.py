@@ -48,14 +48,14 @@ from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
 from fedgft.flower.client import Site
-from fedgft.flower.messages import VERSION, Names, Report, Request, warn
-from fedgft.flower.replies import SIGMAS, Replies, check_report, make_query, most_common
+from fedgft.flower.messages import VERSION, Replies, Request, make_query, most_common, warn
+from fedgft.flower.run_state import SIGMAS, check_sums
 from fedgft.formatting import one_line
 from fedgft.privacy.ledger import model_digest, site_folder, write_once
 from fedgft.privacy.noise import Noise, honest_clients
 from fedgft.privacy.policy import UNIT, SitePolicy
 from fedgft.store import parse_json
-from fedgft.sums import RecordReader, Sums
+from fedgft.sums import Names, RecordReader, Sums
 
 MIN_CLIENTS = 3
 MAX_CLIENTS = 1000
@@ -343,7 +343,7 @@ def _check_cohort(members: list[Member], context: Context, site: str, own: str) 
 
 
 @dataclass
-class Cohort:
+class SecureCohort:
     """The clients of all secure sums of a run, fixed by the first sum that succeeded.
 
     Attributes
@@ -389,7 +389,7 @@ class SecureSum:
     max_share: float | None = None
     withheld: bool = False
 
-    def ask(self, nodes: list[int], cohort: Cohort) -> tuple[Sums, Cohort]:
+    def ask(self, nodes: list[int], cohort: SecureCohort) -> tuple[Sums, SecureCohort]:
         """Return the total over the cohort, and the updated cohort.
 
         The first sum has no cohort yet: its total is over all of `nodes` that answer.
@@ -418,10 +418,10 @@ class SecureSum:
         else:
             sums = self.noise.rebuild(counts, values[0])
         rows = {node: member.rows for node, member in members.items()}
-        self._check_total(sums, names, rows)
+        self._check_total(sums, rows)
         return sums, replace(cohort, rows=rows, names=names, counts=counts)
 
-    def _collect_keys(self, nodes: list[int], cohort: Cohort) -> dict[int, Member]:
+    def _collect_keys(self, nodes: list[int], cohort: SecureCohort) -> dict[int, Member]:
         """Run the first stage and return all members; each must declare the same as before."""
         settings = {"secure.model": model_digest(self.arrays)}
         records, why = self._run_stage("keys", nodes, settings)
@@ -444,7 +444,7 @@ class SecureSum:
         self._check_declared_rows(members, cohort)
         return members
 
-    def _check_declared_rows(self, members: dict[int, Member], cohort: Cohort) -> None:
+    def _check_declared_rows(self, members: dict[int, Member], cohort: SecureCohort) -> None:
         max_share = MAX_SHARE if self.max_share is None else self.max_share
         all_rows = sum(member.rows for member in members.values())
         for node, member in members.items():
@@ -481,7 +481,7 @@ class SecureSum:
         records = {n: r for n, r in replies.take().items() if isinstance(r, ConfigRecord)}
         return records, replies.explain() if replies.errors else "no reply came in time"
 
-    def _check_total(self, total: Sums, names: Names, rows: dict[int, int]) -> None:
+    def _check_total(self, total: Sums, rows: dict[int, int]) -> None:
         """Raise an error unless the declared rows can have this total."""
         clients = len(rows)
         slack = 0.5
@@ -498,7 +498,7 @@ class SecureSum:
             numbers = f"the total has {found:,.0f} rows, and the clients declared {declared:,}"
             reason = "one of them sends something else than its sums"
             raise FedgftError(f"secure sums: {numbers}: {reason}")
-        check_report(Report("all sites", names, total), examples=None, noise=noise)
+        check_sums(total, site="all sites", examples=None, noise=noise)
 
 
 def _read_vector(record: ConfigRecord, size: int, site: str) -> np.ndarray:

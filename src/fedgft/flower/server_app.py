@@ -29,10 +29,27 @@ from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.flower.client import first_arrays
-from fedgft.flower.client_app import DESCRIBE, MakeModule, federation, model_of, split_names
-from fedgft.flower.messages import REPORT, VERSION, check_version, log, make_request, warn
-from fedgft.flower.replies import Replies, RosterGrid, make_query, wait_for_nodes
-from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, Measured
+from fedgft.flower.client_app import (
+    DESCRIBE,
+    MakeModule,
+    choose_model,
+    divide_public_data,
+    schema_shape,
+    split_names,
+)
+from fedgft.flower.messages import (
+    REPORT,
+    VERSION,
+    Replies,
+    RosterGrid,
+    check_version,
+    log,
+    make_query,
+    make_request,
+    wait_for_nodes,
+    warn,
+)
+from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, MeasuredStrategy
 from fedgft.formatting import one_line
 from fedgft.metrics.robust_aggregation import Limits
 from fedgft.privacy.noise import Budget
@@ -58,7 +75,7 @@ Config = Mapping[str, Any]
 
 
 def serve(
-    grid: Grid, context: Context, strategy: Strategy, *, own: MakeModule | None = None
+    grid: Grid, context: Context, strategy: Strategy, *, make_module: MakeModule | None = None
 ) -> None:
     """Run the server's part of a Flower app.
 
@@ -69,8 +86,8 @@ def serve(
         pyproject.toml.
     strategy
         Any strategy of `flwr.serverapp.strategy`, without our wrappers.
-    own
-        `own(features, classes)` makes the `nn.Module` of a run with `model = "own"`.
+    make_module
+        `make_module(features, classes)` makes the `nn.Module` of a run with `model = "own"`.
     """
     config: Config = dict(context.run_config)
     folder = Path(str(config["out"])).expanduser()
@@ -86,8 +103,8 @@ def serve(
         settings = ConfigRecord({key: config[key] for key in TRAINING_SETTINGS})
         settings["schema"] = schema.to_json()
         settings["left-out"] = json.dumps(agreement.left_out)
-        shape = {"features": len(schema.encoder.columns), "classes": len(schema.classes)}
-        model = model_of(config, own, **shape)
+        shape = schema_shape(schema)
+        model = choose_model(config, make_module, **shape)
         first = first_arrays(model, **shape, seed=int(config["seed"]))
         timeout = float(config["timeout"])
         configs = {"train_config": settings, "evaluate_config": ConfigRecord({**settings})}
@@ -167,7 +184,7 @@ def _agree_on_schema(grid: Grid, config: Config, nodes: list[int]) -> Agreement:
         return Agreement(schema, [], {})
     if config["data"] == "csv":
         return _ask_for_schema(grid, config, nodes)
-    parts = federation(config, int(config["sites"]))
+    parts = divide_public_data(config, int(config["sites"]))
     data = parts.dataset
     assert data.encoder is not None
     names = (data.classes, data.group_names)
@@ -263,7 +280,7 @@ def make_strategy(
     if method == "fairfed":
         return FairFed(strategy, beta=float(config["beta"]), **common)
     if method == "measured":
-        return Measured(strategy, **common)
+        return MeasuredStrategy(strategy, **common)
     if method == "fedgft":
         return FedGFT(strategy, lam=lam, penalty=str(config["penalty"]), **common)
     return FedGFT(strategy, target=float(config["target"]), **common)

@@ -1,6 +1,7 @@
-"""`FedGFT`, `FairFed` and `Measured` add fairness over all clients' rows to a Flower strategy.
+"""Strategies that add fairness over all clients' rows to a Flower strategy, or measure it.
 
-They wrap a strategy the way Flower's own DP wrappers do, and must be the outermost wrapper:
+`FedGFT`, `FairFed` and `MeasuredStrategy` wrap a strategy the way Flower's own DP wrappers do, and
+must be the outermost wrapper:
 
     strategy = FedGFT(FedAdam(fraction_evaluate=0.0), "sp", target=0.02)
 """
@@ -25,19 +26,24 @@ from fedgft.algorithms.weightings import FairFed as FairFedWeighting
 from fedgft.algorithms.weightings import FairFedRule
 from fedgft.errors import FedgftError
 from fedgft.flower.aggregator import StatisticsAggregator, StatisticsOptions, make_cohort
-from fedgft.flower.messages import RECORD, TRAINED, Names, Report, Request, log, put_request, warn
-from fedgft.flower.replies import (
+from fedgft.flower.messages import (
+    RECORD,
+    TRAINED,
     GridWithTimeout,
     Replies,
+    Request,
     check_metrics,
     check_update,
+    log,
+    put_request,
     scale_update,
     update_norm,
+    warn,
 )
 from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
-from fedgft.sums import stack
+from fedgft.sums import Names, Sums, stack
 from fedgft.validation import check_instance, check_number
 
 WITH_MOMENTUM = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
@@ -158,16 +164,11 @@ class FairStrategy(StatisticsOptions, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the strategy's training messages with prices; channel "query" gets sums first."""
-        self._sent = arrays
         self._config = config
-        number = self.state.rounds_done + 1
-        patient_grid: Any = GridWithTimeout(grid, self.node_timeout)
-        messages = list(self.strategy.configure_train(number, arrays, config, patient_grid))
-        nodes = [message.metadata.dst_node_id for message in messages]
-        if self.channel != "evaluate":
-            self._require_messages(messages, "fraction_train")
-        self._queried = len(nodes)
+        messages = self._configure("train", self.state.rounds_done + 1, arrays, config, grid)
+        self._queried = len(messages)
         if self.channel == "query":
+            nodes = [message.metadata.dst_node_id for message in messages]
             self._query(grid, arrays, nodes)
         self._add_request(messages, with_statistics=self.channel == "train")
         return messages
@@ -205,12 +206,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the strategy's evaluation messages; in channel "evaluate", they ask for sums."""
-        self._sent = arrays
-        number = self.state.rounds_done
-        patient_grid: Any = GridWithTimeout(grid, self.node_timeout)
-        messages = list(self.strategy.configure_evaluate(number, arrays, config, patient_grid))
-        if self.channel == "evaluate":
-            self._require_messages(messages, "fraction_evaluate")
+        messages = self._configure("evaluate", self.state.rounds_done, arrays, config, grid)
         self._add_request(messages, with_statistics=self.channel == "evaluate")
         return messages
 
@@ -239,10 +235,21 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     # Messages
 
-    def _require_messages(self, messages: list[Message], setting: str) -> None:
-        if not messages:
-            reason = f"the strategy sends no messages of this kind ({setting})"
+    def _configure(
+        self, phase: str, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return the strategy's messages for a phase, "train" or "evaluate".
+
+        Raises an error if statistics should travel in these messages and there are none.
+        """
+        self._sent = arrays
+        grid_with_timeout: Any = GridWithTimeout(grid, self.node_timeout)
+        configure = getattr(self.strategy, f"configure_{phase}")
+        messages = list(configure(number, arrays, config, grid_with_timeout))
+        if not messages and (self.channel == "evaluate") == (phase == "evaluate"):
+            reason = f"the strategy sends no messages of this kind (fraction_{phase})"
             raise FedgftError(f"`channel` '{self.channel}' carries no statistics: {reason}")
+        return messages
 
     def _query(self, grid: Grid, arrays: ArrayRecord, nodes: list[int]) -> None:
         config = ConfigRecord({**self._config, "server-round": self.state.rounds_done + 1})
@@ -290,9 +297,9 @@ class FairStrategy(StatisticsOptions, Strategy):
         for node, norm in norms.items():
             if norm > limit * (1 + TOLERANCE):
                 scale_update(replies.good[node], self._sent, limit / norm)
-                what = "sends a much longer update than the others, which is shortened"
+                problem = "sends a much longer update than the others, which is shortened"
                 details = f"{norm:.3g}, of which {limit:.3g} are taken"
-                self.aggregator.warn_once(node, what, details)
+                self.aggregator.warn_once(node, problem, details)
 
     def _limit_weights(self, replies: Replies) -> None:
         """Limit each client's weight to the rows that it declared and to the largest share."""
@@ -312,8 +319,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         for node, record in records.items():
             if record[key] > limit * (1 + TOLERANCE) and not validator.is_agreed(node):
                 details = f"its weight is {record[key]:.6g} and counts as {limit:.6g}"
-                what = "has too large a share of the average (max_share)"
-                warn_once(node, what, details)
+                warn_once(node, "has too large a share of the average (max_share)", details)
                 record[key] = limit
 
     # After the aggregation
@@ -447,7 +453,7 @@ class FedGFT(FairStrategy):
 
 
 @dataclass(eq=False, repr=False)
-class Measured(FairStrategy):
+class MeasuredStrategy(FairStrategy):
     """Leaves a Flower strategy unchanged and measures its gap in every round."""
 
 
@@ -505,8 +511,8 @@ class FairFed(FairStrategy):
     def _set_weights(self, replies: Replies, trained: dict[int, Any]) -> None:
         """Write each weight into the metric by which the strategy weighs clients."""
         validator = self.aggregator.validator
-        own = validator.validate(trained, None) if self.needs_trained_sums else None
-        weights = self._compute_weights(self.aggregator.reports, own)
+        after = validator.validate(trained, None) if self.needs_trained_sums else None
+        weights = self._compute_weights(self.aggregator.client_sums, after)
         for node, reply in list(replies.good.items()):
             if weights.get(node, 0.0) <= 0:
                 replies.refuse(node, "FairFed gives it no weight", validator.describe(node))
@@ -514,26 +520,24 @@ class FairFed(FairStrategy):
                 _metrics_of(reply)[self._weight_key] = weights[node]
 
     def _compute_weights(
-        self, received: Mapping[int, Report], trained: Mapping[int, Report] | None
+        self, received: Mapping[int, Sums], trained: Mapping[int, Sums] | None
     ) -> dict[int, float]:
         """Return {node: weight}, computed as in the simulator.
 
-        `received` and `trained` are the reports about the model of this round and about the locally
-        trained models; nodes without them get no weight.
+        `received` and `trained` are the sums of the model of this round and of the locally trained
+        models; nodes without them get no weight.
         """
         nodes = [node for node in received if trained is None or node in trained]
         if not nodes:
             return {}
-        sites = [received[node].site for node in nodes]
-        if len(set(sites)) < len(sites):
-            sites = [f"{site}#{node}" for site, node in zip(sites, nodes, strict=True)]
-        tally = stack([received[node].sums for node in nodes])
-        own = None if trained is None else stack([trained[node].sums for node in nodes])
-        rows = tally.rows()
+        sites = [self.aggregator.validator.identity(node) for node in nodes]
+        before = stack([received[node] for node in nodes])
+        after = None if trained is None else stack([trained[node] for node in nodes])
+        rows = before.rows()
         first = self._weighting.init(rows[None])[0]
         known = self.state.client_weights
         average = np.array([[known.get(s, w) for s, w in zip(sites, first, strict=True)]])
-        local = LocalResults(tally, own, np.zeros(len(nodes)))
+        local = LocalResults(before, after, np.zeros(len(nodes)))
         cohort = make_cohort(rows / rows.sum())
         weights, average = self._weighting.coefficients(average, cohort, local)
         known |= {site: float(w) for site, w in zip(sites, average[0], strict=True)}

@@ -12,7 +12,7 @@ from fedgft.engine import History, Settings, simulate
 from fedgft.models import get_model
 from fedgft.optimizers import Optimizer
 from fedgft.study import Study, get_protocol
-from formulas import Client
+from paper_formulas import Client
 
 # size, groups and labels to draw from: mixed, one group, the other, no row of the event, one row,
 # rows without a recorded group

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from fairlearn_reference import estimable, fairlearn
 from fedgft.audit import audit, measure
 from fedgft.audit.thresholds import compute_curves, sweep_thresholds
-from pooled import estimable, fairlearn
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from fedgft.study import row
 from fedgft.study.cache import Checkpoints
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
 from fedgft.study.training import describe_target
-from small import SYNTHETIC, study
+from small_federation import SYNTHETIC, study
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from drawn import celeba_folder
 from fedgft.cli import main
 from fedgft.data import public as fetching
 from fedgft.data.image_cache import ImageCache
 from fedgft.errors import FedgftError
+from synthetic_images import celeba_folder
 from test_cli import QUICK, run, table
 
 pytestmark = [

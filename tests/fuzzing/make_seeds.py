@@ -1,6 +1,6 @@
 """Makes seeds/TARGET/good-...: small files, each by the writer whose reader the target is.
 
-PYTHONPATH=tests python -m fuzzing.seeding
+PYTHONPATH=tests python -m fuzzing.make_seeds
 """
 
 import io
@@ -27,7 +27,7 @@ from fedgft.paper.section import FORMAT, Section
 from fedgft.store import dump_checksummed
 from fedgft.study.cache import Checkpoints
 from fedgft.study.results import CURVES
-from fuzzing import SEEDS, audits, kept, messages, tables
+from fuzzing import SEEDS, messages, saved_files, site_files, tables
 
 Seeds = Iterator[tuple[str, bytes]]  # target/name, content
 
@@ -112,9 +112,9 @@ def _images() -> Seeds:
 
 
 def _audits() -> Seeds:
-    plain = audits.site("north")
-    small = audits.site("north", min_cell=3)
-    noisy = audits.site("north", epsilon=1.0)
+    plain = site_files.site("north")
+    small = site_files.site("north", min_cell=3)
+    noisy = site_files.site("north", epsilon=1.0)
     for name, sums in (("plain", plain), ("min-cell", small), ("noisy", noisy)):
         yield f"site-file/good-{name}.json", to_json(sums).encode()
     yield "audit-json/good.json", audit(plain).to_json().encode()
@@ -123,7 +123,7 @@ def _audits() -> Seeds:
 def _files() -> Seeds:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = kept.federation()
+        made = saved_files.federation()
         data = made.dataset
         about = {
             "columns": data.columns,
@@ -137,11 +137,11 @@ def _files() -> Seeds:
         path = model.save(folder / "model.safetensors")
         yield "model/good.safetensors", path.read_bytes()
         keep = Checkpoints(folder / "rounds")
-        kept.trained(on_state=lambda done, take: keep.put(kept.KEY, done, take))
+        saved_files.trained(on_state=lambda done, take: keep.put(saved_files.KEY, done, take))
         yield "checkpoint/good.safetensors", keep.found()[0].read_bytes()
         from safetensors.torch import save
 
-        state = kept.Small().state_dict()
+        state = saved_files.Small().state_dict()
         yield "weights-safetensors/good.safetensors", save(state)
         torch.save(state, folder / "w.pth")
         yield "weights-torch/good.pth", (folder / "w.pth").read_bytes()
@@ -158,7 +158,7 @@ def _sealed() -> Seeds:
         "chosen": [],
         "notes": ["a"],
     }
-    yield "shelf-cell/good.json", dump_checksummed(cell, kept.KEY).encode()
+    yield "shelf-cell/good.json", dump_checksummed(cell, saved_files.KEY).encode()
     table = Table("t", ("a", "b"), (("x", "1"),), 1, ("note",))
     found = (Finding("it holds", True), Finding("it does not", False), Finding("who knows"))
     section = Section("table1", "t", "c", "n", "h", found, (table,), (), ("lr 1",), ("note",))
@@ -166,7 +166,7 @@ def _sealed() -> Seeds:
     yield "section/good.json", dump_checksummed(json.loads(json.dumps(whole)), FORMAT).encode()
     from fedgft.data.agreement import agree_on_schema
 
-    said = describe_table(kept.ROWS, label="y", group="g", min_rows=1, source="rows")
+    said = describe_table(saved_files.ROWS, label="y", group="g", min_rows=1, source="rows")
     schema, _ = agree_on_schema({"one": said}, label="y", group="g")
     yield "schema/good.json", schema.to_json().encode()
     yield "site-description/good.json", json.dumps(said).encode()
@@ -192,7 +192,7 @@ def _deployed() -> Seeds:
     with tempfile.TemporaryDirectory() as name:
         copy_app(Path(name) / "app")
         yield "app-settings/good.toml", (Path(name) / "app" / "pyproject.toml").read_bytes()
-    found = json.loads(audit(audits.site("north")).to_json())
+    found = json.loads(audit(site_files.site("north")).to_json())
     row = {"round": 3, "accuracy": 0.7, "gap_soft": 0.1, "gap_hard": 0.2}
     held = {key: found[key] for key in ("rows", "accuracy", "metrics")}
     about = {"measured": row, "metric": "sp"}

@@ -618,7 +618,7 @@ def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
 
     from fedgft.flower import FedGFT
     from fedgft.flower.aggregator import format_row as line
-    from grid import biased, grid_of, options, start_of, train_config
+    from in_process_grid import biased, grid_of, options, start_of, train_config
 
     made = biased()
     for target, met in ((0.001, False), (0.99, True)):

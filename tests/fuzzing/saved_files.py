@@ -25,7 +25,7 @@ from fedgft.settings import Settings
 from fedgft.store import dump_checksummed
 from fedgft.study.cache import Checkpoints, ResultCache
 from fuzzing import Target
-from fuzzing.places import each, file
+from fuzzing.temporary_files import each, file
 
 KEY = "a" * 32
 ROWS = pl.DataFrame(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedgft.engine.plan import derive_seeds, draw_batches
-from formulas import (
+from paper_formulas import (
     Client,
     FairFed,
     Method,

@@ -15,7 +15,7 @@ from fedgft.fair_model import load_model
 from fedgft.store import atomic_write, open_folder, stage_files
 from fedgft.study.cache import Checkpoints
 from test_cli import run
-from test_faults import command, held, one_line
+from test_file_system_faults import command, held, one_line
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,9 +18,9 @@ from fedgft.engine.executors import stacked
 from fedgft.metrics import CATALOG
 from fedgft.models import MLP, Module, get_model
 from fedgft.optimizers import Optimizer
-from formulas import Method
-from plain import Plan, federate
-from small import clients, federation, reordered, run
+from paper_formulas import Method
+from reference_training import Plan, federate
+from small_federation import clients, federation, reordered, run
 
 EXACT = {"rtol": 0, "atol": 1e-12}  # sums in another order
 SP = CATALOG["sp"]

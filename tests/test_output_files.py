@@ -34,7 +34,7 @@ from fedgft.store import (
 )
 from fedgft.study.cache import Checkpoints, ResultCache
 from test_cli import QUICK, run
-from test_faults import command, inputs, one_line
+from test_file_system_faults import command, inputs, one_line
 
 __all__ = ["inputs"]  # a fixture
 
@@ -322,11 +322,11 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
 
     from fedgft.deploy.init import read_app_config
     from fedgft.deploy.processes import Processes
-    from fedgft.flower.client_app import client
+    from fedgft.flower.client_app import make_client_app
     from fedgft.flower.server_app import serve
     from fedgft.privacy.ledger import open_ledger
     from fedgft.privacy.policy import SitePolicy
-    from grid import InProcess
+    from in_process_grid import InProcess
 
     rng = np.random.default_rng(0)
     sites = []
@@ -346,7 +346,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
         "rounds": 2,
         "out": str(out),
     }
-    grid = InProcess([client()] * 3, sites)
+    grid = InProcess([make_client_app()] * 3, sites)
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     for context in grid.contexts.values():
         context.run_config = config

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from drawn import pictures
 from fedgft.algorithms import Algorithm, fedavg, fedgft, fedgft_control, get_method, with_base
 from fedgft.data.partition import partition
 from fedgft.engine import History, Settings, simulate
@@ -22,6 +21,7 @@ from fedgft.models import Module
 from fedgft.optimizers import Optimizer
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.sums import Sums
+from synthetic_images import pictures
 
 pytestmark = pytest.mark.slow
 
@@ -110,8 +110,8 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str, after: int) -> None:
 
 @pytest.mark.parametrize("executor", ["fused", "stacked", "sequential"])
 def test_every_executor_can_be_resumed(executor: str) -> None:
-    from small import federation
-    from small import run as run_small
+    from small_federation import federation
+    from small_federation import run as run_small
 
     made = federation()
     kept = []

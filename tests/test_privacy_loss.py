@@ -10,7 +10,7 @@ from fedgft.audit import measure
 from fedgft.privacy.noise import Budget, Noise, draw_discrete_gaussian, honest_clients
 from fedgft.privacy.suppression import add_noise_to_site
 from fedgft.sums import COUNT, Sums
-from neighbors import epsilon_shown, likelihood_ratio
+from neighboring_tables import epsilon_shown, likelihood_ratio
 
 pytestmark = pytest.mark.slow
 

@@ -17,14 +17,23 @@ from fedgft.errors import FedgftError
 from fedgft.flower import Budget, FairFed, FedGFT
 from fedgft.flower.client import client_site, flatten_arrays
 from fedgft.flower.client_app import DESCRIBE
-from fedgft.flower.messages import REPORT, VERSION, Names, Report, make_request
-from fedgft.flower.replies import check_report, make_query
+from fedgft.flower.messages import REPORT, VERSION, make_query, make_request
+from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.privacy.ledger import open_ledger, read_ledger, read_salt
 from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho
 from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Sums
-from grid import InProcess, app_of, biased, gap_of, grid_of, options, start_of, train_config
+from in_process_grid import (
+    InProcess,
+    app_of,
+    biased,
+    gap_of,
+    grid_of,
+    options,
+    start_of,
+    train_config,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -181,15 +190,14 @@ def test_a_server_cannot_change_the_terms() -> None:
 def test_declared_noise_widens_the_checks_and_undeclared_noise_does_not() -> None:
     made = biased(rows=6000)
     noise = Noise("soft", count=20.0, value=20.0)
-    names = Names.of(2, 2)
     for _ in range(20):
-        report = Report("north", names, noise.add(tally_of(made), None))
-        check_report(report, examples=float(tally_of(made).rows()), noise=noise)
+        noisy = noise.add(tally_of(made), None)
+        check_sums(noisy, site="north", examples=float(tally_of(made).rows()), noise=noise)
         with pytest.raises(FedgftError):
-            check_report(report, examples=None)
-    wild = report.sums.map(lambda table: table * 50)
+            check_sums(noisy, site="north", examples=None)
+    wild = noisy.map(lambda table: table * 50)
     with pytest.raises(FedgftError):
-        check_report(Report("north", names, wild), examples=4000.0, noise=noise)
+        check_sums(wild, site="north", examples=4000.0, noise=noise)
 
 
 def test_small_cells_are_not_reported() -> None:
@@ -418,14 +426,14 @@ def test_a_limit_that_holds_nothing_back_is_refused(node: dict, says: str) -> No
 
 def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
     """Of fewer rows than its min-count a site says nothing, also where it describes its table."""
-    from fedgft.flower.client_app import client
+    from fedgft.flower.client_app import make_client_app
 
     people = {"x": [*map(float, range(112))], "sex": ["f"] * 12 + ["m"] * 100, "ok": [0, 1] * 56}
     pl.DataFrame(people).write_csv(tmp_path / "north.csv")
     config = {"label": "ok", "group": "sex", "split": "", "leave-out": "", "test-share": 0.0}
 
     def said(run_config: dict, **node) -> list[str]:
-        grid = InProcess([client()], [{"data": str(tmp_path / "north.csv"), **node}])
+        grid = InProcess([make_client_app()], [{"data": str(tmp_path / "north.csv"), **node}])
         grid.contexts[100].run_config = config | run_config
         asked = make_query(None, ConfigRecord(), {"version": VERSION}, 100, f"query.{DESCRIBE}")
         (reply,) = grid.send_and_receive([asked])

@@ -16,7 +16,7 @@ from fedgft.audit.measurement import Measurement, batches_of
 from fedgft.data.partition import partition
 from fedgft.data.public import synthetic
 from fedgft.engine.plan import index_rows, sample_cohort
-from fedgft.flower.replies import most_common
+from fedgft.flower.messages import most_common
 from fedgft.metrics import CATALOG
 from fedgft.study import Study, client_rows, get_protocol
 from fedgft.sums import Sums

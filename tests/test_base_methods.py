@@ -35,7 +35,7 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.models import get_model
 from fedgft.optimizers import Optimizer, path_length
-from small import EXECUTORS, SGD, clients, federation, module, reordered, run, several
+from small_federation import EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 SP = CATALOG["sp"]
 EXACT = {"rtol": 0, "atol": 1e-11}

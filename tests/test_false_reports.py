@@ -10,11 +10,11 @@ from flwr.serverapp import strategy as flower
 from fedgft.data.partition import partition
 from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
-from fedgft.flower import FedGFT, Measured
+from fedgft.flower import FedGFT, MeasuredStrategy
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics.robust_aggregation import Limits
-from grid import app_of, gap_of, grid_of, options, start_of, train_config
+from in_process_grid import app_of, gap_of, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def test_a_liar_is_named_and_moves_what_is_reported_little(said) -> None:
     made = federation()
     far = {}
     for limits in (None, Limits()):
-        ours = Measured(flower.FedAvg(**options()), channel="query", limits=limits)
+        ours = MeasuredStrategy(flower.FedAvg(**options()), channel="query", limits=limits)
         result, _ = run(lying(made, minority_only), made, ours, 4)
         truth = gap_of(made, flat(result.arrays), kind="hard")
         far[limits] = abs(ours.history[-1]["gap_hard"] - truth)
@@ -92,7 +92,7 @@ def test_a_liar_is_named_and_moves_what_is_reported_little(said) -> None:
 def test_honest_sums_are_added_up_as_they_are() -> None:
     made = federation()
     plain, ours = (
-        Measured(flower.FedAvg(**options()), channel="query", limits=limits)
+        MeasuredStrategy(flower.FedAvg(**options()), channel="query", limits=limits)
         for limits in (None, Limits())
     )
     one, two = (run(grid_of(made), made, s)[0] for s in (plain, ours))
@@ -112,7 +112,7 @@ def test_counts_are_declared_once(channel: str, said) -> None:
             if len(asked) == 3:
                 minority_only(content, message)
 
-    ours = Measured(flower.FedAvg(**options()), channel=channel, final=False)
+    ours = MeasuredStrategy(flower.FedAvg(**options()), channel=channel, final=False)
     run(lying(made, later), made, ours, 4)
     assert [row["clients"] for row in ours.history] == [4, 4, 3, 4]
     assert "site 'site-2': its counts changed" in said() and "were declared before" in said()
@@ -122,8 +122,8 @@ def test_a_restarted_server_remembers_what_was_declared(tmp_path, said) -> None:
     made = federation(4)
     file = tmp_path / "c.safetensors"
     how = {"channel": "query", "checkpoint": file, "final": False}
-    run(grid_of(made), made, Measured(flower.FedAvg(**options()), **how), 1)
-    again = Measured(flower.FedAvg(**options()), **how)
+    run(grid_of(made), made, MeasuredStrategy(flower.FedAvg(**options()), **how), 1)
+    again = MeasuredStrategy(flower.FedAvg(**options()), **how)
     run(lying(made, minority_only), made, again, 2)
     assert [row["clients"] for row in again.history] == [4, 3]
     assert "site 'site-2': its counts changed" in said()
@@ -134,13 +134,13 @@ def test_counts_that_were_agreed_on(said) -> None:
     counts = {f"site-{k}": client_site(made, k, "logistic").counts() for k in range(4)}
     short = {site: table[:, :-1] for site, table in counts.items()}  # all groups are recorded
     for agreed in (counts, short):
-        ours = Measured(flower.FedAvg(**options()), channel="query", counts=agreed)
+        ours = MeasuredStrategy(flower.FedAvg(**options()), channel="query", counts=agreed)
         run(lying(made, minority_only), made, ours, 1)
         assert [row["clients"] for row in ours.history] == [3, 3]
     assert "were agreed on" in said()
     for wrong in ({"a": "x"}, {"a": [1, 2]}, {"a": [[-1.0]]}):
         with pytest.raises(FedgftError, match="counts of site 'a'"):
-            Measured(flower.FedAvg(**options()), counts=wrong)
+            MeasuredStrategy(flower.FedAvg(**options()), counts=wrong)
 
 
 def test_a_name_belongs_to_the_node_that_used_it_first(said) -> None:
@@ -156,7 +156,7 @@ def test_a_name_belongs_to_the_node_that_used_it_first(said) -> None:
         return (honest if len(seen) < 3 else impostor)(message, context)
 
     grid.apps[103] = app
-    ours = Measured(flower.FedAvg(**options()), channel="query", final=False)
+    ours = MeasuredStrategy(flower.FedAvg(**options()), channel="query", final=False)
     run(grid, made, ours, 3)
     assert [row["clients"] for row in ours.history] == [4, 3, 3]
     assert "site-1" in ours.history[-1]["leverage"]
@@ -169,7 +169,7 @@ def test_sites_without_a_name_are_told_apart() -> None:
     grid = grid_of(federation(3))
     for k in range(3):
         grid.apps[100 + k] = app_of(client_site(made, k, "logistic", name="unnamed"))
-    ours = Measured(flower.FedAvg(**options()), channel="query")
+    ours = MeasuredStrategy(flower.FedAvg(**options()), channel="query")
     run(grid, made, ours, 2)
     assert [row["clients"] for row in ours.history] == [3, 3, 3]
     assert len(ours.history[-1]["leverage"]) == 3
@@ -178,7 +178,9 @@ def test_sites_without_a_name_are_told_apart() -> None:
 def result_of(made, change=None, **how):
     grid = grid_of(made) if change is None else lying(made, change)
     return flat(
-        run(grid, made, Measured(flower.FedAvg(**options()), channel="query", **how))[0].arrays
+        run(grid, made, MeasuredStrategy(flower.FedAvg(**options()), channel="query", **how))[
+            0
+        ].arrays
     )
 
 
@@ -204,7 +206,7 @@ def test_a_share_of_the_average_is_limited(said) -> None:
             for key in ("count", "score", "decision"):
                 content["fedgft"][key] = [1e6 * v for v in content["fedgft"][key]]
 
-    run(lying(made, boast), made, Measured(flower.FedAvg(**options()), channel="query"), 2)
+    run(lying(made, boast), made, MeasuredStrategy(flower.FedAvg(**options()), channel="query"), 2)
     assert "site 'site-2' has too large a share of the average (max_share)" in said()
     assert "it claims 100% of all rows, and counts as" in said()
 

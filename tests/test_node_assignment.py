@@ -6,10 +6,9 @@ import logging
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedgft.flower import replies as roster
-from fedgft.flower.messages import RECORD
-from fedgft.flower.replies import Replies, describe_node
-from grid import InProcess
+from fedgft.flower import messages as roster
+from fedgft.flower.messages import RECORD, Replies, describe_node
+from in_process_grid import InProcess
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drawn import celeba_folder
 from fedgft.data.dataset import PIXEL_MEAN
 from fedgft.fair_model import load_model
+from synthetic_images import celeba_folder
 from test_cli import run
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from fedgft.audit.site_file import gather
 from fedgft.audit.summary import read_summary
 from fedgft.sums import SiteSums
 from fuzzing import Target
-from fuzzing.places import each, file
+from fuzzing.temporary_files import each, file
 
 UTF8 = "utf-8"
 
