@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from fairlearn import metrics as fairlearn
-from sklearn.metrics import accuracy_score, precision_score
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, precision_score
 
 from fedgft.errors import FedgftError
 from fedgft.metrics import NotEstimableWarning, functions
+from fedgft.sums import Sums, stack
 
 
 def between_groups(score):
@@ -298,3 +300,81 @@ def test_a_class_may_be_predicted_that_nobody_has():
 
 def test_examples_in_the_docstrings():
     assert doctest.testmod(functions).failed == 0
+
+
+# Decisions, from sums
+
+
+def drawn(seed: int, *, rows: int = 500, classes: int = 2, groups: int = 3):
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.ones(classes), rows)
+    labels = rng.choice(classes, rows, p=rng.dirichlet(np.full(classes, 3.0)))
+    group = rng.integers(-1, groups, rows)
+    return probs, labels, group
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_decisions_are_those_of_scikit_learn(classes: int) -> None:
+    for seed in range(20):
+        probs, labels, group = drawn(seed, classes=classes)
+        tally = Sums.of(probs, labels, group, num_groups=3)
+        chosen = probs.argmax(1)
+        expected = balanced_accuracy_score(labels, chosen)
+        assert functions.balanced_accuracy(tally) == pytest.approx(expected)
+        constant = DummyClassifier(strategy="most_frequent").fit(probs, labels).predict(probs)
+        assert functions.constant_accuracy(tally) == pytest.approx(accuracy_score(labels, constant))
+        for g in range(3):
+            shares = np.bincount(chosen[group == g], minlength=classes) / (group == g).sum()
+            assert functions.selection_rates(tally)[g] == pytest.approx(shares)
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes")
+def test_a_class_without_rows_is_left_out_of_balanced_accuracy() -> None:
+    probs, labels, group = drawn(0, classes=3)
+    tally = Sums.of(probs, np.minimum(labels, 1), group, num_groups=3)
+    expected = balanced_accuracy_score(np.minimum(labels, 1), probs.argmax(1))
+    assert functions.balanced_accuracy(tally) == pytest.approx(expected)
+
+
+def table(*cells: tuple[int, int]) -> Sums:
+    """Of each group, for label 0 and then for label 1: rows, and how many of them are accepted."""
+    decision = np.zeros((2, len(cells) // 2 + 1, 2))
+    for at, (rows, accepted) in enumerate(cells):
+        group, label = divmod(at, 2)
+        decision[label, group] = rows - accepted, accepted
+    return Sums(decision.sum(-1), decision, decision)
+
+
+@pytest.mark.parametrize(
+    ("tally", "expected"),
+    [
+        (table((900, 898), (7_100, 7_099), (778, 776), (13_013, 13_012)), True),
+        (table((900, 600), (7_100, 6_900), (778, 700), (13_013, 12_988)), False),
+        (table((950, 0), (50, 0)), True),  # refuses all
+        (table((500, 20), (500, 20)), True),  # accepts 4% and is no better than a constant
+        (table((500, 0), (500, 40)), False),  # accepts 4%, all of them rightly
+        (table((99_500, 100), (500, 200)), False),  # fraud is rare, and so are accusations
+        (table((99_500, 5), (500, 5)), True),  # one accusation where there are fifty
+        (table((400, 80), (600, 500)), False),
+    ],
+)
+def test_what_is_a_collapsed_model(tally: Sums, expected: bool) -> None:
+    assert functions.is_collapsed(tally) == expected
+    assert functions.is_collapsed(stack([tally, tally])).tolist() == [expected, expected]
+    lost = tally.map(lambda array: np.nan * array)
+    assert not functions.is_collapsed(lost)  # diverged, which is another thing
+
+
+def test_the_description_of_decisions() -> None:
+    two = functions.describe_decisions(table((3, 1), (1, 1), (4, 0), (2, 1)), ("no", "yes"), "ab")
+    assert two == {
+        "accuracy_constant": 0.7,
+        "balanced_accuracy": pytest.approx((6 / 7 + 2 / 3) / 2),
+        "selection_rates": {"a": 0.5, "b": pytest.approx(1 / 6)},
+        "collapsed": False,
+    }
+    probs = np.eye(3)[[0, 1, 2, 2]]
+    three = Sums.of(probs, np.array([0, 1, 2, 2]), np.array([0, 0, 0, 0]), num_groups=2)
+    rates = functions.describe_decisions(three, "xyz", "ab")["selection_rates"]
+    assert rates["a"] == {"x": 0.25, "y": 0.25, "z": 0.5}
+    assert rates["b"] == {"x": None, "y": None, "z": None}

@@ -325,3 +325,12 @@ def test_unknown_metric_names_the_known_ones():
     assert get_metric(CATALOG["eo"]) is CATALOG["eo"]
     with pytest.raises(FedgftError, match="sp, eop, eo, cal, acc, fpr"):
         get_metric("fairness")
+
+
+def test_conditions_have_the_names_of_the_classes() -> None:
+    assert get_metric("eo").condition_names(("no", "yes")) == (
+        "class yes given label no",
+        "class yes given label yes",
+    )
+    both = get_metric("sp+eop")
+    assert both.condition_names(("no", "yes")) == ("sp: class yes", "eop: class yes")

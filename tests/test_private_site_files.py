@@ -195,8 +195,9 @@ def test_no_number_about_scores_is_one_of_few_people(rows, how):
     assert found["reveals"]["score_counts_below_5"] == 0
     read = from_json(text, source="file")
     assert to_json(read) == text
-    for group, blurred in read.histogram.items():
-        first, last = (np.rint(blurred + shift) for shift in read.blur.get(group, [0, 0, 0])[:2])
+    for group, estimate in read.histogram.items():
+        shifts = read.bin_error.get(group, [0, 0, 0])[:2]
+        first, last = (np.rint(estimate + shift) for shift in shifts)
         below = [np.cumsum(t, -1) for t in (first, exact.histogram[group], last)]
         assert (below[0] >= below[1]).all() and (below[1] >= below[2]).all()
     seen = list_views(pool_sites(read))[0]
@@ -214,7 +215,7 @@ def test_every_bin_can_be_asked_for():
     read = from_json(text, source="file")
     for group, counts in exact.histogram.items():
         np.testing.assert_array_equal(read.histogram[group], counts)
-    assert not read.blur
+    assert not read.bin_error
     with pytest.raises(FedgftError, match="min_bin 0"):
         to_json(exact, min_bin=0)
 

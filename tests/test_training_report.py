@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.dummy import DummyClassifier
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from fedgft.cli import main
 from fedgft.data.dataset import Dataset
@@ -18,13 +16,6 @@ from fedgft.data.public import synthetic
 from fedgft.engine import History
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric
-from fedgft.metrics.decisions import (
-    balanced_accuracy,
-    condition_names,
-    constant_accuracy,
-    is_collapsed,
-    selection_rates,
-)
 from fedgft.metrics.intervals import gap_interval
 from fedgft.study import PROTOCOLS, Result, Study, client_rows, get_protocol, round_rows, row
 from fedgft.study.cache import Checkpoints
@@ -59,39 +50,6 @@ def run(capsys, *arguments):
     return code, " ".join(captured.out.split()), captured.err
 
 
-# Decisions, from sums
-
-
-def drawn(seed: int, *, rows: int = 500, classes: int = 2, groups: int = 3):
-    rng = np.random.default_rng(seed)
-    probs = rng.dirichlet(np.ones(classes), rows)
-    labels = rng.choice(classes, rows, p=rng.dirichlet(np.full(classes, 3.0)))
-    group = rng.integers(-1, groups, rows)
-    return probs, labels, group
-
-
-@pytest.mark.parametrize("classes", [2, 4])
-def test_decisions_are_those_of_scikit_learn(classes: int) -> None:
-    for seed in range(20):
-        probs, labels, group = drawn(seed, classes=classes)
-        tally = Sums.of(probs, labels, group, num_groups=3)
-        chosen = probs.argmax(1)
-        assert balanced_accuracy(tally) == pytest.approx(balanced_accuracy_score(labels, chosen))
-        constant = DummyClassifier(strategy="most_frequent").fit(probs, labels).predict(probs)
-        assert constant_accuracy(tally) == pytest.approx(accuracy_score(labels, constant))
-        for g in range(3):
-            shares = np.bincount(chosen[group == g], minlength=classes) / (group == g).sum()
-            assert selection_rates(tally)[g] == pytest.approx(shares)
-
-
-@pytest.mark.filterwarnings("ignore:y_pred contains classes")
-def test_a_class_without_rows_is_left_out_of_balanced_accuracy() -> None:
-    probs, labels, group = drawn(0, classes=3)
-    tally = Sums.of(probs, np.minimum(labels, 1), group, num_groups=3)
-    expected = balanced_accuracy_score(np.minimum(labels, 1), probs.argmax(1))
-    assert balanced_accuracy(tally) == pytest.approx(expected)
-
-
 def table(*cells: tuple[int, int]) -> Sums:
     """Of each group, for label 0 and then for label 1: rows, and how many of them are accepted."""
     decision = np.zeros((2, len(cells) // 2 + 1, 2))
@@ -105,35 +63,6 @@ def table(*cells: tuple[int, int]) -> Sums:
 # one accepts 21,785 of them and is right in 92.3%.
 PLAIN = table((900, 600), (7_100, 6_900), (778, 700), (13_013, 12_988))
 ACCEPTS_ALL = table((900, 898), (7_100, 7_099), (778, 776), (13_013, 13_012))
-
-
-@pytest.mark.parametrize(
-    ("tally", "expected"),
-    [
-        (ACCEPTS_ALL, True),
-        (PLAIN, False),
-        (table((950, 0), (50, 0)), True),  # refuses all
-        (table((500, 20), (500, 20)), True),  # accepts 4% and is no better than a constant
-        (table((500, 0), (500, 40)), False),  # accepts 4%, all of them rightly
-        (table((99_500, 100), (500, 200)), False),  # fraud is rare, and so are accusations
-        (table((99_500, 5), (500, 5)), True),  # one accusation where there are fifty
-        (table((400, 80), (600, 500)), False),
-    ],
-)
-def test_what_is_a_collapsed_model(tally: Sums, expected: bool) -> None:
-    assert is_collapsed(tally) == expected
-    assert is_collapsed(stack([tally, tally])).tolist() == [expected, expected]
-    lost = tally.map(lambda array: np.nan * array)
-    assert not is_collapsed(lost)  # diverged, which is another thing
-
-
-def test_conditions_have_the_names_of_the_classes() -> None:
-    assert condition_names(EO, ("no", "yes")) == (
-        "class yes given label no",
-        "class yes given label yes",
-    )
-    both = get_metric("sp+eop")
-    assert condition_names(both, ("no", "yes")) == ("sp: class yes", "eop: class yes")
 
 
 def test_no_interval_below_ten_rows() -> None:

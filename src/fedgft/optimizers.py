@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+from jaxtyping import Float
 
 from fedgft.errors import FedgftError, import_extra
-from fedgft.types import Block
 from fedgft.validation import check_choice, check_number
+
+Block = Float[Any, "u p"]  # one flat parameter vector per unit (one client of one run)
 
 OptimizerRule = Literal["sgd", "momentum", "adam", "adamw"]
 RULES: tuple[OptimizerRule, ...] = get_args(OptimizerRule)

@@ -4,10 +4,11 @@
   Every metric of the catalog follows from these three arrays. The simulator, the penalties and the
   federation compute with them, so a `Sums` holds only arrays, which may have leading axes.
   For a message, `Sums.to_record` and `Sums.from_record` convert them to lists and back.
-- `SiteSums` holds the sums of any number of sites that send a file. Its tables (`SiteTables`)
-  cannot be a `Sums`, for three reasons: groups are named and differ between sites; sums of scores
-  are also kept by decision (so a threshold can be moved); and each count has its own noise, or its
-  own range if it is withheld. `fedgft.audit.rates` converts them to one `Sums` for all sites.
+- `SiteSums` holds what any number of sites measured and sent as files, one `SiteTables` per site.
+  A `SiteTables` is not a `Sums`: it has one table per named group, and the groups of sites differ.
+  Its cells are also finer: sums of scores are kept by decision too, and each count has its own
+  noise, or its own range if it is withheld. Both are needed to check a file and to write it again.
+  `fedgft.audit.rates` adds the cells up to one `Sums` of all sites.
 
 `RecordReader` checks the format of everything that arrives in a file (`fedgft.audit.site_file`) or
 in a message. `Sums.check` checks that the numbers can be sums over rows.
@@ -23,8 +24,7 @@ import numpy as np
 from fedgft.errors import FedgftError
 from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.functions import ROUNDING
-from fedgft.metrics.metric import Kind, Metric
-from fedgft.types import Index, Probs, Statistics, Value
+from fedgft.metrics.metric import Index, Kind, Metric, Probs, Statistics, Value
 from fedgft.validation import as_array, check_choice, check_instance, check_integer
 
 MAX_GROUPS = 100_000
@@ -537,17 +537,17 @@ class SiteSums:
     are named "site 1", "site 2", ... in order of addition.
 
     If few rows share a bin, a file states only a range of bins for them. `histogram` spreads such
-    rows evenly over their range. `blur`, (3, label, decision, score, bin), is the uncertainty of
-    this: `blur[0]` is the change of the histogram if all such rows are in the first bin of their
-    range; `blur[1]` is the change if they are in the last bin; and bin 0 of `blur[2]` is the
-    largest error of the cell's sum of scores. The histogram of a group without an entry in `blur`
-    is exact.
+    rows evenly over their range, and `bin_error`, (3, label, decision, score, bin), states how
+    wrong this may be: `bin_error[0]` is the change of the histogram if all such rows are in the
+    first bin of their range; `bin_error[1]` is the change if they are in the last bin; and bin 0 of
+    `bin_error[2]` is the largest error of the cell's sum of scores. The histogram of a group
+    without an entry in `bin_error` is exact.
     """
 
     spec: MeasurementSpec | None = None  # None: no site
     sites: Mapping[str, SiteTables] = field(default_factory=dict)
     histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)  # of all sites together
-    blur: Mapping[Group, np.ndarray] = field(default_factory=dict)
+    bin_error: Mapping[Group, np.ndarray] = field(default_factory=dict)
     numbered: tuple[str, ...] = ()  # names assigned to sites that were measured without a name
 
     def __add__(self, other: "SiteSums") -> "SiteSums":
@@ -585,7 +585,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
     named: dict[str, SiteTables] = {}
     unnamed: list[SiteTables] = []
     histogram: dict[Group, np.ndarray] = {}
-    blur: dict[Group, np.ndarray] = {}
+    bin_error: dict[Group, np.ndarray] = {}
     for part in parts:
         check_instance(
             "sums", part, SiteSums, "measure() makes them, read_sums() reads them from a file"
@@ -595,7 +595,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
         common = part.spec if spec is None else spec.combine(part.spec)
         if spec is not None and spec.bins != common.bins:
             histogram = _coarsen_all(histogram, common.bins)
-            blur = _coarsen_all(blur, common.bins)
+            bin_error = _coarsen_all(bin_error, common.bins)
         spec = common
         for name, site in part.sites.items():
             if name == "" or name in part.numbered:
@@ -603,12 +603,12 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
             else:
                 named[name] = named[name] + site if name in named else site
         _add_arrays(histogram, _coarsen_all(part.histogram, spec.bins))
-        _add_arrays(blur, _coarsen_all(part.blur, spec.bins))
+        _add_arrays(bin_error, _coarsen_all(part.bin_error, spec.bins))
     if spec is None:
         return SiteSums()
     numbered = _number_sites(unnamed, named)
     sites = dict(sorted(named.items())) | numbered
-    return SiteSums(spec, sites, histogram, blur, numbered=tuple(filter(None, numbered)))
+    return SiteSums(spec, sites, histogram, bin_error, numbered=tuple(filter(None, numbered)))
 
 
 def _number_sites(

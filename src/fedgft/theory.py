@@ -25,8 +25,8 @@ import numpy as np
 
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, get_metric
+from fedgft.metrics.metric import Index, Statistics
 from fedgft.sums import Sums, stack
-from fedgft.types import Index, Statistics
 from fedgft.validation import check_instance, check_integer, check_number
 
 __all__ = [

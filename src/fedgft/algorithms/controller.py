@@ -39,8 +39,8 @@ import numpy as np
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, price
+from fedgft.metrics.metric import Price, Rates, Statistics
 from fedgft.sums import Sums
-from fedgft.types import Price, Rates, Statistics
 from fedgft.validation import check_choice, check_number, check_number_per_run
 
 GAIN = 0.6

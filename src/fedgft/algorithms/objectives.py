@@ -20,9 +20,8 @@ import numpy as np
 from fedgft.algorithms.controller import Controller, ControlReport, Loop, with_speed
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.metrics import Metric, price
-from fedgft.metrics.metric import SPREADS, spread_gradient
+from fedgft.metrics.metric import SPREADS, Price, Statistics, Weights, spread_gradient
 from fedgft.sums import Sums
-from fedgft.types import Price, Statistics, Weights
 from fedgft.validation import check_choice, check_number_per_run
 
 States = tuple[Any, ...]  # one per penalty

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 
 from fedgft.metrics import Kind, Metric
+from fedgft.metrics.metric import Statistics
 from fedgft.sums import Sums
-from fedgft.types import Statistics
 from fedgft.validation import check_choice, check_number_per_run
 
 Sees = Literal["nothing", "received", "trained"]

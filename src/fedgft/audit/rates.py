@@ -30,8 +30,8 @@ from fedgft.metrics.intervals import (
     simultaneous,
     wilson,
 )
+from fedgft.metrics.metric import Value
 from fedgft.sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums, Sums
-from fedgft.types import Value
 
 MAX_GROUPS = 1000  # largest number of groups of a view, because all pairs of groups are compared
 MIN_EVENTS = 5  # a ratio has an interval only if one of its rates has at least this many events
@@ -52,7 +52,7 @@ class Pool:
         (site, group, label, decision, column): see `fedgft.sums`.
     histogram
         (group, label, decision, score, bin), summed over sites.
-    blur
+    bin_error
         (group, 3, label, decision, score, bin): the uncertainty of `histogram`; None if exact.
     privacy
         How each site protected its sums before it sent them.
@@ -67,7 +67,7 @@ class Pool:
     groups: tuple[Group, ...]
     tables: np.ndarray
     histogram: np.ndarray
-    blur: np.ndarray | None
+    bin_error: np.ndarray | None
     privacy: tuple[tuple[Privacy, ...], ...]
     label_missing: float
     prediction_missing: float
@@ -103,7 +103,7 @@ class View:
         a suppressed count may be off.
     histogram
         (label, group, score, bin); the last group holds the rows that belong to no group.
-    blur
+    bin_error
         (3, label, group, score, bin): see `fedgft.sums.SiteSums`.
     """
 
@@ -114,14 +114,14 @@ class View:
     noise: np.ndarray
     slack: np.ndarray
     histogram: np.ndarray
-    blur: np.ndarray | None = None
+    bin_error: np.ndarray | None = None
 
     def shifted_histogram(self, end: int) -> np.ndarray:
         """Return the histogram with every row of uncertain bin moved to one end of its range.
 
         With `end` 0 such rows are in the first possible bin, with `end` 1 in the last.
         """
-        return self.histogram if self.blur is None else self.histogram + self.blur[end]
+        return self.histogram if self.bin_error is None else self.histogram + self.bin_error[end]
 
     @property
     def has_histograms(self) -> bool:
@@ -175,7 +175,7 @@ def pool_sites(sums: SiteSums) -> Pool:
         groups=tuple(zip(*values, strict=True)),
         tables=np.stack([stack_groups(site.tables, table_shape) for site in sites]),
         histogram=stack_groups(sums.histogram, shape),
-        blur=stack_groups(sums.blur, (3, *shape)) if sums.blur else None,
+        bin_error=stack_groups(sums.bin_error, (3, *shape)) if sums.bin_error else None,
         privacy=tuple(site.privacy for site in sites),
         label_missing=sum(site.label_missing for site in sites),
         prediction_missing=sum(site.prediction_missing for site in sites),
@@ -246,9 +246,9 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         score = tables[..., SCORES:].sum(-2)  # (site, y, g, s)
         if len(spec.classes) == 2:
             score = np.stack((count - score[..., 0], score[..., 0]), -1)
-    blur = None
-    if pool.blur is not None:
-        blur = np.moveaxis(sum_groups(pool.blur.sum(3), 0), (1, 2), (0, 1))
+    bin_error = None
+    if pool.bin_error is not None:
+        bin_error = np.moveaxis(sum_groups(pool.bin_error.sum(3), 0), (1, 2), (0, 1))
     return View(
         spec=spec,
         attributes=attributes,
@@ -257,7 +257,7 @@ def _view_by(pool: Pool, chosen: tuple[int, ...]) -> View:
         noise=tables[..., NOISE],
         slack=tables[..., SLACK],
         histogram=np.moveaxis(sum_groups(pool.histogram.sum(2), 0), 1, 0),
-        blur=blur,
+        bin_error=bin_error,
     )
 
 
@@ -446,7 +446,9 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     # moments of the scores, (g, y, s)
     none, one, two = (np.maximum(counts, 0.0) @ middles**power for power in range(3))
     two = two + none * width**2 / 12  # a score may be anywhere in its bin
-    unsummed = None if view.blur is None else np.moveaxis(view.blur[2, :, :-1], 1, 0).sum(-1)
+    unsummed = None
+    if view.bin_error is not None:
+        unsummed = np.moveaxis(view.bin_error[2, :, :-1], 1, 0).sum(-1)
     total = np.zeros_like(rate)
     off = np.zeros_like(rate)
     for g in range(len(rows)):  # one group at a time: with many classes, `a` is a large array

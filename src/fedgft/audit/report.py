@@ -194,7 +194,7 @@ def audit(
     warnings = list(list_warnings(pool, views, estimates, draws=draws))
     if adjusted:
         warnings.append(GROUP_THRESHOLDS_WARNING)
-        if views[-1].blur is not None:
+        if views[-1].bin_error is not None:
             warnings.append(COARSE_HISTOGRAM_WARNING)
     summary = summarize(
         pool,

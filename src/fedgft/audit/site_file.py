@@ -183,8 +183,10 @@ def _write_cells(
                 if noisy:
                     entry = _write_noisy_scores(counts, possible)
                 else:
-                    blur = sums.blur[group][:2, label, decision, s] if group in sums.blur else None
-                    blocks = _histogram_blocks(counts, blur, possible, min_bin)
+                    bin_error = sums.bin_error.get(group)
+                    if bin_error is not None:
+                        bin_error = bin_error[:2, label, decision, s]
+                    blocks = _histogram_blocks(counts, bin_error, possible, min_bin)
                     total = values[SCORES + s] if counts.sum() >= MIN_SUM_ROWS else None
                     entry = _write_scores(total, blocks)
                 cell["scores"][spec.classes[c]] = entry
@@ -222,12 +224,12 @@ def _write_scores(total: float | None, blocks: list[Block]) -> dict[str, Any]:
 
 
 def _histogram_blocks(
-    counts: np.ndarray, blur: np.ndarray | None, possible: np.ndarray, min_bin: int
+    counts: np.ndarray, bin_error: np.ndarray | None, possible: np.ndarray, min_bin: int
 ) -> list[Block]:
     """Merge bins with few rows. If the sums were read from a file, keep the blocks of that file."""
-    if blur is None or not blur.any():
+    if bin_error is None or not bin_error.any():
         return merge_small_bins(counts, possible, min_bin)
-    first, last = (np.rint(counts + shift) for shift in blur)
+    first, last = (np.rint(counts + shift) for shift in bin_error)
     starts = np.flatnonzero(first)
     ends = np.flatnonzero(last)
     if len(starts) != len(ends) or (first[starts] != last[ends]).any():
@@ -336,7 +338,7 @@ class _FileReader:
     spec: MeasurementSpec
     privacy: Privacy
     min_bin: int  # smallest number of rows that a number about scores may cover
-    blur: dict[Group, np.ndarray] = field(default_factory=dict)
+    bin_error: dict[Group, np.ndarray] = field(default_factory=dict)
 
     @property
     def noisy(self) -> bool:
@@ -376,7 +378,7 @@ class _FileReader:
             *self._read_missing(counted),
             privacy=() if self.privacy == Privacy() else (self.privacy,),
         )
-        return SiteSums(spec, {site: made}, histogram, self.blur)
+        return SiteSums(spec, {site: made}, histogram, self.bin_error)
 
     def _find_cells(self) -> dict[tuple[Group, int, int], RecordReader]:
         """Return each cell by its group, label and decision."""
@@ -453,10 +455,10 @@ class _FileReader:
             found = self._read_histogram(reader, possible, count)
             histogram[label, decision, s] = found.counts
             table[SCORES + s] = found.total
-            if found.blur is not None:
-                if group not in self.blur:
-                    self.blur[group] = np.zeros((3, *histogram.shape))
-                self.blur[group][:, label, decision, s] = found.blur
+            if found.bin_error is not None:
+                if group not in self.bin_error:
+                    self.bin_error[group] = np.zeros((3, *histogram.shape))
+                self.bin_error[group][:, label, decision, s] = found.bin_error
         if few and len(spec.classes) > 2:
             table[SCORES:] = placeholder_scores(count, len(spec.classes))
 
@@ -498,20 +500,20 @@ class _FileReader:
         if not possible[first:last].all() and counts[~possible].any():
             entry.fail("histogram", "has rows on the other side of the threshold")
         middles = bin_middles(bins)
-        blur = None
+        bin_error = None
         if "widths" in entry.record:
-            blur = np.stack((lowest - counts, highest - counts, 0 * counts))
+            bin_error = np.stack((lowest - counts, highest - counts, 0 * counts))
         if self.noisy or "sum" not in entry.record:
-            if blur is not None:
-                blur[2, 0] = max(float(blur[1] @ middles), 0.0)
-            return _Histogram(counts, float(counts @ middles), blur)
+            if bin_error is not None:
+                bin_error[2, 0] = max(float(bin_error[1] @ middles), 0.0)
+            return _Histogram(counts, float(counts @ middles), bin_error)
         half = count / bins / 2
         low = float(lowest @ middles) - half
         high = float(highest @ middles) + half
         total = entry.record["sum"]
         if not _is_number(total) or not low - 1e-5 <= total <= high + 1e-5:
             entry.reject("sum", f"the rows add up to {low:.6g} to {high:.6g}")
-        return _Histogram(counts, float(total), blur)
+        return _Histogram(counts, float(total), bin_error)
 
     def _read_widths(self, entry: RecordReader, numbers: int, bins: int) -> list[int]:
         """Return how many bins each number of the histogram covers."""
@@ -542,7 +544,7 @@ class _Histogram(NamedTuple):
 
     counts: np.ndarray  # (bins,)
     total: float  # the sum of the scores; if the file has none, computed from the bins' middles
-    blur: np.ndarray | None  # (3, bins): see `SiteSums`
+    bin_error: np.ndarray | None  # (3, bins): see `SiteSums`
 
 
 def _read_spec(reader: RecordReader) -> MeasurementSpec:

@@ -32,7 +32,6 @@ from fedgft.audit.thresholds import Curves, GroupThresholds, compute_curves, swe
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
-from fedgft.metrics.decisions import condition_names
 from fedgft.metrics.intervals import Limits
 from fedgft.store import parse_json
 from fedgft.sums import Privacy
@@ -318,7 +317,7 @@ def _summarize_metric(
     """
     numbers = {key: getattr(gap, key) for key in GapSummary.__annotations__}
     incomplete = bool(np.isnan(rates.rate).any())
-    conditions = condition_names(metric, view.spec.classes)
+    conditions = metric.condition_names(view.spec.classes)
     by_condition = {name: _group_rates(view, rates, limits, v) for v, name in enumerate(conditions)}
     condition = conditions[gap.condition or 0]
     out = {

@@ -25,8 +25,8 @@ from fedgft.audit.rates import View
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric
 from fedgft.metrics.intervals import FEW, wilson
+from fedgft.metrics.metric import Value
 from fedgft.sums import Sums
-from fedgft.types import Value
 from fedgft.validation import check_number
 
 GROUP_THRESHOLDS_WARNING = (

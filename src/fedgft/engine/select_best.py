@@ -15,9 +15,9 @@ import numpy as np
 from fedgft.algorithms import Cohort, Objective
 from fedgft.engine.plan import make_cohort
 from fedgft.engine.state import CandidateModel, State
+from fedgft.metrics.metric import namespace
 from fedgft.optimizers import array_like
 from fedgft.sums import Sums
-from fedgft.types import namespace
 
 GAP_TOLERANCE = 0.002  # a gap at most this far above its target counts as having reached it
 GAP_WEIGHT = 2.0  # points of accuracy that outweigh one point of gap above the target

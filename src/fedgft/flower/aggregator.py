@@ -23,7 +23,7 @@ from fedgft.flower.messages import Replies, Request, log, make_query, make_reque
 from fedgft.flower.run_state import BestModel, RunState, SumsValidator
 from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.metrics import Kind, Metric
-from fedgft.metrics.decisions import describe_decisions
+from fedgft.metrics.functions import describe_decisions
 from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, Limits, limit_sites
 from fedgft.privacy.noise import Budget, Noise
 from fedgft.sums import Sums

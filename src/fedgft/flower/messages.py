@@ -28,8 +28,8 @@ from flwr.serverapp import Grid
 
 from fedgft.errors import FedgftError
 from fedgft.formatting import one_line
+from fedgft.metrics.metric import Price
 from fedgft.sums import MAX_ROWS, Names, RecordReader, Sums
-from fedgft.types import Price
 
 RECORD = "fedgft"
 PREFIX = "fedgft."

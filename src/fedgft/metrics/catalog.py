@@ -10,8 +10,7 @@ from itertools import product
 from typing import Any
 
 from fedgft.errors import FedgftError
-from fedgft.metrics.metric import Metric, compared
-from fedgft.types import Labels, Probs
+from fedgft.metrics.metric import Labels, Metric, Probs, compared
 from fedgft.validation import format_value
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.metrics.metric import Metric
-from fedgft.types import Statistics, Value
+from fedgft.metrics.metric import Metric, Statistics, Value
 
 Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
 FEW = 10  # a group with fewer rows gets a rate, but no interval

@@ -6,31 +6,44 @@ A metric compares, between groups g, the rate of an outcome U given an event V:
 
 Numerators (a, c) and denominators (b, d of Definition 3.1) are its statistics. They
 are means over rows, so they add up over batches and over clients.
+
+The shapes of arrays are named here, for the whole library. Letters: n rows, c classes, g groups,
+v conditions of a metric. An array may be NumPy's or torch's: functions that take arrays of these
+names use only operations that both of them have.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from math import prod
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from fedgft.errors import FedgftError
-from fedgft.types import (
-    Groups,
-    Labels,
-    PerSample,
-    Price,
-    Probs,
-    Rates,
-    Statistics,
-    Value,
-    namespace,
-)
+
+Probs = Float[Any, "n c"]  # f(x): one column per class
+Labels = Float[Any, "n c"]  # Y, one-hot
+Groups = Float[Any, "n g"]  # A, one-hot; a row of zeros where it is not recorded
+Index = Int[np.ndarray, "n"]  # the class or group of each row
+PerSample = Float[Any, "n 2 v g"]  # numerators, then denominators
+Statistics = Float[Any, "*batch 2 v g"]  # their mean or sum over rows (and over clients)
+Rates = Float[Any, "*batch v g"]
+Value = Float[Any, "*batch"]
+Price = Float[Any, "*batch c k c"]  # label, group (the last one: not recorded), class
+Weights = Float[Any, "*batch c k"]  # label, group
 
 Kind = Literal["soft", "hard"]
 "Which sums are read: soft, those of scores; hard, those of decisions."
+
+
+def namespace(array: Any) -> ModuleType:
+    """Return the module, NumPy or torch, whose functions take this array."""
+    return np if isinstance(array, np.ndarray) else import_module("torch")
 
 
 class Pair(NamedTuple):
@@ -82,6 +95,16 @@ class Metric:
     event: Callable[[Probs, Labels], Any] = all_rows
     conditions: Callable[[int], tuple[str, ...]] = each_class
     parts: tuple[tuple["Metric", float], ...] = ()
+
+    def condition_names(self, classes: Sequence[str]) -> tuple[str, ...]:
+        """Return the conditions with the names of the classes, such as "class yes"."""
+
+        def insert_name(found: re.Match[str]) -> str:
+            index = int(found[2])
+            return f"{found[1]} {classes[index]}" if index < len(classes) else found[0]
+
+        texts = self.conditions(len(classes))
+        return tuple(re.sub(r"\b(class|label) (\d+)\b", insert_name, text) for text in texts)
 
     def statistics(self, probs: Probs, labels: Labels, groups: Groups) -> PerSample:
         """Return numerators and denominators of each row (n, 2, v, g), by NumPy or torch.

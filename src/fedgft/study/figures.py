@@ -13,7 +13,7 @@ import numpy as np
 from fedgft.algorithms.registry import METHOD_LABELS, WITHOUT_STRENGTH
 from fedgft.formatting import Table, format_points
 from fedgft.metrics import Metric, get_metric
-from fedgft.metrics.decisions import constant_accuracy
+from fedgft.metrics.functions import constant_accuracy
 from fedgft.metrics.intervals import floor
 from fedgft.store import atomic_write
 from fedgft.study.protocol import Protocol

@@ -13,9 +13,8 @@ from fedgft.algorithms import METHODS
 from fedgft.algorithms.controller import TARGET_TOLERANCE
 from fedgft.data.dataset import Dataset
 from fedgft.metrics import Metric, NotEstimableWarning
-from fedgft.metrics.decisions import (
+from fedgft.metrics.functions import (
     balanced_accuracy,
-    condition_names,
     constant_accuracy,
     is_collapsed,
     selection_rates,
@@ -218,7 +217,7 @@ def _widest_groups(data: Dataset, metric: Metric, sums: Sums) -> Row | None:
     return {
         "high": data.group_names[high],
         "low": data.group_names[low],
-        "condition": condition_names(metric, data.classes)[condition],
+        "condition": metric.condition_names(data.classes)[condition],
         "replicates": times,
     }
 

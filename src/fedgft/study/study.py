@@ -28,7 +28,7 @@ from fedgft.data.partition import inner_split, partition
 from fedgft.engine import History, Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
-from fedgft.metrics.decisions import is_collapsed
+from fedgft.metrics.functions import is_collapsed
 from fedgft.models import get_model
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.study.protocol import Protocol, check_groups

@@ -29,7 +29,7 @@ from fedgft.engine import predict_proba
 from fedgft.engine.select_best import GAP_TOLERANCE
 from fedgft.errors import FedgftError, import_extra
 from fedgft.metrics import Metric, NotEstimableWarning
-from fedgft.metrics.decisions import is_collapsed
+from fedgft.metrics.functions import is_collapsed
 from fedgft.metrics.intervals import floor
 from fedgft.study.cache import ResultCache
 from fedgft.study.results import Row, cell_columns, decision_columns, mean_of, mean_sd, measure

@@ -7,9 +7,9 @@ import numpy as np
 
 from fedgft.algorithms import Cohort
 from fedgft.engine.plan import Units, draw_batches
+from fedgft.metrics.metric import Price, Weights
 from fedgft.optimizers import Moments
 from fedgft.sums import Sums
-from fedgft.types import Price, Weights
 
 
 @dataclass(frozen=True)
