@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedgft.algorithms import Cohort, FairFed, Local, reweigh
+from fedgft.algorithms import Cohort, FairFed, LocalResults, reweigh
 from fedgft.metrics import CATALOG
 from fedgft.sums import Sums, stack
 
@@ -39,8 +39,8 @@ def tally(clients: list) -> Sums:
     return stack(made)
 
 
-def seen(received, trained=None) -> Local:
-    return Local(received, trained, reach=np.ones(3))
+def seen(received, trained=None) -> LocalResults:
+    return LocalResults(received, trained, path_length=np.ones(3))
 
 
 def test_fairfed_rule_subtract() -> None:
