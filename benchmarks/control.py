@@ -385,7 +385,7 @@ def own_app(setting: str, name: str, method: str) -> Row:
 
     sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
     from fedgft.flower import FedGFT, MeasuredStrategy
-    from in_process_grid import InProcess, app_of, options
+    from in_process_grid import InProcessGrid, app_of, options
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
@@ -400,7 +400,10 @@ def own_app(setting: str, name: str, method: str) -> Row:
         strategy = FedGFT(inner, "sp", target=0.02, channel=method)
     start = ArrayRecord(torch_model().state_dict())
     result = strategy.start(
-        InProcess([app_of(site) for site in sites]), start, rounds, train_config=ConfigRecord({})
+        InProcessGrid([app_of(site) for site in sites]),
+        start,
+        rounds,
+        train_config=ConfigRecord({}),
     )
     model = torch_model()
     model.load_state_dict(result.arrays.to_torch_state_dict())

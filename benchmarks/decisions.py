@@ -21,7 +21,7 @@ import numpy as np
 
 from fedgft.data import load
 from fedgft.data.dataset import Dataset
-from fedgft.engine.select_best import SLACK
+from fedgft.engine.select_best import GAP_TOLERANCE
 from fedgft.formatting import SIGNS, Table
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.intervals import floor
@@ -117,7 +117,7 @@ def cells(lab: Lab) -> Part:
                 test = hard(ours, "test")
                 limit = 1.4 * chance(ours) + 2 * test.std(ddof=1) / len(test) ** 0.5
                 theirs = np.interp(gap, *pooled)
-                _, adjusted = apply_thresholds(study, plain, [SLACK])[0]
+                _, adjusted = apply_thresholds(study, plain, [GAP_TOLERANCE])[0]
                 worse = (
                     accuracy(paper) > accuracy(ours) and hard(paper, "test").mean() < test.mean()
                 )

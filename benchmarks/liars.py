@@ -35,7 +35,7 @@ from fedgft.flower.messages import pack_sums, read_price, read_request  # noqa: 
 from fedgft.metrics import get_metric  # noqa: E402
 from fedgft.metrics.robust_aggregation import Limits, limit_sites, size_limit  # noqa: E402
 from fedgft.sums import Names, Sums, stack  # noqa: E402
-from in_process_grid import InProcess, options  # noqa: E402
+from in_process_grid import InProcessGrid, options  # noqa: E402
 
 SP = get_metric("sp")
 ROUNDS = 20
@@ -108,7 +108,7 @@ class NumpySite:
         return theta[:, :-1].copy(), theta[:, -1].copy()
 
 
-class DirectGrid(InProcess):
+class DirectGrid(InProcessGrid):
     """The in-process engine without copies of messages: these sites change none."""
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:

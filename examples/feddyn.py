@@ -20,10 +20,10 @@ class FedDyn(Correction):
     learns_from = "move"
 
     def drift(self, state, cohort) -> Any:
-        return -state.own
+        return -state.clients
 
     def learn(self, state, cohort, training) -> tuple[Any, Any]:
-        return state.own - self.mu * training.move, 0 * training.move
+        return state.clients - self.mu * training.move, 0 * training.move
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedgft.study.cache import Checkpoints
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from synthetic_images import celeba_folder
+from synthetic_images import write_celeba_folder
 
 TIMED = {"seconds", "digest", "stamp", "files"}  # what differs between two equal runs
 
@@ -35,7 +35,7 @@ class Case:
 
 def cases(place: Path) -> list[Case]:
     """Fifty kills altogether. The inputs are made here."""
-    celeba_folder(place / "faces", 120, 16)
+    write_celeba_folder(place / "faces", 120, 16)
     _table(place / "table.csv")
     _predictions(place / "site.csv")
     _sites(place / "sites")

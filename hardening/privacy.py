@@ -42,7 +42,13 @@ from fedgft.privacy.noise import Noise, draw_discrete_gaussian, honest_clients
 from fedgft.store import atomic_write
 from fedgft.sums import Sums
 from in_process_grid import app_of, biased, grid_of, options, start_of, train_config
-from neighboring_tables import by_row, by_shuffle, epsilon_shown, likelihood_ratio, sensitivity
+from neighboring_tables import (
+    by_row,
+    by_shuffle,
+    epsilon_lower_bound,
+    likelihood_ratio,
+    sensitivity,
+)
 
 Rows = list[list[str]]
 ROWS = 1987  # of a site, as in the review that found the fault
@@ -135,7 +141,7 @@ def shown(budget: Budget, draws: int, *, apart: float = 1.0, smaller: float = 1.
         both = np.stack((sent.count, sent.score[..., 1]), -1)[:, 0, 0]
         deviation = np.array([noise.count, noise.value])
         found.append(likelihood_ratio(both, np.ones(2), deviation))
-    return epsilon_shown(*found, budget.delta, sure=0.95)
+    return epsilon_lower_bound(*found, budget.delta, sure=0.95)
 
 
 def shown_secretly(budget: Budget, draws: int, clients: int, *, keeping: int) -> float:
@@ -152,7 +158,7 @@ def shown_secretly(budget: Budget, draws: int, clients: int, *, keeping: int) ->
                 total[:, column] += draw_discrete_gaussian(draws, deviation * unit)
         each = np.array([noise.count * 2**0.5, noise.value])
         found.append(likelihood_ratio(total / unit, np.ones(2), each))
-    return epsilon_shown(*found, budget.delta, sure=0.95)
+    return epsilon_lower_bound(*found, budget.delta, sure=0.95)
 
 
 def measured_epsilon(draws: int) -> tuple[Rows, bool]:

@@ -67,10 +67,10 @@ def both(base: Path, rounds: int) -> tuple[dict[str, object], dict[str, object]]
     plan = LocalRunPlan(SITES, site_arguments(SITES, []), {}, base / "federation", limit=600.0)
     with start_federation(plan) as (folder, processes):
         started = {site: processes.running[site].pid for site in SITES}
-        nodes = json.loads(folder.names.read_text("utf-8"))
+        nodes = json.loads(folder.node_names.read_text("utf-8"))
         expected = run(folder, processes, plan, base / "undisturbed", rounds, kill=False)
         found = run(folder, processes, plan, base / "killed", rounds, kill=True)
-        assert nodes == json.loads(folder.names.read_text("utf-8"))
+        assert nodes == json.loads(folder.node_names.read_text("utf-8"))
         for row in (expected, found):
             row["sites that were started again"] = sum(
                 processes.running[site].pid != started[site] or not processes.is_alive(site)

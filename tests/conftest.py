@@ -18,6 +18,9 @@ from hypothesis import settings
 # most tests never do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Containers often set this. Every process that the tests start would compile all modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Python ignores SIGINT if it is started in the background (nohup, `make test &` in a script). The
 # processes that the tests interrupt on purpose would inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

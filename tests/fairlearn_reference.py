@@ -24,8 +24,8 @@ def by_group(metric, y, d, g) -> np.ndarray:
 
 
 def fairlearn(y, d, g) -> dict[str, tuple[float, float | None]]:
-    """Difference and ratio; which of them have a rate in every group is for us to say."""
-    g = pd.Series(g)  # of an array with one row it would lose the axis
+    """Difference and ratio of each metric; `estimable` says whether every group has a rate."""
+    g = pd.Series(g)  # Fairlearn drops the axis of an array with one row
     shared = {"sensitive_features": g}
     rates = {
         "acc": by_group(accuracy_score, y, d, g),
@@ -44,7 +44,7 @@ def fairlearn(y, d, g) -> dict[str, tuple[float, float | None]]:
 
 
 def estimable(name, y, d, g) -> bool:
-    """Every group has a row of the event."""
+    """Whether every group has a row of the metric's event."""
     event = {"sp": y >= 0, "acc": y >= 0, "eop": y == 1, "fpr": y == 0, "cal": d == 1}
     wanted = [event["eop"], event["fpr"]] if name == "eo" else [event[name]]
     return all((e & (g == group)).any() for e in wanted for group in np.unique(g))

@@ -35,9 +35,11 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 Handler = Callable[[Message, Context], Message]
 
 
-class InProcess(Grid):
-    """`apps[i]` is node 100 + i. `lose(node, message)` says whose reply never comes. Every site has
-    a folder of its own for what it remembers, unless its configuration names one."""
+class InProcessGrid(Grid):
+    """`apps[i]` is node 100 + i. If `lose(node, message)` is true, the node does not reply.
+
+    Every site stores its state in its own folder, unless its configuration names one.
+    """
 
     def __init__(self, apps: list[Handler], configs: list[dict[str, Any]] | None = None) -> None:
         self.apps = {100 + i: app for i, app in enumerate(apps)}
@@ -45,9 +47,9 @@ class InProcess(Grid):
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.contexts = {}
         for node, config in zip(self.apps, configs or [{}] * len(apps), strict=True):
-            told = {"state": f"{self.folder}/{node}", **config}
+            site_config = {"state": f"{self.folder}/{node}", **config}
             self.contexts[node] = Context(
-                run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={}
+                run_id=1, node_id=node, node_config=site_config, state=RecordDict(), run_config={}
             )
         self.messages: Counter[str] = Counter()
         self.lose: Callable[[int, Message], bool] = lambda node, message: False
@@ -71,12 +73,12 @@ class InProcess(Grid):
         return replies
 
     def restart(self, *nodes: int) -> None:
-        """The processes of these nodes end and start again: what the engine kept is gone."""
+        """Restart the processes of these nodes: Flower's in-memory state is lost."""
         for node in nodes:
             self.contexts[node].state = RecordDict()
 
     def new_run(self) -> None:
-        """The same sites, in another run."""
+        """Start another run with the same sites."""
         for context in self.contexts.values():
             context.run_id += 1
             context.state = RecordDict()
@@ -110,10 +112,10 @@ def app_of(site: Site) -> ClientApp:
     return register(ClientApp(), lambda message, context: site)
 
 
-def grid_of(federation: Federation, model: Any = "logistic") -> InProcess:
-    """One node a client."""
+def grid_of(federation: Federation, model: Any = "logistic") -> InProcessGrid:
+    """A grid with one node per client."""
     sites = [client_site(federation, k, model) for k in range(federation.num_clients)]
-    return InProcess([app_of(site) for site in sites])
+    return InProcessGrid([app_of(site) for site in sites])
 
 
 SEED = 7
@@ -122,7 +124,7 @@ BATCH = 64
 
 
 def biased(clients: int = 3, rows: int = 1500) -> Federation:
-    """A population whose best model is unfair, between a few clients."""
+    """A population whose most accurate model is unfair, divided between a few clients."""
     data = synthetic(rows=rows, features=4, gap=0.4)
     return partition(data, clients=clients, alpha=1.0, seed=1)
 
@@ -139,7 +141,7 @@ def train_config(**more: Any) -> ConfigRecord:
 
 
 def options(**more: Any) -> dict[str, Any]:
-    """Of a strategy of Flower: everybody trains, nobody evaluates."""
+    """Options of a Flower strategy: all clients train, none evaluates."""
     return {"fraction_evaluate": 0.0, "min_train_nodes": 2, "min_available_nodes": 2, **more}
 
 
@@ -151,7 +153,7 @@ def simulated(made: Federation, algorithm: Any, rounds: int, **more: Any) -> np.
 
 
 def gap_of(made: Federation, params: np.ndarray, metric: str = "sp", kind: str = "soft") -> float:
-    """On the clients' rows."""
+    """The gap on the training rows of all clients."""
     data = made.dataset
     rows = made.rows
     probs = predict_proba(made, "logistic", params, rows)

@@ -1,4 +1,4 @@
-"""Neighboring tables, and a test of what a release reveals about which of two it came from.
+"""Neighboring tables (one row more or less), and a lower bound on the epsilon of a release.
 
 The tests use it and, with more tables and draws, hardening/privacy.py.
 """
@@ -16,8 +16,8 @@ Table = pl.DataFrame
 Split = Callable[[Table, int], np.ndarray]
 
 
-def people(rows: int, seed: int) -> Table:
-    """A small table with many identical rows, as tables with a few coarse columns have them."""
+def draw_table(rows: int, seed: int) -> Table:
+    """A small table with few distinct values, and therefore with many identical rows."""
     rng = np.random.default_rng(seed)
     return pl.DataFrame(
         {
@@ -29,20 +29,20 @@ def people(rows: int, seed: int) -> Table:
 
 
 def neighbors(pairs: int, *, rows: int, seed: int) -> Iterator[tuple[Table, Table]]:
-    """A table, and the same with one row more or one row less, anywhere in it."""
+    """Pairs of a table and the same table with one row inserted or removed at a random place."""
     rng = np.random.default_rng(seed)
     for number in range(pairs):
-        table = people(rows, seed=seed * 100_000 + number)
+        table = draw_table(rows, seed=seed * 100_000 + number)
         place = int(rng.integers(0, rows))
         if number % 2:
             yield table, pl.concat([table[:place], table[place + 1 :]])
         else:
-            row = people(1, seed=seed * 100_000 + number + 50_000)
+            row = draw_table(1, seed=seed * 100_000 + number + 50_000)
             yield table, pl.concat([table[:place], row, table[place:]])
 
 
 def by_row(table: Table, seed: int) -> np.ndarray:
-    """Held out row by row, with a salt of the pair's own."""
+    """Split by a hash of each row; `seed` is the salt. Returns a mask of the held-out rows."""
     salt = seed.to_bytes(32, "big")
     return hold_out_by_row(
         table.select(pl.struct(pl.all()).struct.json_encode()).to_series().to_list(),
@@ -52,15 +52,15 @@ def by_row(table: Table, seed: int) -> np.ndarray:
 
 
 def by_shuffle(table: Table, seed: int) -> np.ndarray:
-    """As version 0.1 had it: the first rows of a shuffle of all."""
+    """Split as version 0.1 did: hold out the first rows of a random order of all rows."""
     held = np.zeros(table.height, bool)
     order = np.random.default_rng(seed).permutation(table.height)
     held[order[: int(0.3 * table.height)]] = True
     return held
 
 
-def counts_of(table: Table) -> np.ndarray:
-    """Rows by label and group."""
+def count_rows(table: Table) -> np.ndarray:
+    """Number of rows by label and group, (2, 2)."""
     out = np.zeros((2, 2))
     for sex, ok in table.select("sex", pl.col("ok").cast(pl.Int64)).iter_rows():
         out[ok, int(sex == "m")] += 1
@@ -68,15 +68,15 @@ def counts_of(table: Table) -> np.ndarray:
 
 
 def sensitivity(pairs: int, *, rows: int, seed: int, split: Split = by_row) -> list[float]:
-    """How far the counts of training rows move between neighbors (L2)."""
+    """L2 distances between the counts of training rows of neighboring tables."""
     found = []
     for number, tables in enumerate(neighbors(pairs, rows=rows, seed=seed)):
-        one, other = (counts_of(t.filter(~split(t, number))) for t in tables)
+        one, other = (count_rows(t.filter(~split(t, number))) for t in tables)
         found.append(float(np.linalg.norm(one - other)))
     return found
 
 
-def epsilon_shown(
+def epsilon_lower_bound(
     one: np.ndarray, other: np.ndarray, delta: float, *, sure: float = 0.9999
 ) -> float:
     """A lower bound on epsilon, from many releases of two neighboring tables.
@@ -104,7 +104,7 @@ def epsilon_shown(
 def _bounds(
     a: np.ndarray, b: np.ndarray, cuts: np.ndarray, delta: float, sure: float
 ) -> np.ndarray:
-    """For each set "beyond the cut", the least epsilon that allows for how often it was met."""
+    """For each set "at or above the cut", the least epsilon that agrees with both frequencies."""
     n = len(a)
     x, y = ((values >= cuts[:, None]).sum(1) for values in (a, b))
     low = beta.ppf((1 - sure) / 2, np.maximum(x, 1e-9), n - x + 1)
@@ -116,6 +116,6 @@ def _bounds(
 def likelihood_ratio(
     released: np.ndarray, difference: np.ndarray, deviation: np.ndarray
 ) -> np.ndarray:
-    """The statistic that tells two tables apart best, whose sums differ by this much, under
-    Gaussian noise: one number for each release."""
+    """The most powerful statistic, one number per release, to distinguish two tables whose sums
+    have this difference, under Gaussian noise with this standard deviation."""
     return (released * difference / deviation**2).sum(-1)

@@ -37,15 +37,15 @@ class Plan:
     optimizer: Callable = torch.optim.Adam
     state: str = "reset"
     fixed: bool = False
-    starts: tuple[nn.Module, ...] | None = None  # round 1: every client its own
-    cohorts: tuple[list[tuple[int, float]], ...] | None = None  # who, and with which weight
+    starts: tuple[nn.Module, ...] | None = None  # of each client in round 1
+    cohorts: tuple[list[tuple[int, float]], ...] | None = None  # clients and their weights
 
 
 FORGETFUL = ("reset-first", "shared")
 
 
 class ResetFirst:
-    """Adam that can forget its first moment and how old that is, but keeps the second."""
+    """Adam that can reset its first moment and its step count, and keeps the second moment."""
 
     def __init__(self, parameters, lr: float, **options) -> None:
         self.parameters = list(parameters)
@@ -75,7 +75,7 @@ class ResetFirst:
 
 
 class Worker:
-    """One client: its rows, its own module and optimizer."""
+    """A client with its rows, its module and its optimizer."""
 
     def __init__(self, client: Client, module: nn.Module, method: Method, plan: Plan, seed: int):
         self.client = client
@@ -92,7 +92,7 @@ class Worker:
         return make(self.model.parameters(), lr=self.plan.rates[0])
 
     def train(self, t: int, start: nn.Module, constants: tuple[float, Parts] | None) -> nn.Module:
-        """The epochs of round t, from `start`."""
+        """Train all epochs of round t from `start`, and return the trained module."""
         self.model.load_state_dict(start.state_dict())
         if self.plan.state == "reset":
             self.optimizer = self.new_optimizer()
@@ -169,7 +169,7 @@ def federate(
 
 
 def const_update(received: list, weights: list[float], method: Method, last):
-    """C and the global b and d; the last ones stay where a group has no row of the event."""
+    """C with the global b and d; the previous ones if a group has no row of the event."""
     total = mean_parts([p for p, _ in received], weights)
     return last if gap(total) is None else (slope(gap(total), method.penalty), total)
 
@@ -185,7 +185,7 @@ def average(models: list[nn.Module], weights: list[float]) -> dict[str, Tensor]:
 
 
 def share(optimizers: list[ResetFirst], weights: list[float], workers: list[Worker]) -> None:
-    """Everybody's second moment and its age become the cohort's means."""
+    """Set the second moment and its step count of all workers to the means of the cohort."""
     lists = zip(*(o.v for o in optimizers), strict=True)
     mean = [sum(w * v for w, v in zip(weights, each, strict=True)) for each in lists]
     age = round(sum(w * o.v_steps for w, o in zip(weights, optimizers, strict=True)))

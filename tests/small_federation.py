@@ -1,4 +1,4 @@
-"""A small federation in float64 with every kind of client that has caused a fault before."""
+"""A small federation in float64 with every kind of client that caused an error before."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ EXECUTORS = ("fused", "stacked", "sequential")
 
 
 def dataset(parts: list, *, features: int = 4, seed: int = 0, classes: int = 2, groups: int = 2):
-    """Rows in the order of `parts`; the label can be seen, and so can the group."""
+    """Rows in the order of `parts`; the features depend on the label and on the group."""
     rng = np.random.default_rng(seed)
     group = np.concatenate([rng.choice(which, size) for size, which, _ in parts]).astype(np.int64)
     label = np.concatenate([rng.choice(which, size) for size, _, which in parts]).astype(np.int64)
@@ -56,13 +56,13 @@ def federation(parts: list = CLIENTS, **options) -> Federation:
 
 
 def several(groups: int = 2, classes: int = 2) -> Federation:
-    """Five clients, each of them with its own share of every group and class."""
+    """Five clients, each with rows of every group and class."""
     parts = [(size, tuple(range(groups)), tuple(range(classes))) for size in (30, 22, 9, 41, 16)]
     return federation(parts, groups=groups, classes=classes)
 
 
 def reordered(made: Federation, order: list[int]) -> Federation:
-    """The same clients, in another order or some of them only; each keeps its key."""
+    """The clients with these indices, in this order; each keeps its key."""
     rows = [made.client(k) for k in order]
     offsets = np.concatenate(([0], np.cumsum([len(r) for r in rows]))).astype(np.int64)
     keys = made.keys[order]
@@ -72,7 +72,7 @@ def reordered(made: Federation, order: list[int]) -> Federation:
 
 
 def clients(made: Federation) -> list[Client]:
-    """What the plain loop is given: tensors, as the model sees them."""
+    """The clients as scaled tensors, for the reference training."""
     data = made.dataset
     out = []
     for k in range(made.num_clients):
@@ -87,7 +87,7 @@ def clients(made: Federation) -> list[Client]:
 
 
 def module(made: Federation, model="logistic", *, seed: int = 0) -> torch.nn.Module:
-    """The module with the start that a run of this seed has."""
+    """The module with the initial parameters of a run with this seed."""
     sizes = {"features": made.dataset.features.shape[1], "classes": len(made.dataset.classes)}
     built = get_model(model).module(**sizes).double()
     start = torch.tensor(get_model(model).init(seed, **sizes))
@@ -111,7 +111,7 @@ def run(
     resume=None,
     **options,
 ) -> History:
-    """One run in float64: three rounds of small batches unless told otherwise."""
+    """One run in float64: by default three rounds with small batches."""
     chosen = {"rounds": 3, "batch_size": 8, "precision": "fp64", "executor": executor} | options
     return simulate(
         [made],
@@ -130,7 +130,7 @@ SYNTHETIC = synthetic(rows=1500, seed=0)
 
 
 def study(seeds: int = 2, **settings) -> Study:
-    """Four clients, eight rounds and no more, held out."""
+    """A study with four clients and eight rounds, under the held-out protocol."""
     base = get_protocol("heldout")
     made = replace(base.settings, rounds=8, batch_size=64, eval_every=0, **settings)
     fixed = replace(base, settings=made, lr=(0.03,), round_factors=())

@@ -1,4 +1,4 @@
-"""Draw pictures for tests: the label decides about a bright disc, the group about the color.
+"""Synthetic images: the label sets the size of a bright disc, the group the background color.
 
 A small network that learns the label also learns the group from the color of the background.
 """
@@ -8,7 +8,8 @@ import numpy as np
 from fedgft.data.dataset import Dataset
 
 
-def pictures(rows: int = 240, size: int = 32, seed: int = 0) -> Dataset:
+def draw_images(rows: int = 240, size: int = 32, seed: int = 0) -> Dataset:
+    """`rows` square color images of `size` pixels, with a label and a group each."""
     rng = np.random.default_rng(seed)
     group = rng.integers(0, 2, rows)
     label = (rng.random(rows) < np.where(group == 1, 0.7, 0.3)).astype(np.int64)
@@ -28,11 +29,11 @@ def pictures(rows: int = 240, size: int = 32, seed: int = 0) -> Dataset:
     )
 
 
-def celeba_folder(folder, rows: int = 240, size: int = 32, seed: int = 0):
-    """The same pictures as files, with lists as CelebA has them: Smiling, Male and a third."""
+def write_celeba_folder(folder, rows: int = 240, size: int = 32, seed: int = 0):
+    """Write the same images as files in CelebA's layout, with its lists of three attributes."""
     from PIL import Image
 
-    data = pictures(rows, size, seed)
+    data = draw_images(rows, size, seed)
     (folder / "img_align_celeba").mkdir(parents=True)
     names = [f"{i + 1:06d}.jpg" for i in range(rows)]
     for name, pixels in zip(names, data.features.transpose(0, 2, 3, 1), strict=True):
@@ -41,7 +42,7 @@ def celeba_folder(folder, rows: int = 240, size: int = 32, seed: int = 0):
     lines = [f"{n} {' '.join(f'{s:2d}' for s in row)}" for n, row in zip(names, signs, strict=True)]
     head = [str(rows), "Smiling Male Young"]
     (folder / "list_attr_celeba.txt").write_text("\n".join([*head, *lines]) + "\n")
-    part = np.minimum(np.arange(rows) * 10 // rows, 9)  # seven tenths, one, two
+    part = np.minimum(np.arange(rows) * 10 // rows, 9)  # 70% training, 10% validation, 20% test
     number = np.where(part < 7, 0, np.where(part < 8, 1, 2))
     both = [f"{n} {p}" for n, p in zip(names, number, strict=True)]
     (folder / "list_eval_partition.txt").write_text("\n".join(both) + "\n")

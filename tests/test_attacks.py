@@ -64,7 +64,7 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
         sites=("north", "south"),
         host="127.0.0.1",
         port=free_port(),
-        inner=free_port(),
+        superlink_port=free_port(),
         make_keys=True,
     )
     other = free_port()
@@ -633,18 +633,18 @@ def asks(hosts: Hosts, port: int, uid: int, *more: str) -> list[int]:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_another_local_user_cannot_control_the_superlink(hosts: Hosts) -> None:
     nobody = 65534
-    assert asks(hosts, hosts.folder.inner, nobody) == [403, 403]
-    with connect(hosts, hosts.folder.inner) as wire:  # an address of ours to borrow
+    assert asks(hosts, hosts.folder.superlink_port, nobody) == [403, 403]
+    with connect(hosts, hosts.folder.superlink_port) as wire:  # an address of ours to borrow
         mine = "{}:{}".format(*wire.getsockname())
-        assert asks(hosts, hosts.folder.inner, nobody, mine) == [403, 403]
+        assert asks(hosts, hosts.folder.superlink_port, nobody, mine) == [403, 403]
     assert asks(hosts, hosts.open, nobody) == [200, 200], "Flower answers every user"
 
 
 def test_the_same_user_can_control_the_superlink(hosts: Hosts) -> None:
-    assert asks(hosts, hosts.folder.inner, os.getuid()) == [200, 200]
+    assert asks(hosts, hosts.folder.superlink_port, os.getuid()) == [200, 200]
 
 
-def test_whose_socket_it_is() -> None:
+def test_owner_of_a_socket() -> None:
     """Only while it is open: a closed one is listed as root's."""
     from fedgft.deploy.processes import socket_owner
 
@@ -696,4 +696,4 @@ def test_the_attacks_left_the_server_up(hosts: Hosts) -> None:
     raw = request("/v1/fleet/pull-messages", PULL, signed(hosts))
     assert send(hosts, hosts.folder.port, raw)[0] == 401
     assert "Traceback" not in hosts.log and "an error of the gate" not in hosts.log
-    assert json.loads(hosts.folder.names.read_text())
+    assert json.loads(hosts.folder.node_names.read_text())

@@ -239,7 +239,7 @@ def test_the_gap_the_other_way_round_within_sites():
     assert any("the other way round" in text and "Simpson" in text for text in found["warnings"])
 
 
-def test_a_group_nobody_can_say_anything_about():
+def test_a_group_without_estimable_rates():
     y = [1, 0, 1, 0, 0, 0]
     d = [1, 0, 0, 1, 1, 0]
     found = audit(measure(y, d, sensitive_features=list("aabbcc"), site="n")).to_dict()

@@ -135,7 +135,7 @@ def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
 
 def test_batches_do_not_matter(sites, monkeypatch):
     whole = measure_file("north.csv", label="y", group="race", score="p")
-    monkeypatch.setattr("fedgft.audit.measurement.ROWS", 7)
+    monkeypatch.setattr("fedgft.audit.measurement.BATCH_ROWS", 7)
     pieces = measure_file("north.csv", label="y", group="race", score="p")
     for group, table in whole.sites["north"].tables.items():
         assert np.allclose(table, pieces.sites["north"].tables[group], rtol=0, atol=1e-9)
@@ -186,12 +186,12 @@ def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
         ("y,g,p\n1,a,0.5\n", "--score q", "no column 'q' (--score)"),
         ("y,g,p\n1,a,0.5\n", "--score p --threshold 2", "--threshold 2: must lie in [0, 1]"),
         ("y,g,p\n1,a,0.5\n", "--score p --bins 1", "--bins 1: must lie between"),
-        ("y,g,p\n1,a,0.5\n", "--score y", "column 'y' is given more than one part"),
+        ("y,g,p\n1,a,0.5\n", "--score y", "column 'y' is named more than once"),
         ("y,g,p\n", "--score p", "the file has no rows"),
         ("", "--score p", "the file is empty"),
         ("y,g,g\n1,a,0.5\n", "--score g", "column 'g' is in the header more than once"),
         ("y,g,p\n,a,0.5\n", "--score p", "no row has both a label and a prediction"),
-        ("y,g,d\n1,a,2\n0,a,1\n", "--decision d", "decision '2' is no label"),
+        ("y,g,d\n1,a,2\n0,a,1\n", "--decision d", "decision '2' is none of the classes"),
         (
             "y,g,p\na,a,0.5\nb,a,0.1\nc,a,0.2\n",
             "--score p",
@@ -230,7 +230,7 @@ def test_an_identifier_is_no_group(tmp_path):
         measure_file(tmp_path / "p.csv", label="y", group="id", decision="d")
 
 
-def test_other_peoples_files_stay(sites, capsys):
+def test_foreign_files_are_not_overwritten(sites, capsys):
     asked = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p", "-o")
     Path("mine.json").write_text('{"precious": 1}')
     code, _, err = run(capsys, *asked, "mine.json")
@@ -248,7 +248,7 @@ def test_other_peoples_files_stay(sites, capsys):
 
 
 @pytest.mark.slow
-def test_the_gate(sites, capsys):
+def test_fail_above_sets_the_exit_code(sites, capsys):
     measured(capsys, sites)
     files = ["north.json", "south.json", "east.json"]
     low = audit([read_sums(f) for f in files]).to_dict()["metrics"]["sp"]["low"]
@@ -267,7 +267,7 @@ def test_the_gate(sites, capsys):
 
 
 @pytest.mark.slow
-def test_old_and_new(sites, capsys):
+def test_comparison_of_two_audits(sites, capsys):
     for name, threshold in (("old", "0.4"), ("new", "0.5")):
         (sites / name).mkdir()
         for file in ("north.csv", "south.csv"):

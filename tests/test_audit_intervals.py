@@ -1,4 +1,4 @@
-"""Coverage of the intervals: 2,000 federations with known true rates, also with noise."""
+"""Coverage of the intervals: 1,000 federations with known true rates, also with noise."""
 
 import tracemalloc
 from dataclasses import replace
@@ -23,7 +23,7 @@ from fedgft.privacy.noise import calibrate_noise
 from fedgft.sums import COUNT, NOISE, MeasurementSpec, SiteSums, SiteTables, Sums
 from fedgft.theory import Compared, compare
 
-FEDERATIONS = 2000
+FEDERATIONS = 1000
 METRICS = ("sp", "eop", "cal", "acc", "fpr")
 
 
@@ -94,7 +94,7 @@ def coverage(
 def test_signed_gaps_are_covered_19_times_in_20_and_largest_gaps_at_least():
     """Groups of 5 rows and more; no interval is claimed below 10 rows of the event."""
     pairs, largest, number = coverage(seed=0, smallest=5)
-    assert number > 30_000
+    assert number > 15_000
     assert 0.93 <= pairs <= 0.97
     assert largest >= 0.93
 
@@ -103,13 +103,13 @@ def test_signed_gaps_are_covered_19_times_in_20_and_largest_gaps_at_least():
 def test_noise_is_in_the_intervals():
     """Discrete Laplace noise of epsilon 0.5 on every cell of every site."""
     pairs, largest, number = coverage(seed=1, smallest=60, noise=0.5, metrics=("eop", "cal"))
-    assert number > 15_000
+    assert number > 7_500
     assert 0.93 <= pairs <= 0.97
     assert largest >= 0.93
 
 
 @pytest.mark.slow
-def test_without_knowing_of_the_noise_they_would_not_hold():
+def test_ignoring_the_noise_would_break_coverage():
     """The check above can fail: the same noise, not declared."""
     missed = []
     for sums, truth in islice(federations(seed=1, smallest=60, noise=0.5), 400):
@@ -127,7 +127,7 @@ def test_the_gap_within_sites_is_covered():
     """Mantel & Haenszel with Sato's variance, where all sites have the same true gap."""
     generator = np.random.default_rng(5)
     hits = []
-    for _ in range(FEDERATIONS):
+    for _ in range(2000):
         b, d = generator.integers(3, 60, (2, 12))
         base = generator.uniform(0.1, 0.6, 12)
         a = generator.binomial(b, base + 0.2)
@@ -193,7 +193,7 @@ def federation(counts: np.ndarray, min_cell: int) -> SiteSums:
     return sum(parts)
 
 
-def test_a_handful_of_rows_is_no_view_from_within():
+def test_few_rows_give_no_gap_within_sites():
     """One row of either group in one site: no gap within sites, and no paradox, is claimed."""
     counts = np.zeros((3, 2, 2, 2))
     counts[0, 0, 1] = (40, 60)
@@ -239,7 +239,7 @@ def test_drawing_sites_of_a_fair_model_finds_no_gap():
     assert np.mean(found) <= 0.15
 
 
-def test_drawing_sites_again():
+def test_bootstrap_over_sites():
     """Where sites differ, percentiles over sites are wider than intervals over rows."""
     generator = np.random.default_rng(7)
     parts = []
@@ -256,7 +256,7 @@ def test_drawing_sites_again():
     assert again == sites  # one seed, one result
 
 
-def test_draws_that_are_all_alike_prove_nothing():
+def test_identical_bootstrap_draws_give_no_interval():
     parts = [
         measure([1] * 40, [0] * 40, sensitive_features=["a", "b"] * 20, site=str(k))
         for k in range(8)
@@ -286,7 +286,7 @@ def test_a_ratio_with_a_group_of_few_events_has_no_lower_limit():
     assert found["ratio_high"] >= found["ratio"]
 
 
-def test_a_rate_of_nothing_has_a_ratio_of_nothing():
+def test_a_rate_of_zero_has_a_ratio_of_zero():
     counts = np.zeros((1, 3, 2, 2))
     counts[0, :, 1] = (200, 0), (100, 100), (110, 90)
     found = audit(federation(counts, 0)).to_dict()["metrics"]["sp"]

@@ -14,7 +14,7 @@ from fedgft.algorithms import (
     BySize,
     FairFed,
     FedNova,
-    Local,
+    LocalResults,
     Proximal,
     Scaffold,
     ServerMomentum,
@@ -30,11 +30,11 @@ from fedgft.algorithms.controller import Loop
 from fedgft.engine import Settings
 from fedgft.engine.executors import choose_executor, fused, numpy_kernels
 from fedgft.engine.plan import derive_seeds, draw_batches, full_cohort, index_rows
-from fedgft.engine.round import Rounds
+from fedgft.engine.round import RoundLoop
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.models import get_model
-from fedgft.optimizers import Optimizer, reach
+from fedgft.optimizers import Optimizer, path_length
 from small_federation import EXECUTORS, SGD, clients, federation, module, reordered, run, several
 
 SP = CATALOG["sp"]
@@ -86,7 +86,7 @@ def test_scaffold_is_option_two_for_sgd(executor: str) -> None:
     assert np.abs(found.params - run(made, fedavg(), rounds=4, optimizer=SGD).params).max() > 1e-3
 
 
-def rounds_of(made, method: Algorithm, **options) -> Rounds:
+def rounds_of(made, method: Algorithm, **options) -> RoundLoop:
     settings = Settings(
         precision="fp64",
         batch_size=8,
@@ -95,7 +95,7 @@ def rounds_of(made, method: Algorithm, **options) -> Rounds:
     index = index_rows([made, made])
     model = get_model("logistic")
     executor = choose_executor(index, model, method, settings)
-    return Rounds(
+    return RoundLoop(
         index,
         model,
         method,
@@ -122,7 +122,7 @@ def test_scaffold_keeps_its_mean_whoever_takes_part(executor: str, sampling: str
     state = rounds.init(None)
     for t in range(6):
         state = rounds.step(state, t)
-        own = np.asarray(state.correction.own).reshape(2, made.num_clients, -1)
+        own = np.asarray(state.correction.clients).reshape(2, made.num_clients, -1)
         mean = np.einsum("k,rkw->rw", made.sizes / made.sizes.sum(), own)
         np.testing.assert_allclose(np.asarray(state.correction.server), mean, **EXACT)
         if last is not None:  # at most two clients of a run have learnt something
@@ -154,20 +154,20 @@ def test_scaffold_with_equal_clients_is_fedavg_once_it_knows_them() -> None:
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_reach_is_how_far_a_constant_gradient_leads(rule: str, steps: int) -> None:
+def test_path_length_is_how_far_a_constant_gradient_leads(rule: str, steps: int) -> None:
     if rule == "adam":
-        assert reach(Optimizer("adam"), np.array([steps]))[0] == steps
+        assert path_length(Optimizer("adam"), np.array([steps]))[0] == steps
         return
     value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     theirs = torch.optim.SGD([value], lr=0.1, momentum=0.9 if rule == "momentum" else 0.0)
     for _ in range(steps):
         value.grad = torch.ones_like(value)
         theirs.step()
-    assert reach(Optimizer(rule), np.array([steps]))[0] == pytest.approx(-value.item() / 0.1)
+    assert path_length(Optimizer(rule), np.array([steps]))[0] == pytest.approx(-value.item() / 0.1)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum"])
-def test_reach_with_a_pull_back(rule: str) -> None:
+def test_path_length_with_a_pull_back(rule: str) -> None:
     """Of several clients at once, each with its own number of steps."""
     steps = np.array([1, 5, 30, 0])
     lr = 0.1
@@ -180,7 +180,7 @@ def test_reach_with_a_pull_back(rule: str) -> None:
             value.grad = 1.0 + mu * value.detach()
             theirs.step()
         far.append(-value.item() / lr)
-    np.testing.assert_allclose(reach(Optimizer(rule), steps, lr * mu), far, atol=1e-12)
+    np.testing.assert_allclose(path_length(Optimizer(rule), steps, lr * mu), far, atol=1e-12)
 
 
 def test_fednova_knows_the_pull_of_fedprox() -> None:
@@ -250,7 +250,7 @@ def test_fednova_changes_nothing_where_all_make_as_many_steps() -> None:
 
 def test_fednova_gives_nothing_to_a_client_without_rows() -> None:
     cohort = full_cohort([several()])
-    local = Local(None, None, reach=np.array([2.0, 0.0, 1.0, 4.0, 1.0]))
+    local = LocalResults(None, None, path_length=np.array([2.0, 0.0, 1.0, 4.0, 1.0]))
     found, _ = FedNova().coefficients(None, cohort, local)
     assert found[1] == 0 and np.isfinite(found).all()
 
@@ -317,7 +317,7 @@ SERVERS = (Averaging(), ServerMomentum(), Adaptive("adam"), Adaptive("yogi"), Ad
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cohort", [None, 3])
-def test_everything_goes_with_everything(cohort) -> None:
+def test_every_combination_of_slots_trains(cohort) -> None:
     """objective x correction x weighting x server, for a few rounds: each is its own method."""
     made = federation()
     seen = set()

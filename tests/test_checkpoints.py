@@ -21,7 +21,7 @@ from fedgft.models import Module
 from fedgft.optimizers import Optimizer
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.sums import Sums
-from synthetic_images import pictures
+from synthetic_images import draw_images
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ METHODS: dict[str, tuple[Algorithm, dict]] = {
 
 def run(method: Algorithm, *, runs: int = 2, clients: int = 5, **options) -> History:
     extra = {n: options.pop(n) for n in ("on_state", "resume") if n in options}
-    data = pictures(90, 16)
+    data = draw_images(90, 16)
     made = [partition(data, clients=clients, alpha=5.0, seed=seed) for seed in range(runs)]
     chosen = {"rounds": 4, "batch_size": 8, "precision": "fp64"} | options
     return simulate(
@@ -84,7 +84,7 @@ def same(one: History, two: History) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_in_waves_or_all_at_once(name: str, monkeypatch) -> None:
+def test_training_in_batches_of_clients_equals_training_all_at_once(name: str, monkeypatch) -> None:
     method, options = METHODS[name]
     together = run(method, **options)
     monkeypatch.setattr(sequential, "CHUNK_BYTES", 0)
@@ -127,7 +127,7 @@ def test_every_executor_can_be_resumed(executor: str) -> None:
     np.testing.assert_array_equal(whole.params, again.params)
 
 
-def test_what_is_no_snapshot_is_refused() -> None:
+def test_invalid_snapshots_are_refused() -> None:
     value = (Sums(np.ones((1, 2, 3)), np.ones((1, 2, 3, 2)), np.zeros((1, 2, 3, 2))), None, "x", 3)
     made = pack(2, value)
     back = unpack(made, lambda array, host: array)
@@ -144,8 +144,8 @@ def test_what_is_no_snapshot_is_refused() -> None:
             unpack(replace(made, tree=tree), lambda array, host: array)
 
 
-def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
-    made = [partition(pictures(40, 16), clients=3, seed=0)]
+def test_checkpoints_are_found_by_their_key(tmp_path) -> None:
+    made = [partition(draw_images(40, 16), clients=3, seed=0)]
     method = fedgft(SP, 5.0)
     settings = Settings(schedule="constant", state="reset", rounds=3)
     key = run_key(made, MODEL, None, method, settings, np.array([0.1]))
@@ -172,7 +172,7 @@ def test_checkpoints_are_found_by_what_they_are_of(tmp_path) -> None:
         run_key(made, MODEL, None, method, settings, np.array([0.2])),
         run_key(made, MODEL, np.zeros(3), method, settings, np.array([0.1])),
         run_key(
-            [partition(pictures(40, 16), clients=3, seed=1)],
+            [partition(draw_images(40, 16), clients=3, seed=1)],
             MODEL,
             None,
             method,
@@ -232,7 +232,7 @@ def test_fedbn_keeps_the_clients_norms_apart() -> None:
     assert not np.allclose(shared.params, local.params)
     assert not np.allclose(shared.after.score, local.after.score)
     with pytest.raises(FedgftError, match="no BatchNorm"):
-        made = partition(pictures(40, 16), clients=2)
+        made = partition(draw_images(40, 16), clients=2)
 
         def flat():
             return nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
@@ -253,7 +253,7 @@ def test_fedbn_of_one_client_is_plain_training() -> None:
 
 def test_mirroring_mirrors_half_of_the_pictures() -> None:
     """On pictures that are their own mirror image it changes nothing, on others it does."""
-    data = pictures(60, 16)
+    data = draw_images(60, 16)
     even = data.features | data.features[..., ::-1]
     for features, alike in ((even, True), (data.features, False)):
         made = [partition(replace(data, features=features), clients=2)]
@@ -280,7 +280,7 @@ def test_mirroring_mirrors_half_of_the_pictures() -> None:
 
 
 def test_two_hundred_clients_take_no_more_memory_than_twenty() -> None:
-    """Of a model of 2 million parameters; all clients at once would take gigabytes."""
+    """With 1 million parameters; all clients at once would take 0.8 GB for the models alone."""
     program = """
 import resource, sys
 import numpy as np
@@ -293,7 +293,7 @@ clients = int(sys.argv[1])
 rng = np.random.default_rng(0)
 data = Dataset(name="rows", features=rng.standard_normal((800, 50)).astype(np.float32),
                labels=rng.integers(0, 2, 800), groups=rng.integers(0, 2, 800), columns=("x",) * 50)
-make = lambda: torch.nn.Sequential(torch.nn.Linear(50, 40_000), torch.nn.Linear(40_000, 2))
+make = lambda: torch.nn.Sequential(torch.nn.Linear(50, 20_000), torch.nn.Linear(20_000, 2))
 made = partition(data, "iid", clients=clients)
 settings = Settings(state="reset", rounds=1, batch_size=64, executor="sequential")
 simulate([made], make, fedavg(), settings, seeds=[0])
@@ -313,7 +313,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert many < 1.1 * few, (few, many)
 
 
-def test_where_there_is_no_gpu_it_says_so() -> None:
+def test_without_a_gpu_the_error_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     for device in ("cuda", "cuda:1", "cuda:0,cuda:1"):
@@ -323,10 +323,10 @@ def test_where_there_is_no_gpu_it_says_so() -> None:
         run(fedavg(), device="abacus")
 
 
-def test_a_batch_that_is_left_out_is_no_step() -> None:
+def test_a_skipped_batch_does_not_count_as_a_step() -> None:
     """BatchNorm refuses one row where nothing else gives it a variance: then such a rest is not
     read, moves nothing, and SCAFFOLD's mean gradient is over the batches there were."""
-    made = [partition(pictures(17, 16), "iid", clients=1, test_share=0.0)]
+    made = [partition(draw_images(17, 16), "iid", clients=1, test_share=0.0)]
     method = with_base(fedavg(), "scaffold")
     kept = []
     for steps in (None, 1):
@@ -368,7 +368,7 @@ def test_counts_of_batches_have_no_mean() -> None:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(768, momentum=None), nn.Linear(768, 2))
 
     with pytest.raises(FedgftError, match="momentum=None"):
-        made = partition(pictures(20, 16), clients=2)
+        made = partition(draw_images(20, 16), clients=2)
         simulate(
             [made],
             counting,
@@ -381,7 +381,7 @@ def test_counts_of_batches_have_no_mean() -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()]
 )
-def test_when_memory_ends_it_says_what_to_try(error, monkeypatch) -> None:
+def test_out_of_memory_errors_suggest_settings(error, monkeypatch) -> None:
     def train(*_) -> None:
         raise error
 
@@ -399,7 +399,7 @@ def other(*_) -> None:
 
 
 def test_a_part_of_a_cohort_knows_whose_units_it_has() -> None:
-    made = [partition(pictures(40, 16), clients=3, seed=s) for s in range(3)]
+    made = [partition(draw_images(40, 16), clients=3, seed=s) for s in range(3)]
     whole = full_cohort(made)
     part = whole.part(slice(2, 7))
     np.testing.assert_array_equal(part.run, [0, 1, 1, 1, 2])

@@ -69,7 +69,7 @@ for i in range(100):
 """
 
 
-def test_two_that_write_the_same_file(tmp_path):
+def test_two_writers_of_the_same_file(tmp_path):
     """Whoever reads it sees all of one or all of the other."""
     file = tmp_path / "file"
     both = [subprocess.Popen([sys.executable, "-c", WRITER, str(file), letter]) for letter in "ab"]
@@ -81,7 +81,7 @@ def test_two_that_write_the_same_file(tmp_path):
     assert seen <= {"a" * 20_000, "b" * 20_000} and os.listdir(tmp_path) == ["file"]
 
 
-def test_files_that_belong_together_come_together(tmp_path):
+def test_a_failed_stage_changes_no_files(tmp_path):
     (tmp_path / "one").write_text("old")
     with (
         pytest.raises(FedgftError, match=f"^{tmp_path}/two: bad luck$"),

@@ -170,7 +170,7 @@ def test_the_gain_follows_the_response(response: float, lag: float) -> None:
     assert state.gaps[0, -5:].max() < 0.035
 
 
-def test_trust_has_a_floor_so_that_prices_go_on_moving() -> None:
+def test_trust_has_a_lower_bound() -> None:
     """Rates that rise where prices rise cost trust, but a controller that no longer pushes would
     never measure a response again and would keep its first impression for ever."""
     rule = Controller(SP)
@@ -184,7 +184,7 @@ def test_trust_has_a_floor_so_that_prices_go_on_moving() -> None:
     assert np.abs(rule.steer(state, wide).prices - before).max() > 1e-3
 
 
-def test_a_swing_halves_the_trust() -> None:
+def test_an_oscillation_halves_the_trust() -> None:
     rule = Controller(SP)
     state = rule.init(1)
     for high, low in ((0.7, 0.3), (0.7, 0.3), (0.3, 0.7), (0.7, 0.3)):
@@ -192,7 +192,7 @@ def test_a_swing_halves_the_trust() -> None:
     assert (state.trust[0, 0] == 0.25).all()
 
 
-def test_the_push_on_a_small_group_is_bounded() -> None:
+def test_the_price_of_a_small_group_is_bounded() -> None:
     """Fifty rows of a hundred thousand that do not answer: their price has a limit, and the large
     groups hardly notice it."""
     rule = Controller(SP)
@@ -203,7 +203,7 @@ def test_the_push_on_a_small_group_is_bounded() -> None:
     assert np.abs(state.prices[0, 0, :2]).max() < 0.001 * state.prices[0, 0, 2]
 
 
-def test_within_the_target_nothing_is_pushed() -> None:
+def test_prices_are_zero_within_the_target() -> None:
     rule = Controller(SP, 0.1)
     wide = statistics([[[0.8, 0.2]]], [0.5, 0.5])
     narrow = statistics([[[0.55, 0.5]]], [0.5, 0.5])
@@ -224,7 +224,7 @@ def test_a_target_out_of_reach_is_no_divergence() -> None:
     assert np.abs(state.v).max() <= MAX_ROW_PRICE + 1e-9
 
 
-def test_a_group_that_is_not_there_rests() -> None:
+def test_the_price_of_an_absent_group_does_not_change() -> None:
     """Its multipliers stay as they are; the others go on, and nothing becomes NaN."""
     rule = Controller(SP)
     given = statistics([[[0.7, 0.3, 0.2]]], [0.3, 0.3, 0.3])
@@ -365,7 +365,7 @@ def test_a_target_is_reached_and_used(target: float) -> None:
 
 
 @pytest.mark.slow
-def test_one_target_a_run() -> None:
+def test_one_target_per_run() -> None:
     """A batch of runs with their own targets is what each would be alone."""
     each = np.array([0.0, 0.03, 0.06, 0.1])
     together = trained(fedgft_control(SP, each)).params
@@ -375,13 +375,13 @@ def test_one_target_a_run() -> None:
 
 
 @pytest.mark.slow
-def test_scores_may_be_held_against_the_target() -> None:
+def test_the_target_may_apply_to_scores() -> None:
     fair = trained(fedgft_control(SP, 0.02, kind="soft"))
     assert (fair.federation[-1].gap(SP, "soft") <= 0.025).all()
 
 
 @pytest.mark.slow
-def test_the_pick_is_the_best_of_the_last_rounds() -> None:
+def test_the_selected_model_is_the_best_of_the_last_rounds() -> None:
     """By accuracy less twice what the gap is above its target, looked up model by model."""
     models: list[np.ndarray] = []
     last = trained(
@@ -401,12 +401,12 @@ def test_the_pick_is_the_best_of_the_last_rounds() -> None:
 
 
 @pytest.mark.slow
-def test_measuring_less_often_picks_the_same() -> None:
+def test_less_frequent_evaluation_selects_the_same_model() -> None:
     often, seldom = (trained(fedgft_control(SP, 0.03), eval_every=e).params for e in (1, 0))
     np.testing.assert_array_equal(often, seldom)
 
 
-def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
+def test_without_an_estimable_gap_the_last_model_is_returned() -> None:
     alone = [
         standardize(
             partition(replace(DATA, groups=np.zeros(len(DATA), int)), clients=3, alpha=1.0, seed=0)
@@ -421,7 +421,7 @@ def test_a_gap_that_nobody_can_estimate_hands_over_the_last_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["eop", "eo", "cal"])
-def test_cohorts_without_a_group_do_no_harm(name: str) -> None:
+def test_cohorts_without_a_group_are_harmless(name: str) -> None:
     """One client of ten a round, and each of them lacks something."""
     made = [standardize(partition(DATA, clients=10, alpha=0.1, seed=s)) for s in range(4)]
     chosen = Settings(schedule="constant", state="reset", rounds=20, cohort=1, batch_size=64)
@@ -431,7 +431,7 @@ def test_cohorts_without_a_group_do_no_harm(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_everybody_as_a_cohort_is_everybody() -> None:
+def test_a_cohort_of_all_clients_equals_full_participation() -> None:
     plain = trained(fedgft_control(SP))
     asked = trained(fedgft_control(SP), cohort=6)
     np.testing.assert_array_equal(plain.params, asked.params)
@@ -454,7 +454,7 @@ def test_a_metric_that_is_not_affine_is_steered() -> None:
     assert np.isfinite(penalty.v).all() and np.abs(penalty.v).max() > 0
 
 
-def test_a_cohort_and_noise_are_no_ground_for_a_pick() -> None:
+def test_no_model_is_selected_from_cohorts_or_noisy_sums() -> None:
     for options in ({"cohort": 3}, {"noise": 5.0}):
         with_, without = (trained(fedgft_control(SP, pick=p), **options).params for p in (0.6, 0.0))
         np.testing.assert_array_equal(with_, without)
@@ -486,7 +486,7 @@ def test_more_groups_reach_the_target_pair_by_pair() -> None:
 
 
 @pytest.mark.slow
-def test_the_own_loop_takes_a_target_too() -> None:
+def test_a_users_loop_accepts_a_target() -> None:
     """The same rule in a loop of one's own: hard gap measured, scores priced."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)

@@ -99,9 +99,9 @@ def feddyn_like_prox() -> Algorithm:
         learns_from = "gradient"
 
         def drift(self, state, cohort):
-            return 0 * state.own
+            return 0 * state.clients
 
         def learn(self, state, cohort, training):
-            return state.own, 0 * state.own
+            return state.clients, 0 * state.clients
 
     return Algorithm(correction=Silent(0.3))

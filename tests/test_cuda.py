@@ -13,7 +13,7 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.models import ResNet18
 from fedgft.optimizers import Optimizer
-from synthetic_images import pictures
+from synthetic_images import draw_images
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 SP = CATALOG["sp"]
@@ -48,7 +48,7 @@ def trained(
     method: Algorithm, *, clients: int = 4, rows: int = 240, kind: str = "dirichlet", **options
 ) -> History:
     extra = {n: options.pop(n) for n in ("on_state", "resume") if n in options}
-    made = partition(pictures(rows), kind, clients=clients, alpha=5.0, test_share=0.2)
+    made = partition(draw_images(rows), kind, clients=clients, alpha=5.0, test_share=0.2)
     chosen = {
         "rounds": 3,
         "batch_size": 16,

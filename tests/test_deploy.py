@@ -318,7 +318,7 @@ def test_a_killed_parent_takes_its_processes_along(tmp_path: Path) -> None:
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_one_run_a_folder(tmp_path: Path) -> None:
+def test_one_run_per_folder(tmp_path: Path) -> None:
     plan = LocalRunPlan(("north",), ((),), {}, tmp_path / "out")
     busy = pytest.raises(FedgftError, match="another run is writing there")
     with open_folder(plan.out), busy:

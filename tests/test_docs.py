@@ -67,7 +67,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_block_escapes(page):
+def test_every_code_block_is_run_or_exempt(page):
     """A block is Python, shell or, on the pages of TEXT, text; none is indented."""
     kinds = {kind for kind, _ in fences(page)}
     assert kinds <= {"python", "sh", "text"}

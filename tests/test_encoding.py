@@ -134,7 +134,7 @@ def test_a_value_has_one_spelling_whatever_stands_beside_it(values):
         assert text.null_count() == values.count(None)
 
 
-def test_spellings():
+def test_spellings_of_values():
     assert as_text(pl.Series([2.5, -0.0, 1e20, -3.0])).to_list() == [
         "2.5",
         "0",

@@ -60,7 +60,7 @@ SETTINGS = {
 @pytest.mark.slow
 @every_executor
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_mean_what_the_plain_loop_does(name: str, executor: str) -> None:
+def test_settings_equal_those_of_the_reference_loop(name: str, executor: str) -> None:
     ours, theirs = SETTINGS[name]
     made = federation()
     expected = federate(clients(made), module(made), FAIR, Plan(**theirs))
@@ -80,7 +80,7 @@ def test_local_prices_are_refreshed_every_epoch(state: str, executor: str) -> No
 
 @every_executor
 @pytest.mark.parametrize("method", [FAIR, Method("fairfed", "sp", 0.7)])
-def test_own_starts(method: Method, executor: str) -> None:
+def test_each_client_may_have_its_own_start(method: Method, executor: str) -> None:
     """Every client its own random start; the first round has no penalty and no distances."""
     made = federation()
     starts = tuple(module(made, seed=int(derive_seeds(0, int(k), 0x57A7))) for k in made.keys)
@@ -133,7 +133,7 @@ def test_a_cohort_of_all_is_full_participation(executor: str) -> None:
 
 
 @every_executor
-def test_one_seed_one_result(executor: str) -> None:
+def test_equal_seeds_give_equal_results(executor: str) -> None:
     made = federation()
     method = fedgft(SP, 5.0)
     first, second = (run(made, method, executor=executor, cohort=4) for _ in range(2))
@@ -186,7 +186,7 @@ def test_beta_may_differ_from_run_to_run(rule) -> None:
 
 
 @every_executor
-def test_looking_does_not_change_training(executor: str) -> None:
+def test_evaluation_does_not_change_training(executor: str) -> None:
     made = federation()
     method = fedgft(SP, 5.0)
     base = run(made, method, executor=executor, eval_every=1)
@@ -195,7 +195,7 @@ def test_looking_does_not_change_training(executor: str) -> None:
         np.testing.assert_array_equal(found.params, base.params)
 
 
-def test_history_is_what_the_model_does() -> None:
+def test_history_equals_the_evaluation_of_the_model() -> None:
     """The sums of the start and of the end, recomputed from the parameters."""
     made = standardize(federation())
     found = run(made, fedgft(SP, 5.0), eval_every=2)
@@ -296,7 +296,7 @@ def test_numbers_that_do_not_fit_the_runs_are_refused(what: str) -> None:
     assert caught.value.field == field
 
 
-def test_numbers_that_are_none_are_refused() -> None:
+def test_invalid_numbers_and_choices_are_refused() -> None:
     for beta in (np.nan, np.inf, -1.0):
         with pytest.raises(FedgftError, match="must be a number >= 0") as caught:
             fairfed(SP, beta)
@@ -307,7 +307,7 @@ def test_numbers_that_are_none_are_refused() -> None:
         odd.__post_init__()
 
 
-def test_memory_that_runs_out_on_a_cpu_is_no_matter_of_pictures_or_lanes(monkeypatch) -> None:
+def test_out_of_memory_on_a_cpu_does_not_suggest_gpu_settings(monkeypatch) -> None:
     def full(*_: object) -> None:
         raise MemoryError
 

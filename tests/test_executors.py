@@ -174,7 +174,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("executor", "options", "message"), WRONG, ids=[w[2] for w in WRONG])
-def test_what_cannot_be_done_is_said(executor: str, options: dict, message: str) -> None:
+def test_unsupported_combinations_are_refused(executor: str, options: dict, message: str) -> None:
     with pytest.raises(FedgftError, match=message):
         run(federation(), fedavg(), executor=executor, **options)
 

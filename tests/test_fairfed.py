@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedgft.algorithms import Cohort, FairFed, Local, reweigh
+from fedgft.algorithms import Cohort, FairFed, LocalResults, reweigh
 from fedgft.metrics import CATALOG
 from fedgft.sums import Sums, stack
 
@@ -39,11 +39,11 @@ def tally(clients: list) -> Sums:
     return stack(made)
 
 
-def seen(received, trained=None) -> Local:
-    return Local(received, trained, reach=np.ones(3))
+def seen(received, trained=None) -> LocalResults:
+    return LocalResults(received, trained, path_length=np.ones(3))
 
 
-def test_subtract() -> None:
+def test_fairfed_rule_subtract() -> None:
     rule = FairFed(CATALOG["sp"], beta=4.0)
     weights, kept = rule.coefficients(rule.init(SIZES), COHORT, seen(tally(CLIENTS), None))
     raw = np.array([0.4, 0.4, 0.2]) - 4 * (DELTA - 0.2)
@@ -54,7 +54,7 @@ def test_subtract() -> None:
     np.testing.assert_allclose(again, [[8 / 15, 0, 1.0]], atol=1e-12)  # they grow: not normalized
 
 
-def test_authors() -> None:
+def test_fairfed_rule_authors() -> None:
     rule = FairFed(CATALOG["sp"], beta=4.0, rule="authors")
     first = rule.init(SIZES)
     np.testing.assert_allclose(first, np.full((1, 3), 1 / 3))
@@ -81,7 +81,7 @@ def test_before_the_first_model_weights_are_those_of_the_start() -> None:
         np.testing.assert_allclose(weights, expected)
 
 
-def test_state_goes_in_and_comes_out() -> None:
+def test_fairfed_state_is_returned_and_restored() -> None:
     rule = FairFed(CATALOG["sp"], beta=4.0)
     state = rule.init(SIZES)
     before = state.copy()
@@ -89,7 +89,7 @@ def test_state_goes_in_and_comes_out() -> None:
     np.testing.assert_array_equal(state, before)
 
 
-def test_everybody_clipped_falls_back_to_sizes() -> None:
+def test_if_all_weights_are_clipped_sizes_are_used() -> None:
     """All weights zero is no model: the cohort's own weights are used instead."""
     rule = FairFed(CATALOG["sp"], beta=1.0)
     alone = Cohort(np.zeros(1, int), np.zeros(1, int), np.ones(1), np.array([0, 1]), full=False)

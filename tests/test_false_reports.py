@@ -70,7 +70,7 @@ def minority_only(content, message):
         claim(content["fedgft"], count)
 
 
-def test_a_liar_is_named_and_moves_what_is_reported_little(said) -> None:
+def test_a_false_report_is_named_and_has_little_influence(said) -> None:
     made = federation()
     far = {}
     for limits in (None, Limits()):

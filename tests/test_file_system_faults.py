@@ -17,7 +17,7 @@ from fedgft.cli import main
 from fedgft.data import public as fetching
 from fedgft.data.image_cache import ImageCache
 from fedgft.errors import FedgftError
-from synthetic_images import celeba_folder
+from synthetic_images import write_celeba_folder
 from test_cli import QUICK, run, table
 
 pytestmark = [
@@ -69,7 +69,7 @@ def inputs(tmp_path_factory) -> Path:
         ["measure", place / "p.csv", *COLUMNS, "-o", place / "north.json"],
     ):
         main([str(a) for a in given])
-    celeba_folder(place / "faces", 120, 32)
+    write_celeba_folder(place / "faces", 120, 32)
     return place
 
 
@@ -227,7 +227,7 @@ def test_a_file_in_place_of_the_folder(name, tmp_path, inputs, capsys):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_folders_that_were_made_in_vain_go(tmp_path, capsys):
+def test_unused_new_folders_are_removed(tmp_path, capsys):
     assert run(capsys, "train", "--data", "none.csv", "--out", tmp_path / "a" / "b")[0] == 2
     assert not (tmp_path / "a").exists()
 
@@ -235,7 +235,7 @@ def test_folders_that_were_made_in_vain_go(tmp_path, capsys):
 # --- the clock
 
 
-def test_no_result_hangs_on_the_time_of_day(tmp_path, capsys, monkeypatch):
+def test_results_do_not_depend_on_the_clock(tmp_path, capsys, monkeypatch):
     train = ("train", *SYNTHETIC, "--checkpoint-every", "1", "--out")
     assert run(capsys, *train, tmp_path / "calm")[0] == 0
     moments = iter(np.random.default_rng(0).permutation(100_000))
@@ -252,7 +252,7 @@ def test_no_result_hangs_on_the_time_of_day(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("year", [1970, 2100])
-def test_files_of_another_time(year, inputs, tmp_path):
+def test_files_with_dates_in_the_past_or_future(year, inputs, tmp_path):
     """Pictures, or a cache of them, from before the clock was right or from the future."""
     at = (year - 1970) * 365.25 * 24 * 3600
     folder = inputs / "faces" / "img_align_celeba"

@@ -18,7 +18,7 @@ from fedgft.flower.client import flatten_arrays as flat
 from fedgft.metrics import CATALOG, get_metric
 from in_process_grid import (
     LR,
-    InProcess,
+    InProcessGrid,
     app_of,
     biased,
     gap_of,
@@ -206,7 +206,7 @@ def test_it_refuses_to_sit_inside_an_accounting_wrapper() -> None:
 # Messages
 
 
-def test_one_message_a_client_and_round_in_channel_train() -> None:
+def test_one_message_per_client_and_round_in_channel_train() -> None:
     made = biased()
     grid = grid_of(made)
     trained(made, FedGFT(flower.FedAvg(**options()), lam=1.0, final=False), grid=grid)
@@ -301,7 +301,7 @@ def test_a_user_brings_a_loader_and_a_training_step() -> None:
         return Site(torch.nn.Linear(5, 2), rows=loader, read=tuple, train=train, name=f"s{k}")
 
     ours = FedGFT(flower.FedAvg(**options()), "sp", lam=5.0, channel="query")
-    grid = InProcess([app_of(site(k)) for k in range(3)])
+    grid = InProcessGrid([app_of(site(k)) for k in range(3)])
     found = trained(made, ours, 3, grid=grid)
     plain = FedGFT(flower.FedAvg(**options()), "sp", lam=5.0, channel="query")
     config = {"optimizer": "sgd", "lr": 0.5, "batch-size": 10_000}
@@ -327,7 +327,7 @@ def test_a_loader_is_not_read_more_often_than_needed(channel: str, passes: int) 
         sites.append(client_site(made, k, "logistic"))
         sites[-1].rows = Counted([sites[-1].rows])
     ours = FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel, final=False)
-    trained(made, ours, 2, grid=InProcess([app_of(site) for site in sites]))
+    trained(made, ours, 2, grid=InProcessGrid([app_of(site) for site in sites]))
     assert [site.rows.passes for site in sites] == [2 * passes] * 3
 
 
@@ -366,7 +366,7 @@ def test_the_penalty_line_alone_in_a_handler_of_ones_own() -> None:
         return app
 
     ours = FedGFT(flower.FedAvg(**options()), "sp", lam=5.0, final=False)
-    found = trained(made, ours, 3, grid=InProcess([app_for(k) for k in range(3)]))
+    found = trained(made, ours, 3, grid=InProcessGrid([app_for(k) for k in range(3)]))
     plain = FedGFT(flower.FedAvg(**options()), "sp", lam=5.0, final=False)
     config = {"optimizer": "sgd", "lr": 0.5, "batch-size": 10_000}
     np.testing.assert_allclose(found, trained(made, plain, 3, **config), **CLOSE)
@@ -384,7 +384,7 @@ def test_mods_go_on_training_alone() -> None:
         flower.FedAvg(**options()), noise_multiplier=0.001, clipping_norm=0.5, num_sampled_clients=3
     )
     ours = FedGFT(inner, lam=1.0, channel="query")
-    trained(made, ours, 2, grid=InProcess(apps))
+    trained(made, ours, 2, grid=InProcessGrid(apps))
     assert len(ours.history) == 3
 
 
@@ -422,7 +422,7 @@ def test_a_channel_that_can_never_carry_statistics(channel: str, share: dict, sa
         trained(biased(), ours)
 
 
-def test_clients_that_know_nothing_of_it() -> None:
+def test_clients_without_fedgft_are_tolerated() -> None:
     """Somebody else's app: it trains, but sends no statistics."""
     made = biased()
     apps = []
@@ -441,7 +441,7 @@ def test_clients_that_know_nothing_of_it() -> None:
             trained(
                 made,
                 FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel),
-                grid=InProcess(apps),
+                grid=InProcessGrid(apps),
             )
 
 
@@ -471,7 +471,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from fedgft.flower.client_app import make_client_app
 from fedgft.flower.server_app import serve
-from in_process_grid import InProcess, options
+from in_process_grid import InProcessGrid, options
 
 app, folder = sys.argv[1:]
 rng = np.random.default_rng(0)
@@ -485,7 +485,7 @@ with open(app, "rb") as file:
     config = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
 config |= {"data": "csv", "label": "ok", "group": "sex", "sites": 2, "rounds": 2}
 config |= {"out": f"{folder}/run", **json.loads(METHOD)}
-grid = InProcess([make_client_app()] * 2, sites)
+grid = InProcessGrid([make_client_app()] * 2, sites)
 server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
 for context in grid.contexts.values():
     context.run_config = config
@@ -546,7 +546,7 @@ def test_a_whole_run_on_tables(tmp_path) -> None:
     out = tmp_path / "run"
     config |= {"data": "csv", "label": "ok", "group": "sex", "sites": 4, "out": str(out)}
     app = make_client_app()
-    grid = InProcess([app] * 4, sites)
+    grid = InProcessGrid([app] * 4, sites)
     for context in grid.contexts.values():
         context.run_config = config
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)

@@ -17,7 +17,7 @@ from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import share_limit
 from fedgft.sums import Names, Sums
-from in_process_grid import InProcess, app_of, biased, grid_of, options, start_of, train_config
+from in_process_grid import InProcessGrid, app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
 
@@ -222,7 +222,7 @@ def test_all_clients_failing_is_an_error_and_soon() -> None:
     def broken(message, context):
         raise RuntimeError("no data here")
 
-    grid = InProcess([broken] * 3)
+    grid = InProcessGrid([broken] * 3)
     for channel in ("train", "query"):
         with pytest.raises(FedgftError, match="no data here"):
             run(grid, made, FedGFT(flower.FedAvg(**options()), lam=1.0, channel=channel), 20)
@@ -266,7 +266,7 @@ def test_all_clients_failing_for_a_while_is_survived() -> None:
     assert [row["round"] for row in ours.history] == [0, 3, 4, 5]
 
 
-def test_nodes_that_never_come() -> None:
+def test_nodes_that_never_connect() -> None:
     """The engine's own sampling would wait for ever."""
     made = biased()
     ours = FedGFT(flower.FedAvg(**options(min_available_nodes=9)), lam=1.0, node_timeout=1.5)
@@ -521,7 +521,7 @@ def test_numbers_without_an_axis_survive_a_checkpoint(tmp_path) -> None:
             other = client_site(made, k, "logistic")
             net = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
             sites.append(Site(net, rows=other.rows, name=f"s{k}"))
-        return InProcess([app_of(site) for site in sites])
+        return InProcessGrid([app_of(site) for site in sites])
 
     for rounds in (1, 2):
         ours = FedGFT(flower.FedAvg(**options()), lam=1.0, checkpoint=file)

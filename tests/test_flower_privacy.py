@@ -25,7 +25,7 @@ from fedgft.privacy.noise import Noise, drop_small_cells, epsilon_of, total_rho
 from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Sums
 from in_process_grid import (
-    InProcess,
+    InProcessGrid,
     app_of,
     biased,
     gap_of,
@@ -433,7 +433,7 @@ def test_a_description_keeps_the_sites_own_silence(tmp_path) -> None:
     config = {"label": "ok", "group": "sex", "split": "", "leave-out": "", "test-share": 0.0}
 
     def said(run_config: dict, **node) -> list[str]:
-        grid = InProcess([make_client_app()], [{"data": str(tmp_path / "north.csv"), **node}])
+        grid = InProcessGrid([make_client_app()], [{"data": str(tmp_path / "north.csv"), **node}])
         grid.contexts[100].run_config = config | run_config
         asked = make_query(None, ConfigRecord(), {"version": VERSION}, 100, f"query.{DESCRIBE}")
         (reply,) = grid.send_and_receive([asked])

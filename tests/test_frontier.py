@@ -59,12 +59,12 @@ FRONT = [
 ]
 
 
-def test_spots_are_what_they_say() -> None:
+def test_points_have_the_requested_accuracy_and_gap() -> None:
     for gap, right in product((0.0, 0.2), (0.6, 0.9)):
         assert spot("x", gap, right).mean(SP, "test") == pytest.approx((right, gap))
 
 
-def test_pareto_leaves_out_who_is_beaten_in_both() -> None:
+def test_pareto_omits_dominated_points() -> None:
     assert pareto_front(FRONT, SP) == FRONT[:4]
     assert pareto_front([], SP) == []
 
@@ -103,7 +103,7 @@ def test_the_most_accurate_within_a_gap() -> None:
     assert best_within(FRONT[1:], SP, 0.05) is None  # fairer than it has ever been
 
 
-def test_nobody_pays_for_less_than_chance() -> None:
+def test_accuracy_is_not_traded_for_gaps_below_the_noise_floor() -> None:
     """On 2,000 rows chance alone shows about 1.8 points."""
     close = [spot("fedgft", 0.0, 0.60), spot("fedavg", 0.015, 0.90), spot("fedgft", 0.3, 0.91)]
     assert pareto_front(close, SP) == close[1:]
@@ -218,7 +218,7 @@ def test_fits_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch) -> None
     np.testing.assert_array_equal(again[0].decision, first[0].decision)
 
 
-def test_fairlearn_knows_what_it_knows() -> None:
+def test_metrics_and_classes_that_fairlearn_lacks_are_refused() -> None:
     check_fairlearn(SP, 2)
     with pytest.raises(FedgftError, match="no method for cal"):
         check_fairlearn(CATALOG["cal"], 2)

@@ -42,20 +42,20 @@ def test_every_target_has_seeds_and_they_are_small() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_our_writers_made_is_read(name: str) -> None:
+def test_seeds_of_our_writers_are_read(name: str) -> None:
     """Otherwise every damaged copy would be refused at the first check."""
     for path in TARGETS[name].seeds("good"):
         TARGETS[name].read(path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_before_stays_mended(name: str) -> None:
+def test_inputs_of_earlier_failures_still_pass(name: str) -> None:
     for path in TARGETS[name].seeds("found"):
         TARGETS[name].accepts(path.read_bytes())
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_but_our_own_error_comes_out(name: str) -> None:
+def test_readers_raise_only_fedgft_errors(name: str) -> None:
     target = TARGETS[name]
     seeds = [path.read_bytes() for path in target.seeds()]
 

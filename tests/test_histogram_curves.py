@@ -31,7 +31,7 @@ def test_curves_are_exact_at_the_edges_and_bounded_between(scored):
             i = round(100 * t)
             assert curve.tpr[i] == pytest.approx((p[mine & (y == 1)] >= i / 100).mean(), abs=1e-12)
             assert curve.fpr[i] == pytest.approx((p[mine & (y == 0)] >= i / 100).mean(), abs=1e-12)
-        assert abs(curve.auc - roc_auc_score(y[mine], p[mine])) <= curve.auc_error < 0.01
+        assert abs(curve.auc - roc_auc_score(y[mine], p[mine])) <= curve.bin_error < 0.01
         for point in curve.calibration:
             if point["n"] < 10:
                 assert point["low"] is None  # nothing is claimed

@@ -13,7 +13,7 @@ import pytest
 
 from fedgft.data.dataset import PIXEL_MEAN
 from fedgft.fair_model import load_model
-from synthetic_images import celeba_folder
+from synthetic_images import write_celeba_folder
 from test_cli import run
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory):
-    return celeba_folder(tmp_path_factory.mktemp("faces") / "celeba", 120, 16)
+    return write_celeba_folder(tmp_path_factory.mktemp("faces") / "celeba", 120, 16)
 
 
 def arguments(folder: Path, out: Path, *more: object) -> list[str]:
@@ -211,7 +211,7 @@ def test_options_that_do_not_go_together(capsys, tmp_path, given, said: str) -> 
     assert not (tmp_path / "new").exists()
 
 
-def test_the_paper_draws_from_everybody(faces) -> None:
+def test_the_paper_protocol_draws_from_all_images(faces) -> None:
     """Held out, people are apart by the official partition; in the paper pictures are drawn from
     all, and so are the same in neither replicate."""
     from fedgft.data import load_celeba

@@ -256,7 +256,7 @@ def test_bad_images_are_remembered(album, decoded):
         ((8, 9, 10, 11), {"split": "part"}, "split 'test' has no image left"),
     ],
 )
-def test_nothing_vanishes_unnoticed(album, bad, options, message):
+def test_losses_through_bad_images_are_errors(album, bad, options, message):
     for number in bad:
         (album / f"{number}.png").write_bytes(b"")
     with pytest.raises(FedgftError, match=message):

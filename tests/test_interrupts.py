@@ -100,7 +100,7 @@ ONE_LINE = "fedgft: interrupted; nothing was left half-written\n"
         (1, "Traceback: KeyboardInterrupt\n", {}, "before our first line"),
     ],
 )
-def test_what_the_script_that_interrupts_makes_of_an_end(tmp_path, code, said, left, found):
+def test_classification_of_exits_by_the_interrupt_script(tmp_path, code, said, left, found):
     """`hardening/interrupts.py`, whose runs take too long for here."""
     for name, text in left.items():
         (tmp_path / name).write_text(text)

@@ -12,7 +12,7 @@ import pytest
 
 from fedgft.audit import audit, measure, write_sums
 from fedgft.audit import site_file as gathering
-from fedgft.audit.measurement import Measurement, batches_of
+from fedgft.audit.measurement import Measurement, read_batches
 from fedgft.data.partition import partition
 from fedgft.data.public import synthetic
 from fedgft.engine.plan import index_rows, sample_cohort
@@ -95,11 +95,11 @@ def test_sites_are_read_one_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_a_table_is_measured_in_pieces(tmp_path, monkeypatch, ending: str):
-    monkeypatch.setattr("fedgft.audit.measurement.ROWS", 1000)
+    monkeypatch.setattr("fedgft.audit.measurement.BATCH_ROWS", 1000)
     frame = pl.DataFrame({"y": [0, 1] * 5000, "g": ["a", "b"] * 5000, "p": [0.3, 0.6] * 5000})
     file = tmp_path / f"big.{ending}"
     frame.write_csv(file) if ending == "csv" else frame.write_parquet(file)
-    heights = [batch.height for batch in batches_of(file, Measurement("f", "y", ("g",), ("p",)))]
+    heights = [batch.height for batch in read_batches(file, Measurement("f", "y", ("g",), ("p",)))]
     assert sum(heights) == 10_000
     assert max(heights) <= 1000
 

@@ -240,7 +240,7 @@ def test_empty_group_has_no_gap(metric):
 
 
 @every_metric
-def test_no_rows_add_nothing(metric):
+def test_sums_of_no_rows_are_zero(metric):
     none = random_rows(3, 2)[:0]
     assert metric.statistics(*none.encoded()).shape == (0, 2, len(metric.conditions(3)), 2)
     np.testing.assert_array_equal(none.tally().statistics(metric, "soft"), 0.0)

@@ -98,7 +98,7 @@ def raising(error):
         (raising(TypeError("unexpected keyword argument 'y_pred'")), None, False, ""),
     ],
 )
-def test_a_fault_would_be_seen(call, answer, strict, fault):
+def test_a_planted_fault_is_found(call, answer, strict, fault):
     outcome = judged(Case("f", "y_pred", "x", "type", call, answer, strict=strict))
     assert outcome.fault.startswith(fault)
     assert bool(outcome.fault) == bool(fault)

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedgft.flower import messages as roster
 from fedgft.flower.messages import RECORD, Replies, describe_node
-from in_process_grid import InProcess
+from in_process_grid import InProcessGrid
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def messages(count: int) -> list[Message]:
 
 
 def test_a_site_that_does_not_answer_is_named(names, caplog) -> None:
-    grid = InProcess([say("north"), say("south"), say("east")])
+    grid = InProcessGrid([say("north"), say("south"), say("east")])
     grid.gone = {101}
     with caplog.at_level(logging.WARNING, "flwr"), roster.RosterGrid(grid) as known:
         found = known.send_and_receive(messages(3), timeout=0.3)
@@ -45,9 +45,9 @@ def test_a_site_that_does_not_answer_is_named(names, caplog) -> None:
     assert describe_node(102) == "node 102"  # the run is over
 
 
-def test_what_the_engine_says_for_a_lost_node_bears_the_sites_name(names, caplog) -> None:
+def test_errors_of_lost_nodes_name_the_site(names, caplog) -> None:
     """The engine answers with its own number, 1."""
-    grid = InProcess([say("north"), fail])
+    grid = InProcessGrid([say("north"), fail])
     pull = grid.pull_messages
 
     def as_the_engine(ids):
@@ -64,14 +64,14 @@ def test_what_the_engine_says_for_a_lost_node_bears_the_sites_name(names, caplog
 
 
 def test_a_registered_name_is_not_changed_by_what_a_site_says(names) -> None:
-    grid = InProcess([say("south")])
+    grid = InProcessGrid([say("south")])
     with roster.RosterGrid(grid) as known:
         known.send_and_receive(messages(1))
         assert describe_node(100) == "site 'north'"
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '{"x": "y"}'])
-def test_without_a_register(text, tmp_path, monkeypatch) -> None:
+def test_nodes_without_registered_names(text, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(roster.NODES_VARIABLE, str(tmp_path / "nodes.json"))
     if text is not None:
         (tmp_path / "nodes.json").write_text(text)

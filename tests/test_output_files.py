@@ -326,7 +326,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
     from fedgft.flower.server_app import serve
     from fedgft.privacy.ledger import open_ledger
     from fedgft.privacy.policy import SitePolicy
-    from in_process_grid import InProcess
+    from in_process_grid import InProcessGrid
 
     rng = np.random.default_rng(0)
     sites = []
@@ -346,7 +346,7 @@ def test_what_a_deployed_run_writes(usual_umask, tmp_path):
         "rounds": 2,
         "out": str(out),
     }
-    grid = InProcess([make_client_app()] * 3, sites)
+    grid = InProcessGrid([make_client_app()] * 3, sites)
     server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     for context in grid.contexts.values():
         context.run_config = config

@@ -56,7 +56,7 @@ def quick(tmp_path_factory):
     )
 
 
-def test_a_number_that_is_far_off_is_marked_and_named(quick):
+def test_a_number_far_from_the_published_one_is_marked(quick):
     experiment, records = quick
     at = records[0].row["published_accuracy"]
     fine = [

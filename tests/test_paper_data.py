@@ -67,7 +67,7 @@ def test_published_numbers_are_those_of_the_file():
     assert with_sp["published_accuracy"] == pytest.approx(float(line["accuracy"]) / 100)
 
 
-def test_near_and_differs():
+def test_comparison_with_published_numbers():
     row = {"published_gap": 0.05, "published_gap_bracket": 0.002}
     assert is_near_published(row, "gap", 0.0599) and differs_from_published(
         row, "gap", 0.0599

@@ -10,7 +10,7 @@ from fedgft.audit import measure
 from fedgft.privacy.noise import Budget, Noise, draw_discrete_gaussian, honest_clients
 from fedgft.privacy.suppression import add_noise_to_site
 from fedgft.sums import COUNT, Sums
-from neighboring_tables import epsilon_shown, likelihood_ratio
+from neighboring_tables import epsilon_lower_bound, likelihood_ratio
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def releases(rows: float, budget: Budget, *, too_small: float = 1.0) -> np.ndarr
 def test_noisy_sums_show_no_more_than_epsilon(fault: float) -> None:
     """One row more or less; noise a third as large as accounted is found out."""
     budget = Budget(1.0, DELTA)
-    found = epsilon_shown(
+    found = epsilon_lower_bound(
         releases(40.0, budget, too_small=fault), releases(41.0, budget, too_small=fault), DELTA
     )
     assert found > 1.0 if fault > 1 else found <= 1.0, found
@@ -58,7 +58,7 @@ def test_secure_sums_show_no_more_than_epsilon(fault: str) -> None:
         deviation = np.array([noise.count * 2**0.5, noise.value])
         return likelihood_ratio(total / unit, np.ones(2), deviation)
 
-    found = epsilon_shown(sums(40.0), sums(41.0), DELTA)
+    found = epsilon_lower_bound(sums(40.0), sums(41.0), DELTA)
     assert found <= 1.0 if fault == "none" else found > 1.0, found
 
 
@@ -78,5 +78,5 @@ def test_a_noisy_site_file_shows_no_more_than_epsilon(fault: float) -> None:
         )
         return np.array([d.sites["n"].tables[("a",)][1, 1, COUNT] for d in draws])
 
-    found = epsilon_shown(files(30), files(31), 0.0)
+    found = epsilon_lower_bound(files(30), files(31), 0.0)
     assert found <= 1.0 if fault == 1 else found > 1.0, found

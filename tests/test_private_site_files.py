@@ -204,7 +204,7 @@ def test_no_number_about_scores_is_one_of_few_people(rows, how):
     for one in compute_curves(seen):
         mine = (g == one.group) & np.isin(y, (0, 1))
         if 0 < y[mine].sum() < mine.sum():
-            assert abs(one.auc - roc_auc_score(y[mine], p[mine])) <= one.auc_error + 1e-9
+            assert abs(one.auc - roc_auc_score(y[mine], p[mine])) <= one.bin_error + 1e-9
 
 
 def test_every_bin_can_be_asked_for():

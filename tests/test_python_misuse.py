@@ -78,7 +78,7 @@ def test_the_loss_of_half_precision_logits_is_that_of_single_precision():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none_are_never_fair(bad):
+def test_nan_and_infinite_scores_are_refused(bad):
     probs = np.full((4, 2), 0.5)
     probs[2, 1] = bad
     with pytest.raises(FedgftError, match="probs"):

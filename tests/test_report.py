@@ -73,7 +73,7 @@ def opened(browser, path, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
-def test_it_opens_complete_and_fits(browser, file, width, scheme):
+def test_the_report_opens_complete_and_fits_the_screen(browser, file, width, scheme):
     size = {"width": width, "height": 900}
     page = opened(browser, file, viewport=size, color_scheme=scheme)
     assert page.trouble == []
@@ -152,7 +152,7 @@ def test_the_page_would_refuse_a_script_that_got_in(browser, file, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_prints(browser, file):
+def test_the_report_can_be_printed(browser, file):
     page = opened(browser, file)
     pdf = page.pdf()
     assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") >= 3

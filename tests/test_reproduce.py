@@ -47,7 +47,7 @@ CELLS = [
 # --- the runner
 
 
-def test_a_record_from_the_shelf_is_the_one_that_was_trained(tmp_path):
+def test_a_cached_record_equals_the_trained_one(tmp_path):
     first = runner(tmp_path).records(CELLS)
 
     def never(what: str, amount: int) -> None:
@@ -61,7 +61,7 @@ def test_a_record_from_the_shelf_is_the_one_that_was_trained(tmp_path):
             np.testing.assert_array_equal(a.curves[name], b.curves[name])
 
 
-def test_work_is_what_the_progress_bar_sees(tmp_path):
+def test_the_progress_bar_counts_all_work(tmp_path):
     done: list[tuple[str, int]] = []
     busy = runner(tmp_path, on_progress=lambda *said: done.append(said))
     both = [*CELLS, *(replace(c, metric="eop") for c in CELLS)]
@@ -188,7 +188,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         assert theirs.exists() and (tmp_path / ".download.part").exists()
 
 
-def test_only_what_was_open_is_said_to_be_chosen(tmp_path):
+def test_only_open_hyperparameters_are_reported_as_chosen(tmp_path):
     open_ = CELLS[4]
     fixed = replace(CELLS[4], lam=10.0, lr=0.01)
     first, second = runner(tmp_path).records([open_, fixed])
@@ -196,7 +196,7 @@ def test_only_what_was_open_is_said_to_be_chosen(tmp_path):
     assert second.chosen == ()
 
 
-def test_what_could_not_be_chosen_is_kept_in_the_notes(tmp_path):
+def test_failed_selections_are_kept_in_the_notes(tmp_path):
     few = Runner(
         lambda name: replace(synthetic(rows=40, features=2), name=name), ResultCache(tmp_path)
     )
@@ -287,7 +287,7 @@ def test_mistakes_are_named_and_leave_nothing(capsys, tmp_path, arguments, says)
 
 
 @pytest.mark.parametrize("name", ["README.md", "index.html"])
-def test_nobodys_own_files_are_overwritten(capsys, tmp_path, name):
+def test_files_of_the_user_are_not_overwritten(capsys, tmp_path, name):
     (tmp_path / name).write_text("my project")
     code, _, err = run(capsys, "reproduce", "simpson", "--out", tmp_path)
     assert code == 2 and f"holds a {name} that is not ours" in err

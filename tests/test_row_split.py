@@ -10,7 +10,7 @@ from fedgft.data.table import read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
 from fedgft.flower.client_app import _choose_test_rows, _data_file
 from fedgft.privacy.ledger import read_salt, site_folder
-from neighboring_tables import counts_of, neighbors, people, sensitivity
+from neighboring_tables import count_rows, draw_table, neighbors, sensitivity
 
 SALT = bytes(range(32))
 
@@ -36,15 +36,15 @@ def test_one_row_moves_the_counts_by_at_most_one() -> None:
 def test_a_site_with_a_file_moves_by_at_most_one(tmp_path) -> None:
     """From the CSV on, as a deployed site reads it; the row that is added even makes a column of
     numbers one of words."""
-    table = people(300, seed=1)
+    table = draw_table(300, seed=1)
     context = context_of(tmp_path)
     table.write_csv(tmp_path / "north.csv")
-    before = counts_of(training(context))
+    before = count_rows(training(context))
     strange = table[:1].with_columns(pl.lit("unknown").alias("income"))
     text = table.with_columns(pl.col("income").cast(pl.String))
     for other in (table[1:], table[:-1], pl.concat([text, strange]), pl.concat([strange, text])):
         other.write_csv(tmp_path / "north.csv")
-        assert np.abs(counts_of(training(context)) - before).sum() <= 1
+        assert np.abs(count_rows(training(context)) - before).sum() <= 1
 
 
 def test_the_split_depends_on_rows_and_salt_alone(tmp_path) -> None:
@@ -57,7 +57,7 @@ def test_the_split_depends_on_rows_and_salt_alone(tmp_path) -> None:
     assert count(rows, held) == count([rows[i] for i in order], again)
     other = hold_out_by_row(rows, share=0.3, salt=SALT[::-1])
     assert 0.2 < held.mean() < 0.4 and (held != other).mean() > 0.2
-    people(200, seed=2).write_csv(tmp_path / "north.csv")
+    draw_table(200, seed=2).write_csv(tmp_path / "north.csv")
     first = context_of(tmp_path)
     second = context_of(tmp_path, seed=9)
     second.run_id = 77

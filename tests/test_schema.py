@@ -67,7 +67,7 @@ def test_seconds_since_1970_vary_at_every_site() -> None:
     assert schema.spread[at[1]] == 1 and (x[:, at[1]] == 0).all()
 
 
-def test_it_survives_the_wire() -> None:
+def test_a_description_survives_serialization() -> None:
     schema, _ = agree_on_schema({"a": said(table())}, label="ok", group="sex")
     again = Schema.from_json(schema.to_json())
     assert again.to_json() == schema.to_json()
@@ -299,7 +299,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("change", DAMAGED)
-def test_a_damaged_description_binds_nobody(change) -> None:
+def test_a_damaged_description_is_ignored(change) -> None:
     frames = parts(table())
     told = {s: said(f) for s, f in frames.items()}
     good, _ = agree_on_schema({s: d for s, d in told.items() if s != "b"}, label="ok", group="sex")
@@ -309,14 +309,14 @@ def test_a_damaged_description_binds_nobody(change) -> None:
     assert schema.to_json() == good.to_json()
 
 
-def test_nobody_fitting_is_an_error_with_reasons() -> None:
+def test_if_no_site_fits_the_error_gives_the_reasons() -> None:
     told = {s: said(f) for s, f in parts(table()).items()}
     for how in ({"classes": ("yes", "no")}, {"groups": ("x", "y")}):
         with pytest.raises(FedgftError, match=r"a: its (labels|groups) are"):
             agree_on_schema(told, label="ok", group="sex", **how)
 
 
-def test_of_few_rows_nothing_is_said() -> None:
+def test_descriptions_omit_values_with_few_rows() -> None:
     """Neither a rare group, nor a sum of few numbers, nor a table of people's names."""
     frame = table().with_columns(
         sex=pl.when(pl.int_range(pl.len()) < 3).then(pl.lit("x")).otherwise(pl.col("sex")),

@@ -120,7 +120,7 @@ def test_what_the_server_sees_of_one_client_looks_random() -> None:
     assert len(np.unique(every)) == len(every)
 
 
-def test_masks_cancel_over_all_and_over_no_part() -> None:
+def test_masks_cancel_only_over_the_whole_cohort() -> None:
     keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(4)]
     publics = [encode_public_key(key.public_key()) for key in keys]
     numbers = np.arange(20).reshape(4, 5) - 7
@@ -168,7 +168,7 @@ def test_a_round_without_a_site_has_no_sum_and_the_next_has_one(stage: str) -> N
     assert {(row["clients"], row["rows"]) for row in ours.history} == {(4, sum(made.sizes))}
 
 
-def test_a_sum_of_three_after_one_of_four_is_refused() -> None:
+def test_a_smaller_cohort_after_a_larger_one_is_refused() -> None:
     """The second attack of F5: the same model twice, of four sites and then of three."""
     made = biased(clients=4)
     grid = grid_of(made)
@@ -188,7 +188,7 @@ def test_a_sum_of_three_after_one_of_four_is_refused() -> None:
     np.testing.assert_array_equal(again.decision, total.decision)
 
 
-def test_sites_of_one_sum_have_one_model() -> None:
+def test_sites_refuse_to_sum_over_different_models() -> None:
     """A server that gives the others a model with known answers would be left with one site's."""
     made = biased(clients=4)
     grid = grid_of(made)
@@ -213,7 +213,7 @@ def test_other_clients_than_those_that_train_are_asked_too() -> None:
     assert [row["clients"] for row in ours.history] == [5] * 4
 
 
-def test_fewer_than_three_are_no_sum() -> None:
+def test_secure_sums_need_three_sites() -> None:
     made = biased(clients=3)
     grid = grid_of(made)
     grid.gone = {102}
@@ -234,7 +234,7 @@ def with_peers(grid, folder, sites=None):
     return grid
 
 
-def test_sites_with_each_others_keys(tmp_path, caplog) -> None:
+def test_sites_that_know_the_other_sites_keys(tmp_path, caplog) -> None:
     """No warning, the right total, and no file of its own about the cohort."""
     made = biased(clients=4)
     grid = with_peers(grid_of(made), tmp_path / "keys")
@@ -246,7 +246,7 @@ def test_sites_with_each_others_keys(tmp_path, caplog) -> None:
         asked(grid, start_of(made), [100, 101, 102])
 
 
-def test_without_each_others_keys_one_line_says_so(caplog) -> None:
+def test_missing_keys_of_other_sites_are_reported(caplog) -> None:
     made = biased()
     with caplog.at_level(logging.WARNING, "flwr"):
         _, grid = run(secure(), made, rounds=2)
@@ -309,7 +309,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("kind", FORGED)
-def test_what_the_server_forges_is_refused(kind: str) -> None:
+def test_messages_forged_by_the_server_are_refused(kind: str) -> None:
     change, says = FORGED[kind]
     made = biased()
     grid = grid_of(made)

@@ -19,7 +19,7 @@ def good(tmp_path):
     return write_sums(measured(rows), tmp_path / "good.json", min_bin=1)
 
 
-def test_text_that_is_not_ours(good, tmp_path):
+def test_foreign_text_is_refused(good, tmp_path):
     text = good.read_text()
     for content, said in (
         ("hello", "not JSON"),
@@ -130,7 +130,7 @@ def test_a_name_in_a_place_is_cut_too(good):
     assert len(str(caught.value)) < len(str(good)) + 200
 
 
-def test_a_cell_twice(good):
+def test_a_duplicate_cell_is_refused(good):
     found = json.loads(good.read_text())
     found["cells"].append(found["cells"][0])
     good.write_text(json.dumps(found))
@@ -150,7 +150,7 @@ JSON = st.recursive(
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_nothing_but_our_error_comes_out(data):
+def test_the_reader_raises_only_fedgft_errors(data):
     """Any field of a good file replaced by anything."""
     rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y"), (1, 0.4, None, "x")]
     found = json.loads(to_json(measured(rows)))

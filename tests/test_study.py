@@ -83,7 +83,7 @@ def test_fedavg_is_trained_once_for_all_metrics():
 
 
 @pytest.mark.slow
-def test_work_is_what_the_progress_bar_sees():
+def test_the_progress_bar_counts_all_work():
     done = []
     fixed = small("heldout", more_lr=())  # what is trained on top of it comes on top of the bar
     study = replace(fixed, on_progress=lambda what, amount: done.append(amount), _known={})

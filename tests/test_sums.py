@@ -76,7 +76,7 @@ def test_a_file_gives_back_what_was_written(rows):
     assert again.rows() == len(rows)
 
 
-def test_the_file_holds_no_row_and_a_few_kilobytes(tmp_path):
+def test_the_file_is_small_and_holds_no_rows(tmp_path):
     generator = np.random.default_rng(0)
     n = 5000
     columns = [

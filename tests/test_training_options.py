@@ -167,7 +167,7 @@ def test_mistakes_are_one_line(command, says, capsys, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("beta", 1), ("pick", 0.1), ("noise", 1), ("spread", "range")]
 )
-def test_options_that_nobody_listens_to_are_noted(option: str, value, capsys) -> None:
+def test_unused_options_are_reported(option: str, value, capsys) -> None:
     code, _, err = run(capsys, "compare", *QUICK, "--methods", "fedavg", f"--{option}", value)
     assert code == 0
     assert f"--{option} is for" in err
@@ -295,7 +295,7 @@ def test_options_reach_the_slots() -> None:
     assert asked.algorithm("fairfed", SP, 2.0).weighting == FairFed(SP, 2.0, "exp")
 
 
-def test_reached_counts_the_replicates_that_have_it() -> None:
+def test_reached_counts_the_replicates_that_meet_the_target() -> None:
     """By the gap that was steered, on the federation's rows, to 0.3 points."""
     for kind in ("hard", "soft"):
         lab = study(seeds=6)
@@ -334,7 +334,7 @@ def test_contradictory_metrics_are_explained_and_the_run_ends(capsys) -> None:
     assert "cannot meet three demands" in " ".join(err.split())
 
 
-def test_what_contradicts_and_what_does_not(monkeypatch) -> None:
+def test_which_metrics_contradict_each_other(monkeypatch) -> None:
     for name in ("sp+eo", "eo+cal", "sp+eop+cal", "sp+fpr+cal"):
         assert contradiction(DATA, get_metric(name)), name
     for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+cal", "eop+fpr+acc"):
@@ -408,6 +408,6 @@ def test_groups_left_out_still_train() -> None:
     assert empty_groups(lonely, SP) == [2]
 
 
-def test_words_about_a_target_that_cannot_be_judged() -> None:
+def test_message_for_a_target_that_cannot_be_evaluated() -> None:
     line = {"target_of": "decisions", "gap_hard": None, "accuracy": 0.8, "protocol": "heldout"}
     assert "not estimable" in describe_target(line, line)

@@ -239,7 +239,7 @@ def test_rows_with_tables_in_them_go_to_parquet(tmp_path) -> None:
     assert kept["collapsed"].to_list() == [0, 0]
 
 
-def test_a_collapsed_spot_is_not_chosen_from_a_frontier() -> None:
+def test_a_collapsed_point_is_not_chosen_from_a_frontier() -> None:
     gone = Spot("fedgft-control", 0.0, ACCEPTS_ALL[None], ACCEPTS_ALL[None])
     plain = Spot("fedavg", None, PLAIN[None], PLAIN[None])
     assert choose_spot([plain, gone], SP, 0.02) is plain
@@ -358,7 +358,7 @@ def test_of_runs_that_never_meet_their_target_the_nearest_counts(monkeypatch) ->
     assert own == pytest.approx([0.10, 0.05, 0.01, 0.0], abs=2e-3)
 
 
-def test_rounds_that_were_given_are_kept_to() -> None:
+def test_a_given_number_of_rounds_is_kept() -> None:
     from fedgft.cli.options import Options
     from fedgft.cli.study_session import make_protocol
 
@@ -524,7 +524,7 @@ def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> N
 
 
 @pytest.mark.slow
-def test_before_is_fedavg_where_it_was_trained_beside(capsys, tmp_path) -> None:
+def test_before_is_fedavg_if_it_was_trained_too(capsys, tmp_path) -> None:
     study = quick(range(2), lr=(0.03,), round_factors=())
     plain, fair = (study.run(0.5, m, SP) for m in ("fedavg", "fedgft-control"))
     rows = client_rows(study, fair, replicate=1, plain=plain)

@@ -16,8 +16,8 @@ from fedgft.validation import check_choice, check_number
 
 Block = Float[Any, "u p"]  # one flat parameter vector per unit (one client of one run)
 
-Rule = Literal["sgd", "momentum", "adam", "adamw"]
-RULES: tuple[Rule, ...] = get_args(Rule)
+OptimizerRule = Literal["sgd", "momentum", "adam", "adamw"]
+RULES: tuple[OptimizerRule, ...] = get_args(OptimizerRule)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Optimizer:
         Added to the root of the second moment.
     """
 
-    rule: Rule = "adam"
+    rule: OptimizerRule = "adam"
     weight_decay: float = 0.0
     first: float = 0.9
     second: float = 0.999
@@ -82,8 +82,11 @@ class Moments:
         """Moments before the first step; `make` returns an array (units, width) of zeros."""
         return cls(make(units, width), make(units, width), np.zeros((units, 2), np.int64))
 
-    def forget(self, state: str) -> None:
-        """Prepare for a round: "keep" keeps all, "reset" clears all, other states clear m only."""
+    def clear(self, state: str) -> None:
+        """Clear the moments before a round, as `Settings.state` says.
+
+        "keep" clears nothing, "reset" clears m and v, other states clear m only.
+        """
         if state != "keep":
             self.m[:] = 0
             self.steps[:, 0] = 0
@@ -157,7 +160,9 @@ def graph_step(
     import_extra("torch")._fused_adam_(*tensors, **rates, eps=optimizer.epsilon, **unused)
 
 
-def reach(optimizer: Optimizer, steps: np.ndarray, pull: np.ndarray | float = 0.0) -> np.ndarray:
+def path_length(
+    optimizer: Optimizer, steps: np.ndarray, pull: np.ndarray | float = 0.0
+) -> np.ndarray:
     """Return the distance of `steps` steps along a constant gradient, in units of lr.
 
     This is FedNova's norm of a. With momentum, later steps are longer; with a proximal term

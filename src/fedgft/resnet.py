@@ -44,7 +44,7 @@ class ResNet(nn.Module):
         self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
         self.bn1 = make_norm(64)
         for i, (inputs, outputs) in enumerate(pairwise(WIDTHS), 1):
-            blocks = (Block(width, outputs, make_norm) for width in (inputs, outputs))
+            blocks = (ResidualBlock(width, outputs, make_norm) for width in (inputs, outputs))
             setattr(self, f"layer{i}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, classes)
@@ -63,7 +63,7 @@ class ResNet(nn.Module):
             return self.fc(x.to(self.fc.weight.dtype))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, make_norm: Callable[[int], nn.Module]) -> None:

@@ -33,7 +33,7 @@ from fedgft.privacy.policy import SitePolicy
 from fedgft.sums import Names
 from fuzzing import Target
 from fuzzing.temporary_files import each, file, folder
-from in_process_grid import InProcess, app_of
+from in_process_grid import InProcessGrid, app_of
 
 TaskIdentity.run_id = 1
 TaskIdentity.node_id = 1
@@ -246,7 +246,7 @@ def secure(data: bytes) -> None:
                     held[name] = value
         return made
 
-    grid = InProcess([liar, *sites[1:]])
+    grid = InProcessGrid([liar, *sites[1:]])
     asked = SecureSum(grid, start(), {"version": 1, "privacy.secure": 1.0}, ConfigRecord(), 1.0)
     total, _ = asked.ask(sorted(grid.apps), SecureCohort())
     total.gap(get_metric("sp"), "soft")

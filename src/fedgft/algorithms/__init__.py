@@ -28,7 +28,7 @@ from fedgft.algorithms.weightings import (
     Cohort,
     FairFed,
     FedNova,
-    Local,
+    LocalResults,
     Weighting,
     client_means,
 )
@@ -48,7 +48,7 @@ __all__ = [
     "FairFed",
     "FedNova",
     "LinearizedPenalty",
-    "Local",
+    "LocalResults",
     "LocalTraining",
     "Objective",
     "Pricing",

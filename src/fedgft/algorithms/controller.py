@@ -52,7 +52,9 @@ PRIOR = 0.1
 PRIOR_WEIGHT = 0.1
 "The sum of squared price changes at which the measured response has the same weight as PRIOR."
 RESPONSE_BOUNDS = (0.01, 2.0)
+"The smallest and the largest response b that a gain is computed from."
 FORGET = 0.8
+"The smallest share of the past that the regression of the response keeps in a round."
 MIN_TRUST = 0.1
 "The smallest trust: at zero, prices would stop changing and no response could be measured again."
 MAX_ROW_PRICE = 8.0
@@ -222,7 +224,9 @@ def damping(done: int, rounds: int, speed: float) -> float:
     """Return the share of the server's step to take in a round.
 
     The share times the speed falls along a cosine from 1 to MIN_SPEED, so a step is not shortened
-    where the learning rate already falls as fast.
+    where the learning rate already falls as fast:
+
+        min(1, (MIN_SPEED + (1 - MIN_SPEED) (1 + cos(pi done / rounds)) / 2) / speed)
 
     Parameters
     ----------
@@ -378,16 +382,23 @@ class Controller:
         return np.broadcast_to(np.asarray(self.target, np.float64), (runs,))[:, None, None]
 
     def _gain(self, state: ControllerState, weight: np.ndarray) -> np.ndarray:
-        """Return the price per violation, (r, v, g): GAIN over the measured response, b speed."""
-        pooled = [(weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved)]
-        common = (PRIOR_WEIGHT * PRIOR + np.abs(pooled[0])) / (PRIOR_WEIGHT + pooled[1])
-        own = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
-        response = own.clip(*RESPONSE_BOUNDS)
-        important = self.metric.weights(weight.shape[-2])
-        firmness = (
-            GAIN * state.loop[1] * (important / important.sum())[:, None] * len(important) ** 0.5
-        )
-        return firmness * state.trust / (response * max(state.speed, MIN_SPEED))
+        """Return the gain k (r, v, g): the change of price per unit of violation.
+
+        F (`fall`) is the sum of push times fall over past rounds, M (`moved`) the sum of push^2,
+        <.> a mean over rows, and s_v the share of condition v in a metric of V conditions:
+
+            b   = (PRIOR_WEIGHT PRIOR + |<F>|) / (PRIOR_WEIGHT + <M>)      all groups together
+            b_i = (PRIOR_WEIGHT b + |F_i|) / (PRIOR_WEIGHT + M_i)          group i
+            k_i = GAIN caution s_v sqrt(V) trust_i / (b_i speed)
+        """
+        falls, moved = _row_means(weight, state.fall, state.moved)
+        common = (PRIOR_WEIGHT * PRIOR + np.abs(falls)) / (PRIOR_WEIGHT + moved)
+        by_group = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
+        response = by_group.clip(*RESPONSE_BOUNDS)
+        shares = self.metric.weights(weight.shape[-2])
+        _, caution = state.loop
+        strength = GAIN * caution * (shares / shares.sum())[:, None] * len(shares) ** 0.5
+        return strength * state.trust / (response * max(state.speed, MIN_SPEED))
 
 
 def band_center(
@@ -415,6 +426,11 @@ def band_center(
     return np.where(high - low <= width, middle, (left + right) / 2)
 
 
+def _row_means(weight: np.ndarray, *values: np.ndarray) -> list[np.ndarray]:
+    """Return the mean over rows of each array (r, v, g), where a group counts by its weight."""
+    return [(weight * x).sum(-1, keepdims=True) for x in values]
+
+
 def _with_zeros(state: ControllerState) -> ControllerState:
     """Return the state with arrays of zeros in the shape of its rates."""
     zero = np.zeros_like(state.rates)
@@ -428,12 +444,17 @@ def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> 
 
     Rates are taken relative to their mean over rows, because training moves all groups and prices
     change the differences between groups. Old rounds are forgotten only as fast as new pushes
-    replace them: while prices do not change, the measured response is kept.
+    replace them: while prices do not change, the measured response is kept. With the push of
+    `delay` rounds ago, the change of the rate since the last model, and the mean over rows <.>:
+
+        keep = 1 - (1 - FORGET) min(<push^2> / ((1 - FORGET) <M>), 1)
+        F   <- keep F - push (change - <change>)
+        M   <- keep M + push^2
     """
     change = rates - state.rates
-    change = change - (weight * change).sum(-1, keepdims=True)
+    change = change - _row_means(weight, change)[0]
     push = state.pushes[0]
-    new, old = ((weight * x).sum(-1, keepdims=True) for x in (push**2, state.moved))
+    new, old = _row_means(weight, push**2, state.moved)
     keep = 1 - (1 - FORGET) * np.minimum(new / np.maximum((1 - FORGET) * old, 1e-12), 1.0)
     return state._replace(
         fall=keep * state.fall - push * change, moved=keep * state.moved + push**2
@@ -451,7 +472,7 @@ def _next_trust(
     now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
     last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)
     turned = (now * last < 0) & (now**2 > 0.25 * last**2)
-    fall, moved = ((weight * x).sum(-1, keepdims=True) for x in (state.fall, state.moved))
+    fall, moved = _row_means(weight, state.fall, state.moved)
     wrong = fall < -RESPONSE_BOUNDS[0] * moved
     change = np.where(turned, 0.5, np.where(wrong, 0.85, 1.15))
     return np.clip(change * state.trust, MIN_TRUST, 1.0)

@@ -30,7 +30,7 @@ class CorrectionState:
     """
 
     server: Any  # (run, w)
-    own: Any  # (u, w)
+    clients: Any  # (u, w)
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class Scaffold(Correction):
     learns_from = "gradient"
 
     def drift(self, state: CorrectionState, cohort: Cohort) -> Any:
-        return state.server[cohort.run] - state.own
+        return state.server[cohort.run] - state.clients
 
     def learn(
         self, state: CorrectionState, cohort: Cohort, training: LocalTraining
     ) -> tuple[Any, Any]:
-        return training.gradient, training.gradient - state.own
+        return training.gradient, training.gradient - state.clients

@@ -20,7 +20,7 @@ from fedgft.algorithms.controller import Controller
 from fedgft.algorithms.corrections import Correction, Proximal, Scaffold
 from fedgft.algorithms.objectives import LinearizedPenalty, Objective, reweigh
 from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
-from fedgft.algorithms.weightings import BySize, FairFed, FedNova, Rule, Weighting
+from fedgft.algorithms.weightings import BySize, FairFed, FairFedRule, FedNova, Weighting
 from fedgft.metrics import Kind, Metric, get_metric
 from fedgft.settings import Spread
 from fedgft.validation import check_choice, check_instance
@@ -59,7 +59,9 @@ def lft(
     return Algorithm(objective=Objective(local_penalties=(own,)))
 
 
-def fairfed(metric: str | Metric, beta: PerRun = 1.0, *, rule: Rule = "subtract") -> Algorithm:
+def fairfed(
+    metric: str | Metric, beta: PerRun = 1.0, *, rule: FairFedRule = "subtract"
+) -> Algorithm:
     """FairFed's weights, with local reweighing as the local debiasing method.
 
     The arguments are those of `FairFed`.
@@ -122,13 +124,13 @@ class Method:
     settings: tuple[str, ...] = ()
 
 
-_SHAPE = ("penalty", "spread")
+_PENALTY_OPTIONS = ("penalty", "spread")
 METHODS: dict[str, Method] = {
     "fedavg": Method("FedAvg", fedavg),
     "lrw": Method("LRW", lrw),
-    "lft": Method("LFT", lft, "lam", _SHAPE, _SHAPE),
+    "lft": Method("LFT", lft, "lam", _PENALTY_OPTIONS, _PENALTY_OPTIONS),
     "fairfed": Method("FairFed", fairfed, "beta", ("rule",), ("fairfed", "noise")),
-    "fedgft": Method("FedGFT", fedgft, "lam", _SHAPE, (*_SHAPE, "noise")),
+    "fedgft": Method("FedGFT", fedgft, "lam", _PENALTY_OPTIONS, (*_PENALTY_OPTIONS, "noise")),
     "fedgft-control": Method(
         "FedGFT control",
         fedgft_control,
@@ -167,7 +169,7 @@ def get_method(
     *,
     penalty: str = "half",
     spread: Spread = "range",
-    rule: Rule = "subtract",
+    rule: FairFedRule = "subtract",
     kind: Kind = "hard",
     pick: float = 0.6,
 ) -> Algorithm:

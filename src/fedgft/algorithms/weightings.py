@@ -14,7 +14,7 @@ from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_number_per_run
 
 Sees = Literal["nothing", "received", "trained"]
-Rule = Literal["subtract", "authors", "exp"]
+FairFedRule = Literal["subtract", "authors", "exp"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def client_means(metric: Metric, tally: Sums, kind: Kind = "soft") -> Statistics
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalResults:
     """What the server knows about the local work of a cohort.
 
     Parameters
@@ -79,13 +79,13 @@ class Local:
     received, trained
         Each unit's sums of the model it received and of the model it trained; None where the
         weighting does not ask for them (`Weighting.sees`), or before the first global model.
-    reach
-        (u,): how far each unit's local steps moved it, see `fedgft.optimizers.reach`.
+    path_length
+        (u,): the length of each unit's local path, see `fedgft.optimizers.path_length`.
     """
 
     received: Sums | None
     trained: Sums | None
-    reach: np.ndarray
+    path_length: np.ndarray
 
 
 @runtime_checkable
@@ -102,7 +102,9 @@ class Weighting(Protocol):
 
     def init(self, sizes: np.ndarray) -> Any: ...
 
-    def coefficients(self, state: Any, cohort: Cohort, local: Local) -> tuple[np.ndarray, Any]: ...
+    def coefficients(
+        self, state: Any, cohort: Cohort, local: LocalResults
+    ) -> tuple[np.ndarray, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class BySize:
     def init(self, sizes: np.ndarray) -> None:
         return None
 
-    def coefficients(self, state: None, cohort: Cohort, local: Local) -> tuple[np.ndarray, None]:
+    def coefficients(
+        self, state: None, cohort: Cohort, local: LocalResults
+    ) -> tuple[np.ndarray, None]:
         """Return the weights of the cohort."""
         return cohort.weight, None
 
@@ -123,8 +127,8 @@ class BySize:
 class FedNova:
     """FedNova (Wang et al., 2020): a client that makes more local steps does not count for more.
 
-    Each update is divided by its reach and multiplied by the mean reach: w_k -> w_k mean / reach_k,
-    with the weights w_k of the weighting `inner`.
+    Each update is divided by the length tau_k of the client's local path and multiplied by the mean
+    length: w_k -> w_k sum_j w_j tau_j / tau_k, with the weights w_k of the weighting `inner`.
     """
 
     inner: Weighting = field(default_factory=BySize)
@@ -137,12 +141,14 @@ class FedNova:
         """Return the state of the inner weighting."""
         return self.inner.init(sizes)
 
-    def coefficients(self, state: Any, cohort: Cohort, local: Local) -> tuple[np.ndarray, Any]:
-        """Return the inner coefficients, corrected for reach; zero for a client without rows."""
+    def coefficients(
+        self, state: Any, cohort: Cohort, local: LocalResults
+    ) -> tuple[np.ndarray, Any]:
+        """Return the inner coefficients, corrected for path length; 0 for a client without rows."""
         weight, state = self.inner.coefficients(state, cohort, local)
-        mean = cohort.sum(weight * local.reach)[cohort.run]
-        moved = local.reach != 0
-        return np.where(moved, weight * mean / np.where(moved, local.reach, 1.0), 0.0), state
+        mean = cohort.sum(weight * local.path_length)[cohort.run]
+        moved = local.path_length != 0
+        return np.where(moved, weight * mean / np.where(moved, local.path_length, 1.0), 0.0), state
 
 
 @dataclass(frozen=True)
@@ -169,10 +175,10 @@ class FairFed:
 
     metric: Metric
     beta: float | np.ndarray = 1.0
-    rule: Rule = "subtract"
+    rule: FairFedRule = "subtract"
 
     def __post_init__(self) -> None:
-        check_choice("rule", self.rule, get_args(Rule))
+        check_choice("rule", self.rule, get_args(FairFedRule))
         object.__setattr__(self, "beta", check_number_per_run("beta", self.beta, least=0))
 
     @property
@@ -187,7 +193,7 @@ class FairFed:
         return sizes / sizes.sum(1, keepdims=True)
 
     def coefficients(
-        self, state: np.ndarray, cohort: Cohort, local: Local
+        self, state: np.ndarray, cohort: Cohort, local: LocalResults
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return normalized weights and the next wbar; a client without rows has no weight."""
         received = local.received

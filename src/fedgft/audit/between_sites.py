@@ -38,7 +38,7 @@ from fedgft.metrics.intervals import FEW, Z95, Limits, folded, simultaneous
 from fedgft.sums import SLACK
 from fedgft.theory import Analysis, Compared, compare
 
-UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
 PAIRS_PER_BLOCK = 2_000_000  # number of (site, pair of groups) combinations compared at a time
 MIN_WEIGHT = 5.0  # smallest total Mantel-Haenszel weight for which a gap within sites is reported
 MIN_SITES = 5  # smallest number of sites for a bootstrap
@@ -53,7 +53,7 @@ class SiteGaps:
 
     Parameters
     ----------
-    own, own_ratio
+    largest, smallest_ratio
         (site,): the largest gap between any two groups of the site, and its smallest ratio.
     local
         (site,): the signed difference between the two groups at the site.
@@ -71,16 +71,16 @@ class SiteGaps:
         The difference between the two groups over all sites.
     """
 
-    own: Estimate
-    own_ratio: np.ndarray
+    largest: Estimate
+    smallest_ratio: np.ndarray
     local: Estimate
     direction: np.ndarray
     contribution: np.ndarray
     heterogeneity: float = math.nan
     total_variation: float = math.nan
     bound: float = math.nan
-    within: Estimate = UNKNOWN
-    signed: Estimate = UNKNOWN
+    within: Estimate = NO_ESTIMATE
+    signed: Estimate = NO_ESTIMATE
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,15 +122,15 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGap
         The metric and the groups.
     rates, gap
         The rates over all sites, and the gap between two groups that the result explains. If `gap`
-        names no pair of groups, the result holds the sites' own gaps, and all other values are NaN.
+        names no pair of groups, the result holds the largest gap of each site, and all else is NaN.
     """
     by_site = estimate_rates(metric, view, "hard", by_site=True)
-    own, own_ratio = find_own_gaps(by_site, view.sums.count.sum(1)[:, :-1] > 0)
+    largest, smallest_ratio = find_gaps_by_site(by_site, view.sums.count.sum(1)[:, :-1] > 0)
     if gap.pair is None or gap.condition is None:
-        nan = np.full(len(own_ratio), math.nan)
-        return SiteGaps(own, own_ratio, Estimate(nan, nan, nan), np.zeros(len(nan)), nan)
+        nan = np.full(len(smallest_ratio), math.nan)
+        return SiteGaps(largest, smallest_ratio, Estimate(nan, nan, nan), np.zeros(len(nan)), nan)
     first, second = (by_site[..., gap.condition, group] for group in gap.pair)
-    level = NormalDist().inv_cdf(1 - 0.025 / len(own_ratio))
+    level = NormalDist().inv_cdf(1 - 0.025 / len(smallest_ratio))
     strict = estimate_difference(first, second, level)
     statistics = view.sums.statistics(metric, "hard")
     proper = metric.proper(len(view.spec.classes))
@@ -140,8 +140,8 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGap
     feasible = compare(_clip_statistics(statistics), ones, pair, proper=proper)
     over_all = estimate_difference(rates[gap.condition, pair.i], rates[gap.condition, pair.j])
     return SiteGaps(
-        own=own,
-        own_ratio=own_ratio,
+        largest=largest,
+        smallest_ratio=smallest_ratio,
         local=estimate_difference(first, second),
         direction=1.0 * (strict.low > 0) - (strict.high < 0),
         contribution=exact.contributions,
@@ -159,7 +159,7 @@ def _clip_statistics(statistics: np.ndarray) -> np.ndarray:
     return np.stack((np.clip(statistics[:, 0], 0.0, below), below), 1)
 
 
-def find_own_gaps(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.ndarray]:
+def find_gaps_by_site(rates: Rates, present: np.ndarray) -> tuple[Estimate, np.ndarray]:
     """Return the largest gap at each site, with its interval, and the smallest ratio at each site.
 
     A group without rows at a site is ignored there. The result is NaN for a site that has only one
@@ -240,7 +240,7 @@ def estimate_within_sites(terms: Analysis, noise: np.ndarray, suppressed: bool) 
     w = b * d / n
     weight = float(w.sum())
     if suppressed or min(b.sum(), d.sum()) < FEW or weight < MIN_WEIGHT:
-        return UNKNOWN
+        return NO_ESTIMATE
     common = float(h.sum()) / weight
     p = ((b**2 * c - d**2 * a + b * d * (d - b) / 2) / n**2).sum()
     q = ((a * (d - c) + c * (b - a)) / (2 * n)).sum()

@@ -49,7 +49,7 @@ def list_warnings(
     yield from _warn_about_spelling(pool)
     yield from _warn_about_privacy(pool, views[-1])
     if draws and len(pool.sites) < FEW_SITES:
-        yield f"{len(pool.sites)} site(s) are few to draw again from: the intervals are rough."
+        yield f"A bootstrap over only {len(pool.sites)} sites is rough, and so are the intervals."
     for by_metric in estimates:
         for estimate in by_metric.values():
             yield from _warn_about_groups(estimate)
@@ -121,8 +121,8 @@ def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
     suppressed = sum(p.suppressed for measures in pool.privacy for p in measures)
     if suppressed:
         yield (
-            f"{suppressed} small cell(s) were withheld; each is read as the middle of what it may "
-            "be, and the intervals reach as far as it could be off."
+            f"{suppressed} small cell(s) were withheld; each is estimated by the middle of its "
+            "range, and the intervals cover the whole range."
         )
     if view.spec.scored and not view.has_histograms:
         yield (
@@ -292,7 +292,8 @@ def _judge_ratio(numbers: GapSummary) -> str:
     limit = numbers["ratio_high"] if below else numbers["ratio_low"]
     certain = limit is not None and (limit < FOUR_FIFTHS) == below
     verb = "is below" if below else "meets"
-    return f"; the ratio {ratio:.3f} {verb} four fifths{'' if certain else ' (chance could do it)'}"
+    end = "" if certain else " (chance could explain it)"
+    return f"; the ratio {ratio:.3f} {verb} four fifths{end}"
 
 
 def estimable_metrics(summary: Summary) -> list[str]:

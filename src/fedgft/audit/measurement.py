@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -41,13 +41,21 @@ from fedgft.validation import (
     format_value,
 )
 
-ROWS = 250_000  # number of rows per batch
+BATCH_ROWS = 250_000
 MAX_VALUES = 200  # largest number of different values of a label, group or decision column
 MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # texts that mean missing, in CSV
 KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # if one of a pair occurs, these are both classes
-BINS = 100
-NOISY_BINS = 20  # default with noise: every bin gets noise, so a noisy histogram has fewer bins
+DEFAULT_BINS = 100
+DEFAULT_NOISY_BINS = 20  # every bin gets noise, so a noisy histogram has fewer bins
 OnRows = Callable[[int], None]
+
+
+class _Column(NamedTuple):
+    """A column of the table."""
+
+    key: str  # the short name during counting: y, g0, g1, ..., s0, s1, ... or d
+    option: str  # the option that specifies the column: label, group, score or decision
+    name: str
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Measurement:
     scores: tuple[str, ...] = ()
     decision: str | None = None
     threshold: float = 0.5
-    bins: int = BINS
+    bins: int = DEFAULT_BINS
     attributes: tuple[str, ...] = ()
     site: str = ""
     classes: tuple[str, ...] = ()
@@ -90,10 +98,10 @@ class Measurement:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
-        names = [name for name, _ in self.with_options()]
+        names = [column.name for column in self.columns()]
         repeated = [name for name in names if names.count(name) > 1]
         if repeated:
-            raise FedgftError(f"column '{repeated[0]}' is given more than one part")
+            raise FedgftError(f"column '{repeated[0]}' is named more than once")
         if not self.groups:
             raise FedgftError("`group` needs the name of a column")
         if not self.scores and self.decision is None:
@@ -105,12 +113,18 @@ class Measurement:
         if len(self.scores) == 2 and self.positive is not None:
             raise FedgftError("`positive` with two scores: give one, that of the positive class")
 
-    def with_options(self) -> list[tuple[str, str]]:
-        """Return pairs of a column's name and the option that specifies it, such as ``"label"``."""
-        out = [(self.label, "label")]
-        out += [(name, "group") for name in self.groups]
-        out += [(name, "score") for name in self.scores]
-        return out + ([] if self.decision is None else [(self.decision, "decision")])
+    def columns(self) -> list[_Column]:
+        """Return all columns of the table that are needed."""
+        out = [_Column("y", "label", self.label)]
+        out += [_Column(f"g{i}", "group", name) for i, name in enumerate(self.groups)]
+        out += [_Column(f"s{i}", "score", name) for i, name in enumerate(self.scores)]
+        if self.decision is not None:
+            out.append(_Column("d", "decision", self.decision))
+        return out
+
+    def keys(self, option: str) -> list[str]:
+        """Return the short names of the columns that an option specifies, as in `_Column`."""
+        return [column.key for column in self.columns() if column.option == option]
 
 
 def measure(
@@ -246,11 +260,12 @@ def measure_file(
     """
     check_path("path", path)
     check_instance("label", label, str, "it is the name of a column")
-    options = (("decision", decision), ("site", site), ("positive", positive))
-    for name, value in options:
-        if value is not None:
-            hint = "it is the name of a column" if name == "decision" else ""
-            check_instance(name, value, str, hint)
+    if decision is not None:
+        check_instance("decision", decision, str, "it is the name of a column")
+    if site is not None:
+        check_instance("site", site, str)
+    if positive is not None:
+        check_instance("positive", positive, str)
     protection = Protection(min_cell, epsilon, delta)
     task = Measurement(
         str(path),
@@ -265,13 +280,13 @@ def measure_file(
         positive=positive,
         values=values or {},
     )
-    return _count_site(batches_of(path, task), task, protection, on_rows)
+    return _count_site(read_batches(path, task), task, protection, on_rows)
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:
     """Return the requested number of bins, or the default, which is smaller with noise."""
     if bins is None:
-        return BINS if epsilon is None else NOISY_BINS
+        return DEFAULT_BINS if epsilon is None else DEFAULT_NOISY_BINS
     return check_integer("bins", bins)
 
 
@@ -285,16 +300,16 @@ def read_header(path: str | Path) -> list[str]:
         return _scan(file).collect_schema().names()
 
 
-def batches_of(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
-    """Yield the columns that `task` names from a CSV or Parquet file, `ROWS` rows at a time."""
+def read_batches(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
+    """Yield the columns that `task` names, `BATCH_ROWS` rows at a time."""
     file = check_table_file(path)
     with report_read_errors(file):
         scan = _scan(file)
         empty = scan.head(0).collect()
-        for name, option in task.with_options():
-            get_column(empty, name, source=str(path), option=f"`{option}`")
-        exactly = selectors.by_name(*(name for name, _ in task.with_options()))  # no patterns
-        yield from scan.select(exactly).collect_batches(chunk_size=ROWS)
+        for column in task.columns():
+            get_column(empty, column.name, source=str(path), option=f"`{column.option}`")
+        exactly = selectors.by_name(*(column.name for column in task.columns()))  # no patterns
+        yield from scan.select(exactly).collect_batches(chunk_size=BATCH_ROWS)
 
 
 def _scan(file: Path) -> pl.LazyFrame:
@@ -364,9 +379,9 @@ def _count_site(
 
 def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
     """Count the rows of one batch by group, score column, label, decision and bin."""
-    frame = _prepare(batch, task)
-    groups = _numbered("g", task.groups)
-    scores = _numbered("s", task.scores)
+    frame = _select_columns(batch, task)
+    groups = task.keys("group")
+    scores = task.keys("score")
     labeled = frame.filter(pl.col("y").is_not_null())
     counted = labeled.filter(pl.all_horizontal(pl.col("d", *scores).is_not_null()))
     parts = []
@@ -384,22 +399,14 @@ def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
     )
 
 
-def _numbered(letter: str, columns: Sequence[str]) -> list[str]:
-    """Return one short name per column: g0, g1, ..."""
-    return [f"{letter}{i}" for i in range(len(columns))]
-
-
-def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
+def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     """Return a table with the columns y, g0, g1, ..., s0, ... (scores), b0, ... (bins) and d.
 
     The column d holds the decisions of the batch if it has any. Otherwise it holds the index of the
     class that the scores decide for.
     """
-    columns = {"y": task.label}
-    columns |= dict(zip(_numbered("g", task.groups), task.groups, strict=True))
-    if task.decision is not None:
-        columns["d"] = task.decision
-    frame = pl.DataFrame({key: _null_for_nan(batch[name]) for key, name in columns.items()})
+    values = {c.key: _replace_nan(batch[c.name]) for c in task.columns() if c.option != "score"}
+    frame = pl.DataFrame(values)
     edges = np.arange(1, task.bins) / task.bins
     for i, name in enumerate(task.scores):
         score = _read_scores(batch[name], source=task.source)
@@ -408,7 +415,7 @@ def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
         frame = frame.with_columns(score.alias(f"s{i}"), pl.Series(f"b{i}", bins, dtype=pl.Int64))
     if task.decision is not None:
         return frame
-    names = _numbered("s", task.scores)
+    names = task.keys("score")
     if len(names) > 1:
         total = frame.select(pl.sum_horizontal(names, ignore_nulls=False)).to_series()
         if ((total - 1).abs() > 0.01).any():
@@ -419,7 +426,7 @@ def _prepare(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     return frame.with_columns(d=pl.concat_list(names).list.arg_max().cast(pl.Int64))
 
 
-def _null_for_nan(series: pl.Series) -> pl.Series:
+def _replace_nan(series: pl.Series) -> pl.Series:
     """Replace NaN by null, which means missing."""
     return series.fill_nan(None) if series.dtype.is_float() else series
 
@@ -446,14 +453,11 @@ def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
     Such a column is probably an identifier or a measurement. The check runs after every batch, so a
     large file fails early.
     """
-    columns = [("y", "label", task.label)]
-    columns += [(f"g{i}", "group", name) for i, name in enumerate(task.groups)]
-    columns += [("d", "decision", task.decision or "")]
-    for key, part, name in columns:
-        if cells[key].n_unique() > MAX_VALUES:
+    for key, option, name in task.columns():
+        if option != "score" and cells[key].n_unique() > MAX_VALUES:
             raise data_error(
                 task.source,
-                f"{part} column '{name}' has more than {MAX_VALUES} different values; name a "
+                f"{option} column '{name}' has more than {MAX_VALUES} different values; name a "
                 "column with a few, or put ranges of its values together first",
             )
 
@@ -476,8 +480,8 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
         raise FedgftError(f"{task.source}: {error}") from None
     groups = dict.fromkeys(_read_groups(counts.groups, task))
     if len(task.attributes) == 1:  # a declared value is a group even if no row has it
-        listed = task.values.get(task.attributes[0], ())
-        groups |= dict.fromkeys((value,) for value in listed)
+        declared = task.values.get(task.attributes[0], ())
+        groups |= dict.fromkeys((value,) for value in declared)
     tables = {group: spec.empty_table() for group in groups}
     histogram = {group: spec.empty_histogram() for group in groups if spec.scored}
     index = {name: i for i, name in enumerate(classes)}
@@ -491,7 +495,7 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
     numbers = cells.select(pl.col("score") - first, "bin", "n", "total").iter_rows()
     places = zip(_read_groups(cells, task), labels, decisions, numbers, strict=True)
     for group, label, decision, (s, bin_, n, total) in places:
-        _check_listed(group, task)
+        _check_declared(group, task)
         table = tables[group][label, decision]
         if s == 0:
             table[COUNT] += n
@@ -504,32 +508,33 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
 
 def _read_groups(frame: pl.DataFrame, task: Measurement) -> Iterator[Group]:
     """Return the group of each row of a table of counts."""
-    return zip(*(as_text(frame[key]) for key in _numbered("g", task.groups)), strict=True)
+    return zip(*(as_text(frame[key]) for key in task.keys("group")), strict=True)
 
 
-def _check_listed(group: Group, task: Measurement) -> None:
+def _check_declared(group: Group, task: Measurement) -> None:
     """Raise a `FedgftError` if a value of the group is not among the values the user declared."""
     for attribute, value in zip(task.attributes, group, strict=True):
-        listed = task.values.get(attribute)
-        if listed and value is not None and value not in listed:
+        declared = task.values.get(attribute)
+        if declared and value is not None and value not in declared:
             problem = f"group column '{attribute}' holds '{value}', which `group` does not list"
-            raise data_error(task.source, f"{problem} ({', '.join(listed)})")
+            raise data_error(task.source, f"{problem} ({', '.join(declared)})")
 
 
 def _find_classes(cells: pl.DataFrame, task: Measurement) -> tuple[str, ...]:
     """Return the classes in order; if there are two, the positive class is last."""
-    labels = _distinct_texts(cells["y"])
-    decisions = [] if task.decision is None else _distinct_texts(cells["d"])
+    labels = _sort_texts(as_text(cells["y"]).drop_nulls().unique())
+    decisions: list[str] = []
+    if task.decision is not None:
+        decisions = _sort_texts(as_text(cells["d"]).drop_nulls().unique())
     if not labels:
         raise data_error(task.source, "no row has both a label and a prediction")
     classes = task.classes or _guess_classes(labels, decisions, task)
     for what, found in (("label", labels), ("decision", decisions)):
         unknown = [value for value in found if value not in classes]
         if unknown:
-            raise FedgftError(
-                f"{task.source}: {what} '{unknown[0]}' is none of the classes {_first_few(classes)}"
-                " (`classes` names them all)"
-            )
+            listed = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+            problem = f"{what} '{unknown[0]}' is none of the classes {listed}"
+            raise FedgftError(f"{task.source}: {problem} (`classes` names them all)")
     if task.positive is not None:
         classes = put_positive_last(classes, task.positive, where=f"{task.source}: the label")
     scores = len(task.scores)
@@ -548,13 +553,7 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
     for pair in KNOWN_PAIRS:
         if {*labels, *decisions} <= set(pair):
             return pair
-    classes = labels if len(labels) > 1 else sorted({*labels, *decisions}, key=_text_sort_key)
-    unknown = [value for value in decisions if value not in classes]
-    if unknown:
-        raise FedgftError(
-            f"{task.source}: decision '{unknown[0]}' is no label; the labels are "
-            f"{_first_few(labels)} (`classes` names all classes)"
-        )
+    classes = labels if len(labels) > 1 else _sort_texts({*labels, *decisions})
     positive = task.positive
     if len(classes) == 1 and positive is not None and positive.casefold() != classes[0].casefold():
         classes = [*classes, positive]
@@ -566,18 +565,9 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
     return tuple(classes)
 
 
-def _distinct_texts(series: pl.Series) -> list[str]:
-    """Return the different values of a column as texts, sorted, with numbers before words."""
-    return sorted(as_text(series).drop_nulls().unique(), key=_text_sort_key)
-
-
-def _text_sort_key(value: str) -> tuple:
-    return group_sort_key((value,))
-
-
-def _first_few(names: Sequence[str]) -> str:
-    """The first eight names, for a message."""
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+def _sort_texts(texts: Iterable[str]) -> list[str]:
+    """Sort texts, with numbers before words."""
+    return sorted(texts, key=lambda text: group_sort_key((text,)))
 
 
 # Arrays

@@ -377,11 +377,11 @@ def estimate_rates(metric: Metric, view: View, kind: Kind, *, by_site: bool = Fa
     variance = _noise_variance(rate, unit, noise, kind) / below**2
     noise_of_n = np.sqrt(np.einsum("vyc,...ygc->...vg", unit[1] ** 2, noise))
     if kind == "soft":
-        sampling, off = _score_errors(metric, view, rate)
+        sampling, max_error = _score_errors(metric, view, rate)
         variance = variance + sampling / below**2
-        off = off / below
-        rate_min = rate - off
-        rate_max = rate + off
+        max_error = max_error / below
+        rate_min = rate - max_error
+        rate_max = rate + max_error
         n_min = below
     else:
         hits, rest = (
@@ -420,10 +420,10 @@ def _noise_variance(
         one, both, other = (np.einsum("vyc,...ygc->...vg", part, noise) for part in parts)
         return np.maximum(one - 2 * rate * both + rate**2 * other, 0.0)
     out = np.zeros_like(rate)
-    for g, own in enumerate(np.moveaxis(noise, 1, 0).sum(-1)):
+    for g, noise_by_label in enumerate(np.moveaxis(noise, 1, 0).sum(-1)):
         # A score may be any number in [0, 1], so use the largest |e|.
         worst = np.abs(unit[0] - rate[:, g, None, None] * unit[1]).max(-1)  # (v, y)
-        out[:, g] = worst**2 @ own
+        out[:, g] = worst**2 @ noise_by_label
     return out
 
 
@@ -434,7 +434,7 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     -------
     variance
         The sum of e^2 over rows, where e = a p + b and p is the score, computed from the bins.
-    off
+    max_error
         The largest possible error of A - r B where sums of scores are not sent but computed from
         the middles of the bins.
     """
@@ -450,7 +450,7 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
     if view.bin_error is not None:
         unsummed = np.moveaxis(view.bin_error[2, :, :-1], 1, 0).sum(-1)
     total = np.zeros_like(rate)
-    off = np.zeros_like(rate)
+    max_error = np.zeros_like(rate)
     for g in range(len(rows)):  # one group at a time: with many classes, `a` is a large array
         a = slope[0] - rate[:, g, None, None] * slope[1]  # (v, y, c)
         b = offset[0] - rate[:, g, None] * offset[1]  # (v, y)
@@ -463,10 +463,11 @@ def _score_errors(metric: Metric, view: View, rate: np.ndarray) -> tuple[np.ndar
         # The e of a row depends on at most one score. If it depends on none, e = b.
         found = np.where(a != 0, each, 0.0).sum(-1)
         total[:, g] = (found + np.where((a == 0).all(-1), b**2 * rows[g], 0.0)).sum(-1)
-        off[:, g] = (np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * view.noise.any()).sum(-1)
+        in_bins = np.abs(a).max(-1) * width / 2 * np.abs(rows[g]) * view.noise.any()
+        max_error[:, g] = in_bins.sum(-1)
         if unsummed is not None:  # small cells, whose sums of scores are not sent
-            off[:, g] += (np.abs(a) * unsummed[g]).sum((-1, -2))
-    return total, off
+            max_error[:, g] += (np.abs(a) * unsummed[g]).sum((-1, -2))
+    return total, max_error
 
 
 @np.errstate(divide="ignore", invalid="ignore")

@@ -50,7 +50,7 @@ MAX_BYTES = 64 * 2**20  # largest size of a file
 MAX_NUMBERS = 50_000_000  # largest number of entries in the tables and histograms of a file
 MECHANISMS = ("none", "discrete laplace", "discrete gaussian")
 PRIVACY_UNIT = "one row added or removed changes one count of the finest table by 1"
-REPORT_STARTS = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
+REPORT_PREFIXES = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
 
 
 def write_sums(sums: SiteSums, path: str | Path, *, min_bin: int = MIN_BIN) -> Path:
@@ -619,7 +619,7 @@ def is_report(path: Path) -> bool:
     Such a report may lie in the same folder as the files of the sites.
     """
     with path.open("rb") as file:
-        return file.read(40).startswith(REPORT_STARTS)
+        return file.read(40).startswith(REPORT_PREFIXES)
 
 
 def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) -> SiteSums:
@@ -636,10 +636,10 @@ def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) 
     on_file
         Called after each file with the number of files read.
     """
-    return merge(_read_different_sites(files, on_file))
+    return merge(_read_each_site(files, on_file))
 
 
-def _read_different_sites(
+def _read_each_site(
     files: Iterable[Path], on_file: Callable[[int], None] | None
 ) -> Iterator[SiteSums]:
     """Yield the sums of each file; raise a `FedgftError` for a second file of a site."""

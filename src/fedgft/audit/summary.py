@@ -37,9 +37,10 @@ from fedgft.store import parse_json
 from fedgft.sums import Privacy
 
 FORMAT = "fedgft-audit-1"
-REQUIRED = ("classes", "groups", "accuracy", "metrics", "attributes")  # keys that `compare` needs
-BRIEF = ("gap", "contribution")  # keys of a site in all views but the one by all attributes
-COMPACT = ("sites", "curves", "sweep")  # keys whose entries take one line each in audit.json
+COMPARED_KEYS = ("classes", "groups", "accuracy", "metrics", "attributes")  # `compare` needs these
+SITE_KEYS = ("gap", "low", "high", "ratio", "contribution", "local")
+SHORT_SITE_KEYS = ("gap", "contribution")  # in all views but the one by all attributes
+ONE_LINE_KEYS = ("sites", "curves", "sweep")  # their entries take one line each in audit.json
 Number = float | None
 
 
@@ -196,7 +197,7 @@ def summarize(
     interval, adjusted, warnings
         How the intervals were computed, the thresholds by group, and the warnings for the reader.
     """
-    *parts, own = (
+    *parts, main_part = (
         _summarize_view(view, each, pool.sites, references, full=view is views[-1])
         for view, each in zip(views, estimates, strict=True)
     )
@@ -204,6 +205,7 @@ def summarize(
     curves: dict[str, list[Curves]] = {}
     if view.has_histograms:
         curves = {name: compute_curves(view, s) for s, name in enumerate(view.scored_classes)}
+    sweep = sweep_thresholds(view)
     found = {
         "format": FORMAT,
         "rows": {
@@ -217,10 +219,10 @@ def summarize(
         "threshold": pool.spec.threshold,
         "interval": interval,
         "accuracy": _summarize_accuracy(view),
-        **own,
-        "auc": {name: {c.group: c.area() for c in each} for name, each in curves.items()} or None,
-        "curves": {n: {c.group: c.points() for c in each} for n, each in curves.items()} or None,
-        "sweep": _summarize_sweep(view),
+        **main_part,
+        "auc": _select_fields(curves, ("auc", "bin_error")),
+        "curves": _select_fields(curves, ("thresholds", "tpr", "fpr", "calibration")),
+        "sweep": None if sweep is None else vars(sweep),
         "attributes": {v.title: part for v, part in zip(views, parts, strict=False)},
         "adjusted": adjusted,
         "privacy": _summarize_privacy(pool),
@@ -364,14 +366,14 @@ def _summarize_site(gaps: Mapping[str, SiteGaps], k: int, *, full: bool) -> dict
     """
     by_metric = {
         name: {
-            **gap_interval(*(values[k] for values in each.own)),
-            "ratio": each.own_ratio[k],
+            **gap_interval(*(values[k] for values in each.largest)),
+            "ratio": each.smallest_ratio[k],
             "contribution": each.contribution[k],
             "local": gap_interval(*(values[k] for values in each.local)),
         }
         for name, each in gaps.items()
     }
-    keys = ("gap", "low", "high", "ratio", "contribution", "local") if full else BRIEF
+    keys = SITE_KEYS if full else SHORT_SITE_KEYS
     return {key: {name: found[key] for name, found in by_metric.items()} for key in keys}
 
 
@@ -380,15 +382,13 @@ def gap_interval(gap: Any, low: Any, high: Any) -> GapInterval:
     return {"gap": gap, "low": low, "high": high}
 
 
-def _summarize_sweep(view: View) -> dict[str, Any] | None:
-    """Return the fields of `Sweep`, with `selected` by group; None if there is no sweep.
-
-    Each value is an array over thresholds.
-    """
-    sweep = sweep_thresholds(view)
-    if sweep is None:
-        return None
-    return vars(sweep) | {"selected": dict(zip(view.groups, sweep.selected.T, strict=True))}
+def _select_fields(curves: Mapping[str, list[Curves]], names: Sequence[str]) -> dict | None:
+    """Return these fields of the curves, by class and group; None if there are no curves."""
+    by_class = {
+        name: {c.group: {key: getattr(c, key) for key in names} for c in each}
+        for name, each in curves.items()
+    }
+    return by_class or None
 
 
 def _summarize_accuracy(view: View) -> dict[str, Any]:
@@ -461,7 +461,7 @@ def to_json(summary: Summary) -> str:
 
     def take_out(view: Any) -> dict[str, Any]:
         out = dict(view)
-        for key in COMPACT:
+        for key in ONE_LINE_KEYS:
             if out.get(key):
                 lines = [f"{_one_line(name)}: {_one_line(x)}" for name, x in out[key].items()]
                 out[key] = f"{token} {len(long_parts)}"
@@ -492,7 +492,7 @@ def read_summary(path: Path) -> Summary:
         raise FedgftError(f"{path}: not a whole audit ({error})", kind="file") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise FedgftError(f"{path}: not an audit that this version of fedgft wrote", kind="file")
-    if missing := [name for name in REQUIRED if name not in found]:
+    if missing := [name for name in COMPARED_KEYS if name not in found]:
         raise FedgftError(
             f"{path}: an audit that lacks a part ({missing[0]!r}); make it again", kind="file"
         )

@@ -8,7 +8,7 @@ must be visible on a light and on a dark background are the text color of the pa
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -36,15 +36,15 @@ from fedgft.audit.summary import (
     gap_interval,
     views_of,
 )
-from fedgft.audit.thresholds import Curves, compute_curves, sweep_thresholds
+from fedgft.audit.thresholds import Curves, compute_curves
 from fedgft.formatting import DASH, Figure, Table, format_interval, format_percent, format_points
 from fedgft.metrics import CATALOG, get_metric
 
 MAX_SITES_ON_TERMINAL = 10
 COLUMNS_NOTE = (
-    "Gaps in percentage points. Within sites: the gap a person sees who stays within sites "
-    "(Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. Bound: "
-    "with α the largest local gap, the gap is at most α(1 − TV) + TV."
+    "Gaps in percentage points. Within sites: the weighted average of the gaps inside the "
+    "sites (Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. "
+    "Bound: with α the largest local gap, the gap is at most α(1 − TV) + TV."
 )
 Spec = dict[str, Any]
 
@@ -192,9 +192,9 @@ def _site_table(summary: Summary, max_sites: int) -> Table:
     for name in sites[:max_sites]:
         site = summary["sites"][name]
         local = site["local"][metric]
-        own = (format_points(site["gap"][n], unknown="not estimable") for n in known)
+        largest = (format_points(site["gap"][n], unknown="not estimable") for n in known)
         added = format_points(site["contribution"][metric])
-        rows.append((name, f"{site['n']:,.0f}", _format_gap_cell(local), added, *own))
+        rows.append((name, f"{site['n']:,.0f}", _format_gap_cell(local), added, *largest))
     header = ("site", "rows", f"local gap, {CATALOG[metric].title}", "adds to the global gap")
     header += tuple(f"own gap, {CATALOG[n].title}" for n in known)
     pair = " minus ".join(summary["metrics"][metric]["pair"] or ())
@@ -294,9 +294,8 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
         figure("waterfall", draw_waterfall(summary)),
         figure("rates", draw_rates(summary)),
     ]
-    explorer = draw_thresholds(view)
-    if explorer is not None:
-        figures.append(figure("thresholds", explorer))
+    if summary["sweep"] is not None:
+        figures.append(figure("thresholds", draw_thresholds(summary, summary["sweep"])))
     if not view.has_histograms:
         return figures
     for s, name in enumerate(view.scored_classes[:MAX_CLASSES]):
@@ -441,30 +440,26 @@ def draw_rates(summary: Summary) -> Spec:
     return _fill_chart_by_metric("rates", rows, summary)
 
 
-def draw_thresholds(view: View) -> Spec | None:
+def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     """Draw accuracy and gaps over all thresholds, and as bars at the threshold of a slider.
 
-    The slider starts at the threshold of the measurement, or at 0.5 if it had none. The result is
-    None if the view has no histograms or more than two classes.
+    The slider starts at the threshold of the measurement, or at 0.5 if it had none. `sweep` is the
+    key of that name in the summary.
     """
-    sweep = sweep_thresholds(view)
-    if sweep is None:
-        return None
-    series = {"accuracy": sweep.accuracy}
+    series = {"accuracy": sweep["accuracy"]}
     for name in ("sp", "eop", "fpr", "acc"):
-        if not np.isnan(sweep.gaps[name]).all():
-            series[f"gap: {CATALOG[name].title}"] = sweep.gaps[name]
-    for group, rates in list(zip(view.groups, sweep.selected.T, strict=True))[:MAX_SELECTED]:
+        series[f"gap: {CATALOG[name].title}"] = sweep["gaps"][name]
+    for group, rates in list(sweep["selected"].items())[:MAX_SELECTED]:
         series[f"positive: {group[:40]}"] = rates
     rows = [
-        {"threshold": round(float(t), 6), "what": what, "value": 100 * float(value)}
+        {"threshold": round(threshold, 6), "what": what, "value": 100 * value}
         for what, values in series.items()
-        for t, value in zip(sweep.thresholds, values, strict=True)
-        if np.isfinite(value)
+        for threshold, value in zip(sweep["thresholds"], values, strict=True)
+        if value is not None
     ]
     spec = _fill_chart("thresholds", rows)
-    step = 1 / len(sweep.thresholds)
-    now = 0.5 if view.spec.threshold is None else view.spec.threshold
+    step = 1 / len(sweep["thresholds"])
+    now = 0.5 if summary["threshold"] is None else summary["threshold"]
     slider, half_step = spec["params"]
     slider["value"] = min(round(now / step) * step, 1 - step)
     slider["bind"] |= {"max": 1 - step, "step": step}

@@ -17,7 +17,7 @@ thresholds must accept at least the share m / 10 of all rows and reject at least
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -60,7 +60,8 @@ class Curves:
 
     `thresholds` are the edges of the bins from 0 to 1. For each threshold, `tpr` and `fpr` are the
     shares of positives and of negatives whose score is at least the threshold. The area under the
-    curve lies within `auc` +- `auc_error`; this error is due to the width of the bins.
+    curve, `auc`, is off by at most `bin_error`, because the order within a bin is unknown. It is
+    NaN if there are no positives or no negatives.
     """
 
     group: str
@@ -70,16 +71,8 @@ class Curves:
     tpr: np.ndarray
     fpr: np.ndarray
     auc: float
-    auc_error: float
+    bin_error: float
     calibration: list[CalibrationPoint]
-
-    def area(self) -> dict[str, float]:
-        """The area under the ROC curve; NaN if there are no positives or no negatives."""
-        return {"auc": self.auc, "bin_error": self.auc_error}
-
-    def points(self) -> dict[str, Any]:
-        """The ROC curve at the edges of the bins, and the points of the calibration curve."""
-        return {k: getattr(self, k) for k in ("thresholds", "tpr", "fpr", "calibration")}
 
 
 def compute_curves(view: View, score: int = 0, *, points: int = 10) -> list[Curves]:
@@ -138,7 +131,7 @@ def _group_curves(
         tpr=tpr,
         fpr=fpr,
         auc=auc,
-        auc_error=max(most - auc, auc - least),
+        bin_error=max(most - auc, auc - least),
         calibration=[point for point in calibration if point is not None],
     )
 
@@ -161,10 +154,8 @@ def _calibration_point(
     if rows <= 0:
         return None
     middles = (part + 0.5) / len(yes)
-    low = None
-    high = None
-    if exact and rows >= FEW:
-        low, high = map(float, wilson(hits / rows, rows))
+    known = exact and rows >= FEW
+    low, high = map(float, wilson(hits / rows, rows)) if known else (None, None)
     return {
         "score": float(((yes + no)[part] * middles).sum() / rows),
         "half_bin": 0.5 / len(yes),
@@ -180,13 +171,13 @@ class Sweep:
     """Accuracy and gaps for each of `thresholds`, if all groups have the same threshold.
 
     `gaps` is by metric, with NaN where a group has no rate. `selected` is the share of positive
-    decisions, (threshold, group).
+    decisions, by group. All arrays are (threshold,).
     """
 
     thresholds: np.ndarray
     accuracy: np.ndarray
     gaps: dict[str, np.ndarray]
-    selected: np.ndarray
+    selected: dict[str, np.ndarray]
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -194,7 +185,7 @@ def sweep_thresholds(view: View) -> Sweep | None:
     """Try every edge as the threshold; None without histograms, or with more than two classes."""
     if not view.has_histograms or len(view.spec.classes) != 2:
         return None
-    sums = _decide(view.histogram[:, :, 0])[:-1]  # the last threshold accepts no row
+    sums = _sums_by_threshold(view.histogram[:, :, 0])[:-1]  # the last threshold accepts no row
     selected = (sums.decision[..., 1].sum(1) / sums.count.sum(1))[:, :-1]
     gaps = {name: np.clip(sums.gap(metric, "hard"), 0, 1) for name, metric in CATALOG.items()}
     if len(view.groups) < 2:
@@ -203,11 +194,11 @@ def sweep_thresholds(view: View) -> Sweep | None:
         thresholds=np.arange(len(selected)) / len(selected),
         accuracy=np.clip(sums.accuracy(), 0.0, 1.0),  # noise may leave [0, 1]
         gaps=gaps,
-        selected=np.clip(selected, 0, 1),
+        selected=dict(zip(view.groups, np.clip(selected, 0, 1).T, strict=True)),
     )
 
 
-def _decide(counts: np.ndarray) -> Sums:
+def _sums_by_threshold(counts: np.ndarray) -> Sums:
     """Return the sums of the decisions for each edge as the threshold, from counts (y, g, bin).
 
     The thresholds are the leading axis. The last threshold is above 1, because a score of 1, which
@@ -273,27 +264,27 @@ def adjust_thresholds(metric: Metric, view: View, tolerance: float) -> GroupThre
             f"only thresholds that accept every row, or none, bring the gap of {metric.name} to "
             f"{tolerance:g}; ask for a larger gap"
         )
-    after = _decide_by_group(counts, best, before)
+    after = _apply_thresholds(counts, best, before)
     thresholds = candidate_thresholds(counts.shape[-1])[best].tolist()
     return {
         "metric": metric.name,
         "tolerance": tolerance,
         "thresholds": dict(zip(view.groups, thresholds, strict=True)),
-        "gap": _share(after.gap(metric, "hard")),
-        "accuracy": _share(after.accuracy()),
-        "gap_before": _share(before.gap(metric, "hard")),
-        "accuracy_before": _share(before.accuracy()),
+        "gap": _clip_share(after.gap(metric, "hard")),
+        "accuracy": _clip_share(after.accuracy()),
+        "gap_before": _clip_share(before.gap(metric, "hard")),
+        "accuracy_before": _clip_share(before.accuracy()),
         "feasible": feasible,
         "reason": reason,
     }
 
 
-def _share(value: Value) -> float | None:
+def _clip_share(value: Value) -> float | None:
     """Clip a gap or an accuracy to [0, 1], because noise may leave it; None for NaN."""
     return None if np.isnan(value) else float(np.clip(value, 0.0, 1.0))
 
 
-def _decide_by_group(counts: np.ndarray, best: np.ndarray, before: Sums) -> Sums:
+def _apply_thresholds(counts: np.ndarray, best: np.ndarray, before: Sums) -> Sums:
     """Return the sums of the decisions with the thresholds at the positions `best`.
 
     Rows without a group keep the decisions that they have in `before`.
@@ -344,7 +335,7 @@ def search_group_thresholds(
         Whether the gap is at most `tolerance`. If not, `best` gives the smallest gap, to within 0.1
         points.
     """
-    sums = _decide(counts)
+    sums = _sums_by_threshold(counts)
     rates = np.moveaxis(metric.rates(sums.statistics(metric, "hard")), 0, -1)  # (v, g, t)
     right = np.einsum("tygy->gt", sums.decision[:, :, :-1])
     empty = np.isnan(rates).all(-1).any(0)
@@ -438,11 +429,11 @@ class _WindowSearch:
         result is None if replacing one threshold is not enough.
         """
         best = value.argmax(-1)
-        own = self.accepted[np.arange(len(best)), best]
+        by_group = self.accepted[np.arange(len(best)), best]
         max_rows = self.total - self.min_rows
-        if self.min_rows <= own.sum() <= max_rows:
+        if self.min_rows <= by_group.sum() <= max_rows:
             return best
-        accepted = (own.sum() - own)[:, None] + self.accepted
+        accepted = (by_group.sum() - by_group)[:, None] + self.accepted
         allowed = (accepted >= self.min_rows) & (accepted <= max_rows)
         value_allowed = np.where(allowed, value, -np.inf)
         loss = value.max(-1) - value_allowed.max(-1)

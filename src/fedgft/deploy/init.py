@@ -62,14 +62,14 @@ class FederationFolder:
         Name or address under which sites reach the server.
     port
         Port of the gate, which sites connect to.
-    inner
+    superlink_port
         Port of the SuperLink, which only processes on the server's host can reach.
     """
 
     path: Path
     host: str
     port: int
-    inner: int
+    superlink_port: int
 
     @property
     def address(self) -> str:
@@ -92,7 +92,7 @@ class FederationFolder:
         return self.path / "engine"
 
     @property
-    def names(self) -> Path:
+    def node_names(self) -> Path:
         """File that holds the name of the site behind each node of the SuperLink."""
         return self.engine / "nodes.json"
 
@@ -108,7 +108,7 @@ class FederationFolder:
             "ssl-keyfile": "server.tls",
             "database": self.engine / DATABASE,
             "host": LOOPBACK,
-            "port": self.inner,
+            "port": self.superlink_port,
         }
         flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         command = [sys.executable, "-m", "fedgft.deploy.processes", "superlink"]
@@ -139,7 +139,7 @@ def create_federation(
     sites: Sequence[str],
     host: str,
     port: int,
-    inner: int | None = None,
+    superlink_port: int | None = None,
     aliases: Sequence[str] = (),
     public_keys: Mapping[str, Path] | None = None,
     make_keys: bool = False,
@@ -154,7 +154,7 @@ def create_federation(
         Names of the sites.
     host, aliases
         Names and addresses under which sites reach the server.
-    port, inner
+    port, superlink_port
         Ports of the gate and of the SuperLink (default: the next port).
     public_keys
         Public key file of each site.
@@ -182,9 +182,9 @@ def create_federation(
                 f"sites: '{site}' has no public key; the site makes one with 'fedgft deploy keys "
                 f"{site}' and hands over {site}.pub: write {site}={site}.pub"
             )
-    if inner is None:
-        inner = port + 1 if port < 65535 else port - 1
-    folder = FederationFolder(path.resolve(), host, port, inner)
+    if superlink_port is None:
+        superlink_port = port + 1 if port < 65535 else port - 1
+    folder = FederationFolder(path.resolve(), host, port, superlink_port)
     with open_folder(path):
         try:
             _write_folder(folder, sites, aliases, key_files)
@@ -216,7 +216,7 @@ def _write_folder(
     with atomic_write(folder.engine / "config.toml", private=True) as part:
         part.write(_connection_settings(folder).encode())
     with atomic_write(folder.path / SETTINGS) as part:
-        addresses = {"host": folder.host, "port": folder.port, "inner": folder.inner}
+        addresses = {"host": folder.host, "port": folder.port, "inner": folder.superlink_port}
         part.write((json.dumps(addresses) + "\n").encode())
     copy_app(folder.app)
 
@@ -251,7 +251,7 @@ def _connection_settings(folder: FederationFolder) -> str:
     """Return Flower's connection file, for runs that are submitted on the server itself."""
     return (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "{LOOPBACK}:{folder.inner}"\n'
+        f'address = "{LOOPBACK}:{folder.superlink_port}"\n'
         f'root-certificates = "{folder.path / "ca.crt"}"\n'
     )
 
@@ -299,7 +299,7 @@ def format_instructions(folder: FederationFolder) -> str:
         "",
         f"# 1. On the server ({folder.host}). Sites must reach port {folder.port}, which passes",
         "#    signed requests of these sites alone; the engine listens on 127.0.0.1, port",
-        f"#    {folder.inner}. Compare the keys with the sites by telephone:",
+        f"#    {folder.superlink_port}. Compare the keys with the sites by telephone:",
         *(f"#      {name}  {fingerprint(key)}" for key, name in keys.items()),
         shlex.join(["fedgft", "deploy", "server", str(folder.path)]),
         "",

@@ -225,7 +225,7 @@ def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Pro
         sites=plan.sites,
         host=LOOPBACK,
         port=free_port(plan.port),
-        inner=free_port(),
+        superlink_port=free_port(),
         make_keys=True,
     )
     with Processes(folder.path, folder.engine, plan.out / "logs") as processes:

@@ -487,7 +487,7 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 def control_client(folder: FederationFolder) -> Iterator[Any]:
     """Open Flower's client for the control interface, which is served on loopback only."""
     client = ControlHttpClient.from_server_address(
-        f"{LOOPBACK}:{folder.inner}",
+        f"{LOOPBACK}:{folder.superlink_port}",
         insecure=False,
         root_certificates=(folder.path / "ca.crt").read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
@@ -554,10 +554,10 @@ def run_server(folder: FederationFolder, *, bind: str) -> None:
     database = folder.engine / DATABASE
     database.touch(mode=0o600)
     database.chmod(0o600)  # the file may have existed with another mode
-    names = {NODES_VARIABLE: str(folder.names)}
+    names = {NODES_VARIABLE: str(folder.node_names)}
     with Processes(folder.path, folder.engine, None, names) as processes:
         processes.start("SuperLink", folder.superlink_command())
-        processes.wait_for_port("SuperLink", folder.inner)
+        processes.wait_for_port("SuperLink", folder.superlink_port)
         register_sites(folder)
         asyncio.run(_serve(folder, bind, lambda: processes.is_alive("SuperLink")))
 
@@ -584,7 +584,7 @@ async def _serve(folder: FederationFolder, bind: str, is_alive: Callable[[], boo
         if signal.getsignal(sign) != signal.SIG_IGN:  # nohup and background jobs ignore it
             loop.add_signal_handler(sign, ended.set)
     keys = KeyFolder(folder.nodes)
-    superlink = f"{LOOPBACK}:{folder.inner}"
+    superlink = f"{LOOPBACK}:{folder.superlink_port}"
     gate = Gate(superlink, authority=folder.path / "ca.crt", signatures=SignatureChecker(keys))
     tls = server_tls(folder.path / "server.crt", folder.path / "server.tls")
     try:
@@ -631,5 +631,5 @@ def register_sites(folder: FederationFolder) -> None:
         raise FedgftError(f"the SuperLink does not register sites: {error}") from None
     for key in new:
         log.info("registered site '%s', key %s", keys[key], fingerprint(key))
-    with atomic_write(folder.names) as part:
+    with atomic_write(folder.node_names) as part:
         part.write(json.dumps(named).encode())

@@ -312,8 +312,8 @@ def sample_cohort(
         else:
             drawn = rng.choice(federation.num_clients, size, replace=False, shuffle=False)
             client = np.sort(drawn)
-            held = federation.offsets[client + 1] - federation.offsets[client]
-            weight = held / max(held.sum(), 1)  # all weights are zero if the cohort has no rows
+            sizes = federation.offsets[client + 1] - federation.offsets[client]
+            weight = sizes / max(sizes.sum(), 1)  # all weights are zero if the cohort has no rows
         chosen.append(client)
         weights.append(weight)
     return make_cohort(chosen, weights, full=False)

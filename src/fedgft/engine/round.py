@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.algorithms import Algorithm, Cohort, Local
+from fedgft.algorithms import Algorithm, Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, damping
 from fedgft.engine import plan
 from fedgft.engine.executors.base import Executor, Task
@@ -22,7 +22,7 @@ from fedgft.engine.select_best import BestModels
 from fedgft.engine.state import ClientState, ClientUpdates, State
 from fedgft.errors import FedgftError
 from fedgft.models import Model
-from fedgft.optimizers import Moments, reach
+from fedgft.optimizers import Moments, path_length
 from fedgft.settings import Settings
 from fedgft.sums import Sums, concatenate
 
@@ -30,7 +30,7 @@ TrainedModels = Iterable[tuple[slice, Any]]  # positions in the cohort, and the 
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class RoundLoop:
     """The round loop of a simulation. It is stateless: `step` takes a state and returns the next.
 
     Parameters
@@ -118,8 +118,8 @@ class Rounds:
             ]
             trained_sums = concatenate([sums for _, sums, _ in pending])
             models = [(at, block) for at, _, block in pending]
-        step_length = reach(self.settings.optimizer, task.steps, task.lr * task.mu)
-        local = Local(received_sums, trained_sums, step_length)
+        lengths = path_length(self.settings.optimizer, task.steps, task.lr * task.mu)
+        local = LocalResults(received_sums, trained_sums, lengths)
         coefficients, weighting = algorithm.weighting.coefficients(state.weighting, cohort, local)
         params, server = self._server_step(state, models, coefficients, cohort)
         if (share := self._damping(t)) < 1:

@@ -14,26 +14,26 @@ import numpy as np
 
 from fedgft.algorithms import Cohort, Objective
 from fedgft.engine.plan import make_cohort
-from fedgft.engine.state import Best, State
+from fedgft.engine.state import CandidateModel, State
 from fedgft.metrics.metric import namespace
 from fedgft.optimizers import array_like
 from fedgft.sums import Sums
 
-SLACK = 0.002  # a gap at most this far above its target counts as having reached it
-WORTH = 2.0  # points of accuracy that outweigh one point of gap above the target
-SHARES = np.linspace(0.05, 0.95, 19)  # shares of the second model in a mixture of two
-TRIALS = 8  # largest number of mixtures that are measured after the last round
+GAP_TOLERANCE = 0.002  # a gap at most this far above its target counts as having reached it
+GAP_WEIGHT = 2.0  # points of accuracy that outweigh one point of gap above the target
+MIXTURE_SHARES = np.linspace(0.05, 0.95, 19)  # shares of the second model in a mixture of two
+MAX_TRIALS = 8  # largest number of mixtures that are measured after the last round
 
 
 def score_models(objective: Objective, sums: Sums) -> np.ndarray:
-    """Return accuracy - `WORTH` * (gap above the target), (r,); -inf if that is not estimable.
+    """Return accuracy - `GAP_WEIGHT` * (gap above the target), (r,); -inf if that is not estimable.
 
     `sums` (r, ...) are the sums over all clients of each run.
     """
     runs = len(sums.count)
     one_client_each = make_cohort(runs * [np.zeros(1, int)], runs * [np.ones(1)], full=True)
     excess = objective.excess(one_client_each, sums)
-    found = sums.accuracy() - WORTH * np.maximum(excess - SLACK, 0.0)
+    found = sums.accuracy() - GAP_WEIGHT * np.maximum(excess - GAP_TOLERANCE, 0.0)
     return np.where(np.isfinite(found), found, -np.inf)
 
 
@@ -46,8 +46,8 @@ def find_mixture(objective: Objective, first: Sums, second: Sums) -> tuple[np.nd
     def mixed(share: float) -> Sums:
         return first.map(lambda a: (1 - share) * a) + second.map(lambda a: share * a)
 
-    scores = np.stack([score_models(objective, mixed(share)) for share in SHARES])
-    return SHARES[scores.argmax(0)], scores.max(0)
+    scores = np.stack([score_models(objective, mixed(share)) for share in MIXTURE_SHARES])
+    return MIXTURE_SHARES[scores.argmax(0)], scores.max(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class BestModels:
 
         `measure` returns the sums over all clients, (r, ...), of a block of models.
         """
-        for _ in range(TRIALS):
+        for _ in range(MAX_TRIALS):
             best = state.best
             other = state.runner_up
             if best is None or other is None:
@@ -102,7 +102,7 @@ class BestModels:
 
     def _add(self, state: State, sums: Sums, params: Any) -> State:
         """Return the state after comparing one more model per run with the two that are kept."""
-        new = Best(score_models(self.objective, sums), params, sums)
+        new = CandidateModel(score_models(self.objective, sums), params, sums)
         if state.best is None:
             return replace(state, best=new)
         better = new.score >= state.best.score  # the later one of two equally good models
@@ -115,9 +115,9 @@ class BestModels:
         return replace(state, best=best, runner_up=_choose(first >= second, rest, other))
 
 
-def _choose(mask: np.ndarray, one: Best, two: Best) -> Best:
+def _choose(mask: np.ndarray, one: CandidateModel, two: CandidateModel) -> CandidateModel:
     """Take `one` in the runs where the mask (r,) holds, and `two` in the others."""
     sums = two.sums.replaced(mask, one.sums[mask])
     column = array_like(mask, one.params)[:, None] > 0
     params = namespace(one.params).where(column, one.params, two.params)
-    return Best(np.where(mask, one.score, two.score), params, sums)
+    return CandidateModel(np.where(mask, one.score, two.score), params, sums)

@@ -17,7 +17,7 @@ from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.executors import choose_executor
 from fedgft.engine.plan import index_rows
-from fedgft.engine.round import Rounds
+from fedgft.engine.round import RoundLoop
 from fedgft.engine.state import Snapshot, State, pack, unpack
 from fedgft.errors import FedgftError
 from fedgft.models import get_model, prepare_logits
@@ -132,7 +132,7 @@ def simulate(
     algorithm
         The method, for example ``fedgft.fedgft_control("sp", target=0.02)``.
     settings
-        Rounds, batches, optimizer and so on, the same for all runs.
+        RoundLoop, batches, optimizer and so on, the same for all runs.
     seeds
         One per run.
     lr
@@ -165,7 +165,7 @@ def simulate(
     try:
         executor = choose_executor(index, model, algorithm, settings)
         run_seeds = np.asarray(seeds, np.uint64)
-        rounds = Rounds(index, model, algorithm, settings, executor, seeds=run_seeds, lr=rates)
+        rounds = RoundLoop(index, model, algorithm, settings, executor, seeds=run_seeds, lr=rates)
         history = _run(rounds, init, resume, callbacks=(on_round, on_model, on_state))
         return replace(history, seconds=time.perf_counter() - started)
     except IndexError as error:
@@ -278,7 +278,7 @@ def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
 
 
 def _run(
-    rounds: Rounds,
+    rounds: RoundLoop,
     init: np.ndarray | None,
     resume: Snapshot | None,
     *,
@@ -324,7 +324,7 @@ def _run(
     )
 
 
-def _restore(rounds: Rounds, resume: Snapshot) -> tuple[State, tuple[Any, ...], Any]:
+def _restore(rounds: RoundLoop, resume: Snapshot) -> tuple[State, tuple[Any, ...], Any]:
     """Return the state, the reports and the sums before the first round from a snapshot."""
     try:
         state, reports, before = unpack(resume, rounds.executor.buffers.restore)
@@ -335,7 +335,7 @@ def _restore(rounds: Rounds, resume: Snapshot) -> tuple[State, tuple[Any, ...], 
     return state, reports, before
 
 
-def _report_control(rounds: Rounds, state: State) -> ControlReport | None:
+def _report_control(rounds: RoundLoop, state: State) -> ControlReport | None:
     """Return whether each run reached its target, and warn if a run did not."""
     objective = rounds.algorithm.objective
     if not objective.controllers:
@@ -347,7 +347,7 @@ def _report_control(rounds: Rounds, state: State) -> ControlReport | None:
     return report
 
 
-def _evaluate(rounds: Rounds, state: State) -> tuple[State, Sums]:
+def _evaluate(rounds: RoundLoop, state: State) -> tuple[State, Sums]:
     """Measure the test rows and, unless `eval_on` is "test", all clients.
 
     The sums of the clients are kept in the returned state, where the next round may use them.
@@ -364,11 +364,11 @@ def _evaluate(rounds: Rounds, state: State) -> tuple[State, Sums]:
     return replace(state, sums=sums[: -len(test)]), sums[-len(test) :]
 
 
-def _sum_clients(rounds: Rounds, state: State) -> Sums | None:
+def _sum_clients(rounds: RoundLoop, state: State) -> Sums | None:
     return state.sums and state.sums.map(rounds.all_clients.sum)
 
 
-def _by_client(rounds: Rounds, sums: Sums | None) -> Sums | None:
+def _by_client(rounds: RoundLoop, sums: Sums | None) -> Sums | None:
     """(units, ...) -> (run, client, ...)."""
     shape = (rounds.index.runs, rounds.index.num_clients)
     return sums and sums.map(lambda array: array.reshape(*shape, *array.shape[1:]))

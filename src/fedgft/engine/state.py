@@ -17,7 +17,7 @@ from fedgft.sums import Sums
 
 
 @dataclass(frozen=True)
-class Best:
+class CandidateModel:
     """One global model per run, kept as a candidate for the final model.
 
     `score` (r,) is the accuracy minus the penalty for a gap above its target, `params` (run, p)
@@ -30,14 +30,14 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Norms:
+class ClientNorms:
     """The normalization layers that each client keeps (FedBN); changed in place.
 
-    `own` (run x client, l) holds the parameters and buffers of these layers, and `known`
+    `layers` (run x client, l) holds the parameters and buffers of these layers, and `known`
     (run x client,) whether the client has trained before.
     """
 
-    own: Any
+    layers: Any
     known: np.ndarray
 
 
@@ -69,9 +69,9 @@ class State:
     server: Any
     moments: Moments | None = None
     correction: CorrectionState | None = None
-    norms: Norms | None = None
-    best: Best | None = None
-    runner_up: Best | None = None
+    norms: ClientNorms | None = None
+    best: CandidateModel | None = None
+    runner_up: CandidateModel | None = None
     sums: Sums | None = None
 
 
@@ -105,16 +105,16 @@ class ClientState:
             kept["correction"] = CorrectionState(server, buffers.storage(clients, width))
         if self.settings.norms == "local":
             own = buffers.storage(clients, len(self.executor.spec.norms))
-            kept["norms"] = Norms(own, np.zeros(clients, bool))
+            kept["norms"] = ClientNorms(own, np.zeros(clients, bool))
         return kept
 
-    def personalize(self, norms: Norms | None, cohort: Cohort, block: Any) -> Any:
+    def personalize(self, norms: ClientNorms | None, cohort: Cohort, block: Any) -> Any:
         """Put each client's own normalization layers into its model, in place."""
         if norms is None:
             return block
         at = self.positions(cohort)
         known = np.flatnonzero(norms.known[at])
-        own = self.executor.buffers.read(norms.own, at[known])
+        own = self.executor.buffers.read(norms.layers, at[known])
         block[known[:, None], self.executor.spec.norms] = own
         return block
 
@@ -159,7 +159,7 @@ class ClientUpdates:
             at = self.clients.moment_positions(cohort)
             m, v = (buffers.read(each, at) for each in (stored.m, stored.v))
             moments = Moments(m, v, stored.steps[at])
-            moments.forget(self.clients.settings.state)
+            moments.clear(self.clients.settings.state)
             return task, moments
         return task, Moments.zeros(buffers.zeros, len(cohort), width) if epochwise else None
 
@@ -182,7 +182,7 @@ class ClientUpdates:
         norms = self.state.norms
         if norms is not None:
             at = clients.positions(cohort)
-            executor.buffers.write(norms.own, at, block[:, executor.spec.norms])
+            executor.buffers.write(norms.layers, at, block[:, executor.spec.norms])
             norms.known[at] = True
         if self.state.correction is not None:
             move = None if start is None else executor.to_gradient(block - start)
@@ -212,7 +212,7 @@ class ClientUpdates:
 
     def _cohort_vectors(self, vectors: CorrectionState, cohort: Cohort) -> CorrectionState:
         """The vectors of the clients of a cohort."""
-        own = self.clients.executor.buffers.read(vectors.own, self.clients.positions(cohort))
+        own = self.clients.executor.buffers.read(vectors.clients, self.clients.positions(cohort))
         return CorrectionState(vectors.server, own)
 
     def _learn(self, vectors: CorrectionState, task: Task, cohort: Cohort, move: Any) -> None:
@@ -226,12 +226,20 @@ class ClientUpdates:
         share = task.units.sizes / total_rows[cohort.run]
         nothing = 0 * vectors.server
         self.server_change = executor.mix(share, change, nothing, cohort, self.server_change)
-        executor.buffers.write(vectors.own, self.clients.positions(cohort), learned)
+        executor.buffers.write(vectors.clients, self.clients.positions(cohort), learned)
 
 
 PACKED_TYPES: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (Best, ControllerState, CorrectionState, Moments, Norms, State, Sums)
+    for kind in (
+        CandidateModel,
+        ControllerState,
+        CorrectionState,
+        Moments,
+        ClientNorms,
+        State,
+        Sums,
+    )
 }
 
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedgft.algorithms import Cohort
 from fedgft.algorithms.controller import TARGET_TOLERANCE, Controller, with_speed
 from fedgft.algorithms.objectives import Pricing
-from fedgft.engine.select_best import SLACK, WORTH
+from fedgft.engine.select_best import GAP_TOLERANCE, GAP_WEIGHT
 from fedgft.errors import FedgftError
 from fedgft.flower.messages import Replies, Request, log, make_query, make_request, warn
 from fedgft.flower.run_state import BestModel, RunState, SumsValidator
@@ -386,7 +386,7 @@ class StatisticsAggregator:
         excess = 0.0
         if isinstance(self.pricing, Controller):
             excess = float(self.pricing.excess(ALL_CLIENTS, _as_one_client(total))[0])
-        score = float(total.accuracy()) - WORTH * max(excess - SLACK, 0.0)
+        score = float(total.accuracy()) - GAP_WEIGHT * max(excess - GAP_TOLERANCE, 0.0)
         return score if math.isfinite(score) else -math.inf
 
 

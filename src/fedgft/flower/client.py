@@ -40,7 +40,7 @@ from fedgft.sums import Names, Sums
 
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."
-PIECE = 2**14  # number of in-memory rows to predict at once
+ROWS_AT_ONCE = 2**14  # number of in-memory rows to predict at once
 
 
 class LinearModel:
@@ -164,11 +164,13 @@ class Site:
 
     def load(self, arrays: ArrayRecord) -> None:
         """Put the received parameters into the model."""
-        own = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
-        sent = {name: tuple(array.shape) for name, array in arrays.items()}
-        if own != sent:
-            odd = next(name for name in sorted(own | sent) if own.get(name) != sent.get(name))
-            shapes = f"'{odd}' {sent.get(odd)}, its own {own.get(odd)}"
+        state = self.model.state_dict()
+        expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        received = {name: tuple(array.shape) for name, array in arrays.items()}
+        if expected != received:
+            names = sorted(expected | received)
+            name = next(name for name in names if expected.get(name) != received.get(name))
+            shapes = f"'{name}' {received.get(name)}, its own {expected.get(name)}"
             reason = "other columns, classes or another model than the server's"
             raise self._error(f"has {shapes}: {reason}")
         try:
@@ -216,8 +218,8 @@ class Site:
         if not _is_table(rows):
             return map(self.read, rows)
         x, y, a = rows
-        starts = range(0, len(y), PIECE)
-        return ((x[i : i + PIECE], y[i : i + PIECE], a[i : i + PIECE]) for i in starts)
+        slices = (slice(i, i + ROWS_AT_ONCE) for i in range(0, len(y), ROWS_AT_ONCE))
+        return ((x[rows], y[rows], a[rows]) for rows in slices)
 
 
 def _is_table(rows: Any) -> bool:
@@ -246,8 +248,9 @@ class ServerPenalty:
         self.mu = mu
         self.weights: np.ndarray | None = None
         self._model = model
-        pulled = model is not None and mu and not isinstance(model, LinearModel)
-        self._start = [p.detach().clone() for p in model.parameters()] if pulled else []
+        has_proximal_term = model is not None and mu and not isinstance(model, LinearModel)
+        parameters = model.parameters() if has_proximal_term else ()
+        self._start = [p.detach().clone() for p in parameters]
         self._table: Any = None
 
     def __call__(self, logits: Any, y: Any, a: Any) -> Any:
@@ -359,7 +362,7 @@ def _read_epoch(site: Site, config: Mapping[str, Any], epoch: int) -> Iterable[B
         yield x[rows], y[rows], a[rows]
 
 
-def _optimizer_of(config: Mapping[str, Any]) -> tuple[Optimizer, float]:
+def _read_optimizer(config: Mapping[str, Any]) -> tuple[Optimizer, float]:
     """Return the optimizer and this round's learning rate."""
     rule: Any = str(config.get("optimizer", "adam"))
     schedule: Any = str(config.get("schedule", "constant"))
@@ -375,14 +378,14 @@ def _optimizer_of(config: Mapping[str, Any]) -> tuple[Optimizer, float]:
 def _linear_trainer(
     model: LinearModel, penalty: Any, config: Mapping[str, Any]
 ) -> Callable[[Batch], float]:
-    optimizer, lr = _optimizer_of(config)
+    optimizer, lr = _read_optimizer(config)
     block = model.parameters[None]
     moments = Moments(np.zeros_like(block), np.zeros_like(block), np.zeros((1, 2), np.int64))
     start = model.parameters.copy()
-    pull = np.float32(penalty.mu)
+    mu = np.float32(penalty.mu)
 
     def take_step(gradient: np.ndarray) -> None:
-        gradient += pull * (model.parameters - start)
+        gradient += mu * (model.parameters - start)
         step(optimizer, block, gradient[None], moments=moments, lr=lr)
 
     return lambda batch: model.train_batch(batch, penalty, take_step)
@@ -412,14 +415,14 @@ def _module_trainer(
 
 def _torch_optimizer(model: Any, config: Mapping[str, Any]) -> Any:
     optim = import_extra("torch.optim", "training this model")
-    ours, lr = _optimizer_of(config)
+    settings, lr = _read_optimizer(config)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    decay = ours.weight_decay
-    if not ours.adaptive:
-        return optim.SGD(parameters, lr, momentum=ours.momentum, weight_decay=decay)
-    kind = optim.Adam if ours.rule == "adam" else optim.AdamW
-    betas = (ours.first, ours.second)
-    return kind(parameters, lr, betas=betas, eps=ours.epsilon, weight_decay=decay)
+    decay = settings.weight_decay
+    if not settings.adaptive:
+        return optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
+    kind = optim.Adam if settings.rule == "adam" else optim.AdamW
+    betas = (settings.first, settings.second)
+    return kind(parameters, lr, betas=betas, eps=settings.epsilon, weight_decay=decay)
 
 
 # Models and rows

@@ -72,8 +72,8 @@ def unpack_sums(record: Any, *, node: str) -> tuple[str, Names, Sums]:
     site, names, sums
         The client's name, the names of its classes and groups, and its sums.
     """
-    named = record.get("site", node) if isinstance(record, ConfigRecord) else node
-    site = one_line(named, MAX_SITE_NAME)
+    name = record.get("site", node) if isinstance(record, ConfigRecord) else node
+    site = one_line(name, MAX_SITE_NAME)
     if not isinstance(record, ConfigRecord):
         raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'", kind="data")
     check_version(record, f"site '{site}'")
@@ -331,11 +331,10 @@ class Replies:
                 self.refuse(node, str(error), site_name(node))
         forms = {node: _describe_form(reply) for node, reply in self.good.items()}
         common = most_common(forms.values())
-        for node, own in forms.items():
-            if own != common:
-                self.refuse(
-                    node, f"it sends {own}; the others use another form: {common}", site_name(node)
-                )
+        for node, form in forms.items():
+            if form != common:
+                reason = f"it sends {form}; the others use another form: {common}"
+                self.refuse(node, reason, site_name(node))
 
     def for_strategy(self) -> list[Message]:
         """Return errors and usable replies, sorted by node so that sums are reproducible."""
@@ -363,8 +362,8 @@ def check_update(reply: Message, sent: ArrayRecord, *, weighted_by: str) -> None
         raise FedgftError(f"its reply must hold one ArrayRecord, not {len(models)}")
     check_metrics(reply, weighted_by=weighted_by)
     if set(models[0]) != set(sent):
-        odd = sorted(set(models[0]) ^ set(sent))[:3]
-        raise FedgftError(f"its model has other tensors than the one it received: {', '.join(odd)}")
+        names = ", ".join(sorted(set(models[0]) ^ set(sent))[:3])
+        raise FedgftError(f"its model has other tensors than the one it received: {names}")
     for name, array in models[0].items():
         try:
             values = array.numpy()

@@ -259,9 +259,9 @@ def reply_to_secure_sum(
             cohort = {"cohort": cohort_digest(members), "clients": len(members)}
             counts, values = policy.make_summand(site.tally(site.rows), model=model, **cohort)
             numbers = np.append(counts, values) if policy.request.get("secure.counts") else values
-            own = str(state["public"])
-            others = [member.mask for member in members if member.mask != own]
-            masked = mask_numbers(numbers, state["secret"], own, others)
+            own_key = str(state["public"])
+            other_keys = [member.mask for member in members if member.mask != own_key]
+            masked = mask_numbers(numbers, state["secret"], own_key, other_keys)
             reply = {"masked": masked.tobytes()}
     except FedgftError as error:
         raise FedgftError(f"site '{site.name}': secure sums: {error}", kind=error.kind) from None
@@ -288,8 +288,8 @@ def _declare(policy: SitePolicy, context: Context, site: Site) -> dict[str, Any]
     }
     text = signed_text(member, run=context.run_id, model=model)
     member["signature"] = identity.sign(text, SIGNATURE).hex()
-    kept = {"model": model, "public": public, "secret": encode_private_key(mask)}
-    context.state[STATE] = ConfigRecord({"stage": "keys", **kept})
+    keys = {"public": public, "secret": encode_private_key(mask)}
+    context.state[STATE] = ConfigRecord({"stage": "keys", "model": model, **keys})
     return member
 
 
@@ -403,10 +403,10 @@ class SecureSum:
         size = counted + cells * (classes - 1 if self.noise else 2 * classes)
         listed = [asdict(members[node]) for node in sorted(members)]
         settings = {"secure.cohort": json.dumps(listed), "secure.counts": counted > 0}
-        records, why = self._run_stage("masked", sorted(members), settings)
+        records, reason = self._run_stage("masked", sorted(members), settings)
         if set(records) != set(members):
-            lost = ", ".join(members[n].site for n in sorted(set(members) - set(records)))
-            raise FedgftError(f"secure sums: no sum without {one_line(lost, 200)}: {why}")
+            missing = ", ".join(members[n].site for n in sorted(set(members) - set(records)))
+            raise FedgftError(f"secure sums: no sum without {one_line(missing, 200)}: {reason}")
         vectors = [_read_vector(records[n], size, members[n].site) for n in sorted(records)]
         total = np.asarray(np.sum(vectors, axis=0, dtype=np.uint64)).view(np.int64) / UNIT
         counts = cohort.counts
@@ -424,7 +424,7 @@ class SecureSum:
     def _collect_keys(self, nodes: list[int], cohort: SecureCohort) -> dict[int, Member]:
         """Run the first stage and return all members; each must declare the same as before."""
         settings = {"secure.model": model_digest(self.arrays)}
-        records, why = self._run_stage("keys", nodes, settings)
+        records, reason = self._run_stage("keys", nodes, settings)
         members: dict[int, Member] = {}
         for node, record in records.items():
             try:
@@ -432,15 +432,15 @@ class SecureSum:
                 load_public_key(bytes.fromhex(member.mask), "mask")
                 members[node] = member
             except (FedgftError, ValueError, TypeError) as error:
-                why = f"node {node}: {one_line(error)}"
-                warn(f"secure sums: {why}")
+                reason = f"node {node}: {one_line(error)}"
+                warn(f"secure sums: {reason}")
         if cohort.rows and set(members) != set(cohort.rows):
-            lost = sorted(set(cohort.rows) - set(members))
-            raise FedgftError(f"secure sums: no sum without node {lost[0]}: {why}")
+            missing = sorted(set(cohort.rows) - set(members))
+            raise FedgftError(f"secure sums: no sum without node {missing[0]}: {reason}")
         members = self._with_common_names(members, cohort.names)
         if len(members) < MIN_CLIENTS:
             found = f"{len(members)} client(s) answered, and {MIN_CLIENTS} are needed"
-            raise FedgftError(f"secure sums: {found}: {why}")
+            raise FedgftError(f"secure sums: {found}: {reason}")
         self._check_declared_rows(members, cohort)
         return members
 
@@ -463,10 +463,10 @@ class SecureSum:
         """Return the members with the cohort's names; before a cohort exists, the most common."""
         found = {node: (member.classes, member.groups) for node, member in members.items()}
         common = most_common(found.values()) if names is None else (names.classes, names.groups)
-        for node, own in found.items():
-            if own != common:
-                own_names = "its classes are {}, its groups {}".format(*map(one_line, own))
-                warn(f"secure sums: node {node} is left out: {own_names}")
+        for node, names_of_node in found.items():
+            if names_of_node != common:
+                text = "its classes are {}, its groups {}".format(*map(one_line, names_of_node))
+                warn(f"secure sums: node {node} is left out: {text}")
         return {node: member for node, member in members.items() if found[node] == common}
 
     def _run_stage(

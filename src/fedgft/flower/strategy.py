@@ -19,11 +19,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedgft.algorithms import Local
+from fedgft.algorithms import LocalResults
 from fedgft.algorithms.controller import Controller, Loop, StepDamper
 from fedgft.algorithms.objectives import LinearizedPenalty
-from fedgft.algorithms.weightings import FairFed as FairFedRule
-from fedgft.algorithms.weightings import Rule
+from fedgft.algorithms.weightings import FairFed as FairFedWeighting
+from fedgft.algorithms.weightings import FairFedRule
 from fedgft.errors import FedgftError
 from fedgft.flower.aggregator import StatisticsAggregator, StatisticsOptions, make_cohort
 from fedgft.flower.messages import (
@@ -478,7 +478,7 @@ class FairFed(FairStrategy):
 
     _: KW_ONLY
     beta: float = 1.0
-    rule: Rule = "subtract"
+    rule: FairFedRule = "subtract"
     reweigh: bool = True
 
     sets_weights = True
@@ -496,7 +496,7 @@ class FairFed(FairStrategy):
             problem = f"gives clients weights, and {type(inner).__name__} uses none"
         if problem:
             raise FedgftError(f"FairFed {problem}", kind="unsupported")
-        self._weighting = FairFedRule(self.aggregator.metric, self.beta, self.rule)
+        self._weighting = FairFedWeighting(self.aggregator.metric, self.beta, self.rule)
         self.needs_trained_sums = self._weighting.sees == "trained"
 
     def _method(self) -> Any:
@@ -537,7 +537,7 @@ class FairFed(FairStrategy):
         first = self._weighting.init(rows[None])[0]
         known = self.state.client_weights
         average = np.array([[known.get(s, w) for s, w in zip(sites, first, strict=True)]])
-        local = Local(before, after, np.zeros(len(nodes)))
+        local = LocalResults(before, after, np.zeros(len(nodes)))
         cohort = make_cohort(rows / rows.sum())
         weights, average = self._weighting.coefficients(average, cohort, local)
         known |= {site: float(w) for site, w in zip(sites, average[0], strict=True)}

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from fedgft.algorithms.registry import METHOD_LABELS
-from fedgft.algorithms.weightings import Rule
+from fedgft.algorithms.weightings import FairFedRule
 from fedgft.data.partition import Kind as PartitionKind
 from fedgft.formatting import DASH
 from fedgft.paper.convergence import Descent
@@ -79,7 +79,7 @@ class Cell:
     penalty: str = "half"
     epochs: int = 1
     lam: float | None = None
-    rule: Rule | None = None
+    rule: FairFedRule | None = None
     beta: float | None = None
     lr: float | None = None
 

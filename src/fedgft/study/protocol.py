@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
-from fedgft.algorithms.weightings import Rule
+from fedgft.algorithms.weightings import FairFedRule
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.partition import TestRows
 from fedgft.engine import Settings
@@ -93,7 +93,7 @@ class Protocol:
     lr: tuple[float, ...]
     lam: tuple[float, ...]
     beta: tuple[float, ...]
-    fairfed: Rule
+    fairfed: FairFedRule
     headline: tuple[Literal["federation", "test"], Kind]
     target: tuple[float, ...] = (0.0,)
     more_lr: tuple[float, ...] = ()

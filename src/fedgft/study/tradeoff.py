@@ -26,7 +26,7 @@ from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.audit.thresholds import candidate_thresholds, search_group_thresholds
 from fedgft.data.dataset import Federation
 from fedgft.engine import predict_proba
-from fedgft.engine.select_best import SLACK
+from fedgft.engine.select_best import GAP_TOLERANCE
 from fedgft.errors import FedgftError, import_extra
 from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.functions import is_collapsed
@@ -94,7 +94,7 @@ class Spot:
 
     def meets(self, metric: Metric, target: float) -> bool:
         """Whether the mean gap on the clients' rows is within the target."""
-        return self.mean(metric, "federation")[1] <= target + SLACK
+        return self.mean(metric, "federation")[1] <= target + GAP_TOLERANCE
 
     def collapsed(self) -> np.ndarray:
         """(replicate,): whether the model gives nearly all rows the same class."""
@@ -110,7 +110,7 @@ class Spot:
         accuracy, gap = self.values(metric, "federation")
         if target is None:
             return int(np.nanargmin(np.abs(gap - np.nanmean(gap)) + self.collapsed()))
-        within = (gap <= target + SLACK) & ~self.collapsed()
+        within = (gap <= target + GAP_TOLERANCE) & ~self.collapsed()
         if within.any():
             return int(np.argmax(np.where(within, accuracy, -np.inf)))
         return int(np.nanargmin(gap + self.collapsed()))
@@ -172,7 +172,7 @@ class Frontier:
             return None
         gap = float(chosen.values(self.metric, "federation")[1][self.replicate])
         lost = chosen.collapsed()
-        met = None if target is None else gap <= target + SLACK and not lost[self.replicate]
+        met = None if target is None else gap <= target + GAP_TOLERANCE and not lost[self.replicate]
         return {
             "method": chosen.method,
             "strength": chosen.strength,
@@ -248,7 +248,7 @@ def strength_grid(
         if target is not None:
             grid[np.argmin(np.abs(grid - target))] = target
         # Thresholds with equal rates to the last row would accept no one.
-        least = SLACK if method == "thresholds" else 0.0
+        least = GAP_TOLERANCE if method == "thresholds" else 0.0
         return np.sort(np.maximum(grid, least)).tolist()
     low, high = (0.1, 100.0) if METHODS[method].strength == "beta" else (0.3, 300.0)
     return np.geomspace(low, high, points).round(3).tolist()

@@ -18,7 +18,15 @@ from fedgft.algorithms import Algorithm, Cohort
 from fedgft.data.dataset import Dataset
 from fedgft.engine.executors import numpy_kernels
 from fedgft.engine.executors.base import Buffers, ModelSpec, Task
-from fedgft.engine.executors.numpy_kernels import Array, LocalRule, Measurement, Table, Training
+from fedgft.engine.executors.numpy_kernels import (
+    BLOCK,
+    VECTOR_GAP,
+    Array,
+    LocalOptimizer,
+    Measurement,
+    Table,
+    Training,
+)
 from fedgft.engine.plan import NUMBA_AVAILABLE, RowIndex, Units
 from fedgft.models import Model
 from fedgft.optimizers import Moments
@@ -30,7 +38,6 @@ if NUMBA_AVAILABLE:
 else:
     kernels = numpy_kernels
 
-LANES = 16  # numbers that the kernel processes at a time
 MAX_PIECE = 8192  # largest number of rows that one thread measures at a time
 CACHE_LINE = 64  # bytes
 
@@ -55,7 +62,9 @@ class FusedExecutor:
         self.dtype = np.dtype(settings.dtype)
         self.table = _build_table(index, self.dtype)
         rates = (optimizer.decoupled, optimizer.momentum, optimizer.second, optimizer.epsilon)
-        self.rule = LocalRule(optimizer.adaptive, *map(float, rates))  # compiled for plain floats
+        self.rule = LocalOptimizer(
+            optimizer.adaptive, *map(float, rates)
+        )  # compiled for plain floats
         self.buffers = Buffers(self.dtype)
         self.spec = ModelSpec(trained=2 * (self.table.bias + 1), gradient=self.table.x.shape[1])
         self._scratch: Moments | None = None
@@ -146,12 +155,12 @@ class FusedExecutor:
         m and v are kept apart for the reason given in `numba_kernels._allocate_vectors`.
         """
         if self._scratch is None or len(self._scratch.m) != units:
-            gap = numpy_kernels.VECTOR_GAP // LANES
+            gap = VECTOR_GAP // BLOCK
             both = np.zeros((2, units + gap, self.spec.gradient), self.dtype)
             steps = np.zeros((units, 2), np.int64)
             self._scratch = Moments(both[0, :units], both[1, :units], steps)
         if moments is None:
-            self._scratch.forget("reset")
+            self._scratch.clear("reset")
         else:
             self._scratch[:] = moments
         return self._scratch
@@ -169,7 +178,7 @@ class FusedExecutor:
         edges = [0, *cuts.tolist(), len(sizes)]
         shares = [(begin, end) for begin, end in pairwise(edges) if end > begin]
         each = map if len(shares) == 1 else _thread_pool(self.threads).map
-        list(each(lambda share: kernel(*share, LANES, self.table, work), shares))
+        list(each(lambda share: kernel(*share, BLOCK, self.table, work), shares))
 
 
 def why_not_fused(

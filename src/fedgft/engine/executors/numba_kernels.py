@@ -22,20 +22,38 @@ has its own vector accumulator, and each number is read once.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
-from fedgft.engine.executors.numpy_kernels import VECTOR_GAP
+from fedgft.engine.executors.numpy_kernels import BLOCK, VECTOR_GAP
 from fedgft.engine.plan import NUMBA_OPTIONS, inlined, jit, shuffle
 
 instruction: Any = intrinsic  # numba passes the first argument of each function below
 
-BLOCK = 16  # rows processed together: their accumulators fit into the vector registers
 LINE = 64  # bytes in a vector, and in a cache line
+
+
+class Vectors(NamedTuple):
+    """Memory that `_gradient` reads and writes.
+
+    Attributes
+    ----------
+    w, g
+        Parameters and gradient on stored features, (width,).
+    z
+        Logits, then scores, then derivatives of the loss, for the rows of a block.
+    row
+        Row numbers of a block.
+    """
+
+    w: Any
+    g: Any
+    z: Any
+    row: Any
 
 
 class _Block:
@@ -199,16 +217,18 @@ def _allocate_vectors(like):
 
 
 @inlined
-def _read_block(x, order, at, end, row, ahead):
-    """Write the next block of row numbers to `row`; past the end, use the last row of x (zeros).
+def _read_block(x, rows, at, row, ahead):
+    """Copy BLOCK row numbers, from position `at` of `rows`, to `row`.
 
-    Most of the time is spent waiting for scattered rows, so the block that is `ahead` blocks after
-    this one is prefetched now.
+    Past the end of `rows`, the number of the last row of x is used, which holds zeros. Most of the
+    time is spent waiting for scattered rows, so the block that is `ahead` blocks after this one is
+    prefetched now.
     """
+    end = rows.shape[0]
     for q in range(BLOCK):
-        row[q] = order[at + q] if at + q < end else x.shape[0] - 1
+        row[q] = rows[at + q] if at + q < end else x.shape[0] - 1
     for q in range(at + ahead * BLOCK, min(at + (ahead + 1) * BLOCK, end)):
-        prefetch_row(x, order[q])
+        prefetch_row(x, rows[q])
 
 
 @inlined
@@ -224,15 +244,22 @@ def _unscale(u, table, run, w):
 
 
 @inlined
-def _gradient(table, order, at, end, weight, price, w, g, z, row):
-    """Set g to the mean gradient of one batch with respect to w, on stored features."""
+def _gradient(table, batch, weight, price, vectors):
+    """Set g to the mean gradient over the rows of a batch with respect to w, on stored features.
+
+    `weight` and `price` are the tables of the unit, by cell; w and g are in `vectors`.
+    """
+    w = vectors.w
+    g = vectors.g
+    z = vectors.z
+    row = vectors.row
     x = table.x
     cell = table.cell
     label = table.label
     one = w.dtype.type(1)
     g[:] = w.dtype.type(0)
-    for start in range(at, end, BLOCK):
-        _read_block(x, order, start, end, row, 1)
+    for start in range(0, batch.shape[0], BLOCK):
+        _read_block(x, batch, start, row, 1)
         dot_rows(x, row, w, z)
         for q in range(z.shape[0]):
             z[q] = _sigmoid(z[q])
@@ -240,14 +267,19 @@ def _gradient(table, order, at, end, weight, price, w, g, z, row):
             c = cell[row[q]]
             z[q] = weight[c] * (z[q] - label[c]) + price[c] * z[q] * (one - z[q])
         add_rows(x, row, z, g)
-    share = w.dtype.type(1.0 / (end - at))
+    share = w.dtype.type(1.0 / batch.shape[0])
     for d in range(g.shape[0]):
         g[d] *= share
 
 
 @inlined
-def _step(u, g, m, v, count, lr, rule):
-    """Make one optimizer step in place; `count` holds the numbers of steps behind m and v."""
+def _step(u, g, work, i):
+    """Make one optimizer step of unit i, in place, from its gradient g."""
+    m = work.m[i]
+    v = work.v[i]
+    count = work.steps[i]
+    lr = work.lr[i]
+    rule = work.rule
     f = u.dtype.type
     count[0] += 1
     count[1] += 1
@@ -295,12 +327,12 @@ def _write_rows(params, bias, u, factor):
 
 
 @jit
-def train(begin, end, lanes, table, work):
+def train(begin, end, block_rows, table, work):
     """Train the units begin..end; their models, moments and step counts change in place.
 
     A gradient g with respect to u represents the gradient g with respect to W1 and -g with respect
-    to W0; the same holds for `work.drift` and `work.gradients`. `lanes` equals BLOCK and is passed
-    at run time, because a loop of known length would be unrolled instead of vectorized.
+    to W0; the same holds for `work.drift` and `work.gradients`. `block_rows` equals BLOCK and
+    is passed at run time, because a loop of known length would be unrolled, not vectorized.
     """
     mean = table.mean
     inverse = table.inverse
@@ -308,7 +340,6 @@ def train(begin, end, lanes, table, work):
     low = work.low
     high = work.high
     m = work.m
-    v = work.v
     drift = work.drift
     gradients = work.gradients
     longest = 0
@@ -322,7 +353,7 @@ def train(begin, end, lanes, table, work):
     w = own[2, :width]
     u = own[3, :width]
     start = own[4, :width]
-    z = own[5, :lanes]
+    vectors = Vectors(w=w, g=g, z=own[5, :block_rows], row=row)
     half = m.dtype.type(work.mu / 2)  # u moves twice as far as each of the two rows
     for i in range(begin, end):
         size = high[i] - low[i]
@@ -340,7 +371,7 @@ def train(begin, end, lanes, table, work):
             for at in range(0, used, work.batch_size):
                 stop = min(at + work.batch_size, used)
                 _unscale(u, table, r, w)
-                _gradient(table, order, at, stop, weight, price, w, g, z, row)
+                _gradient(table, order[at:stop], weight, price, vectors)
                 total = g[bias]
                 for d in range(g.shape[0]):
                     g[d] = (g[d] - mean[r, d] * total) * inverse[r, d]
@@ -349,14 +380,14 @@ def train(begin, end, lanes, table, work):
                     for d in range(g.shape[0]):
                         gradients[i, d] += g[d] - half * (u[d] - start[d])
                         g[d] += drift[i, d]
-                _step(u, g, m[i], v[i], work.steps[i], lr, work.rule)
+                _step(u, g, work, i)
                 steps += 1
         factor = m.dtype.type((1.0 - lr * work.rule.decay) ** steps)
         _write_rows(work.block[i], bias, u, factor)
 
 
 @jit
-def measure(begin, end, lanes, table, work):
+def measure(begin, end, block_rows, table, work):
     """Sum scores and positive decisions by cell over the rows of units begin..end.
 
     Neighboring rows add to different copies of the sums. Most rows fall into few cells, so that
@@ -364,22 +395,21 @@ def measure(begin, end, lanes, table, work):
     """
     x = table.x
     cell = table.cell
-    rows = table.rows
     sums = work.sums
     width = x.shape[1]
     own = _allocate_vectors(table.mean)
     w = own[1, :width]
     u = own[2, :width]
-    z = own[3, :lanes]
+    z = own[3, :block_rows]
     copies = np.empty((4, sums.shape[1], 2))
     row = np.empty(BLOCK, np.int32)
     for i in range(begin, end):
         _read_difference(work.block[work.which[i]], table.bias, u)
         _unscale(u, table, work.run[i], w)
         copies[:] = 0.0
-        end_row = work.high[i]
-        for at in range(work.low[i], end_row, BLOCK):
-            _read_block(x, rows, at, end_row, row, 2)
+        rows = table.rows[work.low[i] : work.high[i]]
+        for at in range(0, rows.shape[0], BLOCK):
+            _read_block(x, rows, at, row, 2)
             dot_rows(x, row, w, z)
             for q in range(z.shape[0]):
                 z[q] = _sigmoid(z[q])

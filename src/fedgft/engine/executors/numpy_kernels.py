@@ -1,7 +1,7 @@
 """The fused kernel in NumPy, for machines without numba; it makes the same steps, batch by batch.
 
 The named tuples below are the arguments of the kernels here and in `numba_kernels`. The functions
-have the same signatures as there; `lanes` is not used here.
+have the same signatures as there; `block_rows` is not used here.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,8 @@ import numpy as np
 from fedgft.engine.plan import draw_batches
 
 Array = np.ndarray
-VECTOR_GAP = (
-    256  # elements between two vectors of the compiled kernel, see numba_kernels._allocate_vectors
-)
+BLOCK = 16  # rows that the compiled kernel processes together: their sums fit into the registers
+VECTOR_GAP = 256  # numbers between two vectors, see `numba_kernels._allocate_vectors`
 
 
 class Table(NamedTuple):
@@ -45,7 +44,7 @@ class Table(NamedTuple):
     bias: int
 
 
-class LocalRule(NamedTuple):
+class LocalOptimizer(NamedTuple):
     """The local optimizer: decoupled decay, decay rates of the moments, and epsilon."""
 
     adaptive: bool
@@ -95,7 +94,7 @@ class Training(NamedTuple):
     m: Array
     v: Array
     steps: Array
-    rule: LocalRule
+    rule: LocalOptimizer
 
 
 class Measurement(NamedTuple):
@@ -168,7 +167,7 @@ def _write_rows(params: Array, bias: int, u: Array, factor: float) -> None:
     params[high] = middle + half
 
 
-def train(begin: int, end: int, lanes: int, table: Table, work: Training) -> None:
+def train(begin: int, end: int, block_rows: int, table: Table, work: Training) -> None:
     """Train the units begin..end; their models, moments and step counts change in place."""
     bias = table.bias
     width = table.x.shape[1]
@@ -201,7 +200,7 @@ def _gradient(u: Array, batch: Array, table: Table, work: Training, i: int) -> A
     return (g - table.mean[run] * g[table.bias]) * table.inverse[run]
 
 
-def measure(begin: int, end: int, lanes: int, table: Table, work: Measurement) -> None:
+def measure(begin: int, end: int, block_rows: int, table: Table, work: Measurement) -> None:
     """Sum scores and positive decisions by cell over the rows of units begin..end."""
     cells = work.sums.shape[1]
     for i in range(begin, end):

@@ -280,7 +280,7 @@ class ClientBuffers:
         self.rates = new(max_steps, dtype=torch.float64 if exact else torch.float32)
         self.count = new(dtype=torch.float32)
         self.order = new(max_rows, dtype=torch.long)
-        self.ramp = torch.arange(max_rows, device=rows.device)
+        self.counting = torch.arange(max_rows, device=rows.device)
         self.at = new(dtype=torch.long)  # rows read
         self.done = new(dtype=torch.long)  # steps done
         # Views that autograd treats as parameters. In bfloat16, the views of convolutions refer to
@@ -348,7 +348,7 @@ class ClientBuffers:
         """Compute the gradient of the next `size` rows; BatchNorm updates its means in place."""
         rows = self.rows
         settings = self.settings
-        marked = self.order.index_select(0, self.at + self.ramp[:size])
+        marked = self.order.index_select(0, self.at + self.counting[:size])
         self.at += size
         positions = marked >> 1
         x = rows.read(positions, self.mean, self.inverse)

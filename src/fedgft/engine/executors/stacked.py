@@ -54,7 +54,7 @@ Gradient = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Shape:
+class ProgramShape:
     """Everything that a captured program depends on, apart from the model.
 
     `batch` holds the number of rows and then the shape of one row.
@@ -68,7 +68,7 @@ class Shape:
 
 
 @lru_cache(maxsize=256)
-def capture_gradient(model: Model, shape: Shape) -> Gradient:
+def capture_gradient(model: Model, shape: ProgramShape) -> Gradient:
     """Return a program (params, x, labels, weights, price, share) -> gradients.
 
     All arguments have a leading axis of models. `x` holds the rows of a batch, `labels` their
@@ -101,7 +101,7 @@ class StackedExecutor(TorchExecutor):
     on_host = False
 
     @cached_property
-    def _programs(self) -> dict[Shape, Gradient]:
+    def _programs(self) -> dict[ProgramShape, Gradient]:
         return {}  # programs of a module that the caller passed, for this simulation only
 
     def why_not_captured(self) -> str | None:
@@ -145,7 +145,7 @@ class StackedExecutor(TorchExecutor):
         """
         rows = self.rows
         batch = (width, *rows.shape)
-        shape = Shape(models, batch, rows.classes, rows.dtype, str(rows.device))
+        shape = ProgramShape(models, batch, rows.classes, rows.dtype, str(rows.device))
         if not (isinstance(self.model, Module) and self.model.given):
             return capture_gradient(self.model, shape)
         if shape not in self._programs:
