@@ -33,8 +33,8 @@ from fedgft.flower import FedGFT, MeasuredStrategy  # noqa: E402
 from fedgft.flower.client import first_arrays, flatten_arrays  # noqa: E402
 from fedgft.flower.messages import pack_sums, read_price, read_request  # noqa: E402
 from fedgft.metrics import get_metric  # noqa: E402
-from fedgft.metrics.robust_aggregation import Limits, limit_sites, size_limit  # noqa: E402
-from fedgft.sums import Names, Sums, stack  # noqa: E402
+from fedgft.metrics.robust_aggregation import SiteLimits, limit_sites, size_limit  # noqa: E402
+from fedgft.sums import CategoryNames, Sums, stack  # noqa: E402
 from in_process_grid import InProcessGrid, options  # noqa: E402
 
 SP = get_metric("sp")
@@ -54,7 +54,7 @@ class NumpySite:
         self.x = made.scale_rows(rows).astype(np.float32)
         self.y = data.labels[rows]
         self.a = data.groups[rows]
-        self.names = Names.of(data.classes, data.group_names)
+        self.names = CategoryNames.of(data.classes, data.group_names)
         self.name = f"site-{client}"
         self.key = int(made.keys[client])
         self.lie = lie
@@ -130,7 +130,7 @@ def federation(data: Any, alpha: float, seed: int = 0) -> Any:
 def run(
     made: Any,
     *,
-    limits: Limits | None,
+    limits: SiteLimits | None,
     seed: int = 0,
     liar: int = -1,
     lie: Lie | None = None,
@@ -275,7 +275,12 @@ class Adaptive:
     accepted ones. With `agreed` counts it has the rates alone."""
 
     def __init__(
-        self, made: Any, liar: int, params: np.ndarray, limits: Limits | None, agreed: bool = False
+        self,
+        made: Any,
+        liar: int,
+        params: np.ndarray,
+        limits: SiteLimits | None,
+        agreed: bool = False,
     ) -> None:
         sites = [NumpySite(made, k) for k in range(made.num_clients)]
         width = made.dataset.features.shape[1]
@@ -321,7 +326,7 @@ class Adaptive:
         if self.limits is not None:
             agreed = [self.agreed] * len(tallies)
             held = limit_sites(
-                tallies, SP, ("hard", "soft"), self.limits, agreed=agreed, reach=False
+                tallies, SP, ("hard", "soft"), self.limits, agreed=agreed, leverage=False
             )
             tallies = held.sums
         return sum(tallies[1:], start=tallies[0])
@@ -363,12 +368,12 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [form(header), form(["---"] * len(header)), *map(form, rows)]
 
 
-STRICT = Limits(influence_most=0.06)
-WAYS: dict[str, Limits | None] = {
+STRICT = SiteLimits(influence_most=0.06)
+WAYS: dict[str, SiteLimits | None] = {
     "no limits": None,
-    "limits": Limits(),
+    "limits": SiteLimits(),
     "limits, 6 points at most": STRICT,
-    "limits, counts agreed on": Limits(),
+    "limits, counts agreed on": SiteLimits(),
 }
 ADAPTIVE = "adaptive: knows the limits and all sites' sums"
 GRAVE = [
@@ -393,7 +398,7 @@ def lies(quick: bool) -> list[str]:
         made = federation(data, alpha)
         shares = made.sizes / made.sizes.sum()
         free = run(made, limits=None, steer=False)
-        fair = run(made, limits=Limits())
+        fair = run(made, limits=SiteLimits())
         out += [
             f"### alpha {alpha:g}",
             "",
@@ -408,10 +413,10 @@ def lies(quick: bool) -> list[str]:
             for name in names[1:] if quick else names:
                 rows.append([name, *_cells(made, liar, name, fair, worst)])
                 print(alpha, liar, rows[-1], file=sys.stderr, flush=True)
-            reach = 100 * fair["row"]["leverage"][f"site-{liar}"]
+            leverage = 100 * fair["row"]["leverage"][f"site-{liar}"]
             out += [
                 f"The liar has {shares[liar]:.1%} of the rows; at the end of an honest run its "
-                f"leverage is {reach:.1f} points.",
+                f"leverage is {leverage:.1f} points.",
                 "",
                 *table(["lie", *WAYS], rows),
                 "",
@@ -459,7 +464,7 @@ def _counts(made: Any) -> dict[str, np.ndarray]:
 class Limited:
     """The simulator's controller, fed with every site's sums within the limits."""
 
-    def __init__(self, inner: Any, limits: Limits) -> None:
+    def __init__(self, inner: Any, limits: SiteLimits) -> None:
         self.inner = inner
         self.limits = limits
         self.metric = inner.metric
@@ -480,7 +485,7 @@ class Limited:
         totals = []
         for r in range(runs):
             sites = [received[i] for i in range(cohort.bounds[r], cohort.bounds[r + 1])]
-            held = limit_sites(sites, SP, ("hard", "soft"), self.limits, reach=False)
+            held = limit_sites(sites, SP, ("hard", "soft"), self.limits, leverage=False)
             if any(held.why):
                 self.touched.add(r)
             totals.append(sum(held.sums[1:], start=held.sums[0]))
@@ -520,7 +525,7 @@ def _honest_row(name: str, data: Any, alpha: float, seeds: int) -> list[str]:
     made = [federation(data, alpha, seed) for seed in range(seeds)]
     free, _ = _simulated(made, None)
     cells = [name, f"{alpha:g}"]
-    for limits in (Limits(), STRICT):
+    for limits in (SiteLimits(), STRICT):
         held, touched = _simulated(made, limits)
         cells.append(f"{touched} of {seeds}")
         for key in ("gap", "accuracy"):
@@ -529,7 +534,7 @@ def _honest_row(name: str, data: Any, alpha: float, seeds: int) -> list[str]:
     return cells
 
 
-def _simulated(made: list[Any], limits: Limits | None) -> tuple[dict[str, np.ndarray], int]:
+def _simulated(made: list[Any], limits: SiteLimits | None) -> tuple[dict[str, np.ndarray], int]:
     method = fedgft_control(SP, 0.0)
     watched = None
     if limits is not None:

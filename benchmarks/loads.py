@@ -203,7 +203,7 @@ def server(size: int) -> Seconds:
 
     from fedgft.flower import FedGFT
     from fedgft.flower.messages import RECORD, pack_sums
-    from fedgft.sums import Names, Sums
+    from fedgft.sums import CategoryNames, Sums
 
     # who sends
     TaskIdentity.run_id = 1
@@ -211,7 +211,7 @@ def server(size: int) -> Seconds:
     TaskIdentity.task_id = 1
 
     rng = np.random.default_rng(0)
-    names = Names.of(("0", "1"), ("a", "b"))
+    names = CategoryNames.of(("0", "1"), ("a", "b"))
     sent = ArrayRecord({"weight": _array(rng, (2, 20)), "bias": _array(rng, (2,))})
 
     def reply(node: int) -> Message:

@@ -37,7 +37,7 @@ def test_moments_add_over_any_split_of_the_rows(n, d, seed, data):
     for together in (reduce(add, parts), reduce(add, parts[::-1]), Moments.of(rows)):
         assert (together.count == n).all()
         np.testing.assert_allclose(together.sum, rows.sum(axis=0))
-        np.testing.assert_allclose(together.around / n, rows.var(axis=0), atol=1e-14)
+        np.testing.assert_allclose(together.squared_deviations / n, rows.var(axis=0), atol=1e-14)
 
 
 @pytest.mark.parametrize("step", [8, 100, 1 << 24])

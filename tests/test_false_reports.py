@@ -13,7 +13,7 @@ from fedgft.errors import FedgftError
 from fedgft.flower import FedGFT, MeasuredStrategy
 from fedgft.flower.client import client_site
 from fedgft.flower.client import flatten_arrays as flat
-from fedgft.metrics.robust_aggregation import Limits
+from fedgft.metrics.robust_aggregation import SiteLimits
 from in_process_grid import app_of, gap_of, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def minority_only(content, message):
 def test_a_false_report_is_named_and_has_little_influence(said) -> None:
     made = federation()
     far = {}
-    for limits in (None, Limits()):
+    for limits in (None, SiteLimits()):
         ours = MeasuredStrategy(flower.FedAvg(**options()), channel="query", limits=limits)
         result, _ = run(lying(made, minority_only), made, ours, 4)
         truth = gap_of(made, flat(result.arrays), kind="hard")
@@ -81,7 +81,7 @@ def test_a_false_report_is_named_and_has_little_influence(said) -> None:
     assert far[None] > 0.1
     row = ours.history[-1]
     own = 0.03  # what its true rows, which it does not tell of, are worth
-    assert far[Limits()] < min(far[None], row["leverage"]["site-2"] + own)
+    assert far[SiteLimits()] < min(far[None], row["leverage"]["site-2"] + own)
     assert list(row["clipped"]) == ["site-2"] and row["clipped"]["site-2"] > 0.02
     assert set(row["leverage"]) == {f"site-{k}" for k in range(6)}
     assert 0 < row["leverage"]["site-2"] <= 0.2
@@ -93,7 +93,7 @@ def test_honest_sums_are_added_up_as_they_are() -> None:
     made = federation()
     plain, ours = (
         MeasuredStrategy(flower.FedAvg(**options()), channel="query", limits=limits)
-        for limits in (None, Limits())
+        for limits in (None, SiteLimits())
     )
     one, two = (run(grid_of(made), made, s)[0] for s in (plain, ours))
     np.testing.assert_array_equal(flat(one.arrays), flat(two.arrays))

@@ -16,7 +16,7 @@ from fedgft.flower.messages import pack_sums
 from fedgft.flower.run_state import check_sums
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import share_limit
-from fedgft.sums import Names, Sums
+from fedgft.sums import CategoryNames, Sums
 from in_process_grid import InProcessGrid, app_of, biased, grid_of, options, start_of, train_config
 
 pytestmark = pytest.mark.slow
@@ -415,7 +415,7 @@ def test_sums_are_read_back_as_they_were_sent() -> None:
 
     made = biased()
     tally = _tally(made, 0)
-    names = Names.of(2, 2)
+    names = CategoryNames.of(2, 2)
     site, sent_names, found = unpack_sums(pack_sums(tally, names, site="north"), node="node 1")
     assert site == "north"
     assert sent_names == names

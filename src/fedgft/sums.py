@@ -83,7 +83,7 @@ class Sums:
 
         return cls(total(np.ones(rows)), total(probs), total(chosen))
 
-    def to_record(self, names: "Names", *, site: str) -> dict[str, Any]:
+    def to_record(self, names: "CategoryNames", *, site: str) -> dict[str, Any]:
         """Return the sums of one client as flat lists of numbers, with the names that they need.
 
         Parameters
@@ -101,7 +101,7 @@ class Sums:
         }
 
     @classmethod
-    def from_record(cls, reader: "RecordReader", names: "Names") -> "Sums":
+    def from_record(cls, reader: "RecordReader", names: "CategoryNames") -> "Sums":
         """Read sums that `to_record` wrote, for these classes and groups.
 
         Only the format of the record is checked; `check` checks the numbers.
@@ -338,19 +338,19 @@ def is_text(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Names:
+class CategoryNames:
     """The names of labels 0, 1, ... and of groups 0, 1, ..., the same at every client."""
 
     classes: tuple[str, ...]
     groups: tuple[str, ...]
 
     @classmethod
-    def of(cls, classes: int | Sequence[str], groups: int | Sequence[str]) -> "Names":
+    def of(cls, classes: int | Sequence[str], groups: int | Sequence[str]) -> "CategoryNames":
         """Make names from sequences of names, or from numbers of names ("0", "1", ...)."""
         return cls(_number_names(classes, "classes"), _number_names(groups, "groups"))
 
     @classmethod
-    def from_record(cls, reader: RecordReader) -> "Names":
+    def from_record(cls, reader: RecordReader) -> "CategoryNames":
         """Read the lists `classes` and `groups` of a record."""
         try:
             return cls.of(reader.names("classes"), reader.names("groups"))
@@ -365,7 +365,7 @@ class Names:
         """
         return len(self.classes), len(self.groups) + 1, len(self.classes)
 
-    def check(self, other: "Names", *, site: str) -> None:
+    def check(self, other: "CategoryNames", *, site: str) -> None:
         """Raise a `FedgftError` unless `other`, the names of `site`, equal these names in order."""
         for what in ("classes", "groups"):
             ours = getattr(self, what)

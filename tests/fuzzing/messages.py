@@ -30,7 +30,7 @@ from fedgft.flower.server_app import read_descriptions as _descriptions
 from fedgft.metrics import get_metric
 from fedgft.privacy.ledger import open_ledger
 from fedgft.privacy.policy import SitePolicy
-from fedgft.sums import Names
+from fedgft.sums import CategoryNames
 from fuzzing import Target
 from fuzzing.temporary_files import each, file, folder
 from in_process_grid import InProcessGrid, app_of
@@ -61,7 +61,7 @@ REQUESTS = {
         "secure.cohort": '[{"site": "north", "rows": 4}]',
     },
 }
-NAMES = Names.of(("no", "yes"), ("f", "m"))
+NAMES = CategoryNames.of(("no", "yes"), ("f", "m"))
 KINDS = {"config": ConfigRecord, "metrics": MetricRecord, "arrays": ArrayRecord}
 
 

@@ -34,7 +34,7 @@ from fedgft.audit.rates import (
 )
 from fedgft.errors import FedgftError
 from fedgft.metrics import Metric
-from fedgft.metrics.intervals import FEW, Z95, Limits, folded, simultaneous
+from fedgft.metrics.intervals import FEW, Z95, Interval, folded, simultaneous
 from fedgft.sums import SLACK
 from fedgft.theory import Analysis, Compared, compare
 
@@ -94,7 +94,7 @@ class MetricEstimate:
     metric: Metric
     view: View
     rates: Rates
-    limits: Limits
+    limits: Interval
     gap: Gap
     sites: SiteGaps
 
@@ -266,7 +266,7 @@ def check_bootstrap(pool: Pool) -> None:
 @np.errstate(divide="ignore", invalid="ignore")
 def bootstrap_sites(
     metric: Metric, view: View, rates: Rates, gap: Gap, *, draws: int, seed: int
-) -> tuple[Gap, Limits]:
+) -> tuple[Gap, Interval]:
     """Return the gap and the limits of the rates, both with bootstrap limits over sites.
 
     Limits are missing, which is None in the gap and NaN in the limits of the rates, if a group has
@@ -301,7 +301,7 @@ def bootstrap_sites(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def _difference_limits(drawn: np.ndarray, found: np.ndarray) -> Limits:
+def _difference_limits(drawn: np.ndarray, found: np.ndarray) -> Interval:
     """Return simultaneous limits of the differences of all pairs of groups, (v, pairs).
 
     The limits are NaN for a pair that cannot be compared. `drawn` is (draw, v, g) and `found` is

@@ -23,7 +23,7 @@ from fedgft.metrics import Kind, Metric
 from fedgft.metrics.intervals import (
     FEW,
     Z95,
-    Limits,
+    Interval,
     difference,
     folded,
     ratio,
@@ -330,7 +330,7 @@ class Rates:
     is_proportion: bool
 
     @np.errstate(divide="ignore", invalid="ignore")
-    def limits(self, z: float = Z95) -> Limits:
+    def limits(self, z: float = Z95) -> Interval:
         """Return limits below `rate_min` and above `rate_max`, which may lie outside [0, 1]."""
         extra = z**2 * self.variance
         if not self.is_proportion:
@@ -341,7 +341,7 @@ class Rates:
         above = np.sqrt((high - self.rate_max) ** 2 + extra)
         return self.rate_min - below, self.rate_max + above
 
-    def interval(self) -> Limits:
+    def interval(self) -> Interval:
         """Return the 95% interval of each rate; NaN where there are too few rows."""
         low, high = (np.where(self.valid, np.clip(a, 0.0, 1.0), np.nan) for a in self.limits())
         return low, high
@@ -571,7 +571,7 @@ def find_largest_gap(rates: Rates) -> Gap:
     )
 
 
-def bound_largest(limits: Limits, *, complete: bool) -> tuple[float | None, float | None]:
+def bound_largest(limits: Interval, *, complete: bool) -> tuple[float | None, float | None]:
     """Return limits of the largest value, from limits that hold for all values simultaneously.
 
     If the limits are not `complete`, a group without an interval may have a larger gap than all

@@ -32,7 +32,7 @@ from fedgft.audit.thresholds import Curves, GroupThresholds, compute_curves, swe
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
-from fedgft.metrics.intervals import Limits
+from fedgft.metrics.intervals import Interval
 from fedgft.store import parse_json
 from fedgft.sums import Privacy
 
@@ -304,7 +304,7 @@ def _summarize_scores(metric: Metric, view: View) -> dict[str, Any]:
 
 
 def _summarize_metric(
-    metric: Metric, view: View, rates: Rates, limits: Limits, gap: Gap
+    metric: Metric, view: View, rates: Rates, limits: Interval, gap: Gap
 ) -> dict[str, Any]:
     """Return the keys of `MetricSummary` that decisions and scores have in common.
 
@@ -332,7 +332,7 @@ def _summarize_metric(
     return out | ({"conditions": by_condition} if len(conditions) > 1 else {})
 
 
-def _group_rates(view: View, rates: Rates, limits: Limits, v: int) -> dict[str, dict[str, Any]]:
+def _group_rates(view: View, rates: Rates, limits: Interval, v: int) -> dict[str, dict[str, Any]]:
     """The rates of all groups under one condition."""
     low, high = limits
     return {

@@ -30,7 +30,7 @@ from fedgft.data.encode import (
 from fedgft.data.schema import EMPTY, Description, Schema
 from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError
-from fedgft.metrics.robust_aggregation import MIN_SITES, Limits, size_limit
+from fedgft.metrics.robust_aggregation import MIN_SITES, SiteLimits, size_limit
 from fedgft.store import require_encodable
 from fedgft.validation import check_choice
 
@@ -338,7 +338,7 @@ def _fit(sites: Descriptions, columns: Kinds, scaling: str) -> tuple[Encoder, Sc
         Missing numbers are filled with the mean of their column. An indicator with share p has
         mean p and variance p (1 - p).
     """
-    limit = size_limit([description["rows"] for description in sites], Limits())
+    limit = size_limit([description["rows"] for description in sites], SiteLimits())
     weights = np.array([min(1.0, limit / description["rows"]) for description in sites])
     numeric = [name for name, kind in columns.items() if kind == "numbers"]
     compute = _compute_medians if scaling == "median" else _compute_pooled
@@ -367,12 +367,12 @@ def _get_moments(sites: Descriptions, names: Sequence[str]) -> list[Moments]:
 def _compute_pooled(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
     """Return mean and variance over all sites; `weights`: share of each site's rows that counts."""
     weighted = (
-        Moments(m.count * weight, m.sum * weight, m.around * weight)
+        Moments(m.count * weight, m.sum * weight, m.squared_deviations * weight)
         for m, weight in zip(_get_moments(sites, names), weights.tolist(), strict=True)
     )
     total = reduce(add, weighted)
     rows = sum(d["rows"] * weight for d, weight in zip(sites, weights.tolist(), strict=True))
-    return total.mean, total.around / rows
+    return total.mean, total.squared_deviations / rows
 
 
 def _compute_medians(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
@@ -380,7 +380,7 @@ def _compute_medians(sites: Descriptions, names: list[str], weights: np.ndarray)
     each = _get_moments(sites, names)
     known = np.array([m.count > 0 for m in each])
     means = np.where(known, np.array([m.mean for m in each]), np.nan)
-    inside = np.array([m.around / np.maximum(m.count, 1) for m in each])
+    inside = np.array([m.squared_deviations / np.maximum(m.count, 1) for m in each])
     mean = _median(means)
     return mean, _median(np.where(known, inside + (means - mean) ** 2, np.nan))
 

@@ -279,25 +279,29 @@ class Moments:
         (d,) Number of values; a site may lack some values of a column.
     sum
         (d,) sum of the values.
-    around
+    squared_deviations
         (d,) sum of the squared distances to the mean of these rows.
     """
 
     count: np.ndarray
     sum: np.ndarray
-    around: np.ndarray
+    squared_deviations: np.ndarray
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Moments":
         """Return the sums over rows (n, d) in float64."""
         total = values.sum(axis=0)
-        around = np.square(values - total / max(1, len(values))).sum(axis=0)
-        return cls(np.full(len(total), float(len(values))), total, around)
+        squared_deviations = np.square(values - total / max(1, len(values))).sum(axis=0)
+        return cls(np.full(len(total), float(len(values))), total, squared_deviations)
 
     def __add__(self, other: "Moments") -> "Moments":
         count = self.count + other.count
         between = (self.mean - other.mean) ** 2 * self.count * other.count / np.maximum(count, 1)
-        return Moments(count, self.sum + other.sum, self.around + other.around + between)
+        return Moments(
+            count,
+            self.sum + other.sum,
+            self.squared_deviations + other.squared_deviations + between,
+        )
 
     @property
     def mean(self) -> np.ndarray:
@@ -341,7 +345,7 @@ def standardize(federation: Federation) -> Federation:
     if not len(federation.rows):
         raise FedgftError("`federation`: no client has a training row to take a mean from")
     sums = compute_moments(federation)
-    spread = compute_spread(sums.mean, sums.around / np.maximum(sums.count, 1))
+    spread = compute_spread(sums.mean, sums.squared_deviations / np.maximum(sums.count, 1))
     return replace(federation, mean=sums.mean, spread=spread)
 
 

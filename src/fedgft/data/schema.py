@@ -227,7 +227,7 @@ def _describe_column(
         known = known[:0]
     # Sum the float32 values that the encoder passes to a model: they round a time by a minute.
     sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
-    held = {"count": len(known), "sum": sums.sum.item(), "around": sums.around.item()}
+    held = {"count": len(known), "sum": sums.sum.item(), "around": sums.squared_deviations.item()}
     return {"kind": "numbers", **held}
 
 

@@ -19,7 +19,7 @@ _MODULES = {
     "FairFed": "fedgft.flower.strategy",
     "FairStrategy": "fedgft.flower.strategy",
     "FedGFT": "fedgft.flower.strategy",
-    "Limits": "fedgft.metrics.robust_aggregation",
+    "SiteLimits": "fedgft.metrics.robust_aggregation",
     "LinearModel": "fedgft.flower.client",
     "MeasuredStrategy": "fedgft.flower.strategy",
     "ServerPenalty": "fedgft.flower.client",

@@ -24,7 +24,7 @@ from fedgft.flower.run_state import BestModel, RunState, SumsValidator
 from fedgft.flower.secure_sums import SecureCohort, SecureSum
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.functions import describe_decisions
-from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, Limits, limit_sites
+from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, SiteLimits, limit_sites
 from fedgft.privacy.noise import Budget, Noise
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_integer
@@ -80,7 +80,7 @@ class StatisticsOptions:
 
     channel: str = "train"
     max_share: float | None = None
-    limits: Limits | None = field(default_factory=Limits)
+    limits: SiteLimits | None = field(default_factory=SiteLimits)
     counts: Mapping[str, Any] | None = None
     classes: int | Sequence[str] | None = None
     groups: int | Sequence[str] | None = None
@@ -113,7 +113,7 @@ class StatisticsOptions:
         """Whether an extra query at the end measures the last model."""
         return self.final and self.channel != "evaluate"
 
-    def limits_for(self, clients: int) -> Limits:
+    def limits_for(self, clients: int) -> SiteLimits:
         """Return the limits for this number of clients."""
         share = self.max_share
         if self.limits is None:
@@ -287,9 +287,9 @@ class StatisticsAggregator:
     def _describe_influence(self, limited: LimitedSums) -> dict[str, Any]:
         """Return, by site, how far it could have moved the gap, and how far its sums were moved."""
         sites = [self.validator.identity(node) for node in self.client_sums]
-        rows = list(zip(sites, limited.reach, limited.moved, limited.why, strict=True))
+        rows = list(zip(sites, limited.leverage, limited.moved, limited.why, strict=True))
         return {
-            "leverage": {site: round(float(reach), 6) for site, reach, _, _ in rows},
+            "leverage": {site: round(float(leverage), 6) for site, leverage, _, _ in rows},
             "clipped": {site: round(float(moved), 6) for site, _, moved, why in rows if why},
         }
 

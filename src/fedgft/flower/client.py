@@ -36,7 +36,7 @@ from fedgft.formatting import one_line
 from fedgft.models import get_model, unflatten
 from fedgft.optimizers import Moments, Optimizer, step
 from fedgft.settings import TRAINING_KEYS, check_run_config
-from fedgft.sums import Names, Sums
+from fedgft.sums import CategoryNames, Sums
 
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."
@@ -148,10 +148,10 @@ class Site:
     name: str = "unnamed"
     attribute: str = "group"
     key: int = 0
-    names: Names = field(init=False)
+    names: CategoryNames = field(init=False)
 
     def __post_init__(self) -> None:
-        self.names = Names.of(self.classes, self.groups)
+        self.names = CategoryNames.of(self.classes, self.groups)
         for rows in (self.rows, self.held_out):
             if rows is not None and not _is_table(rows) and iter(rows) is rows:
                 text = "`rows` are read several times: give arrays or a loader, not an iterator"
@@ -292,7 +292,7 @@ def penalty_of(
     site
         The site's name, for errors.
     """
-    price = read_price(read_request(message), Names.of(classes, groups), site=site)
+    price = read_price(read_request(message), CategoryNames.of(classes, groups), site=site)
     mu = settings_of(message).get("proximal-mu", 0.0)
     if not isinstance(mu, int | float) or not 0 <= mu < math.inf:
         raise FedgftError(f"the server's proximal-mu is {one_line(mu, 40)}: not a number")

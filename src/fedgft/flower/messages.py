@@ -29,7 +29,7 @@ from flwr.serverapp import Grid
 from fedgft.errors import FedgftError
 from fedgft.formatting import one_line
 from fedgft.metrics.metric import Price
-from fedgft.sums import MAX_ROWS, Names, RecordReader, Sums
+from fedgft.sums import MAX_ROWS, CategoryNames, RecordReader, Sums
 
 RECORD = "fedgft"
 PREFIX = "fedgft."
@@ -52,12 +52,12 @@ def warn(text: str) -> None:
     log.warning("fedgft: %s", text)
 
 
-def pack_sums(sums: Sums, names: Names, *, site: str) -> ConfigRecord:
+def pack_sums(sums: Sums, names: CategoryNames, *, site: str) -> ConfigRecord:
     """Return a client's sums as a record of its reply."""
     return ConfigRecord({"version": VERSION, **sums.to_record(names, site=site)})
 
 
-def unpack_sums(record: Any, *, node: str) -> tuple[str, Names, Sums]:
+def unpack_sums(record: Any, *, node: str) -> tuple[str, CategoryNames, Sums]:
     """Read a client's sums from its reply; raise a `FedgftError` if their form is wrong.
 
     Parameters
@@ -78,12 +78,12 @@ def unpack_sums(record: Any, *, node: str) -> tuple[str, Names, Sums]:
         raise FedgftError(f"site '{site}' sent no record of settings under '{RECORD}'", kind="data")
     check_version(record, f"site '{site}'")
     reader = RecordReader(record, f"site '{site}'")
-    names = Names.from_record(reader)
+    names = CategoryNames.from_record(reader)
     return site, names, Sums.from_record(reader, names)
 
 
 def make_request(
-    price: Price | None, names: Names | None, *, statistics: str, privacy: dict[str, float]
+    price: Price | None, names: CategoryNames | None, *, statistics: str, privacy: dict[str, float]
 ) -> Request:
     """Return the server's request.
 
@@ -124,14 +124,14 @@ def read_request(message: Message) -> Request:
     }
 
 
-def read_price(request: Request, names: Names, *, site: str) -> np.ndarray:
+def read_price(request: Request, names: CategoryNames, *, site: str) -> np.ndarray:
     """Return the price (c, k, c) in a request; zeros if it has none."""
     server = f"the server (seen from site '{site}')"
     reader = RecordReader(request, server)
     if request:
         check_version(request, server)
     if "classes" in request:
-        Names.from_record(reader).check(names, site=site)
+        CategoryNames.from_record(reader).check(names, site=site)
     if "price" not in request:
         return np.zeros(names.shape)
     price = reader.array("price", names.shape)

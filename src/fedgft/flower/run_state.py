@@ -32,7 +32,7 @@ from fedgft.flower.messages import log, most_common, unpack_sums, warn
 from fedgft.formatting import one_line
 from fedgft.privacy.noise import Noise
 from fedgft.store import atomic_write, file_error, parse_json, read_tensors
-from fedgft.sums import Names, Sums
+from fedgft.sums import CategoryNames, Sums
 
 FORMAT = "fedgft-checkpoint-3"
 COUNTERS = ("rounds_done", "idle_rounds", "releases", "starts")
@@ -88,7 +88,7 @@ class RunState:
     idle_rounds: int = 0
     releases: int = 0
     starts: int = 1
-    names: Names | None = None
+    names: CategoryNames | None = None
     penalty: Any = None
     damper: StepDamper | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -119,7 +119,7 @@ class RunState:
         controlled = isinstance(self.penalty, ControllerState)
         self.penalty = ControllerState(**penalty) if controlled else penalty["v"]
         if content["names"] is not None:
-            self.names = Names(*(tuple(names) for names in content["names"]))
+            self.names = CategoryNames(*(tuple(names) for names in content["names"]))
         if content["damper"] is not None:
             self.damper = StepDamper(content["damper"]["rounds"])
             self.damper.lengths = content["damper"]["lengths"]
@@ -201,7 +201,7 @@ class SumsValidator:
 
         The sums are sorted by node so that their total is reproducible.
         """
-        unpacked: dict[int, tuple[str, Names, Sums]] = {}
+        unpacked: dict[int, tuple[str, CategoryNames, Sums]] = {}
         valid: dict[int, Sums] = {}
         self.rejected = []
         for node in sorted(records):

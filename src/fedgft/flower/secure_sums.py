@@ -55,7 +55,7 @@ from fedgft.privacy.ledger import model_digest, site_folder, write_once
 from fedgft.privacy.noise import Noise, honest_clients
 from fedgft.privacy.policy import UNIT, SitePolicy
 from fedgft.store import parse_json
-from fedgft.sums import Names, RecordReader, Sums
+from fedgft.sums import CategoryNames, RecordReader, Sums
 
 MIN_CLIENTS = 3
 MAX_CLIENTS = 1000
@@ -304,7 +304,7 @@ def _check_members(request: Any, context: Context, site: Site, state: Any) -> li
     members = [read_member(found) for found in listed]
     for member in members:
         member.check(run=context.run_id, model=str(state["model"]))
-        Names(member.classes, member.groups).check(site.names, site=member.site)
+        CategoryNames(member.classes, member.groups).check(site.names, site=member.site)
     if len({m.identity for m in members} | {m.mask for m in members}) < 2 * len(members):
         raise FedgftError("two clients have the same key")
     own = encode_public_key(load_identity(context, site.name).public_key())
@@ -357,7 +357,7 @@ class SecureCohort:
     """
 
     rows: dict[int, int] = field(default_factory=dict)
-    names: Names | None = None
+    names: CategoryNames | None = None
     counts: np.ndarray | None = None
 
 
@@ -396,7 +396,7 @@ class SecureSum:
         """
         members = self._collect_keys(sorted(cohort.rows) or nodes, cohort)
         first = members[min(members)]
-        names = Names.of(first.classes, first.groups)
+        names = CategoryNames.of(first.classes, first.groups)
         labels, groups, classes = names.shape
         cells = labels * groups
         counted = 0 if cohort.counts is not None else cells
@@ -458,7 +458,7 @@ class SecureSum:
                 raise FedgftError(f"{claim} {share:.0%} of all rows, {limit}")
 
     def _with_common_names(
-        self, members: dict[int, Member], names: Names | None
+        self, members: dict[int, Member], names: CategoryNames | None
     ) -> dict[int, Member]:
         """Return the members with the cohort's names; before a cohort exists, the most common."""
         found = {node: (member.classes, member.groups) for node, member in members.items()}

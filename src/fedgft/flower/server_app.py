@@ -51,7 +51,7 @@ from fedgft.flower.messages import (
 )
 from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, MeasuredStrategy
 from fedgft.formatting import one_line
-from fedgft.metrics.robust_aggregation import Limits
+from fedgft.metrics.robust_aggregation import SiteLimits
 from fedgft.privacy.noise import Budget
 from fedgft.settings import TRAINING_KEYS, check_run_config
 from fedgft.store import (
@@ -274,7 +274,7 @@ def make_strategy(
         "node_timeout": float(config["node-timeout"]),
         "on_round": progress.write,
         "checkpoint": progress.folder / CHECKPOINT,
-        "limits": Limits(influence_most=float(config.get("max-influence", 1.0))),
+        "limits": SiteLimits(influence_most=float(config.get("max-influence", 1.0))),
         "counts": _read_agreed_counts(str(config.get("counts", ""))),
     }
     if method == "fairfed":

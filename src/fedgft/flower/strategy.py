@@ -43,7 +43,7 @@ from fedgft.flower.messages import (
 from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
-from fedgft.sums import Names, Sums, stack
+from fedgft.sums import CategoryNames, Sums, stack
 from fedgft.validation import check_instance, check_number
 
 WITH_MOMENTUM = (flower.FedAvgM, flower.FedAdam, flower.FedYogi, flower.FedAdagrad)
@@ -99,7 +99,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         self.metric = get_metric(self.metric)
         self.state = RunState()
         if self.classes is not None and self.groups is not None:
-            self.state.names = Names.of(self.classes, self.groups)
+            self.state.names = CategoryNames.of(self.classes, self.groups)
         pricing = self._make_pricing()
         self.aggregator = StatisticsAggregator(self, self.metric, pricing, self.state)
         self.measured: dict[str, Any] | None = None

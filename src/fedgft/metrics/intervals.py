@@ -21,11 +21,11 @@ from fedgft.metrics.metric import Metric, Statistics, Value
 
 Z95 = 1.959963984540054  # two-sided 95% quantile of the normal distribution
 FEW = 10  # a group with fewer rows gets a rate, but no interval
-Limits = tuple[Value, Value]
+Interval = tuple[Value, Value]
 "The lower and the upper limit."
 
 
-def wilson(rate: Value, n: Value, z: float = Z95) -> Limits:
+def wilson(rate: Value, n: Value, z: float = Z95) -> Interval:
     """Return the score interval of a proportion (Wilson 1927): `rate` of `n` rows.
 
     (r + z^2/2n -+ z sqrt(r (1 - r)/n + z^2/4n^2)) / (1 + z^2/n); it is valid for small n and for
@@ -36,14 +36,14 @@ def wilson(rate: Value, n: Value, z: float = Z95) -> Limits:
     return center - half, center + half
 
 
-def difference(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits:
+def difference(p: Value, p_limits: Interval, q: Value, q_limits: Interval) -> Interval:
     """Return limits of p - q from those of p and q (with Wilson's: Newcombe 1998, method 10)."""
     below = np.sqrt((p - p_limits[0]) ** 2 + (q_limits[1] - q) ** 2)
     above = np.sqrt((p_limits[1] - p) ** 2 + (q - q_limits[0]) ** 2)
     return p - q - below, p - q + above
 
 
-def ratio(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits:
+def ratio(p: Value, p_limits: Interval, q: Value, q_limits: Interval) -> Interval:
     """Return limits of p / q from those of p and q (Donner & Zou 2012).
 
     The upper limit is infinite where q may be 0. The lower root is written so that nothing is
@@ -64,7 +64,7 @@ def ratio(p: Value, p_limits: Limits, q: Value, q_limits: Limits) -> Limits:
     return lower, np.where(other > 0, (product + root(mine, other)) / safe, np.inf)
 
 
-def newcombe(first: tuple[Value, Value], second: tuple[Value, Value], z: float = Z95) -> Limits:
+def newcombe(first: tuple[Value, Value], second: tuple[Value, Value], z: float = Z95) -> Interval:
     """Return the interval of a difference of two proportions, each given as (rate, n)."""
     return difference(first[0], wilson(*first, z), second[0], wilson(*second, z))
 
@@ -85,12 +85,12 @@ def simultaneous(groups: int, conditions: int = 1) -> float:
     return float(studentized_range.ppf(level, groups, math.inf)) / math.sqrt(2)
 
 
-def folded(low: Value, high: Value) -> Limits:
+def folded(low: Value, high: Value) -> Interval:
     """Return limits of |d| from those of d."""
     return np.maximum(np.maximum(low, -high), 0.0), np.maximum(high, -low)
 
 
-def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> Limits:
+def gap_interval(metric: Metric, statistics: Statistics, *, fewest: int = 0) -> Interval:
     """Return the 95% interval of the largest hard gap between two groups, under any condition.
 
     Parameters

@@ -22,7 +22,7 @@ limited (3).
 
 These limits do not detect a site that declares false counts before the first round: it looks like
 an honest site with an unusual population. A rule that changes no honest site must allow such a site
-the influence that the most unusual honest site would have: `LimitedSums.reach`.
+the influence that the most unusual honest site would have: `LimitedSums.leverage`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,13 +42,13 @@ MAX_MEDIAN_SHARE = 0.25  # largest share of one site in the weights of a median
 MIN_SITES = 3  # smallest number of sites with rows for which a median is used
 FEW_SITES = 5.0  # f = 1 + FEW_SITES / n
 MAX_PAIR_NUMBERS = 2_000_000  # of all pairs of sites; beyond, influence is computed in one pass
-MEDIAN_REACH = 1.3  # factor for a dishonest site's own effect on the median that limits it
+MEDIAN_FACTOR = 1.3  # factor for a dishonest site's own effect on the median that limits it
 TOLERANCE = 1e-9
 ROUNDED_DIGITS = 9  # of numbers that are equal if they differ by rounding
 
 
 @dataclass(frozen=True)
-class Limits:
+class SiteLimits:
     """How far one site may be from the others; the rules are at the top of this file.
 
     `deviations` is z, and a distance of `floor` is always allowed. A site counts as at most the
@@ -73,10 +73,10 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not value >= 0:
-                raise FedgftError(f"Limits: {name} is {value}: it must be a number from 0 on")
+                raise FedgftError(f"SiteLimits: {name} is {value}: it must be a number from 0 on")
 
 
-NO_LIMITS = Limits(deviations=np.inf, shares=np.inf, influence=np.inf, update_ratio=np.inf)
+NO_LIMITS = SiteLimits(deviations=np.inf, shares=np.inf, influence=np.inf, update_ratio=np.inf)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LimitedSums:
     moved
         (n,): the largest change of a difference between two groups' rates that the limits on a site
         caused; zero if its sums are as it sent them.
-    reach
+    leverage
         (n,): the largest change of such a difference that a site could have caused with any sums of
         the same number of rows; 1 if no other site holds one of its groups.
     why
@@ -99,7 +99,7 @@ class LimitedSums:
 
     sums: list[Sums]
     moved: np.ndarray
-    reach: np.ndarray
+    leverage: np.ndarray
     why: list[list[str]]
 
 
@@ -107,11 +107,11 @@ def limit_sites(
     sums: Sequence[Sums],
     metric: Metric,
     kinds: Sequence[Kind],
-    limits: Limits,
+    limits: SiteLimits,
     *,
     noise: float = 0.0,
     agreed: Sequence[bool] | None = None,
-    reach: bool = True,
+    leverage: bool = True,
 ) -> LimitedSums:
     """Bring every site's sums within the limits.
 
@@ -129,8 +129,8 @@ def limit_sites(
         The standard deviation of the noise on a count, plus that of the noise on a sum.
     agreed
         For each site, whether its counts were agreed on beforehand.
-    reach
-        Whether to compute `LimitedSums.reach`; if not, it is what the limit on influence allows.
+    leverage
+        Whether to compute `LimitedSums.leverage`; if not, it is what the limit on influence allows.
     """
     sent = stack(list(sums))
     fixed = np.zeros(len(sums), bool) if agreed is None else np.asarray(agreed, bool)
@@ -139,15 +139,17 @@ def limit_sites(
     table = limiter.limit_sizes(sent)
     intervals = {kind: limiter.rate_interval(table, kind) for kind in kinds}
     table = limiter.limit_rates(table, intervals)
-    has_own_group = ~np.isfinite(limiter.influence(table))  # that the others lack
-    allowed = np.where(fixed | has_own_group, 1.0, limiter.allowed_influence(table))
+    is_only_holder = ~np.isfinite(limiter.influence(table))  # of the rows of some group
+    allowed = np.where(fixed | is_only_holder, 1.0, limiter.allowed_influence(table))
     table = limiter.limit_influence(table, allowed)
-    limited = [table[i] if limiter.why[i] else own for i, own in enumerate(sums)]
-    farthest = np.minimum(limiter.reach(table, intervals), allowed) if reach else allowed
-    return LimitedSums(limited, limiter.moves(sent, table), farthest, limiter.why)
+    limited = [table[i] if limiter.why[i] else original for i, original in enumerate(sums)]
+    largest = limiter.compute_leverage(table, intervals) if leverage else allowed
+    return LimitedSums(
+        limited, limiter.moves(sent, table), np.minimum(largest, allowed), limiter.why
+    )
 
 
-def size_limit(rows: Sequence[float] | np.ndarray, limits: Limits) -> float:
+def size_limit(rows: Sequence[float] | np.ndarray, limits: SiteLimits) -> float:
     """Return the most rows that a site counts as: `shares` / n of all, or `size_ratio` times the
     next largest."""
     sizes = np.sort(np.maximum(np.asarray(rows, np.float64), 0.0))[::-1]
@@ -217,7 +219,7 @@ class _Limiter:
 
     metric: Metric
     kinds: tuple[Kind, ...]
-    limits: Limits
+    limits: SiteLimits
     noise: float
     fixed: np.ndarray  # (n,): whether a site's counts were agreed on beforehand
     why: list[list[str]]  # the reasons found so far, by site
@@ -248,11 +250,11 @@ class _Limiter:
         weights = np.where(known, _median_weights(rows), 1.0)
         filled = np.where(there, rates, 0.0)
         middle = _median(filled, weights)
-        own = self.squared_error(middle, rows)
-        excess = np.where(there, (filled - middle) ** 2 / CHI_MEDIAN - own, 0.0)
+        error = self.squared_error(middle, rows)
+        excess = np.where(there, (filled - middle) ** 2 / CHI_MEDIAN - error, 0.0)
         tau = np.maximum(_median(excess, weights), 0.0)
         power = weights / weights.sum(0)
-        of_median = MEDIAN_LOSS * (power**2 * (tau + own)).sum(0)
+        of_median = MEDIAN_LOSS * (power**2 * (tau + error)).sum(0)
         few = 1 + FEW_SITES / np.maximum(there.sum(0), 1)
         return _Interval(middle, few**2 * tau + of_median, known)
 
@@ -308,8 +310,8 @@ class _Limiter:
         for each in self.statistics(sums):
             without = each.sum(0) - each  # one row for each site that is left out
             if sites * each.size > MAX_PAIR_NUMBERS:
-                own = _finite(_span(self.metric, each.sum(0), without))
-                means.append((own.sum() - own) / (sites - 1))
+                effect = _finite(_span(self.metric, each.sum(0), without))
+                means.append((effect.sum() - effect) / (sites - 1))
                 continue
             effect = _finite(_span(self.metric, without[:, None], without[:, None] - each))
             np.fill_diagonal(effect, 0.0)
@@ -352,7 +354,7 @@ class _Limiter:
                 moved[i] = max(moved[i], min(change, 1.0))
         return moved
 
-    def reach(self, sums: Sums, intervals: Mapping[Kind, _Interval]) -> np.ndarray:
+    def compute_leverage(self, sums: Sums, intervals: Mapping[Kind, _Interval]) -> np.ndarray:
         """Return the most (n,) that each site can move the difference between two groups.
 
         A site may send any sums of as many rows whose rates pass; where its counts are agreed on,
@@ -367,15 +369,15 @@ class _Limiter:
             if not (total[1] > 0).all():
                 return np.ones(len(best))
             condition, high, low = map(int, self.metric.worst(total))
-            lie = partial(self.lie, sums, kind, intervals[kind])
+            extreme = partial(self.extreme_statistics, sums, kind, intervals[kind])
             for raised, lowered in ((high, low), (low, high)):
                 for part in (0.0, 0.5, 1.0):
-                    lies = lie(_Push(condition, raised, 1.0), rows * part)
-                    lies = lies + lie(_Push(condition, lowered, -1.0), rows * (1 - part))
-                    best = np.maximum(best, _span(self.metric, total - each + lies, total - each))
-        return np.minimum(best * MEDIAN_REACH, 1.0)
+                    false = extreme(_Push(condition, raised, 1.0), rows * part)
+                    false = false + extreme(_Push(condition, lowered, -1.0), rows * (1 - part))
+                    best = np.maximum(best, _span(self.metric, total - each + false, total - each))
+        return np.minimum(best * MEDIAN_FACTOR, 1.0)
 
-    def lie(
+    def extreme_statistics(
         self, sums: Sums, kind: Kind, interval: _Interval, push: _Push, rows: np.ndarray
     ) -> np.ndarray:
         """Return the statistics (n, 2, v, g) with which each site moves a rate as far as it can.
@@ -427,10 +429,10 @@ def _table(sums: Sums, kind: Kind) -> np.ndarray:
 
 def _like_others(sums: Sums, site: int) -> Sums:
     """Return sums with the site's rows per group, distributed as at the other sites."""
-    own = sums.count[site].sum(-2)
+    site_rows = sums.count[site].sum(-2)
     others = np.maximum((sums.count.sum(0) - sums.count[site]).sum(-2), 0.0)
     known = others > 0
-    part = np.where(known, own / np.where(known, others, 1.0), 0.0)
+    part = np.where(known, site_rows / np.where(known, others, 1.0), 0.0)
 
     def rescale(table: np.ndarray) -> np.ndarray:
         by_group = (-1, *[1] * (table.ndim - 3))
@@ -443,7 +445,7 @@ def _like_others(sums: Sums, site: int) -> Sums:
 def _move_toward(sums: Sums, site: int, goal: Sums, part: float) -> Sums:
     """Move one site's sums a part of the way to other sums."""
     pairs = zip(vars(sums[site]).values(), vars(goal).values(), strict=True)
-    return sums.replaced(site, Sums(*(own + part * (other - own) for own, other in pairs)))
+    return sums.replaced(site, Sums(*(a + part * (b - a) for a, b in pairs)))
 
 
 def _median_weights(rows: np.ndarray) -> np.ndarray:
