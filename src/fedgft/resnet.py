@@ -122,17 +122,19 @@ def load_weights(module: nn.Module, path: str | Path) -> list[str]:
     Returns one sentence per part that was not loaded.
     """
     given = read_weights(path)
-    own = module.state_dict()
-    needed = {name for name, t in own.items() if t.is_floating_point()}
-    head = {n for n in ("fc.weight", "fc.bias") if n in given and given[n].shape != own[n].shape}
+    initial = module.state_dict()
+    needed = {name for name, t in initial.items() if t.is_floating_point()}
+    head = {
+        n for n in ("fc.weight", "fc.bias") if n in given and given[n].shape != initial[n].shape
+    }
     if missing := sorted(needed - set(given)):
         problem = f"has no tensor {missing[0]!r} ({len(missing)} are missing)"
         raise _weights_error(path, f"{problem}: not a ResNet-18 of this kind")
-    if foreign := sorted(set(given) - set(own)):
+    if foreign := sorted(set(given) - set(initial)):
         problem = f"has a tensor {foreign[0]!r} that this network lacks"
         raise _weights_error(path, f"{problem}; `norm` must be that of the file")
     for name in sorted(needed - head):
-        shape = tuple(own[name].shape)
+        shape = tuple(initial[name].shape)
         if tuple(given[name].shape) != shape:
             problem = f"{name} has the shape {tuple(given[name].shape)}, and here it is {shape}"
             raise _weights_error(path, f"{problem}; `stem` and `norm` must be those of the file")

@@ -159,8 +159,8 @@ class Analysis:
         p, q = self.shares
         if ((p > 0) != (q > 0)).any():
             return math.inf if not np.isnan(p + q).any() else math.nan
-        held = q != 0
-        return float(np.abs(p[held] / q[held] - 1.0).max())
+        nonzero = q != 0
+        return float(np.abs(p[nonzero] / q[nonzero] - 1.0).max())
 
     @property
     def total_variation(self) -> float:

@@ -184,9 +184,9 @@ class Objective:
         pairs = zip(self.penalties, states, strict=True)
         return sum(p.price(state, run=np.arange(runs), classes=classes) for p, state in pairs)
 
-    def local_price(self, own: Sums, *, run: np.ndarray, classes: int) -> Price | float:
+    def local_price(self, sums: Sums, *, run: np.ndarray, classes: int) -> Price | float:
         """Return the prices that each unit sets for itself; 0 where it lacks a group or event."""
-        means = [(p, client_means(p.metric, own)) for p in self.local_penalties]
+        means = [(p, client_means(p.metric, sums)) for p in self.local_penalties]
         cotangents = ((p, p.cotangent(mean, np.zeros_like(mean))) for p, mean in means)
         return sum((p.price(v, run=run, classes=classes) for p, v in cotangents), start=0.0)
 

@@ -55,8 +55,8 @@ def lft(
 
     The arguments are those of `LinearizedPenalty`.
     """
-    own = LinearizedPenalty(get_metric(metric), lam, penalty, spread)
-    return Algorithm(objective=Objective(local_penalties=(own,)))
+    local = LinearizedPenalty(get_metric(metric), lam, penalty, spread)
+    return Algorithm(objective=Objective(local_penalties=(local,)))
 
 
 def fairfed(

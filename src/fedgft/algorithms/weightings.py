@@ -199,9 +199,9 @@ class FairFed:
         received = local.received
         if received is None:
             return cohort.normalized(state[cohort.run, cohort.client]), state
-        own = received if local.trained is None else local.trained
-        has_rows = own.rows() > 0
-        delta = np.where(has_rows, self._distance(cohort, received, own), 0.0)
+        reported = received if local.trained is None else local.trained
+        has_rows = reported.rows() > 0
+        delta = np.where(has_rows, self._distance(cohort, received, reported), 0.0)
         beta = np.broadcast_to(np.asarray(self.beta, np.float64), (len(state),))[cohort.run]
         if self.rule == "exp":
             return cohort.normalized(cohort.weight * np.exp(-beta * delta)), state
@@ -216,9 +216,9 @@ class FairFed:
     def _distance(self, cohort: Cohort, received: Sums, local: Sums) -> np.ndarray:
         """Return Delta_k for the pair of groups with the largest global gap."""
         overall = cohort.mean(client_means(self.metric, received))
-        own = client_means(self.metric, local)
+        means = client_means(self.metric, local)
         gap = np.abs(
-            self._signed_gap(own, overall[cohort.run])
+            self._signed_gap(means, overall[cohort.run])
             - self._signed_gap(overall, overall)[cohort.run]
         )
         accuracy = np.where(received.rows() > 0, received.accuracy(), 0.0)

@@ -357,8 +357,8 @@ def _evaluate(rounds: RoundLoop, state: State) -> tuple[State, Sums]:
     if rounds.settings.eval_on == "test":
         return state, executor.measure(test, state.params, test.run)
     if state.norms is not None:
-        own = rounds.measure(state, rounds.all_clients)
-        return replace(state, sums=own), executor.measure(test, state.params, test.run)
+        sums = rounds.measure(state, rounds.all_clients)
+        return replace(state, sums=sums), executor.measure(test, state.params, test.run)
     units = rounds.index.clients(rounds.all_clients) + test
     sums = executor.measure(units, state.params, units.run)
     return replace(state, sums=sums[: -len(test)]), sums[-len(test) :]

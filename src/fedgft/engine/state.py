@@ -104,8 +104,8 @@ class ClientState:
             server = buffers.zeros(runs, width)
             kept["correction"] = CorrectionState(server, buffers.storage(clients, width))
         if self.settings.norms == "local":
-            own = buffers.storage(clients, len(self.executor.spec.norms))
-            kept["norms"] = ClientNorms(own, np.zeros(clients, bool))
+            layers = buffers.storage(clients, len(self.executor.spec.norms))
+            kept["norms"] = ClientNorms(layers, np.zeros(clients, bool))
         return kept
 
     def personalize(self, norms: ClientNorms | None, cohort: Cohort, block: Any) -> Any:
@@ -114,8 +114,8 @@ class ClientState:
             return block
         at = self.positions(cohort)
         known = np.flatnonzero(norms.known[at])
-        own = self.executor.buffers.read(norms.layers, at[known])
-        block[known[:, None], self.executor.spec.norms] = own
+        layers = self.executor.buffers.read(norms.layers, at[known])
+        block[known[:, None], self.executor.spec.norms] = layers
         return block
 
     def positions(self, cohort: Cohort) -> np.ndarray:
@@ -151,8 +151,8 @@ class ClientUpdates:
         width = self.clients.executor.spec.gradient
         vectors = self.state.correction
         if vectors is not None:
-            own = self._cohort_vectors(vectors, cohort)
-            drift = self.clients.correction.drift(own, cohort)
+            of_cohort = self._cohort_vectors(vectors, cohort)
+            drift = self.clients.correction.drift(of_cohort, cohort)
             task = replace(task, drift=drift, gradients=buffers.zeros(len(cohort), width))
         stored = self.state.moments
         if stored is not None:
@@ -212,16 +212,18 @@ class ClientUpdates:
 
     def _cohort_vectors(self, vectors: CorrectionState, cohort: Cohort) -> CorrectionState:
         """The vectors of the clients of a cohort."""
-        own = self.clients.executor.buffers.read(vectors.clients, self.clients.positions(cohort))
-        return CorrectionState(vectors.server, own)
+        of_cohort = self.clients.executor.buffers.read(
+            vectors.clients, self.clients.positions(cohort)
+        )
+        return CorrectionState(vectors.server, of_cohort)
 
     def _learn(self, vectors: CorrectionState, task: Task, cohort: Cohort, move: Any) -> None:
         """Let the correction learn from a chunk."""
         executor = self.clients.executor
         per_step = array_like(1.0 / np.maximum(task.steps, 1), vectors.server)[:, None]
         training = LocalTraining(task.gradients * per_step, move)
-        own = self._cohort_vectors(vectors, cohort)
-        learned, change = self.clients.correction.learn(own, cohort, training)
+        of_cohort = self._cohort_vectors(vectors, cohort)
+        learned, change = self.clients.correction.learn(of_cohort, cohort, training)
         total_rows = np.array([len(f.rows) for f in self.clients.index.federations])
         share = task.units.sizes / total_rows[cohort.run]
         nothing = 0 * vectors.server

@@ -134,7 +134,7 @@ def expand_mask(key: bytes, size: int) -> np.ndarray:
     return np.frombuffer(stream.update(bytes(8 * size)), np.uint64)
 
 
-def mask_numbers(numbers: np.ndarray, secret: bytes, own: str, others: list[str]) -> np.ndarray:
+def mask_numbers(numbers: np.ndarray, secret: bytes, own_key: str, others: list[str]) -> np.ndarray:
     """Return the numbers modulo 2^64, with one mask per other client added or subtracted.
 
     Of two clients that share a mask, the one with the lower public key adds it and the other one
@@ -146,7 +146,7 @@ def mask_numbers(numbers: np.ndarray, secret: bytes, own: str, others: list[str]
         Integers.
     secret
         This client's private mask key (DER).
-    own, others
+    own_key, others
         Public mask keys of this client and of the others (hexadecimal DER).
     """
     private: Any = serialization.load_der_private_key(secret, None)
@@ -155,7 +155,7 @@ def mask_numbers(numbers: np.ndarray, secret: bytes, own: str, others: list[str]
         public = load_public_key(bytes.fromhex(other), "mask")
         key = base64.urlsafe_b64decode(generate_shared_key(private, public))
         mask = expand_mask(key, numbers.size)
-        total = total + mask if own < other else total - mask
+        total = total + mask if own_key < other else total - mask
     return total
 
 
@@ -307,18 +307,18 @@ def _check_members(request: Any, context: Context, site: Site, state: Any) -> li
         CategoryNames(member.classes, member.groups).check(site.names, site=member.site)
     if len({m.identity for m in members} | {m.mask for m in members}) < 2 * len(members):
         raise FedgftError("two clients have the same key")
-    own = encode_public_key(load_identity(context, site.name).public_key())
-    if [m.mask for m in members if m.identity == own] != [state["public"]]:
+    identity = encode_public_key(load_identity(context, site.name).public_key())
+    if [m.mask for m in members if m.identity == identity] != [state["public"]]:
         raise FedgftError("the server passed on another key than the one of this site")
-    _check_cohort(members, context, site.name, own)
+    _check_cohort(members, context, site.name, identity)
     return members
 
 
-def _check_cohort(members: list[Member], context: Context, site: str, own: str) -> None:
+def _check_cohort(members: list[Member], context: Context, site: str, identity: str) -> None:
     """Raise an error unless the members are the sites in `peers`, or else of the first sum."""
     found = {member.identity: member.site for member in members}
     if "peers" in context.node_config:
-        known = {**read_peers(Path(str(context.node_config["peers"])).expanduser()), own: site}
+        known = {**read_peers(Path(str(context.node_config["peers"])).expanduser()), identity: site}
         origin = "its folder of peers"
     else:
         path = site_folder(context, site) / "cohort.json"

@@ -139,8 +139,8 @@ def _one_hot_classes(y_true: np.ndarray, y_pred: np.ndarray) -> tuple[np.ndarray
         if not ((score >= 0) & (score <= 1)).all():
             raise FedgftError("y_pred must hold decisions 0 or 1, or scores in [0, 1]")
         return np.eye(2)[y_true.astype(int)], np.stack((1 - score, score), 1)
-    held = set(y_true.tolist())
-    strange = [p for p in y_pred.tolist() if p not in held]
+    labels = set(y_true.tolist())
+    strange = [p for p in y_pred.tolist() if p not in labels]
     if strange and (y_pred.dtype.kind not in "iuUT" or y_pred.dtype.kind != y_true.dtype.kind):
         raise FedgftError(
             f"y_pred holds {str(strange[0])[:40]!r}, which is no label of y_true: pass predicted "
@@ -335,8 +335,8 @@ def describe_decisions(
         rate of the positive class if there are two classes, else the rate of each class.
     """
     selected: dict[str, Any] = {}
-    for group, own in zip(groups, selection_rates(sums), strict=True):
-        each = dict(zip(classes, map(_finite_or_none, own), strict=True))
+    for group, rates in zip(groups, selection_rates(sums), strict=True):
+        each = dict(zip(classes, map(_finite_or_none, rates), strict=True))
         selected[group] = each[classes[1]] if len(classes) == 2 else each
     return {
         "accuracy_constant": _finite_or_none(constant_accuracy(sums)),

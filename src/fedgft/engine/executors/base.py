@@ -74,10 +74,10 @@ class Task:
 
     def batches(self, rows: np.ndarray, unit: int) -> list[list[np.ndarray]]:
         """Return the row numbers of one unit by epoch and batch; `rows` is `RowIndex.rows`."""
-        own = rows[self.units.low[unit] : self.units.high[unit]]
+        unit_rows = rows[self.units.low[unit] : self.units.high[unit]]
         limits = {"most": self.max_rows, "least": self.min_batch}
         return [
-            draw_batches(own, seed=int(seed), batch_size=self.batch_size, **limits)
+            draw_batches(unit_rows, seed=int(seed), batch_size=self.batch_size, **limits)
             for seed in self.seeds[unit]
         ]
 

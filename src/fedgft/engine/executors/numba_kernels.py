@@ -348,12 +348,12 @@ def train(begin, end, block_rows, table, work):
     order = np.empty(longest, np.int32)
     row = np.empty(BLOCK, np.int32)
     width = m.shape[1]
-    own = _allocate_vectors(m)
-    g = own[1, :width]
-    w = own[2, :width]
-    u = own[3, :width]
-    start = own[4, :width]
-    vectors = Vectors(w=w, g=g, z=own[5, :block_rows], row=row)
+    scratch = _allocate_vectors(m)
+    g = scratch[1, :width]
+    w = scratch[2, :width]
+    u = scratch[3, :width]
+    start = scratch[4, :width]
+    vectors = Vectors(w=w, g=g, z=scratch[5, :block_rows], row=row)
     half = m.dtype.type(work.mu / 2)  # u moves twice as far as each of the two rows
     for i in range(begin, end):
         size = high[i] - low[i]
@@ -397,10 +397,10 @@ def measure(begin, end, block_rows, table, work):
     cell = table.cell
     sums = work.sums
     width = x.shape[1]
-    own = _allocate_vectors(table.mean)
-    w = own[1, :width]
-    u = own[2, :width]
-    z = own[3, :block_rows]
+    scratch = _allocate_vectors(table.mean)
+    w = scratch[1, :width]
+    u = scratch[2, :width]
+    z = scratch[3, :block_rows]
     copies = np.empty((4, sums.shape[1], 2))
     row = np.empty(BLOCK, np.int32)
     for i in range(begin, end):

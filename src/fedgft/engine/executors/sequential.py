@@ -303,8 +303,8 @@ class ClientBuffers:
         origin = block if task.origin is None else task.origin
         self.params.copy_(block[i, :trained], non_blocking=True)
         self.untrained.copy_(block[i, trained:], non_blocking=True)
-        for own, stored in ((self.m, moments.m), (self.v, moments.v)):
-            own.zero_() if stored is None else own.copy_(stored[i], non_blocking=True)
+        for buffer, stored in ((self.m, moments.m), (self.v, moments.v)):
+            buffer.zero_() if stored is None else buffer.copy_(stored[i], non_blocking=True)
         if task.mu:
             self.start = _copy_in_place(self.start, origin[i, :trained])
         if task.drift is not None:
@@ -327,9 +327,9 @@ class ClientBuffers:
         moments = workload.moments
         block[i, :trained].copy_(self.params, non_blocking=True)
         block[i, trained:].copy_(self.untrained, non_blocking=True)
-        for own, stored in ((self.m, moments.m), (self.v, moments.v)):
+        for buffer, stored in ((self.m, moments.m), (self.v, moments.v)):
             if stored is not None:
-                stored[i].copy_(own, non_blocking=True)
+                stored[i].copy_(buffer, non_blocking=True)
         moments.steps[i] += len(workload.rates[i])
         if workload.task.gradients is not None:
             workload.task.gradients[i].copy_(self.gradients, non_blocking=True)
@@ -459,6 +459,6 @@ def _count_fitting(buffers: ClientBuffers) -> int:
     if max_rows > 1:
         buffers.gradient(min(buffers.settings.batch_size, max_rows))
     used = torch.cuda.max_memory_allocated(device) - before
-    held = 8 * buffers.layout.size * buffers.rows.dtype.itemsize
+    fixed = 8 * buffers.layout.size * buffers.rows.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, int(MEMORY_SHARE * free / (1.5 * used + held)))
+    return max(1, int(MEMORY_SHARE * free / (1.5 * used + fixed)))

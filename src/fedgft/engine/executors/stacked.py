@@ -173,7 +173,7 @@ class _Group:
         params = block[units]
         start = (block if task.origin is None else task.origin)[units]
         lr = self.executor.rows.put(task.lr[units])[:, None]
-        own = moments[units]
+        unit_moments = moments[units]
         for s, inputs in enumerate(self._inputs()):
             size = len(inputs[0])
             at = slice(0, int((self.steps > s).sum()))
@@ -183,9 +183,9 @@ class _Group:
                 grad = grad + task.drift[units[at]]
             if task.mu:
                 grad = grad + task.mu * (params[at] - start[at])
-            step(optimizer, params[at], grad, moments=own[at], lr=lr[at])
+            step(optimizer, params[at], grad, moments=unit_moments[at], lr=lr[at])
         block[units] = params
-        moments[units] = own
+        moments[units] = unit_moments
 
     def _inputs(self) -> Iterator[tuple[Tensor, ...]]:
         """Yield the program's arguments for each step, without the parameters."""

@@ -181,8 +181,8 @@ class DeviceRows:
             features = np.moveaxis(features, 1, -1)
         dtype = torch.uint8 if features.dtype == np.uint8 else self.dtype
         if self.used is None:
-            held = np.require(features, requirements=["C", "W"])  # torch warns of read-only memory
-            return torch.as_tensor(held, dtype=dtype)
+            array = np.require(features, requirements=["C", "W"])  # torch warns of read-only memory
+            return torch.as_tensor(array, dtype=dtype)
         size = (len(self.used), *features.shape[1:])
         stored = torch.empty(size, dtype=dtype, device=self.device)
         for at in range(0, len(self.used), UPLOAD_ROWS):
@@ -200,10 +200,10 @@ class DeviceRows:
 
     def put_integers(self, values: np.ndarray) -> Tensor:
         """Copy integers to the device without waiting for the copy to finish."""
-        held = torch.as_tensor(values, dtype=torch.long)
+        tensor = torch.as_tensor(values, dtype=torch.long)
         if self.device.type == "cuda":
-            held = held.pin_memory()
-        return held.to(self.device, non_blocking=True)
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
 
     def read(self, positions: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
         """Return the scaled features of the rows at `positions`.
@@ -245,10 +245,10 @@ class TorchBuffers(Buffers):
 
     def restore(self, array: np.ndarray, on_host: bool) -> Tensor:
         """Return the array on the device, or in host memory that a GPU can access."""
-        held = torch.from_numpy(array)
+        tensor = torch.from_numpy(array)
         if not on_host:
-            return held.to(self.device)
-        return held if self.device.type == "cpu" else held.pin_memory()
+            return tensor.to(self.device)
+        return tensor if self.device.type == "cpu" else tensor.pin_memory()
 
     def read(self, stored: Tensor, at: np.ndarray) -> Tensor:
         """Copy the rows `at` to the device."""
