@@ -199,12 +199,12 @@ def _find_common_columns(sites: Descriptions) -> Kinds:
 def _find_column_misfits(sites: Sites, columns: Kinds) -> Reasons:
     """Find sites where a column is missing or of another kind; extra columns are ignored."""
     misfits: dict[str, str] = {}
-    for site, own in ((site, description["columns"]) for site, description in sites.items()):
+    for site, sent in ((site, description["columns"]) for site, description in sites.items()):
         for name, kind in reversed(list(columns.items())):  # the first column's reason is kept
-            if name not in own:
-                misfits[site] = f"it has no column '{name}'{suggest_name(name, list(own))}"
-            elif (held := own[name]["kind"]) not in (kind, EMPTY):
-                misfits[site] = f"its column '{name}' holds {held}, at other sites {kind}"
+            if name not in sent:
+                misfits[site] = f"it has no column '{name}'{suggest_name(name, list(sent))}"
+            elif (found := sent[name]["kind"]) not in (kind, EMPTY):
+                misfits[site] = f"its column '{name}' holds {found}, at other sites {kind}"
     return misfits
 
 
@@ -213,11 +213,11 @@ def _find_outliers(sites: Sites, columns: Kinds) -> Reasons:
     outliers: dict[str, str] = {}
     for name in (name for name, kind in columns.items() if kind == "numbers"):
         sums = {site: description["columns"][name] for site, description in sites.items()}
-        sums = {site: own for site, own in sums.items() if own.get("count", 0) > 0}
+        sums = {site: sent for site, sent in sums.items() if sent.get("count", 0) > 0}
         if len(sums) < MIN_SITES:
             continue
-        mean = {site: own["sum"] / own["count"] for site, own in sums.items()}
-        spread = {site: (own["around"] / own["count"]) ** 0.5 for site, own in sums.items()}
+        mean = {site: sent["sum"] / sent["count"] for site, sent in sums.items()}
+        spread = {site: (sent["around"] / sent["count"]) ** 0.5 for site, sent in sums.items()}
         middle = float(np.median(list(mean.values())))
         usual = float(np.median(list(spread.values()))) + abs(middle)
         for site in sums:
@@ -233,8 +233,8 @@ def _find_unshared(named: Mapping[str, set[str]]) -> dict[str, str]:
     """Return {name: site} for names that only one site has; empty for fewer than three sites."""
     if len(named) < MIN_SITES:
         return {}
-    times = Counter(name for own in named.values() for name in own)
-    return {name: site for site, own in named.items() for name in own if times[name] == 1}
+    times = Counter(name for names in named.values() for name in names)
+    return {name: site for site, names in named.items() for name in names if times[name] == 1}
 
 
 def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sites, Kinds]:
@@ -243,7 +243,7 @@ def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sit
     left = dict(columns)
     for name in (name for name, kind in columns.items() if kind == "text"):
         named = {site: set(d["columns"][name].get("levels", {})) for site, d in kept.items()}
-        unshared = _find_unshared({site: own for site, own in named.items() if own})
+        unshared = _find_unshared({site: names for site, names in named.items() if names})
         for site in dict.fromkeys(unshared[level] for level in sorted(unshared)):
             levels = sorted(level for level in unshared if unshared[level] == site)
             warn(
@@ -254,7 +254,7 @@ def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sit
             shared = {v: n for v, n in described[name]["levels"].items() if v not in unshared}
             column = described[name] | {"levels": shared}
             kept[site] = kept[site] | {"columns": described | {name: column}}
-        if unshared and not any(own - set(unshared) for own in named.values()):
+        if unshared and not any(names - set(unshared) for names in named.values()):
             warn(f"column '{name}' is left out: no two sites name the same level of it")
             del left[name]
     if not left:
@@ -285,27 +285,29 @@ def _agree_on_names(sites: Sites, kind: str, given: Names, warn: Warn) -> tuple[
     names, misfits
         The names, numbers first; and for each site that has other names, the reason to refuse it.
     """
-    held = {site: set(map(str, description[kind])) for site, description in sites.items()}
-    agreed = set(given) or _unite_linked(list(held.values()))
+    names_by_site = {site: set(map(str, description[kind])) for site, description in sites.items()}
+    agreed = set(given) or _unite_linked(list(names_by_site.values()))
     unshared = {}
     if not given:
-        unshared = _find_unshared({site: own for site, own in held.items() if own <= agreed})
+        unshared = _find_unshared(
+            {site: names for site, names in names_by_site.items() if names <= agreed}
+        )
     if unshared and len(agreed - set(unshared)) < 2:  # nothing would be left to compare
         for name, site in sorted(unshared.items()):
             warn(f"'{name}' of the {kind} is named by site '{site}' alone")
         unshared = {}
     agreed -= set(unshared)
     for name, site in sorted(unshared.items()) if kind == "groups" else ():
-        held[site] = held[site] - {name}
+        names_by_site[site] = names_by_site[site] - {name}
         warn(
             f"group '{name}' is named by site '{site}' alone and is left out: its rows count as "
             "not recorded. If it is real, name all groups (the setting groups)"
         )
     known = ", ".join(sorted(agreed))
     misfits = {
-        site: f"its {kind} are {', '.join(sorted(own))}; the federation's are {known}"
-        for site, own in held.items()
-        if own - agreed
+        site: f"its {kind} are {', '.join(sorted(names))}; the federation's are {known}"
+        for site, names in names_by_site.items()
+        if names - agreed
     }
     return given or tuple(sorted(agreed, key=_sort_key)), misfits
 
@@ -313,11 +315,11 @@ def _agree_on_names(sites: Sites, kind: str, given: Names, warn: Warn) -> tuple[
 def _unite_linked(sets: Sequence[set[str]]) -> set[str]:
     """Link sets that share a name; return the union of the linked component with the most sets."""
     unions: list[tuple[int, set[str]]] = []
-    for own in sets:
-        linked = [union for union in unions if union[1] & own]
-        apart = [union for union in unions if not union[1] & own]
+    for names in sets:
+        linked = [union for union in unions if union[1] & names]
+        apart = [union for union in unions if not union[1] & names]
         size = 1 + sum(number for number, _ in linked)
-        unions = [*apart, (size, own.union(*(names for _, names in linked)))]
+        unions = [*apart, (size, names.union(*(others for _, others in linked)))]
     return max(unions, key=lambda union: (union[0], len(union[1])))[1]
 
 
@@ -360,8 +362,8 @@ def _fit(sites: Descriptions, columns: Kinds, scaling: str) -> tuple[Encoder, Sc
 def _get_moments(sites: Descriptions, names: Sequence[str]) -> list[Moments]:
     """Return the sums of these columns at each site; an empty column has the count 0."""
     shape = (len(sites), len(SUM_KEYS), len(names))
-    held = [d["columns"][name].get(key, 0) for d in sites for key in SUM_KEYS for name in names]
-    return [Moments(*table) for table in np.array(held, np.float64).reshape(shape)]
+    sent = [d["columns"][name].get(key, 0) for d in sites for key in SUM_KEYS for name in names]
+    return [Moments(*table) for table in np.array(sent, np.float64).reshape(shape)]
 
 
 def _compute_pooled(sites: Descriptions, names: list[str], weights: np.ndarray) -> Scales:
@@ -400,7 +402,7 @@ def _fit_levels(
     if not levels:
         problem = f"column '{name}' has no value that is frequent at any site"
         raise FedgftError(f"{problem}: leave it out (`leave_out`)", kind="data")
-    counts = np.array([[held.get(v, 0) for v in levels[1:]] for held in counts_by_site], float)
+    counts = np.array([[counts.get(v, 0) for v in levels[1:]] for counts in counts_by_site], float)
     rows = np.array([d["rows"] for d in sites], float)[:, None]
     if scaling == "median":
         shares = np.median(counts / rows, axis=0)

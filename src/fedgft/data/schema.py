@@ -97,8 +97,8 @@ class Schema:
 
     def to_json(self) -> str:
         """Return the schema as one line of JSON."""
-        held = {"format": FORMAT, **vars(self), "encoder": json.loads(self.encoder.to_json())}
-        return json.dumps(held | {"mean": self.mean.tolist(), "spread": self.spread.tolist()})
+        content = {"format": FORMAT, **vars(self), "encoder": json.loads(self.encoder.to_json())}
+        return json.dumps(content | {"mean": self.mean.tolist(), "spread": self.spread.tolist()})
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the JSON: sites that agreed on a schema can pin it."""
@@ -118,15 +118,15 @@ class Schema:
     def from_json(cls, text: str, *, source: str = "schema") -> Schema:
         """Return what `to_json` wrote; raise FedgftError for any other text."""
         try:
-            held = parse_json(text)
-            if held["format"] != FORMAT:
-                raise file_error(source, f"format is {held['format']!r}, not {FORMAT!r}")
-            names = {key: _parse_names(held, key) for key in ("group", "classes", "groups")}
+            content = parse_json(text)
+            if content["format"] != FORMAT:
+                raise file_error(source, f"format is {content['format']!r}, not {FORMAT!r}")
+            names = {key: _parse_names(content, key) for key in ("group", "classes", "groups")}
             schema = cls(
-                label=require_encodable(held["label"]),
-                encoder=Encoder.from_json(json.dumps(held["encoder"])),
-                mean=np.array(held["mean"], np.float64),
-                spread=np.array(held["spread"], np.float64),
+                label=require_encodable(content["label"]),
+                encoder=Encoder.from_json(json.dumps(content["encoder"])),
+                mean=np.array(content["mean"], np.float64),
+                spread=np.array(content["spread"], np.float64),
                 **names,
             )
         except FedgftError:
@@ -141,10 +141,10 @@ class Schema:
         return schema
 
 
-def _parse_names(held: dict[str, Any], key: str) -> Names:
-    if not isinstance(held[key], list) or not held[key]:
+def _parse_names(content: dict[str, Any], key: str) -> Names:
+    if not isinstance(content[key], list) or not content[key]:
         raise ValueError(f"'{key}' lists nothing")
-    return tuple(map(require_encodable, held[key]))
+    return tuple(map(require_encodable, content[key]))
 
 
 def describe_table(
@@ -227,8 +227,8 @@ def _describe_column(
         known = known[:0]
     # Sum the float32 values that the encoder passes to a model: they round a time by a minute.
     sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
-    held = {"count": len(known), "sum": sums.sum.item(), "around": sums.around.item()}
-    return {"kind": "numbers", **held}
+    moments = {"count": len(known), "sum": sums.sum.item(), "around": sums.around.item()}
+    return {"kind": "numbers", **moments}
 
 
 def _combine_groups(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
