@@ -17,15 +17,15 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.study.cache import ResultCache
 from fedgft.study.tradeoff import (
-    Spot,
+    TradeoffPoint,
     apply_thresholds,
     best_within,
     check_fairlearn,
-    choose_spot,
+    choose_point,
     find_knee,
     fit_fairlearn,
     pareto_front,
-    spot_row,
+    point_row,
     strength_grid,
     sweep_methods,
 )
@@ -36,7 +36,7 @@ SP = CATALOG["sp"]
 DATA = SYNTHETIC
 
 
-def spot(method: str, gap: float, right: float, strength: float = 1.0) -> Spot:
+def point(method: str, gap: float, right: float, strength: float = 1.0) -> TradeoffPoint:
     """Two groups of 1,000 rows whose decisions have this gap and this accuracy."""
     yes = np.array([500 + 500 * gap, 500 - 500 * gap])
     decision = np.zeros((1, 2, 3, 2))
@@ -47,21 +47,21 @@ def spot(method: str, gap: float, right: float, strength: float = 1.0) -> Spot:
         decision[0, 0, g, 0] = right * no
         decision[0, 1, g, 0] = (1 - right) * no
     tally = Sums(decision.sum(-1), decision, decision)
-    return Spot(method, strength, tally, tally)
+    return TradeoffPoint(method, strength, tally, tally)
 
 
 FRONT = [
-    spot("fedgft", 0.0, 0.60),
-    spot("fedgft", 0.1, 0.79),
-    spot("fedgft", 0.2, 0.81),
-    spot("fedgft", 0.4, 0.85),
-    spot("fedgft", 0.3, 0.70),
+    point("fedgft", 0.0, 0.60),
+    point("fedgft", 0.1, 0.79),
+    point("fedgft", 0.2, 0.81),
+    point("fedgft", 0.4, 0.85),
+    point("fedgft", 0.3, 0.70),
 ]
 
 
 def test_points_have_the_requested_accuracy_and_gap() -> None:
     for gap, right in product((0.0, 0.2), (0.6, 0.9)):
-        assert spot("x", gap, right).mean(SP, "test") == pytest.approx((right, gap))
+        assert point("x", gap, right).mean(SP, "test") == pytest.approx((right, gap))
 
 
 def test_pareto_omits_dominated_points() -> None:
@@ -72,18 +72,18 @@ def test_pareto_omits_dominated_points() -> None:
 def test_the_knee_is_farthest_above_the_chord() -> None:
     assert find_knee(FRONT, SP) is FRONT[1]
     assert find_knee(FRONT[:2], SP) is None
-    straight = [spot("fedgft", g, 0.6 + g) for g in (0.0, 0.1, 0.2)]
-    assert find_knee([straight[0], spot("fedgft", 0.1, 0.65), straight[2]], SP) is None  # it sags
+    straight = [point("fedgft", g, 0.6 + g) for g in (0.0, 0.1, 0.2)]
+    assert find_knee([straight[0], point("fedgft", 0.1, 0.65), straight[2]], SP) is None  # it sags
 
 
 def test_chosen_within_the_target_or_nearest_to_it() -> None:
-    assert choose_spot(FRONT, SP, 0.25) is FRONT[2]
-    assert choose_spot(FRONT, SP, 0.0) is FRONT[0]
-    assert choose_spot(FRONT[1:], SP, 0.01) is FRONT[1]
-    assert choose_spot(FRONT, SP, None) is FRONT[1]
-    straight = [spot("fedgft", g, 0.6 + g) for g in (0.2, 0.1)]
-    assert choose_spot(straight, SP, None) is straight[1]  # nothing bends: the fairest
-    half = spot("fedgft", 0.0, 0.9)  # good where it can be judged, and lost in another replicate
+    assert choose_point(FRONT, SP, 0.25) is FRONT[2]
+    assert choose_point(FRONT, SP, 0.0) is FRONT[0]
+    assert choose_point(FRONT[1:], SP, 0.01) is FRONT[1]
+    assert choose_point(FRONT, SP, None) is FRONT[1]
+    straight = [point("fedgft", g, 0.6 + g) for g in (0.2, 0.1)]
+    assert choose_point(straight, SP, None) is straight[1]  # nothing bends: the fairest
+    half = point("fedgft", 0.0, 0.9)  # good where it can be judged, and lost in another replicate
     lost = Sums(
         *(
             np.concatenate((a, np.nan * a))
@@ -91,10 +91,12 @@ def test_chosen_within_the_target_or_nearest_to_it() -> None:
         )
     )
     half = replace(half, federation=lost, test=lost)
-    assert choose_spot([*FRONT, half], SP, 0.25) is FRONT[2]
-    assert choose_spot([half], SP, 0.25) is None
-    better = spot("thresholds", 0.0, 0.99)
-    assert choose_spot([*FRONT, better], SP, 0.1) is FRONT[1]  # it needs the group at decision time
+    assert choose_point([*FRONT, half], SP, 0.25) is FRONT[2]
+    assert choose_point([half], SP, 0.25) is None
+    better = point("thresholds", 0.0, 0.99)
+    assert (
+        choose_point([*FRONT, better], SP, 0.1) is FRONT[1]
+    )  # it needs the group at decision time
 
 
 def test_the_most_accurate_within_a_gap() -> None:
@@ -105,9 +107,9 @@ def test_the_most_accurate_within_a_gap() -> None:
 
 def test_accuracy_is_not_traded_for_gaps_below_the_noise_floor() -> None:
     """On 2,000 rows chance alone shows about 1.8 points."""
-    close = [spot("fedgft", 0.0, 0.60), spot("fedavg", 0.015, 0.90), spot("fedgft", 0.3, 0.91)]
+    close = [point("fedgft", 0.0, 0.60), point("fedavg", 0.015, 0.90), point("fedgft", 0.3, 0.91)]
     assert pareto_front(close, SP) == close[1:]
-    assert choose_spot(close, SP, None) is close[1]
+    assert choose_point(close, SP, None) is close[1]
 
 
 def test_a_target_is_among_what_is_swept() -> None:
@@ -117,7 +119,7 @@ def test_a_target_is_among_what_is_swept() -> None:
 
 
 def test_the_replicate_that_is_saved_meets_the_target() -> None:
-    many = [spot("fedgft", g, 0.7 + g) for g in (0.3, 0.1, 0.05)]
+    many = [point("fedgft", g, 0.7 + g) for g in (0.3, 0.1, 0.05)]
     stacked = Sums(
         *(
             np.concatenate([getattr(s.test, f) for s in many])
@@ -125,9 +127,9 @@ def test_the_replicate_that_is_saved_meets_the_target() -> None:
         )
     )
     three = replace(many[0], federation=stacked, test=stacked)
-    assert three.nearest(SP, 0.12) == 1  # the more accurate of the two within it
-    assert three.nearest(SP, 0.01) == 2  # none is: the fairest
-    assert three.nearest(SP, None) == 1  # nearest to the mean
+    assert three.choose_replicate(SP, 0.12) == 1  # the more accurate of the two within it
+    assert three.choose_replicate(SP, 0.01) == 2  # none is: the fairest
+    assert three.choose_replicate(SP, None) == 1  # nearest to the mean
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
@@ -229,16 +231,16 @@ def test_metrics_and_classes_that_fairlearn_lacks_are_refused() -> None:
 @pytest.mark.slow
 def test_a_sweep_is_what_each_strength_is_alone() -> None:
     lab = study()
-    spots = sweep_methods(lab, SP, 0.5, ["fedgft-control", "fedgft", "thresholds"], points=3)
-    assert [s.method for s in spots] == [
+    points = sweep_methods(lab, SP, 0.5, ["fedgft-control", "fedgft", "thresholds"], points=3)
+    assert [s.method for s in points] == [
         "fedavg",
         *["fedgft-control"] * 3,
         *["fedgft"] * 3,
         *["thresholds"] * 3,
     ]
-    assert spots[1].strength == 0
-    line = spot_row(lab, SP, 0.5, spots[1])
-    assert line["gap_hard"] == pytest.approx(spots[1].mean(SP, "federation")[1])
+    assert points[1].strength == 0
+    line = point_row(lab, SP, 0.5, points[1])
+    assert line["gap_hard"] == pytest.approx(points[1].mean(SP, "federation")[1])
     again = study().run(0.5, "fedgft-control", SP)  # its target is 0
-    np.testing.assert_array_equal(again.history.params, spots[1].result.history.params)
-    assert spot_row(lab, SP, 0.5, spots[-1])["gap_soft"] is None
+    np.testing.assert_array_equal(again.history.params, points[1].result.history.params)
+    assert point_row(lab, SP, 0.5, points[-1])["gap_soft"] is None

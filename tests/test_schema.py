@@ -6,8 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.data.agreement import agree_on_schema
-from fedgft.data.schema import Schema, describe_table
+from fedgft.data.schema import Schema, agree_on_schema, describe_table
 from fedgft.data.table import Roles, from_frame
 from fedgft.errors import FedgftError
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedgft.algorithms.objectives import SLOPES
 from fedgft.algorithms.registry import BASES, METHODS
-from fedgft.data.agreement import SCALINGS
 from fedgft.data.partition import KINDS
+from fedgft.data.schema import SCALINGS
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import SPREADS
 from fedgft.models import MODELS

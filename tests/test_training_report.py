@@ -20,7 +20,7 @@ from fedgft.metrics.intervals import gap_interval
 from fedgft.study import PROTOCOLS, Result, Study, client_rows, get_protocol, round_rows, row
 from fedgft.study.cache import Checkpoints
 from fedgft.study.results import choose_replicate
-from fedgft.study.tradeoff import Spot, choose_spot, spot_row
+from fedgft.study.tradeoff import TradeoffPoint, choose_point, point_row
 from fedgft.study.training import (
     compare_sentences,
     count_missed,
@@ -224,8 +224,8 @@ def test_intervals_are_withheld_below_ten_rows_in_training() -> None:
     plain = row(study, result(study, "fedavg", [few] * 2))
     said = compare_sentences([plain, found], groups=("man", "woman"), title="sp")
     assert "not estimable: fewer than ten rows" in said
-    spot = Spot("fedgft-control", 0.02, few[None], few[None])
-    assert spot_row(study, SP, 0.5, spot)["gap_hard_test_low"] is None
+    point = TradeoffPoint("fedgft-control", 0.02, few[None], few[None])
+    assert point_row(study, SP, 0.5, point)["gap_hard_test_low"] is None
     enough = row(study, result(study, "fedavg", [table((30, 10), (30, 20), (5, 1), (5, 3))] * 2))
     assert enough["gap_hard_test_low"] is not None
 
@@ -240,13 +240,13 @@ def test_rows_with_tables_in_them_go_to_parquet(tmp_path) -> None:
 
 
 def test_a_collapsed_point_is_not_chosen_from_a_frontier() -> None:
-    gone = Spot("fedgft-control", 0.0, ACCEPTS_ALL[None], ACCEPTS_ALL[None])
-    plain = Spot("fedavg", None, PLAIN[None], PLAIN[None])
-    assert choose_spot([plain, gone], SP, 0.02) is plain
-    assert choose_spot([gone], SP, 0.02) is gone
+    gone = TradeoffPoint("fedgft-control", 0.0, ACCEPTS_ALL[None], ACCEPTS_ALL[None])
+    plain = TradeoffPoint("fedavg", None, PLAIN[None], PLAIN[None])
+    assert choose_point([plain, gone], SP, 0.02) is plain
+    assert choose_point([gone], SP, 0.02) is gone
     both = stack([ACCEPTS_ALL, PLAIN])
-    assert Spot("fedgft-control", 0.0, both, both).nearest(SP, 0.02) == 1
-    assert spot_row(lab(1), SP, 0.5, gone)["collapsed"] == 1
+    assert TradeoffPoint("fedgft-control", 0.0, both, both).choose_replicate(SP, 0.02) == 1
+    assert point_row(lab(1), SP, 0.5, gone)["collapsed"] == 1
 
 
 # The grid of learning rates, and the rounds

@@ -164,7 +164,7 @@ def _sealed() -> Seeds:
     section = Section("table1", "t", "c", "n", "h", found, (table,), (), ("lr 1",), ("note",))
     whole = {"stamp": "s", "files": [], **asdict(section)}
     yield "section/good.json", dump_checksummed(json.loads(json.dumps(whole)), FORMAT).encode()
-    from fedgft.data.agreement import agree_on_schema
+    from fedgft.data.schema import agree_on_schema
 
     said = describe_table(saved_files.ROWS, label="y", group="g", min_rows=1, source="rows")
     schema, _ = agree_on_schema({"one": said}, label="y", group="g")

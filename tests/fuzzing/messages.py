@@ -18,8 +18,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import strategy as engine
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedgft.data.agreement import agree_on_schema
-from fedgft.data.schema import Schema
+from fedgft.data.schema import Schema, agree_on_schema
 from fedgft.deploy.init import read_app_config
 from fedgft.deploy.local_run import summarize_run
 from fedgft.flower import FairFed, FedGFT, Site

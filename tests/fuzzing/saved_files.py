@@ -17,7 +17,7 @@ from fedgft.engine.simulate import simulate
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric
 from fedgft.paper.cells import Cell
-from fedgft.paper.convergence import Path as Descent
+from fedgft.paper.convergence import DescentPath
 from fedgft.paper.runner import DAMAGED, _read_record
 from fedgft.paper.section import FORMAT, read_section, write_page
 from fedgft.resnet import load_weights
@@ -87,7 +87,7 @@ def shelf(data: bytes) -> None:
     cell = Cell(data="compas", protocol="paper", method="fedgft", metric="sp")
     kept = ResultCache(file(f"cells/{KEY}.json", data).parent)
     for value in (kept.get(KEY), _resealed(data, KEY, kept)):
-        for make in (partial(_read_record, cell), Descent.from_json):
+        for make in (partial(_read_record, cell), DescentPath.from_json):
             try:
                 make(value or {})
             except DAMAGED:  # what the runner takes for "not there"

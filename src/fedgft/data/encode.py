@@ -70,10 +70,10 @@ def get_column(frame: pl.DataFrame, name: str, *, source: str, option: str = "")
 
 def suggest_name(name: str, known: Sequence[str]) -> str:
     """Return the end of a message about an unknown name: the closest known name, or a list."""
-    folded = {other.strip().casefold(): other for other in known}
-    near = difflib.get_close_matches(name.strip().casefold(), list(folded), n=1)
+    by_lowercase = {other.strip().casefold(): other for other in known}
+    near = difflib.get_close_matches(name.strip().casefold(), list(by_lowercase), n=1)
     if near:
-        return f"; did you mean '{folded[near[0]]}'?"
+        return f"; did you mean '{by_lowercase[near[0]]}'?"
     more = ", ..." if len(known) > 8 else ""
     limit = MAX_NAME_LENGTH
     names = (other if len(other) <= limit else f"{other[:limit]}..." for other in known[:8])
@@ -323,16 +323,16 @@ def _check_width(fields: Sequence[Field], *, source: str) -> None:
         raise data_error(source, f"{problem}, {limit}: {remedy}")
 
 
-def _parse_field(held: dict[str, Any]) -> Field:
-    name = require_encodable(held["name"])
-    if "fill" in held:
-        if not np.isfinite(held["fill"]):
+def _parse_field(content: dict[str, Any]) -> Field:
+    name = require_encodable(content["name"])
+    if "fill" in content:
+        if not np.isfinite(content["fill"]):
             raise ValueError(f"the value that fills '{name}' is no finite number")
-        return Numeric(name, float(held["fill"]))
-    levels = tuple(map(require_encodable, held["levels"]))
-    if len(set(levels)) < len(levels) or not isinstance(held["drop_first"], bool):
+        return Numeric(name, float(content["fill"]))
+    levels = tuple(map(require_encodable, content["levels"]))
+    if len(set(levels)) < len(levels) or not isinstance(content["drop_first"], bool):
         raise ValueError(f"'{name}' has a level twice")
-    return Categorical(name, levels, held["drop_first"])
+    return Categorical(name, levels, content["drop_first"])
 
 
 def _find_levels(series: pl.Series, *, source: str) -> Names:

@@ -26,10 +26,10 @@ from fedgft.errors import FedgftError
 from fedgft.settings import check_setting
 from fedgft.validation import check_choice, check_instance, check_integer, check_number
 
-Kind = Literal["dirichlet", "iid", "pure", "column"]
+PartitionKind = Literal["dirichlet", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]
 Rng = np.random.Generator
-KINDS: tuple[Kind, ...] = ("dirichlet", "iid", "pure", "column")
+KINDS: tuple[PartitionKind, ...] = ("dirichlet", "iid", "pure", "column")
 # Numbers of the random streams, one per purpose.
 TEST_STREAM = 0
 PARTITION_STREAM = 1
@@ -110,7 +110,7 @@ def hold_out_by_row(rows: Iterable[str], *, share: float, salt: bytes) -> np.nda
 
 def partition(
     dataset: Dataset,
-    kind: Kind = "dirichlet",
+    kind: PartitionKind = "dirichlet",
     *,
     clients: int = 10,
     alpha: float | int = 0.5,

@@ -153,14 +153,14 @@ def obtain(
     missing = []
     paths = []
     for file in files:
-        own = _find_own_copy(file, folder)
-        paths.append(own or get_cache_folder() / file.name)
+        own_copy = _find_own_copy(file, folder)
+        paths.append(own_copy or get_cache_folder() / file.name)
         wrong = ""
-        if own is None and (not paths[-1].is_file() or (wrong := _compare(file, paths[-1]))):
+        if own_copy is None and (not paths[-1].is_file() or (wrong := _compare(file, paths[-1]))):
             missing.append(file)
             problems += [f"{paths[-1]}: {wrong}"] if wrong else []
         else:
-            source = "the cache" if own is None else f"the folder {own.parent}"
+            source = "the cache" if own_copy is None else f"the folder {own_copy.parent}"
             served.setdefault(source, []).append(file.name)
     if missing:
         source = _download(missing, problems, on_progress)

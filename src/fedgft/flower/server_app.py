@@ -23,9 +23,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fedgft.audit import audit
 from fedgft.audit.site_file import from_json, gather
-from fedgft.data.agreement import agree_on_schema
 from fedgft.data.dataset import get_raw_scaling
-from fedgft.data.schema import Schema
+from fedgft.data.schema import Schema, agree_on_schema
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.flower.client import first_arrays

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.algorithms.weightings import FairFedRule
-from fedgft.data.partition import Kind as PartitionKind
+from fedgft.data.partition import PartitionKind
 from fedgft.formatting import DASH
 from fedgft.paper.convergence import Descent
 

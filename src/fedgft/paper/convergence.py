@@ -140,9 +140,11 @@ class Pooled:
         pull = s - self.y + lam * 2 * gap * share * s * (1 - s)
         gradient = pull @ self.x / len(s)
         clients = np.bincount(self.client)
-        own = np.stack([np.bincount(self.client, pull * c) for c in self.x.T], 1) / clients[:, None]
+        by_client = (
+            np.stack([np.bincount(self.client, pull * c) for c in self.x.T], 1) / clients[:, None]
+        )
         loss = float(np.logaddexp(0, z).mean() - (z * self.y).mean())
-        norms = (own**2).sum(1)
+        norms = (by_client**2).sum(1)
         square = np.bincount(self.client, pull**2 * (self.x**2).sum(1)) / clients
         # of a batch drawn without replacement; both rows of the layer move, hence the factor 2
         taken = np.minimum(batch_size, clients)
@@ -157,7 +159,7 @@ class Pooled:
 
 
 @dataclass(frozen=True)
-class Path:
+class DescentPath:
     """One step rule in one mode, averaged over the replicates at the measured rounds.
 
     Attributes
@@ -187,7 +189,7 @@ class Path:
         return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, kept: dict[str, Any]) -> "Path":
+    def from_json(cls, kept: dict[str, Any]) -> "DescentPath":
         """Read what `to_json` returned."""
         values: dict[str, Any] = {f.name: kept[f.name] for f in fields(cls)}
         values |= {n: np.array(kept[n]) for n in ("rounds", "square", "loss")}
@@ -202,7 +204,7 @@ def descend(
     *,
     seeds: Sequence[int],
     on_round: Callable[[int, int], None] | None = None,
-) -> Path:
+) -> DescentPath:
     """Train all replicates, and take the exact gradient at the measured rounds.
 
     Parameters
@@ -251,7 +253,7 @@ def descend(
 
 def _path(
     spec: Descent, mode: Mode, rule: Schedule, pooled: list[Pooled], models: np.ndarray
-) -> Path:
+) -> DescentPath:
     """The path of models (replicate, measured round, parameter)."""
     evaluations = [
         [rows.evaluate(params, lam=spec.lam, batch_size=spec.batch_size) for params in path]
@@ -261,7 +263,7 @@ def _path(
     moved = np.linalg.norm(np.diff(models, axis=1), axis=2)
     turned = np.linalg.norm(np.diff(gradient, axis=1), axis=2)
     noisy = float(mode == "stochastic")
-    return Path(
+    return DescentPath(
         mode=mode,
         rule=rule,
         rounds=spec.measured_rounds(),
@@ -275,7 +277,7 @@ def _path(
     )
 
 
-def bounds(spec: Descent, path: Path) -> np.ndarray:
+def bounds(spec: Descent, path: DescentPath) -> np.ndarray:
     """Return the bound on the smallest squared gradient of T rounds, for T = 1, 2, ...
 
     With eta_t <= 1 / smoothness, smoothness S and the noise V of the mean gradient, the proof of
@@ -295,7 +297,7 @@ def bounds(spec: Descent, path: Path) -> np.ndarray:
     return (2 * (path.loss[0] - path.loss.min()) + noise) / np.cumsum(eta)
 
 
-def summarize(spec: Descent, path: Path, *, seeds: int) -> list[dict[str, Any]]:
+def summarize(spec: Descent, path: DescentPath, *, seeds: int) -> list[dict[str, Any]]:
     """Return rows at T = 10, 100, 1000, ... with the smallest squared gradient so far.
 
     `decline` is the factor by which the last tenfold of rounds changed it, `promised` the factor of

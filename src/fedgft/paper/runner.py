@@ -20,7 +20,7 @@ from fedgft.data.dataset import Dataset
 from fedgft.engine.plan import Schedule
 from fedgft.metrics import get_metric
 from fedgft.paper.cells import Cell
-from fedgft.paper.convergence import MODES, Descent, Mode, Path, descend
+from fedgft.paper.convergence import MODES, Descent, DescentPath, Mode, descend
 from fedgft.study.cache import Checkpoints, ResultCache, code_hash, key_of, model_key
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import CURVES, choices, measure_rounds, number, row
@@ -207,7 +207,7 @@ class Runner:
 
     # Convergence
 
-    def paths(self, spec: Descent, *, seeds: int) -> list[Path]:
+    def paths(self, spec: Descent, *, seeds: int) -> list[DescentPath]:
         """Return the path of every step rule in every mode, each stored when it is finished.
 
         `seeds`: the number of replicates that a path is averaged over.
@@ -217,7 +217,7 @@ class Runner:
         for key, mode, rule in self._path_keys(spec, seeds):
             path = None
             with suppress(*DAMAGED):
-                path = Path.from_json(self.cache.get(key) or {})
+                path = DescentPath.from_json(self.cache.get(key) or {})
             if path is None:
                 report = partial(self._report_round, f"{mode}, {rule}", len(dataset) * seeds)
                 path = descend(dataset, spec, mode, rule, seeds=range(seeds), on_round=report)

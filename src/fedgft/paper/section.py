@@ -17,8 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedgft.errors import FedgftError
 from fedgft.formatting import SIGNS, Table, escape_markdown, render, unescape_markdown
 from fedgft.metrics import get_metric
@@ -33,8 +31,7 @@ from fedgft.paper.cells import (
     get_published,
 )
 from fedgft.paper.claims import CLAIMS, Finding, accuracy_table, select
-from fedgft.paper.convergence import RESIDUE, SMALL, Descent, summarize
-from fedgft.paper.convergence import Path as DescentPath
+from fedgft.paper.convergence import RESIDUE, SMALL, Descent, DescentPath, summarize
 from fedgft.paper.runner import Record, Runner
 from fedgft.store import (
     atomic_write,
@@ -43,7 +40,7 @@ from fedgft.store import (
     refuse_link,
     require_encodable,
 )
-from fedgft.study.figures import save_figure
+from fedgft.study.figures import save_figure, simpson_counts
 from fedgft.study.training import write_rows
 from fedgft.theory import (
     Example,
@@ -217,12 +214,9 @@ def _list_notes(records: Sequence[Record]) -> tuple[str, ...]:
 
 def _make_simpson() -> SectionResult:
     """Table 2 of the paper, and both directions of Theorem 4.1 for several C."""
-    sums = simpson().sums_by_client()
-    metric = get_metric("sp")
-    each = [*sums.statistics(metric, "hard"), sums.sum(0).statistics(metric, "hard")]
     names = ("department 1", "department 2", "both together")
     lines = []
-    for name, (accepted, applied) in zip(names, np.stack(each)[:, :, 0], strict=True):
+    for name, (accepted, applied) in zip(names, simpson_counts(), strict=True):
         rates = accepted / applied
         texts = map("{:.0f} of {:.0f} ({:.0f}%)".format, accepted, applied, 100 * rates)
         lines.append((name, *texts, f"{abs(rates[0] - rates[1]):.2f}"))

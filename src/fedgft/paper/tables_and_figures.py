@@ -12,9 +12,10 @@ import numpy as np
 from fedgft.formatting import Table, format_interval, format_points
 from fedgft.metrics import get_metric
 from fedgft.paper.cells import DASH, DATA_NAMES, LABELS, Experiment, differs_from_published
-from fedgft.paper.convergence import Descent, Path, bounds
+from fedgft.paper.convergence import Descent, DescentPath, bounds
 from fedgft.paper.runner import Record
 from fedgft.study.figures import (
+    COLLAPSED_MARK,
     DARK,
     GRID,
     STYLES,
@@ -32,7 +33,6 @@ from fedgft.study.figures import (
 from fedgft.study.protocol import get_protocol
 
 FAR_MARK = "✗"  # more than two published brackets away
-COLLAPSED_MARK = "†"
 TABLE_NOTE = "In this protocol the test rows are also among the clients' rows."
 IMAGE_NOTE = (
     "In this protocol no test image is a client's, but people of whom a client has others are."
@@ -401,7 +401,7 @@ def plot_simpson() -> Any:
     return figure
 
 
-def plot_convergence(spec: Descent, paths: Sequence[Path]) -> Any:
+def plot_convergence(spec: Descent, paths: Sequence[DescentPath]) -> Any:
     """Draw the smallest squared gradient so far over the rounds, and the bounds, by mode.
 
     Both axes are logarithmic, so that a rate is a slope. `paths` are those of one experiment.

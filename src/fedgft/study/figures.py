@@ -19,7 +19,7 @@ from fedgft.store import atomic_write
 from fedgft.study.protocol import Protocol
 from fedgft.study.results import GAP_OF, mean_of
 from fedgft.study.study import Result, Study
-from fedgft.study.tradeoff import Frontier, Spot, best_within, find_knee
+from fedgft.study.tradeoff import Frontier, TradeoffPoint, best_within, find_knee
 from fedgft.theory import simpson
 
 # Colors that color-blind readers can tell apart (Okabe and Ito), and dashes for print.
@@ -41,7 +41,7 @@ GRID = {"color": "#e6e6e6", "lw": 0.8}
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
 SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text stays text: small and searchable
 MAX_LOSS = 8.0  # points of accuracy below the best that a frontier shows
-COLLAPSED = "†"  # marks a spot where the model of at least one replicate has collapsed
+COLLAPSED_MARK = "†"  # a footnote: the model of at least one replicate has collapsed
 FEWEST_FOR_BAND = 3  # replicates that a band needs
 WHITE_BOX = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85}
 SITE_METHODS = {
@@ -257,7 +257,7 @@ def plot_frontier(found: Frontier, *, title: str, tested: str = "held-out rows")
     """The frontier as a figure: gap to the right, accuracy upwards.
 
     The left panel shows test rows, which its title calls `tested`; the right panel shows the
-    clients' own rows. The target and the chosen spot are marked.
+    clients' own rows. The target and the chosen point are marked.
     """
     figure, axes = make_panels(10.5, 5.4, 1, 2, sharey=True)
     places = {"test": tested, "federation": "the clients' rows"}
@@ -274,13 +274,13 @@ def plot_frontier(found: Frontier, *, title: str, tested: str = "held-out rows")
 
 
 def _find_limits(found: Frontier) -> tuple[float, float, bool]:
-    """The limits of the accuracy in both panels, and whether spots lie below them.
+    """The limits of the accuracy in both panels, and whether points lie below them.
 
-    The best spot, the chosen spot and methods without a strength are always inside; other spots
+    The best point, the chosen point and methods without a strength are always inside; other points
     are inside if they are at most MAX_LOSS below the best.
     """
     places = ("test", "federation")
-    each = [(s, 100 * s.mean(found.metric, where)[0]) for s in found.spots for where in places]
+    each = [(s, 100 * s.mean(found.metric, where)[0]) for s in found.points for where in places]
     each = [(s, value) for s, value in each if np.isfinite(value)]
     if not each:
         return 0.0, 100.0, False
@@ -296,20 +296,20 @@ def _find_limits(found: Frontier) -> tuple[float, float, bool]:
 
 
 def _draw_frontier(axis: Any, found: Frontier, where: str) -> None:
-    """Draw all methods, the chosen spot, the knee, the noise floor and the target."""
+    """Draw all methods, the chosen point, the knee, the noise floor and the target."""
     metric = found.metric
-    for method, group in groupby(found.spots, key=lambda s: s.method):
+    for method, group in groupby(found.points, key=lambda s: s.method):
         _draw_method(axis, method, list(group), metric, where)
-    knee = find_knee([s for s in found.spots if s.method == "fedgft-control"], metric)
-    for spot, sign, size, color, label in (
+    knee = find_knee([s for s in found.points if s.method == "fedgft-control"], metric)
+    for point, sign, size, color, label in (
         (found.chosen, "*", 15, "#000000", "chosen (on the clients' rows)"),
         (knee, "o", 10, STYLES["fedgft-control"][0], "knee of FedGFT control"),
     ):
-        if spot is not None:
-            accuracy, gap = spot.mean(metric, where)
+        if point is not None:
+            accuracy, gap = point.mean(metric, where)
             look = {"ms": size, "mfc": "none", "mec": color, "mew": 1.3, "ls": "none", "zorder": 5}
             axis.plot(100 * gap, 100 * accuracy, sign, label=label, **look)
-    chance = mean_of(floor(metric, getattr(found.spots[0], where).statistics(metric, "hard")))
+    chance = mean_of(floor(metric, getattr(found.points[0], where).statistics(metric, "hard")))
     if chance is not None:
         axis.axvline(100 * chance, **BY_CHANCE)
     if found.target is not None:
@@ -318,15 +318,17 @@ def _draw_frontier(axis: Any, found: Frontier, where: str) -> None:
     clean_axis(axis)
 
 
-def _draw_method(axis: Any, method: str, spots: list[Spot], metric: Metric, where: str) -> None:
-    """Draw a line through the strengths and a band of accuracy; a cross for a single spot."""
-    values = [spot.values(metric, where) for spot in spots]
+def _draw_method(
+    axis: Any, method: str, points: list[TradeoffPoint], metric: Metric, where: str
+) -> None:
+    """Draw a line through the strengths and a band of accuracy; a cross for a single point."""
+    values = [point.values(metric, where) for point in points]
     accuracy, low, high = mean_band(100 * np.stack([v[0] for v in values]))
-    gap = np.array([100 * spot.mean(metric, where)[1] for spot in spots])
+    gap = np.array([100 * point.mean(metric, where)[1] for point in points])
     color, dashes = STYLES[method]
     look = {"color": color, "label": METHOD_LABELS[method]}
     banded = len(values[0][0]) >= FEWEST_FOR_BAND
-    if len(spots) == 1:
+    if len(points) == 1:
         error = (accuracy - low, high - accuracy) if banded else None
         axis.errorbar(gap, accuracy, yerr=error, fmt="P", ms=7, **look)
         return
@@ -339,38 +341,38 @@ def _draw_method(axis: Any, method: str, spots: list[Spot], metric: Metric, wher
 def frontier_table(found: Frontier, *, title: str, tested: str = "held-out rows") -> Table:
     """The frontier as a table, one line per method.
 
-    A line shows the fairest spot of the method, its knee, and its most accurate spot within given
+    A line shows the fairest point of the method, its knee, and its most accurate point within given
     gaps. `tested` names the test rows.
     """
     gaps = (0.01, 0.02, 0.05)
     metric = found.metric
     rows = []
-    for method, group in groupby(found.spots, key=lambda s: s.method):
+    for method, group in groupby(found.points, key=lambda s: s.method):
         mine = list(group)
         known = [s for s in mine if s.complete(metric)]
         fairest = min(known, key=lambda s: s.mean(metric, "federation")[1], default=None)
-        spots = (fairest, find_knee(mine, metric), *(best_within(mine, metric, g) for g in gaps))
-        rows.append((METHOD_LABELS[method], *(_format_spot(spot, metric) for spot in spots)))
-    constant = float(np.mean(constant_accuracy(found.spots[0].test)))
+        points = (fairest, find_knee(mine, metric), *(best_within(mine, metric, g) for g in gaps))
+        rows.append((METHOD_LABELS[method], *(_format_point(point, metric) for point in points)))
+    constant = float(np.mean(constant_accuracy(found.points[0].test)))
     notes = [
         f"accuracy on {tested} @ gap of decisions on the clients' rows, points;",
         "within a gap: the most accurate strength; -: none, or not in every replicate",
         f"always predicting the most frequent class: {format_points(constant)}",
     ]
-    if any(COLLAPSED in cell for row in rows for cell in row):
+    if any(COLLAPSED_MARK in cell for row in rows for cell in row):
         note = "collapsed in some replicate, nearly everybody gets one decision"
-        notes.append(f"{COLLAPSED}: {note}")
+        notes.append(f"{COLLAPSED_MARK}: {note}")
     header = ("method", "fairest", "knee", *(f"gap <= {100 * g:g}" for g in gaps))
     return Table(title, header, tuple(rows), stubs=1, notes=tuple(notes))
 
 
-def _format_spot(spot: Spot | None, metric: Metric) -> str:
+def _format_point(point: TradeoffPoint | None, metric: Metric) -> str:
     """A text such as 84.7@1.1: accuracy on test rows at the gap on the clients' rows."""
-    if spot is None:
+    if point is None:
         return "-"
-    gap = spot.mean(metric, "federation")[1]
-    accuracy = spot.mean(metric, "test")[0]
-    mark = COLLAPSED if spot.collapsed().any() else ""
+    gap = point.mean(metric, "federation")[1]
+    accuracy = point.mean(metric, "test")[0]
+    mark = COLLAPSED_MARK if point.collapsed().any() else ""
     return f"{format_points(accuracy)}@{format_points(gap)}{mark}"
 
 
@@ -385,12 +387,21 @@ def plot_sites(study: Study, results: Sequence[Result]) -> Any:
     return figure
 
 
-def simpson_rates() -> np.ndarray:
-    """(place, group): acceptance of women and men in two departments, and in both together."""
+def simpson_counts() -> np.ndarray:
+    """(department, 2, group): accepted applicants and all applicants, women and men.
+
+    There are two departments; the last entry is both departments together.
+    """
     sums = simpson().sums_by_client()
     metric = get_metric("sp")
     each = [*sums.statistics(metric, "hard"), sums.sum(0).statistics(metric, "hard")]
-    return metric.rates(np.stack(each))[:, 0]
+    return np.stack(each)[:, :, 0]
+
+
+def simpson_rates() -> np.ndarray:
+    """(department, group): the rates of acceptance for `simpson_counts`."""
+    counts = simpson_counts()
+    return counts[:, 0] / counts[:, 1]
 
 
 def _draw_paradox(axis: Any) -> None:
@@ -416,12 +427,12 @@ def _draw_sites(axis: Any, study: Study, results: Sequence[Result]) -> None:
     for place, result in enumerate(results):
         assert result.history.after is not None
         color = STYLES[result.method][0]
-        own = 100 * result.history.after.gap(result.metric, "hard").ravel()
-        own = own[np.isfinite(own)]
+        gaps = 100 * result.history.after.gap(result.metric, "hard").ravel()
+        gaps = gaps[np.isfinite(gaps)]
         overall = float(np.mean(100 * result.client_sums.gap(result.metric, "hard")))
-        jitter = place + rng.uniform(-0.22, 0.22, len(own))
-        axis.plot(own, jitter, ".", ms=5, color=color, alpha=0.35, mew=0)
-        axis.plot([float(np.median(own))] * 2, [place - 0.3, place + 0.3], color=color, lw=2)
+        jitter = place + rng.uniform(-0.22, 0.22, len(gaps))
+        axis.plot(gaps, jitter, ".", ms=5, color=color, alpha=0.35, mew=0)
+        axis.plot([float(np.median(gaps))] * 2, [place - 0.3, place + 0.3], color=color, lw=2)
         axis.plot(overall, place, "D", ms=11, color=color, mec="white", mew=1.5, zorder=3)
         look = {"weight": "bold", "color": color, "bbox": WHITE_BOX}
         _annotate(axis, f"{overall:.1f}", (overall, place), 13, **look)

@@ -279,7 +279,7 @@ def contradiction(dataset: Dataset, metric: Metric) -> str | None:
     if len(demands) <= 2:
         return None
     groups = (dataset.groups == g for g in range(len(dataset.group_names)))
-    share = [dataset.labels[own].mean() for own in groups if own.any()]
+    share = [dataset.labels[rows].mean() for rows in groups if rows.any()]
     if np.ptp(share) < EQUAL_SHARES:
         return None
     return (

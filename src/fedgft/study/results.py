@@ -294,10 +294,10 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
 
     Gaps are those of decisions, or of scores if the target applies to scores.
     """
-    own = result.client_sums[replicate]
+    sums = result.client_sums[replicate]
     test = result.test_sums[replicate]
     kind = study.protocol.control if result.has_target else "hard"
-    gap = float(own.gap(result.metric, kind))
+    gap = float(sums.gap(result.metric, kind))
     target = float(result.strength[replicate]) if result.has_target else None
     return {
         "seed": int(study.seeds[replicate]),
@@ -308,8 +308,8 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
         "gap": number(gap),
         "gap_test": number(test.gap(result.metric, kind)),
         "reached": None if target is None else bool(gap <= target + TARGET_TOLERANCE),
-        "collapsed": bool(is_collapsed(own)),
-        "accuracy": number(own.accuracy()),
+        "collapsed": bool(is_collapsed(sums)),
+        "accuracy": number(sums.accuracy()),
         "accuracy_test": number(test.accuracy()),
     }
 

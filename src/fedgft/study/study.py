@@ -23,8 +23,7 @@ from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TARGET_TOLERANCE, TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
-from fedgft.data.partition import Kind as PartitionKind
-from fedgft.data.partition import inner_split, partition
+from fedgft.data.partition import PartitionKind, inner_split, partition
 from fedgft.engine import History, Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
@@ -192,8 +191,8 @@ class Study:
             )
             history, rounds = self._train(what, batch, method, metric)
             for i, p in enumerate(new):
-                own = slice(i * len(self.seeds), (i + 1) * len(self.seeds))
-                self._known[keys[p]] = (history.part(own), rounds[own])
+                replicates = slice(i * len(self.seeds), (i + 1) * len(self.seeds))
+                self._known[keys[p]] = (history.part(replicates), rounds[replicates])
         results = []
         for p in points:
             history, rounds = self._known[keys[p]]

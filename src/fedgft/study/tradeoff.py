@@ -53,7 +53,7 @@ Accept = Callable[[np.ndarray, np.ndarray], np.ndarray]  # features, groups -> P
 
 
 @dataclass(frozen=True, eq=False)
-class Spot:
+class TradeoffPoint:
     """One method at one strength.
 
     Parameters
@@ -73,8 +73,8 @@ class Spot:
     result: Result | None = None
 
     @classmethod
-    def of(cls, result: Result) -> "Spot":
-        """The spot of a trained cell."""
+    def from_result(cls, result: Result) -> "TradeoffPoint":
+        """The point of a trained cell."""
         strength = None if result.method in WITHOUT_STRENGTH else float(result.strength[0])
         return cls(result.method, strength, result.client_sums, result.test_sums, result)
 
@@ -100,7 +100,7 @@ class Spot:
         """(replicate,): whether the model gives nearly all rows the same class."""
         return is_collapsed(self.federation)
 
-    def nearest(self, metric: Metric, target: float | None) -> int:
+    def choose_replicate(self, metric: Metric, target: float | None) -> int:
         """The replicate whose model is saved.
 
         It is the most accurate replicate within the target, or else the fairest; without a target,
@@ -118,7 +118,7 @@ class Spot:
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """All spots of a study at one alpha, and what is chosen from them.
+    """All points of a study at one alpha, and what is chosen from them.
 
     Parameters
     ----------
@@ -126,25 +126,27 @@ class Frontier:
         The replicates, whose gap, and the heterogeneity of the partition.
     target
         The largest gap; None: the knee is chosen.
-    spots
-        FedAvg's spot first; all strengths of a method are adjacent.
+    points
+        FedAvg's point first; all strengths of a method are adjacent.
     """
 
     study: Study
     metric: Metric
     alpha: float
     target: float | None
-    spots: list[Spot]
+    points: list[TradeoffPoint]
 
     @cached_property
-    def chosen(self) -> Spot | None:
-        """The spot that `choose_spot` chooses; None: no gap is estimable."""
-        return choose_spot(self.spots, self.metric, self.target)
+    def chosen(self) -> TradeoffPoint | None:
+        """The point that `choose_point` chooses; None: no gap is estimable."""
+        return choose_point(self.points, self.metric, self.target)
 
     @cached_property
     def replicate(self) -> int | None:
-        """The replicate of the chosen spot whose model is saved."""
-        return None if self.chosen is None else self.chosen.nearest(self.metric, self.target)
+        """The replicate of the chosen point whose model is saved."""
+        return (
+            None if self.chosen is None else self.chosen.choose_replicate(self.metric, self.target)
+        )
 
     @property
     def why(self) -> str:
@@ -154,14 +156,14 @@ class Frontier:
         return "the most accurate within the target on its clients' rows, or else the nearest to it"
 
     def rows(self) -> list[Row]:
-        """One row per spot, see `spot_row`."""
-        return [spot_row(self.study, self.metric, self.alpha, spot) for spot in self.spots]
+        """One row per point, see `point_row`."""
+        return [point_row(self.study, self.metric, self.alpha, point) for point in self.points]
 
     def summary(self) -> Row:
         """The target, the knee of each method, and what was chosen and saved."""
         knees = {}
-        for method in dict.fromkeys(spot.method for spot in self.spots):
-            knee = find_knee([s for s in self.spots if s.method == method], self.metric)
+        for method in dict.fromkeys(point.method for point in self.points):
+            knee = find_knee([s for s in self.points if s.method == method], self.metric)
             knees[method] = knee and {"method": knee.method, "strength": knee.strength}
         return {"target": self.target, "chosen": self._describe_chosen(), "knees": knees}
 
@@ -196,7 +198,7 @@ def trace_frontier(
     target: float | None = None,
     fits: ResultCache | None = None,
 ) -> Frontier:
-    """Sweep every method and choose a spot and a replicate.
+    """Sweep every method and choose a point and a replicate.
 
     Parameters
     ----------
@@ -213,12 +215,12 @@ def trace_frontier(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)  # some targets are out of reach
-        spots = sweep_methods(study, metric, alpha, methods, points=points, target=target)
+        swept = sweep_methods(study, metric, alpha, methods, points=points, target=target)
         if fits is not None:
-            widest = widest_gap(spots[0], metric)
-            spots += sweep_pooled(study, metric, alpha, points=points, widest=widest)
-            spots += fit_fairlearn_methods(study, metric, alpha, fits)
-    return Frontier(study, metric, alpha, target, spots)
+            widest = widest_gap(swept[0], metric)
+            swept += sweep_pooled(study, metric, alpha, points=points, widest=widest)
+            swept += fit_fairlearn_methods(study, metric, alpha, fits)
+    return Frontier(study, metric, alpha, target, swept)
 
 
 def frontier_work(study: Study, methods: Sequence[str], points: int, *, references: bool) -> int:
@@ -262,26 +264,26 @@ def sweep_methods(
     *,
     points: int = 12,
     target: float | None = None,
-) -> list[Spot]:
-    """The spots of every method, FedAvg's first."""
+) -> list[TradeoffPoint]:
+    """The points of every method, FedAvg's first."""
     fedavg = study.run(alpha, "fedavg", metric)
-    spots = [Spot.of(fedavg)]
-    widest = widest_gap(spots[0], metric)
+    swept = [TradeoffPoint.from_result(fedavg)]
+    widest = widest_gap(swept[0], metric)
     for method in methods:
         if method == "thresholds":
             grid = strength_grid(method, points, widest=widest, target=target)
             pairs = apply_thresholds(study, fedavg, grid)
-            spots += [Spot(method, t, *pair) for t, pair in zip(grid, pairs, strict=True)]
+            swept += [TradeoffPoint(method, t, *pair) for t, pair in zip(grid, pairs, strict=True)]
         elif method != "fedavg":
             strengths: Sequence[float | None] = [None]
             if method not in WITHOUT_STRENGTH:
                 strengths = strength_grid(method, points, widest=widest, target=target)
             cells = [Point(alpha, strength=strength) for strength in strengths]
-            spots += map(Spot.of, study.sweep(method, metric, cells))
-    return spots
+            swept += map(TradeoffPoint.from_result, study.sweep(method, metric, cells))
+    return swept
 
 
-def widest_gap(fedavg: Spot, metric: Metric) -> float:
+def widest_gap(fedavg: TradeoffPoint, metric: Metric) -> float:
     """FedAvg's gap, up to which targets are swept; 0.1 where it has none."""
     gap = fedavg.mean(metric, "federation")[1]
     return gap if np.isfinite(gap) and gap > 0 else 0.1
@@ -289,7 +291,7 @@ def widest_gap(fedavg: Spot, metric: Metric) -> float:
 
 def sweep_pooled(
     study: Study, metric: Metric, alpha: float, *, points: int, widest: float
-) -> list[Spot]:
+) -> list[TradeoffPoint]:
     """The controller with one client that holds all training rows, tested on the same test rows.
 
     In the same number of rounds it takes more steps, as centralized training would.
@@ -302,18 +304,18 @@ def sweep_pooled(
     pooled = replace(study, clients=1, protocol=protocol, _known={("federations", alpha): merged})
     grid = strength_grid("fedgft-control", points, widest=widest)
     results = pooled.sweep("fedgft-control", metric, [Point(alpha, strength=t) for t in grid])
-    return [replace(Spot.of(result), method="pooled") for result in results]
+    return [replace(TradeoffPoint.from_result(result), method="pooled") for result in results]
 
 
 def fit_fairlearn_methods(
     study: Study, metric: Metric, alpha: float, fits: ResultCache
-) -> list[Spot]:
+) -> list[TradeoffPoint]:
     """Fairlearn's two methods on the pooled rows of each replicate.
 
     A method that Fairlearn cannot fit (a group with one label only, for example) is left out, with
     a warning.
     """
-    spots = []
+    points = []
     work = FIT_COST * study.protocol.settings.rounds
     for bound in (*BOUNDS, None):
         name = "threshold-optimizer" if bound is None else "exponentiated-gradient"
@@ -328,46 +330,46 @@ def fit_fairlearn_methods(
             text = f"{name}: left out, Fairlearn cannot fit it ({error})"
             warnings.warn(text, NotEstimableWarning, stacklevel=2)
             continue
-        spots.append(Spot(name, bound, *_stack_pairs(each)))
-    return spots
+        points.append(TradeoffPoint(name, bound, *_stack_pairs(each)))
+    return points
 
 
-def spot_row(study: Study, metric: Metric, alpha: float, spot: Spot) -> Row:
-    """A spot with the columns of `fedgft compare`; None where it has no scores or no strength.
+def point_row(study: Study, metric: Metric, alpha: float, point: TradeoffPoint) -> Row:
+    """A point with the columns of `fedgft compare`; None where it has no scores or no strength.
 
     References have no scores. Columns about training are left out.
     """
-    values = measure(metric, spot.federation, spot.test)
+    values = measure(metric, point.federation, point.test)
     of_decisions = ("accuracy_federation", "accuracy", "gap_hard", "gap_hard_test")
     return {
-        **cell_columns(study, alpha, spot.method, metric),
-        "seeds": len(spot.test.count),
-        "strength": spot.strength,
+        **cell_columns(study, alpha, point.method, metric),
+        "seeds": len(point.test.count),
+        "strength": point.strength,
         **mean_sd({name: values[name] for name in of_decisions}),
-        **decision_columns(study.dataset, metric, spot.federation, spot.test),
+        **decision_columns(study.dataset, metric, point.federation, point.test),
         "gap_soft": mean_of(values["gap_soft"]),
         "gap_soft_test": mean_of(values["gap_soft_test"]),
     }
 
 
-def pareto_front(spots: Sequence[Spot], metric: Metric) -> list[Spot]:
-    """The spots that no other beats in accuracy and gap on the clients' rows, smallest gap first.
+def pareto_front(points: Sequence[TradeoffPoint], metric: Metric) -> list[TradeoffPoint]:
+    """The points that no other beats in accuracy and gap on the clients' rows, smallest gap first.
 
     Gaps below the noise floor count as equal, so no accuracy is given up for them.
     """
-    known = [(s, *_above_floor(s, metric)) for s in spots if s.complete(metric)]
+    known = [(s, *_above_floor(s, metric)) for s in points if s.complete(metric)]
     known.sort(key=lambda item: (item[2], -item[1]))
     best = np.maximum.accumulate([-np.inf, *(accuracy for _, accuracy, _ in known)])
     return [s for (s, accuracy, _), other in zip(known, best, strict=False) if accuracy > other]
 
 
-def find_knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
-    """The spot beyond which a larger gap brings little further accuracy.
+def find_knee(points: Sequence[TradeoffPoint], metric: Metric) -> TradeoffPoint | None:
+    """The point beyond which a larger gap brings little further accuracy.
 
-    It is the spot farthest above the line between the two ends of the Pareto front, with both axes
-    scaled to their range; None if no spot lies above that line.
+    It is the point farthest above the line between the two ends of the Pareto front, with both axes
+    scaled to their range; None if no point lies above that line.
     """
-    front = pareto_front(spots, metric)
+    front = pareto_front(points, metric)
     if len(front) < 3:
         return None
     accuracy, gap = np.array([_above_floor(s, metric) for s in front]).T
@@ -377,30 +379,34 @@ def find_knee(spots: Sequence[Spot], metric: Metric) -> Spot | None:
     return front[best] if y[best] - x[best] > 0 else None
 
 
-def choose_spot(spots: Sequence[Spot], metric: Metric, target: float | None) -> Spot | None:
+def choose_point(
+    points: Sequence[TradeoffPoint], metric: Metric, target: float | None
+) -> TradeoffPoint | None:
     """The most accurate trained method within the target, or else nearest to it.
 
-    Without a target, it is the knee, or the fairest spot if there is no knee. Spots are compared by
-    means over replicates on the clients' rows. A spot that has collapsed in half of its replicates
-    is chosen only if all spots have.
+    Without a target, it is the knee, or the fairest point if there is no knee. Points are compared
+    by means over replicates on the clients' rows. A point that has collapsed in half of its
+    replicates is chosen only if all points have.
     """
-    known = [s for s in spots if s.method in METHODS]
+    known = [s for s in points if s.method in METHODS]
     trained = [s for s in known if s.collapsed().mean() < 0.5] or known
     front = pareto_front(trained, metric)
     best = find_knee(trained, metric) if target is None else best_within(trained, metric, target)
     return best or (front[0] if front else None)
 
 
-def best_within(spots: Sequence[Spot], metric: Metric, gap: float) -> Spot | None:
-    """The most accurate spot with at most this gap, on the clients' rows; None if there is none."""
-    fair = [s for s in spots if s.complete(metric) and s.meets(metric, gap)]
+def best_within(
+    points: Sequence[TradeoffPoint], metric: Metric, gap: float
+) -> TradeoffPoint | None:
+    """The most accurate point with at most this gap on the clients' rows, or None."""
+    fair = [s for s in points if s.complete(metric) and s.meets(metric, gap)]
     return max(fair, key=lambda s: s.mean(metric, "federation")[0], default=None)
 
 
-def _above_floor(spot: Spot, metric: Metric) -> tuple[float, float]:
+def _above_floor(point: TradeoffPoint, metric: Metric) -> tuple[float, float]:
     """Accuracy, and the larger of the gap and its noise floor on these rows."""
-    accuracy, gap = spot.mean(metric, "federation")
-    chance = _mean(np.asarray(floor(metric, spot.federation.statistics(metric, "hard"))))
+    accuracy, gap = point.mean(metric, "federation")
+    chance = _mean(np.asarray(floor(metric, point.federation.statistics(metric, "hard"))))
     return accuracy, max(gap, chance) if np.isfinite(chance) else gap
 
 

@@ -370,7 +370,7 @@ def suggest_changes(row: Row) -> str:
 
 def describe_saved_model(about: Row) -> str:
     """Which replicate's model was saved, why, and its gap (`TrainedModel.summary`)."""
-    own, test = (
+    on_clients, on_test = (
         NOT_ESTIMABLE if about[name] is None else f"{format_points(about[name])} points"
         for name in ("gap", "gap_test")
     )
@@ -380,8 +380,8 @@ def describe_saved_model(about: Row) -> str:
         verdict = f" (target {format_points(about['target'])}: {met})"
     text = (
         f"The saved model is that of seed {about['seed']}: {about['why']}. Its gap of "
-        f"{about['gap_of']} is {own} on its clients' rows{verdict} and {test} on test rows; "
-        f"{about['rounds']} rounds."
+        f"{about['gap_of']} is {on_clients} on its clients' rows{verdict} and {on_test} on test "
+        f"rows; {about['rounds']} rounds."
     )
     return f"{text} It has collapsed." if about["collapsed"] else text
 
@@ -405,20 +405,20 @@ def describe_choice(found: Frontier, tested: str) -> list[str]:
     saved = found.replicate
     assert chosen is not None and saved is not None
     accuracy, gap = chosen.mean(found.metric, "test")
-    own, test = (
+    on_clients, on_test = (
         format_points(chosen.values(found.metric, where)[1][saved])
         for where in ("federation", "test")
     )
     strength = METHODS[chosen.method].strength
     setting = "" if strength is None else f" with {strength} {chosen.strength:.3g}"
-    row = found.rows()[found.spots.index(chosen)]
+    row = found.rows()[found.points.index(chosen)]
     rates = _describe_rates(row["selection_rates"], digits=1)
     selected = rates and f", it selects {rates}"
     texts = [
         f"Chosen: {METHOD_LABELS[chosen.method]}{setting}. On {tested} it is right in "
         f"{format_percent(accuracy)} of cases, gap {format_points(gap)} points, on average over "
         f"the replicates. Saved is the model of seed {found.study.seeds[saved]} ({found.why}): gap "
-        f"{own} on its clients' rows, {test} on {tested}. Its balanced accuracy is "
+        f"{on_clients} on its clients' rows, {on_test} on {tested}. Its balanced accuracy is "
         f"{format_percent(row['balanced_accuracy'])}{selected}; always "
         f"predicting the most frequent class is right in "
         f"{format_percent(row['accuracy_constant'])}. The gap is widest between "
