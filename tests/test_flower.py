@@ -152,8 +152,11 @@ def iid():
     return partition(synthetic(rows=3000, features=4, gap=0.5), "iid", clients=3, seed=1)
 
 
-@pytest.mark.parametrize("channel", ["query", "train", "evaluate"])
-@pytest.mark.parametrize("name", STRATEGIES)
+CHANNELS = [(name, "query") for name in STRATEGIES]
+CHANNELS += [(name, c) for name in ("FedAvg", "FedAdam", "Krum") for c in ("train", "evaluate")]
+
+
+@pytest.mark.parametrize("name, channel", CHANNELS)
 def test_every_strategy_composes(name: str, channel: str) -> None:
     """Three clients, ten rounds: the gap falls at least threefold against the bare strategy."""
     made = iid()
