@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 from timing import Neighbors, command
 
-from fedgft.audit import measure, write_sums
+from fedgft.auditing import measure, write_sums
 
 COLUMNS = ("case", "seconds", "peak_mb", "megabytes", "others")
 

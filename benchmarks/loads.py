@@ -83,7 +83,7 @@ def sites(size: int) -> list[str]:
 
 def bins(size: int) -> list[str]:
     """A hundred sites with 5 classes, 12 groups and `size` bins: files of many numbers."""
-    from fedgft.audit import measure, write_sums
+    from fedgft.auditing import measure, write_sums
 
     Path("sites").mkdir()
     rng = np.random.default_rng(0)

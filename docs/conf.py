@@ -39,7 +39,7 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 default_role = "code"  # docstrings write `name`
 
-PACKAGES = ("metrics", "algorithms", "engine", "data", "audit", "study", "theory", "flower")
+PACKAGES = ("metrics", "algorithms", "engine", "data", "auditing", "study", "theory", "flower")
 PAGES = {
     "Start": ("install",),
     "How to": (

@@ -15,8 +15,8 @@ import polars as pl
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from fedgft.audit import audit, measure_file, write_sums
-from fedgft.audit.site_file import gather
+from fedgft.auditing import audit, measure_file, write_sums
+from fedgft.auditing.site_file import gather
 from fedgft.data import prepared_frame
 from fedgft.formatting import SIGNS
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import fedgft
-from fedgft.algorithms import Algorithm, Averaging, Correction
+from fedgft.algorithms import Algorithm, Averaging, Correction, fedavg
 
 
 class FedDyn(Correction):
@@ -46,10 +46,10 @@ def feddyn(method: Algorithm, alpha: float = 0.1) -> Algorithm:
 
 
 if __name__ == "__main__":
-    data = fedgft.synthetic(rows=4000, seed=0)
+    data = fedgft.data.synthetic(rows=4000, seed=0)
     made = [fedgft.standardize(fedgft.partition(data, clients=5, alpha=0.5, seed=0))]
-    fair = fedgft.fedgft("sp", 20.0)
-    methods = {"FedAvg": fedgft.fedavg(), "FedDyn": feddyn(fedgft.fedavg()), "FedGFT": fair}
+    fair = fedgft.algorithms.fedgft("sp", 20.0)
+    methods = {"FedAvg": fedavg(), "FedDyn": feddyn(fedavg()), "FedGFT": fair}
     for name, method in {**methods, "FedGFT on FedDyn": feddyn(fair)}.items():
         history = fedgft.simulate(made, "logistic", method, fedgft.Settings(rounds=30), seeds=[0])
         last = history.test[-1]

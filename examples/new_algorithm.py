@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import fedgft
+from fedgft.algorithms import Algorithm, fedgft_control
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ByNeed:
 
 
 # Client a holds a tenth of the rows; its first two features have the opposite sign.
-data = fedgft.synthetic(rows=8000, features=4, gap=0.3, signal=1.5)
+data = fedgft.data.synthetic(rows=8000, features=4, gap=0.3, signal=1.5)
 client = np.random.default_rng(0).choice(5, size=len(data), p=[0.1, 0.225, 0.225, 0.225, 0.225])
 features = np.where((client == 0)[:, None] & (np.arange(5) < 2), -data.features, data.features)
 data = replace(data, features=features, clients=client, client_names=tuple("abcde"))
@@ -56,5 +57,5 @@ def show(names, algorithm):
         )
 
 
-show(["q = 0", "q = 2", "q = 8"], fedgft.Algorithm(weighting=ByNeed(np.array([0.0, 2.0, 8.0]))))
-show(["q = 8, target 0.02"], replace(fedgft.fedgft_control("sp", 0.02), weighting=ByNeed(8.0)))
+show(["q = 0", "q = 2", "q = 8"], Algorithm(weighting=ByNeed(np.array([0.0, 2.0, 8.0]))))
+show(["q = 8, target 0.02"], replace(fedgft_control("sp", 0.02), weighting=ByNeed(8.0)))

@@ -7,26 +7,27 @@ for benefit parity, which leaves the smallest gap.
 """
 
 import fedgft
+from fedgft.algorithms import fedavg, fedgft_control
 
 benefit = fedgft.Metric("benefit", "benefit parity", lambda p, y: p[:, 1:] * (1 + 3 * y[:, 1:]) / 4)
 
 # Measure it on rows, with the predictions of any model.
-fedgft.CATALOG["benefit"] = benefit  # now it has a name, also in audits
+fedgft.metrics.CATALOG["benefit"] = benefit  # now it has a name, also in audits
 repaid = [1, 1, 0, 0, 1, 0]
 accepted = [1, 1, 0, 0, 1, 1]
 sex = list("fffmmm")
-site = fedgft.audit.measure(repaid, accepted, sensitive_features=sex, site="north")
-found = fedgft.audit.audit(site).to_dict()["metrics"]["benefit"]
+site = fedgft.measure(repaid, accepted, sensitive_features=sex, site="north")
+found = fedgft.audit(site).to_dict()["metrics"]["benefit"]
 print(f"an audit of six rows: benefit gap {found['gap']:.3f}")
 
 # Train for it in the simulator; in your own loop, use `fedgft.Penalty(benefit, lam)`.
-data = fedgft.synthetic(rows=6000, features=4, gap=0.4)
+data = fedgft.data.synthetic(rows=6000, features=4, gap=0.4)
 federations = [fedgft.partition(data, clients=5, alpha=0.5, seed=seed) for seed in range(8)]
 settings = fedgft.Settings(rounds=40, schedule="cosine", eval_every=0)
 for name, method in {
-    "FedAvg": fedgft.fedavg(),
-    "statistical parity": fedgft.fedgft_control("sp"),
-    "benefit parity": fedgft.fedgft_control("benefit"),
+    "FedAvg": fedavg(),
+    "statistical parity": fedgft_control("sp"),
+    "benefit parity": fedgft_control("benefit"),
 }.items():
     history = fedgft.simulate(federations, "logistic", method, settings, seeds=range(8), lr=0.02)
     last = history.test[-1]

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import fedgft
 
-data = fedgft.synthetic(rows=3000, features=4, gap=0.4)
+data = fedgft.data.synthetic(rows=3000, features=4, gap=0.4)
 federation = fedgft.partition(data, clients=3, alpha=1.0, seed=1)
 torch.set_num_threads(1)  # small tensors
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fedgft
+from fedgft.algorithms import fedavg, fedgft_control
 
 
 class Residual(nn.Module):
@@ -31,7 +32,7 @@ class Residual(nn.Module):
 
 # Group 1 has larger features, and y = 1 if two features have the same sign.
 rng = np.random.default_rng(0)
-data = fedgft.synthetic(rows=4000, features=2, gap=0.0)
+data = fedgft.data.synthetic(rows=4000, features=2, gap=0.0)
 x = rng.standard_normal((len(data), 2)) + 1.0 * data.groups[:, None]
 labels = (x.prod(1) > 0.3 * rng.standard_normal(len(x))).astype(np.int64)
 features = np.column_stack((x, data.groups)).astype(np.float32)
@@ -52,6 +53,6 @@ def show(names, model, method):
         print(f"{name} ({history.executor}): accuracy {right:.3f}, gap {gap:.3f}")
 
 
-show(["linear"], "logistic", fedgft.fedavg())
+show(["linear"], "logistic", fedavg())
 targets = np.array([0.99, 0.02])  # per run; 0.99 has no effect
-show(["residual", "residual, fair"], lambda: Residual(3), fedgft.fedgft_control(sp, targets))
+show(["residual", "residual, fair"], lambda: Residual(3), fedgft_control(sp, targets))

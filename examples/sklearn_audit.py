@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.ensemble import RandomForestClassifier
 
 import fedgft
-from fedgft.audit import audit, measure
+from fedgft.auditing import audit, measure
 
 rng = np.random.default_rng(0)
 

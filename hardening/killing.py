@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fedgft.audit import measure, write_sums
+from fedgft.auditing import measure, write_sums
 from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.study.cache import Checkpoints

@@ -28,7 +28,7 @@ from misuse_values import (
 )
 
 import fedgft
-from fedgft import audit as audits
+from fedgft import auditing as audits
 from fedgft import data as datasets
 from fedgft import theory
 from fedgft.sums import stack
@@ -44,7 +44,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
         return audits.audit(**{"sums": [site()]} | given).summary["metrics"]["sp"]["gap"]
 
     yield from scalar_cases(
-        "fedgft.audit.audit",
+        "fedgft.auditing.audit",
         call,
         {
             "sums": lambda v: False,
@@ -67,7 +67,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
     ):
         good = kind == "unusual"
         yield Case(
-            "fedgft.audit.audit",
+            "fedgft.auditing.audit",
             "adjust_to",
             given,
             kind,
@@ -84,7 +84,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
     ):
         good = kind == "unusual"
         yield Case(
-            "fedgft.audit.audit",
+            "fedgft.auditing.audit",
             "reference_groups",
             given,
             kind,
@@ -105,7 +105,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
     )
     for kind, given, value, good in lists:
         yield Case(
-            "fedgft.audit.audit",
+            "fedgft.auditing.audit",
             "sums",
             given,
             kind,
@@ -116,7 +116,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
         )
         if given != "sums of nothing":
             yield Case(
-                "fedgft.audit.merge",
+                "fedgft.auditing.merge",
                 "sums",
                 given,
                 kind,
@@ -133,7 +133,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
         for value in values:
             given = {"metric": "sp", "first": "a", "second": "b"} | {argument: value}
             yield Case(
-                "fedgft.audit.Audit.difference",
+                "fedgft.auditing.Audit.difference",
                 argument,
                 repr(value),
                 "name",
@@ -157,7 +157,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
     )
     for kind, given, value in paths:
         yield Case(
-            "fedgft.audit.read_sums",
+            "fedgft.auditing.read_sums",
             "path",
             given,
             kind,
@@ -176,7 +176,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
             good = good or (argument == "site" and isinstance(value, str))
             good = good or (argument == "positive" and one_of("1")(value))
             yield Case(
-                "fedgft.audit.measure_file",
+                "fedgft.auditing.measure_file",
                 argument,
                 given,
                 kind,
@@ -191,7 +191,7 @@ def audit_cases(folder: Path) -> Iterator[Case]:
 def table_cases(folder: Path) -> Iterator[Case]:
     def table(**given: Any) -> Any:
         call = {"path": folder / "rows.csv", "label": "y", "group": "g"} | given
-        return len(fedgft.load_table(**call))
+        return len(fedgft.data.load_table(**call))
 
     for argument in ("path", "label", "group", "client", "split", "positive"):
         for kind, given, value in SCALARS:
@@ -199,7 +199,7 @@ def table_cases(folder: Path) -> Iterator[Case]:
             good = good or (argument == "positive" and one_of("1")(value))
             unsure = argument == "positive" and str(value) in ("0", "1")
             yield Case(
-                "fedgft.load_table",
+                "fedgft.data.load_table",
                 argument,
                 given,
                 kind,
@@ -271,34 +271,34 @@ def theory_cases() -> Iterator[Case]:
     tally = stack([fedgft.Sums.of(PROBS[k::2], Y[k::2], A[k::2], num_groups=2) for k in (0, 1)])
     for argument in ("metric", "sums", "kind"):
         for kind, given, value in SCALARS:
-            call = {"metric": fedgft.CATALOG["sp"], "sums": tally, "kind": "hard"}
+            call = {"metric": fedgft.metrics.CATALOG["sp"], "sums": tally, "kind": "hard"}
             yield Case(
-                "fedgft.analyze",
+                "fedgft.theory.analyze",
                 argument,
                 given,
                 kind,
                 lambda call=call, argument=argument, value=value: (
-                    fedgft.analyze(**call | {argument: value}).gap
+                    fedgft.theory.analyze(**call | {argument: value}).gap
                 ),
                 None,
             )
     answer = oracle.gap("sp", [0] * ROWS, PROBS[:, 1], A.tolist())
     yield Case(
-        "fedgft.analyze",
+        "fedgft.theory.analyze",
         "kind",
         "soft",
         "unusual",
-        lambda: fedgft.analyze(fedgft.CATALOG["sp"], tally, "soft").gap,
+        lambda: fedgft.theory.analyze(fedgft.metrics.CATALOG["sp"], tally, "soft").gap,
         answer,
         strict=True,
     )
     one = fedgft.Sums.of(PROBS, Y, 0 * A, num_groups=1)
     yield Case(
-        "fedgft.analyze",
+        "fedgft.theory.analyze",
         "sums",
         "one group",
         "range",
-        lambda: fedgft.analyze(fedgft.CATALOG["sp"], stack([one]), "hard"),
+        lambda: fedgft.theory.analyze(fedgft.metrics.CATALOG["sp"], stack([one]), "hard"),
         None,
         ("group",),
     )

@@ -27,7 +27,7 @@ from misuse_values import (
 )
 
 import fedgft
-from fedgft import audit as audits
+from fedgft import auditing as audits
 
 LABELS: tuple[tuple[str, str, Any], ...] = (
     ("unusual", "a list", Y.tolist()),
@@ -214,7 +214,7 @@ def measure_cases() -> Iterator[Case]:
             call = (base if misaligned(kind) else plain) | {argument: value}
             answer = None if misaligned(kind) else oracle.counts(*_values(call)[:3])
             yield Case(
-                "fedgft.audit.measure",
+                "fedgft.auditing.measure",
                 argument,
                 given,
                 kind,
@@ -234,7 +234,7 @@ def measure_cases() -> Iterator[Case]:
         return audits.measure(Y, P, sensitive_features=G, **more)
 
     yield from scalar_cases(
-        "fedgft.audit.measure",
+        "fedgft.auditing.measure",
         one,
         {
             "threshold": real(0, 1),

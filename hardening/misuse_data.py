@@ -412,10 +412,10 @@ def federation_cases() -> Iterator[Case]:
 
 def synthetic_cases() -> Iterator[Case]:
     def call(**given: Any) -> Any:
-        return len(fedgft.synthetic(**{"rows": 20, "features": 2} | given))
+        return len(fedgft.data.synthetic(**{"rows": 20, "features": 2} | given))
 
     yield from scalar_cases(
-        "fedgft.synthetic",
+        "fedgft.data.synthetic",
         call,
         {
             "rows": whole(1, 10**6),

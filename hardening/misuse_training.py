@@ -49,8 +49,8 @@ def settings_cases() -> Iterator[Case]:
         unsure=lambda name, value: name == "cohort",
     )
     yield from scalar_cases(
-        "fedgft.Optimizer",
-        lambda **g: fedgft.Optimizer(**g),
+        "fedgft.optimizers.Optimizer",
+        lambda **g: fedgft.optimizers.Optimizer(**g),
         {
             "rule": one_of("sgd"),
             "weight_decay": real(0, math.inf),
@@ -78,35 +78,37 @@ def method_cases() -> Iterator[Case]:
     share = per_run(real(0, 1, high_open=True))
     metric = {"metric": one_of("sp")}
     penalty = {"penalty": one_of("l1"), "spread": one_of("range")}
-    f = fedgft
+    f = fedgft.algorithms
 
     def based(function: Any) -> Callable[..., Any]:
         return lambda **g: function(**{"metric": "sp"} | g)
 
-    yield from scalar_cases("fedgft.fedgft", based(f.fedgft), {**metric, "lam": lam, **penalty})
-    yield from scalar_cases("fedgft.lft", based(f.lft), {**metric, "lam": lam, **penalty})
     yield from scalar_cases(
-        "fedgft.fairfed", based(f.fairfed), {**metric, "beta": lam, "rule": one_of("exp")}
+        "fedgft.algorithms.fedgft", based(f.fedgft), {**metric, "lam": lam, **penalty}
     )
+    given = {**metric, "lam": lam, **penalty}
+    yield from scalar_cases("fedgft.algorithms.lft", based(f.lft), given)
+    given = {**metric, "beta": lam, "rule": one_of("exp")}
+    yield from scalar_cases("fedgft.algorithms.fairfed", based(f.fairfed), given)
     yield from scalar_cases(
-        "fedgft.fedgft_control",
+        "fedgft.algorithms.fedgft_control",
         based(f.fedgft_control),
         {**metric, "target": share, "kind": one_of("hard"), "pick": real(0, 1)},
     )
     yield from scalar_cases(
-        "fedgft.Proximal", lambda **g: f.Proximal(**g), {"mu": real(0, math.inf)}
+        "fedgft.algorithms.Proximal", lambda **g: f.Proximal(**g), {"mu": real(0, math.inf)}
     )
     yield from scalar_cases(
-        "fedgft.Scaffold", lambda **g: f.Scaffold(**g), {"mu": real(0, math.inf)}
+        "fedgft.algorithms.Scaffold", lambda **g: f.Scaffold(**g), {"mu": real(0, math.inf)}
     )
     yield from scalar_cases(
-        "fedgft.ServerMomentum",
+        "fedgft.algorithms.ServerMomentum",
         lambda **g: f.ServerMomentum(**g),
         {"lr": real(0, math.inf, low_open=True), "momentum": real(0, 1, high_open=True)},
     )
     decay = real(0, 1, high_open=True)
     yield from scalar_cases(
-        "fedgft.Adaptive",
+        "fedgft.algorithms.Adaptive",
         lambda **g: f.Adaptive(**g),
         {
             "rule": one_of("adam"),
@@ -118,17 +120,17 @@ def method_cases() -> Iterator[Case]:
         },
     )
     yield from scalar_cases(
-        "fedgft.with_base",
+        "fedgft.algorithms.with_base",
         lambda **g: f.with_base(**{"method": f.fedavg(), "base": "fedprox"} | g),
         {"method": lambda v: False, "base": one_of("fedprox"), "mu": optional(real(0, math.inf))},
     )
     yield from scalar_cases(
-        "fedgft.with_base (server)",
+        "fedgft.algorithms.with_base (server)",
         lambda **g: f.with_base(**{"method": f.fedavg(), "base": "fedadam"} | g),
         {"server_lr": optional(real(0, math.inf, low_open=True))},
         says={"server_lr": ("server_lr", "lr")},
     )
-    yield from scalar_cases("fedgft.get_metric", f.get_metric, {"metric": one_of("sp")})
+    yield from scalar_cases("fedgft.get_metric", fedgft.get_metric, {"metric": one_of("sp")})
     for text in (
         "",
         "+",
@@ -150,18 +152,18 @@ def method_cases() -> Iterator[Case]:
             "metric",
             repr(text),
             "name",
-            lambda text=text: f.get_metric(text),
+            lambda text=text: fedgft.get_metric(text),
             None,
         )
     yield from scalar_cases(
-        "fedgft.get_protocol",
+        "fedgft.study.get_protocol",
         f.get_protocol,
         {"name": one_of("paper")},
         says={"name": ("protocol", "name")},
     )
     yield from scalar_cases(
-        "fedgft.MLP",
-        lambda **g: f.MLP(**g).shapes(features=2, classes=2),
+        "fedgft.models.MLP",
+        lambda **g: fedgft.models.MLP(**g).shapes(features=2, classes=2),
         {"hidden": lambda v: isinstance(v, list)},
     )
 
@@ -188,7 +190,7 @@ def simulate_cases() -> Iterator[Case]:
     base = {
         "federations": [made()],
         "model": "logistic",
-        "algorithm": fedgft.fedavg(),
+        "algorithm": fedgft.algorithms.fedavg(),
         "settings": fedgft.Settings(rounds=1, threads=1),
         "seeds": [0],
     }
@@ -230,7 +232,7 @@ def simulate_cases() -> Iterator[Case]:
         ("seeds", "unusual", "a tuple", (3,), True),
         ("seeds", "NaN", "NaN", [math.nan], False),
         ("algorithm", "name", "a name", "fedavg", False),
-        ("algorithm", "type", "the function", fedgft.fedavg, False),
+        ("algorithm", "type", "the function", fedgft.algorithms.fedavg, False),
         ("settings", "type", "the class", fedgft.Settings, False),
         ("settings", "type", "a dictionary", {"rounds": 1}, False),
         ("settings", "range", "a cohort too large", fedgft.Settings(rounds=1, cohort=9), False),
@@ -266,8 +268,8 @@ def simulate_cases() -> Iterator[Case]:
             holds=trained,
         )
     for given, algorithm in (
-        ("lam for two runs", fedgft.fedgft("sp", np.ones(2))),
-        ("target for two runs", fedgft.fedgft_control("sp", np.zeros(2))),
+        ("lam for two runs", fedgft.algorithms.fedgft("sp", np.ones(2))),
+        ("target for two runs", fedgft.algorithms.fedgft_control("sp", np.zeros(2))),
     ):
         yield Case(
             "fedgft.simulate",
@@ -279,11 +281,11 @@ def simulate_cases() -> Iterator[Case]:
             ("lam", "target"),
         )
     yield Case(
-        "fedgft.Study",
+        "fedgft.study.Study",
         "seeds",
         "none",
         "empty",
-        lambda: fedgft.Study(data(), fedgft.get_protocol("heldout"), []),
+        lambda: fedgft.study.Study(data(), fedgft.study.get_protocol("heldout"), []),
         None,
         ("seeds",),
     )

@@ -28,8 +28,8 @@ from flwr.serverapp import strategy as flower
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedgft.audit import audit, measure, merge
-from fedgft.audit.site_file import from_json, to_json
+from fedgft.auditing import audit, measure, merge
+from fedgft.auditing.site_file import from_json, to_json
 from fedgft.data import prepared_frame
 from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError

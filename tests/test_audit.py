@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from fairlearn_reference import by_group, estimable, fairlearn
-from fedgft.audit import SiteSums, audit, measure
-from fedgft.audit.findings import list_verdicts
-from fedgft.audit.report import compare
-from fedgft.audit.tables_and_charts import draw_waterfall
+from fedgft.auditing import SiteSums, audit, measure
+from fedgft.auditing.findings import list_verdicts
+from fedgft.auditing.report import compare
+from fedgft.auditing.tables_and_charts import draw_waterfall
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric
 from fedgft.theory import locally_fair_globally_unfair, locally_unfair_globally_fair, simpson

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.audit import audit, measure_file, read_sums
+from fedgft.auditing import audit, measure_file, read_sums
 from fedgft.cli import main
 from fedgft.errors import FedgftError
 
@@ -135,7 +135,7 @@ def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
 
 def test_batches_do_not_matter(sites, monkeypatch):
     whole = measure_file("north.csv", label="y", group="race", score="p")
-    monkeypatch.setattr("fedgft.audit.measurement.BATCH_ROWS", 7)
+    monkeypatch.setattr("fedgft.auditing.measurement.BATCH_ROWS", 7)
     pieces = measure_file("north.csv", label="y", group="race", score="p")
     for group, table in whole.sites["north"].tables.items():
         assert np.allclose(table, pieces.sites["north"].tables[group], rtol=0, atol=1e-9)

@@ -7,10 +7,10 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from fedgft.audit import audit, measure
-from fedgft.audit import between_sites as bootstrap
-from fedgft.audit.between_sites import estimate_metric, estimate_within_sites
-from fedgft.audit.rates import (
+from fedgft.auditing import audit, measure
+from fedgft.auditing import between_sites as bootstrap
+from fedgft.auditing.between_sites import estimate_metric, estimate_within_sites
+from fedgft.auditing.rates import (
     FEW,
     estimate_difference,
     estimate_rates,

@@ -37,7 +37,9 @@ def test_results_do_not_depend_on_where_the_memory_lies(state: str) -> None:
 
 TWICE = """
 import hashlib
-from fedgft import Settings, fedavg, partition, simulate, synthetic
+from fedgft import Settings, partition, simulate
+from fedgft.algorithms import fedavg
+from fedgft.data import synthetic
 
 data = synthetic(rows=3000, features=90, seed=0)
 settings = Settings(schedule="constant", rounds=10, state="keep")

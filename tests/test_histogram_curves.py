@@ -8,8 +8,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from fairlearn_reference import estimable, fairlearn
-from fedgft.audit import audit, measure
-from fedgft.audit.thresholds import compute_curves, sweep_thresholds
+from fedgft.auditing import audit, measure
+from fedgft.auditing.thresholds import compute_curves, sweep_thresholds
 
 
 @pytest.fixture(scope="module")

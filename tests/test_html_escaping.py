@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.audit import audit, measure
-from fedgft.audit.report import compare
+from fedgft.auditing import audit, measure
+from fedgft.auditing.report import compare
 from fedgft.formatting import Table
 from fedgft.paper.claims import Finding
 from fedgft.paper.section import FORMAT, Section, write_page

@@ -10,9 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.audit import audit, measure, write_sums
-from fedgft.audit import site_file as gathering
-from fedgft.audit.measurement import Measurement, read_batches
+from fedgft.auditing import audit, measure, write_sums
+from fedgft.auditing import site_file as gathering
+from fedgft.auditing.measurement import Measurement, read_batches
 from fedgft.data.partition import partition
 from fedgft.data.public import synthetic
 from fedgft.engine.plan import index_rows, sample_cohort
@@ -95,7 +95,7 @@ def test_sites_are_read_one_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_a_table_is_measured_in_pieces(tmp_path, monkeypatch, ending: str):
-    monkeypatch.setattr("fedgft.audit.measurement.BATCH_ROWS", 1000)
+    monkeypatch.setattr("fedgft.auditing.measurement.BATCH_ROWS", 1000)
     frame = pl.DataFrame({"y": [0, 1] * 5000, "g": ["a", "b"] * 5000, "p": [0.3, 0.6] * 5000})
     file = tmp_path / f"big.{ending}"
     frame.write_csv(file) if ending == "csv" else frame.write_parquet(file)

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.audit import audit, read_sums
+from fedgft.auditing import audit, read_sums
 from fedgft.data.schema import Schema
 from fedgft.errors import FedgftError
 from fedgft.fair_model import load_model

@@ -67,7 +67,7 @@ features = generator.normal(size=(200, 2)) + groups[:, None]
 labels = (features.sum(1) > 1).astype(np.int64)
 data = fedgft.Dataset("arrays", features, labels, groups, ("x", "y"), ("no", "yes"), ("f", "m"))
 made = fedgft.standardize(fedgft.partition(data, "iid", clients=2, seed=0))
-method = fedgft.fedgft("sp", 1.0)
+method = fedgft.algorithms.fedgft("sp", 1.0)
 history = fedgft.simulate([made], "logistic", method, fedgft.Settings(rounds=2), seeds=[0], lr=0.1)
 assert np.isfinite(history.params).all()
 """

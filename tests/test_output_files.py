@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fedgft.audit import measure, read_sums, write_sums
+from fedgft.auditing import measure, read_sums, write_sums
 from fedgft.data.table import escape_formulas, write_table
 from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError

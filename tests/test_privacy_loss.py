@@ -6,7 +6,7 @@ hardening/privacy.py is the long version, with more tables and draws.
 import numpy as np
 import pytest
 
-from fedgft.audit import measure
+from fedgft.auditing import measure
 from fedgft.privacy.noise import Budget, Noise, draw_discrete_gaussian, honest_clients
 from fedgft.privacy.suppression import add_noise_to_site
 from fedgft.sums import COUNT, Sums

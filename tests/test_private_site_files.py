@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedgft.audit import audit, measure
-from fedgft.audit.rates import list_views, pool_sites
-from fedgft.audit.site_file import from_json, to_json
-from fedgft.audit.thresholds import compute_curves
+from fedgft.auditing import audit, measure
+from fedgft.auditing.rates import list_views, pool_sites
+from fedgft.auditing.site_file import from_json, to_json
+from fedgft.auditing.thresholds import compute_curves
 from fedgft.errors import FedgftError
 from fedgft.privacy.noise import calibrate_noise
 from fedgft.privacy.suppression import possible_cells
@@ -91,7 +91,7 @@ def test_two_measurements_differ_and_the_mean_is_right():
 
 
 def test_listed_names_say_nothing_about_the_data(tmp_path):
-    from fedgft.audit import measure_file
+    from fedgft.auditing import measure_file
 
     path = tmp_path / "p.csv"
     path.write_text("y,g,d\n" + "1,a,1\n" * 30)

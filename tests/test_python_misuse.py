@@ -12,7 +12,7 @@ from torch import nn
 
 from fedgft import Penalty
 from fedgft.algorithms import fedavg
-from fedgft.audit import audit, measure, merge
+from fedgft.auditing import audit, measure, merge
 from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import partition
 from fedgft.data.public import synthetic
@@ -37,7 +37,7 @@ def test_an_error_is_a_value_error_and_is_not_taken_for_one_of_the_readers(tmp_p
     (tmp_path / "t.csv").write_text("y,g\n0,a\n1,b\n")
     with pytest.raises(FedgftError, match=r"^[^:]*t.csv: no column 'x'"):
         load_table(tmp_path / "t.csv", label="x", group="g")
-    from fedgft.audit.report import compare
+    from fedgft.auditing.report import compare
 
     one = audit(measure(Y, Y, sensitive_features=A)).to_dict()
     with pytest.raises(FedgftError, match=r"^compare: groups differ"):

@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from fedgft.audit import audit, measure
-from fedgft.audit.report import compare
+from fedgft.auditing import audit, measure
+from fedgft.auditing.report import compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -94,7 +94,7 @@ def test_the_report_opens_complete_and_fits_the_screen(browser, file, width, sch
 
 @pytest.mark.slow
 def test_the_slider_shows_accuracy_and_gap_at_its_threshold(browser, file, made):
-    from fedgft.audit.thresholds import sweep_thresholds
+    from fedgft.auditing.thresholds import sweep_thresholds
 
     page = opened(browser, file)
     found = sweep_thresholds(made.view)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgft.audit import measure, read_sums, write_sums
-from fedgft.audit.site_file import find_site_files, from_json, gather, to_json
+from fedgft.auditing import measure, read_sums, write_sums
+from fedgft.auditing.site_file import find_site_files, from_json, gather, to_json
 from fedgft.errors import FedgftError
 from test_sums import measured
 

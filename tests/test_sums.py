@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgft.audit import SiteSums, measure, merge, read_sums, write_sums
-from fedgft.audit.site_file import from_json, to_json
+from fedgft.auditing import SiteSums, measure, merge, read_sums, write_sums
+from fedgft.auditing.site_file import from_json, to_json
 from fedgft.errors import FedgftError
 
 ROW = st.tuples(

@@ -211,16 +211,17 @@ import numpy as np
 import fedgft
 from fedgft.engine import predict_proba
 from fedgft.errors import FedgftError
-made = fedgft.standardize(fedgft.partition(fedgft.synthetic(rows=900, features=3), clients=4))
+made = fedgft.standardize(fedgft.partition(fedgft.data.synthetic(rows=900, features=3), clients=4))
 settings = fedgft.Settings(rounds=3, batch_size=32)
-for method in (fedgft.fedgft_control("sp", 0.05), fedgft.with_base(fedgft.fedavg(), "scaffold")):
+a = fedgft.algorithms
+for method in (a.fedgft_control("sp", 0.05), a.with_base(a.fedavg(), "scaffold")):
     history = fedgft.simulate([made], "logistic", method, settings, seeds=[0])
     assert history.executor == "fused" and np.isfinite(history.test[-1].accuracy()).all()
 probs = predict_proba(made, "logistic", history.params[0], made.test)
 assert probs.shape == (len(made.test), 2) and np.allclose(probs.sum(1), 1)
 for model in ("mlp", "resnet18"):
     try:
-        fedgft.simulate([made], model, fedgft.fedavg(), settings, seeds=[0])
+        fedgft.simulate([made], model, fedgft.algorithms.fedavg(), settings, seeds=[0])
     except FedgftError as error:
         print(error.kind, str(error).count("\\n"), error)
 """

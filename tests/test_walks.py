@@ -67,7 +67,7 @@ def metric(folder: Path) -> None:
     table = write_predictions(folder / "north.csv")
     frame = pl.read_csv(table)
     decisions = (frame["p"] > 0.5).cast(int)
-    fedgft.audit.audit(fedgft.audit.measure(frame["y"], decisions, sensitive_features=frame["g"]))
+    fedgft.audit(fedgft.measure(frame["y"], decisions, sensitive_features=frame["g"]))
 
 
 def deployed_round(folder: Path) -> None:

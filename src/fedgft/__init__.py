@@ -4,77 +4,69 @@
 >>> groups = ["a", "a", "b", "b"]
 >>> fedgft.statistical_parity_difference([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=groups)
 0.5
+
+Everything else is in the packages `algorithms`, `auditing`, `data`, `engine`, `flower`, `metrics`,
+`study` and `theory`: ``fedgft.algorithms.with_base`` works after ``import fedgft``.
 """
 
 from importlib import import_module
 from typing import Any
 
-_WHERE = {
+_MODULES = {  # the module of each public name; `__init__.pyi` lists them with their types
+    "Audit": "auditing.report",
+    "Dataset": "data.dataset",
+    "FairClassifier": "fair_classifier",
+    "FairModel": "fair_model",
+    "Federation": "data.dataset",
+    "FedgftError": "errors",
+    "History": "engine.simulate",
+    "Metric": "metrics.metric",
+    "NotEstimableWarning": "metrics.functions",
+    "Penalty": "algorithms.own_loop",
+    "Settings": "settings",
+    "SiteSums": "sums",
+    "TargetMissedWarning": "algorithms.controller",
     "accuracy_parity_difference": "metrics.functions",
+    "audit": "auditing.report",
     "demographic_parity_difference": "metrics.functions",
     "equal_opportunity_difference": "metrics.functions",
     "equalized_odds_difference": "metrics.functions",
     "false_positive_rate_difference": "metrics.functions",
-    "predictive_parity_difference": "metrics.functions",
-    "statistical_parity_difference": "metrics.functions",
-    "NotEstimableWarning": "metrics",
-    "CATALOG": "metrics",
-    "Metric": "metrics",
-    "Sums": "sums",
-    "get_metric": "metrics",
-    "FedgftError": "errors",
-    "Dataset": "data",
-    "Federation": "data",
-    "load": "data",
-    "load_table": "data",
-    "partition": "data.partition",
-    "standardize": "data.dataset",
-    "synthetic": "data.public",
-    "MLP": "models",
-    "Logistic": "models",
-    "Module": "models",
-    "Optimizer": "optimizers",
-    "Adaptive": "algorithms",
-    "Algorithm": "algorithms",
-    "ControlReport": "algorithms.controller",
-    "Controller": "algorithms",
-    "FairFed": "algorithms",
-    "FedNova": "algorithms",
-    "Objective": "algorithms",
-    "Penalty": "algorithms.own_loop",
-    "Proximal": "algorithms",
-    "Scaffold": "algorithms",
-    "ServerMomentum": "algorithms",
-    "TargetMissedWarning": "algorithms.controller",
-    "fedgft_control": "algorithms",
-    "fairfed": "algorithms",
-    "fedavg": "algorithms",
-    "fedgft": "algorithms",
-    "lft": "algorithms",
-    "lrw": "algorithms",
-    "with_base": "algorithms",
-    "History": "engine",
-    "Settings": "settings",
-    "simulate": "engine",
-    "FairModel": "fair_model",
+    "get_metric": "metrics.catalog",
+    "load": "data.public",
     "load_model": "fair_model",
-    "Study": "study",
-    "get_protocol": "study",
-    "analyze": "theory",
+    "measure": "auditing.measurement",
+    "measure_file": "auditing.measurement",
+    "partition": "data.partition",
+    "predictive_parity_difference": "metrics.functions",
+    "read_sums": "auditing.site_file",
+    "simulate": "engine.simulate",
+    "standardize": "data.dataset",
+    "statistical_parity_difference": "metrics.functions",
 }
-_MODULES = ("audit",)  # `fedgft.audit.measure(...)` after `import fedgft`
+_PACKAGES = (
+    "algorithms",
+    "auditing",
+    "data",
+    "engine",
+    "flower",
+    "metrics",
+    "models",
+    "optimizers",
+    "study",
+    "theory",
+)
 
-__all__ = sorted((*_WHERE, *_MODULES))
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for: `import fedgft` costs nothing, and torch waits for a model."""
-    if name in _MODULES:
+    if name in _PACKAGES:
         return import_module(f"fedgft.{name}")
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedgft' has no attribute {name!r}")
-    return getattr(import_module(f"fedgft.{_WHERE[name]}"), name)
+    return getattr(import_module(f"fedgft.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*_MODULES, *_PACKAGES]

@@ -146,12 +146,17 @@ class FairModel:
             text = f"{self.path}: a model for images, and predict reads tables; {advice}"
             raise FedgftError(text, kind="unsupported")
 
-    def _score(self, features: np.ndarray) -> np.ndarray:
-        """Return softmax of the linear layers with ReLU between them, (n, classes)."""
+    def logits(self, features: np.ndarray) -> np.ndarray:
+        """Return the output of the last layer, (n, classes), for encoded features (n, d)."""
         self._refuse_network()
         x = (features - self.mean) / self.spread
         for i, (weight, bias) in enumerate(self.layers):
             x = (np.maximum(x, 0) if i else x) @ weight.T + bias
+        return x
+
+    def _score(self, features: np.ndarray) -> np.ndarray:
+        """Return the softmax of the logits, (n, classes)."""
+        x = self.logits(features)
         x = np.exp(x - x.max(axis=1, keepdims=True))
         return x / x.sum(axis=1, keepdims=True)
 

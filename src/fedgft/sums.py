@@ -8,10 +8,11 @@
   A `SiteTables` is not a `Sums`: it has one table per named group, and the groups of sites differ.
   Its cells are also finer: sums of scores are kept by decision too, and each count has its own
   noise, or its own range if it is withheld. Both are needed to check a file and to write it again.
-  `fedgft.audit.rates` adds the cells up to one `Sums` of all sites.
+  `fedgft.auditing.rates` adds the cells up to one `Sums` of all sites.
 
-`RecordReader` checks the format of everything that arrives in a file (`fedgft.audit.site_file`) or
-in a message. `Sums.check` checks that the numbers can be sums over rows.
+`RecordReader` checks the format of everything that arrives in a file
+(`fedgft.auditing.site_file`) or in a message. `Sums.check` checks that the numbers can be sums over
+rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -16,8 +16,8 @@ import polars as pl
 import torch
 from flwr.app import ConfigRecord, RecordDict
 
-from fedgft.audit import audit
-from fedgft.audit.site_file import to_json
+from fedgft.auditing import audit
+from fedgft.auditing.site_file import to_json
 from fedgft.data.schema import describe_table
 from fedgft.deploy.init import copy_app
 from fedgft.fair_model import FairModel

@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from fedgft.audit import audit, measure, read_sums
-from fedgft.audit.report import Audit, compare
-from fedgft.audit.site_file import gather
-from fedgft.audit.summary import read_summary
+from fedgft.auditing import audit, measure, read_sums
+from fedgft.auditing.report import Audit, compare
+from fedgft.auditing.site_file import gather
+from fedgft.auditing.summary import read_summary
 from fedgft.sums import SiteSums
 from fuzzing import Target
 from fuzzing.temporary_files import each, file
@@ -20,7 +20,7 @@ UTF8 = "utf-8"
 @cache
 def other() -> bytes:
     """Another site, asked the same as that of the seeds."""
-    from fedgft.audit.site_file import to_json
+    from fedgft.auditing.site_file import to_json
 
     return to_json(site("other")).encode()
 

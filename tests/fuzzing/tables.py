@@ -5,7 +5,7 @@ import warnings
 from functools import cache, partial
 from pathlib import Path
 
-from fedgft.audit import measure_file
+from fedgft.auditing import measure_file
 from fedgft.data import load_table
 from fedgft.data import public as fetching
 from fedgft.data.image_cache import ImageCache, decode, open_decoders

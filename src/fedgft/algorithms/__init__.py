@@ -1,6 +1,6 @@
 """Federated algorithms: objective, correction, weighting and server, and their implementations."""
 
-from fedgft.algorithms.controller import Controller
+from fedgft.algorithms.controller import Controller, ControlReport
 from fedgft.algorithms.corrections import (
     Correction,
     CorrectionState,
@@ -42,6 +42,7 @@ __all__ = [
     "Averaging",
     "BySize",
     "Cohort",
+    "ControlReport",
     "Controller",
     "Correction",
     "CorrectionState",

@@ -28,14 +28,14 @@ from fedgft.settings import MAX_COUNT
 from fedgft.store import atomic_write, open_folder, refuse_link, stage_files
 
 if TYPE_CHECKING:
-    from fedgft.audit.summary import Summary
+    from fedgft.auditing.summary import Summary
     from fedgft.sums import Privacy, SiteSums
 
 # Loaded when a command runs, so that help is printed at once.
-measurement = LazyModule("fedgft.audit.measurement")
-reports = LazyModule("fedgft.audit.report")
-site_file = LazyModule("fedgft.audit.site_file")
-summaries = LazyModule("fedgft.audit.summary")
+measurement = LazyModule("fedgft.auditing.measurement")
+reports = LazyModule("fedgft.auditing.report")
+site_file = LazyModule("fedgft.auditing.site_file")
+summaries = LazyModule("fedgft.auditing.summary")
 sums_format = LazyModule("fedgft.sums")
 tables = LazyModule("fedgft.data.table")
 
@@ -125,7 +125,7 @@ def measure(
         check_site_report(report, path)
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:
-            sums = fedgft.audit.measure_file(
+            sums = fedgft.auditing.measure_file(
                 predictions,
                 label=label,
                 group=columns,
@@ -144,17 +144,13 @@ def measure(
             )
         # The report is about the numbers in the file, where sums are rounded.
         content = site_file.to_json(sums, min_bin=min_bin)
-        made = (
-            None
-            if report is None
-            else fedgft.audit.audit(site_file.from_json(content, source=site))
-        )
+        made = None if report is None else fedgft.audit(site_file.from_json(content, source=site))
         for line in describe_rows(sums, site):
             note(line)
         for line in describe_disclosure(sums, min_bin):
             note(line)
         if path is not None:
-            wrote([fedgft.audit.write_sums(sums, path, min_bin=min_bin)])
+            wrote([fedgft.auditing.write_sums(sums, path, min_bin=min_bin)])
         if report is not None:
             wrote(write_report(report, made, "audit"))
             print_report(made)
@@ -216,7 +212,7 @@ def audit(
         check_report_folder(out, "audit")
     with bar() as progress:
         sums = read_sites(files, progress)
-    report = fedgft.audit.audit(
+    report = fedgft.audit(
         sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
     )
     exceeded = find_exceeded(report.to_dict(), limits)
@@ -314,8 +310,8 @@ def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = -1.0
-        known = ", ".join(fedgft.CATALOG)
-        is_pair = equals and name in fedgft.CATALOG
+        known = ", ".join(fedgft.metrics.CATALOG)
+        is_pair = equals and name in fedgft.metrics.CATALOG
         require(is_pair, f"`{field}` {item}: write METRIC=GAP, such as sp=0.05, of {known}")
         is_gap = 0 <= limit < 1
         require(is_gap, f"`{field}` {item}: the gap must be a number, 0 or more and below 1")
@@ -363,7 +359,7 @@ def _read_summary(folder: Path, progress: Bar) -> "Summary":
     report = folder / "audit.json" if folder.is_dir() else folder
     if report.is_file() and site_file.is_report(report):
         return summaries.read_summary(report)
-    return fedgft.audit.audit(read_sites([folder], progress)).to_dict()
+    return fedgft.audit(read_sites([folder], progress)).to_dict()
 
 
 # Sites
@@ -406,7 +402,7 @@ def check_site_file(path: Path, site: str) -> None:
         return
     require(path.is_file(), f"`out` {path}: is no plain file; --json prints the sums", kind="file")
     try:
-        (found,) = fedgft.audit.read_sums(path).sites
+        (found,) = fedgft.auditing.read_sums(path).sites
     except FedgftError:
         text = f"`out` {path}: exists and holds no sums of ours; name another file"
         raise FedgftError(text, kind="file") from None

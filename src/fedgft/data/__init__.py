@@ -19,6 +19,7 @@ _MODULES = {
     "load_table": "fedgft.data.table",
     "prepared_frame": "fedgft.data.public",
     "read_frame": "fedgft.data.table",
+    "synthetic": "fedgft.data.public",
 }
 __all__ = list(_MODULES)
 __getattr__ = import_on_use(__name__, _MODULES)

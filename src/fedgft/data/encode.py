@@ -28,6 +28,7 @@ else:
     pl = LazyModule("polars")
 
 Names = tuple[str, ...]
+UNSEEN = "were not among the training rows"  # in notes on values that are no known level
 MISSING = "(missing)"  # the level of missing values
 MAX_INDICATORS = 10_000  # limit over all text columns; each level becomes a feature
 MAX_LEVELS = 1000  # limit for one text column; a column with more holds names or identifiers
@@ -230,8 +231,8 @@ class Categorical:
             text = f"missing value(s) of '{self.name}' are a category of their own"
             notes.append(f"{source}: {absent} {text}")
         if unknown := int((codes < 0).sum()):
-            text = f"value(s) of '{self.name}' were not among the training rows"
-            notes.append(f"{source}: {unknown} {text}: all their indicators are zero")
+            share = f"{unknown} value(s) of '{self.name}' ({100 * unknown / len(codes):.3g}%)"
+            notes.append(f"{source}: {share} {UNSEEN}: all their indicators are zero")
         return notes
 
 

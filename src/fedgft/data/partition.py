@@ -36,6 +36,8 @@ PARTITION_STREAM = 1
 INNER_STREAM = 2
 TRAIN_ROWS_STREAM = 3
 TEST_ROWS_STREAM = 4
+WEIGHTS_STREAM = 5
+MAX_REPEATS = 10  # most rows per row that whole weights may make
 MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
 MAX_ALPHA = 1e9  # beyond it, all shares are equal in floating point, and the draw would overflow
 
@@ -223,6 +225,39 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
     offsets = np.concatenate(([0], np.cumsum(sizes - held_out)))
     rows = federation.rows[~is_test]
     test = np.sort(federation.rows[is_test])
+    return replace(federation, rows=rows, offsets=offsets, test=test, mean=None, spread=None)
+
+
+def repeat_rows(federation: Federation, weights: np.ndarray, *, seed: int) -> Federation:
+    """Return the federation with every row repeated in proportion to its weight.
+
+    Whole weights that are not large repeat rows exactly. Otherwise each client keeps its number of
+    rows per unit of weight on average: a row occurs as often as its weight says, rounded up or down
+    at random (systematic sampling), so that no sum is biased.
+
+    Parameters
+    ----------
+    federation
+        Clients and test rows; the scaling is dropped.
+    weights
+        (n,) One number >= 0 per row of the data set.
+    seed
+        Seed of the rounding.
+    """
+    used = np.concatenate((federation.rows, federation.test))
+    whole = bool((weights[used] == np.round(weights[used])).all())
+    total = float(weights[used].sum())
+    if not (whole and total <= MAX_REPEATS * len(used)):
+        weights = weights * (len(used) / total)
+    start = make_rng(seed, WEIGHTS_STREAM).random()
+    bounds = np.floor(np.concatenate(([0.0], np.cumsum(weights[used]))) + start)
+    times = np.diff(bounds).astype(np.int64)
+    if whole and total <= MAX_REPEATS * len(used):
+        times = weights[used].astype(np.int64)
+    of_clients = times[: len(federation.rows)]
+    offsets = np.concatenate(([0], np.cumsum(of_clients)))[federation.offsets]
+    rows = np.repeat(federation.rows, of_clients)
+    test = np.repeat(federation.test, times[len(federation.rows) :])
     return replace(federation, rows=rows, offsets=offsets, test=test, mean=None, spread=None)
 
 

@@ -397,10 +397,12 @@ def _to_polars_series(column: nw.Series) -> pl.Series:
     numeric = column.dtype.is_numeric()
     truth = column.dtype == nw.Boolean
     if (numeric or truth) and not any(missing):
-        return pl.Series(column.name, column.to_numpy())
+        return pl.Series(str(column.name), column.to_numpy())
     pairs = zip(column.to_list(), missing, strict=True)
     values = [None if absent else float(value) if numeric else value for value, absent in pairs]
-    return pl.Series(column.name, values, pl.Float64 if numeric else pl.Boolean if truth else None)
+    return pl.Series(
+        str(column.name), values, pl.Float64 if numeric else pl.Boolean if truth else None
+    )
 
 
 def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None) -> Dataset:

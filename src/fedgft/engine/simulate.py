@@ -130,7 +130,7 @@ def simulate(
         A name ("logistic", "mlp", "resnet18"), an `nn.Module`, a function that makes one, or a
         `fedgft.models.Model`.
     algorithm
-        The method, for example ``fedgft.fedgft_control("sp", target=0.02)``.
+        The method, for example ``fedgft.algorithms.fedgft_control("sp", target=0.02)``.
     settings
         RoundLoop, batches, optimizer and so on, the same for all runs.
     seeds

@@ -184,8 +184,8 @@ def report_reply(message: Message, context: Context, site: Site) -> Message:
     Held-out rows and training rows describe different people. Noise on the sums of held-out rows
     therefore draws on a budget of its own, once, and not on that of the rounds.
     """
-    from fedgft.audit import measure  # needed only for the last message of a run
-    from fedgft.audit.site_file import to_json
+    from fedgft.auditing import measure  # needed only for the last message of a run
+    from fedgft.auditing.site_file import to_json
 
     policy = _make_policy(message, context, site)
     check_version(policy.request, "the server")

@@ -21,8 +21,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedgft.audit import audit
-from fedgft.audit.site_file import from_json, gather
+from fedgft.auditing import audit
+from fedgft.auditing.site_file import from_json, gather
 from fedgft.data.dataset import get_raw_scaling
 from fedgft.data.schema import Schema, agree_on_schema
 from fedgft.errors import FedgftError

@@ -23,7 +23,7 @@ from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TARGET_TOLERANCE, TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
-from fedgft.data.partition import PartitionKind, inner_split, partition
+from fedgft.data.partition import PartitionKind, inner_split, partition, repeat_rows
 from fedgft.engine import History, Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
@@ -144,6 +144,8 @@ class Study:
         Called with a description and the number of run-rounds done since the last call.
     checkpoints
         Where simulations leave checkpoints; None: nowhere.
+    weights
+        (n,) Weight of each row in training and in all measurements, see `repeat_rows`; None: 1.
     """
 
     dataset: Dataset
@@ -155,6 +157,7 @@ class Study:
     init: Callable[[Federation], np.ndarray] | None = None
     on_progress: OnProgress = ignore_progress
     checkpoints: Checkpoints | None = None
+    weights: np.ndarray | None = None
     _known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -216,7 +219,9 @@ class Study:
                 train_rows=self.protocol.train_rows,
                 test_rows=self.protocol.test_rows,
             )
-            self._known[key] = [self._scale(deal(seed=seed)) for seed in self.seeds]
+            self._known["dealt", alpha] = [deal(seed=seed) for seed in self.seeds]
+            pairs = zip(self._known["dealt", alpha], self.seeds, strict=True)
+            self._known[key] = [self._scale(f, seed) for f, seed in pairs]
         return self._known[key]
 
     def choose_lr(self, alpha: float) -> np.ndarray:
@@ -375,8 +380,9 @@ class Study:
         """
         key = ("inner", alpha)
         if key not in self._known:
-            pairs = zip(self.federations(alpha), self.seeds, strict=True)
-            self._known[key] = [self._scale(inner_split(f, seed=seed)) for f, seed in pairs]
+            self.federations(alpha)
+            pairs = zip(self._known["dealt", alpha], self.seeds, strict=True)
+            self._known[key] = [self._scale(inner_split(f, seed=seed), seed) for f, seed in pairs]
         at = range(len(self.seeds)) if replicates is None else replicates.tolist()
         copies = len(lr)
         shape = (copies, len(at))
@@ -415,7 +421,10 @@ class Study:
             resume=resume,
         )
 
-    def _scale(self, federation: Federation) -> Federation:
+    def _scale(self, federation: Federation, seed: int) -> Federation:
+        """Repeat rows by their weights, and standardize the features if the protocol says so."""
+        if self.weights is not None:
+            federation = repeat_rows(federation, self.weights, seed=seed)
         return standardize(federation) if self.protocol.features == "standardized" else federation
 
 

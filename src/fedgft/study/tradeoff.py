@@ -23,7 +23,7 @@ import numpy as np
 from fedgft.algorithms import METHODS
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
-from fedgft.audit.thresholds import candidate_thresholds, search_group_thresholds
+from fedgft.auditing.thresholds import candidate_thresholds, search_group_thresholds
 from fedgft.data.dataset import Federation
 from fedgft.engine import predict_proba
 from fedgft.engine.select_best import GAP_TOLERANCE

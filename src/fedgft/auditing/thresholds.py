@@ -21,7 +21,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from fedgft.audit.rates import View
+from fedgft.auditing.rates import View
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric
 from fedgft.metrics.intervals import FEW, wilson

@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from fedgft.audit.between_sites import check_bootstrap, estimate_metric
-from fedgft.audit.findings import list_verdicts, list_warnings
-from fedgft.audit.rates import (
+from fedgft.auditing.between_sites import check_bootstrap, estimate_metric
+from fedgft.auditing.findings import list_verdicts, list_warnings
+from fedgft.auditing.rates import (
     Pool,
     View,
     estimate_difference,
@@ -24,9 +24,9 @@ from fedgft.audit.rates import (
     list_views,
     pool_sites,
 )
-from fedgft.audit.summary import MetricSummary, Number, Summary, summarize, to_json, views_of
-from fedgft.audit.tables_and_charts import draw_figures, list_tables
-from fedgft.audit.thresholds import (
+from fedgft.auditing.summary import MetricSummary, Number, Summary, summarize, to_json, views_of
+from fedgft.auditing.tables_and_charts import draw_figures, list_tables
+from fedgft.auditing.thresholds import (
     COARSE_HISTOGRAM_WARNING,
     GROUP_THRESHOLDS_WARNING,
     adjust_thresholds,
@@ -55,7 +55,7 @@ class Audit:
     Parameters
     ----------
     summary
-        All results: see `fedgft.audit.summary.Summary`.
+        All results: see `fedgft.auditing.summary.Summary`.
     pool
         The sums of all sites.
     views
@@ -164,7 +164,7 @@ def audit(
     seed
         The seed of the bootstrap.
 
-    >>> from fedgft.audit import measure
+    >>> from fedgft.auditing import measure
     >>> site = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
     >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
     0.5

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.audit.findings import (
+from fedgft.auditing.findings import (
     MAX_SITES,
     describe_contributions,
     estimable_metrics,
     leading_metric,
     rank_sites,
 )
-from fedgft.audit.rates import View
-from fedgft.audit.summary import (
+from fedgft.auditing.rates import View
+from fedgft.auditing.summary import (
     GapInterval,
     GapSummary,
     GroupRate,
@@ -36,7 +36,7 @@ from fedgft.audit.summary import (
     gap_interval,
     views_of,
 )
-from fedgft.audit.thresholds import Curves, compute_curves
+from fedgft.auditing.thresholds import Curves, compute_curves
 from fedgft.formatting import DASH, Figure, Table, format_interval, format_percent, format_points
 from fedgft.metrics import CATALOG, get_metric
 

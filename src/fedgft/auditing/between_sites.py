@@ -18,7 +18,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedgft.audit.rates import (
+from fedgft.auditing.rates import (
     MIN_SIGNAL,
     Estimate,
     Gap,

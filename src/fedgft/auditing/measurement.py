@@ -193,7 +193,7 @@ def measure(
         raise FedgftError(f"positive must be a label, not {format_value(positive)}")
     if values is not None and not isinstance(values, Mapping):
         raise FedgftError(f"values must be like {{'sex': ('f', 'm')}}, not {format_value(values)}")
-    features = _split_attributes(sensitive_features)
+    features = split_attributes(sensitive_features)
     check_indices(
         y_true=y_true,
         y_pred=y_pred,
@@ -585,13 +585,13 @@ def _build_table(
     features, scores
         The values of each attribute, by its name, and the columns of scores, by their names.
     """
-    frame = {"y_true": _to_series("y_true", y_true)}
-    frame |= {f"sensitive_features {name}": _to_series(name, v) for name, v in features.items()}
+    frame = {"y_true": to_series("y_true", y_true)}
+    frame |= {f"sensitive_features {name}": to_series(name, v) for name, v in features.items()}
     for name, column in scores.items():
         _check_finite(name, column)
-        frame[name] = _to_series(name, column)
+        frame[name] = to_series(name, column)
     if y_pred is not None:
-        frame["y_pred"] = _to_series("y_pred", y_pred)
+        frame["y_pred"] = to_series("y_pred", y_pred)
     for name, series in frame.items():
         if len(series) != len(frame["y_true"]):
             raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
@@ -613,7 +613,7 @@ def _are_scores(y_pred: Any) -> bool:
     return array.dtype.kind == "f" and bool(((array > 0) & (array < 1)).any())
 
 
-def _split_attributes(features: Any) -> dict[str, Any]:
+def split_attributes(features: Any) -> dict[str, Any]:
     """The values of each attribute by its name."""
     if isinstance(features, Mapping):
         return {str(name): values for name, values in features.items()}
@@ -643,7 +643,7 @@ def _split_scores(scores: Any) -> dict[str, Any]:
     return {f"scores {i}": array[:, i] for i in range(array.shape[1])}
 
 
-def _to_series(name: str, values: Any) -> pl.Series:
+def to_series(name: str, values: Any) -> pl.Series:
     """A column of numbers or of text, with null where a value is missing."""
     if isinstance(values, pl.Series):
         return values.cast(pl.String) if values.dtype == pl.Categorical else values

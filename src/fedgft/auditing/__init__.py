@@ -4,14 +4,14 @@ from fedgft.errors import import_on_use
 
 # A study needs the thresholds of this package, and not its readers of tables.
 _MODULES = {
-    "Audit": "fedgft.audit.report",
+    "Audit": "fedgft.auditing.report",
     "SiteSums": "fedgft.sums",
-    "audit": "fedgft.audit.report",
-    "measure": "fedgft.audit.measurement",
-    "measure_file": "fedgft.audit.measurement",
+    "audit": "fedgft.auditing.report",
+    "measure": "fedgft.auditing.measurement",
+    "measure_file": "fedgft.auditing.measurement",
     "merge": "fedgft.sums",
-    "read_sums": "fedgft.audit.site_file",
-    "write_sums": "fedgft.audit.site_file",
+    "read_sums": "fedgft.auditing.site_file",
+    "write_sums": "fedgft.auditing.site_file",
 }
 __all__ = list(_MODULES)
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import numpy as np
 
-from fedgft.audit.between_sites import MetricEstimate, SiteGaps
-from fedgft.audit.rates import (
+from fedgft.auditing.between_sites import MetricEstimate, SiteGaps
+from fedgft.auditing.rates import (
     Gap,
     Pool,
     Rates,
@@ -28,7 +28,7 @@ from fedgft.audit.rates import (
     find_largest_gap,
     find_reference_group,
 )
-from fedgft.audit.thresholds import Curves, GroupThresholds, compute_curves, sweep_thresholds
+from fedgft.auditing.thresholds import Curves, GroupThresholds, compute_curves, sweep_thresholds
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
@@ -124,7 +124,7 @@ class ViewSummary(TypedDict):
     """All metrics in one view. Except for `sites`, each dictionary is by metric.
 
     `metrics` holds the gaps of decisions, and `scores` holds the gaps of mean scores (None without
-    scores). `fedgft.audit.between_sites.SiteGaps` explains the others; `tv` is its
+    scores). `fedgft.auditing.between_sites.SiteGaps` explains the others; `tv` is its
     `total_variation`.
     """
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedgft.audit.between_sites import FEW_SITES, MetricEstimate
-from fedgft.audit.rates import Pool, View
-from fedgft.audit.summary import GapSummary, Summary, estimable_gap
+from fedgft.auditing.between_sites import FEW_SITES, MetricEstimate
+from fedgft.auditing.rates import Pool, View
+from fedgft.auditing.summary import GapSummary, Summary, estimable_gap
 from fedgft.formatting import MAX_NAMES, Verdict, format_gap, format_points, join_names
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW

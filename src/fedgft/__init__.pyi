@@ -1,0 +1,71 @@
+"""The types of the public names, for editors and type checkers; `__init__.py` imports lazily."""
+
+from fedgft import algorithms as algorithms
+from fedgft import auditing as auditing
+from fedgft import data as data
+from fedgft import engine as engine
+from fedgft import flower as flower
+from fedgft import metrics as metrics
+from fedgft import models as models
+from fedgft import optimizers as optimizers
+from fedgft import study as study
+from fedgft import theory as theory
+from fedgft.algorithms.controller import TargetMissedWarning
+from fedgft.algorithms.own_loop import Penalty
+from fedgft.auditing.measurement import measure, measure_file
+from fedgft.auditing.report import Audit, audit
+from fedgft.auditing.site_file import read_sums
+from fedgft.data.dataset import Dataset, Federation, standardize
+from fedgft.data.partition import partition
+from fedgft.data.public import load
+from fedgft.engine.simulate import History, simulate
+from fedgft.errors import FedgftError
+from fedgft.fair_classifier import FairClassifier
+from fedgft.fair_model import FairModel, load_model
+from fedgft.metrics.catalog import get_metric
+from fedgft.metrics.functions import (
+    NotEstimableWarning,
+    accuracy_parity_difference,
+    demographic_parity_difference,
+    equal_opportunity_difference,
+    equalized_odds_difference,
+    false_positive_rate_difference,
+    predictive_parity_difference,
+    statistical_parity_difference,
+)
+from fedgft.metrics.metric import Metric
+from fedgft.settings import Settings
+from fedgft.sums import SiteSums
+
+__all__ = [
+    "Audit",
+    "Dataset",
+    "FairClassifier",
+    "FairModel",
+    "Federation",
+    "FedgftError",
+    "History",
+    "Metric",
+    "NotEstimableWarning",
+    "Penalty",
+    "Settings",
+    "SiteSums",
+    "TargetMissedWarning",
+    "accuracy_parity_difference",
+    "audit",
+    "demographic_parity_difference",
+    "equal_opportunity_difference",
+    "equalized_odds_difference",
+    "false_positive_rate_difference",
+    "get_metric",
+    "load",
+    "load_model",
+    "measure",
+    "measure_file",
+    "partition",
+    "predictive_parity_difference",
+    "read_sums",
+    "simulate",
+    "standardize",
+    "statistical_parity_difference",
+]

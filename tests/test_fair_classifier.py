@@ -1,0 +1,256 @@
+"""`FairClassifier`: scikit-learn's own checks, equality with `fedgft train`, routing, bad input."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import fedgft
+from fedgft import FairClassifier, FedgftError, load_model, statistical_parity_difference
+
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": (
+        "mini-batches are drawn in another order when rows are repeated, as with any SGD"
+    )
+}
+
+
+def people(rows: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Rows with numbers, categories and missing values, whose label depends on the group."""
+    rng = np.random.default_rng(seed)
+    sex = rng.choice(["f", "m"], rows)
+    age = rng.integers(18, 80, rows).astype(float)
+    age[rng.random(rows) < 0.05] = np.nan
+    income = rng.normal(size=rows) + (sex == "m")
+    city = rng.choice(["Bonn", "Lyon", "Oslo"], rows)
+    repaid = np.where(income + rng.normal(size=rows) > 0.5, "yes", "no")
+    site = rng.choice(["north", "south", "west"], rows)
+    columns = {"age": age, "income": income, "city": city, "sex": sex}
+    return pd.DataFrame({**columns, "repaid": repaid, "site": site})
+
+
+FRAME = people()
+X = FRAME[["age", "income", "city", "sex"]]
+Y = FRAME["repaid"]
+QUICK = {"lr": 0.05, "rounds": 15}
+
+
+def gap(classifier: FairClassifier, table=X) -> float:
+    decisions = (classifier.predict(table) == "yes").astype(int)
+    return statistical_parity_difference(
+        (Y == "yes").astype(int), decisions, sensitive_features=FRAME.sex
+    )
+
+
+def test_scikit_learns_checks_pass():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_estimator(
+            FairClassifier(lr=0.1, rounds=30),
+            expected_failed_checks=EXPECTED_FAILURES,
+            on_skip=None,
+        )
+
+
+def test_the_gap_meets_the_target_and_the_audit_and_the_history_say_so():
+    classifier = FairClassifier(metric="sp", target=0.02)
+    classifier.fit(X, Y, sensitive_features=FRAME.sex, clients=FRAME.site)
+    plain = FairClassifier(method="fedavg").fit(X, Y, sensitive_features=FRAME.sex)
+    assert gap(plain) > 0.15
+    assert gap(classifier) <= 0.023
+    assert classifier.training_["reached"]
+    audit = classifier.audit_.to_dict()
+    assert audit["metrics"]["sp"]["gap"] == pytest.approx(gap(classifier))
+    assert {site["site"] for site in audit["sites"]} == {"north", "south", "west"}
+    assert pd.DataFrame(classifier.history_)["round"].iloc[-1] == classifier.training_["rounds"]
+
+
+@pytest.mark.parametrize("metric", ["sp", "eop"])
+@pytest.mark.parametrize("target", [0.0, 0.02])
+def test_it_equals_fedgft_train(metric, target, tmp_path):
+    """The same parameters, bit for bit."""
+    FRAME.drop(columns="site").to_csv(tmp_path / "people.csv", index=False)
+    command = [sys.executable, "-m", "fedgft", "train", "--data", str(tmp_path / "people.csv")]
+    command += ["--label", "repaid", "--group", "sex", "--clients", "10", "--alpha", "0.5"]
+    command += ["--metric", metric, "--target", str(target), "--seeds", "1", "--json"]
+    command += ["--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    trained = load_model(tmp_path / "out" / "model.safetensors")
+    classifier = FairClassifier(
+        metric, target, test_share=0.3, random_state=json.loads(done.stdout)["saved"]["seed"]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedgft.TargetMissedWarning)
+        classifier.fit(X, Y, sensitive_features=FRAME.sex, clients=10, alpha=0.5)
+    assert trained.tensors.keys() == classifier.model_.tensors.keys()
+    for name, tensor in trained.tensors.items():
+        np.testing.assert_array_equal(tensor, classifier.model_.tensors[name])
+    np.testing.assert_array_equal(trained.mean, classifier.model_.mean)
+    np.testing.assert_array_equal(trained.predict(X), classifier.predict(X))
+
+
+def test_pandas_polars_and_numpy_give_the_same_predictions():
+    numbers = X[["age", "income"]]
+    found = []
+    for table, groups in (
+        (numbers, FRAME.sex),
+        (pl.from_pandas(numbers), pl.Series(FRAME.sex.to_list())),
+        (numbers.to_numpy(), FRAME.sex.to_numpy()),
+    ):
+        classifier = FairClassifier(**QUICK).fit(table, Y.to_numpy(), sensitive_features=groups)
+        found.append(classifier.predict_proba(table))
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_intersections_and_missing_groups():
+    groups = pd.DataFrame({"sex": FRAME.sex, "city": FRAME.city.where(FRAME.age > 25)})
+    classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=groups)
+    assert "f & Oslo" in classifier.model_.groups
+    assert any("not recorded" in note for note in classifier.notes_)
+
+
+def test_positive_class_changes_the_metric_and_not_the_classes():
+    fits = [
+        FairClassifier("eop", pos_label=label, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+        for label in ("yes", "no")
+    ]
+    assert [list(fit.classes_) for fit in fits] == [["no", "yes"]] * 2
+    assert fits[1].model_.classes == ("yes", "no")
+    assert all(fit.score(X, Y) > 0.6 for fit in fits)
+    assert not np.array_equal(fits[0].predict_proba(X), fits[1].predict_proba(X))
+
+
+def test_multiclass_and_typed_classes_survive_a_file(tmp_path):
+    y = pd.qcut(X.income, 3, labels=False).to_numpy()
+    classifier = FairClassifier(**QUICK).fit(X, y, sensitive_features=FRAME.sex, clients=4)
+    assert classifier.decision_function(X).shape == (len(X), 3)
+    loaded = FairClassifier.load(classifier.save(tmp_path / "model.safetensors"))
+    assert loaded.predict(X).dtype.kind == "i"
+    np.testing.assert_array_equal(loaded.predict_proba(X), classifier.predict_proba(X))
+    np.testing.assert_array_equal(
+        load_model(tmp_path / "model.safetensors").predict_proba(X), classifier.predict_proba(X)
+    )
+
+
+def test_whole_weights_are_repeated_rows_and_others_agree_with_logistic_regression():
+    table = X[["income"]].to_numpy()
+    y = (Y == "yes").to_numpy()
+    weights = np.where(FRAME.sex == "m", 3.0, 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        found = FairClassifier().fit(table, y, sample_weight=weights).predict_proba(table)[:, 1]
+        plain = FairClassifier().fit(table, y).predict_proba(table)[:, 1]
+        once = FairClassifier(**QUICK).fit(np.repeat(table, 2, axis=0), np.repeat(y, 2))
+        twice = FairClassifier(**QUICK).fit(table, y, sample_weight=np.full(len(y), 2))
+    expected = LogisticRegression(C=1e6).fit(table, y, weights).predict_proba(table)[:, 1]
+    assert np.abs(found - expected).max() < 0.03 < np.abs(plain - expected).max()
+    np.testing.assert_allclose(twice.predict_proba(table), once.predict_proba(table), atol=0.02)
+
+
+def test_routing_pipelines_and_grid_search():
+    numbers = ColumnTransformer([("scale", StandardScaler(), ["income"])])
+    data = {"sensitive_features": FRAME.sex.to_numpy(), "clients": FRAME.site.to_numpy()}
+    with config_context(enable_metadata_routing=True):
+        classifier = FairClassifier(**QUICK).set_fit_request(sensitive_features=True, clients=True)
+        pipeline = make_pipeline(numbers, clone(classifier))
+        scores = cross_validate(pipeline, X, Y, params=data, cv=3)["test_score"]
+        assert scores.shape == (3,) and (scores > 0.6).all()
+        search = GridSearchCV(classifier, {"target": [0.0, 0.2]}, cv=3)
+        search.fit(X, Y, **data)
+        fair, loose = search.cv_results_["mean_test_score"]
+        assert fair < loose
+        cv = GroupKFold(3).set_split_request(groups=True)
+        cross_validate(classifier, X, Y, params={**data, "groups": FRAME.site.to_numpy()}, cv=cv)
+
+
+def test_unseen_categories_are_reported_with_their_share():
+    classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    new = X.assign(city=X.city.replace("Oslo", "Rome"))
+    share = f"{100 * (X.city == 'Oslo').mean():.3g}%"
+    with pytest.warns(UserWarning, match=f"'city'.*{share}"):
+        classifier.predict(new)
+
+
+def test_without_groups_it_warns_and_has_no_audit():
+    with pytest.warns(UserWarning, match="without fairness"):
+        classifier = FairClassifier(**QUICK).fit(X, Y)
+    assert classifier.model_.groups == () and classifier.training_["gap"] is None
+    with pytest.raises(FedgftError) as caught:
+        _ = classifier.audit_
+    assert caught.value.field == "sensitive_features"
+
+
+def duplicated() -> pd.DataFrame:
+    table = X.copy()
+    table.columns = ["age", "age", "city", "sex"]
+    return table
+
+
+@pytest.mark.parametrize(
+    "field, changed",
+    [
+        ("y", {"y": np.zeros(len(X))}),
+        ("y", {"y": Y[:-1]}),
+        ("y", {"y": Y.where(FRAME.age > 20)}),
+        ("sensitive_features", {"sensitive_features": np.zeros(len(X))}),
+        ("sensitive_features", {"sensitive_features": np.arange(len(X)) % 1000}),
+        ("sensitive_features", {"sensitive_features": FRAME.sex[:-1]}),
+        ("sensitive_features", {"sensitive_features": FRAME.sex[::-1]}),
+        ("clients", {"clients": FRAME.site[:-1]}),
+        ("clients", {"clients": FRAME.site.where(FRAME.age > 20)}),
+        ("clients", {"clients": 0}),
+        ("sample_weight", {"sample_weight": np.full(len(X), -1.0)}),
+        ("sample_weight", {"sample_weight": np.zeros(len(X))}),
+        ("alpha", {"clients": 3, "alpha": -1.0}),
+        ("X", {"X": duplicated()}),
+    ],
+)
+def test_bad_input_is_one_error_that_names_the_argument(field, changed):
+    given = {"X": X, "y": Y, "sensitive_features": FRAME.sex, **changed}
+    with pytest.raises(ValueError) as caught:
+        FairClassifier(**QUICK).fit(given.pop("X"), given.pop("y"), **given)
+    assert "\n" not in str(caught.value)
+    assert getattr(caught.value, "field", None) == field
+
+
+@pytest.mark.parametrize(
+    "field, settings",
+    [
+        ("target", {"target": -1.0}),
+        ("metric", {"metric": "parity"}),
+        ("protocol", {"protocol": "none"}),
+        ("base", {"base": "none"}),
+        ("rounds", {"rounds": 0}),
+        ("test_share", {"test_share": 1.0}),
+        ("pos_label", {"pos_label": "maybe"}),
+        ("random_state", {"random_state": "x"}),
+        ("method", {"method": "none"}),
+    ],
+)
+def test_bad_settings_name_the_setting(field, settings):
+    with pytest.raises(FedgftError) as caught:
+        FairClassifier(**settings).fit(X, Y, sensitive_features=FRAME.sex)
+    assert caught.value.field == field
+
+
+def test_other_columns_at_prediction_are_refused():
+    classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    for table in (X.rename(columns={"age": "years"}), X.iloc[:, ::-1], X.iloc[:, :2]):
+        with pytest.raises(ValueError, match="feature"):
+            classifier.predict(table)
+    with pytest.raises(FedgftError, match="age"):
+        classifier.predict(X.assign(age="old"))
