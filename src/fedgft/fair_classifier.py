@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import narwhals as nw
 import numpy as np
@@ -158,7 +158,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         clients: Any = None,
         alpha: float = 0.5,
         sample_weight: Any = None,
-    ) -> Self:
+    ) -> FairClassifier:
         """Train the model.
 
         Parameters
@@ -268,7 +268,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.save(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path) -> FairClassifier:
         """Read a model that `save` or `fedgft train` wrote. Nothing in the file is executed."""
         model = FairModel.load(path)
         if model.encoder is None:
