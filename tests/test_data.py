@@ -69,7 +69,7 @@ def test_user_split_keeps_test_rows_out_of_the_encoder(write):
     assert data.test.tolist() == [False, False, True, False, True]
     assert data.columns == ("age", "job=smith", "job=(missing)", "sex=M")
     assert data.features[2, 0] == 40  # the mean of 30, 40 and 50: no test row has a say
-    assert any("1 value(s) of 'sex' were not among the training rows" in n for n in data.notes)
+    assert any("1 value(s) of 'sex' (" in n for n in data.notes)
 
 
 def test_parquet_equals_csv(write, tmp_path):

@@ -3,12 +3,16 @@
 classifier = FairClassifier(metric="sp", target=0.02)
 classifier.fit(X, y, sensitive_features=frame["sex"], clients=frame["hospital"])
 classifier.predict(X_new)
+
+`fit` reads its arguments into a `Dataset`, trains one replicate of a `Study` as `fedgft train`
+does, and keeps the `FairModel` and the sums that `audit_` reports on.
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,21 +21,23 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from fedgft.auditing.measurement import measure, split_attributes, to_series
+from fedgft.algorithms.controller import TargetMissedWarning
+from fedgft.algorithms.registry import METHODS
+from fedgft.auditing.measurement import DEFAULT_BINS, split_attributes, to_series
 from fedgft.auditing.report import Audit, audit
-from fedgft.data.dataset import Dataset
-from fedgft.data.encode import UNSEEN, Encoder, as_text
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.encode import UNSEEN, Encoder, Numeric, as_text
 from fedgft.data.partition import PartitionKind, hold_out
-from fedgft.data.table import MAX_VALUES, Roles, read_groups, to_polars
+from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells, to_polars
 from fedgft.errors import FedgftError, import_extra
-from fedgft.fair_model import FairModel
+from fedgft.fair_model import FairModel, softmax
 from fedgft.metrics import get_metric
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
-from fedgft.study.study import Point, Study
+from fedgft.study.study import Point, Result, Study
 from fedgft.study.training import build_model
-from fedgft.sums import SiteSums, merge
-from fedgft.validation import check_indices, format_value
+from fedgft.sums import COUNT, SCORES, Group, MeasurementSpec, SiteSums, SiteTables
+from fedgft.validation import check_choice, check_indices, format_value
 
 if TYPE_CHECKING:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -46,7 +52,8 @@ else:
     validation = import_extra("sklearn.utils.validation", "FairClassifier")
 
 NO_GROUPS = ("", " ")  # FedAvg ignores groups, but the engine needs two of them
-CLASS_TYPES = {"b": "bool", "i": "int", "u": "int", "f": "float"}  # else text
+ALL_ROWS = "all rows"  # the site of a model that was fitted without clients
+TEST_ROWS = "test rows"
 
 
 class FairClassifier(ClassifierMixin, BaseEstimator):
@@ -68,7 +75,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     lam
         The strength of "fedgft" and "lft"; None: chosen on held-out rows.
     model
-        "logistic", "mlp", a model of `fedgft`, or a function that makes a torch module.
+        "logistic", "mlp", a model of `fedgft.models`, or a function that makes a torch module with
+        one output per class.
     base
         The federated algorithm that the method extends, such as "fedavg", "fedprox" or "scaffold".
     rounds
@@ -99,6 +107,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         A dictionary: learning rate, rounds, gap, whether the target was reached.
     notes_
         Sentences on missing values and missing groups.
+    audit_
+        The `Audit` of the decisions, by client; see `test_share`. A loaded model has none.
 
     Examples
     --------
@@ -178,9 +188,16 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         alpha
             How rows are dealt to simulated clients: small is heterogeneous.
         sample_weight
-            (n,) Weights of the rows; see `fedgft.data.partition.repeat_rows`.
+            (n,) Weights of the rows; see `fedgft.data.partition.repeat_rows`. `audit_` counts
+            every row once.
+
+        Returns
+        -------
+        FairClassifier
+            The fitted classifier itself.
         """
-        frame = self._read_features(X, reset=True)
+        table = self._read_features(X, reset=True)
+        rows = len(table)
         check_indices(
             X=X,
             y=y,
@@ -188,34 +205,34 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             clients=clients,
             sample_weight=sample_weight,
         )
-        labels = self._read_classes(y, frame.height)
-        weights = _read_weights(sample_weight, frame.height)
+        labels = self._read_classes(y, rows)
+        weights = _read_weights(sample_weight, rows)
         if weights is not None and len(np.unique(labels[weights > 0])) < 2:
             text = "is zero in all rows but those of one class: there is nothing to learn"
             raise FedgftError(text, field="sample_weight", kind="data")
-        seed = _read_seed(self.random_state)
-        groups, group_names, notes = _read_groups(sensitive_features, frame.height)
-        owners, client_names, kind, number = _read_clients(clients, frame.height)
-        encoder = Encoder.fit(frame, frame.columns, source="X")
-        features, encoder_notes = encoder.encode(frame, source="X")
+        groups = _read_groups(sensitive_features, rows)
+        owners, client_names, kind, number = _read_clients(clients, rows)
+        encoder = _fit_encoder(table)
+        features, notes = _encode(table, encoder)
+        del table  # it may be as large as X
         data = Dataset(
             name="X",
             features=features,
             labels=labels,
-            groups=groups,
+            groups=groups.codes,
             columns=encoder.columns,
             classes=self._class_names,
-            group_names=group_names,
+            group_names=groups.names,
             clients=owners,
             client_names=client_names,
             encoder=encoder,
-            notes=(*encoder_notes, *notes),
+            notes=(*notes, *groups.notes),
         )
-        test = hold_out(data, share=self.test_share, seed=seed, keep_clients=kind == "column")
-        mask = np.zeros(len(data), bool)
-        mask[test] = True
+        seed = _read_seed(self.random_state)
+        test = np.zeros(rows, bool)
+        test[hold_out(data, share=self.test_share, seed=seed, keep_clients=kind == "column")] = True
         study = Study(
-            replace(data, test=mask),
+            replace(data, test=test),
             self._make_protocol(),
             [seed],
             clients=number,
@@ -223,17 +240,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             model=self.model,
             weights=weights,
         )
-        method = self.method if sensitive_features is not None else "fedavg"
-        result = study.sweep(method, get_metric(self.metric), [Point(alpha)])[0]
-        self.model_ = build_model(study, result, 0)
-        self.model_.about["class_type"] = CLASS_TYPES.get(self.classes_.dtype.kind, "text")
-        if sensitive_features is None:
-            self.model_.about["groups"] = []
-            self.model_.about["trained"] |= {"gap": None, "gap_test": None, "reached": None}
-        self.history_: list[Row] = round_rows(study, result)
-        self.training_ = self.model_.about["trained"]
+        result = self._train(study, alpha, fair=sensitive_features is not None)
+        self._keep_model(study, result, fair=sensitive_features is not None)
         self.notes_ = data.notes
-        self._sums = self._measure(data, features, result.federations[0], clients is not None)
+        simulated = clients is not None and owners is None
+        parts = _list_parts(data, result.federations[0], simulated=simulated)
+        self._sums = _count(data, groups, parts, self.model_.logits(features))
         self.__dict__.pop("audit_", None)
         return self
 
@@ -242,7 +254,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         """The audit of the model over the test rows, or with `test_share` 0 over all rows."""
         validation.check_is_fitted(self, "model_")
         if self._sums is None:
-            text = "a model that was fitted without sensitive_features has no audit"
+            text = "is missing: only a model that was fitted with it here has an audit"
             raise FedgftError(text, field="sensitive_features", kind="missing")
         return audit(self._sums)
 
@@ -253,9 +265,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, (n, k), in the order of `classes_`."""
-        logits = self._compute_logits(X)
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return odds / odds.sum(axis=1, keepdims=True)
+        return softmax(self._compute_logits(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each row, (n,)."""
@@ -268,26 +278,39 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         return self.model_.save(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> FairClassifier:
-        """Read a model that `save` or `fedgft train` wrote. Nothing in the file is executed."""
-        model = FairModel.load(path)
+    def load(cls, path: str | Path, *, module: Callable[[], Any] | None = None) -> FairClassifier:
+        """Read a model that `save` or `fedgft train` wrote. Nothing in the file is executed.
+
+        Parameters
+        ----------
+        path
+            A .safetensors file.
+        module
+            For a network of your own: the function that makes its `nn.Module`.
+        """
+        model = FairModel.load(path, module=module)
         if model.encoder is None:
             text = f"{path}: not trained on a table; load_model reads it"
             raise FedgftError(text, field="path", kind="unsupported")
         about = model.about
-        target = about["trained"]["target"] or 0.0
-        loaded = cls(about["metric"], target, method=about["method"], random_state=about["seed"])
+        loaded = cls(
+            about["metric"],
+            about["trained"]["target"] or 0.0,
+            method=about["method"],
+            model=about["model"] if module is None else module,
+            random_state=about["seed"],
+        )
         loaded.model_ = model
         loaded.training_ = about["trained"]
         loaded.notes_ = ()
         loaded.history_ = []
-        names = np.array([field.name for field in model.encoder.fields], dtype=object)
-        loaded.n_features_in_ = len(names)
-        if not about.get("unnamed"):
-            loaded.feature_names_in_ = names
+        loaded._sums = None
+        columns = np.array(list(model.features), dtype=object)
+        loaded.n_features_in_ = len(columns)
+        if about.get("named_columns", True):
+            loaded.feature_names_in_ = columns
         kind = about.get("class_type", "text")
-        values = [_parse_class(name, kind) for name in model.classes]
-        loaded.classes_ = np.array(sorted(values))
+        loaded.classes_ = np.array(sorted(_parse_class(name, kind) for name in model.classes))
         loaded._class_names = model.classes
         return loaded
 
@@ -303,8 +326,38 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             changed["lam"] = (self.lam,)
         return replace(protocol, **changed)
 
-    def _read_features(self, X: Any, *, reset: bool) -> pl.DataFrame:
-        """Return X as a frame, and check or record the number and names of its columns."""
+    def _train(self, study: Study, alpha: float, *, fair: bool) -> Result:
+        """Train one replicate, and warn if it misses its target."""
+        method = check_choice("method", self.method, tuple(METHODS)) if fair else "fedavg"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TargetMissedWarning)
+            result = study.sweep(method, get_metric(self.metric), [Point(alpha)])[0]
+        control = result.history.control
+        if control is not None and not control.reached[0]:
+            text = f"the target was missed: {control.reason(0)}"
+            warnings.warn(text, TargetMissedWarning, stacklevel=3)
+        return result
+
+    def _keep_model(self, study: Study, result: Result, *, fair: bool) -> None:
+        self.model_ = build_model(study, result, 0)
+        about = self.model_.about
+        about["class_type"] = _name_class_type(self.classes_.tolist())
+        about["named_columns"] = hasattr(self, "feature_names_in_")
+        if not fair:
+            about["groups"] = []
+            about["trained"] |= {"gap": None, "gap_test": None, "reached": None}
+        self.history_: list[Row] = round_rows(study, result)
+        self.training_ = about["trained"]
+        if self.training_["collapsed"]:
+            text = "the model has collapsed: it gives nearly all rows the same class; try a larger"
+            warnings.warn(f"{text} target or another lr", UserWarning, stacklevel=3)
+
+    def _read_features(self, X: Any, *, reset: bool) -> pl.DataFrame | np.ndarray:
+        """Return X as a table, or as an array of finite numbers; check or record its columns."""
+        names = [str(name) for name in getattr(X, "columns", ())]
+        if len(set(names)) < len(names):
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise FedgftError(f"has the column {repeated!r} more than once", field="X")
         try:
             table = nw.from_native(X, eager_only=True)
         except TypeError:
@@ -313,16 +366,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         validation._check_n_features(self, np.empty((0, len(table.columns))), reset=reset)
         if not len(table) or not len(table.columns):
             raise FedgftError(f"X has the shape {table.shape}; it needs a row and a column")
-        names = [str(name) for name in table.columns]
-        if len(set(names)) < len(names):
-            repeated = next(name for name in names if names.count(name) > 1)
-            raise FedgftError(f"X has the column {repeated!r} more than once", field="X")
         return to_polars(X, "X")
 
-    def _read_array(self, X: Any, *, reset: bool) -> pl.DataFrame:
+    def _read_array(self, X: Any, *, reset: bool) -> pl.DataFrame | np.ndarray:
         array = validation.validate_data(
             self, X, reset=reset, dtype=None, ensure_all_finite="allow-nan"
         )
+        if array.dtype.kind in "biuf" and not np.isnan(array.sum(dtype=np.float64)):
+            return array
         columns = {f"x{i}": _to_numbers(array[:, i]) for i in range(array.shape[1])}
         frame = pl.DataFrame({name: to_series(name, column) for name, column in columns.items()})
         return frame.fill_nan(None)
@@ -334,16 +385,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         y = validation.column_or_1d(y, warn=True)
         if len(y) != rows:
             raise FedgftError(f"y has {len(y)} rows, X has {rows}", field="y")
-        series = to_series("y", y)
-        if series.null_count() or (series.dtype.is_float() and not series.is_finite().all()):
-            raise FedgftError("y has missing values, NaN or infinity among the classes", field="y")
+        if y.dtype.kind not in "biu":
+            series = to_series("y", y)
+            if series.null_count() or (series.dtype.is_float() and not series.is_finite().all()):
+                text = "has missing values, NaN or infinity among the classes"
+                raise FedgftError(text, field="y")
         multiclass.check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            text = f"y has one class only, {self.classes_[0]!r}: there is nothing to learn"
+            text = f"has one class only, {self.classes_[0]!r}: there is nothing to learn"
             raise FedgftError(text, field="y", kind="data")
         if len(self.classes_) > MAX_VALUES:
-            text = f"y has {len(self.classes_):,} classes, more than the {MAX_VALUES} there may be"
+            text = f"has {len(self.classes_):,} classes, more than the {MAX_VALUES} there may be"
             raise FedgftError(text, field="y", kind="data")
         names = tuple(as_text(to_series("y", self.classes_)))
         if self.pos_label is not None:
@@ -360,60 +413,58 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     def _compute_logits(self, X: Any) -> np.ndarray:
         """Return the logits in the order of `classes_`."""
         validation.check_is_fitted(self, "model_")
-        frame = self._read_features(X, reset=False)
+        table = self._read_features(X, reset=False)
         encoder = self.model_.encoder
         assert encoder is not None  # `fit` sets it, and `load` refuses a model without it
-        features, notes = encoder.encode(frame, source="X")
+        features, notes = _encode(table, encoder)
         for note in notes:
             if UNSEEN in note:
                 warnings.warn(note, UserWarning, stacklevel=3)
-        logits = self.model_.logits(features)
         kind = self.model_.about.get("class_type", "text")
-        values = [_parse_class(name, kind) for name in self.model_.classes]
-        return logits[:, np.argsort(np.array(values))]
+        values = [_parse_class(name, kind) for name in self._class_names]
+        return self.model_.logits(features)[:, sorted(range(len(values)), key=values.__getitem__)]
 
-    def _measure(
-        self, data: Dataset, features: np.ndarray, federation: Any, by_client: bool
-    ) -> SiteSums | None:
-        """Return the sums of each client's rows, or of the test rows where there are some."""
-        if data.group_names == NO_GROUPS:
-            return None
-        logits = self.model_.logits(features)
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        scores = odds / odds.sum(axis=1, keepdims=True)
-        parts: dict[str, np.ndarray] = {}
-        if len(federation.test):
-            parts["test rows"] = np.unique(federation.test)
-        else:
-            names = data.client_names
-            for k in range(federation.num_clients):
-                rows = federation.rows[federation.offsets[k] : federation.offsets[k + 1]]
-                name = names[k] if names else f"client {k}" if by_client else "all rows"
-                if len(rows):
-                    parts[name] = np.unique(rows)
-        class_names = np.array(data.classes)
-        group_names = np.array([*data.group_names, None], dtype=object)
-        sums = [
-            measure(
-                class_names[data.labels[rows]],
-                class_names[logits[rows].argmax(1)],
-                scores=scores[rows, 1] if len(class_names) == 2 else scores[rows],
-                sensitive_features=group_names[data.groups[rows]],
-                site=name,
-                classes=data.classes,
-            )
-            for name, rows in parts.items()
-        ]
-        return merge(sums)
+
+# Classes in a model file, which holds their names only
+
+
+def _name_class_type(classes: list[Any]) -> str:
+    """Return the type that `_parse_class` needs to restore the classes."""
+    for kind in (bool, int, float):
+        if all(type(value) is kind for value in classes):
+            return kind.__name__
+    return "text"
 
 
 def _parse_class(name: str, kind: str) -> Any:
     """Return a class from its name in a model file."""
     if kind == "bool":
         return name == "True"
-    if kind == "text":
-        return name
-    return int(name) if kind == "int" else float(name)
+    return {"int": int, "float": float}.get(kind, str)(name)
+
+
+# Arguments of `fit`
+
+
+def _fit_encoder(table: pl.DataFrame | np.ndarray) -> Encoder:
+    if isinstance(table, pl.DataFrame):
+        return Encoder.fit(table, table.columns, source="X")
+    columns = (np.ascontiguousarray(column, dtype=np.float64) for column in table.T)
+    return Encoder(tuple(Numeric(f"x{i}", float(x.mean())) for i, x in enumerate(columns)))
+
+
+def _encode(table: pl.DataFrame | np.ndarray, encoder: Encoder) -> tuple[np.ndarray, Any]:
+    """Return the features, (n, d) float32, and notes."""
+    if isinstance(table, np.ndarray) and all(isinstance(f, Numeric) for f in encoder.fields):
+        limit = np.finfo(np.float32).max
+        if not (table.min() >= -limit and table.max() <= limit):
+            text = "holds infinity or numbers beyond the range of float32; rescale them"
+            raise FedgftError(text, field="X", kind="data")
+        return table.astype(np.float32), ()
+    if isinstance(table, np.ndarray):
+        names = [field.name for field in encoder.fields]
+        table = pl.DataFrame({n: table[:, i] for i, n in enumerate(names)})
+    return encoder.encode(table, source="X")
 
 
 def _to_numbers(column: np.ndarray) -> np.ndarray:
@@ -455,16 +506,42 @@ def _read_weights(weights: Any, rows: int) -> np.ndarray | None:
         raise FedgftError("must be finite numbers >= 0", field="sample_weight")
     if not array.any():
         raise FedgftError("are all zero: no row counts", field="sample_weight")
-    return None if (array == 1).all() else array
+    return None if (array == array[0]).all() else array
 
 
-def _read_groups(given: Any, rows: int) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
-    """Return the group of each row, the names of the groups, and notes."""
+@dataclass(frozen=True)
+class _Groups:
+    """The groups of the rows, for training and for the audit.
+
+    Parameters
+    ----------
+    codes
+        (n,) index into `names`; -1 where a part of the group is not recorded.
+    names
+        Names of the groups.
+    attributes
+        Names of the columns.
+    cells, cell_codes
+        The combinations of values for the audit, where a missing value is a part of its own, and
+        (n,) the index of each row's combination.
+    notes
+        Sentences on missing groups.
+    """
+
+    codes: np.ndarray
+    names: tuple[str, ...]
+    attributes: tuple[str, ...] = ()
+    cells: tuple[Group, ...] = ()
+    cell_codes: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _read_groups(given: Any, rows: int) -> _Groups:
     field = "sensitive_features"
     if given is None:
         text = "no sensitive_features: the model is trained without fairness"
         warnings.warn(text, UserWarning, stacklevel=3)
-        return np.arange(rows) % 2, NO_GROUPS, []
+        return _Groups(np.arange(rows) % 2, NO_GROUPS)
     columns = {name: to_series(name, v) for name, v in split_attributes(given).items()}
     if not columns:
         raise FedgftError("has no column", field=field)
@@ -475,12 +552,16 @@ def _read_groups(given: Any, rows: int) -> tuple[np.ndarray, tuple[str, ...], li
         if found > MAX_VALUES:
             text = f"column {name!r} has {found:,} different values, more than {MAX_VALUES}: use "
             raise FedgftError(f"{text}ranges of values as groups", field=field, kind="data")
-    frame = pl.DataFrame(columns)
-    groups, names, notes = read_groups(frame, Roles("y", frame.columns), source=field)
+    frame = pl.DataFrame(columns).fill_nan(None)
+    parts = [factorize(series) for series in frame.iter_columns()]
+    codes, names, notes = combine_groups(parts, source=field)
     if len(names) < 2:
-        text = f"holds one group only, {names[0]!r}: fairness compares groups"
-        raise FedgftError(text, field=field, kind="data")
-    return groups, names, notes
+        held = f"one group only, {names[0]!r}" if names else "no recorded group"
+        raise FedgftError(f"holds {held}: fairness compares groups", field=field, kind="data")
+    found, place = find_cells(parts)
+    values = [(*known, None) for _, known in parts]  # the code -1 is the last: not recorded
+    cells = [tuple(v[i] for v, i in zip(values, cell, strict=True)) for cell in found.tolist()]
+    return _Groups(codes, names, tuple(frame.columns), tuple(cells), place, tuple(notes))
 
 
 def _read_clients(
@@ -501,3 +582,64 @@ def _read_clients(
     names = tuple(text.unique().sort())
     codes = text.replace_strict(dict(zip(names, range(len(names)), strict=True)))
     return codes.to_numpy().astype(np.int64), names, "column", len(names)
+
+
+# The sums behind `audit_`
+
+
+def _list_parts(data: Dataset, federation: Federation, *, simulated: bool) -> dict[str, np.ndarray]:
+    """Return the rows of the audit by name of the site: the test rows, or each client's rows."""
+    if len(federation.test):
+        return {TEST_ROWS: np.unique(federation.test)}
+    names = data.client_names
+    parts = {}
+    for k in range(federation.num_clients):
+        name = names[federation.keys[k]] if names else f"client {k}" if simulated else ALL_ROWS
+        if len(rows := federation.client(k)):
+            parts[name] = np.unique(rows)
+    return parts
+
+
+def _count(
+    data: Dataset, groups: _Groups, parts: dict[str, np.ndarray], logits: np.ndarray
+) -> SiteSums | None:
+    """Return the sums that `measure` would return for the decisions of the model, per site.
+
+    The rows are known as indices here, so that one count of all indices replaces reading texts.
+    """
+    if groups.cell_codes is None:
+        return None
+    classes = len(data.classes)
+    spec = MeasurementSpec(data.classes, groups.attributes, scored=True, bins=DEFAULT_BINS)
+    rows = np.concatenate(list(parts.values()))
+    site = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+    scores = softmax(logits[rows])
+    cell = (groups.cell_codes[rows] * classes + data.labels[rows]) * classes
+    cell += logits[rows].argmax(1)
+    shape = (len(groups.cells), classes, classes)
+    size = int(np.prod(shape))
+    tables = np.zeros((len(parts), *shape, SCORES + len(spec.score_classes)))
+    histogram = np.zeros((*shape, len(spec.score_classes), spec.bins))
+    per_site = _make_counter(site * size + cell, (len(parts), *shape))
+    tables[..., COUNT] = per_site()
+    edges = np.arange(1, spec.bins) / spec.bins
+    for i, c in enumerate(spec.score_classes):
+        score = scores[:, c]
+        tables[..., SCORES + i] = per_site(score)
+        bins = np.searchsorted(edges, score, side="right")
+        histogram[..., i, :] = _make_counter(cell * spec.bins + bins, (*shape, spec.bins))()
+    found = {}
+    for name, table in zip(parts, tables, strict=True):
+        held = np.flatnonzero(table[..., COUNT].any(axis=(1, 2)))
+        found[name] = SiteTables({groups.cells[i]: table[i] for i in held})
+    used = np.flatnonzero(histogram.any(axis=(1, 2, 3, 4)))
+    return SiteSums(spec, found, {groups.cells[i]: histogram[i] for i in used})
+
+
+def _make_counter(places: np.ndarray, shape: tuple[int, ...]) -> Callable[..., np.ndarray]:
+    """Return a function that counts rows, or adds up weights, by place in an array."""
+
+    def count(weights: np.ndarray | None = None) -> np.ndarray:
+        return np.bincount(places, weights, minlength=int(np.prod(shape))).reshape(shape)
+
+    return count

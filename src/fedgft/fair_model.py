@@ -7,6 +7,7 @@ names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record i
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgft.data.dataset import Federation, get_raw_scaling
-from fedgft.data.encode import Encoder, Names, data_error
+from fedgft.data.encode import Categorical, Encoder, Names, data_error
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.models import ResNet18
+from fedgft.formatting import format_percent, format_points
+from fedgft.models import Module, ResNet18, get_model, prepare_logits
 from fedgft.store import atomic_write, file_error, parse_json, read_tensors, require_encodable
 
 if TYPE_CHECKING:
@@ -28,12 +30,16 @@ else:
     pl = LazyModule("polars")
 
 FORMAT = "fedgft-model-1"
+MAX_SCORED = 2**18  # features that are scored at a time, as many as a cache holds
+MAX_LISTED = 8  # most levels of a feature that a card lists
 NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
 
 
 @dataclass(frozen=True, eq=False)
 class FairModel:
-    """A trained model. Prediction of linear models and multilayer perceptrons needs no torch.
+    """A trained model: it predicts raw tables, describes itself, and is saved to one file.
+
+    Linear models and multilayer perceptrons need no torch to predict.
 
     Parameters
     ----------
@@ -46,6 +52,9 @@ class FairModel:
         None) and ``model``; for images ``network``; how the model was trained.
     path
         The file that it was loaded from, for error messages.
+    module
+        For a network of your own: the function that makes its `nn.Module`. It is not saved.
+
     """
 
     tensors: dict[str, np.ndarray]
@@ -53,6 +62,14 @@ class FairModel:
     spread: np.ndarray
     about: dict[str, Any]
     path: str = "the model"
+    module: Callable[[], Any] | None = None
+
+    def __repr__(self) -> str:
+        about = self.about
+        words = [f"{about['model']}, {len(self.features)} columns, classes {self.classes}"]
+        if self.groups:
+            words.append(f"{about['method']}, {about['metric']} between {', '.join(self.groups)}")
+        return f"FairModel({'; '.join(words)})"
 
     @property
     def columns(self) -> Names:
@@ -70,6 +87,14 @@ class FairModel:
         return tuple(self.about["groups"])
 
     @property
+    def features(self) -> dict[str, str | Names]:
+        """The columns that a table needs: "number", or the categories that the model knows."""
+        if self.encoder is None:
+            return dict.fromkeys(self.columns, "number")
+        fields = self.encoder.fields
+        return {f.name: f.levels if isinstance(f, Categorical) else "number" for f in fields}
+
+    @property
     def is_network(self) -> bool:
         """Whether the model is a network for images."""
         return "network" in self.about
@@ -83,7 +108,7 @@ class FairModel:
     @cached_property
     def layers(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Weight (out, in) and bias (out,) of each linear layer, in order; empty for a network."""
-        if self.is_network:
+        if self.is_network or self.about["model"] == Module.name:
             return []
         names = [name.removesuffix("weight") for name in self.tensors if name.endswith("weight")]
         order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
@@ -149,16 +174,47 @@ class FairModel:
     def logits(self, features: np.ndarray) -> np.ndarray:
         """Return the output of the last layer, (n, classes), for encoded features (n, d)."""
         self._refuse_network()
-        x = (features - self.mean) / self.spread
-        for i, (weight, bias) in enumerate(self.layers):
-            x = (np.maximum(x, 0) if i else x) @ weight.T + bias
-        return x
+        last_layer = self._make_last_layer()
+        step = max(1, MAX_SCORED // max(1, features.shape[1]))
+        out = np.empty((len(features), len(self.classes)))
+        for start in range(0, len(features), step):
+            rows = slice(start, start + step)
+            out[rows] = last_layer((features[rows] - self.mean) / self.spread)
+        return out
+
+    def _make_last_layer(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function from scaled features to logits."""
+        if self.about["model"] == Module.name:
+            model = self._own_model()
+            parts = [self.tensors[name].ravel() for name in self._own_shapes()]
+            sizes = {"features": len(self.columns), "classes": len(self.classes)}
+            return prepare_logits(model, np.concatenate(parts), **sizes)
+
+        def apply_layers(x: np.ndarray) -> np.ndarray:
+            for i, (weight, bias) in enumerate(self.layers):
+                x = (np.maximum(x, 0) if i else x) @ weight.T + bias
+            return x
+
+        return apply_layers
+
+    def _own_model(self) -> Any:
+        if self.module is None:
+            text = f"{self.path}: its network is not saved; load_model(path, module=...) names the "
+            raise FedgftError(f"{text}function that makes it", field="module", kind="missing")
+        return get_model(self.module)
+
+    def _own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors of a network of your own, in the order of its parameters."""
+        sizes = {"features": len(self.columns), "classes": len(self.classes)}
+        shapes = self._own_model().shapes(**sizes)
+        if {name: tensor.shape for name, tensor in self.tensors.items()} != shapes:
+            text = f"makes a network whose tensors are not those of {self.path}"
+            raise FedgftError(text, field="module")
+        return shapes
 
     def _score(self, features: np.ndarray) -> np.ndarray:
         """Return the softmax of the logits, (n, classes)."""
-        x = self.logits(features)
-        x = np.exp(x - x.max(axis=1, keepdims=True))
-        return x / x.sum(axis=1, keepdims=True)
+        return softmax(self.logits(features))
 
     def initial_parameters(self, federation: Federation) -> np.ndarray:
         """Return flat parameters, (p,), that give the same scores under a federation's scaling."""
@@ -180,6 +236,42 @@ class FairModel:
         layers = ((weight * (spread / self.spread), shifted), *rest)
         return np.concatenate([part.ravel() for layer in layers for part in layer])
 
+    def card(self) -> str:
+        """Return a model card in Markdown: what the model decides, for whom, and how fairly."""
+        about = self.about
+        trained = about.get("trained", {})
+        gap_of = trained.get("gap_of", "decisions")
+        lines = [
+            "# Model card",
+            "",
+            f"A {about['model']} model that predicts {' or '.join(self.classes)}, trained with "
+            f"{about['method']} on {about['data']} (seed {about['seed']}, fedgft).",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| groups | {', '.join(self.groups) or 'none: trained without fairness'} |",
+            f"| metric | {about['metric']}, of {gap_of} |",
+            f"| target | {_in_points(trained.get('target'))} |",
+            f"| gap on the training rows | {_in_points(trained.get('gap'))} |",
+            f"| gap on held-out rows | {_in_points(trained.get('gap_test'))} |",
+            f"| target reached | {_YES_NO.get(trained.get('reached'), '-')} |",
+            f"| accuracy on the training rows | {format_percent(trained.get('accuracy'))} |",
+            f"| accuracy on held-out rows | {format_percent(trained.get('accuracy_test'))} |",
+            f"| rounds, learning rate | {trained.get('rounds')}, {trained.get('lr')} |",
+            "",
+            "The gap was measured when the model was trained. Measure it again on the rows that "
+            "the model decides about: `fedgft measure`, or `fedgft.audit` in Python.",
+            "",
+            "| column | values |",
+            "|---|---|",
+        ]
+        for name, kind in self.features.items():
+            values = kind
+            if not isinstance(kind, str):
+                values = ", ".join(kind[:MAX_LISTED]) + (", ..." if len(kind) > MAX_LISTED else "")
+            lines.append(f"| {_escape_cell(name)} | {_escape_cell(str(values))} |")
+        return "\n".join(lines) + "\n"
+
     def save(self, path: str | Path) -> Path:
         """Write the model to a .safetensors file, atomically."""
         from safetensors.numpy import save  # the command line starts faster without it
@@ -191,8 +283,8 @@ class FairModel:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> FairModel:
-        """Read a model file. Nothing in it is executed; a damaged file raises a one-line error."""
+    def load(cls, path: str | Path, *, module: Callable[[], Any] | None = None) -> FairModel:
+        """Read a model file, see `load_model`."""
         if Path(path).exists() and not Path(path).is_file():
             raise file_error(path, "not a model file (a folder, or a pipe)")
         try:
@@ -209,7 +301,7 @@ class FairModel:
         try:
             mean = tensors.pop("scaler.mean")
             spread = tensors.pop("scaler.spread")
-            model = cls(tensors, mean, spread, about, str(path))
+            model = cls(tensors, mean, spread, about, str(path), module)
             model._check()
         except FedgftError:
             raise
@@ -232,6 +324,8 @@ class FairModel:
             return
         if self.encoder is not None and self.encoder.columns != self.columns:
             raise ValueError("the encoder does not make the columns of the model")
+        if self.about["model"] == Module.name:
+            return  # `_own_shapes` compares the tensors with those of the module
         widths = [len(self.columns), *(len(bias) for _, bias in self.layers)]
         for (weight, bias), (inputs, outputs) in zip(self.layers, pairwise(widths), strict=True):
             if weight.shape != (outputs, inputs) or bias.shape != (outputs,):
@@ -240,6 +334,39 @@ class FairModel:
             raise ValueError("the layers do not end in the classes")
 
 
-def load_model(path: str | Path) -> FairModel:
-    """Read a model that `fedgft train` or `FairModel.save` wrote."""
-    return FairModel.load(path)
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of the classes, (n, classes)."""
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+_YES_NO = {True: "yes", False: "no"}
+
+
+def _in_points(value: float | None) -> str:
+    return format_points(value) if value is None else f"{format_points(value)} points"
+
+
+def _escape_cell(text: str) -> str:
+    """Return a text that cannot end a cell of a Markdown table or start HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def load_model(path: str | Path, *, module: Callable[[], Any] | None = None) -> FairModel:
+    """Read a model that `fedgft train`, `FairClassifier.save` or `FairModel.save` wrote.
+
+    Nothing in the file is executed. A damaged file raises a `FedgftError` of one line.
+
+    Parameters
+    ----------
+    path
+        A .safetensors file.
+    module
+        For a network of your own: the function that makes its `nn.Module`, as in training.
+
+    Returns
+    -------
+    FairModel
+        The model, with `predict`, `predict_proba`, `features` and `card`.
+    """
+    return FairModel.load(path, module=module)

@@ -659,6 +659,12 @@ def to_series(name: str, values: Any) -> pl.Series:
         return pl.Series(name, array)
     if array.dtype.kind in "cmM":
         raise FedgftError(f"{name} must hold numbers or text, not {array.dtype}")
+    if array.dtype.kind == "U":
+        return pl.Series(name, array)
+    try:  # much faster than the loop below, and enough where every value is text or None
+        return pl.Series(name, array.tolist(), dtype=pl.String, strict=True)
+    except (TypeError, ValueError):
+        pass
     nested = [v for v in array.tolist() if isinstance(v, list | tuple | dict | set | np.ndarray)]
     if nested:
         raise FedgftError(f"{name} must hold one value per row, not {format_value(nested[0])}")

@@ -123,7 +123,11 @@ class Dataset:
         center = self.features.mean(axis=0, dtype=np.float64)
         spread = self.features.std(axis=0, dtype=np.float64)
         scale = np.where(spread > 0, spread, 1.0)
-        features = ((self.features - center) / scale).astype(self.features.dtype)
+        features = np.empty_like(self.features)
+        step = _chunk_rows(self.features)
+        for start in range(0, len(features), step):
+            rows = slice(start, start + step)
+            features[rows] = (self.features[rows] - center) / scale
         return replace(self, features=features, center=center, scale=scale)
 
 
@@ -314,13 +318,18 @@ def compute_spread(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return np.sqrt(np.where(variance > (CONSTANT * mean) ** 2, variance, 1.0))
 
 
+def _chunk_rows(features: np.ndarray) -> int:
+    """Return how many rows to convert to float64 at a time."""
+    return max(1, CHUNK_BYTES // (8 * max(1, features.shape[1])))
+
+
 def compute_moments(federation: Federation) -> Moments:
     """Return the sums over all training rows, computed in chunks.
 
     The result does not depend on which client holds which row.
     """
     features = federation.dataset.features
-    step = max(1, CHUNK_BYTES // (8 * max(1, features.shape[1])))
+    step = _chunk_rows(features)
     total = Moments.of(np.empty((0, features.shape[1])))
     for start in range(0, len(federation.rows), step):
         rows = federation.rows[start : start + step]

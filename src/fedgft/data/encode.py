@@ -31,6 +31,7 @@ Names = tuple[str, ...]
 UNSEEN = "were not among the training rows"  # in notes on values that are no known level
 MISSING = "(missing)"  # the level of missing values
 MAX_INDICATORS = 10_000  # limit over all text columns; each level becomes a feature
+MANY_ROWS = 1000  # from here on it pays to look for the distinct values of a column
 MAX_LEVELS = 1000  # limit for one text column; a column with more holds names or identifiers
 MAX_CATEGORY_LIKE = 10  # a text column with so few distinct values is a category, even of numbers
 DAMAGED_SHARE = 0.9  # a text column with this share of numbers is a damaged column of numbers
@@ -112,8 +113,16 @@ def as_text(series: pl.Series) -> pl.Series:
     """Return the values as text, independent of the column's type: 1.0 is "1", true is "True".
 
     The type of a column depends on all rows of its file; the spelling of a value depends on that
-    value alone. Nulls stay null.
+    value alone, so each distinct value of a long column is converted once. Nulls stay null.
     """
+    if len(series) > MANY_ROWS and not series.dtype.is_nested():
+        values = series.unique()
+        if len(values) < len(series) // 4:
+            return series.replace_strict(values, _convert_to_text(values), return_dtype=pl.String)
+    return _convert_to_text(series)
+
+
+def _convert_to_text(series: pl.Series) -> pl.Series:
     if series.dtype.is_float():
         is_integer = (series == series.round()) & (series.abs() < MAX_INTEGER)
         integers = series.cast(pl.Int128, strict=False).cast(pl.String)

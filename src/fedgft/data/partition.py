@@ -37,7 +37,7 @@ INNER_STREAM = 2
 TRAIN_ROWS_STREAM = 3
 TEST_ROWS_STREAM = 4
 WEIGHTS_STREAM = 5
-MAX_REPEATS = 10  # most rows per row that whole weights may make
+MAX_REPEATS = 10  # most times as many rows that weights may make
 MIN_ROWS_TO_SPLIT = 4  # a client with fewer rows holds none of them out
 MAX_ALPHA = 1e9  # beyond it, all shares are equal in floating point, and the draw would overflow
 
@@ -67,6 +67,8 @@ def hold_out(dataset: Dataset, *, share: float | int, seed: int, keep_clients: b
     if dataset.test is not None:
         return np.flatnonzero(dataset.test)
     check_setting("test_share", share)
+    if not share:
+        return np.empty(0, np.int64)
     order = make_rng(seed, TEST_STREAM).permutation(len(dataset))
     count = round(share * len(dataset))
     if keep_clients and dataset.clients is not None:
@@ -231,29 +233,31 @@ def inner_split(federation: Federation, *, share: float = 0.25, seed: int) -> Fe
 def repeat_rows(federation: Federation, weights: np.ndarray, *, seed: int) -> Federation:
     """Return the federation with every row repeated in proportion to its weight.
 
-    Whole weights that are not large repeat rows exactly. Otherwise each client keeps its number of
-    rows per unit of weight on average: a row occurs as often as its weight says, rounded up or down
-    at random (systematic sampling), so that no sum is biased.
+    The smallest weight stands for one row, as long as there are at most `MAX_REPEATS` times as many
+    rows as before. A row then occurs as often as its weight says, rounded up or down at random
+    (systematic sampling) where that is no whole number, so that no sum is biased.
 
     Parameters
     ----------
     federation
         Clients and test rows; the scaling is dropped.
     weights
-        (n,) One number >= 0 per row of the data set.
+        (n,) One number >= 0 per row of the data set, not all 0.
     seed
         Seed of the rounding.
     """
     used = np.concatenate((federation.rows, federation.test))
-    whole = bool((weights[used] == np.round(weights[used])).all())
-    total = float(weights[used].sum())
-    if not (whole and total <= MAX_REPEATS * len(used)):
-        weights = weights * (len(used) / total)
-    start = make_rng(seed, WEIGHTS_STREAM).random()
-    bounds = np.floor(np.concatenate(([0.0], np.cumsum(weights[used]))) + start)
-    times = np.diff(bounds).astype(np.int64)
-    if whole and total <= MAX_REPEATS * len(used):
-        times = weights[used].astype(np.int64)
+    given = weights[used]
+    total = float(given.sum())
+    if total == 0:
+        raise FedgftError("are all zero: no row counts", field="sample_weight")
+    scale = min(1 / float(given[given > 0].min()), MAX_REPEATS * len(used) / total)
+    wanted = given * scale
+    times = np.round(wanted).astype(np.int64)
+    if not np.allclose(times, wanted, rtol=0, atol=1e-9):
+        start = make_rng(seed, WEIGHTS_STREAM).random()
+        bounds = np.floor(np.concatenate(([0.0], np.cumsum(wanted))) + start)
+        times = np.diff(bounds).astype(np.int64)
     of_clients = times[: len(federation.rows)]
     offsets = np.concatenate(([0], np.cumsum(of_clients)))[federation.offsets]
     rows = np.repeat(federation.rows, of_clients)

@@ -46,6 +46,7 @@ else:
     pl = LazyModule("polars")
 
 MAX_VALUES = 200  # limit for a label or a group; a column with more holds numbers or names
+MAX_TABLE = 1_000_000  # combinations of groups that a table of all of them may have
 MAX_LISTED_CELLS = 100_000  # intersections of groups that are searched for empty ones
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -128,14 +129,22 @@ def split_group_columns(group: str | Sequence[str], columns: Sequence[str]) -> N
     return names
 
 
-def _factorize(series: pl.Series) -> Codes:
+def factorize(series: pl.Series) -> Codes:
     """Return the code of each value and the names of the codes.
 
     A null has the code -1. Numbers are sorted as numbers, the rest as text.
     """
-    ordered = series if is_numeric(series) else as_text(series)
-    names = tuple(as_text(ordered.drop_nulls().unique().sort()).unique(maintain_order=True))
-    return encode_levels(as_text(series), names), names
+    if series.dtype.is_integer() and not series.null_count():
+        numbers, codes = np.unique(series.to_numpy(), return_inverse=True)
+        return codes, tuple(as_text(pl.Series(numbers)))
+    values = series.drop_nulls().unique()
+    ordered = values if is_numeric(series) else as_text(values)
+    names = tuple(as_text(ordered.sort()).unique(maintain_order=True))
+    if not names:
+        return np.full(len(series), -1, np.int64), ()
+    codes = pl.Series(encode_levels(as_text(values), names))
+    found = series.replace_strict(values, codes, default=-1, return_dtype=pl.Int64)
+    return found.fill_null(-1).to_numpy(), names
 
 
 def _get_complete(frame: pl.DataFrame, name: str, role: str, *, source: str) -> pl.Series:
@@ -154,7 +163,7 @@ def _check_finite(series: pl.Series, *, source: str) -> pl.Series:
 def read_labels(frame: pl.DataFrame, roles: Roles, *, source: str) -> Codes:
     """Return the class index of each row, (n,), and the names of the classes."""
     series = _get_complete(frame, roles.label, "label", source=source)
-    codes, names = _factorize(series)
+    codes, names = factorize(series)
     problem = ""
     if series.dtype.is_float() and (series != series.round()).any():
         problem = "holds fractions, not classes"
@@ -195,22 +204,53 @@ def read_groups(
         notes for the user.
     """
     columns = split_group_columns(roles.group, frame.columns)
-    factors = [_factorize(_check_finite(frame[column], source=source)) for column in columns]
-    parts = [names for _, names in factors]
-    codes = np.stack([code for code, _ in factors], axis=1)
-    recorded = (codes >= 0).all(axis=1)
-    cells, inverse = np.unique(codes[recorded], axis=0, return_inverse=True)
-    names = tuple(_name_cell(cell, parts) for cell in cells.tolist())
+    factors = [factorize(_check_finite(frame[column], source=source)) for column in columns]
+    groups, names, notes = combine_groups(factors, source=source)
     if not names:
         raise FedgftError(f"{source}: group column '{', '.join(columns)}' (`group`) is empty")
-    groups = np.full(len(codes), -1, np.int64)
-    groups[recorded] = inverse.reshape(-1)
+    return groups, names, notes
+
+
+def combine_groups(factors: Sequence[Codes], *, source: str) -> tuple[np.ndarray, Names, list[str]]:
+    """Combine the codes of one or several group columns, see `read_groups`."""
+    parts = [names for _, names in factors]
+    every, inverse = find_cells(factors)
+    recorded = (every >= 0).all(axis=1)
+    cells = every[recorded]
+    names = tuple(_name_cell(cell, parts) for cell in cells.tolist())
+    index = np.where(recorded, np.cumsum(recorded) - 1, -1)
+    groups = index[inverse]
+    recorded = groups >= 0
     notes = _note_empty_cells(cells, parts, source=source)
     if absent := int((~recorded).sum()):
         notes.append(f"{source}: the group of {absent} row(s) is not recorded; the rows are kept")
     if len(names) == 1:
         notes.append(f"{source}: there is one group only, '{names[0]}'")
     return groups, names, notes
+
+
+def find_cells(factors: Sequence[Codes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the combinations of codes that occur, (cells, columns) in order, and each row's cell.
+
+    A missing value, -1, is a code of its own.
+    """
+    number = np.zeros(len(factors[0][0]), np.int64)  # of the combination, written in digits
+    bases = [len(names) + 1 for _, names in factors]
+    for (codes, _), base in zip(factors, bases, strict=True):
+        number = number * base + (codes + 1)
+    if math.prod(bases) <= MAX_TABLE:
+        found = np.flatnonzero(np.bincount(number))
+        place = np.zeros(math.prod(bases), np.int64)
+        place[found] = np.arange(len(found))
+        inverse = place[number]
+    else:
+        found, inverse = np.unique(number, return_inverse=True)
+    cells = np.empty((len(found), len(bases)), np.int64)
+    rest = found
+    for column in reversed(range(len(bases))):
+        rest, digit = np.divmod(rest, bases[column])
+        cells[:, column] = digit - 1
+    return cells, inverse
 
 
 def _name_cell(cell: Sequence[int], parts: Sequence[Names]) -> str:
@@ -465,7 +505,7 @@ def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, A
     known |= {"groups": groups, "group_names": group_names}
     if roles.client is not None:
         column = _get_complete(frame, roles.client, "client", source=source)
-        known["clients"], known["client_names"] = _factorize(column)
+        known["clients"], known["client_names"] = factorize(column)
     return {**known, "test": read_test_rows(frame, roles, source=source)}
 
 

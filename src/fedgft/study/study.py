@@ -219,9 +219,10 @@ class Study:
                 train_rows=self.protocol.train_rows,
                 test_rows=self.protocol.test_rows,
             )
-            self._known["dealt", alpha] = [deal(seed=seed) for seed in self.seeds]
-            pairs = zip(self._known["dealt", alpha], self.seeds, strict=True)
-            self._known[key] = [self._scale(f, seed) for f, seed in pairs]
+            dealt = [deal(seed=seed) for seed in self.seeds]
+            if self.weights is not None:
+                self._known["dealt", alpha] = dealt  # inner splits come before repeated rows
+            self._known[key] = [self._scale(f, s) for f, s in zip(dealt, self.seeds, strict=True)]
         return self._known[key]
 
     def choose_lr(self, alpha: float) -> np.ndarray:
@@ -380,8 +381,8 @@ class Study:
         """
         key = ("inner", alpha)
         if key not in self._known:
-            self.federations(alpha)
-            pairs = zip(self._known["dealt", alpha], self.seeds, strict=True)
+            scaled = self.federations(alpha)
+            pairs = zip(self._known.get(("dealt", alpha), scaled), self.seeds, strict=True)
             self._known[key] = [self._scale(inner_split(f, seed=seed), seed) for f, seed in pairs]
         at = range(len(self.seeds)) if replicates is None else replicates.tolist()
         copies = len(lr)

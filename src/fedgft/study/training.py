@@ -26,7 +26,7 @@ from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
 from fedgft.formatting import format_gap, format_percent, format_points
 from fedgft.metrics import Metric, get_metric
-from fedgft.models import ResNet18, get_model, unflatten
+from fedgft.models import Module, ResNet18, get_model, unflatten
 from fedgft.store import atomic_write, make_folder, stage_files
 from fedgft.study.figures import plot_rounds, save_figure
 from fedgft.study.results import (
@@ -219,7 +219,13 @@ def build_model(
     if isinstance(study.model, ResNet18):
         about["network"] = {"norm": study.model.norm, "stem": study.model.stem}
     mean, spread = get_raw_scaling(result.federations[replicate])
-    return FairModel(unflatten(flat, shapes), mean, spread, json.loads(json.dumps(about)))
+    return FairModel(
+        unflatten(flat, shapes),
+        mean,
+        spread,
+        json.loads(json.dumps(about)),
+        module=model.make if isinstance(model, Module) else None,
+    )
 
 
 def save_model(
