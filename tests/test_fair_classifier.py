@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import torch
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
@@ -20,6 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import fedgft
 from fedgft import FairClassifier, FedgftError, load_model, statistical_parity_difference
+from fedgft.data.table import to_polars
 
 EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -55,6 +57,7 @@ def gap(classifier: FairClassifier, table=X) -> float:
     )
 
 
+@pytest.mark.slow
 def test_scikit_learns_checks_pass():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,6 +81,7 @@ def test_the_gap_meets_the_target_and_the_audit_and_the_history_say_so():
     assert pd.DataFrame(classifier.history_)["round"].iloc[-1] == classifier.training_["rounds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["sp", "eop"])
 @pytest.mark.parametrize("target", [0.0, 0.02])
 def test_it_equals_fedgft_train(metric, target, tmp_path):
@@ -179,6 +183,75 @@ def test_routing_pipelines_and_grid_search():
         cross_validate(classifier, X, Y, params={**data, "groups": FRAME.site.to_numpy()}, cv=cv)
 
 
+def test_a_network_of_your_own(tmp_path):
+    """It trains, and its file needs the function that makes the module."""
+
+    def make_network():
+        layers = torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
+        return torch.nn.Sequential(*layers)
+
+    classifier = FairClassifier(model=make_network, target=0.1, **QUICK)
+    classifier.fit(X, Y, sensitive_features=FRAME.sex)
+    features = classifier.model_.encoder.encode(to_polars(X))[0]
+    network = make_network().double()
+    values = {name: torch.as_tensor(t) for name, t in classifier.model_.tensors.items()}
+    network.load_state_dict(values)
+    scaled = (features - classifier.model_.mean) / classifier.model_.spread
+    expected = network(torch.as_tensor(scaled)).softmax(1).detach().numpy()
+    np.testing.assert_allclose(classifier.predict_proba(X), expected, rtol=1e-6)
+    path = classifier.save(tmp_path / "model.safetensors")
+    loaded = FairClassifier.load(path, module=make_network)
+    np.testing.assert_array_equal(loaded.predict(X), classifier.predict(X))
+    for module in (None, lambda: torch.nn.Linear(5, 2)):
+        with pytest.raises(FedgftError) as caught:
+            load_model(path, module=module).predict(X)
+        assert caught.value.field == "module"
+
+
+def test_features_and_card():
+    classifier = FairClassifier(target=0.1, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    model = classifier.model_
+    assert model.features == {
+        "age": "number",
+        "income": "number",
+        "city": ("Bonn", "Lyon", "Oslo"),
+        "sex": ("f", "m"),
+    }
+    card = model.card()
+    assert f"{100 * classifier.training_['gap']:.1f} points" in card
+    assert "| city | Bonn, Lyon, Oslo |" in card and "| target | 10.0 points |" in card
+    assert repr(model).startswith("FairModel(logistic, 4 columns")
+
+
+def test_the_audit_is_that_of_measured_decisions():
+    """`fit` counts indices; `measure` counts the same decisions from their names."""
+    groups = pd.DataFrame({"sex": FRAME.sex, "city": FRAME.city.where(FRAME.age > 25)})
+    classifier = FairClassifier(target=0.1, **QUICK)
+    classifier.fit(X, Y, sensitive_features=groups, clients=FRAME.site)
+    decided = classifier.predict(X)
+    scores = classifier.predict_proba(X)[:, 1]
+    sums = [
+        fedgft.measure(
+            Y[at], decided[at], scores=scores[at], sensitive_features=groups[at], site=name
+        )
+        for name in ("north", "south", "west")
+        for at in [FRAME.site == name]
+    ]
+    found = classifier.audit_.to_dict()
+    expected = fedgft.audit(sums).to_dict()
+    assert found["sites"].keys() == expected["sites"].keys()
+    for name, metric in expected["metrics"].items():
+        assert found["metrics"][name]["gap"] == pytest.approx(metric["gap"], abs=1e-12)
+        assert found["metrics"][name]["groups"].keys() == metric["groups"].keys()
+
+
+def test_arrays_are_read_by_position():
+    classifier = FairClassifier(target=0.1, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        found = classifier.predict(X.to_numpy())
+    np.testing.assert_array_equal(found, classifier.predict(X))
+
+
 def test_unseen_categories_are_reported_with_their_share():
     classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=FRAME.sex)
     new = X.assign(city=X.city.replace("Oslo", "Rome"))
@@ -219,6 +292,15 @@ def duplicated() -> pd.DataFrame:
         ("sample_weight", {"sample_weight": np.zeros(len(X))}),
         ("alpha", {"clients": 3, "alpha": -1.0}),
         ("X", {"X": duplicated()}),
+        ("X", {"X": pl.LazyFrame({"x": [0.0]})}),
+        ("X", {"X": X.assign(income=np.inf)}),
+        ("X", {"X": X.assign(when=pd.Timestamp("2026-01-01"))}),
+        ("X", {"X": X.assign(city=[f"city {i}" for i in range(len(X))])}),
+        ("sensitive_features", {"sensitive_features": np.full(len(X), np.nan)}),
+        ("sensitive_features", {"sensitive_features": pd.Series([pd.Timestamp(0)] * len(X))}),
+        ("clients", {"clients": "site"}),
+        ("clients", {"clients": 3.0}),
+        ("clients", {"clients": len(X) + 1}),
     ],
 )
 def test_bad_input_is_one_error_that_names_the_argument(field, changed):
@@ -241,6 +323,11 @@ def test_bad_input_is_one_error_that_names_the_argument(field, changed):
         ("pos_label", {"pos_label": "maybe"}),
         ("random_state", {"random_state": "x"}),
         ("method", {"method": "none"}),
+        ("model", {"model": "xgboost"}),
+        ("model", {"model": 3}),
+        ("model", {"model": lambda: torch.nn.Linear(2, 2)}),
+        ("lr", {"lr": "fast"}),
+        ("target", {"target": "0.02"}),
     ],
 )
 def test_bad_settings_name_the_setting(field, settings):

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 Kind = Literal["invalid", "missing", "conflict", "unsupported", "file", "data", "extra", "network"]
-_NAME = re.compile(r"`([a-z][a-z0-9_]*)`")
+_NAME = re.compile(r"`(X|[a-z][a-z0-9_]*)`")
 
 EXTRAS = {  # package that is imported: (name that people know, extra that installs it)
     "torch": ("PyTorch", "torch"),

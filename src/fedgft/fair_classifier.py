@@ -11,7 +11,8 @@ does, and keeps the `FairModel` and the sums that `audit_` reports on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells,
 from fedgft.errors import FedgftError, import_extra
 from fedgft.fair_model import FairModel, softmax
 from fedgft.metrics import get_metric
+from fedgft.settings import check_settings
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
 from fedgft.study.study import Point, Result, Study
@@ -196,7 +198,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         FairClassifier
             The fitted classifier itself.
         """
-        table = self._read_features(X, reset=True)
+        with _name_argument("X"):
+            table = self._read_features(X, reset=True)
         rows = len(table)
         check_indices(
             X=X,
@@ -210,10 +213,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         if weights is not None and len(np.unique(labels[weights > 0])) < 2:
             text = "is zero in all rows but those of one class: there is nothing to learn"
             raise FedgftError(text, field="sample_weight", kind="data")
-        groups = _read_groups(sensitive_features, rows)
-        owners, client_names, kind, number = _read_clients(clients, rows)
-        encoder = _fit_encoder(table)
-        features, notes = _encode(table, encoder)
+        with _name_argument("sensitive_features"):
+            groups = _read_groups(sensitive_features, rows)
+        with _name_argument("clients"):
+            owners, client_names, kind, number = _read_clients(clients, rows)
+        with _name_argument("X"):
+            encoder = _fit_encoder(table)
+            features, notes = _encode(table, encoder)
         del table  # it may be as large as X
         data = Dataset(
             name="X",
@@ -316,6 +322,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def _make_protocol(self) -> Protocol:
         protocol = get_protocol(self.protocol)
+        check_settings({name: getattr(self, name) for name in ("target", "lam", "lr", "rounds")})
         changed: dict[str, Any] = {"target": (self.target,), "base": self.base}
         if self.rounds is not None:
             changed["settings"] = replace(protocol.settings, rounds=self.rounds)
@@ -354,6 +361,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def _read_features(self, X: Any, *, reset: bool) -> pl.DataFrame | np.ndarray:
         """Return X as a table, or as an array of finite numbers; check or record its columns."""
+        if isinstance(X, pl.LazyFrame):
+            raise FedgftError("is a LazyFrame: pass X.collect()", field="X")
         names = [str(name) for name in getattr(X, "columns", ())]
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
@@ -365,7 +374,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         validation._check_feature_names(self, X, reset=reset)
         validation._check_n_features(self, np.empty((0, len(table.columns))), reset=reset)
         if not len(table) or not len(table.columns):
-            raise FedgftError(f"X has the shape {table.shape}; it needs a row and a column")
+            text = f"has the shape {table.shape}; it needs a row and a column"
+            raise FedgftError(text, field="X", kind="data")
         return to_polars(X, "X")
 
     def _read_array(self, X: Any, *, reset: bool) -> pl.DataFrame | np.ndarray:
@@ -374,7 +384,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         )
         if array.dtype.kind in "biuf" and not np.isnan(array.sum(dtype=np.float64)):
             return array
-        columns = {f"x{i}": _to_numbers(array[:, i]) for i in range(array.shape[1])}
+        names = [f"x{i}" for i in range(array.shape[1])] if reset else list(self.model_.features)
+        columns = {name: _to_numbers(array[:, i]) for i, name in enumerate(names)}
         frame = pl.DataFrame({name: to_series(name, column) for name, column in columns.items()})
         return frame.fill_nan(None)
 
@@ -413,10 +424,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     def _compute_logits(self, X: Any) -> np.ndarray:
         """Return the logits in the order of `classes_`."""
         validation.check_is_fitted(self, "model_")
-        table = self._read_features(X, reset=False)
         encoder = self.model_.encoder
         assert encoder is not None  # `fit` sets it, and `load` refuses a model without it
-        features, notes = _encode(table, encoder)
+        with _name_argument("X"):
+            features, notes = _encode(self._read_features(X, reset=False), encoder)
         for note in notes:
             if UNSEEN in note:
                 warnings.warn(note, UserWarning, stacklevel=3)
@@ -444,6 +455,21 @@ def _parse_class(name: str, kind: str) -> Any:
 
 
 # Arguments of `fit`
+
+
+@contextmanager
+def _name_argument(name: str) -> Iterator[None]:
+    """Let errors about a column name the argument that it is part of."""
+    try:
+        yield
+    except pl.exceptions.PolarsError as error:
+        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
+        text = f"must hold numbers or text, and cannot be read ({reason})"
+        raise FedgftError(text, field=name) from None
+    except FedgftError as error:
+        text = error.message.replace(" (`leave_out`)", "")
+        text = text.removeprefix(f"{name}: ")
+        raise FedgftError(text, field=name, kind=error.kind) from None
 
 
 def _fit_encoder(table: pl.DataFrame | np.ndarray) -> Encoder:
@@ -572,6 +598,9 @@ def _read_clients(
         return None, (), "iid", 1
     if isinstance(given, int | np.integer) and not isinstance(given, bool):
         return None, (), "dirichlet", int(given)
+    if np.ndim(given) == 0:
+        text = f"must be a number of clients, or the client of each row, not {format_value(given)}"
+        raise FedgftError(text, field="clients")
     series = to_series("clients", given)
     if len(series) != rows:
         raise FedgftError(f"has {len(series)} rows, X has {rows}", field="clients")

@@ -23,6 +23,7 @@ from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import format_percent, format_points
 from fedgft.models import Module, ResNet18, get_model, prepare_logits
 from fedgft.store import atomic_write, file_error, parse_json, read_tensors, require_encodable
+from fedgft.validation import check_path
 
 if TYPE_CHECKING:
     import polars as pl
@@ -199,8 +200,8 @@ class FairModel:
 
     def _own_model(self) -> Any:
         if self.module is None:
-            text = f"{self.path}: its network is not saved; load_model(path, module=...) names the "
-            raise FedgftError(f"{text}function that makes it", field="module", kind="missing")
+            text = f"{self.path} holds no network: `module` must be the function that makes it"
+            raise FedgftError(text, kind="missing")
         return get_model(self.module)
 
     def _own_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -285,6 +286,7 @@ class FairModel:
     @classmethod
     def load(cls, path: str | Path, *, module: Callable[[], Any] | None = None) -> FairModel:
         """Read a model file, see `load_model`."""
+        check_path("path", path)
         if Path(path).exists() and not Path(path).is_file():
             raise file_error(path, "not a model file (a folder, or a pipe)")
         try:

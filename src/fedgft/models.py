@@ -188,7 +188,7 @@ def get_model(model: Any) -> Model:
         return cast(Model, model)
     if not callable(model):
         raise FedgftError(
-            f"model must be a name ({', '.join(MODELS)}), an nn.Module or a function that makes "
+            f"`model` must be a name ({', '.join(MODELS)}), an nn.Module or a function that makes "
             f"one, not {format_value(model)}"
         )
     return Module(model)
@@ -262,9 +262,9 @@ def _make_module(make: Callable[[], Any]) -> Any:
     except TypeError as error:
         raise FedgftError(f"model: the function that makes a module fails ({error})") from error
     if not hasattr(module, "named_parameters"):
-        raise FedgftError(f"model must make an nn.Module, and it made {format_value(module)}")
+        raise FedgftError(f"`model` must make an nn.Module, and it made {format_value(module)}")
     if not any(p.requires_grad for p in module.parameters()):
-        raise FedgftError("model has no parameter to train")
+        raise FedgftError("`model` has no parameter to train")
     return module
 
 

@@ -68,7 +68,7 @@ def get_metric(metric: str | Metric) -> Metric:
         return metric
     if not isinstance(metric, str):
         raise FedgftError(
-            f"metric must be a name, as in 'sp', or a Metric, not {format_value(metric)}"
+            f"`metric` must be a name, as in 'sp', or a Metric, not {format_value(metric)}"
         )
     parts = [_parse_part(part, metric) for part in metric.split("+")]
     if len({part.name for part, _ in parts}) < len(parts):

@@ -502,7 +502,7 @@ def _try_forward(module: torch.nn.Module, x: Tensor) -> Any:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         rows = f"rows of shape {tuple(x.shape[1:])}, type {x.dtype}"
-        raise FedgftError(f"the model does not take {rows}: {first_line(error)}") from error
+        raise FedgftError(f"the `model` does not take {rows}: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -512,7 +512,7 @@ def first_line(error: Exception) -> str:
 
 def _check_output(out: Any, *, rows: int, classes: int) -> None:
     if not isinstance(out, Tensor):
-        wrong = f"model must give one tensor of scores, and it gave a {type(out).__name__}"
+        wrong = f"`model` must give one tensor of scores, and it gave a {type(out).__name__}"
         raise FedgftError(f"{wrong}; wrap it in a module that returns the scores alone")
     if tuple(out.shape) != (rows, classes):
         wanted = f"one score per class, shape ({rows}, {classes}) for {rows} rows"
