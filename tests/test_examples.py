@@ -98,4 +98,4 @@ def test_own_csv(tmp_path):
     gap = figures(text, "gap")
     right = figures(text, "accuracy")
     assert gap["before"] > 0.2 and gap["after"] < 0.06 and right["after"] > 0.7
-    assert text.count("$ fedgft train") == text.count("$ fedgft predict") == 2
+    assert "# Model card" in text and "| target | 2.0 points |" in text

@@ -18,7 +18,6 @@ EXTRAS = {  # package that is imported: (name that people know, extra that insta
     "opendp": ("OpenDP", "private"),
     "PIL": ("Pillow", "images"),
     "fairlearn": ("Fairlearn", "references"),
-    "sklearn": ("scikit-learn", "sklearn"),
     "cryptography": ("cryptography", "flower"),
 }
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import narwhals as nw
 import numpy as np
 import polars as pl
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHODS
@@ -30,7 +32,7 @@ from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.encode import UNSEEN, Encoder, Numeric, as_text
 from fedgft.data.partition import PartitionKind, hold_out
 from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells, to_polars
-from fedgft.errors import FedgftError, import_extra
+from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel, softmax
 from fedgft.metrics import get_metric
 from fedgft.settings import check_settings
@@ -41,17 +43,11 @@ from fedgft.study.training import build_model
 from fedgft.sums import COUNT, SCORES, Group, MeasurementSpec, SiteSums, SiteTables
 from fedgft.validation import check_choice, check_indices, format_value
 
-if TYPE_CHECKING:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-
+if TYPE_CHECKING:  # the types that editors know of scikit-learn lack some of these names
     multiclass: Any
     validation: Any
 else:
-    _base = import_extra("sklearn.base", "FairClassifier")
-    BaseEstimator = _base.BaseEstimator
-    ClassifierMixin = _base.ClassifierMixin
-    multiclass = import_extra("sklearn.utils.multiclass", "FairClassifier")
-    validation = import_extra("sklearn.utils.validation", "FairClassifier")
+    from sklearn.utils import multiclass, validation
 
 NO_GROUPS = ("", " ")  # FedAvg ignores groups, but the engine needs two of them
 ALL_ROWS = "all rows"  # the site of a model that was fitted without clients
@@ -510,7 +506,7 @@ def _read_seed(random_state: Any) -> int:
     if isinstance(random_state, int | np.integer) and random_state >= 0:
         return int(random_state)
     try:
-        generator = import_extra("sklearn.utils").check_random_state(random_state)
+        generator = check_random_state(random_state)
     except ValueError as error:
         raise FedgftError(str(error), field="random_state") from None
     return int(generator.randint(2**31 - 1))

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from importlib.metadata import version
 
 import numpy as np
@@ -536,8 +537,8 @@ def _fit(
     metric: Metric, bound: float | None, x: np.ndarray, y: np.ndarray, a: np.ndarray
 ) -> Accept:
     """Fit features `x`, labels `y` and groups `a`; return the rule that accepts rows."""
-    sklearn = import_extra("sklearn.linear_model", "`references`")
-    logistic = sklearn.LogisticRegression(max_iter=200)
+    linear_model = import_module("sklearn.linear_model")  # slow to import
+    logistic = linear_model.LogisticRegression(max_iter=200)
     constraint, name = CONSTRAINTS[metric.name]
     if bound is not None:
         fairlearn = import_extra("fairlearn.reductions", "`references`")
