@@ -460,11 +460,10 @@ SETTINGS_EXAMPLES = """
     >>> settings = fedgft.Settings(rounds=20, batch_size=64)
     >>> settings.rounds, settings.schedule
     (20, 'cosine')
-    >>> fedgft.Settings(schedule="linear")
+    >>> fedgft.Settings(rounds=0)
     Traceback (most recent call last):
     ...
-    fedgft.errors.FedgftError: schedule 'linear' is not known; choose from constant, cosine, step, \
-inverse-sqrt, inverse
+    fedgft.errors.FedgftError: rounds must be at least 1, got 0
     """
 UNSET = {  # what None means in Python
     "steps": "all rows are read",

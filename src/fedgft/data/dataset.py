@@ -300,14 +300,15 @@ def _check_indices(
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iuf":
         raise FedgftError(f"`{name}` must hold indices (whole numbers), not {array.dtype}")
+    numbers = array[np.isfinite(array)] if array.dtype.kind == "f" else array[:0]
+    if (numbers != np.floor(numbers)).any():
+        advice = f"; {NO_NUMBERS_AS_LABELS}" if name == "labels" else ""
+        raise FedgftError(f"`{name}` holds fractions, not indices{advice}")
     low = array.min().item()
     high = array.max().item()
     if not low >= least or not high < known:  # written so that NaN is refused, too
         wrong = high if low >= least else low
         raise FedgftError(f"`{name}` holds index {wrong}; {kind} has {known:,}, from {least} on")
-    if array.dtype.kind == "f" and (array != np.floor(array)).any():
-        advice = f"; {NO_NUMBERS_AS_LABELS}" if name == "labels" else ""
-        raise FedgftError(f"`{name}` holds fractions, not indices{advice}")
     return array.astype(np.int64, copy=False)
 
 

@@ -586,12 +586,16 @@ def _make_roles(source: str, roles: Mapping[str, Any]) -> Roles:
 def _check_table(data: Any) -> Any:
     """Return the table; refuse what is neither a table nor the name of one."""
     try:
-        return to_polars(data, "data")
+        table = to_polars(data, "data")
+        if table.height == 0:
+            raise FedgftError("has no rows", field="data", kind="data")
+        return table
     except FedgftError as error:
         if "must be a table" not in error.message:
             raise
         text = "must be the name of a public data set, a .csv or .parquet file, or a table of "
-        found = f"pandas, polars or pyarrow, not {format_value(data)}"
+        lazy = "; call its collect() first" if hasattr(data, "collect") else ""
+        found = f"pandas, polars or pyarrow, not {format_value(data)}{lazy}"
         raise FedgftError(text + found, field="data") from None
 
 

@@ -204,6 +204,10 @@ def read_groups(
     columns = split_group_columns(roles.group, frame.columns)
     factors = [_factorize(_check_finite(frame[column], source=source)) for column in columns]
     parts = [names for _, names in factors]
+    for column, names in zip(columns, parts, strict=True):
+        if len(names) > MAX_VALUES:
+            found = f"`group` column '{column}' has {len(names):,} different values"
+            raise data_error(source, f"{found}, more than {MAX_VALUES}: use ranges of values")
     codes = np.stack([code for code, _ in factors], axis=1)
     recorded = (codes >= 0).all(axis=1)
     cells, inverse = np.unique(codes[recorded], axis=0, return_inverse=True)
