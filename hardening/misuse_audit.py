@@ -268,7 +268,9 @@ def table_cases(folder: Path) -> Iterator[Case]:
 
 
 def theory_cases() -> Iterator[Case]:
-    tally = stack([fedgft.Sums.of(PROBS[k::2], Y[k::2], A[k::2], num_groups=2) for k in (0, 1)])
+    tally = stack(
+        [fedgft.sums.Sums.of(PROBS[k::2], Y[k::2], A[k::2], num_groups=2) for k in (0, 1)]
+    )
     for argument in ("metric", "sums", "kind"):
         for kind, given, value in SCALARS:
             call = {"metric": fedgft.metrics.CATALOG["sp"], "sums": tally, "kind": "hard"}
@@ -292,7 +294,7 @@ def theory_cases() -> Iterator[Case]:
         answer,
         strict=True,
     )
-    one = fedgft.Sums.of(PROBS, Y, 0 * A, num_groups=1)
+    one = fedgft.sums.Sums.of(PROBS, Y, 0 * A, num_groups=1)
     yield Case(
         "fedgft.theory.analyze",
         "sums",

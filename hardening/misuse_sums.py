@@ -77,7 +77,7 @@ def tally_cases() -> Iterator[Case]:
 
     def call(**given: Any) -> float:
         held = base | given
-        made = fedgft.Sums.of(
+        made = fedgft.sums.Sums.of(
             held["probs"], held["labels"], held["groups"], num_groups=held["num_groups"]
         )
         return float(made.gap("eop", "soft"))
@@ -87,7 +87,7 @@ def tally_cases() -> Iterator[Case]:
             if argument != "probs" and isinstance(value, np.ndarray) and value.shape == A.shape:
                 value = value if argument == "groups" else _as_labels(value)
             yield Case(
-                "fedgft.Sums.of",
+                "fedgft.sums.Sums.of",
                 argument,
                 given,
                 kind,
@@ -99,11 +99,11 @@ def tally_cases() -> Iterator[Case]:
     yield from scalar_cases(
         "fedgft.Sums.of", call, {"num_groups": whole(2, 10_000)}, says={"num_groups": ("groups",)}
     )
-    tally = fedgft.Sums.of(PROBS, Y, A, num_groups=2)
+    tally = fedgft.sums.Sums.of(PROBS, Y, A, num_groups=2)
     for what, method in (("gap", tally.gap), ("statistics", tally.statistics)):
         for kind, given, value in SCALARS:
             yield Case(
-                f"fedgft.Sums.{what}",
+                f"fedgft.sums.Sums.{what}",
                 "metric",
                 given,
                 kind,
@@ -111,7 +111,7 @@ def tally_cases() -> Iterator[Case]:
                 None,
             )
             yield Case(
-                f"fedgft.Sums.{what}",
+                f"fedgft.sums.Sums.{what}",
                 "kind",
                 given,
                 kind,
@@ -120,7 +120,7 @@ def tally_cases() -> Iterator[Case]:
             )
         for metric in oracle.METRICS:
             yield Case(
-                f"fedgft.Sums.{what}",
+                f"fedgft.sums.Sums.{what}",
                 "metric",
                 metric,
                 "unusual",

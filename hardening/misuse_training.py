@@ -157,7 +157,7 @@ def method_cases() -> Iterator[Case]:
         )
     yield from scalar_cases(
         "fedgft.study.get_protocol",
-        f.get_protocol,
+        fedgft.study.get_protocol,
         {"name": one_of("paper")},
         says={"name": ("protocol", "name")},
     )
@@ -203,9 +203,10 @@ def simulate_cases() -> Iterator[Case]:
 
     for argument in ("federations", "model", "algorithm", "settings", "seeds", "lr", "init"):
         for kind, given, value in SCALARS:
-            good = (argument == "lr" and real(0, math.inf)(value)) or (
-                argument == "init" and value is None
+            good = (argument == "lr" and (value is None or real(0, math.inf)(value))) or (
+                argument in ("init", "settings") and value is None
             )
+            good = good or (argument == "seeds" and whole(0, 2**63 - 1)(value))
             unsure = argument in ("seeds", "lr") and isinstance(value, list)
             yield Case(
                 "fedgft.simulate",
@@ -219,7 +220,8 @@ def simulate_cases() -> Iterator[Case]:
                 holds=trained,
             )
     odd: tuple[tuple[str, str, str, Any, bool], ...] = (
-        ("federations", "type", "a federation", made(), False),
+        ("federations", "unusual", "a federation", made(), True),
+        ("federations", "type", "a data set", data(), False),
         ("federations", "type", "data sets", [data()], False),
         ("federations", "empty", "none", [], False),
         ("federations", "shape", "two for one seed", [made(), made()], False),
@@ -231,13 +233,20 @@ def simulate_cases() -> Iterator[Case]:
         ("seeds", "unusual", "an array", np.array([3]), True),
         ("seeds", "unusual", "a tuple", (3,), True),
         ("seeds", "NaN", "NaN", [math.nan], False),
-        ("algorithm", "name", "a name", "fedavg", False),
+        ("algorithm", "unusual", "a name", "fedavg", True),
+        ("algorithm", "name", "an unknown name", "fedsgd", False),
+        ("algorithm", "type", "the class", fedgft.algorithms.Algorithm, False),
         ("algorithm", "type", "the function", fedgft.algorithms.fedavg, False),
         ("settings", "type", "the class", fedgft.Settings, False),
         ("settings", "type", "a dictionary", {"rounds": 1}, False),
         ("settings", "range", "a cohort too large", fedgft.Settings(rounds=1, cohort=9), False),
         ("settings", "name", "a device", fedgft.Settings(rounds=1, device="tpu"), False),
         ("model", "name", "an unknown name", "forest", False),
+        ("model", "type", "a class of the library", fedgft.models.MLP, False),
+        ("metric", "type", "beside an Algorithm", "sp", False),
+        ("target", "type", "beside an Algorithm", 0.02, False),
+        ("base", "type", "beside an Algorithm", "scaffold", False),
+        ("rounds", "type", "beside settings", 3, False),
         ("model", "type", "a tuple as output", Pair, False),
         ("model", "type", "no module", lambda: 3, False),
         ("model", "type", "no parameters", lambda: nn.ReLU(), False),

@@ -266,7 +266,7 @@ def test_a_run_that_diverged_says_so(executor: str, precision: str) -> None:
 
 
 MISFITS = {
-    "no runs": ({"seeds": []}, None),
+    "no runs": ({"seeds": []}, "federations"),
     "rates": ({"lr": np.full(3, 0.1)}, "lr"),
     "a negative rate": ({"lr": -1.0}, "lr"),
     "no rate": ({"lr": np.array([0.1, np.nan])}, "lr"),

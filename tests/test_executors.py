@@ -168,7 +168,7 @@ WRONG = [
     ("auto", {"model": "resnet"}, "'resnet' is not known"),
     ("auto", {"init": np.zeros(11)}, "10 parameters"),
     ("auto", {"cohort": 7}, "between 1 and the 6 clients"),
-    ("auto", {"seed": -1}, "seed must not be negative"),
+    ("auto", {"seed": -1}, "seeds must be at least 0"),
     ("auto", {"rounds": 0}, "rounds must be at least 1"),
 ]
 
@@ -199,7 +199,7 @@ def test_runs_share_one_data_set_and_one_number_of_clients() -> None:
                 Settings(schedule="constant", state="reset", rounds=20),
                 seeds=[0, 1],
             )
-    with pytest.raises(FedgftError, match="1 federations for 2 seeds"):
+    with pytest.raises(FedgftError, match="there are 2 for 1 federations"):
         simulate(
             [made],
             "logistic",

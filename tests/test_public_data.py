@@ -2,15 +2,21 @@
 
 import hashlib
 import zipfile
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
+import fedgft
 from fedgft.data import SOURCES, load, load_table, prepared_frame
 from fedgft.data import public as fetching
-from fedgft.data.public import RemoteFile, SourceFailed, get_cache_folder, obtain
+from fedgft.data.public import RemoteFile, SourceFailed, get_cache_folder, obtain, synthetic
 from fedgft.errors import FedgftError
+
+PAGE = Path(__file__).parents[1] / "docs" / "unsupported.md"
+TITLE = PAGE.read_text().splitlines()[0].removeprefix("# ")
 
 
 def available(name):
@@ -110,6 +116,124 @@ def test_another_group_of_a_public_set(adult, compas):
 def test_load_errors(name, options, message):
     with pytest.raises(FedgftError, match=message):
         load(name, **options)
+
+
+def people(rows: int = 12) -> dict[str, list]:
+    return {
+        "income": [20.5 + i for i in range(rows)],
+        "city": [("Bonn", "Lyon", None)[i % 3] for i in range(rows)],
+        "sex": [("f", "m")[i // 2 % 2] for i in range(rows)],
+        "bank": [("north", "south")[i % 2] for i in range(rows)],
+        "repaid": [("no", "yes")[i // 3 % 2] for i in range(rows)],
+    }
+
+
+ROLES = {"label": "repaid", "group": "sex", "client": "bank"}
+FRAMES = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": None}
+
+
+@pytest.mark.parametrize("library", FRAMES)
+def test_a_table_in_memory_is_read_like_a_file(library, tmp_path):
+    path = tmp_path / "people.csv"
+    pl.DataFrame(people()).write_csv(path)
+    expected = load(path, **ROLES)
+    make = FRAMES[library] or pytest.importorskip("pyarrow").table
+    found = load(make(people()), **ROLES)
+    for name in ("features", "labels", "groups", "clients"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for name in ("columns", "classes", "group_names", "client_names", "encoder"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert (found.name, expected.name) == ("table", "people")
+    assert load(str(path), **ROLES).columns == expected.columns
+
+
+def test_roles_of_a_table_in_memory():
+    table = pd.DataFrame(people()).assign(part=["train", "test"] * 6)
+    found = load(
+        table,
+        label="repaid",
+        group=["sex", "city"],
+        split="part",
+        positive="no",
+        leave_out=["bank"],
+    )
+    assert found.classes == ("yes", "no")
+    assert found.test.tolist() == [False, True] * 6
+    assert "bank" not in " ".join(found.columns) and found.clients is None
+    assert "f & Bonn" in found.group_names and (found.groups == -1).sum() == 4
+    numbers = table.assign(repaid=(table.repaid == "yes").astype(int))
+    assert load(numbers, label="repaid", group="sex", positive=0).classes == ("1", "0")
+
+
+def test_synthetic_is_a_name():
+    found = load("synthetic")
+    np.testing.assert_array_equal(found.features, synthetic().features)
+    with pytest.raises(FedgftError) as caught:
+        load("synthetic", group="sex")
+    assert (caught.value.field, caught.value.kind) == ("group", "conflict")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "kind"),
+    [
+        ({"data": 3}, "data", "invalid"),
+        ({"data": [1, 2]}, "data", "invalid"),
+        ({"data": {"repaid": [1]}}, "data", "invalid"),
+        ({"data": pl.LazyFrame(people())}, "data", "invalid"),
+        ({"data": ""}, "data", "invalid"),
+        ({"data": "adlt"}, "data", "invalid"),
+        ({"data": pl.DataFrame(people()).head(0)}, "data", "data"),
+        ({"label": None}, "label", "missing"),
+        ({"group": None}, "group", "missing"),
+        ({"label": "repayed"}, "label", "data"),
+        ({"group": "gender"}, "group", "data"),
+        ({"client": "site"}, "client", "data"),
+        ({"split": "city"}, "split", "data"),
+        ({"leave_out": ["id"]}, "leave_out", "invalid"),
+        ({"positive": "maybe"}, "positive", "invalid"),
+        ({"label": "income"}, "label", "data"),
+    ],
+)
+def test_what_load_refuses_is_named(changes, field, kind):
+    with pytest.raises(FedgftError) as caught:
+        load(**{"data": pl.DataFrame(people()), **ROLES, **changes})
+    assert (caught.value.field, caught.value.kind) == (field, kind)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_a_number_as_group_is_not_supported():
+    with pytest.raises(FedgftError, match="ranges of values") as caught:
+        load(pl.DataFrame(people(500)), label="repaid", group="income")
+    assert (caught.value.field, caught.value.kind) == ("group", "data")
+
+
+@pytest.mark.parametrize("label", ["income", "cents"])
+def test_a_number_as_label_is_not_supported(label):
+    rows = 500
+    table = pl.DataFrame(people(rows)).with_columns(cents=pl.Series(range(rows)))
+    with pytest.raises(FedgftError, match="regression is not supported") as caught:
+        load(table, label=label, group="sex")
+    assert f"'{TITLE}'" in str(caught.value)
+
+
+def test_arrays_and_predictions_of_numbers_are_not_supported():
+    price = np.linspace(0.5, 9.7, 40)
+    group = np.arange(40) % 2
+    calls = {
+        "labels": lambda: fedgft.Dataset("d", price[:, None], price, group, ("x",)),
+        "y_true": lambda: fedgft.measure(price, price > 4, sensitive_features=group),
+    }
+    calls["functions"] = lambda: fedgft.statistical_parity_difference(
+        price, price, sensitive_features=group
+    )
+    for field, call in calls.items():
+        with pytest.raises(FedgftError, match="regression is not supported") as caught:
+            call()
+        assert f"'{TITLE}'" in str(caught.value)
+        assert caught.value.field == field.replace("functions", "y_true")
+    many = np.arange(400)
+    with pytest.raises(FedgftError, match="regression is not supported"):
+        fedgft.measure(many, many > 4, sensitive_features=many % 2)
 
 
 CONTENT = b"the right bytes\n"

@@ -1,5 +1,6 @@
 """Python calls that are wrong, or look wrong: a correct result, or an error with the reason."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -256,6 +257,97 @@ class Lookup(nn.Module):
 
 def trained(model, settings=SHORT):
     return simulate([MADE], model, fedavg(), settings, seeds=[0])
+
+
+WRONG_CALLS = """
+import json
+import numpy as np
+import fedgft
+from fedgft.algorithms import Algorithm, fedavg
+from fedgft.models import MLP
+
+data = fedgft.load("synthetic")
+made = fedgft.partition(data, clients=3)
+base = {"federations": made, "algorithm": "fedavg", "rounds": 1}
+calls = {
+    "a data set": {"federations": data},
+    "a list of data sets": {"federations": [data]},
+    "no federation": {"federations": []},
+    "nothing": {"federations": None},
+    "seeds for one list": {"federations": [made], "seeds": [0, 1]},
+    "one seed for two": {"federations": [made, made]},
+    "a negative seed": {"seeds": -1},
+    "a text as seed": {"seeds": "0"},
+    "no method": {"algorithm": "fedsgd"},
+    "a function": {"algorithm": fedavg},
+    "a class": {"algorithm": Algorithm},
+    "a metric beside an Algorithm": {"algorithm": fedavg(), "metric": "sp"},
+    "a base beside an Algorithm": {"algorithm": fedavg(), "base": "scaffold"},
+    "no metric": {"metric": "fairness"},
+    "a number as metric": {"metric": 3},
+    "a target for fedavg": {"target": 0.1},
+    "lam for a target": {"algorithm": "fedgft-control", "lam": 3},
+    "a target above 1": {"algorithm": "fedgft-control", "target": 2},
+    "a negative lam": {"algorithm": "fedgft", "lam": -1},
+    "a text as beta": {"algorithm": "fairfed", "beta": "1"},
+    "no base": {"base": "fedsgd"},
+    "rounds beside settings": {"settings": fedgft.Settings()},
+    "a dictionary": {"settings": {"rounds": 1}, "rounds": None},
+    "no rounds": {"rounds": 0},
+    "half a round": {"rounds": 0.5},
+    "no model": {"model": "forest"},
+    "a number as model": {"model": 3},
+    "a class as model": {"model": MLP},
+    "a text as lr": {"lr": "fast"},
+    "NaN as lr": {"lr": float("nan")},
+    "two lr for one run": {"lr": np.array([0.1, 0.2])},
+    "a text as init": {"init": "zeros"},
+    "NaN as init": {"init": np.full(20, np.nan)},
+}
+found = {}
+for name, change in calls.items():
+    try:
+        fedgft.simulate(**base | change)
+        found[name] = None
+    except fedgft.FedgftError as error:
+        found[name] = (error.field, error.kind, str(error))
+print(json.dumps(found))
+"""
+FIELDS = {
+    "federations": ("a data set", "a list of data sets", "no federation", "nothing"),
+    "seeds": ("seeds for one list", "one seed for two", "a negative seed", "a text as seed"),
+    "algorithm": ("no method", "a function", "a class"),
+    "metric": ("a metric beside an Algorithm", "no metric", "a number as metric"),
+    "base": ("a base beside an Algorithm", "no base"),
+    "target": ("a target for fedavg", "a target above 1"),
+    "lam": ("lam for a target", "a negative lam"),
+    "beta": ("a text as beta",),
+    "rounds": ("rounds beside settings", "no rounds", "half a round"),
+    "settings": ("a dictionary",),
+    "model": ("no model", "a number as model", "a class as model"),
+    "lr": ("a text as lr", "NaN as lr", "two lr for one run"),
+    "init": ("a text as init", "NaN as init"),
+}
+CONFLICTS = ("beside an Algorithm", "beside settings", "a target for fedavg", "lam for a target")
+
+
+@pytest.fixture(scope="module")
+def wrong_calls():
+    """The errors of all calls, from a process without the tests' own checks of types."""
+    command = [sys.executable, "-c", WRONG_CALLS]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize(("field", "call"), [(f, c) for f, calls in FIELDS.items() for c in calls])
+def test_a_wrong_call_of_simulate_names_the_argument(field, call, wrong_calls):
+    named, kind, text = wrong_calls[call]
+    assert named == field and field in text and "--" not in text and "\n" not in text
+    conflict = any(words in call for words in CONFLICTS)
+    assert kind == ("conflict" if conflict else "invalid")
+
+
+def test_every_wrong_call_of_simulate_is_judged(wrong_calls):
+    assert sorted(wrong_calls) == sorted(call for calls in FIELDS.values() for call in calls)
 
 
 MADE_TALLY = Sums.of(np.eye(2)[Y], Y, A, num_groups=2)

@@ -35,9 +35,37 @@ def test_choices_are_those_that_the_library_has(name):
     assert sorted(SETTINGS[name].choices) == sorted(REGISTRIES[name])
 
 
-def test_every_field_of_settings_is_in_the_table_and_in_its_docstring():
-    for field in fields(Settings):
-        assert f"\n    {field.name}\n        {SETTINGS[field.name].help}" in Settings.__doc__
+def test_the_docstring_of_settings_has_every_field_with_default_and_choices():
+    text = Settings.__doc__
+    names = [field.name for field in fields(Settings)]
+    places = [text.index(f"\n    {name}\n") for name in names]
+    assert places == sorted(places)
+    ends = [*places[1:], text.index("    Examples")]
+    for name, start, end in zip(names, places, ends, strict=True):
+        entry = " ".join(text[start:end].split())
+        assert entry.replace("- ", "-").startswith(f"{name} {SETTINGS[name].help}.")
+        if name == "optimizer":
+            assert "Default: ``Optimizer('adam')``" in entry
+            continue
+        default = str(getattr(Settings(), name))
+        assert f"Default: {default}" in entry or f'Default: "{default}"' in entry
+        assert all(f'"{choice}"' in entry for choice in SETTINGS[name].choices)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rounds", "a whole number of at least 1"),
+        ("noise", "a number of at least 0 and at most 1,000,000"),
+        ("target", "a number of at least 0 and below 1"),
+        ("lr", "a number above 0 and at most 1,000,000"),
+        ("control", 'one of "decisions", "scores"'),
+        ("lag", "True or False"),
+        ("device", "a text"),
+    ],
+)
+def test_allowed_values_in_words(name, text):
+    assert SETTINGS[name].allowed_values() == text
 
 
 @pytest.mark.parametrize("name", SETTINGS)

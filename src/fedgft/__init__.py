@@ -19,7 +19,7 @@ _MODULES = {  # the module of each public name; `__init__.pyi` lists them with t
     "FairModel": "fair_model",
     "Federation": "data.dataset",
     "FedgftError": "errors",
-    "History": "engine.simulate",
+    "History": "engine.history",
     "Metric": "metrics.metric",
     "NotEstimableWarning": "metrics.functions",
     "Penalty": "algorithms.own_loop",

@@ -18,7 +18,8 @@ from fedgft.auditing.site_file import read_sums
 from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import partition
 from fedgft.data.public import load
-from fedgft.engine.simulate import History, simulate
+from fedgft.engine.history import History
+from fedgft.engine.simulate import simulate
 from fedgft.errors import FedgftError
 from fedgft.fair_classifier import FairClassifier
 from fedgft.fair_model import FairModel, load_model

@@ -32,13 +32,30 @@ class FedgftError(ValueError):
         ``"`lam` must be >= 0, got -1"``. Python users read the text without the backquotes;
         the command line prints the option instead (``--lam``), see `render`.
     field
-        The setting, argument or option that is wrong. Default: the first name in backquotes. If
-        the message does not mention the field, it is put in front: ``field="lam"`` and
+        The setting, argument or option that is wrong. None (default): the first name in backquotes.
+        If the message does not mention the field, it is put in front: ``field="lam"`` and
         ``"must be >= 0"`` read ``lam must be >= 0``.
     kind
-        What went wrong, for programs and tests: they should not depend on the wording.
+        What went wrong, for programs and tests, which should not depend on the wording: "invalid"
+        (default), "missing", "conflict", "unsupported", "file", "data", "extra" (an optional
+        package is not installed) or "network".
 
-    >>> error = FedgftError("must be >= 0, got -1", field="lam")
+    Attributes
+    ----------
+    field
+        The argument, or None if the error is not about a single one.
+    kind
+        As above.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> try:
+    ...     fedgft.Settings(rounds=0)
+    ... except fedgft.FedgftError as error:
+    ...     print(error.field, error.kind, error, sep=" | ")
+    rounds | invalid | rounds must be at least 1, got 0
+    >>> error = fedgft.FedgftError("must be >= 0, got -1", field="lam")
     >>> str(error), error.field, error.kind
     ('lam must be >= 0, got -1', 'lam', 'invalid')
     >>> error.render(lambda name: "--" + name)

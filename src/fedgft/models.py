@@ -188,8 +188,9 @@ def get_model(model: Any) -> Model:
         return cast(Model, model)
     if not callable(model):
         raise FedgftError(
-            f"`model` must be a name ({', '.join(MODELS)}), an nn.Module or a function that makes "
-            f"one, not {format_value(model)}"
+            f"must be a name ({', '.join(MODELS)}), an nn.Module or a function that makes one, "
+            f"not {format_value(model)}",
+            field="model",
         )
     return Module(model)
 

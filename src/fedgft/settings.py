@@ -11,6 +11,7 @@ from functools import partial
 from math import inf, isnan
 from numbers import Integral, Real
 from pathlib import Path
+from textwrap import indent, wrap
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedgft.errors import FedgftError
@@ -114,6 +115,20 @@ class Setting:
         return (
             broken and f"must be {broken}, got {_readable(value)}{self.hint and f': {self.hint}'}"
         )
+
+    def allowed_values(self) -> str:
+        """Return the values that `fault` accepts in words, as part of a sentence."""
+        if self.choices:
+            return "one of " + ", ".join(f'"{name}"' for name in self.choices)
+        if self.kind not in (int, float):
+            return NOUNS.get(self.kind, "a path")
+        lower = f"at least {self.at_least:g}" if self.at_least > -inf else ""
+        lower = f"above {self.above:g}" if self.above > -inf else lower
+        upper = f"at most {_readable(self.at_most)}" if self.at_most < MAX_COUNT else ""
+        upper = f"below {self.below:g}" if self.below < inf else upper
+        bounds = " and ".join(filter(None, (lower, upper)))
+        noun = "a whole number" if self.kind is int else "a number"
+        return f"{noun} of {bounds}" if lower.startswith("at") else f"{noun} {bounds}".rstrip()
 
     def help_text(self) -> str:
         """Return the help text of the option: one sentence, with the default where it is known."""
@@ -262,7 +277,8 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "optimizer": _choice(("adam", "adamw", "sgd", "momentum"), "Local optimizer", unset="adam"),
         "state": _choice(
             State,
-            "What a local optimizer keeps of the last round; shared: the mean v",
+            "What a local optimizer keeps of the last round; keep: everything, reset: nothing, "
+            "reset-first: the second moment, shared: the clients' mean of the second moment",
             "shared",
             "the protocol's",
         ),
@@ -275,7 +291,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
     "Machine": {
         "device": Setting(str, "cpu, cuda, or several GPUs: cuda:0,cuda:1", "cpu", "cpu"),
         "precision": _choice(
-            Precision, "bf16: of products on a GPU, parameters stay float32", "fp32", "fp32"
+            Precision, "Type of numbers in training; bf16: products on a GPU only", "fp32", "fp32"
         ),
         "threads": _count("CPU threads; results do not depend on them", 2, "2"),
         "executor": _choice(ExecutorName, "Which part of the simulator computes", "auto", "auto"),
@@ -295,11 +311,19 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
 SETTINGS: dict[str, Setting] = {
     **{name: setting for group in OPTIONS.values() for name, setting in group.items()},
     # settings of the engine only
-    "start": _choice(Start, "One common start, or every client its own in round 1", "common"),
-    "batches": _choice(Batches, "Batches are drawn in every epoch, or once", "reshuffled"),
+    "start": _choice(
+        Start, "common: all clients start from one model; own: each from its own", "common"
+    ),
+    "batches": _choice(
+        Batches, "reshuffled: drawn anew in every epoch; fixed: drawn once", "reshuffled"
+    ),
     "lag": Setting(bool, "Prices are one round old, as if sums came with the updates", False),
-    "eval_on": _choice(EvalOn, "Measure on the clients' and the test rows, or on these", "both"),
-    "norms": _choice(Norms, "Clients share normalizing layers or keep their own (FedBN)", "shared"),
+    "eval_on": _choice(
+        EvalOn, "both: measure the clients' and the test rows; test: these only", "both"
+    ),
+    "norms": _choice(
+        Norms, "shared: normalizing layers are averaged; local: clients keep them (FedBN)", "shared"
+    ),
     "graphs": Setting(bool, "Replay captured steps on a GPU", True),
     # settings of commands and of a deployed run
     "method": _choice(MethodName, "The method"),
@@ -372,7 +396,8 @@ class Settings:
     """How a simulation runs: everything that is the same for all its runs.
 
     The defaults are those of the protocol `heldout`, with which targets are reached. How the
-    published numbers were made is `get_protocol("paper").settings`.
+    published numbers were made is ``fedgft.study.get_protocol("paper").settings``. A value that is
+    not allowed raises a `FedgftError` that names the setting.
     """
 
     rounds: int = SETTINGS["rounds"].default
@@ -428,6 +453,42 @@ class Settings:
             )
 
 
-Settings.__doc__ = f"{Settings.__doc__}\n    Parameters\n    ----------\n" + "\n".join(
-    f"    {each.name}\n        {SETTINGS[each.name].help}." for each in fields(Settings)
+SETTINGS_EXAMPLES = """
+    Examples
+    --------
+    >>> import fedgft
+    >>> settings = fedgft.Settings(rounds=20, batch_size=64)
+    >>> settings.rounds, settings.schedule
+    (20, 'cosine')
+    >>> fedgft.Settings(rounds=0)
+    Traceback (most recent call last):
+    ...
+    fedgft.errors.FedgftError: rounds must be at least 1, got 0
+    """
+UNSET = {  # what None means in Python
+    "steps": "all rows are read",
+    "cohort": "all clients",
+    "lanes": "as many as help and fit",
+}
+
+
+def _describe_setting(name: str) -> str:
+    """Return the entry of one field in the docstring of `Settings`."""
+    setting = SETTINGS[name]
+    lines = [f"{setting.help}."]
+    if name == "optimizer":
+        lines.append("An `Optimizer` of `fedgft.optimizers`. Default: ``Optimizer('adam')``.")
+    else:
+        allowed = setting.allowed_values()
+        default = f'"{setting.default}"' if isinstance(setting.default, str) else setting.default
+        shown = f"None ({UNSET[name]})" if setting.default is None else default
+        lines.append(f"{allowed[0].upper()}{allowed[1:]}. Default: {shown}.")
+    text = "\n".join(line for each in lines for line in wrap(each, 92))
+    return f"    {name}\n" + indent(text, 8 * " ")
+
+
+Settings.__doc__ = (
+    f"{Settings.__doc__}\n    Parameters\n    ----------\n"
+    + "\n".join(_describe_setting(each.name) for each in fields(Settings))
+    + f"\n{SETTINGS_EXAMPLES}"
 )

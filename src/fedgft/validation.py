@@ -13,6 +13,10 @@ import numpy as np
 from fedgft.errors import FedgftError
 
 MAX_LENGTH = 60  # most characters of a value in a message
+NO_NUMBERS_AS_LABELS = (
+    "regression is not supported, see the page 'What is not supported' of the documentation"
+)
+"The end of a message about a label that holds numbers instead of classes."
 
 
 def format_value(value: Any) -> str:

@@ -70,8 +70,32 @@ MAX_SWING = 0.03
 "The gap has settled if it varies by no more than this over the last third of the rounds."
 
 
+REMEDIES = {
+    "not estimable": ("metric",),
+    "unsettled": ("rounds", "lr"),
+    "falling": ("rounds",),
+    "settled": ("target", "rounds", "model"),
+}
+"The arguments whose change may help, by how a run missed its target; the best one first."
+
+
 class TargetMissedWarning(UserWarning):
-    """The gap of decisions on the clients' rows is above the target that was asked for."""
+    """The gap of decisions on the clients' rows is above the target that was asked for.
+
+    `fedgft.simulate` and `fedgft.FairClassifier` issue it. The text states the gap, the reason and
+    the arguments to change, such as ``rounds``.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import fedgft
+    >>> federation = fedgft.partition(fedgft.load("synthetic"), clients=3)
+    >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
+    ...     history = fedgft.simulate(federation, metric="sp", target=0.01, rounds=2)
+    >>> issubclass(found[0].category, fedgft.TargetMissedWarning)
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -172,32 +196,50 @@ class ControlReport:
         """Return a sentence with the gap of this run and, if it missed its target, a remedy."""
         of = {"hard": "decisions", "soft": "scores"}[self.kind]
         gap, target, swing = (100 * float(x[run]) for x in (self.gap, self.target, self.swing))
-        if not np.isfinite(gap):
+        case = self._case(run)
+        if case == "not estimable":
             return f"The gap of {of} is not estimable: a group has no rows that the metric needs."
         found = f"The gap of {of} on the clients' rows is {gap:.1f} points"
-        if self.reached[run]:
-            return f"{found}, within the target of {target:.1f}."
-        if not self.settled[run]:
-            what = (
-                f"; it still varied by {swing:.1f} points over the last third of the rounds: "
-                "try more rounds, or a lower learning rate."
-            )
-        elif self.gaps.shape[1] > 1 and gap < 100 * float(self.gaps[run, -2]) - 0.1:
-            what = " and still falling: try more rounds."
-        else:
-            what = (
-                " although it has settled: try a larger target, more rounds, another model, or "
-                "larger groups."
-            )
-        return f"{found}, above the target of {target:.1f}{what}"
+        ends = {
+            "reached": f", within the target of {target:.1f}.",
+            "unsettled": f", above the target of {target:.1f}; it still varied by {swing:.1f} "
+            "points over the last third of the rounds: try more rounds, or a lower learning rate.",
+            "falling": f", above the target of {target:.1f} and still falling: try more rounds.",
+            "settled": f", above the target of {target:.1f} although it has settled: try a larger "
+            "target, more rounds, another model, or larger groups.",
+        }
+        return found + ends[case]
 
-    def warning(self) -> str | None:
-        """Return one sentence on all runs that missed their target; None if none did."""
+    def _case(self, run: int) -> str:
+        """Return "reached", or a key of `REMEDIES`."""
+        if not np.isfinite(self.gap[run]):
+            return "not estimable"
+        if self.reached[run]:
+            return "reached"
+        if not self.settled[run]:
+            return "unsettled"
+        is_falling = self.gaps.shape[1] > 1 and self.gap[run] < self.gaps[run, -2] - 0.001
+        return "falling" if is_falling else "settled"
+
+    def warning(self, **used: float) -> str | None:
+        """Return a text on all runs that missed their target; None if none did.
+
+        Parameters
+        ----------
+        **used
+            Values that were used in training, by the names of the arguments: ``rounds=50``. The
+            text states them beside the arguments to change.
+        """
         missed = np.flatnonzero(~self.reached)
         if not len(missed):
             return None
+        run = int(missed[0])
+        used = {"target": float(self.target[run]), **used}
+        names = REMEDIES[self._case(run)]
+        change = [f"{name} (now {used[name]:g})" if name in used else name for name in names]
         runs = f"{len(missed)} of {len(self.gap)} runs"
-        return f"the target was missed in {runs}. Run {missed[0]}: {self.reason(int(missed[0]))}"
+        text = f"the target was missed in {runs}. Run {run}: {self.reason(run)}"
+        return f"{text} Arguments to change: {', '.join(change)}."
 
 
 def with_speed(state: Any, speed: float) -> Any:

@@ -31,6 +31,7 @@ from fedgft.sums import (
     group_sort_key,
 )
 from fedgft.validation import (
+    NO_NUMBERS_AS_LABELS,
     as_array,
     check_column_names,
     check_indices,
@@ -455,10 +456,11 @@ def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
     """
     for key, option, name in task.columns():
         if option != "score" and cells[key].n_unique() > MAX_VALUES:
+            advice = f"; {NO_NUMBERS_AS_LABELS}" if option == "label" else ""
             raise data_error(
                 task.source,
                 f"{option} column '{name}' has more than {MAX_VALUES} different values; name a "
-                "column with a few, or put ranges of its values together first",
+                f"column with a few, or put ranges of its values together first{advice}",
             )
 
 
@@ -592,10 +594,20 @@ def _build_table(
         frame[name] = to_series(name, column)
     if y_pred is not None:
         frame["y_pred"] = to_series("y_pred", y_pred)
+    _refuse_fractions("y_true", frame["y_true"])
     for name, series in frame.items():
         if len(series) != len(frame["y_true"]):
             raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
     return pl.DataFrame(frame)
+
+
+def _refuse_fractions(name: str, labels: pl.Series) -> None:
+    """Raise an error if labels are numbers with fractions, which are no classes."""
+    if labels.dtype.is_float():
+        known = labels.fill_nan(None).drop_nulls()
+        if (known != known.round()).any():
+            text = f"holds fractions, which are no classes; {NO_NUMBERS_AS_LABELS}"
+            raise FedgftError(text, field=name, kind="unsupported")
 
 
 def _are_scores(y_pred: Any) -> bool:

@@ -16,51 +16,83 @@ import numpy as np
 
 from fedgft.data.encode import Encoder
 from fedgft.errors import FedgftError
-from fedgft.validation import as_array, check_instance, check_name_list, format_value
+from fedgft.validation import (
+    NO_NUMBERS_AS_LABELS,
+    as_array,
+    check_instance,
+    check_name_list,
+    format_value,
+)
 
 # Mean and spread of red, green and blue over ImageNet, on a scale from 0 to 1: published weights
 # expect pixels that are standardized with them.
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406])
 PIXEL_SPREAD = np.array([0.229, 0.224, 0.225])
 CHUNK_BYTES = 16 << 20  # size of the float64 rows that are processed at a time
+MAX_SHOWN = 5  # names of classes or groups in a `repr`
 CONSTANT = 1e-12  # a spread below this share of the mean is a rounding error; float32 has 1e-7
 _set = object.__setattr__  # sets a field of a frozen dataclass in `__post_init__`
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Rows that are ready to train on, with a fixed list of classes and groups.
+
+    `load` makes one of a table. Make one yourself from arrays. With two classes, the second is the
+    positive one, whose probability is the score.
 
     Parameters
     ----------
     name
         A name for reports.
     features
-        (n, d) numbers; images are (n, channels, height, width) uint8.
+        (n, d) finite numbers; images are (n, channels, height, width) uint8.
     labels
-        (n,) indices into `classes`.
+        (n,) whole numbers: indices into `classes`.
     groups
-        (n,) indices into `group_names`; -1 where the group is not recorded.
+        (n,) whole numbers: indices into `group_names`; -1 where the group is not recorded.
     columns
         Names of the d features; for images, names of the channels.
-    classes, group_names
-        Names of the classes (two or more) and of the groups.
-    clients, client_names
-        (n,) indices into `client_names`, where the table names its clients.
+    classes
+        Names of the classes, two or more, all different; default: ("0", "1").
+    group_names
+        Names of the groups; default: ("0", "1").
+    clients
+        (n,) indices into `client_names`; None (default): the rows belong to no client yet, and
+        `partition` deals them.
+    client_names
+        Names of the clients; empty by default.
     test
-        (n,) mask of the user's own test rows.
+        (n,) True for the test rows; None (default): `partition` holds rows out at random.
     encoder
-        How a raw table becomes these features.
-    center, scale
-        (d,) The values that `standardized` subtracted, and those that it divided by.
+        How a raw table becomes these features; None (default): they were given as arrays.
+    center
+        (d,) what `standardized` subtracted; None (default): nothing.
+    scale
+        (d,) what `standardized` divided by; None (default): nothing.
     notes
-        Sentences that say what was done to the data.
+        Sentences that say what was done to the data; empty by default.
 
     Raises
     ------
     FedgftError
         Lengths, indices or names are inconsistent. A wrong index would count a row in the wrong
         group, or read the memory of another row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fedgft
+    >>> fedgft.Dataset(
+    ...     name="loans",
+    ...     features=np.array([[31.0, 2.0], [45.5, 7.0], [28.0, 1.0], [52.0, 9.0]]),
+    ...     labels=np.array([0, 1, 1, 1]),
+    ...     groups=np.array([0, 1, 0, -1]),
+    ...     columns=("income", "years"),
+    ...     classes=("no", "yes"),
+    ...     group_names=("woman", "man"),
+    ... )
+    Dataset('loans', 4 rows, 2 features, classes no, yes, groups woman, man)
     """
 
     name: str
@@ -107,6 +139,12 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        classes = _shorten_names("classes", self.classes)
+        groups = _shorten_names("groups", self.group_names)
+        shape = f"{len(self):,} rows, {len(self.columns):,} features"
+        return f"Dataset({self.name!r}, {shape}, {classes}, {groups})"
+
     @property
     def images(self) -> bool:
         """Whether the rows are images."""
@@ -131,9 +169,11 @@ class Dataset:
         return replace(self, features=features, center=center, scale=scale)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Which client holds which rows, as one array of offsets even for a million clients.
+
+    `partition` makes one of a `Dataset`.
 
     Parameters
     ----------
@@ -145,11 +185,25 @@ class Federation:
         (k + 1,) int64: client k holds ``rows[offsets[k]:offsets[k + 1]]``.
     test
         (n_test,) int32 test rows: held out from all clients, or drawn from all rows (the paper).
-    mean, spread
-        (d,) or (channels,): a model receives ``(features - mean) / spread``.
+    mean
+        (d,) or (channels,): a model receives ``(features - mean) / spread``; None (default): the
+        features as they are. `standardize` sets both.
+    spread
+        (d,) or (channels,) positive numbers, see `mean`; None (default): see there.
     keys
-        (k,) Client identifiers for random numbers: a client draws the same batches at any position
-        in the list.
+        (k,) client identifiers for random numbers: a client draws the same batches at any position
+        in the list. Default: 0, 1, 2, ...
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> federation = fedgft.partition(fedgft.load("synthetic"), clients=4, seed=0)
+    >>> federation
+    Federation('synthetic', 4 clients, 14,000 training rows, 6,000 test rows)
+    >>> federation.num_clients, federation.sizes.sum().item()
+    (4, 14000)
+    >>> federation.client(0).dtype  # row numbers of client 0
+    dtype('int32')
     """
 
     dataset: Dataset
@@ -186,6 +240,12 @@ class Federation:
             _set(self, "mean", 255 * PIXEL_MEAN)
             _set(self, "spread", 255 * PIXEL_SPREAD)
 
+    def __repr__(self) -> str:
+        clients = f"{self.num_clients:,} client{'s' * (self.num_clients != 1)}"
+        rows = f"{len(self.rows):,} training rows, {len(self.test):,} test rows"
+        scaled = "" if self.mean is None or self.dataset.images else ", standardized"
+        return f"Federation({self.dataset.name!r}, {clients}, {rows}{scaled})"
+
     @property
     def num_clients(self) -> int:
         """Number of clients, including those without rows."""
@@ -207,6 +267,11 @@ class Federation:
             return x
         shape = (-1, *[1] * (x.ndim - 2))
         return (x - self.mean.reshape(shape)) / self.spread.reshape(shape)
+
+
+def _shorten_names(kind: str, names: tuple[str, ...]) -> str:
+    more = f", ... ({len(names):,})" if len(names) > MAX_SHOWN else ""
+    return f"{kind} {', '.join(names[:MAX_SHOWN])}{more}"
 
 
 def _check_features(features: Any) -> np.ndarray:
@@ -239,13 +304,15 @@ def _check_indices(
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iuf":
         raise FedgftError(f"`{name}` must hold indices (whole numbers), not {array.dtype}")
+    numbers = array[np.isfinite(array)] if array.dtype.kind == "f" else array[:0]
+    if (numbers != np.floor(numbers)).any():
+        advice = f"; {NO_NUMBERS_AS_LABELS}" if name == "labels" else ""
+        raise FedgftError(f"`{name}` holds fractions, not indices{advice}")
     low = array.min().item()
     high = array.max().item()
     if not low >= least or not high < known:  # written so that NaN is refused, too
         wrong = high if low >= least else low
         raise FedgftError(f"`{name}` holds index {wrong}; {kind} has {known:,}, from {least} on")
-    if array.dtype.kind == "f" and (array != np.floor(array)).any():
-        raise FedgftError(f"`{name}` holds fractions, not indices")
     return array.astype(np.int64, copy=False)
 
 
@@ -340,7 +407,28 @@ def compute_moments(federation: Federation) -> Moments:
 def standardize(federation: Federation) -> Federation:
     """Return the federation, scaled so that its training rows have mean 0 and spread 1.
 
-    Images keep the constants of `Federation`: no pixel statistics are computed.
+    Mean and spread come from sums of the clients, as in a real federation. Images keep the
+    constants of `Federation`: no pixel statistics are computed.
+
+    Parameters
+    ----------
+    federation
+        The clients and their rows, from `partition`.
+
+    Returns
+    -------
+    Federation
+        The same clients and rows, with `mean` and `spread`; models then see scaled features.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> federation = fedgft.partition(fedgft.load("synthetic"), clients=4, seed=0)
+    >>> scaled = fedgft.standardize(federation)
+    >>> scaled
+    Federation('synthetic', 4 clients, 14,000 training rows, 6,000 test rows, standardized)
+    >>> scaled.mean.shape == scaled.spread.shape == (len(scaled.dataset.columns),)
+    True
     """
     check_instance("federation", federation, Federation, "partition() makes one of a Dataset")
     features = federation.dataset.features

@@ -131,21 +131,41 @@ def partition(
     dataset
         All rows.
     kind
-        "dirichlet": Dirichlet shares of every (group, label) cell, rows without a recorded group
-        included; "iid": equal random parts; "pure": one group per client; "column": the clients
-        of the data set's client column, `keys` index its `client_names`.
+        "dirichlet" (default): Dirichlet shares of every (group, label) cell, rows without a
+        recorded group included; "iid": equal random parts; "pure": one group per client; "column":
+        the clients of the data set's client column, `keys` index its `client_names`.
     clients
-        Number of clients; "column" ignores it.
+        Number of clients (default: 10); "column" ignores it.
     alpha
-        Dirichlet concentration: small is heterogeneous.
+        Dirichlet concentration: 0.5 (default) is heterogeneous, 100 nearly even.
     seed
-        Seed of the draws of test rows and clients.
+        Seed of the draws of test rows and clients (default: 0).
     test_share
-        Share of test rows, if the data set does not define its own.
+        Share of test rows, from 0 to below 1 (default: 0.3), if the data set does not define its
+        own.
     protocol_test
-        "disjoint": clients get the other rows; "overlap" (the paper): clients get all rows.
-    train_rows, test_rows
-        Number of training and of test rows to draw at random; None: all.
+        "disjoint" (default): clients get the other rows; "overlap" (the paper): clients get all
+        rows.
+    train_rows
+        Number of training rows to draw at random; None (default): all.
+    test_rows
+        Number of test rows to draw at random; None (default): all.
+
+    Returns
+    -------
+    Federation
+        Every training row belongs to exactly one client, and no client is empty, except that a
+        client of a client column may have test rows only. The features are not scaled, see
+        `standardize`.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> data = fedgft.load("synthetic")
+    >>> fedgft.partition(data, "dirichlet", clients=5, alpha=0.5, seed=1)
+    Federation('synthetic', 5 clients, 14,000 training rows, 6,000 test rows)
+    >>> fedgft.partition(data, "iid", clients=4, test_share=0).sizes
+    array([5000, 5000, 5000, 5000])
     """
     check_instance("dataset", dataset, Dataset, "load one, or make a Dataset of arrays")
     check_choice("partition", kind, KINDS)

@@ -31,27 +31,29 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import Categorical, Encoder, Numeric, suggest_name
-from fedgft.data.table import Roles, build_dataset, from_frame, read_frame
+from fedgft.data.table import Roles, build_dataset, from_frame, read_frame, to_polars
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, file_error
-from fedgft.validation import check_integer, check_number, check_path
+from fedgft.validation import check_column_names, check_integer, check_number, format_value
 
 if TYPE_CHECKING:
     import platformdirs
     import polars as pl
+    from narwhals.typing import IntoDataFrame
 else:
+    IntoDataFrame = Any
     platformdirs = LazyModule("platformdirs")
     pl = LazyModule("polars")
 
@@ -459,53 +461,142 @@ def find_source(name: str) -> Source:
 
 
 def load(
-    name_or_path: str | Path,
+    data: str | Path | IntoDataFrame,
     *,
     label: str | None = None,
     group: str | Sequence[str] | None = None,
     client: str | None = None,
     split: str | None = None,
-    positive: str | None = None,
+    positive: str | int | None = None,
     leave_out: Sequence[str] = (),
     folder: str | Path | None = None,
     on_progress: Progress = ignore_progress,
 ) -> Dataset:
-    """Load a public data set by name, or a user's table by path.
+    """Load a public data set, a CSV or Parquet file, or a table in memory.
 
     Parameters
     ----------
-    name_or_path
-        A key of `SOURCES`, or a CSV or Parquet file.
-    label, split, positive, leave_out
-        Roles of a table's columns (`Roles`); public data sets have their own.
-    group, client
-        Columns; needed for a table, optional for a public data set.
+    data
+        The name of a public data set ("adult", "compas", "adult-hours", "compas-races"), or
+        "synthetic", which is drawn at random; the path of a .csv or .parquet file; or a pandas,
+        polars or pyarrow table.
+    label
+        The column with the classes; needed for a file or a table. None (default): a public data set
+        has its own.
+    group
+        The column with the groups, or several columns whose combinations are the groups; needed for
+        a file or a table. None (default): a public data set has its own.
+    client
+        The column that names the client of a row; None (default): `partition` deals the rows.
+    split
+        The column that says "train" or "test"; None (default): `partition` holds test rows out.
+    positive
+        The label value that is class 1 of the two; None (default): the last in sorted order.
+    leave_out
+        Columns that are not features, such as identifiers; none by default. The group is a feature
+        unless it is named here.
     folder
-        The user's copies of a public data set's files.
+        The folder with your own copies of a public data set's files; None (default): the
+        environment variable FEDGFT_DATA, or a download.
     on_progress
-        Called during downloads.
+        Called during downloads with a description, how much is done and how much there is (None:
+        not known); by default nothing is called.
+
+    Returns
+    -------
+    Dataset
+        One row per row of the table. All columns without another role are features. The notes say
+        which class is the positive one, and what was filled in.
+
+    Raises
+    ------
+    FedgftError
+        A column is missing or holds what its role does not allow; `field` names the argument.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> import polars as pl
+    >>> table = pl.DataFrame(
+    ...     {
+    ...         "income": [31.0, 45.5, 28.0, 52.0],
+    ...         "sex": ["f", "m", "f", "m"],
+    ...         "bank": ["north", "north", "south", "south"],
+    ...         "repaid": ["no", "yes", "yes", "yes"],
+    ...     }
+    ... )
+    >>> data = fedgft.load(table, label="repaid", group="sex", client="bank")
+    >>> data.classes, data.group_names, data.client_names
+    (('no', 'yes'), ('f', 'm'), ('north', 'south'))
+    >>> data.columns
+    ('income', 'sex=m')
     """
-    name = str(check_path("name_or_path", name_or_path))
+    roles = {"label": label, "group": group, "client": client, "split": split}
+    roles |= {"positive": positive, "leave_out": tuple(check_column_names("leave_out", leave_out))}
+    if not isinstance(data, str | Path):
+        return from_frame(_check_table(data), "table", roles=_make_roles("data", roles))
+    name = str(data)
     if not name.strip():
         raise FedgftError("`data` must name a data set or a .csv or .parquet file")
+    if name == "synthetic":
+        _refuse_roles(name, roles)
+        return synthetic()
     if name in SOURCES:
-        settings = {"label": label, "split": split, "positive": positive, "leave_out": leave_out}
-        for setting in (key for key, value in settings.items() if value not in (None, ())):
-            raise FedgftError(f"`{setting}`: the data set '{name}' has its own", kind="conflict")
-        source = SOURCES[name]
-        paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
-        roles = Roles(source.label, group or source.group, client)
-        data = build_dataset(source.prepare(paths), name, roles=roles)
-        names = source.group_names if roles.group == source.group else data.group_names
-        return replace(data, group_names=names, notes=(*served, *data.notes))
+        own = {key: value for key, value in roles.items() if key not in ("group", "client")}
+        _refuse_roles(name, own)
+        return _load_public(SOURCES[name], group, client, folder=folder, on_progress=on_progress)
     if not Path(name).suffix and not Path(name).exists():
-        problem = f"'{name}' is neither a data set nor a .csv or .parquet file"
-        raise FedgftError(problem + suggest_name(name, list(SOURCES)))
-    if label is None or group is None:
-        setting = "label" if label is None else "group"
-        raise FedgftError(f"{name}: `{setting}` must name a column of the table", kind="missing")
-    roles = Roles(label, group, client, split, positive, leave_out=tuple(leave_out))
-    return from_frame(read_frame(name), Path(name).stem, roles=roles, source=name)
+        problem = f"`data` '{name}' is neither a data set nor a .csv or .parquet file"
+        raise FedgftError(problem + suggest_name(name, [*SOURCES, "synthetic"]))
+    known = _make_roles(name, roles)
+    return from_frame(read_frame(name), Path(name).stem, roles=known, source=name)
+
+
+def _load_public(
+    source: Source,
+    group: str | Sequence[str] | None,
+    client: str | None,
+    *,
+    folder: str | Path | None,
+    on_progress: Progress,
+) -> Dataset:
+    paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
+    roles = Roles(source.label, group or source.group, client)
+    data = build_dataset(source.prepare(paths), source.name, roles=roles)
+    names = source.group_names if roles.group == source.group else data.group_names
+    return replace(data, group_names=names, notes=(*served, *data.notes))
+
+
+def _refuse_roles(name: str, roles: Mapping[str, Any]) -> None:
+    """Refuse roles of columns for a data set whose roles are known."""
+    for role, value in roles.items():
+        if value not in (None, ()):
+            raise FedgftError(f"`{role}`: the data set '{name}' has its own", kind="conflict")
+
+
+def _make_roles(source: str, roles: Mapping[str, Any]) -> Roles:
+    """Return the roles of a user's table; the label and the group must be named."""
+    for role in ("label", "group"):
+        if roles[role] is None:
+            text = f"{source}: `{role}` must name a column of the table"
+            raise FedgftError(text, field=role, kind="missing")
+    return Roles(**roles)
+
+
+def _check_table(data: Any) -> Any:
+    """Return the table; refuse what is neither a table nor the name of one."""
+    try:
+        table = to_polars(data, "data")
+        if table.height == 0:
+            raise FedgftError("has no rows", field="data", kind="data")
+        return table
+    except FedgftError as error:
+        if "must be a table" not in error.message:
+            raise
+        text = "must be the name of a public data set, a .csv or .parquet file, or a table of "
+        lazy = "; call its collect() first" if hasattr(data, "collect") else ""
+        found = f"pandas, polars or pyarrow, not {format_value(data)}{lazy}"
+        raise FedgftError(text + found, field="data") from None
 
 
 def synthetic(

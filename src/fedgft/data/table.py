@@ -36,7 +36,13 @@ from fedgft.data.encode import (
 )
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
-from fedgft.validation import check_column_names, check_instance, check_path, format_value
+from fedgft.validation import (
+    NO_NUMBERS_AS_LABELS,
+    check_column_names,
+    check_instance,
+    check_path,
+    format_value,
+)
 
 if TYPE_CHECKING:
     import narwhals as nw
@@ -82,7 +88,7 @@ class Roles:
     group: str | Sequence[str]
     client: str | None = None
     split: str | None = None
-    positive: str | None = None
+    positive: str | int | None = None
     leave_out: Names = ()
 
     def __post_init__(self) -> None:
@@ -150,7 +156,7 @@ def factorize(series: pl.Series) -> Codes:
 def _get_complete(frame: pl.DataFrame, name: str, role: str, *, source: str) -> pl.Series:
     """Return a column without missing or infinite values."""
     if absent := frame[name].null_count():
-        raise data_error(source, f"{role} column '{name}' lacks {absent} value(s)")
+        raise data_error(source, f"`{role}` column '{name}' lacks {absent} value(s)")
     return _check_finite(frame[name], source=source)
 
 
@@ -166,14 +172,15 @@ def read_labels(frame: pl.DataFrame, roles: Roles, *, source: str) -> Codes:
     codes, names = factorize(series)
     problem = ""
     if series.dtype.is_float() and (series != series.round()).any():
-        problem = "holds fractions, not classes"
+        problem = f"holds fractions, not classes; {NO_NUMBERS_AS_LABELS}"
     elif len(names) < 2:
         problem = f"has one class only, '{names[0]}': there is nothing to learn"
     elif len(names) > MAX_VALUES:
         limit = f"more than the {MAX_VALUES} that a label may have"
-        problem = f"has {len(names):,} different values, {limit}: put ranges of values together"
+        advice = f"put ranges of values together; {NO_NUMBERS_AS_LABELS}"
+        problem = f"has {len(names):,} different values, {limit}: {advice}"
     if problem:
-        raise data_error(source, f"label column '{roles.label}' {problem}")
+        raise data_error(source, f"`label` column '{roles.label}' {problem}")
     if roles.positive is None:
         return codes, names
     where = f"{source}: column '{roles.label}'"
@@ -205,6 +212,10 @@ def read_groups(
     """
     columns = split_group_columns(roles.group, frame.columns)
     factors = [factorize(_check_finite(frame[column], source=source)) for column in columns]
+    for column, (_, names) in zip(columns, factors, strict=True):
+        if len(names) > MAX_VALUES:
+            found = f"`group` column '{column}' has {len(names):,} different values"
+            raise data_error(source, f"{found}, more than {MAX_VALUES}: use ranges of values")
     groups, names, notes = combine_groups(factors, source=source)
     if not names:
         raise FedgftError(f"{source}: group column '{', '.join(columns)}' (`group`) is empty")
@@ -278,7 +289,7 @@ def read_test_rows(frame: pl.DataFrame, roles: Roles, *, source: str) -> np.ndar
         return None
     text = as_text(_get_complete(frame, roles.split, "split", source=source))
     codes = encode_levels(text.str.strip_chars().str.to_lowercase(), ("train", "test"))
-    column = f"split column '{roles.split}'"
+    column = f"`split` column '{roles.split}'"
     if (codes < 0).any():
         found = text[int(np.flatnonzero(codes < 0)[0])]
         raise data_error(source, f"{column} must hold 'train' or 'test', not '{found}'")

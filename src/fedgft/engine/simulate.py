@@ -6,25 +6,30 @@ Leading axes of arrays are (run, client).
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from fedgft.algorithms import Algorithm
+from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
 from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
-from fedgft.data.dataset import Dataset, Federation
+from fedgft.algorithms.registry import PerRun
+from fedgft.data.dataset import Federation
 from fedgft.engine.executors import choose_executor
+from fedgft.engine.history import History, ModelInputs, TrainingRecord
 from fedgft.engine.plan import index_rows
 from fedgft.engine.round import RoundLoop
 from fedgft.engine.state import Snapshot, State, pack, unpack
 from fedgft.errors import FedgftError
-from fedgft.models import get_model, prepare_logits
+from fedgft.metrics import Metric, get_metric
+from fedgft.models import MLP, Logistic, Model, get_model, prepare_logits
 from fedgft.settings import MAX_SEED, Settings
 from fedgft.sums import Sums, stack
 from fedgft.validation import (
     as_array,
+    check_choice,
     check_instance,
     check_integer,
     check_number_per_run,
@@ -32,153 +37,143 @@ from fedgft.validation import (
 )
 
 MAX_PREDICTED = 2**22  # features that `predict_proba` reads at a time
+DEFAULT_LR = 0.02  # in the middle of the rates that the protocol "heldout" chooses from
+DEFAULT_STRENGTHS = {"target": 0.0, "lam": 20.0, "beta": 1.0}
+SCALE_ROWS = 4096  # rows that decide whether features are on a usual scale
+LARGE_FEATURE = 5.0  # root of the mean square of a column; 1 if it is standardized
+SMALL_FEATURE = 0.01  # largest value of a column
 
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
 OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how to take a snapshot
 
 
-@dataclass(frozen=True)
-class History:
-    """The measurements of a simulation, stored as sums from which every metric is computed.
-
-    Attributes
-    ----------
-    rounds
-        Number of completed rounds at each measurement, (e,); the first entry is 0.
-    federation
-        Sums over all clients, (e, run, ...); None with ``eval_on="test"``.
-    test
-        Sums over the test rows, (e, run, ...).
-    before, after
-        Sums of each client, (run, client, ...), before the first round and after the last round.
-    params
-        Final parameters, (run, p), in the order of `fedgft.models.named_tensors`.
-    seconds
-        Duration of the simulation in seconds.
-    executor
-        "fused", "stacked" or "sequential".
-    control
-        Whether each run reached its target; None for methods without a target.
-    """
-
-    rounds: np.ndarray
-    federation: Sums | None
-    test: Sums
-    before: Sums | None
-    after: Sums | None
-    params: np.ndarray
-    seconds: float
-    executor: str
-    control: ControlReport | None = None
-
-    def part(self, runs: slice | np.ndarray) -> "History":
-        """Return the history of some runs; `seconds` is divided in proportion to their number."""
-        params = self.params[runs]
-        return replace(
-            self,
-            federation=self.federation and self.federation[:, runs],
-            test=self.test[:, runs],
-            before=self.before and self.before[runs],
-            after=self.after and self.after[runs],
-            params=params,
-            seconds=self.seconds * (len(params) / len(self.params)),
-            control=self.control and self.control.part(runs),
-        )
-
-    def with_runs(self, at: np.ndarray, other: "History") -> "History":
-        """Return this history with the runs `at` replaced by the runs of `other`.
-
-        Both histories must have the same number of measurements.
-        """
-
-        every_round = (slice(None), at)
-        places = {"federation": every_round, "test": every_round, "before": at, "after": at}
-        changed: dict[str, Any] = {"control": None}
-        for name, place in places.items():
-            mine = getattr(self, name)
-            theirs = getattr(other, name)
-            changed[name] = mine and theirs and mine.replaced(place, theirs)
-        if self.control is not None and other.control is not None:
-            changed["control"] = self.control.with_runs(at, other.control)
-        params = self.params.copy()
-        params[at] = other.params
-        return replace(self, params=params, seconds=self.seconds + other.seconds, **changed)
-
-
 def simulate(
-    federations: Sequence[Federation],
-    model: Any,
-    algorithm: Algorithm,
-    settings: Settings,
+    federations: Federation | Sequence[Federation],
+    model: Any = "logistic",
+    algorithm: Algorithm | str = "fedgft-control",
+    settings: Settings | None = None,
     *,
-    seeds: Sequence[int],
-    lr: float | np.ndarray = 0.02,
+    seeds: int | Sequence[int] | np.ndarray = 0,
+    metric: str | Metric | None = None,
+    target: PerRun | None = None,
+    lam: PerRun | None = None,
+    beta: PerRun | None = None,
+    base: str | None = None,
+    rounds: int | None = None,
+    lr: float | np.ndarray | None = None,
     init: np.ndarray | None = None,
     on_round: OnRound | None = None,
     on_model: OnModel | None = None,
     on_state: OnState | None = None,
     resume: Snapshot | None = None,
 ) -> History:
-    """Train `len(seeds)` runs together.
+    """Train a model in a simulated federation; several runs are trained together.
+
+    The first call on a computer compiles the training of linear models, which takes up to half a
+    minute; the compiled code is kept on disk.
 
     Parameters
     ----------
     federations
-        One federation per run; all share one data set and have the same number of clients.
+        One `Federation`, which all runs share, or a list with one per run. The federations of a
+        list have the same data set and the same number of clients.
     model
-        A name ("logistic", "mlp", "resnet18"), an `nn.Module`, a function that makes one, or a
-        `fedgft.models.Model`.
+        "logistic" (default), "mlp", "resnet18", an `nn.Module`, a function that makes one, or a
+        model of `fedgft.models`.
     algorithm
-        The method, for example ``fedgft.algorithms.fedgft_control("sp", target=0.02)``.
+        The name of a method: "fedavg", "lrw", "lft", "fairfed", "fedgft" or "fedgft-control"
+        (default); or an `Algorithm`, such as ``fedgft.algorithms.fedgft_control("sp", 0.02)``,
+        which already contains `metric`, `target`, `lam`, `beta` and `base`.
     settings
-        RoundLoop, batches, optimizer and so on, the same for all runs.
+        Rounds, batches, optimizer and so on, the same for all runs; None: the recommended ones,
+        which are ``Settings()``.
     seeds
-        One per run.
+        The seed of the run (default: 0), or a list with one seed per run.
+    metric
+        The metric whose gap is reduced: a name or a `Metric`; None: "sp". Only for the name of a
+        method; "fedavg" and "lrw" ignore it.
+    target
+        Only for "fedgft-control": the largest gap of decisions to leave, as a fraction; None: 0.
+        One number, or an array with one per run.
+    lam
+        Only for "lft" and "fedgft": the strength; None: 20. One number, or one per run.
+    beta
+        Only for "fairfed": the strength; None: 1. One number, or one per run.
+    base
+        Only for the name of a method: the federated algorithm that it extends, such as "fedprox" or
+        "scaffold"; None: "fedavg".
+    rounds
+        Number of rounds, if there are no `settings`; None: 50.
     lr
-        Learning rate of the clients in the first round; one number, or one per run.
+        Learning rate of the clients in the first round; one number, or one per run. None: 0.02, for
+        features that `standardize` has scaled; a warning says so where they are on other scales.
     init
-        Initial parameters, (p,) or (run, p); by default they are drawn from the seed of each run.
+        Parameters to start from, (p,) or (run, p); None: drawn from the seed of each run.
     on_round
-        Called after every round with the number of completed rounds and the total number of rounds.
+        Called after every round with the number of completed rounds and the total number of
+        rounds; None: nothing is called.
     on_model
         Called at every measurement with the number of completed rounds and the global models,
-        (run, p).
+        (run, p); None: nothing is called.
     on_state
         Called after every round except the last, with the number of completed rounds and a function
-        that takes a snapshot.
+        that takes a snapshot; None: nothing is called.
     resume
-        A snapshot to continue from. The result is bit-identical to that of an uninterrupted call
-        with the same arguments.
+        A snapshot to continue from; the result is bit-identical to that of an uninterrupted call
+        with the same arguments. None: start from the beginning.
 
     Returns
     -------
-    The measured sums and the final parameters.
+    History
+        The measured sums and the final parameters.
+
+    Raises
+    ------
+    FedgftError
+        An argument is of the wrong type or does not fit the others; `field` is its name.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> data = fedgft.load("synthetic")
+    >>> federation = fedgft.standardize(fedgft.partition(data, clients=5, seed=0))
+    >>> history = fedgft.simulate(federation, "logistic", "fedgft", metric="sp", lam=20, rounds=3)
+    >>> history.to_frame("sp").filter(rows="test").shape  # rounds 0 to 3
+    (4, 7)
+    >>> decisions = history.model().predict(data.features[:100])
     """
     started = time.perf_counter()
-    _check_types(federations, algorithm, settings, seeds)
+    federations, run_seeds = _pair_runs(federations, seeds)
+    name = algorithm if isinstance(algorithm, str) else "own algorithm"
+    strengths = {"target": target, "lam": lam, "beta": beta}
+    algorithm = _make_algorithm(algorithm, metric, strengths, base=base)
+    chosen = _find_metric(algorithm, metric)
+    chosen.affine(len(federations[0].dataset.classes))  # raises if sums cannot carry the metric
+    settings = _make_settings(settings, rounds)
     init = _check_init(init)
-    rates = _check_rates(lr, len(seeds))
-    settings.check_cohort(federations[0].num_clients)
-    index = index_rows(list(federations))
+    _refuse_model_class(model)
     model = get_model(model)
+    if lr is None:
+        lr = DEFAULT_LR
+        _warn_of_scales(federations[0], model)
+    rates = _check_rates(lr, len(run_seeds))
+    settings.check_cohort(federations[0].num_clients)
+    index = index_rows(federations)
     try:
         executor = choose_executor(index, model, algorithm, settings)
-        run_seeds = np.asarray(seeds, np.uint64)
-        rounds = RoundLoop(index, model, algorithm, settings, executor, seeds=run_seeds, lr=rates)
-        history = _run(rounds, init, resume, callbacks=(on_round, on_model, on_state))
-        return replace(history, seconds=time.perf_counter() - started)
-    except IndexError as error:
-        if "out of range in self" not in str(error):  # the message of an embedding
+        loop = RoundLoop(index, model, algorithm, settings, executor, seeds=run_seeds, lr=rates)
+        history = _run(loop, init, resume, callbacks=(on_round, on_model, on_state))
+    except (IndexError, RuntimeError, MemoryError) as error:
+        explained = _explain(error, settings, images=index.dataset.images)
+        if explained is None:
             raise
-        raise FedgftError(
-            "model: an embedding is asked for an index that it does not have; a model sees the "
-            "features as standardize() scales them: leave that out, or look up raw columns"
-        ) from error
-    except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise _out_of_memory(settings, images=index.dataset.images) from error
+        raise explained from error
+    _warn_of_misses(history.control, settings.rounds, rates)
+    inputs = {id(each): ModelInputs.of(each) for each in federations}
+    about = {"model": model, "method": name, "seeds": run_seeds.astype(np.int64), "lr": rates}
+    record = _record(history, chosen, inputs=tuple(inputs[id(f)] for f in federations), **about)
+    return replace(history, seconds=time.perf_counter() - started, record=record)
 
 
 def predict_proba(
@@ -210,27 +205,140 @@ def predict_proba(
     return np.concatenate(parts) if parts else np.zeros((0, classes))
 
 
-def _check_types(federations: Any, algorithm: Any, settings: Any, seeds: Any) -> None:
-    """Refuse arguments of the wrong type before anything is computed."""
-    if isinstance(federations, Federation | Dataset) or not hasattr(federations, "__len__"):
-        raise FedgftError(
-            f"federations must be a list with one Federation per seed, not "
-            f"{format_value(federations)}; write simulate([federation], ..., seeds=[0])"
-        )
-    for each in federations:
-        check_instance("federations", each, Federation, "partition() makes one of a Dataset")
-    example = "for example fedavg() or fedgft_control('sp', 0.02)"
-    check_instance("algorithm", algorithm, Algorithm, example)
+def _pair_runs(federations: Any, seeds: Any) -> tuple[list[Federation], np.ndarray]:
+    """Return one federation and one seed per run, or refuse what cannot be paired."""
+    alone = not isinstance(federations, Sequence) or isinstance(federations, str)
+    each: list[Any] = [federations] if alone else list(federations)
+    for federation in each:
+        hint = "partition() makes one of a Dataset"
+        check_instance("federations", federation, Federation, hint)
+    is_number = isinstance(seeds, Integral) and not isinstance(seeds, bool)
+    values: Any = [seeds] if is_number else seeds
+    if isinstance(values, str | bytes | dict) or as_array("seeds", values).ndim != 1:
+        text = f"must be a whole number, or a list of them, not {format_value(seeds)}"
+        raise FedgftError(text, field="seeds")
+    for seed in values:
+        check_integer("seeds", seed, least=0, most=MAX_SEED)
+    if not (each and len(values)):
+        raise FedgftError("`federations` is empty: there is no federation to train on")
+    each = each * len(values) if alone else each
+    if len(each) != len(values):
+        text = f"there are {len(values)} for {len(each)} federations: give one seed per federation"
+        raise FedgftError(f"`seeds`: {text}")
+    return each, np.asarray(values, np.uint64)
+
+
+def _make_algorithm(
+    algorithm: Any, metric: Any, strengths: dict[str, Any], *, base: str | None
+) -> Algorithm:
+    """Return the algorithm itself, or the method with this name.
+
+    Parameters
+    ----------
+    algorithm, metric, base
+        As in `simulate`.
+    strengths
+        `target`, `lam` and `beta`, None where they are not given.
+    """
+    given = {"metric": metric, **strengths, "base": base}
+    if isinstance(algorithm, Algorithm):
+        for name in (name for name, value in given.items() if value is not None):
+            text = f"`{name}` is for the name of a method; the Algorithm has its own already"
+            raise FedgftError(text, kind="conflict")
+        return algorithm
+    if not isinstance(algorithm, str):
+        call = getattr(algorithm, "__name__", "")
+        hint = f"call it: {call}(...)" if call.isidentifier() else "for example fedavg()"
+        text = f"must be the name of a method or an Algorithm, not {format_value(algorithm)}"
+        raise FedgftError(f"{text}; {hint}", field="algorithm")
+    method = METHODS[check_choice("algorithm", algorithm, tuple(METHODS))]
+    for name, value in strengths.items():
+        if value is not None and name != method.strength:
+            readers = " and ".join(key for key, m in METHODS.items() if m.strength == name)
+            text = f"`{name}` is for {readers}, and the algorithm is {algorithm}"
+            raise FedgftError(text, kind="conflict")
+    strength = None if method.strength is None else strengths[method.strength]
+    if strength is None:
+        strength = DEFAULT_STRENGTHS.get(method.strength or "", 0.0)
+    made = get_method(algorithm, get_metric("sp" if metric is None else metric), strength)
+    return with_base(made, "fedavg" if base is None else base)
+
+
+def _find_metric(algorithm: Algorithm, metric: str | Metric | None) -> Metric:
+    """Return the metric of the call or of the algorithm; without any, statistical parity."""
+    objective = algorithm.objective
+    slots = (*objective.penalties, *objective.local_penalties, algorithm.weighting)
+    found = (getattr(slot, "metric", None) for slot in slots)
+    default = get_metric("sp" if metric is None else metric)
+    return next((each for each in found if isinstance(each, Metric)), default)
+
+
+def _record(history: History, metric: Metric, **about: Any) -> TrainingRecord:
+    """Return how the runs were trained, with the gaps of the final models."""
+    kind = "hard" if history.control is None else history.control.kind
+    unknown = np.full(len(history.params), np.nan)
+    clients = history.federation
+    return TrainingRecord(
+        metric=metric.name,
+        gap=unknown if clients is None else clients[-1].gap(metric, kind),
+        gap_test=history.test[-1].gap(metric, kind),
+        **about,
+    )
+
+
+def _make_settings(settings: Any, rounds: int | None) -> Settings:
+    """Return the settings, or the recommended ones with this number of rounds."""
+    if settings is None:
+        return Settings() if rounds is None else Settings(rounds=rounds)
     check_instance("settings", settings, Settings)
-    if isinstance(seeds, str | bytes | dict) or np.ndim(seeds) != 1:
-        text = f"seeds must be a list of whole numbers, as in [0], not {format_value(seeds)}"
-        raise FedgftError(text)
-    for seed in seeds:
-        check_integer("seeds", seed, most=MAX_SEED)
-    if len(federations) != len(seeds):
-        raise FedgftError(f"{len(federations)} federations for {len(seeds)} seeds")
-    if min(seeds, default=0) < 0:
-        raise FedgftError(f"`seed` must not be negative, got {min(seeds)}")
+    if rounds is not None:
+        text = "`rounds` is for calls without settings; write Settings(rounds=...)"
+        raise FedgftError(text, kind="conflict")
+    return settings
+
+
+def _refuse_model_class(model: Any) -> None:
+    """Refuse a class of `fedgft.models` that was not called; other classes make modules."""
+    if isinstance(model, type) and hasattr(model, "shapes"):
+        raise FedgftError(
+            f"must be a model, not the class {model.__name__}; write {model.__name__}()",
+            field="model",
+        )
+
+
+def _warn_of_scales(federation: Federation, model: Model) -> None:
+    """Warn where features are far from the scale that the default learning rate is made for.
+
+    The first rows decide. Modules of the user may want raw columns, such as indices to look up.
+    """
+    if federation.mean is not None or not isinstance(model, Logistic | MLP):
+        return
+    rows = federation.rows[:SCALE_ROWS]
+    features = federation.dataset.features
+    if features.ndim != 2 or not len(rows):
+        return
+    values = features[rows].astype(np.float64)
+    largest = np.abs(values).max(axis=0)
+    usual = np.sqrt(np.square(values).mean(axis=0))
+    odd = np.flatnonzero((usual > LARGE_FEATURE) | ((largest > 0) & (largest < SMALL_FEATURE)))
+    if len(odd):
+        column = federation.dataset.columns[odd[0]]
+        warnings.warn(
+            f"the features are not standardized: {column!r} holds values of about "
+            f"{usual[odd[0]]:.3g}, for which the default lr={DEFAULT_LR} trains badly; pass "
+            "federations=fedgft.standardize(federation), or choose lr",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_misses(report: ControlReport | None, rounds: int, rates: np.ndarray) -> None:
+    """Warn if a run did not reach its target, with the arguments of `simulate` to change."""
+    if report is None:
+        return
+    text = report.warning(rounds=rounds, lr=float(rates.max()))
+    if text is not None:
+        warnings.warn(text, TargetMissedWarning, stacklevel=3)
 
 
 def _check_init(init: Any) -> np.ndarray | None:
@@ -239,9 +347,10 @@ def _check_init(init: Any) -> np.ndarray | None:
         return None
     array = as_array("init", init)
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2):
-        raise FedgftError(f"init must hold numbers (p,) or (runs, p), not {format_value(init)}")
+        text = f"must hold numbers (p,) or (runs, p), not {format_value(init)}"
+        raise FedgftError(text, field="init")
     if not np.isfinite(array).all():
-        raise FedgftError("init holds NaN or infinity")
+        raise FedgftError("holds NaN or infinity", field="init")
     return array
 
 
@@ -250,10 +359,20 @@ def _check_rates(lr: float | np.ndarray, runs: int) -> np.ndarray:
 
     The numbers of the algorithm's slots are checked by the `init` method of each slot.
     """
-    if not runs:
-        raise FedgftError("there is no federation to train on")
     check_number_per_run("lr", lr, least=0, runs=runs)
     return np.broadcast_to(np.asarray(lr, np.float64), (runs,))
+
+
+def _explain(error: Exception, settings: Settings, *, images: bool) -> FedgftError | None:
+    """Return an error that says what to change; None if the cause is not known."""
+    if isinstance(error, IndexError):
+        if "out of range in self" not in str(error):  # the message of an embedding
+            return None
+        return FedgftError(
+            "`model`: an embedding is asked for an index that it does not have; a model sees the "
+            "features as standardize() scales them: leave that out, or look up raw columns"
+        )
+    return _out_of_memory(settings, images=images) if _is_out_of_memory(error) else None
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -336,15 +455,12 @@ def _restore(rounds: RoundLoop, resume: Snapshot) -> tuple[State, tuple[Any, ...
 
 
 def _report_control(rounds: RoundLoop, state: State) -> ControlReport | None:
-    """Return whether each run reached its target, and warn if a run did not."""
+    """Return whether each run reached its target; None without a target."""
     objective = rounds.algorithm.objective
     if not objective.controllers:
         return None
     sums = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
-    report = objective.reports(state.objective, sums)[0]
-    if (text := report.warning()) is not None:
-        warnings.warn(text, TargetMissedWarning, stacklevel=4)
-    return report
+    return objective.reports(state.objective, sums)[0]
 
 
 def _evaluate(rounds: RoundLoop, state: State) -> tuple[State, Sums]:

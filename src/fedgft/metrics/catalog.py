@@ -56,20 +56,34 @@ CATALOG: dict[str, Metric] = {
 
 
 def get_metric(metric: str | Metric) -> Metric:
-    """Return a metric.
+    """Return the metric with this short name, or a weighted combination of several.
 
     Parameters
     ----------
     metric
-        A short name ("sp"), several with weights ("sp+0.5*eop", see `combine`), or a `Metric`,
-        which is returned as it is.
+        "sp" (statistical parity: selection rates), "eop" (equal opportunity: true-positive rates),
+        "eo" (equalized odds: true-positive and false-positive rates), "cal" (predictive parity:
+        precision), "acc" (accuracy parity) or "fpr" (false-positive rates); several with weights,
+        as in "sp+0.5*eop"; or a `Metric`, which is returned as it is.
+
+    Returns
+    -------
+    Metric
+        The gap of a combination is the largest gap of its parts; the weights count in training.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> fedgft.get_metric("eop").title
+    'equal opportunity'
+    >>> fedgft.get_metric("sp+0.5*eop").title
+    'statistical parity and equal opportunity'
     """
     if isinstance(metric, Metric):
         return metric
     if not isinstance(metric, str):
-        raise FedgftError(
-            f"`metric` must be a name, as in 'sp', or a Metric, not {format_value(metric)}"
-        )
+        text = f"must be a name, as in 'sp', or a Metric, not {format_value(metric)}"
+        raise FedgftError(text, field="metric")
     parts = [_parse_part(part, metric) for part in metric.split("+")]
     if len({part.name for part, _ in parts}) < len(parts):
         raise FedgftError(f"`metric` {metric!r} names one metric twice")

@@ -21,7 +21,7 @@ import numpy as np
 from fedgft.errors import FedgftError
 from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.metric import Metric, Value
-from fedgft.validation import check_indices
+from fedgft.validation import NO_NUMBERS_AS_LABELS, check_indices
 
 if TYPE_CHECKING:
     from fedgft.sums import Sums
@@ -34,7 +34,21 @@ MAX_OTHER_RATIO = 0.25  # and fewer than this share of the rows whose label is a
 
 
 class NotEstimableWarning(UserWarning):
-    """A group has no row to take a rate from: the gap is NaN, which is not the same as fair."""
+    """A group has no row to take a rate from: the gap is NaN, which is not the same as fair.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import fedgft
+    >>> with warnings.catch_warnings(record=True) as found:
+    ...     warnings.simplefilter("always")
+    ...     fedgft.equal_opportunity_difference(
+    ...         [1, 1, 0, 0], [1, 0, 1, 0], sensitive_features=["a", "a", "b", "b"]
+    ...     )
+    nan
+    >>> issubclass(found[0].category, fedgft.NotEstimableWarning)
+    True
+    """
 
 
 def gap(
@@ -117,7 +131,8 @@ def _read_labels(y_true: Any) -> np.ndarray:
     if any(map(_is_missing, labels.tolist())):
         raise FedgftError("y_true lacks a label in some rows: leave them out")
     if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.floor(labels))).all():
-        raise FedgftError("y_true holds fractions or infinity, which are no classes")
+        text = f"holds fractions or infinity, which are no classes; {NO_NUMBERS_AS_LABELS}"
+        raise FedgftError(text, field="y_true", kind="unsupported")
     plain = (str, bytes, int, float, np.generic)
     if labels.dtype == object and not all(isinstance(v, plain) for v in labels.tolist()):
         raise FedgftError("y_true must hold labels: numbers or text")
@@ -194,16 +209,36 @@ def _is_missing(value: Any) -> bool:
 def statistical_parity_difference(
     y_true: Any, y_pred: Any, *, sensitive_features: Any, sample_weight: Any = None
 ) -> float:
-    """Return max - min over groups of P(Yhat=1 | A).
+    """Return max - min over groups of the selection rate P(Yhat=1 | A).
 
-    Also called demographic parity. With more than two classes, the largest gap over all classes.
+    Fairlearn calls it `demographic_parity_difference`; both names are this function. With more than
+    two classes, the largest gap over all classes.
 
-    Parameters and result are those of `gap`.
+    Parameters
+    ----------
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row; None (default): 1.
+
+    Returns
+    -------
+    float
+        The gap, from 0 to 1. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
 
     Examples
     --------
-    >>> statistical_parity_difference([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("aabb"))
-    0.5
+    >>> import fedgft
+    >>> y_true = [1, 1, 1, 0, 1, 1, 0, 0]
+    >>> y_pred = [1, 1, 1, 0, 1, 0, 1, 0]
+    >>> fedgft.statistical_parity_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    0.25
     """
     return gap("sp", y_true, y_pred, sensitive_features, sample_weight)
 
@@ -213,7 +248,31 @@ def equal_opportunity_difference(
 ) -> float:
     """Return max - min over groups of the true-positive rate P(Yhat=1 | Y=1, A).
 
-    Parameters and result are those of `gap`.
+    Parameters
+    ----------
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row; None (default): 1.
+
+    Returns
+    -------
+    float
+        The gap, from 0 to 1. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> y_true = [1, 1, 1, 0, 1, 1, 0, 0]
+    >>> y_pred = [1, 1, 1, 0, 1, 0, 1, 0]
+    >>> fedgft.equal_opportunity_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    0.5
     """
     return gap("eop", y_true, y_pred, sensitive_features, sample_weight)
 
@@ -225,7 +284,31 @@ def equalized_odds_difference(
 
     max over y of (max - min over groups of P(Yhat=1 | Y=y, A)).
 
-    Parameters and result are those of `gap`.
+    Parameters
+    ----------
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row; None (default): 1.
+
+    Returns
+    -------
+    float
+        The gap, from 0 to 1. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> y_true = [1, 1, 1, 0, 1, 1, 0, 0]
+    >>> y_pred = [1, 1, 1, 0, 1, 0, 1, 0]
+    >>> fedgft.equalized_odds_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    0.5
     """
     return gap("eo", y_true, y_pred, sensitive_features, sample_weight)
 
@@ -237,7 +320,31 @@ def predictive_parity_difference(
 
     The paper calls it well-calibration.
 
-    Parameters and result are those of `gap`.
+    Parameters
+    ----------
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row; None (default): 1.
+
+    Returns
+    -------
+    float
+        The gap, from 0 to 1. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> y_true = [1, 1, 1, 0, 1, 1, 0, 0]
+    >>> y_pred = [1, 1, 1, 0, 1, 0, 1, 0]
+    >>> fedgft.predictive_parity_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    0.5
     """
     return gap("cal", y_true, y_pred, sensitive_features, sample_weight)
 
@@ -247,7 +354,31 @@ def accuracy_parity_difference(
 ) -> float:
     """Return max - min over groups of the accuracy P(Yhat=Y | A).
 
-    Parameters and result are those of `gap`.
+    Parameters
+    ----------
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row; None (default): 1.
+
+    Returns
+    -------
+    float
+        The gap, from 0 to 1. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> y_true = [1, 1, 1, 0, 1, 1, 0, 0]
+    >>> y_pred = [1, 1, 1, 0, 1, 0, 1, 0]
+    >>> fedgft.accuracy_parity_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    0.5
     """
     return gap("acc", y_true, y_pred, sensitive_features, sample_weight)
 
@@ -257,7 +388,31 @@ def false_positive_rate_difference(
 ) -> float:
     """Return max - min over groups of the false-positive rate P(Yhat=1 | Y=0, A).
 
-    Parameters and result are those of `gap`.
+    Parameters
+    ----------
+    y_true
+        (n,): labels.
+    y_pred
+        (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
+        order of the sorted classes.
+    sensitive_features
+        (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
+        to no group.
+    sample_weight
+        (n,): the weight of each row; None (default): 1.
+
+    Returns
+    -------
+    float
+        The gap, from 0 to 1. NaN, with a `NotEstimableWarning`, if a group has no row of the event.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> y_true = [1, 1, 1, 0, 1, 1, 0, 0]
+    >>> y_pred = [1, 1, 1, 0, 1, 0, 1, 0]
+    >>> fedgft.false_positive_rate_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
+    0.5
     """
     return gap("fpr", y_true, y_pred, sensitive_features, sample_weight)
 

@@ -73,20 +73,40 @@ def each_class(classes: int) -> tuple[str, ...]:
 class Metric:
     """The gap between groups in the rate of `outcome` given `event`.
 
-    Parameters
-    ----------
-    name, title
-        The short name ("sp") and the full name ("statistical parity").
-    outcome, event
-        Functions of probabilities (n, c) and one-hot labels (n, c) that return U and V, (n, ...):
-        the axes after the first are the conditions v. By default every row is in the event.
-    conditions
-        A function of the number of classes that returns the names of the conditions.
-    parts
-        The metrics that this one combines, with their weights.
-
     Laws: statistics add up over any split of the rows; rows without a group, and rows of
     weight zero, change nothing; a group without rows has no rate, so the gap is NaN.
+
+    Parameters
+    ----------
+    name
+        The short name, such as "sp".
+    title
+        The full name, such as "statistical parity".
+    outcome
+        A function of probabilities (n, c) and one-hot labels (n, c) that returns U, (n, ...): the
+        axes after the first are the conditions v.
+    event
+        A function with the same arguments that returns V, (n, ...); by default every row is in the
+        event.
+    conditions
+        A function of the number of classes that returns the names of the conditions; by default one
+        condition per class that is compared.
+    parts
+        The metrics that this one combines, with their weights; empty by default.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> wrong = fedgft.Metric(  # the share of rejected rows among those with a positive label
+    ...     "fnr",
+    ...     "false-negative-rate parity",
+    ...     outcome=lambda p, y: 1 - p[:, 1:],
+    ...     event=lambda p, y: y[:, 1:],
+    ... )
+    >>> federation = fedgft.partition(fedgft.load("synthetic"), clients=3)
+    >>> history = fedgft.simulate(federation, algorithm="fedgft", metric=wrong, rounds=2)
+    >>> history.test[-1].gap(wrong, "hard").shape  # per run
+    (1,)
     """
 
     name: str

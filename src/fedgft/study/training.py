@@ -21,12 +21,12 @@ import numpy as np
 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHOD_LABELS, METHODS
-from fedgft.data.dataset import get_raw_scaling
+from fedgft.engine.history import ModelInputs
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
 from fedgft.formatting import format_gap, format_percent, format_points
 from fedgft.metrics import Metric, get_metric
-from fedgft.models import Module, ResNet18, get_model, unflatten
+from fedgft.models import get_model
 from fedgft.store import atomic_write, make_folder, stage_files
 from fedgft.study.figures import plot_rounds, save_figure
 from fedgft.study.results import (
@@ -192,9 +192,6 @@ def build_model(
     The header says how a raw table becomes features, how the model was trained and what gap it
     has. Raises `FedgftError` where the model has diverged.
     """
-    data = study.dataset
-    model = get_model(study.model)
-    shapes = model.shapes(features=data.features.shape[1], classes=len(data.classes))
     flat = result.history.params[replicate]
     federation = result.history.federation
     finite = federation is None or np.isfinite(federation[-1].score[replicate]).all()
@@ -204,28 +201,15 @@ def build_model(
             "not saved; try a smaller `lr`"
         )
     about = {
-        "data": data.name,
+        "data": study.dataset.name,
         "method": result.method,
         "metric": result.metric.name,
         "protocol": study.protocol.name,
         "seed": int(study.seeds[replicate]),
         "trained": {**describe_training(study, result, replicate), "why": why},
-        "columns": data.columns,
-        "classes": data.classes,
-        "groups": data.group_names,
-        "model": model.name,
-        "encoder": None if data.encoder is None else data.encoder.to_json(),
     }
-    if isinstance(study.model, ResNet18):
-        about["network"] = {"norm": study.model.norm, "stem": study.model.stem}
-    mean, spread = get_raw_scaling(result.federations[replicate])
-    return FairModel(
-        unflatten(flat, shapes),
-        mean,
-        spread,
-        json.loads(json.dumps(about)),
-        module=model.make if isinstance(model, Module) else None,
-    )
+    inputs = ModelInputs.of(result.federations[replicate])
+    return inputs.build(get_model(study.model), flat, about)
 
 
 def save_model(
