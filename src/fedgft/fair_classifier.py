@@ -26,11 +26,11 @@ from fedgft.data.table import MAX_VALUES, Roles, read_groups, to_polars
 from fedgft.errors import FedgftError, import_extra
 from fedgft.fair_model import FairModel
 from fedgft.metrics import get_metric
+from fedgft.site_sums import SiteSums, merge
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
 from fedgft.study.study import Point, Study
 from fedgft.study.training import build_model
-from fedgft.sums import SiteSums, merge
 from fedgft.validation import check_indices, format_value
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from fedgft.errors import import_on_use
 # A study needs the thresholds of this package, and not its readers of tables.
 _MODULES = {
     "Audit": "fedgft.auditing.report",
-    "SiteSums": "fedgft.sums",
+    "SiteSums": "fedgft.site_sums",
     "audit": "fedgft.auditing.report",
     "measure": "fedgft.auditing.measurement",
     "measure_file": "fedgft.auditing.measurement",
-    "merge": "fedgft.sums",
+    "merge": "fedgft.site_sums",
     "read_sums": "fedgft.auditing.site_file",
     "write_sums": "fedgft.auditing.site_file",
 }

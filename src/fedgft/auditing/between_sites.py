@@ -35,7 +35,7 @@ from fedgft.auditing.rates import (
 from fedgft.errors import FedgftError
 from fedgft.metrics import Metric
 from fedgft.metrics.intervals import FEW, Z95, Interval, folded, simultaneous
-from fedgft.sums import SLACK
+from fedgft.site_sums import SLACK
 from fedgft.theory import Analysis, Compared, compare
 
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)

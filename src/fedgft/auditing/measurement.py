@@ -20,7 +20,7 @@ from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, p
 from fedgft.data.table import NULL_VALUES, check_table_file, report_read_errors
 from fedgft.errors import FedgftError
 from fedgft.privacy.suppression import GroupValues, Protection
-from fedgft.sums import (
+from fedgft.site_sums import (
     COUNT,
     MAX_BINS,
     SCORES,

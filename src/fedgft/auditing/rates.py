@@ -31,7 +31,8 @@ from fedgft.metrics.intervals import (
     wilson,
 )
 from fedgft.metrics.metric import Value
-from fedgft.sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums, Sums
+from fedgft.site_sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums
+from fedgft.sums import Sums
 
 MAX_GROUPS = 1000  # largest number of groups of a view, because all pairs of groups are compared
 MIN_EVENTS = 5  # a ratio has an interval only if one of its rates has at least this many events
@@ -49,7 +50,7 @@ class Pool:
     sites, groups
         The names of the sites, and one tuple of attribute values per group.
     tables
-        (site, group, label, decision, column): see `fedgft.sums`.
+        (site, group, label, decision, column): see `fedgft.site_sums.tables`.
     histogram
         (group, label, decision, score, bin), summed over sites.
     bin_error
@@ -104,7 +105,7 @@ class View:
     histogram
         (label, group, score, bin); the last group holds the rows that belong to no group.
     bin_error
-        (3, label, group, score, bin): see `fedgft.sums.SiteSums`.
+        (3, label, group, score, bin): see `fedgft.site_sums.SiteSums`.
     """
 
     spec: MeasurementSpec

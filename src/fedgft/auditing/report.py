@@ -35,7 +35,7 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import Report, Table, Verdict, format_interval, format_percent, format_points
 from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.intervals import difference
-from fedgft.sums import SiteSums, merge
+from fedgft.site_sums import SiteSums, merge
 from fedgft.validation import check_integer, check_name_list, format_value
 
 OVER_ROWS = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"

@@ -33,8 +33,8 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.intervals import Interval
+from fedgft.site_sums import Privacy
 from fedgft.store import parse_json
-from fedgft.sums import Privacy
 
 FORMAT = "fedgft-audit-1"
 COMPARED_KEYS = ("classes", "groups", "accuracy", "metrics", "attributes")  # `compare` needs these

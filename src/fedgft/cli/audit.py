@@ -29,14 +29,14 @@ from fedgft.store import atomic_write, open_folder, refuse_link, stage_files
 
 if TYPE_CHECKING:
     from fedgft.auditing.summary import Summary
-    from fedgft.sums import Privacy, SiteSums
+    from fedgft.site_sums import Privacy, SiteSums
 
 # Loaded when a command runs, so that help is printed at once.
 measurement = LazyModule("fedgft.auditing.measurement")
 reports = LazyModule("fedgft.auditing.report")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
-sums_format = LazyModule("fedgft.sums")
+site_sums = LazyModule("fedgft.site_sums")
 tables = LazyModule("fedgft.data.table")
 
 ReportKind = Literal["audit", "comparison"]
@@ -143,8 +143,12 @@ def measure(
                 on_rows=progress.rows,
             )
         # The report is about the numbers in the file, where sums are rounded.
-        content = site_file.to_json(sums, min_bin=min_bin)
-        made = None if report is None else fedgft.audit(site_file.from_json(content, source=site))
+        content = sums.to_json(min_bin=min_bin)
+        made = (
+            None
+            if report is None
+            else fedgft.audit(fedgft.SiteSums.from_json(content, source=site))
+        )
         for line in describe_rows(sums, site):
             note(line)
         for line in describe_disclosure(sums, min_bin):
@@ -433,7 +437,7 @@ def describe_rows(sums: "SiteSums", name: str) -> list[str]:
         if missing > 0:
             number = "a few" if missing != int(missing) or site.privacy else f"{missing:,.0f}"
             notes.append(f"{number} row(s) without a {what} are counted apart")
-    unknown = sum(t[..., sums_format.COUNT].sum() for g, t in site.tables.items() if None in g)
+    unknown = sum(t[..., site_sums.COUNT].sum() for g, t in site.tables.items() if None in g)
     if unknown > 0:
         notes.append(f"a group is not recorded for {unknown:,.0f} row(s)")
     return notes + [text for privacy in site.privacy for text in _describe_privacy(privacy)]
@@ -447,22 +451,22 @@ def describe_disclosure(sums: "SiteSums", min_bin: int) -> list[str]:
     found = site_file.count_revealed(sums, min_bin=min_bin)
     small = found["cells_below_10"]
     advice = (
-        f" (--min-cell {site_file.MIN_SUM_ROWS} withholds these, --epsilon adds noise)"
+        f" (--min-cell {site_sums.MIN_SUM_ROWS} withholds these, --epsilon adds noise)"
         if small
         else ""
     )
     notes = [
         f"the file shows {found['cells']} count(s) of people by group, label and decision; {small} "
-        f"of them are of fewer than {site_file.MIN_SUM_ROWS} people{advice}"
+        f"of them are of fewer than {site_sums.MIN_SUM_ROWS} people{advice}"
     ]
     few = found["score_counts_below_5"]
     if few:
         protection = (
-            f"; {few} of them are of fewer than {site_file.MIN_BIN} people, whose scores can be "
-            f"read off (--min-bin {site_file.MIN_BIN} puts them together)"
+            f"; {few} of them are of fewer than {site_sums.MIN_BIN} people, whose scores can be "
+            f"read off (--min-bin {site_sums.MIN_BIN} puts them together)"
         )
     else:
-        protection = f", each of at least {max(min_bin, site_file.MIN_BIN)} people: no single score"
+        protection = f", each of at least {max(min_bin, site_sums.MIN_BIN)} people: no single score"
     if sums.require_spec().scored:
         shown = f"it shows {found['score_counts']} count(s) of people with scores in some range"
         notes.append(shown + protection)
