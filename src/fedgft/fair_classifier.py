@@ -17,7 +17,8 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from fedgft.auditing.measurement import measure, split_attributes, to_series
+from fedgft.auditing.arrays import split_attributes, to_series
+from fedgft.auditing.measurement import measure
 from fedgft.auditing.report import Audit, audit
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import UNSEEN, Encoder, as_text

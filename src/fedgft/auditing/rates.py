@@ -523,7 +523,7 @@ def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Gap:
+class LargestGap:
     """The largest difference and the smallest ratio between two groups. None means not estimable.
 
     `low` and `high` are limits of the largest gap: they account for the choice among all pairs of
@@ -543,7 +543,7 @@ class Gap:
     pair: tuple[int, int] | None = None
 
 
-def find_largest_gap(rates: Rates) -> Gap:
+def find_largest_gap(rates: Rates) -> LargestGap:
     """Return the largest gap between two groups that have a rate, over all conditions."""
     conditions, groups = rates.rate.shape
     i, j = np.triu_indices(groups, 1)
@@ -551,7 +551,7 @@ def find_largest_gap(rates: Rates) -> Gap:
     second = rates[:, j]
     distance = first.rate - second.rate
     if np.isnan(distance).all():
-        return Gap()
+        return LargestGap()
     condition, at = np.unravel_index(np.nanargmax(np.abs(distance)), distance.shape)
     pair = (int(i[at]), int(j[at]))
     z = simultaneous(int((~np.isnan(rates.rate)).any(0).sum()), conditions)
@@ -560,7 +560,7 @@ def find_largest_gap(rates: Rates) -> Gap:
     low, high = bound_largest(folded(differences.low, differences.high), complete=complete)
     ratios = estimate_parity_ratio(first, second, z)
     ratio_low, ratio_high = bound_smallest(ratios)
-    return Gap(
+    return LargestGap(
         gap=float(np.abs(distance[condition, at])),
         low=low,
         high=high,

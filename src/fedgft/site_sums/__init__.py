@@ -12,6 +12,7 @@ from fedgft.site_sums.sums import SiteSums, merge
 from fedgft.site_sums.tables import (
     COUNT,
     MAX_BINS,
+    MAX_CLASSES,
     NOISE,
     SCORES,
     SLACK,
@@ -25,6 +26,7 @@ from fedgft.site_sums.tables import (
 __all__ = [
     "COUNT",
     "MAX_BINS",
+    "MAX_CLASSES",
     "MIN_BIN",
     "MIN_SUM_ROWS",
     "NOISE",
