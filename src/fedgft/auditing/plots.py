@@ -46,11 +46,7 @@ def plot_gaps(audit: "Audit") -> Figure:
     labels = []
     shown = []
     for place, gap in enumerate(gaps):
-        pair = (
-            ""
-            if gap.pair is None
-            else "\n" + " / ".join(_cut(group, MAX_PAIRED) for group in gap.pair)
-        )
+        pair = "" if gap.pair is None else f"\n{_join_pair(gap.pair, '/')}"
         labels.append(gap.title + pair)
         estimate = gap.among_estimable or Estimate(gap.value, gap.low, gap.high)
         marker = "o" if gap.among_estimable is None else "s"
@@ -81,11 +77,14 @@ def plot_metric(audit: "Audit", metric: str) -> Figure:
     axes = figure.subplots(1, 2 if sites else 1, squeeze=False)[0]
     shown = _draw_rates(axes[0], audit, metric, groups)
     title = f"{gap.title.capitalize()} by {_cut(audit.summary['groups'], 40)}"
+    title += f"\n{_cut(gap.condition, 40)}"
     if sites:
         shown += _draw_sites(axes[1], audit, metric, sites)
+        if gap.pair is not None:
+            title += f"; gaps of sites: {_join_pair(gap.pair, 'minus')}"
     for axis in axes:
         axis.set_ylim(lines - 0.4, -0.6)
-    _set_title(figure, f"{title}\n{_cut(gap.condition, 40)}")
+    _set_title(figure, title)
     _add_legend(figure, shown)
     return figure
 
@@ -124,12 +123,8 @@ def _draw_sites(axis: Any, audit: "Audit", metric: str, sites: Sequence[str]) ->
     _draw_estimate(axis, len(sites), total, RED, marker="D")
     _label_lines(axis, [*map(_cut, sites), "all sites"])
     axis.axvline(0, color=DARK, lw=0.8)
-    pair = audit.gaps[metric].pair
-    some = (
-        "" if len(sites) == len(audit.sites) else f" ({len(sites)} of {len(audit.sites):,} sites)"
-    )
-    between = "" if pair is None else "\n" + " minus ".join(_cut(each, MAX_PAIRED) for each in pair)
-    axis.set_xlabel(f"gap, points{some}{between}", parse_math=False)
+    some = f" ({len(sites)} of {len(audit.sites):,} sites)" * (len(sites) < len(audit.sites))
+    axis.set_xlabel(f"gap, points{some}")
     return marks
 
 
@@ -195,6 +190,11 @@ def _add_legend(figure: Figure, marks: Sequence[str]) -> None:
     shown = [text for text in LEGEND if text in marks]
     handles = [Line2D([], [], **LEGEND[text]) for text in shown]
     figure.legend(handles, shown, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+
+
+def _join_pair(pair: tuple[str, str], word: str) -> str:
+    """Return both names, short enough to stand side by side, with a word between them."""
+    return f" {word} ".join(_cut(group, MAX_PAIRED) for group in pair)
 
 
 def _cut(name: str, most: int = MAX_NAME) -> str:
