@@ -24,7 +24,8 @@ def build_table(
         The values of each attribute, by its name, and the columns of scores, by their names.
     """
     frame = {"y_true": to_series("y_true", y_true)}
-    frame |= {f"sensitive_features {name}": to_series(name, v) for name, v in features.items()}
+    named = {f"sensitive_features {name}": values for name, values in features.items()}
+    frame |= {name: to_series(name, values) for name, values in named.items()}
     for name, column in scores.items():
         _check_finite(name, column)
         frame[name] = to_series(name, column)

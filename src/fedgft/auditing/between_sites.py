@@ -122,15 +122,16 @@ def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0
 def estimate_noise_floor(metric: Metric, view: View) -> float:
     """Return the mean gap that a perfectly fair model shows on rows that are so many.
 
-    See `fedgft.metrics.intervals.floor`. NaN if a group has no rate, if there are fewer than two
-    groups or very many, or if counts are noisy or withheld: the floor covers sampling alone.
+    See `fedgft.metrics.intervals.floor`, whose approximation needs some rows in every group. NaN if
+    a group has fewer than 10 rows of the event, if there are fewer than two groups or very many, or
+    if counts are noisy or withheld: the floor covers sampling alone.
     """
     statistics = view.sums.statistics(metric, "hard").sum(0)
     conditions, groups = statistics.shape[1:]
     is_exact = not (view.noise.any() or view.slack.any())
     if groups < 2 or conditions * groups > MAX_FLOOR_RATES or not is_exact:
         return math.nan
-    if (statistics[1] <= 0).any():
+    if (statistics[1] < FEW).any():
         return math.nan
     return float(floor(metric, statistics))
 

@@ -7,7 +7,7 @@ sites together: at one site a class may be missing.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgft.auditing.arrays import are_scores, to_series
 from fedgft.auditing.measurement import KNOWN_PAIRS, measure
@@ -16,13 +16,18 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.site_sums import MAX_CLASSES, MeasurementSpec, SiteSums, group_sort_key, merge
 from fedgft.sums import is_text
-from fedgft.validation import format_value
+from fedgft.validation import check_instance, format_value
+
+if TYPE_CHECKING:
+    Sites = SiteSums | Iterable[SiteSums] | Mapping[str, SiteSums | tuple[Any, Any, Any]]
+else:  # `combine_sites` checks what it gets, and its errors name the site
+    Sites = Any
 
 MAX_NAME = 60  # most characters of a site's name in a message
 ROWS = "(y_true, y_pred or scores, sensitive_features)"
 
 
-def combine_sites(sums: Any) -> SiteSums:
+def combine_sites(sums: Sites) -> SiteSums:
     """Return the sums of all sites.
 
     Parameters
@@ -42,7 +47,8 @@ def combine_sites(sums: Any) -> SiteSums:
     if not isinstance(sums, Iterable):
         kinds = f"a SiteSums, a list of them, or a mapping {{site name: {ROWS}}}"
         raise FedgftError(f"`sums` must be {kinds}, not {format_value(sums)}")
-    return merge(sums)
+    hint = f"or give {{site name: {ROWS}}}"
+    return merge(check_instance("sums", part, SiteSums, hint) for part in sums)
 
 
 def _measure_sites(sites: Mapping[Any, Any]) -> Iterator[SiteSums]:

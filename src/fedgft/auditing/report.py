@@ -3,7 +3,7 @@
 An audit has tables and charts, objects and frames, and can be written as Markdown or as a web page.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedgft.auditing.between_sites import check_bootstrap, estimate_metric
 from fedgft.auditing.comparison import Comparison, compare
 from fedgft.auditing.findings import check_limits, find_exceeded, list_verdicts, list_warnings
 from fedgft.auditing.frames import make_frame
-from fedgft.auditing.inputs import combine_sites
+from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.rates import (
     Pool,
@@ -36,7 +36,6 @@ from fedgft.auditing.thresholds import (
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import Report, Table, Verdict, format_percent
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.site_sums import SiteSums
 from fedgft.validation import check_choice, check_integer, check_name_list, format_value
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ class Audit:
 
 
 def audit(
-    sums: SiteSums | Iterable[SiteSums] | Mapping[str, Any],
+    sums: Sites,
     *,
     reference_groups: Sequence[str] = (),
     bootstrap: int = 0,

@@ -31,6 +31,7 @@ def save_report(
         The argument or option that names the folder, for error messages.
     """
     place = expand_user(folder)
+    refuse_link(place, f"`{field}`")
     check_report_folder(place, kind, field=field)
     with open_folder(place, f"`{field}`"):
         return write_report(report, place, kind, field=field)

@@ -73,8 +73,9 @@ class Gap:
         The limits of its 95% interval, which accounts for the choice of the largest difference.
         `high` is None if a group has too few rows for an interval.
     noise_floor
-        The mean gap that a perfectly fair model shows on as many rows, by chance alone. None if
-        sites added noise or withheld counts, or if there are more than a hundred rates.
+        The mean gap that a perfectly fair model shows on as many rows, by chance alone. None if a
+        group has fewer than ten rows, if sites added noise or withheld counts, or if there are more
+        than a hundred rates.
     ratio
         The smallest ratio of the rates of two groups (for the four-fifths rule).
     ratio_low, ratio_high
