@@ -1,4 +1,4 @@
-"""Audit a scikit-learn model across three hospitals, from sums alone.
+"""Audit a scikit-learn model across three hospitals.
 
 You see the gap at each site, then the gap over all sites with a 95% interval. It equals the gap on
 the pooled rows, which only this example has. Within every site, the model flags men and women at
@@ -10,7 +10,6 @@ import numpy as np
 from sklearn.ensemble import RandomForestClassifier
 
 import fedgft
-from fedgft.auditing import audit, measure
 
 rng = np.random.default_rng(0)
 
@@ -29,23 +28,22 @@ model = RandomForestClassifier(50, min_samples_leaf=20, random_state=0).fit(
     np.concatenate([x for x, _, _ in training]), np.concatenate([y for _, y, _ in training])
 )
 
-# Each site measures rows that the model has not seen; only `sums` leave the site.
-sums = []
-pooled = []
+# Every site has rows that the model has not seen: labels, scores and groups.
+sites = {}
 for name, place in places.items():
     x, y, sex = hospital(*place)
-    scores = model.predict_proba(x)[:, 1]
-    sums.append(measure(y, scores, sensitive_features={"sex": sex}, site=name))
-    pooled.append((y, scores >= 0.5, sex))
-    gap = audit(sums[-1]).to_dict()["metrics"]["sp"]["gap"]
-    print(f"{name} alone: gap {gap:.3f}")
+    sites[name] = (y, model.predict_proba(x)[:, 1], {"sex": sex})
 
-# The auditor combines all sites.
-made = audit(sums)
-found = made.to_dict()["metrics"]["sp"]
-print(f"all sites: gap {found['gap']:.3f}, 95% interval {found['low']:.3f} to {found['high']:.3f}")
-y, decisions, sex = (np.concatenate(column) for column in zip(*pooled, strict=True))
-gap = fedgft.statistical_parity_difference(y, decisions, sensitive_features=sex)
-print(f"pooled rows: gap {gap:.3f}")
+# Here the rows are in one process, so `audit` measures each site on the spot. Where they are not,
+# each site calls `fedgft.measure` and sends what it returns, and `audit` takes a list of those.
+made = fedgft.audit(sites)
+for name, site in made.sites.items():
+    print(f"{name} alone: gap {site.gaps['sp'].value:.3f}")
+gap = made.gaps["sp"]
+print(f"all sites: gap {gap.value:.3f}, 95% interval {gap.low:.3f} to {gap.high:.3f}")
+y, scores = (np.concatenate([rows[i] for rows in sites.values()]) for i in (0, 1))
+sex = np.concatenate([rows[2]["sex"] for rows in sites.values()])
+pooled = fedgft.statistical_parity_difference(y, scores >= 0.5, sensitive_features=sex)
+print(f"pooled rows: gap {pooled:.3f}")
 for warning in made.warnings:
     print("!", warning)

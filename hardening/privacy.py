@@ -28,8 +28,7 @@ from flwr.serverapp import strategy as flower
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fedgft.auditing import audit, measure, merge
-from fedgft.auditing.site_file import from_json, to_json
+from fedgft.auditing import SiteSums, audit, measure, merge
 from fedgft.data import prepared_frame
 from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
@@ -313,10 +312,10 @@ def site_files() -> Rows:
         ("now: five people and more", 5),
         ("`--min-bin 10`", 10),
     ):
-        files = [to_json(sums, min_bin=least) for sums in exact.values()]
+        files = [sums.to_json(min_bin=least) for sums in exact.values()]
         told = [json.loads(text)["reveals"] for text in files]
         made = audit(
-            merge(from_json(text, source="file") for text in files), adjust_to={"sp": 0.02}
+            merge(SiteSums.from_json(text, source="file") for text in files), adjust_to={"sp": 0.02}
         ).to_dict()
         area = made["auc"]["1"] if "auc" in made else made["scores"]["auc"]["1"]
         few = sum(t["score_counts_below_5"] for t in told)

@@ -20,7 +20,8 @@ from fedgft.auditing.rates import (
 )
 from fedgft.metrics import CATALOG
 from fedgft.privacy.noise import calibrate_noise
-from fedgft.sums import COUNT, NOISE, MeasurementSpec, SiteSums, SiteTables, Sums
+from fedgft.site_sums import COUNT, NOISE, MeasurementSpec, SiteSums, SiteTables
+from fedgft.sums import Sums
 from fedgft.theory import Compared, compare
 
 FEDERATIONS = 1000

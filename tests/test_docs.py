@@ -37,7 +37,7 @@ PARSED = {
     "adult-sites/sums": "files of examples/audit_sites.py, which is run below",
     "--images": "pictures of the reader (tests/test_image_commands.py)",
 }
-NEEDS = {"torchvision": "not a dependency"}  # blocks that import it are only compiled
+NEEDS = {"torchvision", "xgboost"}  # no dependencies: blocks that import them are only compiled
 PIP = r"install (-c constraints\.txt )?(\.|'\.\[\w+\]'|fedgft-[\d.]+-py3-none-any\.whl)"
 OTHERS = {  # other programs in shell blocks, and a check of their arguments
     "make": lambda rest: re.search(rf"^{rest.split()[0]}:", (ROOT / "Makefile").read_text(), re.M),
@@ -109,7 +109,7 @@ def test_a_page_runs_from_top_to_bottom(page, tables, tmp_path):
         for kind, text in fences(page):
             if kind == "python":
                 code = compile(text, page.name, "exec")
-                if not any(f"import {name}" in text for name in NEEDS):
+                if not any(re.search(rf"^(import|from) {name}\b", text, re.M) for name in NEEDS):
                     exec(code, {})
             elif kind == "sh":
                 run_shell(text)

@@ -9,7 +9,8 @@ import pytest
 from fedgft.auditing import measure
 from fedgft.privacy.noise import Budget, Noise, draw_discrete_gaussian, honest_clients
 from fedgft.privacy.suppression import add_noise_to_site
-from fedgft.sums import COUNT, Sums
+from fedgft.site_sums import COUNT
+from fedgft.sums import Sums
 from neighboring_tables import epsilon_lower_bound, likelihood_ratio
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,11 @@ from sklearn.metrics import roc_auc_score
 
 from fedgft.auditing import audit, measure
 from fedgft.auditing.rates import list_views, pool_sites
-from fedgft.auditing.site_file import from_json, to_json
 from fedgft.auditing.thresholds import compute_curves
 from fedgft.errors import FedgftError
 from fedgft.privacy.noise import calibrate_noise
-from fedgft.privacy.suppression import possible_cells
-from fedgft.sums import COUNT, NOISE, SCORES, MeasurementSpec
+from fedgft.site_sums import COUNT, NOISE, SCORES, MeasurementSpec, SiteSums
+from fedgft.site_sums.tables import possible_cells
 
 
 def people(n: int = 500, seed: int = 0):
@@ -65,7 +64,7 @@ def test_one_row_moves_one_count_by_one():
 
 
 def test_everything_in_a_noisy_file_follows_from_the_noisy_counts():
-    found = json.loads(to_json(noisy(1.0)))
+    found = json.loads(noisy(1.0).to_json())
     for cell in found["cells"]:
         (score,) = cell["scores"].values()
         assert cell["count"] == sum(score["histogram"]) and "sum" not in score
@@ -104,21 +103,21 @@ def test_listed_names_say_nothing_about_the_data(tmp_path):
         classes=("0", "1"),
         epsilon=1.0,
     )
-    found = json.loads(to_json(made))
+    found = json.loads(made.to_json())
     assert found["privacy"]["names"] == "declared"
     assert {tuple(cell["group"]) for cell in found["cells"]} == {("a",), ("rare",), (None,)}
     assert len(found["cells"]) == 3 * 4
 
 
 def test_noisy_files_may_be_negative_and_others_may_not():
-    found = json.loads(to_json(noisy(0.1)))
+    found = json.loads(noisy(0.1).to_json())
     assert any(
         cell["count"] < 0 or min(cell["scores"]["1"]["histogram"]) < 0 for cell in found["cells"]
     )
-    from_json(json.dumps(found), source="file")
+    SiteSums.from_json(json.dumps(found), source="file")
     found["privacy"] = {"mechanism": "none", "min_cell": 0}
     with pytest.raises(FedgftError, match="file: cells"):
-        from_json(json.dumps(found), source="file")
+        SiteSums.from_json(json.dumps(found), source="file")
 
 
 def test_an_audit_under_noise_is_wider_and_says_so():
@@ -152,8 +151,8 @@ def test_what_a_threshold_leaves_possible(threshold):
 
 def test_small_cells_are_withheld_and_nothing_else_tells():
     y, p, g = people(120)
-    exact = json.loads(to_json(measure(y, p, sensitive_features=g, site="n")))
-    kept = json.loads(to_json(measure(y, p, sensitive_features=g, site="n", min_cell=10)))
+    exact = json.loads(measure(y, p, sensitive_features=g, site="n").to_json())
+    kept = json.loads(measure(y, p, sensitive_features=g, site="n", min_cell=10).to_json())
     counts = {(*c["group"], c["label"], c["decision"]): c["count"] for c in exact["cells"]}
     shown = {(*c["group"], c["label"], c["decision"]): c for c in kept["cells"]}
     assert set(shown) == set(counts)
@@ -166,15 +165,15 @@ def test_small_cells_are_withheld_and_nothing_else_tells():
             assert cell["count"] == counts[key] and "scores" not in cell
     total = sum(c["count"] for c in kept["cells"] if c["count"] is not None)
     assert kept["rows"]["counted"] == total  # not the number of all rows: a difference would tell
-    made = audit(from_json(json.dumps(kept), source="file"))
+    made = audit(SiteSums.from_json(json.dumps(kept), source="file"))
     assert made.to_dict()["curves"] is None and made.to_dict()["scores"] is None
     assert any("ROC, calibration" in text for text in made.warnings)
     with pytest.raises(FedgftError, match=r"without min.cell"):
-        audit(from_json(json.dumps(kept), source="file"), adjust_to={"sp": 0.1})
-    assert json.loads(to_json(from_json(json.dumps(kept), source="file"))) == kept
+        audit(SiteSums.from_json(json.dumps(kept), source="file"), adjust_to={"sp": 0.1})
+    assert json.loads(SiteSums.from_json(json.dumps(kept), source="file").to_json()) == kept
     kept["cells"][-1]["count"] = 4
     with pytest.raises(FedgftError, match=r"declares .*min.cell 10"):
-        from_json(json.dumps(kept), source="file")
+        SiteSums.from_json(json.dumps(kept), source="file")
 
 
 @pytest.mark.parametrize("rows", [12, 60, 600, 6000])
@@ -184,7 +183,7 @@ def test_no_number_about_scores_is_one_of_few_people(rows, how):
     and areas under curves lie within what is stated."""
     y, p, g = people(rows)
     exact = measure(y, p, sensitive_features=g, site="n", **how)
-    text = to_json(exact)
+    text = exact.to_json()
     found = json.loads(text)
     for cell in found["cells"]:
         assert ("scores" in cell) == (cell["count"] >= 5)
@@ -193,8 +192,8 @@ def test_no_number_about_scores_is_one_of_few_people(rows, how):
             assert ("sum" in told) == (cell["count"] >= 10)
             assert sum(told["histogram"]) == cell["count"]
     assert found["reveals"]["score_counts_below_5"] == 0
-    read = from_json(text, source="file")
-    assert to_json(read) == text
+    read = SiteSums.from_json(text, source="file")
+    assert read.to_json() == text
     for group, estimate in read.histogram.items():
         shifts = read.bin_error.get(group, [0, 0, 0])[:2]
         first, last = (np.rint(estimate + shift) for shift in shifts)
@@ -210,21 +209,21 @@ def test_no_number_about_scores_is_one_of_few_people(rows, how):
 def test_every_bin_can_be_asked_for():
     y, p, g = people(60)
     exact = measure(y, p, sensitive_features=g, site="n")
-    text = to_json(exact, min_bin=1)
+    text = exact.to_json(min_bin=1)
     assert json.loads(text)["reveals"]["score_counts_below_5"] > 5
-    read = from_json(text, source="file")
+    read = SiteSums.from_json(text, source="file")
     for group, counts in exact.histogram.items():
         np.testing.assert_array_equal(read.histogram[group], counts)
     assert not read.bin_error
-    with pytest.raises(FedgftError, match="min_bin 0"):
-        to_json(exact, min_bin=0)
+    with pytest.raises(FedgftError, match="min_bin must be at least 1, not 0"):
+        exact.to_json(min_bin=0)
 
 
 def test_thresholds_from_a_file_that_puts_bins_together_are_called_estimates():
     y, p, g = people(600)
     exact = measure(y, p, sensitive_features=g, site="n")
     for least, said in ((1, False), (5, True)):
-        read = from_json(to_json(exact, min_bin=least), source="file")
+        read = SiteSums.from_json(exact.to_json(min_bin=least), source="file")
         warnings = audit(read, adjust_to={"sp": 0.1}).to_dict()["warnings"]
         assert any("are estimates here" in text for text in warnings) == said
 
@@ -232,10 +231,10 @@ def test_thresholds_from_a_file_that_puts_bins_together_are_called_estimates():
 def test_files_of_the_first_version_are_read():
     y, p, g = people(200)
     exact = measure(y, p, sensitive_features=g, site="n")
-    held = json.loads(to_json(exact, min_bin=1))
+    held = json.loads(exact.to_json(min_bin=1))
     held["format"] = "fedgft-sums-1"
     del held["min_bin"], held["reveals"]
-    read = from_json(json.dumps(held), source="file")
+    read = SiteSums.from_json(json.dumps(held), source="file")
     for group, counts in exact.histogram.items():
         np.testing.assert_array_equal(read.histogram[group], counts)
     assert audit(read).to_dict()["metrics"] == audit(exact).to_dict()["metrics"]
@@ -247,7 +246,7 @@ def test_no_score_is_written_where_small_cells_are_withheld():
     y, p, g = people(60)
     exact = measure(y, p, sensitive_features=g, site="n")
     kept = measure(y, p, sensitive_features=g, site="n", min_cell=3)
-    text = to_json(kept)
+    text = kept.to_json()
     assert '"scores"' not in text and '"sum"' not in text
     known = [t[..., SCORES].sum() for t in exact.sites["n"].tables.values()]
     held = [t[..., SCORES].sum() for t in kept.sites["n"].tables.values()]
@@ -257,7 +256,9 @@ def test_no_score_is_written_where_small_cells_are_withheld():
         if cell["count"] is not None:
             cell["scores"] = {"1": {"sum": 0.25}}
     for name in ("metrics", "accuracy", "scores"):
-        now, then = (audit(from_json(t, source="f")).to_dict() for t in (text, json.dumps(old)))
+        now, then = (
+            audit(SiteSums.from_json(t, source="f")).to_dict() for t in (text, json.dumps(old))
+        )
         assert now[name] == then[name]
 
 

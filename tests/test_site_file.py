@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgft.auditing import measure, read_sums, write_sums
-from fedgft.auditing.site_file import find_site_files, from_json, gather, to_json
+from fedgft.auditing import SiteSums, measure, read_sums, write_sums
+from fedgft.auditing.site_file import find_site_files, gather
 from fedgft.errors import FedgftError
 from test_sums import measured
 
@@ -153,7 +153,7 @@ JSON = st.recursive(
 def test_the_reader_raises_only_fedgft_errors(data):
     """Any field of a good file replaced by anything."""
     rows = [(1, 0.9, "a", "x"), (0, 0.2, "b", "y"), (1, 0.4, None, "x")]
-    found = json.loads(to_json(measured(rows)))
+    found = json.loads(measured(rows).to_json())
     place = found
     inside = list(found)
     while True:
@@ -166,7 +166,7 @@ def test_the_reader_raises_only_fedgft_errors(data):
         inside = list(child) if isinstance(child, dict) else list(range(len(child)))
     place[key] = data.draw(JSON)
     try:
-        sums = from_json(json.dumps(found), source="file")
+        sums = SiteSums.from_json(json.dumps(found), source="file")
     except FedgftError as error:
         assert str(error).startswith("file")
     else:

@@ -24,7 +24,7 @@ _MODULES = {  # the module of each public name; `__init__.pyi` lists them with t
     "NotEstimableWarning": "metrics.functions",
     "Penalty": "algorithms.own_loop",
     "Settings": "settings",
-    "SiteSums": "sums",
+    "SiteSums": "site_sums",
     "TargetMissedWarning": "algorithms.controller",
     "accuracy_parity_difference": "metrics.functions",
     "audit": "auditing.report",

@@ -36,7 +36,7 @@ from fedgft.metrics.functions import (
 )
 from fedgft.metrics.metric import Metric
 from fedgft.settings import Settings
-from fedgft.sums import SiteSums
+from fedgft.site_sums import SiteSums
 
 __all__ = [
     "Audit",

@@ -26,7 +26,8 @@ from sklearn.utils import check_random_state
 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHODS
-from fedgft.auditing.measurement import DEFAULT_BINS, split_attributes, to_series
+from fedgft.auditing.arrays import split_attributes, to_series
+from fedgft.auditing.measurement import DEFAULT_BINS
 from fedgft.auditing.report import Audit, audit
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.data.encode import UNSEEN, Encoder, Numeric, as_text
@@ -36,11 +37,11 @@ from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel, softmax
 from fedgft.metrics import get_metric
 from fedgft.settings import check_settings
+from fedgft.site_sums import COUNT, SCORES, Group, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
 from fedgft.study.study import Point, Result, Study
 from fedgft.study.training import build_model
-from fedgft.sums import COUNT, SCORES, Group, MeasurementSpec, SiteSums, SiteTables
 from fedgft.validation import check_choice, check_indices, format_value
 
 if TYPE_CHECKING:  # the types that editors know of scikit-learn lack some of these names

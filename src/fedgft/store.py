@@ -135,8 +135,11 @@ def lock_file(path: Path, *, timeout: float = -1) -> Iterator[None]:
 
 
 @contextmanager
-def _lock_folder(folder: Path, output: Path) -> Iterator[None]:
-    """Hold the lock of a folder; `output` is the folder that the error message names."""
+def _lock_folder(folder: Path, output: Path, option: str = "`out`") -> Iterator[None]:
+    """Hold the lock of a folder.
+
+    The error message names the folder `output` and the setting `option`.
+    """
     lock = folder / LOCK_NAME
     refuse_link(lock)
     with ExitStack() as stack:
@@ -144,7 +147,7 @@ def _lock_folder(folder: Path, output: Path) -> Iterator[None]:
             stack.enter_context(lock_file(lock, timeout=0))
         except TimeoutError:
             text = "another run is writing there; wait for it, or name another folder"
-            raise FedgftError(f"`out` {output}: {text}", kind="conflict") from None
+            raise FedgftError(f"{option} {output}: {text}", kind="conflict") from None
         yield
 
 
@@ -168,7 +171,7 @@ def open_folder(path: str | Path, option: str = "`out`") -> Iterator[Path]:
         raise file_error(f"{option} {path}", f"cannot write there ({error.strerror})") from error
     folder = make_folder(path, option)
     try:
-        with _lock_folder(folder, folder):
+        with _lock_folder(folder, folder, option):
             yield folder
     except BaseException:
         for place in created:
@@ -194,10 +197,11 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def stage_files(folder: Path) -> Iterator[Path]:
+def stage_files(folder: Path, option: str = "`out`") -> Iterator[Path]:
     """Yield a temporary folder whose files move into `folder` together at the end.
 
     If the block fails, `folder` stays as it was. The caller holds its lock (`open_folder`).
+    `option` is the setting that named the folder, for error messages.
     """
     stage = folder / STAGE_NAME
     try:
@@ -213,7 +217,7 @@ def stage_files(folder: Path) -> Iterator[Path]:
             os.replace(path, folder / path.name)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error})"
-        raise file_error(f"`out` {folder}", problem) from error
+        raise file_error(f"{option} {folder}", problem) from error
     except FedgftError as error:  # users know the folder, not the stage
         text = error.message.replace(str(stage), str(folder))
         raise FedgftError(text, field=error.field, kind=error.kind) from error

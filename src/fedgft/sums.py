@@ -4,20 +4,14 @@
   Every metric of the catalog follows from these three arrays. The simulator, the penalties and the
   federation compute with them, so a `Sums` holds only arrays, which may have leading axes.
   For a message, `Sums.to_record` and `Sums.from_record` convert them to lists and back.
-- `SiteSums` holds what any number of sites measured and sent as files, one `SiteTables` per site.
-  A `SiteTables` is not a `Sums`: it has one table per named group, and the groups of sites differ.
-  Its cells are also finer: sums of scores are kept by decision too, and each count has its own
-  noise, or its own range if it is withheld. Both are needed to check a file and to write it again.
-  `fedgft.auditing.rates` adds the cells up to one `Sums` of all sites.
 
-`RecordReader` checks the format of everything that arrives in a file
-(`fedgft.auditing.site_file`) or in a message. `Sums.check` checks that the numbers can be sums over
-rows.
+`fedgft.site_sums` has the sums that sites send as files. `RecordReader` checks the format of
+everything that arrives in such a file or in a message. `Sums.check` checks that the numbers can be
+sums over rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
 import numpy as np
@@ -26,17 +20,13 @@ from fedgft.errors import FedgftError
 from fedgft.metrics.catalog import get_metric
 from fedgft.metrics.functions import ROUNDING
 from fedgft.metrics.metric import Index, Kind, Metric, Probs, Statistics, Value
-from fedgft.validation import as_array, check_choice, check_instance, check_integer
+from fedgft.validation import as_array, check_choice, check_integer
 
 MAX_GROUPS = 100_000
 MAX_ROWS = 1e12  # largest number of rows in a message
 MAX_NAMES = 1000  # largest number of classes, and of groups, in a message
 MAX_WIRE_NUMBERS = 10_000  # largest size of an array in a message
 MAX_WHOLE_NUMBER = 2**53  # a float represents every whole number up to this one exactly
-MAX_CLASSES = 50
-MAX_ATTRIBUTES = 4
-MAX_BINS = 10_000
-MAX_HISTOGRAM_NUMBERS = 5_000_000  # largest size of the histograms of one group
 TYPE_NAMES = {list: "a list", dict: "an object", str: "a text"}
 
 
@@ -385,264 +375,3 @@ def _number_names(names: int | Sequence[str], what: str) -> tuple[str, ...]:
     if len(found) < 2 or len(set(found)) < len(found):
         raise FedgftError(f"{what} must be at least two different names, got {', '.join(found)}")
     return found
-
-
-# Files of sites
-
-Group = tuple[str | None, ...]
-"One value for each group column; None: not recorded."
-
-# The table of a group has the axes (label, decision, column). These are its columns.
-COUNT = 0
-NOISE = 1  # variance of the noise that was added to the count
-SLACK = 2  # largest possible error of the count if it is withheld, else 0
-SCORES = 3  # the first of the columns with sums of scores
-
-
-@dataclass(frozen=True)
-class MeasurementSpec:
-    """What was measured. Only sites that measured the same can be merged.
-
-    Parameters
-    ----------
-    classes
-        The names of the classes; if there are two, the second is the positive class.
-    attributes
-        The names of the group columns.
-    threshold
-        The smallest score with a positive decision. None means that the data contain the decisions,
-        or that the decision is the class with the highest score.
-    scored
-        Whether there are scores.
-    bins
-        The number of bins of the histograms. Bin i is [i/bins, (i+1)/bins); the last includes 1.
-    """
-
-    classes: tuple[str, ...]
-    attributes: tuple[str, ...]
-    threshold: float | None = None
-    scored: bool = False
-    bins: int = 100
-
-    def __post_init__(self) -> None:
-        classes = len(self.classes)
-        scores = len(self.score_classes)
-        if not 2 <= classes <= MAX_CLASSES or len(set(self.classes)) < classes:
-            raise FedgftError(f"classes: there must be 2 to {MAX_CLASSES} different ones")
-        if not 1 <= len(self.attributes) <= MAX_ATTRIBUTES:
-            raise FedgftError(f"groups: there must be 1 to {MAX_ATTRIBUTES} group columns")
-        if len(self.attributes) > 1 and any(" & " in name for name in self.attributes):
-            raise FedgftError("groups: ' & ' in a column's name would read as two; rename it")
-        if self.scored and classes**2 * scores * self.bins > MAX_HISTOGRAM_NUMBERS:
-            raise FedgftError(f"bins: {self.bins} are too many for {classes} classes")
-
-    @property
-    def score_classes(self) -> tuple[int, ...]:
-        """The classes whose scores are summed: if there are two, the positive one; else all."""
-        if not self.scored:
-            return ()
-        return (1,) if len(self.classes) == 2 else tuple(range(len(self.classes)))
-
-    def empty_table(self) -> np.ndarray:
-        """Return zeros (label, decision, column): the sums of a group without rows."""
-        classes = len(self.classes)
-        return np.zeros((classes, classes, SCORES + len(self.score_classes)))
-
-    def empty_histogram(self) -> np.ndarray:
-        """Return zeros (label, decision, score, bin)."""
-        classes = len(self.classes)
-        return np.zeros((classes, classes, len(self.score_classes), self.bins))
-
-    def combine(self, other: "MeasurementSpec") -> "MeasurementSpec":
-        """Return the spec of merged sums, with the smaller of the two numbers of bins.
-
-        All other fields must be equal, and one number of bins must divide the other; otherwise
-        there is a `FedgftError`.
-        """
-        names = {"classes": "label classes", "attributes": "group columns", "scored": "scores"}
-        for name, what in (names | {"threshold": "thresholds"}).items():
-            mine = getattr(self, name)
-            theirs = getattr(other, name)
-            if mine != theirs:
-                text = f"{what} differ: {_describe(mine)} and {_describe(theirs)}"
-                raise FedgftError(text, kind="conflict")
-        few, many = sorted((self.bins, other.bins))
-        if self.scored and many % few:
-            raise FedgftError(
-                f"histograms differ: {self.bins} and {other.bins} bins, and neither divides the "
-                "other; measure again with the same `bins`",
-                kind="conflict",
-            )
-        return replace(self, bins=few)
-
-
-def _describe(value: Any) -> str:
-    """Return a field of `MeasurementSpec` in words, for a message."""
-    if isinstance(value, tuple):
-        return ", ".join(map(repr, value)) or "none"
-    if isinstance(value, bool):
-        return "with" if value else "without"
-    return "decisions without a threshold" if value is None else repr(value)
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """How the numbers of a site were protected before they left it."""
-
-    mechanism: str = "none"  # or "discrete laplace", "discrete gaussian"
-    epsilon: float = 0.0
-    delta: float = 0.0
-    scale: float = 0.0
-    variance: float = 0.0  # variance of the noise on each count of the finest table
-    names: str = ""  # where names of groups and classes are from: "declared" or "from the data"
-    min_cell: int = 0
-    suppressed: int = 0  # number of withheld cells, which have 1 to min_cell - 1 rows
-
-
-@dataclass(frozen=True, eq=False)
-class SiteTables:
-    """The tables (label, decision, column) of one site, by group.
-
-    `label_missing` and `prediction_missing` are the numbers of rows that the tables leave out.
-    """
-
-    tables: Mapping[Group, np.ndarray]
-    label_missing: float = 0.0
-    prediction_missing: float = 0.0
-    privacy: tuple[Privacy, ...] = ()
-
-    def __add__(self, other: "SiteTables") -> "SiteTables":
-        tables = dict(self.tables)
-        _add_arrays(tables, other.tables)
-        return SiteTables(
-            tables,
-            self.label_missing + other.label_missing,
-            self.prediction_missing + other.prediction_missing,
-            tuple(sorted((*self.privacy, *other.privacy), key=str)),
-        )
-
-
-def _add_arrays(total: dict[Group, np.ndarray], more: Mapping[Group, np.ndarray]) -> None:
-    """Add each array of `more` to the array of the same group in `total`, in place."""
-    for group, array in more.items():
-        total[group] = total[group] + array if group in total else array
-
-
-@dataclass(frozen=True, eq=False)
-class SiteSums:
-    """The sums of any number of sites.
-
-    Laws: `+` is associative and commutative, `SiteSums()` is its zero, and the sums over a union of
-    rows equal the sum of the sums over its parts. Sites with the same name are one site, and their
-    rows add up. Sites without a name are different sites. When they are added to other sites, they
-    are named "site 1", "site 2", ... in order of addition.
-
-    If few rows share a bin, a file states only a range of bins for them. `histogram` spreads such
-    rows evenly over their range, and `bin_error`, (3, label, decision, score, bin), states how
-    wrong this may be: `bin_error[0]` is the change of the histogram if all such rows are in the
-    first bin of their range; `bin_error[1]` is the change if they are in the last bin; and bin 0 of
-    `bin_error[2]` is the largest error of the cell's sum of scores. The histogram of a group
-    without an entry in `bin_error` is exact.
-    """
-
-    spec: MeasurementSpec | None = None  # None: no site
-    sites: Mapping[str, SiteTables] = field(default_factory=dict)
-    histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)  # of all sites together
-    bin_error: Mapping[Group, np.ndarray] = field(default_factory=dict)
-    numbered: tuple[str, ...] = ()  # names assigned to sites that were measured without a name
-
-    def __add__(self, other: "SiteSums") -> "SiteSums":
-        return merge((self, other)) if isinstance(other, SiteSums) else NotImplemented
-
-    def __radd__(self, other: Any) -> "SiteSums":
-        """Support `sum(...)`, which starts at 0."""
-        return self if isinstance(other, int) and other == 0 else NotImplemented
-
-    def require_spec(self) -> MeasurementSpec:
-        """Return what was measured; raise a `FedgftError` if no site is in the sums."""
-        if self.spec is None:
-            raise FedgftError("these are the sums of nothing: no site is in them", kind="data")
-        return self.spec
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """All groups of all sites, sorted; values that are not recorded come last."""
-        found = {group for site in self.sites.values() for group in site.tables}
-        return tuple(sorted(found, key=group_sort_key))
-
-    def rows(self) -> float:
-        """Return the number of rows that were counted."""
-        tables = (table for site in self.sites.values() for table in site.tables.values())
-        return float(sum(table[..., COUNT].sum() for table in tables))
-
-
-def merge(parts: Iterable[SiteSums]) -> SiteSums:
-    """Return the sum of all parts. One pass reads them and holds one part in memory at a time.
-
-    A `FedgftError` is raised if the parts measured different things (see
-    `MeasurementSpec.combine`).
-    """
-    spec: MeasurementSpec | None = None
-    named: dict[str, SiteTables] = {}
-    unnamed: list[SiteTables] = []
-    histogram: dict[Group, np.ndarray] = {}
-    bin_error: dict[Group, np.ndarray] = {}
-    for part in parts:
-        check_instance(
-            "sums", part, SiteSums, "measure() makes them, read_sums() reads them from a file"
-        )
-        if part.spec is None:
-            continue
-        common = part.spec if spec is None else spec.combine(part.spec)
-        if spec is not None and spec.bins != common.bins:
-            histogram = _coarsen_all(histogram, common.bins)
-            bin_error = _coarsen_all(bin_error, common.bins)
-        spec = common
-        for name, site in part.sites.items():
-            if name == "" or name in part.numbered:
-                unnamed.append(site)
-            else:
-                named[name] = named[name] + site if name in named else site
-        _add_arrays(histogram, _coarsen_all(part.histogram, spec.bins))
-        _add_arrays(bin_error, _coarsen_all(part.bin_error, spec.bins))
-    if spec is None:
-        return SiteSums()
-    numbered = _number_sites(unnamed, named)
-    sites = dict(sorted(named.items())) | numbered
-    return SiteSums(spec, sites, histogram, bin_error, numbered=tuple(filter(None, numbered)))
-
-
-def _number_sites(
-    unnamed: list[SiteTables], named: Mapping[str, SiteTables]
-) -> dict[str, SiteTables]:
-    """Name the sites that have no name.
-
-    A single site, without others, keeps the name "". Otherwise the names are "site 1", "site 2",
-    ..., without those that other sites have.
-    """
-    if len(unnamed) == 1 and not named:
-        return {"": unnamed[0]}
-    free = (name for name in map("site {}".format, count(1)) if name not in named)
-    return dict(zip(free, unnamed, strict=False))
-
-
-def _coarsen_all(histograms: Mapping[Group, np.ndarray], bins: int) -> dict[Group, np.ndarray]:
-    """Merge the bins (the last axis) into `bins` bins, which must divide their current number."""
-    return {
-        group: array.reshape(*array.shape[:-1], bins, -1).sum(-1)
-        for group, array in histograms.items()
-    }
-
-
-def group_sort_key(group: Group) -> tuple:
-    """Return a sort key for groups: numbers by value, then words, then "not recorded"."""
-    return tuple((value is None, _number_or_inf(value), value or "") for value in group)
-
-
-def _number_or_inf(value: str | None) -> float:
-    """Return the number that a text spells, or infinity."""
-    try:
-        number = float(value) if value is not None else np.inf
-        return number if number == number else np.inf
-    except ValueError:
-        return np.inf

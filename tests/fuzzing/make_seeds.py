@@ -17,7 +17,6 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedgft.auditing import audit
-from fedgft.auditing.site_file import to_json
 from fedgft.data.schema import describe_table
 from fedgft.deploy.init import copy_app
 from fedgft.fair_model import FairModel
@@ -116,7 +115,7 @@ def _audits() -> Seeds:
     small = site_files.site("north", min_cell=3)
     noisy = site_files.site("north", epsilon=1.0)
     for name, sums in (("plain", plain), ("min-cell", small), ("noisy", noisy)):
-        yield f"site-file/good-{name}.json", to_json(sums).encode()
+        yield f"site-file/good-{name}.json", sums.to_json().encode()
     yield "audit-json/good.json", audit(plain).to_json().encode()
 
 

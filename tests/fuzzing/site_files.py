@@ -10,7 +10,7 @@ from fedgft.auditing import audit, measure, read_sums
 from fedgft.auditing.report import Audit, compare
 from fedgft.auditing.site_file import gather
 from fedgft.auditing.summary import read_summary
-from fedgft.sums import SiteSums
+from fedgft.site_sums import SiteSums
 from fuzzing import Target
 from fuzzing.temporary_files import each, file
 
@@ -20,9 +20,8 @@ UTF8 = "utf-8"
 @cache
 def other() -> bytes:
     """Another site, asked the same as that of the seeds."""
-    from fedgft.auditing.site_file import to_json
 
-    return to_json(site("other")).encode()
+    return site("other").to_json().encode()
 
 
 def site(name: str, **how):

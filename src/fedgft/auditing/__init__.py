@@ -2,14 +2,23 @@
 
 from fedgft.errors import import_on_use
 
-# A study needs the thresholds of this package, and not its readers of tables.
+# A study needs the thresholds of this package, and not its readers of tables. `__init__.pyi` lists
+# these names with their types.
 _MODULES = {
     "Audit": "fedgft.auditing.report",
-    "SiteSums": "fedgft.sums",
+    "Comparison": "fedgft.auditing.comparison",
+    "Estimate": "fedgft.auditing.results",
+    "Gap": "fedgft.auditing.results",
+    "Rate": "fedgft.auditing.results",
+    "Results": "fedgft.auditing.results",
+    "Site": "fedgft.auditing.results",
+    "SiteGap": "fedgft.auditing.results",
+    "SiteSums": "fedgft.site_sums",
     "audit": "fedgft.auditing.report",
+    "compare": "fedgft.auditing.comparison",
     "measure": "fedgft.auditing.measurement",
     "measure_file": "fedgft.auditing.measurement",
-    "merge": "fedgft.sums",
+    "merge": "fedgft.site_sums",
     "read_sums": "fedgft.auditing.site_file",
     "write_sums": "fedgft.auditing.site_file",
 }

@@ -21,7 +21,7 @@ import numpy as np
 from fedgft.auditing.rates import (
     MIN_SIGNAL,
     Estimate,
-    Gap,
+    LargestGap,
     Pool,
     Rates,
     View,
@@ -34,8 +34,8 @@ from fedgft.auditing.rates import (
 )
 from fedgft.errors import FedgftError
 from fedgft.metrics import Metric
-from fedgft.metrics.intervals import FEW, Z95, Interval, folded, simultaneous
-from fedgft.sums import SLACK
+from fedgft.metrics.intervals import FEW, Z95, Interval, floor, folded, simultaneous
+from fedgft.site_sums import SLACK
 from fedgft.theory import Analysis, Compared, compare
 
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
@@ -44,6 +44,7 @@ MIN_WEIGHT = 5.0  # smallest total Mantel-Haenszel weight for which a gap within
 MIN_SITES = 5  # smallest number of sites for a bootstrap
 FEW_SITES = 20  # with fewer sites, the bootstrap intervals are only rough
 DRAWS_PER_BLOCK = 200  # number of bootstrap draws computed at a time, which bounds the memory
+MAX_FLOOR_RATES = 100  # most rates of a metric that have a noise floor, which is simulated
 MAX_MISSING = 0.05  # a rate that is missing in this share of the draws or more gets no limits
 
 
@@ -88,15 +89,17 @@ class MetricEstimate:
     """All estimates of one metric in one view.
 
     `limits` are the limits of `rates`, (condition, group). The limits in `gap` are those of the
-    largest gap.
+    largest gap. `noise_floor` is the mean gap of a perfectly fair model, see
+    `estimate_noise_floor`.
     """
 
     metric: Metric
     view: View
     rates: Rates
     limits: Interval
-    gap: Gap
+    gap: LargestGap
     sites: SiteGaps
+    noise_floor: float
 
 
 def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0) -> MetricEstimate:
@@ -110,10 +113,30 @@ def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0
     if draws:
         gap, limits = bootstrap_sites(metric, view, rates, gap, draws=draws, seed=seed)
     sites = compare_sites(metric, view, rates, gap)
-    return MetricEstimate(metric, view, rates, limits, gap=gap, sites=sites)
+    noise_floor = estimate_noise_floor(metric, view)
+    return MetricEstimate(
+        metric, view, rates, limits, gap=gap, sites=sites, noise_floor=noise_floor
+    )
 
 
-def compare_sites(metric: Metric, view: View, rates: Rates, gap: Gap) -> SiteGaps:
+def estimate_noise_floor(metric: Metric, view: View) -> float:
+    """Return the mean gap that a perfectly fair model shows on rows that are so many.
+
+    See `fedgft.metrics.intervals.floor`, whose approximation needs some rows in every group. NaN if
+    a group has fewer than 10 rows of the event, if there are fewer than two groups or very many, or
+    if counts are noisy or withheld: the floor covers sampling alone.
+    """
+    statistics = view.sums.statistics(metric, "hard").sum(0)
+    conditions, groups = statistics.shape[1:]
+    is_exact = not (view.noise.any() or view.slack.any())
+    if groups < 2 or conditions * groups > MAX_FLOOR_RATES or not is_exact:
+        return math.nan
+    if (statistics[1] < FEW).any():
+        return math.nan
+    return float(floor(metric, statistics))
+
+
+def compare_sites(metric: Metric, view: View, rates: Rates, gap: LargestGap) -> SiteGaps:
     """Compare every site with all sites together.
 
     Parameters
@@ -265,8 +288,8 @@ def check_bootstrap(pool: Pool) -> None:
 
 @np.errstate(divide="ignore", invalid="ignore")
 def bootstrap_sites(
-    metric: Metric, view: View, rates: Rates, gap: Gap, *, draws: int, seed: int
-) -> tuple[Gap, Interval]:
+    metric: Metric, view: View, rates: Rates, gap: LargestGap, *, draws: int, seed: int
+) -> tuple[LargestGap, Interval]:
     """Return the gap and the limits of the rates, both with bootstrap limits over sites.
 
     Limits are missing, which is None in the gap and NaN in the limits of the rates, if a group has

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedgft.auditing.between_sites import FEW_SITES, MetricEstimate
 from fedgft.auditing.rates import Pool, View
-from fedgft.auditing.summary import GapSummary, Summary, estimable_gap
+from fedgft.auditing.summary import GapSummary, Summary, estimable_gap, views_of
+from fedgft.errors import FedgftError
 from fedgft.formatting import MAX_NAMES, Verdict, format_gap, format_points, join_names
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW
+from fedgft.validation import check_number, format_value
 
 MIN_CONTRIBUTION = 0.0005  # a smaller contribution of a site is shown as 0.0 points
 MAX_SITES = 40  # largest number of sites in a figure or table of a report
@@ -294,6 +297,57 @@ def _judge_ratio(numbers: GapSummary) -> str:
     verb = "is below" if below else "meets"
     end = "" if certain else " (chance could explain it)"
     return f"; the ratio {ratio:.3f} {verb} four fifths{end}"
+
+
+class Exceeded(NamedTuple):
+    """A gap that is above its limit, or that cannot be judged."""
+
+    metric: str
+    reason: str  # a sentence whose subject is the metric
+
+
+def check_limits(limits: Mapping[str, Any]) -> dict[str, float]:
+    """Return limits of gaps by the short names of metrics, or raise a `FedgftError`."""
+    if not limits:
+        raise FedgftError("name at least one metric and its limit: check(sp=0.05)", kind="missing")
+    found = {}
+    for name, limit in limits.items():
+        if name not in CATALOG:
+            text = f"{format_value(name)} is no metric; choose from {', '.join(CATALOG)}"
+            raise FedgftError(text, field="metric")
+        found[name] = check_number(name, limit)
+        if not 0 <= found[name] < 1:
+            raise FedgftError(f"`{name}` must be a gap, 0 or more and below 1, not {limit}")
+    return found
+
+
+def find_exceeded(summary: Summary, limits: Mapping[str, float]) -> list[Exceeded]:
+    """Return the gaps whose interval lies above the limit.
+
+    Every view counts: a gap between single attributes can be surer than one between
+    intersections. A gap that is not estimable, or too few rows for an interval, does not pass.
+
+    Parameters
+    ----------
+    summary
+        The results of the audit.
+    limits
+        The largest gap to accept, by the short name of the metric.
+    """
+    exceeded = []
+    for name, limit in limits.items():
+        for title, view in views_of(summary).items():
+            found = view["metrics"][name]
+            numbers = estimable_gap(found)
+            low = None if numbers is None else numbers["low"]
+            if numbers is not None and low is not None and low > limit:
+                gap = f"the gap is {numbers['gap']:.3g}"
+                reason = f"by {title} is at least {low:.3g} (95%; {gap}), above {limit:g}"
+                exceeded.append(Exceeded(name, reason))
+            elif low is None or found["gap"] is None:
+                reason = f"by {title} cannot be judged (not estimable): no pass at {limit:g}"
+                exceeded.append(Exceeded(name, reason))
+    return exceeded
 
 
 def estimable_metrics(summary: Summary) -> list[str]:

@@ -5,7 +5,6 @@ each batch are counted by group, label, decision and bin of the score. The table
 are small, are added up. The names of classes and groups are then read from the total.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +15,12 @@ import polars as pl
 from polars import selectors
 from polars.exceptions import PolarsError
 
+from fedgft.auditing.arrays import are_scores, build_table, split_attributes, split_scores, to_text
 from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
 from fedgft.data.table import NULL_VALUES, check_table_file, report_read_errors
 from fedgft.errors import FedgftError
 from fedgft.privacy.suppression import GroupValues, Protection
-from fedgft.sums import (
+from fedgft.site_sums import (
     COUNT,
     MAX_BINS,
     SCORES,
@@ -31,8 +31,6 @@ from fedgft.sums import (
     group_sort_key,
 )
 from fedgft.validation import (
-    NO_NUMBERS_AS_LABELS,
-    as_array,
     check_column_names,
     check_indices,
     check_instance,
@@ -202,10 +200,10 @@ def measure(
         sensitive_features=sensitive_features,
         **{f"sensitive_features {name}": v for name, v in features.items()},
     )
-    if scores is None and _are_scores(y_pred):
+    if scores is None and are_scores(y_pred):
         scores = y_pred
         y_pred = None
-    score_columns = _split_scores(scores)
+    score_columns = split_scores(scores)
     task = Measurement(
         "measure()",
         "y_true",
@@ -216,11 +214,11 @@ def measure(
         bins=_choose_bins(bins, epsilon),
         attributes=tuple(features),
         site=site,
-        classes=tuple(map(_to_text, classes)),
-        positive=_to_text(positive),
+        classes=tuple(map(to_text, classes)),
+        positive=to_text(positive),
         values=values or {},
     )
-    return _count_site([_build_table(y_true, y_pred, features, score_columns)], task, protection)
+    return _count_site([build_table(y_true, y_pred, features, score_columns)], task, protection)
 
 
 def measure_file(
@@ -277,7 +275,7 @@ def measure_file(
         threshold=threshold,
         bins=_choose_bins(bins, epsilon),
         site=Path(path).stem if site is None else site,
-        classes=tuple(map(_to_text, classes)),
+        classes=tuple(map(to_text, classes)),
         positive=positive,
         values=values or {},
     )
@@ -561,8 +559,8 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
         classes = [*classes, positive]
     if len(classes) == 1:
         raise FedgftError(
-            f"{task.source}: '{classes[0]}' is the only label here; name both classes, the "
-            f"reference first: `classes` OTHER {classes[0]}"
+            f"{task.source}: '{classes[0]}' is the only label here; name both with `classes`, the "
+            "positive class last"
         )
     return tuple(classes)
 
@@ -570,138 +568,3 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
 def _sort_texts(texts: Iterable[str]) -> list[str]:
     """Sort texts, with numbers before words."""
     return sorted(texts, key=lambda text: group_sort_key((text,)))
-
-
-# Arrays
-
-
-def _build_table(
-    y_true: Any, y_pred: Any, features: Mapping[str, Any], scores: Mapping[str, Any]
-) -> pl.DataFrame:
-    """Return the arguments of `measure` as a table with one column per array.
-
-    Parameters
-    ----------
-    y_true, y_pred
-        Labels and decisions. `y_pred` is None if there are only scores.
-    features, scores
-        The values of each attribute, by its name, and the columns of scores, by their names.
-    """
-    frame = {"y_true": to_series("y_true", y_true)}
-    frame |= {f"sensitive_features {name}": to_series(name, v) for name, v in features.items()}
-    for name, column in scores.items():
-        _check_finite(name, column)
-        frame[name] = to_series(name, column)
-    if y_pred is not None:
-        frame["y_pred"] = to_series("y_pred", y_pred)
-    _refuse_fractions("y_true", frame["y_true"])
-    for name, series in frame.items():
-        if len(series) != len(frame["y_true"]):
-            raise FedgftError(f"{name} has {len(series)} rows, y_true has {len(frame['y_true'])}")
-    return pl.DataFrame(frame)
-
-
-def _refuse_fractions(name: str, labels: pl.Series) -> None:
-    """Raise an error if labels are numbers with fractions, which are no classes."""
-    if labels.dtype.is_float():
-        known = labels.fill_nan(None).drop_nulls()
-        if (known != known.round()).any():
-            text = f"holds fractions, which are no classes; {NO_NUMBERS_AS_LABELS}"
-            raise FedgftError(text, field=name, kind="unsupported")
-
-
-def _are_scores(y_pred: Any) -> bool:
-    """Return whether `y_pred` holds scores, not decisions.
-
-    It does if it has two axes or a number between 0 and 1: a decision is a label, and no label is
-    such a fraction.
-    """
-    array = as_array("y_pred", y_pred)
-    if array.dtype == object and array.ndim == 1:  # numbers with None among them
-        known = [v for v in array.tolist() if v is not None]
-        array = np.array(known if all(isinstance(v, float) for v in known) else [], dtype=float)
-    if array.ndim == 2:
-        return True
-    return array.dtype.kind == "f" and bool(((array > 0) & (array < 1)).any())
-
-
-def split_attributes(features: Any) -> dict[str, Any]:
-    """The values of each attribute by its name."""
-    if isinstance(features, Mapping):
-        return {str(name): values for name, values in features.items()}
-    if hasattr(features, "columns"):
-        return {str(name): features[name] for name in features.columns}
-    array = np.asarray(features, dtype=object)
-    if array.ndim == 2:
-        return {f"group {i + 1}": array[:, i] for i in range(array.shape[1])}
-    return {str(getattr(features, "name", None) or "group"): features}
-
-
-def _split_scores(scores: Any) -> dict[str, Any]:
-    """Return the columns of scores by name.
-
-    An array with one axis is one column; an array with two axes has one column per class.
-    """
-    if scores is None:
-        return {}
-    array = as_array("scores", scores)
-    if array.ndim == 1:
-        return {"scores": scores}
-    if array.ndim != 2:
-        raise FedgftError(
-            "scores must have one value per row, or one column per class, "
-            f"not the shape {array.shape}"
-        )
-    return {f"scores {i}": array[:, i] for i in range(array.shape[1])}
-
-
-def to_series(name: str, values: Any) -> pl.Series:
-    """A column of numbers or of text, with null where a value is missing."""
-    if isinstance(values, pl.Series):
-        return values.cast(pl.String) if values.dtype == pl.Categorical else values
-    if np.ma.isMaskedArray(values):
-        values = np.ma.filled(values.astype(object), None)
-    if isinstance(values, list | tuple):  # NumPy would turn a NaN among texts into the text "nan"
-        numeric = all(v is None or type(v) in (int, float) for v in values)
-        values = np.array(values, dtype=float if numeric else object)
-    array = as_array(name, values)
-    if array.ndim != 1:
-        raise FedgftError(f"{name} must have one axis, not {array.ndim}")
-    if array.dtype.kind in "biuf":
-        return pl.Series(name, array)
-    if array.dtype.kind in "cmM":
-        raise FedgftError(f"{name} must hold numbers or text, not {array.dtype}")
-    if array.dtype.kind == "U":
-        return pl.Series(name, array)
-    try:  # much faster than the loop below, and enough where every value is text or None
-        return pl.Series(name, array.tolist(), dtype=pl.String, strict=True)
-    except (TypeError, ValueError):
-        pass
-    nested = [v for v in array.tolist() if isinstance(v, list | tuple | dict | set | np.ndarray)]
-    if nested:
-        raise FedgftError(f"{name} must hold one value per row, not {format_value(nested[0])}")
-    return pl.Series(name, [_to_text(v) for v in array.tolist()], dtype=pl.String)
-
-
-def _check_finite(name: str, values: Any) -> None:
-    """Raise an error if a score is NaN or infinite; a missing score (None, null) is allowed."""
-    if isinstance(values, pl.Series):
-        finite = not values.dtype.is_float() or bool(values.drop_nulls().is_finite().all())
-    elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
-        finite = bool(np.isfinite(values).all())
-    else:
-        items = values if isinstance(values, list | tuple) else as_array(name, values).tolist()
-        finite = not any(isinstance(v, float) and not math.isfinite(v) for v in items)
-    if not finite:
-        raise FedgftError(
-            f"{name} hold NaN or infinity (of y_pred, if it holds the scores): the model has no "
-            "answer for some rows; leave them out, or write None where none was asked for"
-        )
-
-
-def _to_text(value: Any) -> Any:
-    """Return a value as text, or None if it is missing. 1.0 becomes "1", as in a file."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
-        return None
-    text = str(value)
-    return text[:-2] if text.endswith(".0") and text[:-2].lstrip("-").isdigit() else text

@@ -31,7 +31,8 @@ from fedgft.metrics.intervals import (
     wilson,
 )
 from fedgft.metrics.metric import Value
-from fedgft.sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums, Sums
+from fedgft.site_sums import COUNT, NOISE, SCORES, SLACK, Group, MeasurementSpec, Privacy, SiteSums
+from fedgft.sums import Sums
 
 MAX_GROUPS = 1000  # largest number of groups of a view, because all pairs of groups are compared
 MIN_EVENTS = 5  # a ratio has an interval only if one of its rates has at least this many events
@@ -49,7 +50,7 @@ class Pool:
     sites, groups
         The names of the sites, and one tuple of attribute values per group.
     tables
-        (site, group, label, decision, column): see `fedgft.sums`.
+        (site, group, label, decision, column): see `fedgft.site_sums.tables`.
     histogram
         (group, label, decision, score, bin), summed over sites.
     bin_error
@@ -104,7 +105,7 @@ class View:
     histogram
         (label, group, score, bin); the last group holds the rows that belong to no group.
     bin_error
-        (3, label, group, score, bin): see `fedgft.sums.SiteSums`.
+        (3, label, group, score, bin): see `fedgft.site_sums.SiteSums`.
     """
 
     spec: MeasurementSpec
@@ -522,7 +523,7 @@ def estimate_parity_ratio(first: Rates, second: Rates, z: float) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Gap:
+class LargestGap:
     """The largest difference and the smallest ratio between two groups. None means not estimable.
 
     `low` and `high` are limits of the largest gap: they account for the choice among all pairs of
@@ -542,7 +543,7 @@ class Gap:
     pair: tuple[int, int] | None = None
 
 
-def find_largest_gap(rates: Rates) -> Gap:
+def find_largest_gap(rates: Rates) -> LargestGap:
     """Return the largest gap between two groups that have a rate, over all conditions."""
     conditions, groups = rates.rate.shape
     i, j = np.triu_indices(groups, 1)
@@ -550,7 +551,7 @@ def find_largest_gap(rates: Rates) -> Gap:
     second = rates[:, j]
     distance = first.rate - second.rate
     if np.isnan(distance).all():
-        return Gap()
+        return LargestGap()
     condition, at = np.unravel_index(np.nanargmax(np.abs(distance)), distance.shape)
     pair = (int(i[at]), int(j[at]))
     z = simultaneous(int((~np.isnan(rates.rate)).any(0).sum()), conditions)
@@ -559,7 +560,7 @@ def find_largest_gap(rates: Rates) -> Gap:
     low, high = bound_largest(folded(differences.low, differences.high), complete=complete)
     ratios = estimate_parity_ratio(first, second, z)
     ratio_low, ratio_high = bound_smallest(ratios)
-    return Gap(
+    return LargestGap(
         gap=float(np.abs(distance[condition, at])),
         low=low,
         high=high,

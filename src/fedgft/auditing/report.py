@@ -1,20 +1,20 @@
-"""`audit` makes a report from the sums of sites, and `compare` makes one from two audits.
+"""`audit` makes a report from the sums of sites: an `Audit`.
 
-A report has tables and can be written as Markdown or as a web page. A comparison treats the two
-audits as independent. If both models were measured on the same rows, their errors are correlated,
-and the true intervals are narrower than those reported.
+An audit has tables and charts, objects and frames, and can be written as Markdown or as a web page.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fedgft.auditing.between_sites import check_bootstrap, estimate_metric
-from fedgft.auditing.findings import list_verdicts, list_warnings
+from fedgft.auditing.comparison import Comparison, compare
+from fedgft.auditing.findings import check_limits, find_exceeded, list_verdicts, list_warnings
+from fedgft.auditing.frames import make_frame
+from fedgft.auditing.inputs import Sites, combine_sites
+from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.rates import (
     Pool,
     View,
@@ -24,23 +24,27 @@ from fedgft.auditing.rates import (
     list_views,
     pool_sites,
 )
-from fedgft.auditing.summary import MetricSummary, Number, Summary, summarize, to_json, views_of
+from fedgft.auditing.report_files import save_report
+from fedgft.auditing.results import Gap, Rate, Results, Site, read_rate, read_results
+from fedgft.auditing.summary import Summary, summarize, to_json, views_of
 from fedgft.auditing.tables_and_charts import draw_figures, list_tables
 from fedgft.auditing.thresholds import (
     COARSE_HISTOGRAM_WARNING,
     GROUP_THRESHOLDS_WARNING,
     adjust_thresholds,
 )
-from fedgft.errors import FedgftError
-from fedgft.formatting import Report, Table, Verdict, format_interval, format_percent, format_points
+from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import Report, Table, Verdict, format_percent
 from fedgft.metrics import CATALOG, get_metric
-from fedgft.metrics.intervals import difference
-from fedgft.sums import SiteSums, merge
-from fedgft.validation import check_integer, check_name_list, format_value
+from fedgft.validation import check_choice, check_integer, check_name_list, format_value
+
+if TYPE_CHECKING:
+    from fedgft.auditing import plots
+else:
+    plots = LazyModule("fedgft.auditing.plots")  # an audit without a figure needs no matplotlib
 
 OVER_ROWS = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"
 OVER_SITES = "rates, gaps and ratios: bootstrap over sites, {} draws; all else over rows"
-COMPARISON_FORMAT = "fedgft-comparison-1"
 LEGEND = (
     "no gap beyond chance, which does not prove there is none",
     "a gap beyond chance",
@@ -48,9 +52,11 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Audit:
-    """The result of `audit`: a summary, and the views it was made from.
+    """The result of `audit`: gaps, rates and sites as objects, frames, figures and reports.
+
+    All numbers are those of decisions and are fractions. None means that a number is not estimable.
 
     Parameters
     ----------
@@ -61,11 +67,24 @@ class Audit:
     views
         The views by each attribute and by combinations of attributes; the view by all attributes
         together is last.
+
+    Examples
+    --------
+    >>> from fedgft import audit
+    >>> found = audit({"north": ([1, 0, 1, 0], [1, 1, 1, 0], list("ffmm"))})
+    >>> found.gaps["sp"].value, found.gaps["sp"].pair, found.rates["sp"]["f"].value
+    (0.5, ('f', 'm'), 1.0)
     """
 
     summary: Summary
     pool: Pool
     views: tuple[View, ...]
+
+    def __repr__(self) -> str:
+        return describe(self.lead(), self.verdict())
+
+    def _repr_html_(self) -> str:
+        return render_in_notebook(replace(self.report(), tables=self.tables()))
 
     @property
     def view(self) -> View:
@@ -76,6 +95,100 @@ class Audit:
     def warnings(self) -> list[str]:
         """The warnings that a reader should see before the numbers."""
         return self.summary["warnings"]
+
+    @cached_property
+    def attributes(self) -> Mapping[str, Results]:
+        """The results for the groups of each attribute and of their combinations.
+
+        The keys are the names of attributes, such as ``"race"``, ``"sex"`` and ``"race & sex"``.
+        The last entry is that of all attributes together.
+        """
+        return {title: read_results(view) for title, view in views_of(self.summary).items()}
+
+    @property
+    def gaps(self) -> Mapping[str, Gap]:
+        """The gap of each metric by its short name, between the groups by all attributes."""
+        return self.attributes[self.summary["groups"]].gaps
+
+    @property
+    def rates(self) -> Mapping[str, Mapping[str, Rate]]:
+        """The rates by the short name of the metric and the name of the group.
+
+        If a metric has several conditions, these are the rates under `Gap.condition`.
+        """
+        return self.attributes[self.summary["groups"]].rates
+
+    @property
+    def sites(self) -> Mapping[str, Site]:
+        """The sites by name: rows, accuracy and gaps of each."""
+        return self.attributes[self.summary["groups"]].sites
+
+    @property
+    def accuracy(self) -> Rate:
+        """The share of right decisions over all rows, also those whose group is not recorded."""
+        return read_rate(self.summary["accuracy"])
+
+    def to_frame(
+        self, table: str = "gaps", *, by: str | None = None, library: str = "polars"
+    ) -> Any:
+        """Return a tidy frame.
+
+        Parameters
+        ----------
+        table
+            ``"gaps"``: one row per metric. ``"rates"``: one row per metric and group. ``"sites"``:
+            one row per metric and site.
+        by
+            The attribute, or the combination of attributes, whose groups are compared: a key of
+            `attributes`. By default all attributes together.
+        library
+            ``"polars"`` or ``"pandas"``.
+        """
+        title = self.summary["groups"] if by is None else by
+        check_choice("by", title, tuple(self.attributes))
+        return make_frame(self.attributes[title], table, library)
+
+    def plot(self, metric: str | None = None) -> Any:
+        """Return a figure of matplotlib, in percentage points; `savefig` writes it.
+
+        Parameters
+        ----------
+        metric
+            The short name of a metric: the figure shows the rate of every group and, if there are
+            several sites, the gap at each site. By default, the figure shows the gaps of all
+            metrics and the noise floor.
+        """
+        if metric is None:
+            return plots.plot_gaps(self)
+        check_choice("metric", metric, tuple(CATALOG))
+        return plots.plot_metric(self, metric)
+
+    def check(self, **limits: float) -> None:
+        """Return if no gap is above its limit; raise a `FedgftError` of kind "data" otherwise.
+
+        As `fedgft audit --fail-above`: a gap is above its limit if the lower end of its 95%
+        interval is, for any attribute or combination of attributes. A gap that cannot be judged,
+        because a group has no row of the event or there is no interval, raises the error too.
+
+        Parameters
+        ----------
+        limits
+            The largest gap to accept, by the short name of the metric: ``check(sp=0.05, eop=0.1)``.
+        """
+        exceeded = find_exceeded(self.summary, check_limits(limits))
+        if exceeded:
+            text = "; ".join(f"`{each.metric}` {each.reason}" for each in exceeded)
+            raise FedgftError(text, kind="data")
+
+    def compare(self, old: Any) -> Comparison:
+        """Return the change from an older audit to this one.
+
+        Parameters
+        ----------
+        old
+            An `Audit`, or what `Audit.to_dict` returned, with the same classes and attributes.
+        """
+        return compare(old, self)
 
     def difference(self, metric: str, first: str, second: str) -> tuple[float, float, float]:
         """Return rate(first) - rate(second) and its limits (value, low, high).
@@ -138,9 +251,21 @@ class Audit:
         """The text of report.html: one page that needs no network and no other file."""
         return self.report(figures=True).to_html()
 
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write audit.json, report.md and report.html to a folder; return their paths.
+
+        The files are those of ``fedgft audit --out``. They are written together or not at all.
+
+        Parameters
+        ----------
+        folder
+            It is created if needed. Only the files of an earlier audit are replaced.
+        """
+        return save_report(self, folder, "audit")
+
 
 def audit(
-    sums: SiteSums | Iterable[SiteSums],
+    sums: Sites,
     *,
     reference_groups: Sequence[str] = (),
     bootstrap: int = 0,
@@ -152,7 +277,9 @@ def audit(
     Parameters
     ----------
     sums
-        The sums of the sites, from `measure` or `read_sums`.
+        The sums of the sites, from `measure` or `read_sums`; or a mapping from the name of a site
+        to its sums or to its rows: (y_true, y_pred or scores, sensitive_features), which are
+        measured as by `measure` with the name of the site.
     reference_groups
         Groups to compare all others with: ``["White"]`` or ``["race=White", "sex=Male"]``.
     bootstrap
@@ -168,8 +295,10 @@ def audit(
     >>> site = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
     >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
     0.5
+    >>> rows = ([1, 0, 1, 0], [0.9, 0.8, 0.7, 0.2], list("ffmm"))
+    >>> audit({"north": rows, "south": rows}).gaps["sp"].value
+    0.5
     """
-    merged = _merge_sums(sums)
     if isinstance(reference_groups, Mapping):
         problem = f"reference_groups must be a list of names, not {format_value(reference_groups)}"
         raise FedgftError(problem)
@@ -178,7 +307,7 @@ def audit(
     references = check_name_list("reference_groups", reference_groups)
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
-    pool = pool_sites(merged)
+    pool = pool_sites(combine_sites(sums))
     if draws:
         check_bootstrap(pool)
     views = list_views(pool)
@@ -208,267 +337,9 @@ def audit(
     return Audit(summary, pool, views)
 
 
-def _merge_sums(sums: Any) -> SiteSums:
-    """Merge the sums of all sites; raise an error if the argument is not sums (a path, say)."""
-    if isinstance(sums, str | Path):
-        raise FedgftError(f"audit takes sums, not a path: read_sums({str(sums)!r})")
-    if not isinstance(sums, Iterable | SiteSums):
-        raise FedgftError(f"sums must be Sums or a list of them, not {format_value(sums)}")
-    return sums if isinstance(sums, SiteSums) else merge(sums)
-
-
 def _check_references(references: Sequence[str], views: Sequence[View]) -> None:
     """Raise an error if a reference is not the name of a group in any view."""
     for name in references:
         if all(find_reference_group(view, [name]) is None for view in views):
             known = ", ".join([group for view in views for group in view.groups][:12])
             raise FedgftError(f"`reference_groups` {name}: no such group; there are: {known}")
-
-
-# Comparison of two audits
-
-
-class Change(TypedDict):
-    """An old and a new number, each with its limits, and new - old with its 95% interval.
-
-    `old` and `new` have the keys ``low``, ``high`` and either ``gap`` or ``rate``.
-    """
-
-    old: dict[str, Number]
-    new: dict[str, Number]
-    change: Number
-    low: Number
-    high: Number
-
-
-class MetricChange(Change):
-    """The change of a gap, and the changes of the rates by group.
-
-    `pair` holds, for the old and for the new audit, the two groups that differ most. `groups` is
-    empty if the two gaps are under different conditions of the metric.
-    """
-
-    pair: dict[str, list[str] | None]
-    same_groups: bool
-    groups: dict[str, Change]
-
-
-class ComparisonSummary(TypedDict):
-    """All changes. `views` maps the title of each view to the changes by metric."""
-
-    format: str
-    groups: str
-    accuracy: Change
-    views: dict[str, dict[str, MetricChange]]
-    warnings: list[str]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The change from one audit to another: the result of `compare`."""
-
-    summary: ComparisonSummary
-
-    def to_dict(self) -> ComparisonSummary:
-        """All changes as values that JSON can hold."""
-        return self.summary
-
-    def lead(self) -> str:
-        """Return one sentence that says what is compared."""
-        return "Two audits side by side. All gaps are those of decisions, not of scores."
-
-    def verdict(self) -> list[Verdict]:
-        """Return one verdict per metric, which is True if the gap became smaller beyond chance."""
-        changes = self.summary["views"][self.summary["groups"]]
-        return [_judge(CATALOG[name].title.capitalize(), c) for name, c in changes.items()]
-
-    def tables(self) -> list[Table]:
-        """Return the tables of old and new gaps and rates, for every view."""
-        views = self.summary["views"].items()
-        return [make(changes, t) for t, changes in views for make in (_gap_table, _rate_table)]
-
-    def report(self) -> Report:
-        """The whole report."""
-        return Report(
-            mark="<!-- fedgft comparison -->",
-            title="Fairness audits, old and new",
-            lead=self.lead(),
-            verdicts=self.verdict(),
-            legend=("the gap is smaller, beyond chance", "larger, beyond chance", "cannot be said"),
-            warnings=self.summary["warnings"],
-            tables=self.tables(),
-            foot="95% intervals throughout.",
-        )
-
-    def to_json(self) -> str:
-        """The text of comparison.json."""
-        return json.dumps(self.summary, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-
-    def to_markdown(self) -> str:
-        """The text of report.md."""
-        return self.report().to_markdown()
-
-    def to_html(self) -> str:
-        """The text of report.html."""
-        return self.report().to_html()
-
-
-def compare(old: Summary, new: Summary) -> Comparison:
-    """Return the change from one audit to another; it is negative if a gap has become smaller.
-
-    Parameters
-    ----------
-    old, new
-        The results of `Audit.to_dict` or `read_summary`, with the same classes and attributes. An
-        audit from a file may be incomplete, so each audit is first compared with itself. The error
-        then says which audit is incomplete.
-    """
-    pairs = {
-        "the old audit": (old, old),
-        "the new audit": (new, new),
-        "one of the audits": (old, new),
-    }
-    found = None
-    for which, pair in pairs.items():
-        try:
-            found = _compare(*pair)
-        except FedgftError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            problem = f"`compare`: {which} lacks a part ({error}); make it again"
-            raise FedgftError(problem, kind="file") from None
-    assert found is not None
-    return Comparison(found)
-
-
-def _compare(old: Summary, new: Summary) -> ComparisonSummary:
-    """Compare two audits of the same classes and attributes, without checks of their parts."""
-    for name in ("classes", "groups"):
-        if old[name] != new[name]:
-            problem = f"`compare`: {name} differ: {old[name]} and {new[name]}"
-            raise FedgftError(problem, kind="conflict")
-    others = views_of(new)
-    views = {
-        title: {
-            n: _compare_metrics(view["metrics"][n], others[title]["metrics"][n]) for n in CATALOG
-        }
-        for title, view in views_of(old).items()
-    }
-    return {
-        "format": COMPARISON_FORMAT,
-        "groups": old["groups"],
-        "accuracy": _change(old["accuracy"], new["accuracy"], "rate"),
-        "views": views,
-        "warnings": _list_warnings(old, new),
-    }
-
-
-def _compare_metrics(old: MetricSummary, new: MetricSummary) -> MetricChange:
-    """Return the change of a metric's gap, and of the rate of every group that both audits have."""
-    groups = {
-        group: _change(old["groups"][group], new["groups"][group], "rate")
-        for group in old["groups"]
-        if group in new["groups"] and old["condition"] == new["condition"]
-    }
-    return {
-        **_change(old, new, "gap"),
-        "pair": {"old": old["pair"], "new": new["pair"]},
-        "same_groups": set(old["groups"]) == set(new["groups"]),
-        "groups": groups,
-    }
-
-
-def _change(old: Any, new: Any, key: str) -> Change:
-    """Return the change of `key`, which is ``"gap"`` or ``"rate"``, between two summaries.
-
-    `old` and `new` are two `MetricSummary` (for a gap) or two `GroupRate` (for a rate). A number
-    that is out of range is an error.
-    """
-    before, after = ({k: found[k] for k in (key, "low", "high")} for found in (old, new))
-    for x in (*before.values(), *after.values()):
-        if x is not None and not -2 < x < 2:
-            raise ValueError(f"{key} is out of range")
-    out: Change = {"old": before, "new": after, "change": None, "low": None, "high": None}
-    if before[key] is not None and after[key] is not None:
-        out["change"] = after[key] - before[key]
-        if None not in before.values() and None not in after.values():
-            q, q_low, q_high = map(np.array, before.values())
-            p, p_low, p_high = map(np.array, after.values())
-            low, high = difference(p, (p_low, p_high), q, (q_low, q_high))
-            out["low"] = float(low)
-            out["high"] = float(high)
-    return out
-
-
-def _list_warnings(old: Summary, new: Summary) -> list[str]:
-    """Return warnings about differences that limit the comparison: groups and thresholds."""
-    before, after = (summary["metrics"]["sp"]["groups"] for summary in (old, new))
-    warnings = ["The intervals of changes take the two audits as independent."]
-    for which, groups, others in (("old", before, after), ("new", after, before)):
-        only = [group for group in groups if group not in others]
-        if only:
-            warnings.append(f"Only in the {which} audit: {', '.join(only)}.")
-    thresholds = (old["threshold"], new["threshold"])
-    if thresholds[0] != thresholds[1]:
-        text = "Thresholds: {} in the old audit, {} in the new."
-        warnings.append(text.format(*thresholds))
-    return warnings
-
-
-def _judge(title: str, found: MetricChange) -> Verdict:
-    """Return the verdict on the change of one gap; `title` is the title of the metric.
-
-    The verdict is True if the 95% interval of the change is below 0, and False if it is above 0. It
-    is None if the interval contains 0, if there is no interval, or if the audits have different
-    groups.
-    """
-    low = found["low"]
-    high = found["high"]
-    if found["change"] is None:
-        return Verdict(None, f"{title}: the change is not estimable.")
-    before, after = (format_points(found[side]["gap"]) for side in ("old", "new"))
-    change = format_points(found["change"], sign="+")
-    text = f"{title}: {before} → {after} points, a change of {change}"
-    if low is None or high is None:
-        return Verdict(None, f"{text}; too few rows for an interval.")
-    text += f" (95% interval {format_interval(low, high, sign='+')})"
-    if not found["same_groups"]:
-        return Verdict(None, f"{text}: not of the same groups, so no verdict.")
-    if high < 0:
-        return Verdict(True, f"{text}: the gap is smaller, beyond chance.")
-    if low > 0:
-        return Verdict(False, f"{text}: the gap is larger, beyond chance.")
-    return Verdict(None, f"{text}: chance could explain it.")
-
-
-def _gap_table(changes: dict[str, MetricChange], title: str) -> Table:
-    """The gaps of one view in points, old and new: one row per metric."""
-    interval = "95% interval"
-    header = ("metric", "old gap", interval, "new gap", interval, "change", interval)
-    rows = []
-    for name, found in changes.items():
-        cells = [CATALOG[name].title]
-        for side in (found["old"], found["new"]):
-            cells += [format_points(side["gap"]), format_interval(side["low"], side["high"])]
-        rows.append((*cells, *_change_cells(found)))
-    return Table(f"Gaps by {title}, old and new, points", header, tuple(rows), 1)
-
-
-def _rate_table(changes: dict[str, MetricChange], title: str) -> Table:
-    """The rates of one view in per cent, old and new: one row per metric and group.
-
-    Groups that only one audit has, and metrics whose condition differs, have no row.
-    """
-    header = ("metric", "group", "old, %", "new, %", "change", "95% interval")
-    rows = []
-    for name, found in changes.items():
-        for group, rate in found["groups"].items():
-            rates = (format_points(rate["old"]["rate"]), format_points(rate["new"]["rate"]))
-            rows.append((CATALOG[name].title, group, *rates, *_change_cells(rate)))
-    return Table(f"Rates by {title}, old and new", header, tuple(rows), 2)
-
-
-def _change_cells(found: Change) -> tuple[str, str]:
-    """The change in points with its sign, and its interval."""
-    change = format_points(found["change"], sign="+")
-    return change, format_interval(found["low"], found["high"])

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedgft.auditing.between_sites import MetricEstimate, SiteGaps
 from fedgft.auditing.rates import (
-    Gap,
+    LargestGap,
     Pool,
     Rates,
     View,
@@ -33,8 +33,8 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.intervals import Interval
+from fedgft.site_sums import Privacy
 from fedgft.store import parse_json
-from fedgft.sums import Privacy
 
 FORMAT = "fedgft-audit-1"
 COMPARED_KEYS = ("classes", "groups", "accuracy", "metrics", "attributes")  # `compare` needs these
@@ -106,12 +106,15 @@ class SiteSummary(TypedDict):
     """One site. `n` is its number of rows; all other values are by metric.
 
     `gap`, `low` and `high` are the site's own largest gap and its limits, and `ratio` is its own
-    smallest ratio. `local` is the difference at the site between the two groups of the metric's
-    `pair`. `contribution` is the amount that the site adds to the signed gap. Only the view by all
-    attributes together has all of these; other views have `n`, `gap` and `contribution`.
+    smallest ratio. `accuracy` is the share of right decisions over all rows of the site, also those
+    without a recorded group. `local` is the difference at the site between the two groups of the
+    metric's `pair`. `contribution` is the amount that the site adds to the signed gap. Only the
+    view by all attributes together has all of these; other views have `n`, `gap` and
+    `contribution`.
     """
 
     n: float
+    accuracy: NotRequired[GroupRate]
     gap: dict[str, Number]
     low: NotRequired[dict[str, Number]]
     high: NotRequired[dict[str, Number]]
@@ -124,8 +127,8 @@ class ViewSummary(TypedDict):
     """All metrics in one view. Except for `sites`, each dictionary is by metric.
 
     `metrics` holds the gaps of decisions, and `scores` holds the gaps of mean scores (None without
-    scores). `fedgft.auditing.between_sites.SiteGaps` explains the others; `tv` is its
-    `total_variation`.
+    scores). `noise_floor` is the mean gap that a perfectly fair model shows on as many rows.
+    `fedgft.auditing.between_sites.SiteGaps` explains the others; `tv` is its `total_variation`.
     """
 
     metrics: dict[str, MetricSummary]
@@ -134,6 +137,7 @@ class ViewSummary(TypedDict):
     tv: dict[str, Number]
     bound: dict[str, Number]
     within: dict[str, GapInterval]
+    noise_floor: NotRequired[dict[str, Number]]
     sites: dict[str, SiteSummary]  # by site
 
 
@@ -258,6 +262,7 @@ def _summarize_view(
         scores = {name: _summarize_scores(e.metric, view) for name, e in estimates.items()}
     gaps = {name: estimate.sites for name, estimate in estimates.items()}
     rows = view.sums.count[..., :-1].sum((1, 2))
+    accuracy = _summarize_site_accuracy(view) if full else [{}] * len(sites)
     return {
         "metrics": {name: _summarize_estimate(e, reference) for name, e in estimates.items()},
         "scores": scores,
@@ -265,8 +270,9 @@ def _summarize_view(
         "tv": {name: each.total_variation for name, each in gaps.items()},
         "bound": {name: each.bound for name, each in gaps.items()},
         "within": {name: gap_interval(*each.within) for name, each in gaps.items()},
+        "noise_floor": {name: estimate.noise_floor for name, estimate in estimates.items()},
         "sites": {
-            site: {"n": as_count(rows[k]), **_summarize_site(gaps, k, full=full)}
+            site: {"n": as_count(rows[k]), **accuracy[k], **_summarize_site(gaps, k, full=full)}
             for k, site in enumerate(sites)
         },
     }
@@ -304,7 +310,7 @@ def _summarize_scores(metric: Metric, view: View) -> dict[str, Any]:
 
 
 def _summarize_metric(
-    metric: Metric, view: View, rates: Rates, limits: Interval, gap: Gap
+    metric: Metric, view: View, rates: Rates, limits: Interval, gap: LargestGap
 ) -> dict[str, Any]:
     """Return the keys of `MetricSummary` that decisions and scores have in common.
 
@@ -393,20 +399,36 @@ def _select_fields(curves: Mapping[str, list[Curves]], names: Sequence[str]) -> 
 
 def _summarize_accuracy(view: View) -> dict[str, Any]:
     """Return the share of right decisions over all rows, including rows that have no group."""
+    everyone = _merge_groups(view)
+    rates = estimate_rates(get_metric("acc"), everyone, "hard")
+    return _group_rates(everyone, rates, rates.interval(), 0)["everyone"]
 
-    def merge_groups(values: np.ndarray) -> np.ndarray:
+
+def _summarize_site_accuracy(view: View) -> list[dict[str, Any]]:
+    """Return, for each site, the key `accuracy` of `SiteSummary`."""
+    rates = estimate_rates(get_metric("acc"), _merge_groups(view), "hard", by_site=True)
+    low, high = rates.interval()
+    columns = (each[:, 0, 0].tolist() for each in (rates.rate, low, high, rates.n))
+    return [
+        {"accuracy": {"rate": rate, "low": low, "high": high, "n": as_count(n)}}
+        for rate, low, high, n in zip(*columns, strict=True)
+    ]
+
+
+def _merge_groups(view: View) -> View:
+    """Return the view with all rows in one group, including rows that have no group."""
+
+    def merge(values: np.ndarray) -> np.ndarray:
         total = values.sum(2)
         return np.stack((total, np.zeros_like(total)), 2)  # one group, and rows of no group
 
-    everyone = replace(
+    return replace(
         view,
         groups=("everyone",),
-        sums=view.sums.map(merge_groups),
-        noise=merge_groups(view.noise),
-        slack=merge_groups(view.slack),
+        sums=view.sums.map(merge),
+        noise=merge(view.noise),
+        slack=merge(view.slack),
     )
-    rates = estimate_rates(get_metric("acc"), everyone, "hard")
-    return _group_rates(everyone, rates, rates.interval(), 0)["everyone"]
 
 
 def _summarize_privacy(pool: Pool) -> dict[str, Any]:

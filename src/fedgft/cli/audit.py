@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -25,21 +25,23 @@ from fedgft.cli.options import Flag, Place, Some, Whole, require, require_values
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import printable
 from fedgft.settings import MAX_COUNT
-from fedgft.store import atomic_write, open_folder, refuse_link, stage_files
+from fedgft.store import open_folder, refuse_link
 
 if TYPE_CHECKING:
+    from fedgft.auditing.report_files import ReportKind
     from fedgft.auditing.summary import Summary
-    from fedgft.sums import Privacy, SiteSums
+    from fedgft.site_sums import Privacy, SiteSums
 
 # Loaded when a command runs, so that help is printed at once.
 measurement = LazyModule("fedgft.auditing.measurement")
-reports = LazyModule("fedgft.auditing.report")
+comparison = LazyModule("fedgft.auditing.comparison")
+findings = LazyModule("fedgft.auditing.findings")
+report_files = LazyModule("fedgft.auditing.report_files")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
-sums_format = LazyModule("fedgft.sums")
+site_sums = LazyModule("fedgft.site_sums")
 tables = LazyModule("fedgft.data.table")
 
-ReportKind = Literal["audit", "comparison"]
 EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
 MIN_DRAWS = 100  # of a bootstrap
 
@@ -143,8 +145,12 @@ def measure(
                 on_rows=progress.rows,
             )
         # The report is about the numbers in the file, where sums are rounded.
-        content = site_file.to_json(sums, min_bin=min_bin)
-        made = None if report is None else fedgft.audit(site_file.from_json(content, source=site))
+        content = sums.to_json(min_bin=min_bin)
+        made = (
+            None
+            if report is None
+            else fedgft.audit(fedgft.SiteSums.from_json(content, source=site))
+        )
         for line in describe_rows(sums, site):
             note(line)
         for line in describe_disclosure(sums, min_bin):
@@ -152,7 +158,7 @@ def measure(
         if path is not None:
             wrote([fedgft.auditing.write_sums(sums, path, min_bin=min_bin)])
         if report is not None:
-            wrote(write_report(report, made, "audit"))
+            wrote(report_files.write_report(made, report, "audit", field="report"))
             print_report(made)
     if json:
         sys.stdout.write(content)
@@ -209,63 +215,23 @@ def audit(
         compare_folders(compare, out, json=json)
         return
     if out is not None:
-        check_report_folder(out, "audit")
+        report_files.check_report_folder(out, "audit", field="out")
     with bar() as progress:
         sums = read_sites(files, progress)
     report = fedgft.audit(
         sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
     )
-    exceeded = find_exceeded(report.to_dict(), limits)
+    exceeded = findings.find_exceeded(report.to_dict(), limits)
     try:
         publish_report(report, out, "audit", json=json)
     finally:  # also where the reader of the output has closed the pipe
-        for text in exceeded:
-            say(f"`fail_above`: {text}")
+        for each in exceeded:
+            say(f"`fail_above`: {each.metric} {each.reason}")
         if exceeded:
             raise SystemExit(EXIT_EXCEEDED)
 
 
 # Reports
-
-
-def report_names(kind: ReportKind) -> tuple[str, str, str]:
-    """Return the names of the files of a report: HTML, Markdown and JSON."""
-    return "report.html", "report.md", f"{kind}.json"
-
-
-def check_report_folder(folder: Path, kind: ReportKind, *, field: str = "out") -> None:
-    """Raise a `FedgftError` if the report would replace files that are not of an earlier one.
-
-    Parameters
-    ----------
-    folder
-        It need not exist.
-    kind
-        An audit does not replace a comparison, nor the other way round.
-    field
-        The option that names the folder.
-    """
-    mark = f"<!-- fedgft {kind} -->"
-    starts = (f"<!doctype html>\n{mark}", mark, f'{{\n  "format": "fedgft-{kind}')
-    for name, start in zip(report_names(kind), starts, strict=True):
-        path = folder / name
-        refuse_link(path, f"`{field}`")
-        is_ours = path.is_file() and path.read_bytes().startswith(start.encode())
-        require(
-            is_ours or not path.exists(),
-            f"`{field}` {folder}: a {name} is there that is not ours; name another folder",
-            kind="file",
-        )
-
-
-def write_report(folder: Path, report: Any, kind: ReportKind) -> list[Path]:
-    """Write the files of an `Audit` or a `Comparison`, all or none; return their paths."""
-    texts = (report.to_html(), report.to_markdown(), report.to_json())
-    with stage_files(folder) as stage:
-        for name, text in zip(report_names(kind), texts, strict=True):
-            with atomic_write(stage / name) as part:
-                part.write(text.encode())
-    return [folder / name for name in report_names(kind)]
 
 
 def print_report(report: Any) -> None:
@@ -282,11 +248,10 @@ def print_report(report: Any) -> None:
         note(f"95% intervals: {summary['interval']}")
 
 
-def publish_report(report: Any, folder: Path | None, kind: ReportKind, *, json: bool) -> None:
+def publish_report(report: Any, folder: Path | None, kind: "ReportKind", *, json: bool) -> None:
     """Write an audit or a comparison to a folder, if one is named, and print it."""
     if folder is not None:
-        with open_folder(folder):
-            wrote(write_report(folder, report, kind))
+        wrote(report_files.save_report(report, folder, kind, field="out"))
     if not json:
         print_report(report)
         return
@@ -320,25 +285,6 @@ def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def find_exceeded(summary: "Summary", limits: dict[str, float]) -> list[str]:
-    """Return a sentence for every gap whose interval lies above its limit.
-
-    Every view counts: a gap between single attributes can be surer than one between
-    intersections. A gap that is not estimable, or too few rows for an interval, does not pass.
-    """
-    exceeded = []
-    for name, limit in limits.items():
-        for title, view in summaries.views_of(summary).items():
-            found = view["metrics"][name]
-            numbers = found if found["gap"] is not None else found["among_estimable"] or {}
-            low = numbers.get("low")
-            if low is not None and low > limit:
-                exceeded.append(f"{name} by {title} is at least {low:.3g} (95%), above {limit:g}")
-            elif low is None or found["gap"] is None:
-                exceeded.append(f"{name} by {title} cannot be judged (not estimable): no pass")
-    return exceeded
-
-
 def read_sites(files: Sequence[Path], progress: Bar) -> "SiteSums":
     """Return the sums of all sites in the files and folders."""
     paths = site_file.find_site_files(files)
@@ -348,10 +294,10 @@ def read_sites(files: Sequence[Path], progress: Bar) -> "SiteSums":
 def compare_folders(folders: tuple[Path, Path], folder: Path | None, *, json: bool) -> None:
     """Compare two folders, old and new; write the comparison to `folder` and print it."""
     if folder is not None:
-        check_report_folder(folder, "comparison")
+        report_files.check_report_folder(folder, "comparison", field="out")
     with bar() as progress:
         old, new = (_read_summary(each, progress) for each in folders)
-    publish_report(reports.compare(old, new), folder, "comparison", json=json)
+    publish_report(comparison.compare(old, new), folder, "comparison", json=json)
 
 
 def _read_summary(folder: Path, progress: Bar) -> "Summary":
@@ -412,10 +358,10 @@ def check_site_file(path: Path, site: str) -> None:
 
 def check_site_report(folder: Path, sums: Path | None) -> None:
     """Raise a `FedgftError` if the report would replace foreign files, or the sums."""
-    check_report_folder(folder, "audit", field="report")
+    report_files.check_report_folder(folder, "audit", field="report")
     if sums is None:
         raise FedgftError("`report` and --json: one of the two", kind="conflict")
-    written = [folder, *(folder / name for name in report_names("audit"))]
+    written = [folder, *(folder / name for name in report_files.report_names("audit"))]
     is_apart = sums.absolute() not in [path.absolute() for path in written]
     require(is_apart, f"`report` {folder}: the sums go to {sums}; name another folder")
 
@@ -433,7 +379,7 @@ def describe_rows(sums: "SiteSums", name: str) -> list[str]:
         if missing > 0:
             number = "a few" if missing != int(missing) or site.privacy else f"{missing:,.0f}"
             notes.append(f"{number} row(s) without a {what} are counted apart")
-    unknown = sum(t[..., sums_format.COUNT].sum() for g, t in site.tables.items() if None in g)
+    unknown = sum(t[..., site_sums.COUNT].sum() for g, t in site.tables.items() if None in g)
     if unknown > 0:
         notes.append(f"a group is not recorded for {unknown:,.0f} row(s)")
     return notes + [text for privacy in site.privacy for text in _describe_privacy(privacy)]
@@ -447,22 +393,22 @@ def describe_disclosure(sums: "SiteSums", min_bin: int) -> list[str]:
     found = site_file.count_revealed(sums, min_bin=min_bin)
     small = found["cells_below_10"]
     advice = (
-        f" (--min-cell {site_file.MIN_SUM_ROWS} withholds these, --epsilon adds noise)"
+        f" (--min-cell {site_sums.MIN_SUM_ROWS} withholds these, --epsilon adds noise)"
         if small
         else ""
     )
     notes = [
         f"the file shows {found['cells']} count(s) of people by group, label and decision; {small} "
-        f"of them are of fewer than {site_file.MIN_SUM_ROWS} people{advice}"
+        f"of them are of fewer than {site_sums.MIN_SUM_ROWS} people{advice}"
     ]
     few = found["score_counts_below_5"]
     if few:
         protection = (
-            f"; {few} of them are of fewer than {site_file.MIN_BIN} people, whose scores can be "
-            f"read off (--min-bin {site_file.MIN_BIN} puts them together)"
+            f"; {few} of them are of fewer than {site_sums.MIN_BIN} people, whose scores can be "
+            f"read off (--min-bin {site_sums.MIN_BIN} puts them together)"
         )
     else:
-        protection = f", each of at least {max(min_bin, site_file.MIN_BIN)} people: no single score"
+        protection = f", each of at least {max(min_bin, site_sums.MIN_BIN)} people: no single score"
     if sums.require_spec().scored:
         shown = f"it shows {found['score_counts']} count(s) of people with scores in some range"
         notes.append(shown + protection)

@@ -185,7 +185,6 @@ def report_reply(message: Message, context: Context, site: Site) -> Message:
     therefore draws on a budget of its own, once, and not on that of the rounds.
     """
     from fedgft.auditing import measure  # needed only for the last message of a run
-    from fedgft.auditing.site_file import to_json
 
     policy = _make_policy(message, context, site)
     check_version(policy.request, "the server")
@@ -203,7 +202,7 @@ def report_reply(message: Message, context: Context, site: Site) -> Message:
         names: Any = {"classes": site.names.classes, "values": {site.attribute: site.names.groups}}
         group = {site.attribute: groups}
         sums = measure(labels, scores, sensitive_features=group, site=site.name, **names, **noise)
-        return to_json(sums)
+        return sums.to_json()
 
     text = policy.release_report(make_report, budget, model_digest(arrays_of(message)))
     reply = ConfigRecord({"version": VERSION, "site": site.name, "sums": text})

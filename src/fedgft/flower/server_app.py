@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedgft.auditing import audit
-from fedgft.auditing.site_file import from_json, gather
+from fedgft.auditing.site_file import gather
 from fedgft.data.dataset import get_raw_scaling
 from fedgft.data.schema import Schema, agree_on_schema
 from fedgft.errors import FedgftError
@@ -53,6 +53,7 @@ from fedgft.formatting import one_line
 from fedgft.metrics.robust_aggregation import SiteLimits
 from fedgft.privacy.noise import Budget
 from fedgft.settings import TRAINING_KEYS, check_run_config
+from fedgft.site_sums import SiteSums
 from fedgft.store import (
     atomic_write,
     make_folder,
@@ -321,7 +322,7 @@ def collect_reports(
     for node, record in sorted(replies.take().items()):
         try:
             text = str(record["sums"])
-            (site,) = from_json(text, source=f"the report of node {node}").sites
+            (site,) = SiteSums.from_json(text, source=f"the report of node {node}").sites
         except (FedgftError, KeyError, TypeError, ValueError) as error:
             warn(f"a report is left out: {one_line(error)}")
             continue

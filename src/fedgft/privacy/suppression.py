@@ -9,19 +9,16 @@ is a cell, even if it has no rows.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from fedgft.errors import FedgftError
 from fedgft.privacy.noise import calibrate_noise
-from fedgft.sums import (
+from fedgft.site_sums import (
     COUNT,
     NOISE,
     SCORES,
-    SLACK,
     Group,
     MeasurementSpec,
     Privacy,
@@ -29,6 +26,7 @@ from fedgft.sums import (
     SiteTables,
     group_sort_key,
 )
+from fedgft.site_sums.tables import bin_middles, placeholder_scores, possible_cells, suppressed_cell
 from fedgft.validation import check_integer, check_number
 
 MIN_CELL = 3  # with 2, a withheld count would have to be 1, so nothing would be hidden
@@ -105,23 +103,6 @@ def suppress(sums: SiteSums, min_cell: int) -> SiteSums:
     return replace(sums, sites={name: protected}, histogram={})
 
 
-def suppressed_cell(min_cell: int, columns: int, classes: int) -> np.ndarray:
-    """Return a cell for a withheld count of 1 to `min_cell` - 1 rows.
-
-    Its count is the middle of this range, and its slack is the distance from there to either end.
-    """
-    cell = np.zeros(columns)
-    cell[COUNT] = min_cell / 2
-    cell[SLACK] = min_cell / 2 - 1
-    cell[SCORES:] = placeholder_scores(cell[COUNT], classes)
-    return cell
-
-
-def placeholder_scores(count: Any, classes: int) -> Any:
-    """Return placeholders for withheld sums of scores, the same for every class."""
-    return count / classes
-
-
 def add_noise_to_site(
     sums: SiteSums, epsilon: float, delta: float, *, values: GroupValues, declared: bool
 ) -> SiteSums:
@@ -162,29 +143,6 @@ def add_noise_to_site(
     )
     noisy_site = SiteTables(tables, noisy[-2], noisy[-1], (privacy,))
     return SiteSums(spec, {name: noisy_site}, histogram if spec.scored else {})
-
-
-@lru_cache
-def bin_middles(bins: int) -> np.ndarray:
-    """Return the middles of equal bins of [0, 1]."""
-    return (np.arange(bins) + 0.5) / bins
-
-
-@lru_cache
-def possible_cells(spec: MeasurementSpec) -> np.ndarray:
-    """Return a mask (decision, bin) of the combinations that a row can have.
-
-    If there is a threshold, the bin determines the decision, except in the bin that contains the
-    threshold.
-    """
-    bins = spec.bins if spec.scored else 1
-    possible = np.ones((len(spec.classes), bins), dtype=bool)
-    if spec.scored and spec.threshold is not None:
-        edges = np.arange(bins + 1) / bins
-        possible[0] = edges[:-1] < spec.threshold
-        possible[1] = edges[1:] > spec.threshold
-        possible[1, -1] = True  # a score of 1 lies in the last bin and reaches any threshold
-    return possible
 
 
 def _all_groups(site: SiteTables, spec: MeasurementSpec, values: GroupValues) -> Iterator[Group]:
