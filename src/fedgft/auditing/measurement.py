@@ -31,6 +31,7 @@ from fedgft.site_sums import (
     group_sort_key,
 )
 from fedgft.validation import (
+    NO_NUMBERS_AS_LABELS,
     check_column_names,
     check_indices,
     check_instance,
