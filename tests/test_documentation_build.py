@@ -15,7 +15,7 @@ from fedgft.cli.app import app
 pytestmark = pytest.mark.slow
 pytest.importorskip("sphinx")
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("metrics", "algorithms", "engine", "audit", "flower", "theory", "data", "study")
+PACKAGES = ("metrics", "algorithms", "engine", "auditing", "flower", "theory", "data", "study")
 NO_NETWORK = """
 import socket, sys
 socket.socket.connect = lambda *about: sys.exit(f"the build asks the network for {about}")
