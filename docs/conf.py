@@ -5,6 +5,7 @@ code host. Two pages are completed when the site is built: docs/commands.md from
 docs/python.md from the docstrings of the public names.
 """
 
+import re
 import shutil
 import sys
 from importlib import import_module
@@ -39,6 +40,31 @@ autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 default_role = "code"  # docstrings write `name`
 
+TASKS = {  # every name of `fedgft`, in the order in which docs/python.md explains them
+    "Train and predict": ("FairClassifier", "FairModel", "load_model"),
+    "Load data": ("load", "Dataset"),
+    "Simulate a federation": (
+        "partition",
+        "standardize",
+        "simulate",
+        "Settings",
+        "History",
+        "Federation",
+    ),
+    "Measure the gap of predictions": (
+        "statistical_parity_difference",
+        "demographic_parity_difference",
+        "equal_opportunity_difference",
+        "equalized_odds_difference",
+        "false_positive_rate_difference",
+        "predictive_parity_difference",
+        "accuracy_parity_difference",
+    ),
+    "Audit across sites": ("measure", "measure_file", "read_sums", "SiteSums", "audit", "Audit"),
+    "Train in your own loop": ("Penalty",),
+    "Metrics": ("get_metric", "Metric"),
+    "Errors and warnings": ("FedgftError", "NotEstimableWarning", "TargetMissedWarning"),
+}
 PACKAGES = ("metrics", "algorithms", "engine", "data", "auditing", "study", "theory", "flower")
 PAGES = {
     "Start": ("install",),
@@ -52,7 +78,15 @@ PAGES = {
         "metric",
         "algorithm",
     ),
-    "Background": ("idea", "simulator", "speed", "threat-model", "paper-vs-code", "faq"),
+    "Background": (
+        "idea",
+        "simulator",
+        "speed",
+        "threat-model",
+        "paper-vs-code",
+        "unsupported",
+        "faq",
+    ),
     "Reference": ("commands", "python"),
 }
 
@@ -74,24 +108,43 @@ def describe_commands() -> str:
 
 
 def describe_names() -> str:
-    """Every public name with its docstring, under a heading per package."""
+    """Every public name with its docstring: those of `fedgft` by task, then each package."""
+    package = import_module("fedgft")
     lines = []
-    seen: set[str] = set()
-    for name in ("", *PACKAGES):
-        package = import_module(f"fedgft.{name}" if name else "fedgft")
+    seen = set()
+    for title, names in TASKS.items():
+        lines.append(f"## {title}\n\n```{{eval-rst}}")
+        for name in names:
+            value = getattr(package, name)
+            seen.add(find_home(value))
+            lines += list_directive(f"fedgft.{name}", value)
+        lines.append("```\n")
+    for short in PACKAGES:
+        package = import_module(f"fedgft.{short}")
         lines.append(f"## {package.__name__}\n\n```{{eval-rst}}")
-        for public in sorted(package.__all__, key=str.casefold):
-            value = getattr(package, public)
-            kind = "class" if isinstance(value, type) else "function" if callable(value) else "data"
-            home = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', public)}"
-            if kind == "data" or not home.startswith("fedgft.") or home in seen:
-                continue
-            seen.add(home)
-            lines.append(f".. auto{kind}:: {package.__name__}.{public}")
-            lines += ["   :members:"] if kind == "class" else []
-            lines.append("")
+        for name in sorted(package.__all__, key=str.casefold):
+            value = getattr(package, name)
+            home = find_home(value)
+            if callable(value) and home.startswith("fedgft.") and home not in seen:
+                seen.add(home)
+                lines += list_directive(f"{package.__name__}.{name}", value)
         lines.append("```\n")
     return "\n".join(lines)
+
+
+def find_home(value: Any) -> str:
+    """The module and the name under which a class or function was defined."""
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+
+
+def list_directive(path: str, value: Any) -> list[str]:
+    """The lines that insert the docstring of a class or function."""
+    if isinstance(value, type):
+        # methods that scikit-learn adds, whose docstrings refer to its own pages
+        added = [name for name in dir(value) if re.fullmatch(r"set_\w+_request", name)]
+        excluded = [f"   :exclude-members: {', '.join(added)}"] if added else []
+        return [f".. autoclass:: {path}", "   :members:", *excluded, ""]
+    return [f".. autofunction:: {path}", ""]
 
 
 ADDED = {

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import chdir, suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ TEXT = {
     "audit.md": "part of the output of examples/audit_sites.py; compared with it below",
     "deployment.md": "configurations of systemd and nginx; compared with the commands below",
     "idea.md": "formulas",
+    "simulator.md": "what the block above prints; compared with it when the page runs",
 }
 # Commands with one of these words are parsed but not run.
 PARSED = {
@@ -102,17 +104,37 @@ def tables(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_runs_from_top_to_bottom(page, tables, tmp_path):
+def test_a_page_runs_from_top_to_bottom(page, tables, tmp_path, capsys):
     """Run every block in a folder with the tables; training uses fewer replicates and rounds."""
     folder = shutil.copytree(tables, tmp_path / "pages")
     with chdir(folder):
         for kind, text in fences(page):
             if kind == "python":
                 code = compile(text, page.name, "exec")
+                capsys.readouterr()
                 if not any(re.search(rf"^(import|from) {name}\b", text, re.M) for name in NEEDS):
                     exec(code, {})
             elif kind == "sh":
                 run_shell(text)
+            elif page.name == "simulator.md":
+                assert is_same_output(text, capsys.readouterr().out)
+
+
+NUMBER = re.compile(r"\b\d+\.\d+\b")
+
+
+def is_same_output(text: str, other: str) -> bool:
+    """Whether two texts agree; their numbers may differ by a few rows between processors."""
+    words = [NUMBER.sub("#", each).split() for each in (text, other)]
+    one, two = ([float(number) for number in NUMBER.findall(each)] for each in (text, other))
+    return words[0] == words[1] and one == pytest.approx(two, abs=0.005)
+
+
+def test_a_page_that_prints_something_else_is_noticed():
+    assert is_same_output("gap 0.123", "gap  0.124")
+    assert not is_same_output("gap 0.123", "gap 0.133")
+    assert not is_same_output("gap 0.123", "accuracy 0.123")
+    assert not is_same_output("gap 0.123", "gap 0.123 0.123")
 
 
 def run_shell(text):
@@ -184,6 +206,24 @@ def test_the_audit_of_adult_says_what_the_page_quotes(tmp_path):
     assert len(quoted) >= 4 and set(quoted) <= set(said)
     sizes = [path.stat().st_size for path in (tmp_path / "sites" / "sums").glob("*.json")]
     assert len(sizes) == 15 and max(sizes) < 3 * 1024 < 5 * min(sizes)
+
+
+def test_the_python_page_has_every_public_name_by_task():
+    """The table names each of them, and the reference has each under one task."""
+    import fedgft
+
+    spec = spec_from_file_location("conf", ROOT / "docs" / "conf.py")
+    conf = module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    listed = [name for names in conf.TASKS.values() for name in names]
+    assert sorted(listed) == sorted(fedgft.__all__)
+    text = (ROOT / "docs" / "python.md").read_text()
+    table = "".join(line for line in text.splitlines() if line.startswith("| "))
+    assert [name for name in listed if not re.search(rf"`{name}\b", table)] == []
+    for named in re.findall(r"`(?:fedgft\.)([\w.]+)", table):
+        value = fedgft
+        for part in named.split("."):
+            value = getattr(value, part)
 
 
 def test_tables_are_those_of_the_results():
