@@ -345,6 +345,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     def _keep_model(self, study: Study, result: Result, *, fair: bool) -> None:
         self.model_ = build_model(study, result, 0)
         about = self.model_.about
+        about["data"] = "a table"
         about["class_type"] = _name_class_type(self.classes_.tolist())
         about["named_columns"] = hasattr(self, "feature_names_in_")
         if not fair:

@@ -5,6 +5,7 @@ too few rows. A square is a gap between those groups that have a rate.
 """
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
@@ -38,10 +39,19 @@ MAX_PAIRED = 20  # the same where two names stand side by side
 LINE_HEIGHT = 0.32  # inches for a group or a site
 
 
+class NotebookFigure(Figure):
+    """A figure that every notebook shows, without matplotlib's inline backend."""
+
+    def _repr_png_(self) -> bytes:
+        picture = BytesIO()
+        self.savefig(picture, format="png", dpi=80)
+        return picture.getvalue()
+
+
 def plot_gaps(audit: "Audit") -> Figure:
     """Return a figure of the gaps of all metrics, with intervals and noise floors."""
     gaps = list(audit.gaps.values())
-    figure = Figure(figsize=(8, 1.7 + 0.55 * len(gaps)), layout="constrained")
+    figure = NotebookFigure(figsize=(8, 1.7 + 0.55 * len(gaps)), layout="constrained")
     axis = figure.subplots()
     labels = []
     shown = []
@@ -73,7 +83,9 @@ def plot_metric(audit: "Audit", metric: str) -> Figure:
     groups = _choose_groups(audit.rates[metric], gap.pair or ())
     sites = rank_sites(audit.summary, metric)[:MAX_LINES] if len(audit.sites) > 1 else []
     lines = max(len(groups), len(sites) + 1)
-    figure = Figure(figsize=(12 if sites else 7, 2 + LINE_HEIGHT * lines), layout="constrained")
+    figure = NotebookFigure(
+        figsize=(12 if sites else 7, 2 + LINE_HEIGHT * lines), layout="constrained"
+    )
     axes = figure.subplots(1, 2 if sites else 1, squeeze=False)[0]
     shown = _draw_rates(axes[0], audit, metric, groups)
     title = f"{gap.title.capitalize()} by {_cut(audit.summary['groups'], 40)}"
