@@ -234,6 +234,15 @@ def test_a_model_of_a_run_predicts_what_the_simulation_predicts(model, tmp_path)
     )
 
 
+def test_each_run_has_the_scaling_of_its_federation():
+    made = [fedgft.standardize(fedgft.partition(DATA, clients=4, seed=s)) for s in (0, 1)]
+    found = simulate(made, algorithm="fedavg", rounds=2, seeds=[0, 1])
+    for run, each in enumerate(made):
+        expected = predict_proba(each, "logistic", found.params[run], np.arange(50))
+        scores = found.model(run).predict_proba(DATA.features[:50])
+        np.testing.assert_allclose(scores, expected, atol=1e-7)
+
+
 def test_a_model_reads_raw_tables():
     rng = np.random.default_rng(0)
     table = pl.DataFrame(
