@@ -18,7 +18,7 @@ import fedgft
 
 ROOT = Path(__file__).parents[1]
 NAMES = fedgft.__all__
-OPTIONAL = {"Penalty": "torch", "FairClassifier": "sklearn"}  # names, and the package they need
+OPTIONAL = {"Penalty": "torch"}  # names, and the package they need
 RETURNED = ("Audit", "FairModel", "Federation", "History", "SiteSums")  # functions make these
 PACKAGES = {"algorithms", "data", "engine", "metrics", "study", "theory"}
 every_name = pytest.mark.parametrize("name", NAMES)

@@ -267,13 +267,14 @@ class History:
         Raises
         ------
         FedgftError
-            There is no such run, its training diverged, or the model is a module of your own.
+            There is no such run, its training diverged, or the history was read from a pickle, which
+            leaves a module of your own out.
         """
         check_integer("run", run, least=0, most=len(self.params) - 1)
         record = self.record
-        if record is None or not isinstance(record.model, Logistic | MLP | ResNet18):
-            text = "model() makes models of the library (logistic, mlp, resnet18); predict with a "
-            advice = "module of your own by fedgft.engine.predict_proba and History.params"
+        if record is None or record.model is None:
+            text = "is not in this history: a pickle leaves out the function that makes a module; "
+            advice = "predict with fedgft.engine.predict_proba and History.params"
             raise FedgftError(text + advice, field="model", kind="unsupported")
         if not np.isfinite(self.params[run]).all():
             text = f"`run` {run} has diverged: its parameters are not finite; try a smaller `lr`"
