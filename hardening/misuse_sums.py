@@ -97,7 +97,10 @@ def tally_cases() -> Iterator[Case]:
                 strict=kind == "unusual",
             )
     yield from scalar_cases(
-        "fedgft.Sums.of", call, {"num_groups": whole(2, 10_000)}, says={"num_groups": ("groups",)}
+        "fedgft.sums.Sums.of",
+        call,
+        {"num_groups": whole(2, 10_000)},
+        says={"num_groups": ("groups",)},
     )
     tally = fedgft.sums.Sums.of(PROBS, Y, A, num_groups=2)
     for what, method in (("gap", tally.gap), ("statistics", tally.statistics)):

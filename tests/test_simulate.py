@@ -284,6 +284,8 @@ def test_the_header_of_a_model_is_that_of_a_study(history):
 
 def test_models_that_cannot_be_made_say_why():
     found = simulate(MADE, lambda: torch.nn.Linear(4, 2), "fedavg", rounds=1)
+    assert found.model().predict(DATA.features[:5]).shape == (5,)
+    found = pickle.loads(pickle.dumps(found))
     with pytest.raises(FedgftError, match="predict_proba") as caught:
         found.model()
     assert caught.value.kind == "unsupported"

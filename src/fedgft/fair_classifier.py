@@ -112,11 +112,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     Examples
     --------
     >>> import numpy as np
+    >>> import fedgft
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(400, 3))
     >>> sex = np.where(X[:, 0] + rng.normal(size=400) > 0, "f", "m")
     >>> y = (X.sum(1) > 0).astype(int)
-    >>> classifier = FairClassifier(metric="sp", target=0.05, lr=0.02)
+    >>> classifier = fedgft.FairClassifier(metric="sp", target=0.05, lr=0.02)
     >>> classifier.fit(X, y, sensitive_features=sex, clients=4).predict(X[:2]).shape
     (2,)
     """

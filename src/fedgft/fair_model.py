@@ -54,8 +54,17 @@ class FairModel:
     path
         The file that it was loaded from, for error messages.
     module
-        For a network of your own: the function that makes its `nn.Module`. It is not saved.
+        For a network of your own: the function that makes its `nn.Module`. It is not saved. None:
+        a model of the library.
 
+    Examples
+    --------
+    >>> import fedgft
+    >>> people = fedgft.load("synthetic")
+    >>> federation = fedgft.standardize(fedgft.partition(people, clients=3))
+    >>> model = fedgft.simulate(federation, metric="sp", target=0.1, rounds=5).model()
+    >>> model.predict(people.features[:3]).shape
+    (3,)
     """
 
     tensors: dict[str, np.ndarray]
@@ -364,11 +373,23 @@ def load_model(path: str | Path, *, module: Callable[[], Any] | None = None) -> 
     path
         A .safetensors file.
     module
-        For a network of your own: the function that makes its `nn.Module`, as in training.
+        For a network of your own: the function that makes its `nn.Module`, as in training. None:
+        a model of the library.
 
     Returns
     -------
     FairModel
         The model, with `predict`, `predict_proba`, `features` and `card`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import fedgft
+    >>> federation = fedgft.standardize(fedgft.partition(fedgft.load("synthetic"), clients=3))
+    >>> history = fedgft.simulate(federation, metric="sp", target=0.1, rounds=5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = history.model().save(f"{folder}/model.safetensors")
+    ...     fedgft.load_model(path).classes
+    ('0', '1')
     """
     return FairModel.load(path, module=module)

@@ -143,9 +143,10 @@ def measure(
     epsilon: float | None = None,
     delta: float = 0.0,
 ) -> SiteSums:
-    """Return the sums over one site's rows. Only these sums need to leave the site.
+    """Return the sums over one site's rows.
 
-    Inputs may be lists, NumPy arrays, or pandas or polars objects. Rows are matched by position;
+    Only these sums need to leave the site. Inputs may be lists, NumPy arrays, or pandas or polars
+    objects. Rows are matched by position;
     pandas indices that contradict the positions are an error.
 
     Parameters
@@ -160,7 +161,7 @@ def measure(
         One column, or several columns (a frame, a dictionary, or an array with two axes). None or
         NaN means that a value is not recorded.
     scores
-        Scores, if `y_pred` holds decisions and there are scores too.
+        Scores, if `y_pred` holds decisions and there are scores too. None: there are none.
     site
         The name of the site.
     threshold
@@ -170,18 +171,26 @@ def measure(
     classes
         All classes, in order; if there are two, the second is the positive class.
     positive
-        The positive class, if there are two classes.
+        The positive class, if there are two classes. None: the last in sorted order.
     values
-        All values of an attribute, by the name of the attribute. Other values are an error.
+        All values of an attribute, by the name of the attribute. Other values are an error. None:
+        the values that occur.
     min_cell
         Withhold counts of 1 to `min_cell` - 1 rows.
     epsilon, delta
-        Add noise that gives (epsilon, delta) differential privacy.
+        Add noise that gives (epsilon, delta) differential privacy. None: no noise.
+
+    Returns
+    -------
+    SiteSums
+        The sums, which add up over sites with ``+`` or `sum`, and are written by `save`.
 
     Examples
     --------
-    >>> a = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
-    >>> b = measure([1, 1], [0, 1], sensitive_features=["f", "m"], site="south")
+    >>> import fedgft
+    >>> y = [1, 0, 1, 0]
+    >>> a = fedgft.measure(y, [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
+    >>> b = fedgft.measure([1, 1], [0, 1], sensitive_features=["f", "m"], site="south")
     >>> sum([a, b]).rows()
     6.0
     """
@@ -247,16 +256,33 @@ def measure_file(
     path
         The file.
     label, group, score, decision
-        The names of columns; see `measure` for what they hold.
+        The names of columns; see `measure` for what they hold. `decision` None: the scores decide.
     site
         The name of the site; by default, the name of the file without its extension.
     values
         All values of a group column, by the name of the column. Other values are an error. Under
         noise, declared values also ensure that the names of groups reveal nothing about the data.
+        None: the values that occur.
     on_rows
-        Called after each batch with the number of rows read.
+        Called after each batch with the number of rows read. None: nothing is called.
     threshold, bins, classes, positive, min_cell, epsilon, delta
-        As in `measure`.
+        As in `measure`, with the same defaults.
+
+    Returns
+    -------
+    SiteSums
+        The sums of the site.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import fedgft
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lines = ["repaid,sex,p", "yes,f,0.8", "no,f,0.6", "yes,m,0.9", "no,m,0.1"]
+    ...     path = pathlib.Path(folder, "north.csv")
+    ...     _ = path.write_text("\\n".join(lines))
+    ...     fedgft.measure_file(path, label="repaid", group="sex", score="p")
+    SiteSums(4 rows of 1 site: north; 2 groups by sex: f, m; classes no, yes, with scores)
     """
     check_path("path", path)
     check_instance("label", label, str, "it is the name of a column")

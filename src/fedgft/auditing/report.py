@@ -70,8 +70,8 @@ class Audit:
 
     Examples
     --------
-    >>> from fedgft import audit
-    >>> found = audit({"north": ([1, 0, 1, 0], [1, 1, 1, 0], list("ffmm"))})
+    >>> import fedgft
+    >>> found = fedgft.audit({"north": ([1, 0, 1, 0], [1, 1, 1, 0], list("ffmm"))})
     >>> found.gaps["sp"].value, found.gaps["sp"].pair, found.rates["sp"]["f"].value
     (0.5, ('f', 'm'), 1.0)
     """
@@ -287,16 +287,24 @@ def audit(
         the intervals are over rows.
     adjust_to
         The largest gap to allow for each metric, such as ``{"sp": 0.02}``. The audit then searches
-        for thresholds by group that keep the gap within it.
+        for thresholds by group that keep the gap within it. None: no search.
     seed
         The seed of the bootstrap.
 
-    >>> from fedgft.auditing import measure
-    >>> site = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
-    >>> audit(site).to_dict()["metrics"]["sp"]["gap"]
+    Returns
+    -------
+    Audit
+        The gaps, rates and sites, as objects, frames, figures and reports.
+
+    Examples
+    --------
+    >>> import fedgft
+    >>> y = [1, 0, 1, 0]
+    >>> site = fedgft.measure(y, [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
+    >>> fedgft.audit(site).gaps["sp"].value
     0.5
-    >>> rows = ([1, 0, 1, 0], [0.9, 0.8, 0.7, 0.2], list("ffmm"))
-    >>> audit({"north": rows, "south": rows}).gaps["sp"].value
+    >>> rows = (y, [0.9, 0.8, 0.7, 0.2], list("ffmm"))
+    >>> fedgft.audit({"north": rows, "south": rows}).gaps["sp"].value
     0.5
     """
     if isinstance(reference_groups, Mapping):

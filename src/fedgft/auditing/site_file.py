@@ -43,7 +43,28 @@ def count_revealed(sums: SiteSums, *, min_bin: int = MIN_BIN) -> dict[str, int]:
 
 
 def read_sums(path: str | Path) -> SiteSums:
-    """Read and check the file of one site."""
+    """Read and check the file of one site.
+
+    Parameters
+    ----------
+    path
+        A file that `SiteSums.save` or `fedgft measure` wrote.
+
+    Returns
+    -------
+    SiteSums
+        The sums of the site.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import fedgft
+    >>> sums = fedgft.measure([1, 0], [1, 0], sensitive_features=["f", "m"], site="north")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = sums.save(f"{folder}/north.json")
+    ...     fedgft.read_sums(f"{folder}/north.json").rows()
+    2.0
+    """
     file = expand_user(path)
     try:
         if file.exists() and not file.is_file():

@@ -267,8 +267,8 @@ class History:
         Raises
         ------
         FedgftError
-            There is no such run, its training diverged, or the history was read from a pickle, which
-            leaves a module of your own out.
+            There is no such run, its training diverged, or the history was read from a pickle,
+            which leaves a module of your own out.
         """
         check_integer("run", run, least=0, most=len(self.params) - 1)
         record = self.record

@@ -58,11 +58,12 @@ class SiteSums:
 
     Examples
     --------
-    >>> from fedgft import measure
-    >>> site = measure([1, 0, 1, 0], [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
+    >>> import fedgft
+    >>> y = [1, 0, 1, 0]
+    >>> site = fedgft.measure(y, [1, 1, 1, 0], sensitive_features=list("ffmm"), site="north")
     >>> site
     SiteSums(4 rows of 1 site: north; 2 groups by group: f, m; classes 0, 1)
-    >>> SiteSums.from_json(site.to_json()).rows()
+    >>> fedgft.SiteSums.from_json(site.to_json()).rows()
     4.0
     """
 
