@@ -1,9 +1,9 @@
 """The types of the public names, for editors and type checkers; `__init__.py` imports lazily."""
 
+from fedgft.auditing.audit_results import Estimate, Gap, Rate, Results, Site, SiteGap
 from fedgft.auditing.comparison import Comparison, compare
 from fedgft.auditing.measurement import measure, measure_file
 from fedgft.auditing.report import Audit, audit
-from fedgft.auditing.results import Estimate, Gap, Rate, Results, Site, SiteGap
 from fedgft.auditing.site_file import read_sums, write_sums
 from fedgft.site_sums import SiteSums, merge
 

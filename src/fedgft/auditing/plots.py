@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedgft.auditing.audit_results import Estimate, Rate
 from fedgft.auditing.findings import rank_sites
-from fedgft.auditing.results import Estimate, Rate
 from fedgft.formatting import printable
 
 if TYPE_CHECKING:

@@ -9,10 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgft.auditing.audit_results import (
+    Gap,
+    Rate,
+    Results,
+    Site,
+    make_frame,
+    read_rate,
+    read_results,
+)
 from fedgft.auditing.between_sites import check_bootstrap, estimate_metric
 from fedgft.auditing.comparison import Comparison, compare
 from fedgft.auditing.findings import check_limits, find_exceeded, list_verdicts, list_warnings
-from fedgft.auditing.frames import make_frame
 from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.rates import (
@@ -25,7 +33,6 @@ from fedgft.auditing.rates import (
     pool_sites,
 )
 from fedgft.auditing.report_files import save_report
-from fedgft.auditing.results import Gap, Rate, Results, Site, read_rate, read_results
 from fedgft.auditing.summary import Summary, summarize, to_json, views_of
 from fedgft.auditing.tables_and_charts import draw_figures, list_tables
 from fedgft.auditing.thresholds import (

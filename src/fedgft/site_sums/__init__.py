@@ -8,7 +8,7 @@ own range if it is withheld. Both are needed to check a file and to write it aga
 """
 
 from fedgft.site_sums.json_writer import MIN_BIN, MIN_SUM_ROWS
-from fedgft.site_sums.sums import SiteSums, merge
+from fedgft.site_sums.site_sums import SiteSums, merge
 from fedgft.site_sums.tables import (
     COUNT,
     MAX_BINS,
