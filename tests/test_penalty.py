@@ -4,8 +4,10 @@ import copy
 import doctest
 import io
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -560,3 +562,20 @@ def test_without_torch_one_line_names_the_extra() -> None:
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.endswith("fedgft.Penalty needs PyTorch: pip install 'fedgft[torch]'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loop_of_the_documentation_is_short_and_reaches_its_target(seed: int) -> None:
+    """At most twelve lines from tensors to a model within a point of the target."""
+    page = Path(__file__).parents[1] / "docs" / "train.md"
+    (code,) = re.findall(r"```python\n([^`]*torch.manual_seed\(0\).*?)```", page.read_text(), re.S)
+    loop = code[code.index("penalty = ") : code.index("\n\npenalty.update")]
+    assert len(loop.splitlines()) <= 12
+    held: dict = {}
+    exec(code.replace("manual_seed(0)", f"manual_seed({seed})"), held)
+    decided = np.concatenate([held["model"](x).argmax(1) for x, _, _ in held["clients"]])
+    rates = [decided[held["sex"] == name].mean() for name in ("f", "m")]
+    assert abs(rates[0] - rates[1]) <= 0.02 + 0.01 < 0.2 < rates[0]
+    right = (decided == held["data"].labels).mean()
+    assert right > 0.75
