@@ -236,11 +236,22 @@ def softmax(row: list[float]) -> list[float]:
     return [o / sum(odds) for o in odds]
 
 
-def indices(values: Any, rows: int, least: int, known: int) -> list[int] | None:
-    """Whole numbers from `least` to `known` - 1, one for each row, whatever their type."""
+def indices(
+    values: Any, rows: int, least: int, known: int, *, loose: bool = False
+) -> list[int] | None:
+    """Whole numbers from `least` to `known` - 1, one for each row, whatever their type.
+
+    If `loose`, truth values are 0 and 1; and where `least` is -1, a missing value is -1 and a
+    dictionary may hold the column.
+    """
+    if loose and least == -1 and isinstance(values, dict) and len(values) == 1:
+        (values,) = values.values()
     held = column(values)
     if held is None or len(held) != rows or not scalars(held):
         return None
+    if loose:
+        held = [int(v) if isinstance(v, bool) else v for v in held]
+        held = [-1 if least == -1 and missing(v) else v for v in held]
     found = [number(v) for v in held]
     if any(isinstance(v, bool) for v in held):
         return None
@@ -251,17 +262,24 @@ def indices(values: Any, rows: int, least: int, known: int) -> list[int] | None:
 
 
 def message(metric: str, logits: Any, y: Any, a: Any, groups: int, *, hard: bool) -> Any:
-    """What `Penalty.statistics` sums up for two classes: rows, then numerators, then events."""
+    """What `Penalty.statistics` sums up for two classes: rows, then numerators, then events.
+
+    One logit per row is that of class 1, beside a logit of 0.
+    """
     held = column(logits)
-    if held is None or (held and not all(isinstance(row, list) for row in held)):
+    if held is None:
+        return None
+    if hasattr(logits, "detach") and scalars(held):
+        held = [[0.0, v] for v in held]
+    if held and not all(isinstance(row, list) for row in held):
         return None
     if np.asarray(held, dtype=object).ndim != 2 and held:
         return None
     rows = [[number(v) for v in row] for row in held]
     if any(len(row) != 2 or any(v is None or not math.isfinite(v) for v in row) for row in rows):
         return None
-    labels = indices(y, len(rows), 0, 2)
-    owners = indices(a, len(rows), -1, groups)
+    labels = indices(y, len(rows), 0, 2, loose=True)
+    owners = indices(a, len(rows), -1, groups, loose=True)
     if labels is None or owners is None:
         return None
     above = [0.0] * groups

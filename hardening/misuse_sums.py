@@ -27,6 +27,7 @@ from misuse_values import (
 )
 
 import fedgft
+from fedgft.sums import Sums
 
 SCORES: tuple[tuple[str, str, Any], ...] = (
     ("unusual", "float32", PROBS.astype(np.float32)),
@@ -77,9 +78,7 @@ def tally_cases() -> Iterator[Case]:
 
     def call(**given: Any) -> float:
         held = base | given
-        made = fedgft.sums.Sums.of(
-            held["probs"], held["labels"], held["groups"], num_groups=held["num_groups"]
-        )
+        made = Sums.of(held["probs"], held["labels"], held["groups"], num_groups=held["num_groups"])
         return float(made.gap("eop", "soft"))
 
     for argument, table in tables.items():
@@ -102,7 +101,7 @@ def tally_cases() -> Iterator[Case]:
         {"num_groups": whole(2, 10_000)},
         says={"num_groups": ("groups",)},
     )
-    tally = fedgft.sums.Sums.of(PROBS, Y, A, num_groups=2)
+    tally = Sums.of(PROBS, Y, A, num_groups=2)
     for what, method in (("gap", tally.gap), ("statistics", tally.statistics)):
         for kind, given, value in SCALARS:
             yield Case(
@@ -223,12 +222,17 @@ def penalty_cases() -> Iterator[Case]:
         "fedgft.Penalty",
         lambda **more: fedgft.Penalty(**{"metric": "sp", "lam": 1.0} | more),
         {
-            "groups": whole(2, 10_000),
+            "groups": lambda value: _names_groups(value) or optional(whole(2, 10_000))(value),
             "rounds": optional(whole(1)),
             "metric": one_of("sp"),
             "penalty": one_of("l1"),
         },
     )
+
+
+def _names_groups(value: Any) -> bool:
+    """A list of two distinct names or more."""
+    return isinstance(value, list | tuple | np.ndarray) and len({*np.ravel(value).tolist()}) > 1
 
 
 def _loss(held: dict[str, Any], gap: float, message: np.ndarray) -> float | None:

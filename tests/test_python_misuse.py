@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -100,38 +101,178 @@ def test_nan_and_infinite_scores_are_refused(bad):
 
 
 LOGITS = torch.zeros(4, 2)
+HALF = [0, 1, 0, 1]
 WRONG = {
-    "group beyond": (LOGITS, [0, 1, 0, 1], [0, 1, 2, 0], "a holds the index 2"),
-    "group below": (LOGITS, [0, 1, 0, 1], [0, -2, 1, 0], "a holds the index -2"),
-    "label beyond": (LOGITS, [0, 1, 2, 1], [0, 1, 0, 1], "y holds the index 2"),
-    "fractions": (LOGITS, [0, 0.5, 1, 1], [0, 1, 0, 1], "y must hold indices"),
-    "strings": (LOGITS, [0, 1, 0, 1], list("abab"), "a must hold indices"),
-    "one axis": (LOGITS[:, 0], [0, 1, 0, 1], [0, 1, 0, 1], "logits must be"),
-    "one column": (LOGITS[:, :1], [0, 0, 0, 0], [0, 1, 0, 1], "logits must be"),
-    "short": (LOGITS, [0, 1, 0], [0, 1, 0, 1], "y has the shape"),
-    "a list": ([[0.0, 1.0]], [0], [0], "logits must be a torch tensor"),
+    "group beyond": (LOGITS, HALF, [0, 1, 2, 0], "a", "the index 2; there are 2 groups"),
+    "group below": (LOGITS, HALF, [0, -2, 1, 0], "a", "the index -2"),
+    "label beyond": (LOGITS, [0, 1, 2, 1], HALF, "y", "the index 2; there are 2 classes"),
+    "label beyond one logit": (LOGITS[:, 0], [0, 1, 2, 1], HALF, "y", "the index 2"),
+    "label below": (LOGITS, [0, 1, -1, 1], HALF, "y", "the index -1"),
+    "fractions": (LOGITS, [0, 0.5, 1, 1], HALF, "y", "must hold indices.*not 0.5"),
+    "NaN labels": (LOGITS, [0, np.nan, 1, 1], HALF, "y", "must hold indices.*not nan"),
+    "text labels": (LOGITS, list("abab"), HALF, "y", "must hold indices"),
+    "fractional groups": (LOGITS, HALF, [0, 0.5, 1, 1], "a", "must hold indices.*not 0.5"),
+    "strings": (LOGITS, HALF, list("abab"), "a", "penalty.fit"),
+    "two columns": (LOGITS, HALF, np.zeros((4, 2), int), "a", "shape"),
+    "three axes": (LOGITS[None], HALF, HALF, "logits", "shape"),
+    "no column": (LOGITS[:, :0], HALF, HALF, "logits", "shape"),
+    "whole logits": (LOGITS.long(), HALF, HALF, "logits", "floating-point"),
+    "short labels": (LOGITS, [0, 1, 0], HALF, "y", r"shape \(3,\), not \(4,\)"),
+    "short groups": (LOGITS, HALF, [0, 1, 0], "a", r"shape \(3,\), not \(4,\)"),
+    "a list": ([[0.0, 1.0]], [0], [0], "logits", "must be a torch tensor"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_penalty_names_what_is_wrong(case):
-    logits, y, a, said = WRONG[case]
+    logits, y, a, field, said = WRONG[case]
     penalty = Penalty("sp", 1.0)
-    penalty.update(penalty.statistics(torch.zeros(4, 2), [0, 1, 0, 1], [0, 0, 1, 1]))
+    penalty.update(penalty.statistics(torch.zeros(4, 2), HALF, [0, 0, 1, 1]))
     for call in (penalty.statistics, penalty):
-        with pytest.raises(FedgftError, match=said):
+        with pytest.raises(FedgftError, match=f"^{field} .*{said}") as raised:
             call(logits, y, a)
+        assert raised.value.field == field and "\n" not in str(raised.value)
+
+
+UNFIT = {
+    "an unknown metric": ({"metric": "spp"}, "metric"),
+    "neither": ({"lam": None}, "lam"),
+    "both": ({"target": 0.1}, "lam"),
+    "negative lam": ({"lam": -1.0}, "lam"),
+    "infinite lam": ({"lam": np.inf}, "lam"),
+    "negative target": ({"lam": None, "target": -0.1}, "target"),
+    "a target of one": ({"lam": None, "target": 1.0}, "target"),
+    "an unknown J": ({"penalty": "l3"}, "penalty"),
+    "no round": ({"rounds": 0}, "rounds"),
+    "a name twice": ({"groups": ["f", "m", "f"]}, "groups"),
+    "a number twice": ({"groups": [1, 2, 1.0]}, "groups"),
+    "one name": ({"groups": ["f"]}, "groups"),
+    "no name": ({"groups": []}, "groups"),
+    "one group": ({"groups": 1}, "groups"),
+    "a missing name": ({"groups": ["f", None]}, "groups"),
+    "the code of missing groups": ({"groups": [-1, 1]}, "groups"),
+    "fractions": ({"groups": [0.5, 1.5]}, "groups"),
+    "a text": ({"groups": "fm"}, "groups"),
+    "names without an order": ({"groups": {"f", "m"}}, "groups"),
+    "too many": ({"groups": 100_001}, "groups"),
+    "too many names": ({"groups": range(100_001)}, "groups"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_penalty_that_means_nothing_is_refused(case):
+    given, field = UNFIT[case]
+    with pytest.raises(FedgftError) as raised:
+        Penalty(**{"metric": "sp", "lam": 1.0} | given)
+    assert raised.value.field == field and "\n" not in str(raised.value)
+
+
+NAMES = ["f", "m"]
+NO_GROUPS = {
+    "one group only": (["f", "f", None], "one group only, 'f'"),
+    "missing values only": ([None, None], "all are missing"),
+    "no row": ([], "all are missing"),
+    "fractions": ([0.5, 1.5], "fractions"),
+    "a measurement": (np.arange(201), "201 different values"),
+    "columns of different lengths": ({"a": NAMES, "b": NAMES * 2}, "different lengths: 2, 4"),
+    "names that could be joined in two ways": (
+        {"a": ["x & y", "x"], "b": ["z", "y & z"]},
+        "rename the value",
+    ),
+    "dates": (np.array(["2020-01-01"], "datetime64[D]"), "must hold text"),
+    "lists": ([["f"], ["f", "m"]], "must hold text"),
+    "a text": ("f", "one value per row"),
+    "None": (None, "one value per row"),
+    "no column": ({}, "no column"),
+}
+
+
+@pytest.mark.parametrize("case", NO_GROUPS)
+def test_columns_without_groups_are_refused(case):
+    given, said = NO_GROUPS[case]
+    with pytest.raises(FedgftError, match=said) as raised:
+        Penalty("sp", 1.0).fit(given)
+    assert raised.value.field == "sensitive_features" and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["f", "x"], "holds 'x', which is none of the groups 'f', 'm'"),
+        ([0, 2], "the index 2"),
+        ([True, False], "'True'"),
+        ({"sex": NAMES, "age": NAMES}, "has 2 columns"),
+    ],
+)
+def test_a_value_that_is_no_group_is_named(given, said):
+    penalty = Penalty("sp", 1.0).fit(NAMES)
+    with pytest.raises(FedgftError, match=said) as raised:
+        penalty.encode(given)
+    assert raised.value.field == "sensitive_features"
+    for call in (penalty.statistics, penalty):
+        with pytest.raises(FedgftError, match=f"^a .*{said}") as raised:
+            call(LOGITS[:2], [0, 1], given)
+        assert raised.value.field == "a"
+
+
+def test_groups_are_stated_once():
+    with pytest.raises(FedgftError, match="groups is 3, and sensitive_features holds 2") as raised:
+        Penalty("sp", 1.0, groups=3).fit(NAMES)
+    assert (raised.value.field, raised.value.kind) == ("groups", "conflict")
+    with pytest.raises(FedgftError, match="do not call fit") as raised:
+        Penalty("sp", 1.0, groups=NAMES).fit(NAMES)
+    assert (raised.value.field, raised.value.kind) == ("groups", "conflict")
+
+
+MESSAGES = {
+    "of three groups": np.ones(7),
+    "of four groups": np.ones(9),
+    "of two lengths": [np.ones(5), np.ones(7)],
+    "none": [],
+    "rows alone": np.ones(1),
+    "a number": 1.0,
+    "text": "message",
+    "three axes": np.ones((1, 1, 5)),
+    "NaN": np.array([1.0, np.nan, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("case", MESSAGES)
+@pytest.mark.parametrize("how", [{"lam": 1.0}, {"target": 0.02}], ids=["lam", "target"])
+def test_messages_that_are_not_those_of_the_groups_are_refused(case, how):
+    penalty = Penalty("sp", **how)
+    with pytest.raises(FedgftError) as raised:
+        penalty.update(MESSAGES[case])
+    assert raised.value.field == "statistics" and "\n" not in str(raised.value)
+    assert penalty.v is None and penalty.report is None
+
+
+@pytest.mark.parametrize("how", [{"lam": 1.0}, {"target": 0.02}], ids=["lam", "target"])
+def test_the_number_of_classes_does_not_change(how):
+    penalty = Penalty("sp", **how)
+    two = penalty.statistics(LOGITS, HALF, [0, 0, 1, 1])
+    three = penalty.statistics(torch.zeros(4, 3), HALF, [0, 0, 1, 1])
+    for _ in range(2):
+        penalty.update(two)
+    with pytest.raises(FedgftError, match="number of classes") as raised:
+        penalty.update(three)
+    assert raised.value.field == "statistics"
+    with pytest.raises(FedgftError, match="have 3 classes") as raised:
+        penalty(torch.zeros(4, 3), HALF, HALF)
+    assert raised.value.field == "logits"
 
 
 def test_penalty_takes_whole_numbers_of_any_type_and_batches_without_rows():
     penalty = Penalty("sp", 1.0)
     expected = None
     logits = torch.as_tensor(RNG.standard_normal((400, 2)))
-    for kind in (np.int64, np.int32, np.uint8, np.float32):
+    for kind in (np.int64, np.int32, np.uint8, np.float32, bool):
         found = penalty.statistics(logits, Y.astype(kind), torch.as_tensor(A.astype(kind)))
         expected = found if expected is None else expected
         np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(penalty.statistics(logits.numpy(), Y.tolist(), A), expected)
+    labels = (Y.tolist(), pd.Series(Y), pl.Series(Y), torch.as_tensor(Y).half(), Y[:, None])
+    for y in (*labels, pd.Series(Y == 1), pd.Series(Y, dtype="Int64")):
+        np.testing.assert_array_equal(penalty.statistics(logits.numpy(), y, A), expected)
     penalty.update(expected)
     empty = torch.zeros(0, 2, requires_grad=True)
     loss = penalty(empty, Y[:0], A[:0])

@@ -1,9 +1,12 @@
 """FedGFT's one-line change in a PyTorch training loop of your own."""
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from fedgft.algorithms.batches import DeviceCopies, GroupReader, Rows, one_hot, read_rows
 from fedgft.algorithms.controller import (
     Controller,
     ControllerState,
@@ -13,6 +16,8 @@ from fedgft.algorithms.controller import (
     lists_to_arrays,
 )
 from fedgft.algorithms.objectives import LinearizedPenalty
+from fedgft.data.encode import Names
+from fedgft.data.groups import MAX_GROUPS, GroupNames
 from fedgft.errors import FedgftError, import_extra
 from fedgft.metrics import Metric, get_metric
 from fedgft.validation import check_integer, check_number, format_value
@@ -23,12 +28,13 @@ torch = import_extra("torch", "fedgft.Penalty")
 class Penalty:
     """The term that FedGFT adds to the loss.
 
-    Each round, call `penalty.update(statistics)` with the sum over clients of what
-    `penalty.statistics(logits, y, a)` returned for the round's global model. In the training
-    loop, `loss = cross_entropy + penalty(logits, y, a)`. The penalty is zero before the first
-    update. `logits` has one column per class; `y` holds class indices and `a` group indices (-1:
-    the group is not recorded) as tensors, arrays or lists of whole numbers. Sums are taken in
-    float64 and the loss in at least float32, whatever the type of the logits.
+    Each round, call `penalty.update` with what `penalty.statistics(logits, y, a)` returned at each
+    client for the round's global model. In the training loop,
+    ``loss = cross_entropy + penalty(logits, y, a)``. The penalty is zero before the first update.
+
+    The groups `a` are codes, or names if `groups` or `fit` states the names. A row with a missing
+    group (None, NaN, or the number -1) counts in no gap. Sums are taken in float64 and the loss in
+    at least float32, whatever the type of the logits, with and without autocast.
 
     Parameters
     ----------
@@ -39,7 +45,9 @@ class Penalty:
     target
         The gap of decisions to reach, as a fraction. `report` says whether it was reached.
     groups
-        How many groups there are.
+        How many groups there are, if `a` holds the codes 0, 1, ...; or a list of their names, as
+        in ``["f", "m"]``, in the same order at every client. None: two groups, or those that `fit`
+        finds.
     penalty
         J in lam J(F): "l1", "l2" or "half"; ignored if there is a target.
     rounds
@@ -48,6 +56,29 @@ class Penalty:
     lagging
         Whether the statistics are those of the model at the start of the round, as when clients
         send them together with their updates.
+
+    Attributes
+    ----------
+    metric
+        The `Metric`.
+    groups
+        The number of groups.
+    v
+        (2, conditions, groups) What the server sends to clients: the derivative of the penalty by
+        the statistics. None before prices are set.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, -1.0], [0.0, -2.0]])
+    >>> sex = ["f", "f", "m", None]
+    >>> penalty = Penalty("sp", lam=1.0).fit(sex)
+    >>> round(penalty.update([penalty.statistics(logits, [0, 1, 0, 1], sex)]), 3)
+    0.537
+    >>> a = penalty.encode(sex)
+    >>> a
+    tensor([ 0,  0,  1, -1])
+    >>> bool(penalty(logits[1:2], [1], a[1:2]) > 0)  # a high score in the group with high scores
+    True
     """
 
     def __init__(
@@ -56,7 +87,7 @@ class Penalty:
         lam: float | None = None,
         *,
         target: float | None = None,
-        groups: int = 2,
+        groups: Any = None,
         penalty: str = "half",
         rounds: int | None = None,
         lagging: bool = False,
@@ -68,57 +99,143 @@ class Penalty:
                 raise FedgftError(f"must be a number >= 0, not {value:g}", field=name)
         if rounds is not None:
             check_integer("rounds", rounds, least=1)
-        self.groups = check_integer("groups", groups, least=2, most=100_000)
+        if groups is None or isinstance(groups, int | float | np.number):
+            number = 2 if groups is None else groups
+            self.groups = check_integer("groups", number, least=2, most=MAX_GROUPS)
+            self._reader = GroupReader(self.groups)
+        else:
+            self._set_names(GroupNames.declare(groups))
+        self._given = None if groups is None else self.groups
+        self._declared = self.group_names is not None
         self.metric = get_metric(metric)
         self.lam = 1.0 if lam is None else float(lam)
         self.rule = LinearizedPenalty(self.metric, self.lam, penalty)
         self.control = None if target is None else Controller(self.metric, target)
-        self.controller = ControllerState((2 if lagging else 1, 1.0))
-        self.damper = None if rounds is None else StepDamper(rounds)
-        self.last_model: dict[str, Any] | None = None
-        self.v: Any = None
+        self._delay = 2 if lagging else 1
+        self._rounds = rounds
+        self._start()
+
+    def fit(self, sensitive_features: Any) -> "Penalty":
+        """Find the groups in the training rows, forget all rounds, and return the penalty.
+
+        In a federation no client has all rows, and each must know the same groups in the same
+        order: pass `groups` instead.
+
+        Parameters
+        ----------
+        sensitive_features
+            One column of text, whole numbers or truth values; or several columns (a table, a
+            dictionary, or an array with two axes) whose combinations are the groups, as in
+            "f & under 40". Columns of pandas, polars, pyarrow, NumPy, torch, and lists are read.
+            `group_names` has the result: numbers in their order, the rest as text.
+        """
+        if self._declared:
+            text = "names the groups already: leave it out, or do not call `fit`"
+            raise FedgftError(text, field="groups", kind="conflict")
+        names = GroupNames.find(sensitive_features)
+        if self._given not in (None, len(names.names)):
+            text = f"is {self._given}, and `sensitive_features` holds {len(names.names)} groups"
+            raise FedgftError(text, field="groups", kind="conflict")
+        self._set_names(names)
+        self._start()
+        return self
+
+    @property
+    def group_names(self) -> Names | None:
+        """The names of the groups in the order of their indices; None if `groups` is a number."""
+        return None if self._reader.names is None else self._reader.names.names
+
+    def encode(self, sensitive_features: Any) -> Any:
+        """Return the code of each row's group as an int64 tensor, -1 where it is missing.
+
+        Call it once before the loop: reading names in every batch costs time, codes cost none.
+        `statistics` and the penalty take codes and names alike. The code of a group is its index in
+        `group_names`; groups that are whole numbers (1 and 2, say) keep their numbers as codes.
+
+        Parameters
+        ----------
+        sensitive_features
+            One or several columns, as in `fit`. A value that is no group is an error. The result is
+            on the device of a tensor, otherwise on the CPU.
+        """
+        return self._reader.encode(sensitive_features, "sensitive_features")
 
     def statistics(self, logits: Any, y: Any, a: Any) -> np.ndarray:
         """Return this client's message: its number of rows, then the summed statistics, flat.
 
-        They are statistics of scores, or of decisions where there is a `target`. Raises
-        `FedgftError` where a logit is NaN or infinite.
+        They are statistics of scores, or of decisions where there is a `target`.
+
+        Parameters
+        ----------
+        logits
+            (n, classes) A floating-point tensor or array; (n,) or (n, 1) for a model of two classes
+            with one logit, whose score is its sigmoid. NaN and infinity are errors.
+        y
+            (n,) Class indices as a tensor, an array, a column or a list: whole numbers of any type
+            (0.0 and 1.0 too) or truth values.
+        a
+            (n,) The group of each row, as codes or as names; see `encode`.
         """
         if isinstance(logits, np.ndarray) and logits.dtype.kind == "f":
-            logits = torch.as_tensor(logits)
-        logits, y, a = self._check(logits, y, a)
-        if not bool(torch.isfinite(logits).all()):
-            raise FedgftError("logits hold NaN or infinity: the model has no answer for some rows")
-        probs = logits.detach().double().softmax(-1)
-        if self.control is not None:
-            probs = _one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
-        sums = self._by_row(probs, y, a).sum(0).cpu().numpy()
-        return np.concatenate(([len(y)], sums.ravel()))
+            logits = torch.tensor(logits)
+        rows = read_rows(logits, y, a, self._reader, wait=True)
+        if not bool(torch.isfinite(rows.logits).all()):
+            text = "hold NaN or infinity: the model has no answer for some rows"
+            raise FedgftError(text, field="logits")
+        with _full_precision(rows.logits.device):
+            probs = rows.logits.detach().double().softmax(-1)
+            if self.control is not None:
+                probs = one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
+            sums = self._by_row(probs, rows).sum(0).cpu().numpy()
+        return np.concatenate(([len(rows.y)], sums.ravel()))
 
-    def update(self, statistics: np.ndarray) -> float:
-        """Set the prices from the sum of all clients' messages; return the gap F."""
-        sums = np.asarray(statistics[1:], dtype=np.float64)
-        mean = sums.reshape(2, -1, self.groups) / statistics[0]
+    def update(self, statistics: Any) -> float:
+        """Set the prices from all clients' messages; return the gap F of the measured model.
+
+        Parameters
+        ----------
+        statistics
+            The messages of all clients (any iterable), or their sum. The gap is NaN, and the last
+            prices stay, where a group has no row that the metric needs.
+        """
+        total = _add_messages(statistics)
+        mean = self._read_message(total)
         if self.control is None:
-            self.v = self.rule.cotangent(mean, np.zeros_like(mean) if self.v is None else self.v)
+            last = np.zeros_like(mean) if self.v is None else self.v
+            self._set_prices(self.rule.cotangent(mean, last))
         else:
             speed = 1.0 if self.damper is None else self.damper.speed
             state = self.controller._replace(speed=speed)
             self.controller = self.control.steer(state, mean[None])
-            self.v = None if self.controller.v is None else self.controller.v[0]
+            self._set_prices(None if self.controller.v is None else self.controller.v[0])
         return float(self.metric.readout(mean))
 
     def __call__(self, logits: Any, y: Any, a: Any) -> Any:
         """Return lam <v, statistics>, averaged over the rows of the batch: add it to the loss.
 
-        NaN logits make it NaN, as they do the cross-entropy. A batch without rows gives 0.
+        NaN logits make it NaN, as they do the cross-entropy. A batch without rows gives 0. On a GPU
+        the call does not wait for the device: labels and groups that are on it are checked there,
+        and an index out of range makes the loss NaN (`statistics` raises the error).
+
+        Parameters
+        ----------
+        logits, y, a
+            As in `statistics`; the logits are a tensor.
         """
-        logits, y, a = self._check(logits, y, a)
-        if self.v is None or not len(y):
-            return 0.0 * logits.sum()
-        work = logits if logits.element_size() > 2 else logits.float()
-        v = work.new_tensor(self.v)
-        return self.lam * (self._by_row(work.softmax(-1), y, a) * v).sum() / len(y)
+        rows = read_rows(logits, y, a, self._reader, wait=False)
+        work = rows.logits if rows.logits.element_size() > 2 else rows.logits.float()
+        if self.v is None or not len(rows.y):
+            return 0.0 * work.sum()
+        with _full_precision(work.device):
+            by_row = self._by_row(work.softmax(-1), rows)
+            if by_row.shape[1:] != self.v.shape:
+                text = f"have {work.shape[1]} classes, and the last statistics another number"
+                raise FedgftError(text, field="logits")
+            v = self._prices.on(work.device, work.dtype)
+            loss = self.lam * (by_row * v).sum() / len(rows.y)
+        if rows.valid is None:
+            return loss
+        return loss * torch.where(rows.valid, 1.0, torch.nan).to(loss.dtype)
 
     def damp(self, model: Any) -> float:
         """Shorten the step that `model` has taken since the last call; return the share kept.
@@ -157,71 +274,108 @@ class Penalty:
         return ControlReport(target, gaps[:, -1], gaps, self.control.kind)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed loop needs, as numbers and lists."""
+        """Return everything that a resumed loop needs, as numbers, texts, lists and tensors."""
         model = self.last_model
-        return {
+        state = {
             "controller": arrays_to_lists(self.controller._asdict()),
             "v": arrays_to_lists(self.v),
             "lengths": [] if self.damper is None else list(self.damper.lengths),
             "last_model": None if model is None else {k: v.clone() for k, v in model.items()},
         }
+        return state | ({"groups": list(self.group_names)} if self.group_names else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.controller = ControllerState(**lists_to_arrays(state["controller"]))
-        self.v = lists_to_arrays(state["v"])
+        """Restore what `state_dict` returned, into a penalty with the same groups.
+
+        Parameters
+        ----------
+        state
+            The state. Other groups, or the same in another order, are an error.
+        """
+        if absent := {"controller", "v", "lengths", "last_model"} - state.keys():
+            text = f"is no state of a Penalty: {min(absent)!r} is missing"
+            raise FedgftError(text, field="state")
+        saved = state.get("groups")
+        names = list(self.group_names) if self.group_names else None
+        controller = ControllerState(**lists_to_arrays(state["controller"]))
+        v = lists_to_arrays(state["v"])
+        numbers = {x.shape[-1] for x in (v, controller.rates) if x is not None}
+        if saved != names or not numbers <= {self.groups}:
+            found = format_value(saved) if saved else f"{max(numbers, default=2)} unnamed groups"
+            here = format_value(names) if names else f"{self.groups} unnamed groups"
+            raise FedgftError(f"has {found}, and the penalty has {here}", field="state")
+        self.controller = controller
+        self._set_prices(v)
         self.last_model = state["last_model"]
         if self.damper is not None:
             self.damper.lengths = list(state["lengths"])
 
-    def _by_row(self, probs: Any, y: Any, a: Any) -> Any:
+    def _start(self) -> None:
+        """Forget all rounds."""
+        self.controller = ControllerState((self._delay, 1.0))
+        self.damper = None if self._rounds is None else StepDamper(self._rounds)
+        self.last_model: dict[str, Any] | None = None
+        self._set_prices(None)
+
+    def _set_names(self, names: GroupNames) -> None:
+        self.groups = len(names.names)
+        self._reader = GroupReader(self.groups, names)
+
+    def _set_prices(self, v: Any) -> None:
+        self.v = v
+        self._prices = DeviceCopies(v)
+
+    def _by_row(self, probs: Any, rows: Rows) -> Any:
         """Return the statistics of each row: (rows, 2, condition, group)."""
-        groups = _one_hot(a + 1, self.groups + 1)[:, 1:].to(probs.dtype)
-        labels = _one_hot(y, probs.shape[-1]).to(probs.dtype)
+        groups = one_hot(rows.a, self.groups).to(probs.dtype)
+        labels = one_hot(rows.y, probs.shape[-1]).to(probs.dtype)
         return self.metric.statistics(probs, labels, groups)
 
-    def _check(self, logits: Any, y: Any, a: Any) -> tuple[Any, Any, Any]:
-        """Return the three as tensors: scores (rows, classes), and two columns of valid indices."""
-        if not isinstance(logits, torch.Tensor):
-            raise FedgftError(f"logits must be a torch tensor, not {format_value(logits)}")
-        if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
-            raise FedgftError(
-                f"logits must be floating-point numbers of shape (rows, classes), with a column "
-                f"for each of two classes or more, not {logits.dtype} of shape "
-                f"{tuple(logits.shape)}"
-            )
-        classes = range(logits.shape[1])
-        groups = range(-1, self.groups)
-        return logits, _indices("y", y, logits, classes), _indices("a", a, logits, groups)
+    def _read_message(self, total: np.ndarray) -> np.ndarray:
+        """Return mean statistics (2, condition, group) from the sum of all messages."""
+        conditions, rest = divmod(len(total) - 1, 2 * self.groups)
+        if rest or not _fits(self.metric, conditions):
+            text = f"has {len(total)} numbers; with {self.groups} groups a message has 1 + 2 x "
+            text = f"{text}{self.groups} numbers for each rate that {self.metric.name} compares"
+            raise FedgftError(text, field="statistics")
+        if not np.isfinite(total).all():
+            raise FedgftError("holds NaN or infinity", field="statistics")
+        rows = total[0] if total[0] > 0 else np.inf  # no rows: no group has a rate
+        mean = total[1:].reshape(2, conditions, self.groups) / rows
+        last = self.v if self.control is None else self.controller.rates
+        if last is not None and last.shape[-2] != conditions:
+            text = "is that of a model with another number of classes than the last one"
+            raise FedgftError(text, field="statistics")
+        return mean
 
 
-def _one_hot(index: Any, size: int) -> Any:
-    return torch.nn.functional.one_hot(index, size)
+def _full_precision(device: Any) -> AbstractContextManager[Any]:
+    """Turn autocast off, which would take sums in half precision."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
 
 
-def _indices(name: str, values: Any, logits: Any, allowed: range) -> Any:
-    """Return one index of `allowed` per row of the logits, as int64 on their device."""
+def _fits(metric: Metric, conditions: int) -> bool:
+    """Return whether the metric has this number of conditions for some number of classes."""
+    for classes in range(2, conditions + 3):
+        found = len(metric.conditions(classes))
+        if found >= conditions:
+            return found == conditions
+    return False
+
+
+def _add_messages(statistics: Any) -> np.ndarray:
+    """Return the sum of messages: one message (a flat array), or any iterable of several."""
+    if isinstance(statistics, torch.Tensor):
+        statistics = statistics.detach().cpu().numpy()
+    if isinstance(statistics, Iterable) and not isinstance(statistics, np.ndarray | str | bytes):
+        statistics = list(statistics)
     try:
-        found = torch.as_tensor(values, device=logits.device)
-    except Exception:  # torch raises many types for text, objects and ragged lists
-        raise FedgftError(
-            f"{name} must hold indices (whole numbers), not {format_value(values)}"
-        ) from None
-    rows = len(logits)
-    if found.shape != (rows,):
-        raise FedgftError(f"{name} has the shape {tuple(found.shape)}, not ({rows},) as the logits")
-    if not rows:
-        return found.long()
-    if found.is_complex() or found.dtype == torch.bool:
-        raise FedgftError(f"{name} must hold indices (whole numbers), not {found.dtype}")
-    if found.is_floating_point() and not bool((found == found.floor()).all()):
-        raise FedgftError(f"{name} must hold indices, and holds fractions or NaN")
-    low, high = (end.item() for end in found.double().aminmax())
-    if low < allowed.start or high >= allowed.stop:
-        wrong = low if low < allowed.start else high
-        kind = {"y": "classes", "a": "groups"}[name]
-        raise FedgftError(
-            f"{name} holds the index {wrong:g}; there are {allowed.stop} {kind}, from "
-            f"{allowed.start} to {allowed.stop - 1}"
-        )
-    return found.long()
+        messages = np.asarray(statistics, dtype=np.float64)
+    except (TypeError, ValueError):
+        text = "must be messages of one length, as `penalty.statistics` returns them"
+        raise FedgftError(text, field="statistics") from None
+    if messages.ndim not in (1, 2) or not messages.size:
+        text = f"must be a message or several, not an array of the shape {messages.shape}"
+        raise FedgftError(text, field="statistics")
+    return messages.sum(0) if messages.ndim == 2 else messages

@@ -5,7 +5,7 @@ has a rate against the rest.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -24,6 +24,31 @@ def labeled(probs: Probs, labels: Labels) -> Any:
     return predicted(labels, labels)
 
 
+def predicted_by_label(probs: Probs, labels: Labels) -> Any:
+    """Return the scores of the compared classes for each label: the outcomes of equalized odds."""
+    return predicted(probs, labels)[:, None, :]
+
+
+def each_label(probs: Probs, labels: Labels) -> Any:
+    """Return the events of equalized odds: the row has the label."""
+    return labels[:, :, None]
+
+
+def score_of_label(probs: Probs, labels: Labels) -> Any:
+    """Return the score of the row's own label: its accuracy."""
+    return (probs * labels).sum(1)[:, None]
+
+
+def other_label(probs: Probs, labels: Labels) -> Any:
+    """Return the events of false positives: the row has another label."""
+    return 1.0 - labeled(probs, labels)
+
+
+def all_rows_only(classes: int) -> tuple[str, ...]:
+    """Return the name of the condition of accuracy parity."""
+    return ("all rows",)
+
+
 def each_class_given_label(classes: int) -> tuple[str, ...]:
     """Return the names of the conditions of equalized odds."""
     pairs = product(range(classes), compared(classes))
@@ -35,21 +60,10 @@ CATALOG: dict[str, Metric] = {
     for metric in (
         Metric("sp", "statistical parity", predicted),
         Metric("eop", "equal opportunity", predicted, labeled),
-        Metric(
-            "eo",
-            "equalized odds",
-            lambda p, y: predicted(p, y)[:, None, :],
-            lambda p, y: y[:, :, None],
-            each_class_given_label,
-        ),
+        Metric("eo", "equalized odds", predicted_by_label, each_label, each_class_given_label),
         Metric("cal", "predictive parity", labeled, predicted),  # the paper's well-calibration
-        Metric(
-            "acc",
-            "accuracy parity",
-            lambda p, y: (p * y).sum(1)[:, None],
-            conditions=lambda classes: ("all rows",),
-        ),
-        Metric("fpr", "false-positive-rate parity", predicted, lambda p, y: 1.0 - labeled(p, y)),
+        Metric("acc", "accuracy parity", score_of_label, conditions=all_rows_only),
+        Metric("fpr", "false-positive-rate parity", predicted, other_label),
     )
 }
 "The metrics by their short names: sp, eop, eo, cal, acc, fpr."
@@ -108,6 +122,23 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
     return CATALOG[name.strip()], weight
 
 
+@dataclass(frozen=True)
+class CombinedConditions:
+    """The function that names the conditions of a combined metric; unlike a closure, it pickles.
+
+    Parameters
+    ----------
+    parts
+        The metrics with their weights.
+    """
+
+    parts: tuple[tuple[Metric, float], ...]
+
+    def __call__(self, classes: int) -> tuple[str, ...]:
+        """Return the conditions of all parts for this number of classes."""
+        return tuple(f"{m.name}: {text}" for m, _ in self.parts for text in m.conditions(classes))
+
+
 def combine(parts: Sequence[tuple[Metric, float]]) -> Metric:
     """Combine several metrics with weights into one metric.
 
@@ -115,10 +146,7 @@ def combine(parts: Sequence[tuple[Metric, float]]) -> Metric:
     The weights are used in training only.
     """
     names = [m.name if w == 1 else f"{w:.12g}*{m.name}" for m, w in parts]
-
-    def conditions(classes: int) -> tuple[str, ...]:
-        return tuple(f"{m.name}: {text}" for m, _ in parts for text in m.conditions(classes))
-
+    conditions = CombinedConditions(tuple(parts))
     title = " and ".join(metric.title for metric, _ in parts)
     name = "+".join(names)
     return replace(parts[0][0], name=name, title=title, conditions=conditions, parts=tuple(parts))
