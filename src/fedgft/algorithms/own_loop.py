@@ -41,9 +41,11 @@ class Penalty:
     metric
         The metric whose gap is penalized, as a name or a `Metric`.
     lam
-        Strength of a penalty on the gap of scores. Give either `lam` or `target`.
+        Strength of a penalty on the gap of scores. Give either `lam` or `target`. None: the
+        controller finds the strength.
     target
-        The gap of decisions to reach, as a fraction. `report` says whether it was reached.
+        The gap of decisions to reach, as a fraction. `report` says whether it was reached. None:
+        there is no target, and `lam` is the strength.
     groups
         How many groups there are, if `a` holds the codes 0, 1, ...; or a list of their names, as
         in ``["f", "m"]``, in the same order at every client. None: two groups, or those that `fit`
@@ -53,6 +55,7 @@ class Penalty:
     rounds
         Number of rounds of the loop. With a target, pass it and call `penalty.damp(model)` at the
         end of each round; otherwise the model would not settle if the learning rate does not fall.
+        None: for loops whose learning rate falls.
     lagging
         Whether the statistics are those of the model at the start of the round, as when clients
         send them together with their updates.
@@ -69,9 +72,11 @@ class Penalty:
 
     Examples
     --------
+    >>> import fedgft
+    >>> import torch
     >>> logits = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, -1.0], [0.0, -2.0]])
     >>> sex = ["f", "f", "m", None]
-    >>> penalty = Penalty("sp", lam=1.0).fit(sex)
+    >>> penalty = fedgft.Penalty("sp", lam=1.0).fit(sex)
     >>> round(penalty.update([penalty.statistics(logits, [0, 1, 0, 1], sex)]), 3)
     0.537
     >>> a = penalty.encode(sex)
