@@ -77,6 +77,7 @@ PAGES = {
         "images",
         "metric",
         "algorithm",
+        "side-by-side",
     ),
     "Background": (
         "idea",
