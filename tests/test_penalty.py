@@ -412,13 +412,16 @@ def test_half_precision_gives_gradients_and_a_single_precision_loss(dtype) -> No
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=1e-6)
 
 
-def test_autocast_does_not_reach_the_sums() -> None:
+@pytest.mark.parametrize("metric", ["eo", "a product"])
+def test_autocast_does_not_reach_the_sums(metric: str) -> None:
+    """Also not in a metric with a matrix product, which autocast would compute in bf16."""
+    product = Metric("p", "product", lambda p, y: p @ p.new_tensor([[0.1], [0.9]]))
     made = federation()
     _, y, a = rows(made)
     x = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0)) + a[:, None]
     model = torch.nn.Linear(3, 2)
     torch.nn.init.ones_(model.weight[1])
-    penalty = Penalty("eo", 20.0)
+    penalty = Penalty(product if metric == "a product" else metric, 20.0)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(x)
         assert logits.dtype == torch.bfloat16
