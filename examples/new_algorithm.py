@@ -1,11 +1,10 @@
 """Your own federated algorithm in one file: clients with a larger loss get a larger weight.
 
-This is a variant of q-FedAvg (Li, Sanjabi, Beirami & Smith, "Fair Resource Allocation in Federated
-Learning"). Client k has the weight n_k L_k^q, where L_k is the loss of the received model; here,
-L_k is the mean score of the wrong class. q = 0 is FedAvg; a larger q favors the worst-off client.
+A variant of q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning"): the weight of
+client k is n_k L_k^q, with L_k the mean score of the wrong class. A larger q favors the worst-off.
 
-You see that the accuracy of that client rises with q. Then you see the same weights with the
-objective of FedGFT, which is another slot: the gap between the groups falls as well.
+You see that the accuracy of that client rises with q. With the objective of FedGFT, which is
+another slot, the gap between the groups falls as well.
 """
 
 from dataclasses import dataclass, replace

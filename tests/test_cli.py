@@ -144,7 +144,7 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     def unreachable(name, **options):
         raise FedgftError("no source")
 
-    monkeypatch.setattr("fedgft.data.load", unreachable)
+    monkeypatch.setattr("fedgft.data.public.load", unreachable)
     code, out, err = run(capsys, "demo", "--seeds", "2", "--out", tmp_path)
     assert code == 0
     assert "synthetic" in err

@@ -158,3 +158,11 @@ def test_histograms_of_different_widths_meet_at_the_coarser():
     assert np.array_equal(both.histogram[("a", "x")], 2 * coarse.histogram[("a", "x")])
     with pytest.raises(FedgftError, match="histograms differ: 100 and 30 bins"):
         fine + measured(rows, "e", bins=30)
+
+
+def test_masked_values_are_missing():
+    """NumPy would fill masked texts with "?" and masked numbers with 999999."""
+    labels = np.ma.masked_array([1, 0, 1, 0], mask=[False, False, False, True])
+    groups = np.ma.masked_array(["f", "f", "m", "m"], mask=[False, True, False, False])
+    sums = measure(labels, [1, 1, 0, 0], sensitive_features=groups)
+    assert sums.groups == (("f",), ("m",), (None,)) and sums.rows() == 3

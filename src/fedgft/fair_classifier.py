@@ -106,8 +106,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         A dictionary: learning rate, rounds, gap, whether the target was reached.
     notes_
         Sentences on missing values and missing groups.
-    audit_
-        The `Audit` of the decisions, by client; see `test_share`. A loaded model has none.
 
     Examples
     --------

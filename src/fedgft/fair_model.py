@@ -76,7 +76,7 @@ class FairModel:
 
     def __repr__(self) -> str:
         about = self.about
-        words = [f"{about['model']}, {len(self.features)} columns, classes {self.classes}"]
+        words = [f"{about.get('model')}, {len(self.features)} columns, classes {self.classes}"]
         if self.groups:
             words.append(f"{about['method']}, {about['metric']} between {', '.join(self.groups)}")
         return f"FairModel({'; '.join(words)})"
@@ -118,7 +118,7 @@ class FairModel:
     @cached_property
     def layers(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Weight (out, in) and bias (out,) of each linear layer, in order; empty for a network."""
-        if self.is_network or self.about["model"] == Module.name:
+        if self.is_network or self.about.get("model") == Module.name:
             return []
         names = [name.removesuffix("weight") for name in self.tensors if name.endswith("weight")]
         order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
@@ -194,7 +194,7 @@ class FairModel:
 
     def _make_last_layer(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from scaled features to logits."""
-        if self.about["model"] == Module.name:
+        if self.about.get("model") == Module.name:
             model = self._own_model()
             parts = [self.tensors[name].ravel() for name in self._own_shapes()]
             sizes = {"features": len(self.columns), "classes": len(self.classes)}
@@ -254,8 +254,8 @@ class FairModel:
         lines = [
             "# Model card",
             "",
-            f"A {about['model']} model that predicts {' or '.join(self.classes)}, trained with "
-            f"{about['method']} on {about['data']} (seed {about['seed']}, fedgft).",
+            f"A {about.get('model', 'linear')} model that predicts {' or '.join(self.classes)}, "
+            f"trained with {about['method']} on {about['data']} (seed {about['seed']}, fedgft).",
             "",
             "| | |",
             "|---|---|",
@@ -335,7 +335,7 @@ class FairModel:
             return
         if self.encoder is not None and self.encoder.columns != self.columns:
             raise ValueError("the encoder does not make the columns of the model")
-        if self.about["model"] == Module.name:
+        if self.about.get("model") == Module.name:
             return  # `_own_shapes` compares the tensors with those of the module
         widths = [len(self.columns), *(len(bias) for _, bias in self.layers)]
         for (weight, bias), (inputs, outputs) in zip(self.layers, pairwise(widths), strict=True):

@@ -105,7 +105,8 @@ def to_series(name: str, values: Any) -> pl.Series:
     if isinstance(values, pl.Series):
         return values.cast(pl.String) if values.dtype == pl.Categorical else values
     if np.ma.isMaskedArray(values):
-        values = np.ma.filled(values.astype(object), None)
+        known = np.asarray(values.data, dtype=object)
+        values = np.where(np.ma.getmaskarray(values), None, known)
     if isinstance(values, list | tuple):  # NumPy would turn a NaN among texts into the text "nan"
         numeric = all(v is None or type(v) in (int, float) for v in values)
         values = np.array(values, dtype=float if numeric else object)

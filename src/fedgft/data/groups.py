@@ -8,6 +8,7 @@ by their text, as everywhere in the library: 1, 1.0 and "1" are one group, and s
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,7 +62,7 @@ class GroupNames:
             text = "holds None, NaN or -1, which mean that a group is not recorded, and are no name"
             raise FedgftError(text, field=field)
         texts = as_text(series).to_list()
-        if repeated := [name for name in dict.fromkeys(texts) if texts.count(name) > 1][:1]:
+        if repeated := [name for name, times in Counter(texts).items() if times > 1]:
             raise FedgftError(f"names the group {repeated[0]!r} more than once", field=field)
         return cls(_check_number(tuple(texts), field))
 
