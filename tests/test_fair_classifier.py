@@ -298,6 +298,7 @@ def duplicated() -> pd.DataFrame:
         ("X", {"X": X.assign(city=[f"city {i}" for i in range(len(X))])}),
         ("sensitive_features", {"sensitive_features": np.full(len(X), np.nan)}),
         ("sensitive_features", {"sensitive_features": pd.Series([pd.Timestamp(0)] * len(X))}),
+        ("sensitive_features", {"sensitive_features": "sex"}),
         ("clients", {"clients": "site"}),
         ("clients", {"clients": 3.0}),
         ("clients", {"clients": len(X) + 1}),

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, get_metric, price
+from fedgft.metrics.catalog import LONG_NAMES
 from fedgft.sums import Sums, concatenate, stack
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # rounding of a few hundred float64 additions
@@ -334,3 +335,9 @@ def test_conditions_have_the_names_of_the_classes() -> None:
     )
     both = get_metric("sp+eop")
     assert both.condition_names(("no", "yes")) == ("sp: class yes", "eop: class yes")
+
+
+@pytest.mark.parametrize(("long", "short"), LONG_NAMES.items())
+def test_long_names_are_the_same_metrics(long, short):
+    assert get_metric(long) is CATALOG[short]
+    assert get_metric(f"2*{long}").name == get_metric(f"2*{short}").name

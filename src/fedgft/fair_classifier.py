@@ -565,9 +565,10 @@ def _read_groups(given: Any, rows: int) -> _Groups:
         text = "no sensitive_features: the model is trained without fairness"
         warnings.warn(text, UserWarning, stacklevel=3)
         return _Groups(np.arange(rows) % 2, NO_GROUPS)
+    if isinstance(given, str):
+        text = f"must hold the group of each row, as in table[{given!r}], not the name of a column"
+        raise FedgftError(text, field=field)
     columns = {name: to_series(name, v) for name, v in split_attributes(given).items()}
-    if not columns:
-        raise FedgftError("has no column", field=field)
     for name, series in columns.items():
         if len(series) != rows:
             raise FedgftError(f"has {len(series)} rows, X has {rows}", field=field)

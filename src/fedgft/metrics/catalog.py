@@ -68,6 +68,18 @@ CATALOG: dict[str, Metric] = {
 }
 "The metrics by their short names: sp, eop, eo, cal, acc, fpr."
 
+LONG_NAMES = {
+    "statistical_parity": "sp",
+    "demographic_parity": "sp",
+    "equal_opportunity": "eop",
+    "true_positive_rate_parity": "eop",
+    "equalized_odds": "eo",
+    "predictive_parity": "cal",
+    "accuracy_parity": "acc",
+    "false_positive_rate_parity": "fpr",
+}
+"Other names of the metrics, as in Fairlearn, that `get_metric` also takes."
+
 
 def get_metric(metric: str | Metric) -> Metric:
     """Return the metric with this short name, or a weighted combination of several.
@@ -78,7 +90,8 @@ def get_metric(metric: str | Metric) -> Metric:
         "sp" (statistical parity: selection rates), "eop" (equal opportunity: true-positive rates),
         "eo" (equalized odds: true-positive and false-positive rates), "cal" (predictive parity:
         precision), "acc" (accuracy parity) or "fpr" (false-positive rates); several with weights,
-        as in "sp+0.5*eop"; or a `Metric`, which is returned as it is.
+        as in "sp+0.5*eop"; or a `Metric`, which is returned as it is. The names of `LONG_NAMES`,
+        such as "demographic_parity", mean the same.
 
     Returns
     -------
@@ -114,12 +127,13 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
         raise FedgftError(
             f"`metric` {asked!r}: {factor!r} is no positive weight (of a millionth to a million)"
         )
-    if name.strip() not in CATALOG:
+    name = LONG_NAMES.get(name.strip(), name.strip())
+    if name not in CATALOG:
         raise FedgftError(
-            f"`metric` {name.strip()!r} is not known; choose from {', '.join(CATALOG)}, "
+            f"`metric` {name!r} is not known; choose from {', '.join(CATALOG)}, "
             "or several of them, as in sp+0.5*eop"
         )
-    return CATALOG[name.strip()], weight
+    return CATALOG[name], weight
 
 
 @dataclass(frozen=True)
