@@ -245,6 +245,14 @@ def test_the_audit_is_that_of_measured_decisions():
         assert found["metrics"][name]["groups"].keys() == metric["groups"].keys()
 
 
+def test_held_out_rows_are_audited_by_client():
+    classifier = FairClassifier(target=0.1, test_share=0.3, **QUICK)
+    classifier.fit(X, Y, sensitive_features=FRAME.sex, clients=FRAME.site)
+    assert set(classifier.audit_.sites) == {"north", "south", "west"}
+    assert classifier.audit_.accuracy.rows == 600
+    assert classifier.audit_.accuracy.value == classifier.training_["accuracy_test"]
+
+
 def test_arrays_are_read_by_position():
     classifier = FairClassifier(target=0.1, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
     with pytest.warns(UserWarning, match="does not have valid feature names"):

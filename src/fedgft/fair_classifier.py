@@ -615,10 +615,14 @@ def _read_clients(
 
 
 def _list_parts(data: Dataset, federation: Federation, *, simulated: bool) -> dict[str, np.ndarray]:
-    """Return the rows of the audit by name of the site: the test rows, or each client's rows."""
-    if len(federation.test):
-        return {TEST_ROWS: np.unique(federation.test)}
+    """Return the rows of the audit by name of the client: its test rows, or else all its rows."""
     names = data.client_names
+    if len(federation.test):
+        test = np.unique(federation.test)
+        if data.clients is None:
+            return {TEST_ROWS: test}
+        owners = data.clients[test]
+        return {names[k]: test[owners == k] for k in np.unique(owners)}
     parts = {}
     for k in range(federation.num_clients):
         name = names[federation.keys[k]] if names else f"client {k}" if simulated else ALL_ROWS
