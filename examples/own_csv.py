@@ -36,8 +36,9 @@ loans(8000).write_csv(folder / "applicants.csv")
 table = pl.read_csv(folder / "loans.csv")
 new = pl.read_csv(folder / "applicants.csv")
 features = ["income", "amount", "sex"]
-for name, method in {"before": "fedavg", "after": "fedgft-control"}.items():
-    classifier = fedgft.FairClassifier("sp", target=0.02, method=method)
+plain = fedgft.FairClassifier(method="fedavg")
+fair = fedgft.FairClassifier("sp", target=0.02)
+for name, classifier in {"before": plain, "after": fair}.items():
     groups = {"sensitive_features": table["sex"], "clients": table["bank"]}
     classifier.fit(table[features], table["repaid"], **groups)
     decided = classifier.predict(new[features])

@@ -340,3 +340,13 @@ def test_the_types_of_the_package_are_those_of_its_names():
     assert sorted(listed) == sorted(fedgft.auditing.__all__)
     for name in listed:
         assert getattr(fedgft.auditing, name).__doc__, name
+
+
+def test_scores_that_are_all_0_or_1_at_one_site_are_scores():
+    """A tree may be certain about every row of a site."""
+    y = [1, 0, 1, 0]
+    groups = list("ffmm")
+    certain = fedgft.audit(
+        {"a": (y, [1.0, 0.0, 0.0, 0.0], groups), "b": (y, [0.9, 0.2, 0.6, 0.4], groups)}
+    )
+    assert certain.accuracy.value == 7 / 8

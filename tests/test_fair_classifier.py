@@ -260,6 +260,52 @@ def test_arrays_are_read_by_position():
     np.testing.assert_array_equal(found, classifier.predict(X))
 
 
+@pytest.mark.parametrize("labels", [("false", "true"), ("0.0", "1.0"), ("10", "9")])
+def test_texts_are_their_own_names_and_are_sorted_as_text(labels, tmp_path):
+    """As in scikit-learn: "10" comes before "9". Names survive a file."""
+    y = np.where(Y == "yes", labels[1], labels[0])
+    classifier = FairClassifier("eop", 0.1, **QUICK).fit(X, y, sensitive_features=FRAME.sex)
+    assert tuple(classifier.classes_) == labels == classifier.model_.classes
+    loaded = FairClassifier.load(classifier.save(tmp_path / "model.safetensors"))
+    np.testing.assert_array_equal(loaded.predict(X), classifier.predict(X))
+    scores = classifier.predict_proba(X)
+    audit = fedgft.audit({"all": (y, scores, FRAME.sex)})
+    assert audit.accuracy.value == classifier.score(X, y)
+    assert audit.gaps["eop"].value == pytest.approx(classifier.audit_.gaps["eop"].value)
+
+
+def test_a_failed_fit_leaves_the_fitted_classifier_alone():
+    classifier = FairClassifier(target=0.1, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    before = classifier.predict(X)
+    with pytest.raises(FedgftError):
+        classifier.fit(X, Y.replace("yes", "maybe"), sensitive_features=np.zeros(len(X)))
+    np.testing.assert_array_equal(classifier.predict(X), before)
+
+
+def test_a_model_of_an_array_reads_tables_by_position():
+    table = X[["age", "income"]]
+    classifier = FairClassifier(target=0.1, **QUICK)
+    classifier.fit(table.to_numpy(), Y.to_numpy(), sensitive_features=FRAME.sex.to_numpy())
+    expected = classifier.predict(table.to_numpy())
+    with pytest.warns(UserWarning, match="feature names"):
+        np.testing.assert_array_equal(classifier.predict(table), expected)
+
+
+def test_columns_of_any_library_are_read_alike():
+    """NaN of polars is missing, as NaN of pandas; categories that are numbers are categories."""
+    polars = pl.DataFrame({name: X[name].to_list() for name in X.columns})
+    found = [
+        FairClassifier(target=0.1, **QUICK)
+        .fit(table, Y.to_numpy(), sensitive_features=FRAME.sex.to_numpy())
+        .predict_proba(table)
+        for table in (X, polars)
+    ]
+    np.testing.assert_array_equal(*found)
+    coded = X.assign(city=X.city.map({"Bonn": 1, "Lyon": 2, "Oslo": 3}).astype("category"))
+    classifier = FairClassifier(target=0.1, **QUICK).fit(coded, Y, sensitive_features=FRAME.sex)
+    assert classifier.model_.features["city"] == ("1", "2", "3")
+
+
 def test_unseen_categories_are_reported_with_their_share():
     classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=FRAME.sex)
     new = X.assign(city=X.city.replace("Oslo", "Rome"))
@@ -296,6 +342,8 @@ def duplicated() -> pd.DataFrame:
         ("clients", {"clients": FRAME.site[:-1]}),
         ("clients", {"clients": FRAME.site.where(FRAME.age > 20)}),
         ("clients", {"clients": 0}),
+        ("clients", {"clients": pd.Series([None, *[1.0] * (len(X) - 1)])}),
+        ("sensitive_features", {"sensitive_features": {"s": FRAME.sex[::-1]}}),
         ("sample_weight", {"sample_weight": np.full(len(X), -1.0)}),
         ("sample_weight", {"sample_weight": np.zeros(len(X))}),
         ("alpha", {"clients": 3, "alpha": -1.0}),
@@ -336,6 +384,8 @@ def test_bad_input_is_one_error_that_names_the_argument(field, changed):
         ("model", {"model": 3}),
         ("model", {"model": lambda: torch.nn.Linear(2, 2)}),
         ("lr", {"lr": "fast"}),
+        ("lam", {"lam": 5.0}),
+        ("target", {"method": "fedgft", "target": 0.02}),
         ("target", {"target": "0.02"}),
     ],
 )
@@ -352,3 +402,26 @@ def test_other_columns_at_prediction_are_refused():
             classifier.predict(table)
     with pytest.raises(FedgftError, match="age"):
         classifier.predict(X.assign(age="old"))
+
+
+def test_a_group_that_the_metric_cannot_compare_is_named():
+    groups = np.where(Y == "yes", "a", FRAME.sex)  # nobody of f and m has repaid
+    with pytest.raises(FedgftError, match="None") as caught:
+        FairClassifier("eop", **QUICK).fit(X, Y, sensitive_features=groups)
+    assert caught.value.field == "sensitive_features"
+
+
+@pytest.mark.parametrize("part", [{"trained": None}, {"groups": [1]}, {"class_type": ["text"]}])
+def test_a_damaged_header_is_refused(part, tmp_path):
+    classifier = FairClassifier(target=0.1, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    classifier.model_.about.update(part)
+    path = classifier.save(tmp_path / "model.safetensors")
+    with pytest.raises(FedgftError) as caught:
+        FairClassifier.load(path)
+    assert caught.value.kind == "file"
+
+
+def test_arrays_with_nan_are_not_decided():
+    classifier = FairClassifier(target=0.1, **QUICK).fit(X, Y, sensitive_features=FRAME.sex)
+    with pytest.raises(FedgftError, match="finite"):
+        classifier.model_.predict(np.full((1, 5), np.nan))

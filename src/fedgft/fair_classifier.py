@@ -11,8 +11,8 @@ does, and keeps the `FairModel` and the sums that `audit_` reports on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from fedgft.auditing.arrays import split_attributes, to_series
 from fedgft.auditing.measurement import DEFAULT_BINS
 from fedgft.auditing.report import Audit, audit
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.encode import UNSEEN, Encoder, Numeric, as_text
+from fedgft.data.encode import UNSEEN, Encoder, Names, Numeric, as_text
 from fedgft.data.partition import PartitionKind, hold_out
 from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells, to_polars
 from fedgft.errors import FedgftError
@@ -59,7 +59,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     """A linear model or a small network whose decisions treat groups alike.
 
     The model is trained over clients that do not pool their rows, as `fedgft train` does, with the
-    same numbers. After `fit`, a `TargetMissedWarning` says so if the gap is above the target.
+    same numbers. After `fit`, a `TargetMissedWarning` says so if the gap is more than 0.3 points
+    above the target.
 
     Parameters
     ----------
@@ -86,7 +87,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         The class that counts as positive, of two; None: the last in sorted order.
     test_share
         Share of the rows that are kept out of training, for `audit_`. At 0 all rows are used, and
-        `audit_` describes the training rows.
+        `audit_` describes the training rows. The values that replace missing numbers, and the
+        categories, are always those of all rows.
     protocol
         "heldout", or "paper" to train as the published experiments did.
     random_state
@@ -204,12 +206,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             clients=clients,
             sample_weight=sample_weight,
         )
-        labels = self._read_classes(y, rows)
+        classes, class_names, labels = _read_classes(y, rows, self.pos_label)
         weights = _read_weights(sample_weight, rows)
         if weights is not None and len(np.unique(labels[weights > 0])) < 2:
             text = "is zero in all rows but those of one class: there is nothing to learn"
             raise FedgftError(text, field="sample_weight", kind="data")
         with _name_argument("sensitive_features"):
+            if isinstance(sensitive_features, Mapping):
+                check_indices(X=X, **{str(name): v for name, v in sensitive_features.items()})
             groups = _read_groups(sensitive_features, rows)
         with _name_argument("clients"):
             owners, client_names, kind, number = _read_clients(clients, rows)
@@ -223,13 +227,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             labels=labels,
             groups=groups.codes,
             columns=encoder.columns,
-            classes=self._class_names,
+            classes=class_names,
             group_names=groups.names,
             clients=owners,
             client_names=client_names,
             encoder=encoder,
             notes=(*notes, *groups.notes),
         )
+        check_choice("method", self.method, tuple(METHODS))
         seed = _read_seed(self.random_state)
         test = np.zeros(rows, bool)
         test[hold_out(data, share=self.test_share, seed=seed, keep_clients=kind == "column")] = True
@@ -243,6 +248,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             weights=weights,
         )
         result = self._train(study, alpha, fair=sensitive_features is not None)
+        self.classes_ = classes
+        self._class_names = class_names
         self._keep_model(study, result, fair=sensitive_features is not None)
         self.notes_ = data.notes
         simulated = clients is not None and owners is None
@@ -295,15 +302,16 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             text = f"{path}: not trained on a table; load_model reads it"
             raise FedgftError(text, field="path", kind="unsupported")
         about = model.about
+        trained = about.get("trained", {})
         loaded = cls(
-            about["metric"],
-            about["trained"]["target"] or 0.0,
-            method=about["method"],
-            model=about["model"] if module is None else module,
-            random_state=about["seed"],
+            about.get("metric", "sp"),
+            trained.get("target") or 0.0,
+            method=about.get("method", "fedgft-control"),
+            model=about.get("model", "logistic") if module is None else module,
+            random_state=about.get("seed", 0),
         )
         loaded.model_ = model
-        loaded.training_ = about["trained"]
+        loaded.training_ = trained
         loaded.notes_ = ()
         loaded.history_ = []
         loaded._sums = None
@@ -318,6 +326,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def _make_protocol(self) -> Protocol:
         protocol = get_protocol(self.protocol)
+        if self.method != "fedgft-control" and self.target:
+            text = f"is for the method fedgft-control; {self.method} has no target"
+            raise FedgftError(text, field="target", kind="conflict")
+        if self.lam is not None and METHODS[self.method].strength != "lam":
+            text = f"is the strength of fedgft and lft; {self.method} has none of this name"
+            raise FedgftError(text, field="lam", kind="conflict")
         check_settings({name: getattr(self, name) for name in ("target", "lam", "lr", "rounds")})
         changed: dict[str, Any] = {"target": (self.target,), "base": self.base}
         if self.rounds is not None:
@@ -331,10 +345,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def _train(self, study: Study, alpha: float, *, fair: bool) -> Result:
         """Train one replicate, and warn if it misses its target."""
-        method = check_choice("method", self.method, tuple(METHODS)) if fair else "fedavg"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TargetMissedWarning)
-            result = study.sweep(method, get_metric(self.metric), [Point(alpha)])[0]
+        method = self.method if fair else "fedavg"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TargetMissedWarning)
+                result = study.sweep(method, get_metric(self.metric), [Point(alpha)])[0]
+        except FedgftError as error:
+            if error.field != "exclude_empty":
+                raise
+            found = error.message.removeprefix("X: ").partition(";")[0]
+            advice = "join it with another group, or replace its values by None (not recorded)"
+            text = f"has {found}: {advice}"
+            raise FedgftError(text, field="sensitive_features", kind="data") from None
         control = result.history.control
         if control is not None and not control.reached[0]:
             text = f"the target was missed: {control.reason(0)}"
@@ -373,7 +395,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         if not len(table) or not len(table.columns):
             text = f"has the shape {table.shape}; it needs a row and a column"
             raise FedgftError(text, field="X", kind="data")
-        return to_polars(X, "X")
+        frame = to_polars(X, "X").fill_nan(None)
+        if not reset:  # the names have been compared; a model of an array goes by position
+            frame.columns = list(self.model_.features)
+        return frame
 
     def _read_array(self, X: Any, *, reset: bool) -> pl.DataFrame | np.ndarray:
         array = validation.validate_data(
@@ -385,38 +410,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         columns = {name: _to_numbers(array[:, i]) for i, name in enumerate(names)}
         frame = pl.DataFrame({name: to_series(name, column) for name, column in columns.items()})
         return frame.fill_nan(None)
-
-    def _read_classes(self, y: Any, rows: int) -> np.ndarray:
-        """Set `classes_` and return the index of each row's class, the positive class last."""
-        if y is None:
-            raise FedgftError("requires y to be passed, but the target y is None")
-        y = validation.column_or_1d(y, warn=True)
-        if len(y) != rows:
-            raise FedgftError(f"y has {len(y)} rows, X has {rows}", field="y")
-        if y.dtype.kind not in "biu":
-            series = to_series("y", y)
-            if series.null_count() or (series.dtype.is_float() and not series.is_finite().all()):
-                text = "has missing values, NaN or infinity among the classes"
-                raise FedgftError(text, field="y")
-        multiclass.check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            text = f"has one class only, {self.classes_[0]!r}: there is nothing to learn"
-            raise FedgftError(text, field="y", kind="data")
-        if len(self.classes_) > MAX_VALUES:
-            text = f"has {len(self.classes_):,} classes, more than the {MAX_VALUES} there may be"
-            raise FedgftError(text, field="y", kind="data")
-        names = tuple(as_text(to_series("y", self.classes_)))
-        if self.pos_label is not None:
-            if len(names) != 2 or self.pos_label not in self.classes_.tolist():
-                known = format_value(self.classes_.tolist())
-                text = f"{self.pos_label!r} must be one of two classes; y has {known}"
-                raise FedgftError(text, field="pos_label")
-            if self.classes_.tolist()[0] == self.pos_label:
-                names = names[::-1]
-                codes = 1 - codes
-        self._class_names = names
-        return codes
 
     def _compute_logits(self, X: Any) -> np.ndarray:
         """Return the logits in the order of `classes_`."""
@@ -444,6 +437,14 @@ def _name_class_type(classes: list[Any]) -> str:
     return "text"
 
 
+def _name_classes(classes: np.ndarray) -> Names:
+    """Return the names of classes; texts are their own names, also "true" and "1.0"."""
+    values = classes.tolist()
+    if all(isinstance(value, str) for value in values):
+        return tuple(values)
+    return tuple(as_text(to_series("y", classes)))
+
+
 def _parse_class(name: str, kind: str) -> Any:
     """Return a class from its name in a model file."""
     if kind == "bool":
@@ -452,6 +453,38 @@ def _parse_class(name: str, kind: str) -> Any:
 
 
 # Arguments of `fit`
+
+
+def _read_classes(y: Any, rows: int, pos_label: Any) -> tuple[np.ndarray, Names, np.ndarray]:
+    """Return the classes, their names with the positive one last, and each row's index."""
+    if y is None:
+        raise FedgftError("requires y to be passed, but the target y is None")
+    y = validation.column_or_1d(y, warn=True)
+    if len(y) != rows:
+        raise FedgftError(f"has {len(y)} rows, X has {rows}", field="y")
+    if y.dtype.kind not in "biu":
+        series = to_series("y", y)
+        if series.null_count() or (series.dtype.is_float() and not series.is_finite().all()):
+            text = "has missing values, NaN or infinity among the classes"
+            raise FedgftError(text, field="y")
+    multiclass.check_classification_targets(y)
+    classes, codes = np.unique(y, return_inverse=True)
+    if len(classes) < 2:
+        text = f"has one class only, {classes[0]!r}: there is nothing to learn"
+        raise FedgftError(text, field="y", kind="data")
+    if len(classes) > MAX_VALUES:
+        text = f"has {len(classes):,} classes, more than the {MAX_VALUES} there may be"
+        raise FedgftError(text, field="y", kind="data")
+    names = _name_classes(classes)
+    if pos_label is not None:
+        if len(names) != 2 or pos_label not in classes.tolist():
+            known = format_value(classes.tolist())
+            text = f"{pos_label!r} must be one of two classes; y has {known}"
+            raise FedgftError(text, field="pos_label")
+        if classes.tolist()[0] == pos_label:
+            names = names[::-1]
+            codes = 1 - codes
+    return classes, names, codes
 
 
 @contextmanager
@@ -465,7 +498,7 @@ def _name_argument(name: str) -> Iterator[None]:
         raise FedgftError(text, field=name) from None
     except FedgftError as error:
         text = error.message.replace(" (`leave_out`)", "")
-        text = text.removeprefix(f"{name}: ")
+        text = text.removeprefix(f"{name}: ").removeprefix(f"{name} ")
         raise FedgftError(text, field=name, kind=error.kind) from None
 
 
@@ -517,10 +550,13 @@ def _read_weights(weights: Any, rows: int) -> np.ndarray | None:
     if weights is None:
         return None
     array = np.asarray(weights)
+    if array.dtype == object:
+        with suppress(TypeError, ValueError):
+            array = array.astype(float)
     if array.ndim == 0:
         array = np.full(rows, array)
     if array.ndim != 1 or array.dtype.kind not in "fiub":
-        text = f"must have one number per row, not the shape {array.shape}"
+        text = f"must be one number per row, not {array.dtype} of the shape {array.shape}"
         raise FedgftError(text, field="sample_weight")
     if len(array) != rows:
         raise FedgftError(f"sample_weight.shape == {array.shape}, expected ({rows},)!")
@@ -600,6 +636,8 @@ def _read_clients(
         text = f"must be a number of clients, or the client of each row, not {format_value(given)}"
         raise FedgftError(text, field="clients")
     series = to_series("clients", given)
+    if series.dtype.is_float():
+        series = series.fill_nan(None)
     if len(series) != rows:
         raise FedgftError(f"has {len(series)} rows, X has {rows}", field="clients")
     if series.null_count():

@@ -7,6 +7,7 @@ names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record i
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgft.data.dataset import Federation, get_raw_scaling
-from fedgft.data.encode import Categorical, Encoder, Names, data_error
+from fedgft.data.encode import UNSEEN, Categorical, Encoder, Names, data_error
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.formatting import format_percent, format_points
+from fedgft.formatting import DASH, format_percent, format_points
 from fedgft.models import Module, ResNet18, get_model, prepare_logits
+from fedgft.settings import TARGET_TOLERANCE
 from fedgft.store import atomic_write, file_error, parse_json, read_tensors, require_encodable
 from fedgft.validation import check_path
 
@@ -78,7 +80,8 @@ class FairModel:
         about = self.about
         words = [f"{about.get('model')}, {len(self.features)} columns, classes {self.classes}"]
         if self.groups:
-            words.append(f"{about['method']}, {about['metric']} between {', '.join(self.groups)}")
+            trained = f"{about.get('method', '?')}, {about.get('metric', '?')}"
+            words.append(f"{trained} between {', '.join(self.groups)}")
         return f"FairModel({'; '.join(words)})"
 
     @property
@@ -139,8 +142,14 @@ class FairModel:
             if table.ndim != 2 or table.shape[1] != len(self.columns):
                 problem = f"must be of shape (n, {len(self.columns)}), not {table.shape}"
                 raise data_error(source, problem)
+            if table.dtype.kind not in "biuf" or not np.isfinite(table).all():
+                raise data_error(source, "must hold finite numbers, as an array of features")
             return self._score(table)
-        return self._score(self._encode(to_polars(table, "table"), source=source)[0])
+        features, notes = self._encode(to_polars(table, "table"), source=source)
+        for note in notes:
+            if UNSEEN in note:
+                warnings.warn(note, UserWarning, stacklevel=2)
+        return self._score(features)
 
     def predict(self, table: Any, *, source: str = "table") -> np.ndarray:
         """Return the name of the most probable class of each row, (n,); see `predict_proba`."""
@@ -251,20 +260,23 @@ class FairModel:
         about = self.about
         trained = about.get("trained", {})
         gap_of = trained.get("gap_of", "decisions")
+        tolerance = format_points(TARGET_TOLERANCE)
         lines = [
             "# Model card",
             "",
             f"A {about.get('model', 'linear')} model that predicts {' or '.join(self.classes)}, "
-            f"trained with {about['method']} on {about['data']} (seed {about['seed']}, fedgft).",
+            f"trained with {about.get('method', DASH)} on {about.get('data', DASH)} (seed "
+            f"{about.get('seed', DASH)}, fedgft).",
             "",
             "| | |",
             "|---|---|",
             f"| groups | {', '.join(self.groups) or 'none: trained without fairness'} |",
-            f"| metric | {about['metric']}, of {gap_of} |",
+            f"| metric | {about.get('metric', DASH)}, of {gap_of} |",
             f"| target | {_in_points(trained.get('target'))} |",
             f"| gap on the training rows | {_in_points(trained.get('gap'))} |",
             f"| gap on held-out rows | {_in_points(trained.get('gap_test'))} |",
-            f"| target reached | {_YES_NO.get(trained.get('reached'), '-')} |",
+            f"| target reached, within {tolerance} points | "
+            f"{_YES_NO.get(trained.get('reached'), DASH)} |",
             f"| accuracy on the training rows | {format_percent(trained.get('accuracy'))} |",
             f"| accuracy on held-out rows | {format_percent(trained.get('accuracy_test'))} |",
             f"| rounds, learning rate | {trained.get('rounds')}, {trained.get('lr')} |",
@@ -285,6 +297,8 @@ class FairModel:
     def save(self, path: str | Path) -> Path:
         """Write the model to a .safetensors file, atomically."""
         from safetensors.numpy import save  # the command line starts faster without it
+
+        check_path("path", path)
 
         tensors = {**self.tensors, "scaler.mean": self.mean, "scaler.spread": self.spread}
         header = {"fedgft": json.dumps({"format": FORMAT, **self.about})}
@@ -307,6 +321,10 @@ class FairModel:
             raise file_error(path, "no such file") from error
         except ValueError as error:
             raise file_error(path, f"not a model file ({error})") from error
+        if isinstance(about, dict) and about.get("format") != FORMAT and "format" in about:
+            found = str(about["format"])[:40]
+            text = f"its format is {found!r}, which another version of fedgft wrote; this one reads"
+            raise file_error(path, f"{text} {FORMAT!r}")
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise file_error(path, f"not a model that fedgft saved (no {FORMAT!r} in its header)")
         try:
@@ -322,8 +340,13 @@ class FairModel:
 
     def _check(self) -> None:
         """Raise KeyError, ValueError or TypeError where parts are missing or do not fit."""
-        for name in (*self.columns, *self.classes):
+        for name in (*self.columns, *self.classes, *self.groups):
             require_encodable(name)
+        for name in ("method", "metric", "data", "model", "class_type"):
+            if not isinstance(self.about.get(name, ""), str):
+                raise ValueError(f"{name} is not a text")
+        if not isinstance(self.about.get("trained", {}), dict):
+            raise ValueError("trained is not an object")
         width = (len(self.columns),)
         if not self.mean.shape == self.spread.shape == width or not (self.spread > 0).all():
             raise ValueError("the scaling does not fit the columns")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MAX_COUNT = 2**31 - 1  # most rounds, rows or clients: the kernels use 32-bit indices
 MAX_NUMBER = 1e6  # largest strength or learning rate: larger values are typing errors
 MAX_SEED = 2**63 - 1
+TARGET_TOLERANCE = 0.003
+"How far above its target a gap counts as having reached it; a few thousand rows resolve no less."
 MAX_REPLICATES = 100_000
 
 MethodName = Literal["fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control"]

@@ -40,6 +40,7 @@ from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, price
 from fedgft.metrics.metric import Price, Rates, Statistics
+from fedgft.settings import TARGET_TOLERANCE
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_number, check_number_per_run
 
@@ -64,8 +65,6 @@ MAX_GROUP_PRICE = 3.0
 if they share all features with other groups."""
 MIN_SPEED = 0.05
 "The speed in the last round under damping."
-TARGET_TOLERANCE = 0.003
-"How far above its target a gap counts as having reached it; a few thousand rows resolve no less."
 MAX_SWING = 0.03
 "The gap has settled if it varies by no more than this over the last third of the rounds."
 

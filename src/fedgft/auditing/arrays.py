@@ -62,6 +62,16 @@ def are_scores(y_pred: Any) -> bool:
     return array.dtype.kind == "f" and bool(((array > 0) & (array < 1)).any())
 
 
+def holds_text(values: Any) -> bool:
+    """Return whether a column in memory holds texts; "10" comes before "9" among texts."""
+    if isinstance(values, pl.Series):
+        return values.dtype in (pl.String, pl.Categorical, pl.Enum)
+    array = as_array("y_true", values)
+    if array.dtype.kind == "O":
+        return any(isinstance(value, str) for value in array.ravel().tolist())
+    return array.dtype.kind == "U"
+
+
 def split_attributes(features: Any) -> dict[str, Any]:
     """Return the values of each attribute by its name."""
     found = _split_columns(features)
@@ -105,8 +115,9 @@ def to_series(name: str, values: Any) -> pl.Series:
     if isinstance(values, pl.Series):
         return values.cast(pl.String) if values.dtype == pl.Categorical else values
     if np.ma.isMaskedArray(values):
-        known = np.asarray(values.data, dtype=object)
-        values = np.where(np.ma.getmaskarray(values), None, known)
+        known = np.array(values.data, dtype=object)
+        known[np.ma.getmaskarray(values)] = None
+        values = known
     if isinstance(values, list | tuple):  # NumPy would turn a NaN among texts into the text "nan"
         numeric = all(v is None or type(v) in (int, float) for v in values)
         values = np.array(values, dtype=float if numeric else object)

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgft.auditing.arrays import are_scores, to_series
+from fedgft.auditing.arrays import are_scores, holds_text, to_series
 from fedgft.auditing.measurement import KNOWN_PAIRS, measure
 from fedgft.data.encode import as_text
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
 from fedgft.site_sums import MAX_CLASSES, MeasurementSpec, SiteSums, group_sort_key, merge
 from fedgft.sums import is_text
-from fedgft.validation import check_instance, format_value
+from fedgft.validation import as_array, check_instance, format_value
 
 if TYPE_CHECKING:
     Sites = SiteSums | Iterable[SiteSums] | Mapping[str, SiteSums | tuple[Any, Any, Any]]
@@ -58,6 +58,8 @@ def _measure_sites(sites: Mapping[Any, Any]) -> Iterator[SiteSums]:
             problem = f"has the site name {format_value(name)}: a site's name is a text, not empty"
             raise FedgftError(f"`sums` {problem}")
     classes = _find_classes(sites)
+    rows = [given for given in sites.values() if not isinstance(given, SiteSums)]
+    scored = any(y_pred is not None and are_scores(y_pred) for _, y_pred, _ in rows)
     first = ""
     spec: MeasurementSpec | None = None
     for name, given in sites.items():
@@ -66,8 +68,16 @@ def _measure_sites(sites: Mapping[Any, Any]) -> Iterator[SiteSums]:
                 part = _rename(given, name)
             else:
                 y_true, y_pred, features = given
+                # Scores that are all 0 or 1, as a tree may give at one site, are scores, too.
+                certain = scored and as_array("y_pred", y_pred).dtype.kind == "f"
+                task: dict[str, Any] = {"scores": y_pred} if certain else {}
                 part = measure(
-                    y_true, y_pred, sensitive_features=features, site=name, classes=classes
+                    y_true,
+                    None if certain else y_pred,
+                    sensitive_features=features,
+                    site=name,
+                    classes=classes,
+                    **task,
                 )
         with _name_site(f"{first}' and '{name}" if first else name):
             spec = part.require_spec() if spec is None else spec.combine(part.require_spec())
@@ -123,6 +133,9 @@ def _find_classes(sites: Mapping[str, Any]) -> tuple[str, ...]:
     is_known = any(labels | decisions <= set(pair) for pair in KNOWN_PAIRS)
     if is_known or not 2 <= len(classes) <= MAX_CLASSES:
         return ()
+    rows = [given for given in sites.values() if not isinstance(given, SiteSums)]
+    if any(holds_text(y_true) for y_true, _, _ in rows):
+        return tuple(sorted(classes))
     return tuple(sorted(classes, key=lambda text: group_sort_key((text,))))
 
 

@@ -15,7 +15,14 @@ import polars as pl
 from polars import selectors
 from polars.exceptions import PolarsError
 
-from fedgft.auditing.arrays import are_scores, build_table, split_attributes, split_scores, to_text
+from fedgft.auditing.arrays import (
+    are_scores,
+    build_table,
+    holds_text,
+    split_attributes,
+    split_scores,
+    to_text,
+)
 from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
 from fedgft.data.table import NULL_VALUES, check_table_file, report_read_errors
 from fedgft.errors import FedgftError
@@ -81,6 +88,8 @@ class Measurement:
         Names that the user declares: all classes in order, the positive class, and all values of
         an attribute, by the name of the attribute. Names that are not declared are read from the
         data.
+    text_labels
+        Whether labels are sorted as text. Otherwise labels that are numbers are sorted as numbers.
     """
 
     source: str
@@ -95,6 +104,7 @@ class Measurement:
     classes: tuple[str, ...] = ()
     positive: str | None = None
     values: GroupValues = field(default_factory=dict)
+    text_labels: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
@@ -171,7 +181,8 @@ def measure(
     classes
         All classes, in order; if there are two, the second is the positive class.
     positive
-        The positive class, if there are two classes. None: the last in sorted order.
+        The positive class, if there are two classes. None: the last in sorted order, where numbers
+        are sorted as numbers and texts as texts.
     values
         All values of an attribute, by the name of the attribute. Other values are an error. None:
         the values that occur.
@@ -227,6 +238,7 @@ def measure(
         classes=tuple(map(to_text, classes)),
         positive=to_text(positive),
         values=values or {},
+        text_labels=holds_text(y_true),
     )
     return _count_site([build_table(y_true, y_pred, features, score_columns)], task, protection)
 
@@ -549,10 +561,10 @@ def _check_declared(group: Group, task: Measurement) -> None:
 
 def _find_classes(cells: pl.DataFrame, task: Measurement) -> tuple[str, ...]:
     """Return the classes in order; if there are two, the positive class is last."""
-    labels = _sort_texts(as_text(cells["y"]).drop_nulls().unique())
+    labels = _sort_texts(as_text(cells["y"]).drop_nulls().unique(), task)
     decisions: list[str] = []
     if task.decision is not None:
-        decisions = _sort_texts(as_text(cells["d"]).drop_nulls().unique())
+        decisions = _sort_texts(as_text(cells["d"]).drop_nulls().unique(), task)
     if not labels:
         raise data_error(task.source, "no row has both a label and a prediction")
     classes = task.classes or _guess_classes(labels, decisions, task)
@@ -580,7 +592,7 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
     for pair in KNOWN_PAIRS:
         if {*labels, *decisions} <= set(pair):
             return pair
-    classes = labels if len(labels) > 1 else _sort_texts({*labels, *decisions})
+    classes = labels if len(labels) > 1 else _sort_texts({*labels, *decisions}, task)
     positive = task.positive
     if len(classes) == 1 and positive is not None and positive.casefold() != classes[0].casefold():
         classes = [*classes, positive]
@@ -592,6 +604,8 @@ def _guess_classes(labels: list[str], decisions: list[str], task: Measurement) -
     return tuple(classes)
 
 
-def _sort_texts(texts: Iterable[str]) -> list[str]:
-    """Sort texts, with numbers before words."""
+def _sort_texts(texts: Iterable[str], task: Measurement) -> list[str]:
+    """Sort labels: numbers before words, unless the labels were texts in memory."""
+    if task.text_labels:
+        return sorted(texts)
     return sorted(texts, key=lambda text: group_sort_key((text,)))

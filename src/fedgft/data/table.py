@@ -445,6 +445,10 @@ def to_polars(frame: Any, name: str = "frame") -> pl.DataFrame:
 
 def _to_polars_series(column: nw.Series) -> pl.Series:
     missing = column.is_null().to_list()
+    if column.dtype in (nw.Categorical, nw.Enum):
+        pairs = zip(column.to_list(), missing, strict=True)
+        texts = [None if absent else str(value) for value, absent in pairs]
+        return pl.Series(str(column.name), texts, dtype=pl.String)
     numeric = column.dtype.is_numeric()
     truth = column.dtype == nw.Boolean
     if (numeric or truth) and not any(missing):

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedgft.algorithms import Cohort
-from fedgft.algorithms.controller import TARGET_TOLERANCE, Controller, with_speed
+from fedgft.algorithms.controller import Controller, with_speed
 from fedgft.algorithms.objectives import Pricing
 from fedgft.engine.select_best import GAP_TOLERANCE, GAP_WEIGHT
 from fedgft.errors import FedgftError
@@ -26,6 +26,7 @@ from fedgft.metrics import Kind, Metric
 from fedgft.metrics.functions import describe_decisions
 from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, SiteLimits, limit_sites
 from fedgft.privacy.noise import Budget, Noise
+from fedgft.settings import TARGET_TOLERANCE
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_integer
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fedgft.algorithms import METHODS
-from fedgft.algorithms.controller import TARGET_TOLERANCE
 from fedgft.data.dataset import Dataset
 from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.functions import (
@@ -20,6 +19,7 @@ from fedgft.metrics.functions import (
     selection_rates,
 )
 from fedgft.metrics.intervals import FEW, floor, gap_interval
+from fedgft.settings import TARGET_TOLERANCE
 from fedgft.study.study import Result, Study
 from fedgft.sums import Sums
 from fedgft.theory import analyze

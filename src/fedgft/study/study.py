@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.algorithms import Algorithm
-from fedgft.algorithms.controller import TARGET_TOLERANCE, TargetMissedWarning
+from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import PartitionKind, inner_split, partition, repeat_rows
@@ -29,6 +29,7 @@ from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
 from fedgft.metrics.functions import is_collapsed
 from fedgft.models import get_model
+from fedgft.settings import TARGET_TOLERANCE
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.study.protocol import Protocol, check_groups
 from fedgft.sums import Sums
