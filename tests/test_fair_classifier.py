@@ -306,6 +306,16 @@ def test_columns_of_any_library_are_read_alike():
     assert classifier.model_.features["city"] == ("1", "2", "3")
 
 
+def test_values_that_float32_cannot_tell_apart_are_reported():
+    """Seconds since 1970 within five minutes: float32 has one number for two minutes."""
+    seconds = X.assign(age=1.7e9 + 5 * X.age)
+    for table in (seconds, seconds[["age", "income"]].fillna(1.7e9).to_numpy()):
+        with pytest.warns(UserWarning, match="too close together"):
+            FairClassifier(target=0.1, **QUICK).fit(table, Y, sensitive_features=FRAME.sex)
+    years = X.assign(age=1.7e9 + 1e7 * X.age)  # over years there is no warning
+    FairClassifier(target=0.1, **QUICK).fit(years, Y, sensitive_features=FRAME.sex)
+
+
 def test_unseen_categories_are_reported_with_their_share():
     classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=FRAME.sex)
     new = X.assign(city=X.city.replace("Oslo", "Rome"))

@@ -582,3 +582,12 @@ def test_the_loop_of_the_documentation_is_short_and_reaches_its_target(seed: int
     assert abs(rates[0] - rates[1]) <= 0.02 + 0.01 < 0.2 < rates[0]
     right = (decided == held["data"].labels).mean()
     assert right > 0.75
+
+
+def test_columns_in_another_order_are_refused():
+    penalty = Penalty("sp", lam=1.0, groups=["f", "m"])
+    y = pd.Series([0, 1, 1])
+    a = pd.Series(["f", "m", "f"], index=[2, 0, 1])
+    with pytest.raises(FedgftError) as caught:
+        penalty.statistics(torch.zeros(3, 2), y, a)
+    assert caught.value.field == "a"

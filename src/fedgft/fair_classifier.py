@@ -30,7 +30,15 @@ from fedgft.auditing.arrays import split_attributes, to_series
 from fedgft.auditing.measurement import DEFAULT_BINS
 from fedgft.auditing.report import Audit, audit
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.encode import UNSEEN, Encoder, Names, Numeric, as_text
+from fedgft.data.encode import (
+    TOO_CLOSE,
+    UNSEEN,
+    Encoder,
+    Names,
+    Numeric,
+    as_text,
+    describe_lost_digits,
+)
 from fedgft.data.partition import PartitionKind, hold_out
 from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells, to_polars
 from fedgft.errors import FedgftError
@@ -221,6 +229,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             encoder = _fit_encoder(table)
             features, notes = _encode(table, encoder)
         del table  # it may be as large as X
+        for note in notes:
+            if TOO_CLOSE in note:
+                warnings.warn(note, UserWarning, stacklevel=2)
         data = Dataset(
             name="X",
             features=features,
@@ -513,10 +524,15 @@ def _encode(table: pl.DataFrame | np.ndarray, encoder: Encoder) -> tuple[np.ndar
     """Return the features, (n, d) float32, and notes."""
     if isinstance(table, np.ndarray) and all(isinstance(f, Numeric) for f in encoder.fields):
         limit = np.finfo(np.float32).max
-        if not (table.min() >= -limit and table.max() <= limit):
+        low, high = table.min(axis=0), table.max(axis=0)
+        if not (low.min() >= -limit and high.max() <= limit):
             text = "holds infinity or numbers beyond the range of float32; rescale them"
             raise FedgftError(text, field="X", kind="data")
-        return table.astype(np.float32), ()
+        names = [field.name for field in encoder.fields]
+        notes = describe_lost_digits(
+            names, low.astype(np.float64), high.astype(np.float64), source="X"
+        )
+        return table.astype(np.float32), notes
     if isinstance(table, np.ndarray):
         names = [field.name for field in encoder.fields]
         table = pl.DataFrame({n: table[:, i] for i, n in enumerate(names)})

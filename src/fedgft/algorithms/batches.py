@@ -10,7 +10,7 @@ import numpy as np
 
 from fedgft.data.groups import MAX_CODE, MISSING_CODE, GroupNames, read_columns
 from fedgft.errors import FedgftError, import_extra
-from fedgft.validation import format_value
+from fedgft.validation import check_indices, format_value
 
 torch = import_extra("torch", "fedgft.Penalty")
 
@@ -128,6 +128,7 @@ def read_rows(logits: Any, y: Any, a: Any, groups: GroupReader, *, wait: bool) -
         Whether to wait for other devices than the CPU, and to raise errors about labels and groups
         that are there.
     """
+    check_indices(y=y, a=a)
     logits = _read_logits(logits)
     found = _to_tensor(y)
     if found is None:

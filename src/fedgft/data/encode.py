@@ -29,6 +29,8 @@ else:
 
 Names = tuple[str, ...]
 UNSEEN = "were not among the training rows"  # in notes on values that are no known level
+TOO_CLOSE = "are too close together beside their size"  # in notes on columns that lose digits
+COARSE_SHARE = 1e-3  # largest step between float32 numbers, as a share of a column's range
 MISSING = "(missing)"  # the level of missing values
 MAX_INDICATORS = 10_000  # limit over all text columns; each level becomes a feature
 MANY_ROWS = 1000  # from here on it pays to look for the distinct values of a column
@@ -184,6 +186,29 @@ def holds_numbers_as_text(series: pl.Series) -> bool:
     return bool(text.str.contains(PLAIN_NUMBER).all())
 
 
+def describe_lost_digits(
+    names: Sequence[str], low: np.ndarray, high: np.ndarray, *, source: str
+) -> list[str]:
+    """Return a note for each column whose float32 features are too coarse for its differences.
+
+    Parameters
+    ----------
+    names
+        Names of the columns.
+    low, high
+        (d,) The smallest and the largest value of each.
+    source
+        What the notes call the table.
+    """
+    step = np.maximum(np.abs(low), np.abs(high)) * np.finfo(np.float32).eps
+    found = np.flatnonzero((high > low) & (step > COARSE_SHARE * (high - low)))
+    return [
+        f"{source}: the values of '{names[i]}', {low[i]:.9g} to {high[i]:.9g}, {TOO_CLOSE}: "
+        "subtract a constant from them, such as the smallest"
+        for i in found.tolist()
+    ]
+
+
 def _not_finite(name: str, count: int, *, source: str) -> FedgftError:
     problem = f"column '{name}' holds {count} value(s) that are NaN or infinite"
     return data_error(source, f"{problem}: {LEAVE_EMPTY}")
@@ -205,12 +230,17 @@ class Numeric:
         """Fill `out`, (n, 1), and return notes on missing values."""
         numbers = parse_numbers(series, source=source)
         absent = numbers.null_count()
-        out[:, 0] = numbers.fill_null(self.fill).to_numpy()
+        filled = numbers.fill_null(self.fill).to_numpy()
+        out[:, 0] = filled
+        notes = []
+        if len(filled):
+            low, high = (np.array([bound]) for bound in (filled.min(), filled.max()))
+            notes = describe_lost_digits([self.name], low, high, source=source)
         if not absent:
-            return []
+            return notes
         mean = f"the mean over all clients' rows, {self.fill:.6g}"
         by = mean if self.fill else "0, the mean over all clients' rows, or no mean is known"
-        return [f"{source}: {absent} missing value(s) of '{self.name}' replaced by {by}"]
+        return [*notes, f"{source}: {absent} missing value(s) of '{self.name}' replaced by {by}"]
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,8 @@ def gap(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
@@ -220,7 +221,8 @@ def statistical_parity_difference(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
@@ -254,7 +256,8 @@ def equal_opportunity_difference(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
@@ -290,7 +293,8 @@ def equalized_odds_difference(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
@@ -326,7 +330,8 @@ def predictive_parity_difference(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
@@ -360,7 +365,8 @@ def accuracy_parity_difference(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
@@ -394,7 +400,8 @@ def false_positive_rate_difference(
         (n,): labels.
     y_pred
         (n,): decisions, or scores P(Y=1) for labels 0 and 1; or (n, classes): probabilities in the
-        order of the sorted classes.
+        order of the sorted classes. If a class does not occur, labels that are whole numbers are
+        the indices of the columns.
     sensitive_features
         (n,) or (n, attributes): the group of each row; a row where a value is None or NaN belongs
         to no group.
