@@ -35,11 +35,14 @@ settings.register_profile("fedgft", deadline=None, derandomize=True)
 settings.load_profile("fedgft")
 
 
+UNCHECKED = ("fedgft.fair_classifier", "fedgft.classifier_input")
+
+
 class UncheckedModules:
     """Finds some modules before jaxtyping's import hook does, which would check all arguments.
 
     These are the modules that hold `@jit` functions, because numba cannot compile the wrapper of
-    the hook, and `fair_classifier`, because scikit-learn's checks pass arguments of any type.
+    the hook, and those of `FairClassifier`, because scikit-learn's checks pass any arguments.
     """
 
     @staticmethod
@@ -48,7 +51,7 @@ class UncheckedModules:
             return None
         spec = PathFinder.find_spec(name, path, target)
         compiled = spec and spec.origin and b"\n@jit" in Path(spec.origin).read_bytes()
-        return spec if compiled or name == "fedgft.fair_classifier" else None
+        return spec if compiled or name in UNCHECKED else None
 
 
 sys.meta_path.insert(0, UncheckedModules)

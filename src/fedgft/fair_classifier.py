@@ -11,9 +11,8 @@ does, and keeps the `FairModel` and the sums that `audit_` reports on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,43 +21,47 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHODS
-from fedgft.auditing.arrays import split_attributes, to_series
+from fedgft.auditing.arrays import to_series
 from fedgft.auditing.measurement import DEFAULT_BINS
 from fedgft.auditing.report import Audit, audit
-from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.encode import (
-    TOO_CLOSE,
-    UNSEEN,
-    Encoder,
-    Names,
-    Numeric,
-    as_text,
-    describe_lost_digits,
+from fedgft.classifier_input import (
+    RowGroups,
+    encode_features,
+    fit_encoder,
+    name_argument,
+    name_class_type,
+    parse_class,
+    read_classes,
+    read_clients,
+    read_seed,
+    read_sensitive_features,
+    read_weights,
+    to_numbers,
 )
-from fedgft.data.partition import PartitionKind, hold_out
-from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells, to_polars
+from fedgft.data.dataset import Dataset, Federation
+from fedgft.data.encode import TOO_CLOSE, UNSEEN
+from fedgft.data.partition import hold_out
+from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel, softmax
 from fedgft.metrics import get_metric
 from fedgft.settings import check_settings
-from fedgft.site_sums import COUNT, SCORES, Group, MeasurementSpec, SiteSums, SiteTables
+from fedgft.site_sums import COUNT, SCORES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
 from fedgft.study.study import Point, Result, Study
 from fedgft.study.training import build_model
-from fedgft.validation import check_choice, check_indices, format_value
+from fedgft.validation import check_choice, check_indices
 
 if TYPE_CHECKING:  # the types that editors know of scikit-learn lack some of these names
     multiclass: Any
     validation: Any
 else:
-    from sklearn.utils import multiclass, validation
+    from sklearn.utils import validation
 
-NO_GROUPS = ("", " ")  # FedAvg ignores groups, but the engine needs two of them
 ALL_ROWS = "all rows"  # the site of a model that was fitted without clients
 TEST_ROWS = "test rows"
 
@@ -204,7 +207,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         FairClassifier
             The fitted classifier itself.
         """
-        with _name_argument("X"):
+        with name_argument("X"):
             table = self._read_features(X, reset=True)
         rows = len(table)
         check_indices(
@@ -214,20 +217,20 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             clients=clients,
             sample_weight=sample_weight,
         )
-        classes, class_names, labels = _read_classes(y, rows, self.pos_label)
-        weights = _read_weights(sample_weight, rows)
+        classes, class_names, labels = read_classes(y, rows, self.pos_label)
+        weights = read_weights(sample_weight, rows)
         if weights is not None and len(np.unique(labels[weights > 0])) < 2:
             text = "is zero in all rows but those of one class: there is nothing to learn"
             raise FedgftError(text, field="sample_weight", kind="data")
-        with _name_argument("sensitive_features"):
+        with name_argument("sensitive_features"):
             if isinstance(sensitive_features, Mapping):
                 check_indices(X=X, **{str(name): v for name, v in sensitive_features.items()})
-            groups = _read_groups(sensitive_features, rows)
-        with _name_argument("clients"):
-            owners, client_names, kind, number = _read_clients(clients, rows)
-        with _name_argument("X"):
-            encoder = _fit_encoder(table)
-            features, notes = _encode(table, encoder)
+            groups = read_sensitive_features(sensitive_features, rows)
+        with name_argument("clients"):
+            owners, client_names, kind, number = read_clients(clients, rows)
+        with name_argument("X"):
+            encoder = fit_encoder(table)
+            features, notes = encode_features(table, encoder)
         del table  # it may be as large as X
         for note in notes:
             if TOO_CLOSE in note:
@@ -246,7 +249,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             notes=(*notes, *groups.notes),
         )
         check_choice("method", self.method, tuple(METHODS))
-        seed = _read_seed(self.random_state)
+        seed = read_seed(self.random_state)
         test = np.zeros(rows, bool)
         test[hold_out(data, share=self.test_share, seed=seed, keep_clients=kind == "column")] = True
         study = Study(
@@ -331,7 +334,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         if about.get("named_columns", True):
             loaded.feature_names_in_ = columns
         kind = about.get("class_type", "text")
-        loaded.classes_ = np.array(sorted(_parse_class(name, kind) for name in model.classes))
+        loaded.classes_ = np.array(sorted(parse_class(name, kind) for name in model.classes))
         loaded._class_names = model.classes
         return loaded
 
@@ -378,7 +381,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         self.model_ = build_model(study, result, 0)
         about = self.model_.about
         about["data"] = "a table"
-        about["class_type"] = _name_class_type(self.classes_.tolist())
+        about["class_type"] = name_class_type(self.classes_.tolist())
         about["named_columns"] = hasattr(self, "feature_names_in_")
         if not fair:
             about["groups"] = []
@@ -418,7 +421,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         if array.dtype.kind in "biuf" and not np.isnan(array.sum(dtype=np.float64)):
             return array
         names = [f"x{i}" for i in range(array.shape[1])] if reset else list(self.model_.features)
-        columns = {name: _to_numbers(array[:, i]) for i, name in enumerate(names)}
+        columns = {name: to_numbers(array[:, i]) for i, name in enumerate(names)}
         frame = pl.DataFrame({name: to_series(name, column) for name, column in columns.items()})
         return frame.fill_nan(None)
 
@@ -427,242 +430,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         validation.check_is_fitted(self, "model_")
         encoder = self.model_.encoder
         assert encoder is not None  # `fit` sets it, and `load` refuses a model without it
-        with _name_argument("X"):
-            features, notes = _encode(self._read_features(X, reset=False), encoder)
+        with name_argument("X"):
+            features, notes = encode_features(self._read_features(X, reset=False), encoder)
         for note in notes:
             if UNSEEN in note:
                 warnings.warn(note, UserWarning, stacklevel=3)
         kind = self.model_.about.get("class_type", "text")
-        values = [_parse_class(name, kind) for name in self._class_names]
+        values = [parse_class(name, kind) for name in self._class_names]
         return self.model_.logits(features)[:, sorted(range(len(values)), key=values.__getitem__)]
-
-
-# Classes in a model file, which holds their names only
-
-
-def _name_class_type(classes: list[Any]) -> str:
-    """Return the type that `_parse_class` needs to restore the classes."""
-    for kind in (bool, int, float):
-        if all(type(value) is kind for value in classes):
-            return kind.__name__
-    return "text"
-
-
-def _name_classes(classes: np.ndarray) -> Names:
-    """Return the names of classes; texts are their own names, also "true" and "1.0"."""
-    values = classes.tolist()
-    if all(isinstance(value, str) for value in values):
-        return tuple(values)
-    return tuple(as_text(to_series("y", classes)))
-
-
-def _parse_class(name: str, kind: str) -> Any:
-    """Return a class from its name in a model file."""
-    if kind == "bool":
-        return name == "True"
-    return {"int": int, "float": float}.get(kind, str)(name)
-
-
-# Arguments of `fit`
-
-
-def _read_classes(y: Any, rows: int, pos_label: Any) -> tuple[np.ndarray, Names, np.ndarray]:
-    """Return the classes, their names with the positive one last, and each row's index."""
-    if y is None:
-        raise FedgftError("requires y to be passed, but the target y is None")
-    y = validation.column_or_1d(y, warn=True)
-    if len(y) != rows:
-        raise FedgftError(f"has {len(y)} rows, X has {rows}", field="y")
-    if y.dtype.kind not in "biu":
-        series = to_series("y", y)
-        if series.null_count() or (series.dtype.is_float() and not series.is_finite().all()):
-            text = "has missing values, NaN or infinity among the classes"
-            raise FedgftError(text, field="y")
-    multiclass.check_classification_targets(y)
-    classes, codes = np.unique(y, return_inverse=True)
-    if len(classes) < 2:
-        text = f"has one class only, {classes[0]!r}: there is nothing to learn"
-        raise FedgftError(text, field="y", kind="data")
-    if len(classes) > MAX_VALUES:
-        text = f"has {len(classes):,} classes, more than the {MAX_VALUES} there may be"
-        raise FedgftError(text, field="y", kind="data")
-    names = _name_classes(classes)
-    if pos_label is not None:
-        if len(names) != 2 or pos_label not in classes.tolist():
-            known = format_value(classes.tolist())
-            text = f"{pos_label!r} must be one of two classes; y has {known}"
-            raise FedgftError(text, field="pos_label")
-        if classes.tolist()[0] == pos_label:
-            names = names[::-1]
-            codes = 1 - codes
-    return classes, names, codes
-
-
-@contextmanager
-def _name_argument(name: str) -> Iterator[None]:
-    """Let errors about a column name the argument that it is part of."""
-    try:
-        yield
-    except pl.exceptions.PolarsError as error:
-        reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
-        text = f"must hold numbers or text, and cannot be read ({reason})"
-        raise FedgftError(text, field=name) from None
-    except FedgftError as error:
-        text = error.message.replace(" (`leave_out`)", "")
-        text = text.removeprefix(f"{name}: ").removeprefix(f"{name} ")
-        raise FedgftError(text, field=name, kind=error.kind) from None
-
-
-def _fit_encoder(table: pl.DataFrame | np.ndarray) -> Encoder:
-    if isinstance(table, pl.DataFrame):
-        return Encoder.fit(table, table.columns, source="X")
-    columns = (np.ascontiguousarray(column, dtype=np.float64) for column in table.T)
-    return Encoder(tuple(Numeric(f"x{i}", float(x.mean())) for i, x in enumerate(columns)))
-
-
-def _encode(table: pl.DataFrame | np.ndarray, encoder: Encoder) -> tuple[np.ndarray, Any]:
-    """Return the features, (n, d) float32, and notes."""
-    if isinstance(table, np.ndarray) and all(isinstance(f, Numeric) for f in encoder.fields):
-        limit = np.finfo(np.float32).max
-        low, high = table.min(axis=0), table.max(axis=0)
-        if not (low.min() >= -limit and high.max() <= limit):
-            text = "holds infinity or numbers beyond the range of float32; rescale them"
-            raise FedgftError(text, field="X", kind="data")
-        names = [field.name for field in encoder.fields]
-        notes = describe_lost_digits(
-            names, low.astype(np.float64), high.astype(np.float64), source="X"
-        )
-        return table.astype(np.float32), notes
-    if isinstance(table, np.ndarray):
-        names = [field.name for field in encoder.fields]
-        table = pl.DataFrame({n: table[:, i] for i, n in enumerate(names)})
-    return encoder.encode(table, source="X")
-
-
-def _to_numbers(column: np.ndarray) -> np.ndarray:
-    """Return a column of objects as numbers where all of them are; refuse what is no value."""
-    if column.dtype != object:
-        return column
-    try:
-        return column.astype(float)
-    except (TypeError, ValueError):
-        if any(isinstance(value, dict | list | set) for value in column):
-            text = "X: argument must be a string or a number, or a table with one value per cell"
-            raise TypeError(text) from None
-        return column
-
-
-def _read_seed(random_state: Any) -> int:
-    if isinstance(random_state, int | np.integer) and random_state >= 0:
-        return int(random_state)
-    try:
-        generator = check_random_state(random_state)
-    except ValueError as error:
-        raise FedgftError(str(error), field="random_state") from None
-    return int(generator.randint(2**31 - 1))
-
-
-def _read_weights(weights: Any, rows: int) -> np.ndarray | None:
-    if weights is None:
-        return None
-    array = np.asarray(weights)
-    if array.dtype == object:
-        with suppress(TypeError, ValueError):
-            array = array.astype(float)
-    if array.ndim == 0:
-        array = np.full(rows, array)
-    if array.ndim != 1 or array.dtype.kind not in "fiub":
-        text = f"must be one number per row, not {array.dtype} of the shape {array.shape}"
-        raise FedgftError(text, field="sample_weight")
-    if len(array) != rows:
-        raise FedgftError(f"sample_weight.shape == {array.shape}, expected ({rows},)!")
-    array = array.astype(float)
-    if not np.isfinite(array).all() or (array < 0).any():
-        raise FedgftError("must be finite numbers >= 0", field="sample_weight")
-    if not array.any():
-        raise FedgftError("are all zero: no row counts", field="sample_weight")
-    return None if (array == array[0]).all() else array
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """The groups of the rows, for training and for the audit.
-
-    Parameters
-    ----------
-    codes
-        (n,) index into `names`; -1 where a part of the group is not recorded.
-    names
-        Names of the groups.
-    attributes
-        Names of the columns.
-    cells, cell_codes
-        The combinations of values for the audit, where a missing value is a part of its own, and
-        (n,) the index of each row's combination.
-    notes
-        Sentences on missing groups.
-    """
-
-    codes: np.ndarray
-    names: tuple[str, ...]
-    attributes: tuple[str, ...] = ()
-    cells: tuple[Group, ...] = ()
-    cell_codes: np.ndarray | None = None
-    notes: tuple[str, ...] = ()
-
-
-def _read_groups(given: Any, rows: int) -> _Groups:
-    field = "sensitive_features"
-    if given is None:
-        text = "no sensitive_features: the model is trained without fairness"
-        warnings.warn(text, UserWarning, stacklevel=3)
-        return _Groups(np.arange(rows) % 2, NO_GROUPS)
-    if isinstance(given, str):
-        text = f"must hold the group of each row, as in table[{given!r}], not the name of a column"
-        raise FedgftError(text, field=field)
-    columns = {name: to_series(name, v) for name, v in split_attributes(given).items()}
-    for name, series in columns.items():
-        if len(series) != rows:
-            raise FedgftError(f"has {len(series)} rows, X has {rows}", field=field)
-        found = series.drop_nulls().n_unique()
-        if found > MAX_VALUES:
-            text = f"column {name!r} has {found:,} different values, more than {MAX_VALUES}: use "
-            raise FedgftError(f"{text}ranges of values as groups", field=field, kind="data")
-    frame = pl.DataFrame(columns).fill_nan(None)
-    parts = [factorize(series) for series in frame.iter_columns()]
-    codes, names, notes = combine_groups(parts, source=field)
-    if len(names) < 2:
-        held = f"one group only, {names[0]!r}" if names else "no recorded group"
-        raise FedgftError(f"holds {held}: fairness compares groups", field=field, kind="data")
-    found, place = find_cells(parts)
-    values = [(*known, None) for _, known in parts]  # the code -1 is the last: not recorded
-    cells = [tuple(v[i] for v, i in zip(values, cell, strict=True)) for cell in found.tolist()]
-    return _Groups(codes, names, tuple(frame.columns), tuple(cells), place, tuple(notes))
-
-
-def _read_clients(
-    given: Any, rows: int
-) -> tuple[np.ndarray | None, tuple[str, ...], PartitionKind, int]:
-    """Return the client of each row, their names, the kind of partition and the number."""
-    if given is None:
-        return None, (), "iid", 1
-    if isinstance(given, int | np.integer) and not isinstance(given, bool):
-        return None, (), "dirichlet", int(given)
-    if np.ndim(given) == 0:
-        text = f"must be a number of clients, or the client of each row, not {format_value(given)}"
-        raise FedgftError(text, field="clients")
-    series = to_series("clients", given)
-    if series.dtype.is_float():
-        series = series.fill_nan(None)
-    if len(series) != rows:
-        raise FedgftError(f"has {len(series)} rows, X has {rows}", field="clients")
-    if series.null_count():
-        text = f"lacks {series.null_count()} value(s): every row needs a client"
-        raise FedgftError(text, field="clients", kind="data")
-    text = as_text(series)
-    names = tuple(text.unique().sort())
-    codes = text.replace_strict(dict(zip(names, range(len(names)), strict=True)))
-    return codes.to_numpy().astype(np.int64), names, "column", len(names)
 
 
 # The sums behind `audit_`
@@ -686,7 +461,7 @@ def _list_parts(data: Dataset, federation: Federation, *, simulated: bool) -> di
 
 
 def _count(
-    data: Dataset, groups: _Groups, parts: dict[str, np.ndarray], logits: np.ndarray
+    data: Dataset, groups: RowGroups, parts: dict[str, np.ndarray], logits: np.ndarray
 ) -> SiteSums | None:
     """Return the sums that `measure` would return for the decisions of the model, per site.
 
