@@ -72,6 +72,7 @@ bench: $(TEST) ## measure the speed of all benchmark cases
 	$(BIN)/python benchmarks/speed.py --json | tee results/speed.jsonl
 	$(BIN)/python benchmarks/reproduce.py
 	$(BIN)/python benchmarks/audit.py
+	$(BIN)/python benchmarks/classifier.py --out results
 	$(BIN)/python docs/tables.py
 
 results: $(TEST) ## reproduce the paper and go beyond it, 20 replicates, into results/ (an hour)

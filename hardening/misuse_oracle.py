@@ -181,7 +181,7 @@ def text(value: Any) -> str | None:
 def _unmasked(values: Any) -> Any:
     """A masked value is a missing one."""
     if isinstance(values, np.ma.MaskedArray):
-        return np.ma.filled(values.astype(object), None).tolist()
+        return values.tolist()  # None where a value is masked; `np.ma.filled` would write "?"
     return values
 
 
