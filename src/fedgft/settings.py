@@ -158,33 +158,37 @@ def _choice(names: Any, help: str, default: str | None = None, unset: str = "") 
 OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft train --help`
     "Data": {
         "data": Setting(
-            str,
-            "A name that `fedgft data list` shows, synthetic, or a CSV or Parquet file",
-            "adult",
+            str, "A CSV or Parquet file, or a data set that `fedgft data list` shows", "adult"
         ),
-        "label": Setting(str, "The label's column; of celeba an attribute", unset="Smiling"),
+        "label": Setting(
+            str, "The column with the true outcome; for celeba an attribute", unset="Smiling"
+        ),
         "group": Setting(
             str,
-            "The group's column, of celeba an attribute [default: Male]; several give "
-            "intersections: a,b",
+            "The column with the groups; a,b for the intersections of two columns. For celeba an "
+            "attribute [default: Male]",
         ),
         "exclude_empty": Setting(
-            bool, "Exclude groups that lack, in any replicate, a row that the metric needs", False
+            bool, "Exclude groups that have too few rows for the metric in some replicate", False
         ),
         "client": Setting(
-            str, "The client's column, which becomes the partition. Of celeba: identity"
+            str, "The column that says which client a row belongs to. For celeba: identity"
         ),
         "split": Setting(str, "A column that says train or test"),
-        "positive": Setting(str, "Which of two label values is the positive one"),
+        "positive": Setting(
+            str, "The positive one of two labels; by default the last in sorted order"
+        ),
         "leave_out": Setting(
-            tuple, "Columns that are not features: identifiers, or the group itself", unset="none"
+            tuple,
+            "Columns to exclude from the features, such as identifiers or the group",
+            unset="none",
         ),
         "train_rows": _count("Training rows to draw per replicate", unset="all; celeba: 10,000"),
         "test_rows": _count("Test rows to draw per replicate", unset="all; celeba: 6,000"),
     },
     "Images": {
         "images": Setting(
-            Path, "Folder of images: CelebA's with --data celeba, or those that a table names"
+            Path, "Folder of images: of CelebA with --data celeba, or those that a table lists"
         ),
         "size": _count("Pixels per side after resizing, e.g. 64, 128 or 224", unset="64"),
         "crop": _count("Side of the central square to cut out first", unset="the largest"),
@@ -192,7 +196,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             str, "The column of file names", unset="image, filename, file, path or image_id"
         ),
         "skip_bad": Setting(bool, "Skip and count images that are missing or unreadable", False),
-        "valid": _choice(ValidPart, "Where CelebA's validation part goes", unset="drop"),
+        "valid": _choice(ValidPart, "How to use the validation part of CelebA", unset="drop"),
         "cache": Setting(Path, "Folder for decoded images", unset="the user's cache folder"),
         "augment": _choice(
             Augment, "flip: mirror half of the training images at random", "none", "the protocol's"
@@ -208,54 +212,69 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "cohort": _count("Clients that take part in a round", unset="all"),
         "sampling": _choice(
             Sampling,
-            "size: clients are drawn with probability n_k/n, with replacement. uniform: without",
+            "How a round draws clients; size: in proportion to their rows, with replacement; "
+            "uniform: all alike, without replacement",
             "uniform",
             "uniform",
         ),
         "noise": _strength(
-            "Noise (sd) on the counts by label, group and decision that clients send", 0.0, "0"
+            "Standard deviation of the noise on the counts that clients send", 0.0, "0"
         ),
         "protocol": _choice(
             ProtocolName,
-            "heldout: disjoint test rows, the numbers to trust. paper: as they were published",
+            "heldout: test rows are held out of training. paper: as the published numbers were "
+            "made",
             "heldout",
         ),
         "seeds": _count(
-            "Replicates; they run side by side", None, "20; 3 for images", at_most=MAX_REPLICATES
+            "Number of replicates, which run side by side",
+            None,
+            "20; 3 for images",
+            at_most=MAX_REPLICATES,
         ),
         "seed": _count(
-            "The first replicate's seed; the others follow", 0, at_least=0, at_most=MAX_SEED
+            "Seed of the first replicate; the others follow", 0, at_least=0, at_most=MAX_SEED
         ),
     },
     "Method": {
         "target": Setting(
             float,
-            "Largest gap that fedgft-control may leave, as a fraction: 0.02 is two points",
+            "Largest gap that the decisions may have, as a fraction: 0.02 is two percentage points",
             unset="0",
             at_least=0,
             below=1,
             hint="it is a fraction, two points are 0.02",
         ),
         "control": _choice(
-            Control, "Which gap fedgft-control measures against the target", unset="decisions"
+            Control,
+            "Whether fedgft-control compares the gap of decisions or of scores with the target",
+            unset="decisions",
         ),
         "pick": _strength(
-            "fedgft-control selects its model from this share of the rounds, the last",
+            "Share of the rounds, counted from the last, from which fedgft-control selects its "
+            "model",
             unset="0.6",
             at_most=1,
         ),
         "lam": _strength("Strength of fedgft and lft", unset="the protocol's"),
-        "penalty": _choice(("l1", "l2", "half"), "J(F): x, x^2 or x^2/2", unset="half"),
+        "penalty": _choice(
+            ("l1", "l2", "half"),
+            "Shape of the penalty on the gap F: l1 is F, l2 is F^2, half is F^2/2",
+            unset="half",
+        ),
         "spread": _choice(
-            Spread, "F of fedgft and lft: range, distance from all, squares", unset="range"
+            Spread,
+            "Gap among several groups for fedgft and lft; range: largest difference, deviation: "
+            "distance from the overall rate, variance: its square",
+            unset="range",
         ),
         "beta": _strength("Strength of fairfed", unset="the protocol's"),
         "fairfed": _choice(
             FairFedRule,
-            "FairFed as published, as the authors coded it, as the paper has it",
+            "Form of FairFed: subtract as published, authors as in their code, exp as in the paper",
             unset="the protocol's",
         ),
-        "base": _choice(BaseName, "The federated algorithm below the methods", unset="fedavg"),
+        "base": _choice(BaseName, "Federated algorithm that the methods extend", unset="fedavg"),
         "mu": _strength("Strength of the proximal term", unset="0.1 with --base fedprox, else 0"),
         "server_lr": _rate(
             "Learning rate of the server, for --base fedavgm, fedadam, fedyogi and fedadagrad"
@@ -268,19 +287,21 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             Stem, "First layer of resnet18; small: for images of 32 pixels", unset="imagenet"
         ),
         "weights": Setting(Path, "Start resnet18 from a .safetensors file or a torch state dict"),
-        "fedbn": Setting(bool, "Every client keeps its own BatchNorm", False, "the weighted mean"),
+        "fedbn": Setting(
+            bool, "Each client keeps its own BatchNorm layers", False, "the weighted mean"
+        ),
         "lr": _rate("Local learning rate", unset="chosen, or the protocol's"),
         "rounds": _count(
             "Communication rounds", 50, "the protocol's, and more where fedgft-control needs them"
         ),
         "epochs": _count("Local epochs per round", 1, "1"),
         "batch_size": _count("Rows in a local batch", 256, "256; 64 for images"),
-        "steps": _count("Maximum of local steps per epoch", unset="all rows are read"),
+        "steps": _count("Maximum number of local steps per epoch", unset="all rows are read"),
         "optimizer": _choice(("adam", "adamw", "sgd", "momentum"), "Local optimizer", unset="adam"),
         "state": _choice(
             State,
-            "What a local optimizer keeps of the last round; keep: everything, reset: nothing, "
-            "reset-first: the second moment, shared: the clients' mean of the second moment",
+            "State of the local optimizer at the start of a round; keep: as it was, reset: zero, "
+            "reset-first: only the first moment is zero, shared: the clients' mean second moment",
             "shared",
             "the protocol's",
         ),
@@ -293,13 +314,15 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
     "Machine": {
         "device": Setting(str, "cpu, cuda, or several GPUs: cuda:0,cuda:1", "cpu", "cpu"),
         "precision": _choice(
-            Precision, "Type of numbers in training; bf16: products on a GPU only", "fp32", "fp32"
+            Precision, "Numeric precision; bf16: matrix products on a GPU only", "fp32", "fp32"
         ),
         "threads": _count("CPU threads; results do not depend on them", 2, "2"),
-        "executor": _choice(ExecutorName, "Which part of the simulator computes", "auto", "auto"),
-        "lanes": _count("Clients in flight on a GPU", unset="as many as help and fit"),
+        "executor": _choice(ExecutorName, "Executor of the simulator", "auto", "auto"),
+        "lanes": _count(
+            "Clients trained at the same time on a GPU", unset="as many as fit and help"
+        ),
         "deterministic": Setting(
-            bool, "The same bits each time on a GPU, slower; a CPU always gives them", False
+            bool, "Make GPU results identical in each run; slower. CPU results always are", False
         ),
         "checkpoint_every": _count(
             "Rounds between checkpoints in --out; 0: none", None, "1 for images, else 0", at_least=0
@@ -319,7 +342,9 @@ SETTINGS: dict[str, Setting] = {
     "batches": _choice(
         Batches, "reshuffled: drawn anew in every epoch; fixed: drawn once", "reshuffled"
     ),
-    "lag": Setting(bool, "Prices are one round old, as if sums came with the updates", False),
+    "lag": Setting(
+        bool, "Use prices that are one round old, as if sums came with the updates", False
+    ),
     "eval_on": _choice(
         EvalOn, "both: measure the clients' and the test rows; test: these only", "both"
     ),
@@ -329,7 +354,11 @@ SETTINGS: dict[str, Setting] = {
     "graphs": Setting(bool, "Replay captured steps on a GPU", True),
     # settings of commands and of a deployed run
     "method": _choice(MethodName, "The method"),
-    "alpha": _rate("Dirichlet concentration: small is heterogeneous", 0.5, at_most=inf),
+    "alpha": _rate(
+        "How evenly rows are dealt to clients: 0.5 is very uneven, 100 nearly even",
+        0.5,
+        at_most=inf,
+    ),
     "sites": _count("Sites to wait for", 3),
     "test_share": Setting(float, "Share of rows held out", 0.3, at_least=0, below=1),
     "proximal_mu": _strength("Strength of the proximal term of FedProx", 0.1),
@@ -338,7 +367,7 @@ SETTINGS: dict[str, Setting] = {
     "node_timeout": _rate("Seconds to wait for sites", 120.0, at_most=inf),
     "scaling": _choice(("pooled", "median"), "Scaling of the sites' numbers", "pooled"),
     "epsilon": _rate("Privacy budget of the whole run", at_most=inf),
-    "max_influence": _rate("The most that one site may move the gap", 1.0, at_most=inf),
+    "max_influence": _rate("Largest change of the gap that one site may cause", 1.0, at_most=inf),
 }
 
 
@@ -470,7 +499,7 @@ SETTINGS_EXAMPLES = """
 UNSET = {  # what None means in Python
     "steps": "all rows are read",
     "cohort": "all clients",
-    "lanes": "as many as help and fit",
+    "lanes": "as many as fit and help",
 }
 
 

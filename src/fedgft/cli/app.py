@@ -16,31 +16,30 @@ from fedgft.cli.console import discard_stdout, fail, note, output
 from fedgft.errors import EXTRAS, FedgftError
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 2 an error to fix (printed in one line), 3 a gap above --fail-above, "
-    "4 a target missed (with --strict), 130 interrupted."
+    "Exit codes: 0 success, 2 invalid input (one line says what to fix), 3 a gap above "
+    "--fail-above, 4 a missed target (with --strict), 130 interrupted."
 )
 
 
 COMMANDS = {  # heading -> command -> first sentence of its docstring, or the help of its App
-    "Look around": {
+    "Start": {
         "demo": "Compare six methods on Adult, split over ten very different clients.",
         "data": "List and fetch the public data sets.",
         "reproduce": "Regenerate the paper's tables and figures, beside the published numbers.",
     },
     "Measure": {
-        "measure": "Count a site's predictions. The file that comes out holds sums; no row leaves "
-        "the site.",
-        "audit": "Put sites' sums together: global and local gaps with intervals, who drives them, "
-        "a report.",
+        "measure": "Count the predictions of one site. The result is a file of sums; rows stay "
+        "at the site.",
+        "audit": "Combine the sums of all sites: gaps with intervals, the share of each site, a "
+        "report.",
     },
     "Train": {
-        "train": "Train one method, save its model, and show every client before and after.",
+        "train": "Train a fair model, save it, and compare it with FedAvg, client by client.",
         "compare": "Train several methods on the same replicates and compare accuracy and gaps.",
-        "frontier": "Sweep the strength of every method, draw accuracy against gap, save the "
-        "chosen model.",
-        "predict": "Apply a saved model; the output is the table with the columns score and "
-        "decision appended.",
-        "deploy": "Train between organizations, on Flower: set up hosts, or try it here.",
+        "frontier": "Draw accuracy against gap for every method, and save the model that meets a "
+        "target.",
+        "predict": "Apply a saved model to a table; adds the columns score and decision.",
+        "deploy": "Train between organizations with Flower: set up hosts, or try it on this host.",
     },
     "Shell": {
         "completion": "Print a script that lets a shell complete commands, options and choices."
@@ -76,7 +75,7 @@ def completion(shell: Shell, /) -> None:
     Parameters
     ----------
     shell
-        The shell it is for. Nothing is installed: put it where the shell looks for completions.
+        The shell. Nothing is installed: save the script where your shell looks for completions.
 
     Examples
     --------
@@ -123,12 +122,12 @@ def launch(
     Parameters
     ----------
     quiet
-        No notes and no progress, only results and errors.
+        Print only results and errors, no notes and no progress.
     verbose
-        Versions, progress also in a log, seconds and memory at the end.
+        Print versions, progress as log lines, and seconds and memory at the end.
     """
     if quiet and verbose:
-        raise FedgftError("--quiet and --verbose: one of the two", kind="conflict")
+        raise FedgftError("--quiet and --verbose exclude each other: give one", kind="conflict")
     output.quiet = quiet
     output.verbose = verbose
     started = time.monotonic()
@@ -188,8 +187,25 @@ def load_command(arguments: list[str]) -> App | None:
         command = command[word]
         if command.default_command is not None:
             command.help = None
-            command.help_epilogue = format_examples(command.default_command.__doc__)
+            function = command.default_command
+            command.help_epilogue = format_examples(function.__doc__)
+            function.__doc__ = join_lines(function.__doc__ or "")
     return command
+
+
+def join_lines(docstring: str) -> str:
+    """Return the docstring with each paragraph on one line; help wraps it to the terminal."""
+    lines: list[str] = []
+    in_text = True  # until the heading of the parameters
+    for line in cleandoc(docstring).splitlines():
+        in_text = in_text and line != "Parameters"
+        is_indented = line.startswith(" ")
+        continues = lines and lines[-1] and line and lines[-1].startswith(" ") == is_indented
+        if continues and (is_indented or in_text):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def format_examples(docstring: str | None) -> str:

@@ -1,4 +1,4 @@
-"""`fedgft measure`: the sums of one site; `fedgft audit`: one account of all sites' fairness."""
+"""`fedgft measure`: the sums of one site; `fedgft audit`: the fairness over all sites."""
 
 import re
 import sys
@@ -67,44 +67,45 @@ def measure(
     report: Place | None = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Count a site's predictions. The file that comes out holds sums; no row leaves the site.
+    """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
     Parameters
     ----------
     predictions
-        CSV or Parquet, one row a person; it is read in batches.
+        A CSV or Parquet file with one row per person. Large files are read in batches.
     label
-        The column with what is true.
+        The column with the true outcome.
     group
-        A column with a group; give it again for intersections. race=White,Black lists the values.
+        A column with groups; repeat it for intersections. race=White,Black lists the values.
     score
-        The column with P(positive), in [0, 1]; with more classes once for each, in their order.
+        The column with the probability of the positive class; with more than two classes one column
+        per class, in their order.
     decision
-        The column with the decision, where it does not follow from the score.
+        The column with the decision; needed if the decision does not follow from the score.
     threshold
-        A score of at least this much is a positive decision.
+        Scores of at least this value are positive decisions.
     name
-        The site's name [default: the file's].
+        Name of the site [default: the name of the file].
     out
-        Where to write the sums [default: NAME.json].
+        File for the sums [default: NAME.json].
     positive
-        Which of two labels is the positive one [default: the last in sorted order].
+        The positive one of two labels [default: the last in sorted order].
     classes
-        All labels there can be, in order, where a site may lack some.
+        All possible labels, in order; needed if this site lacks some.
     bins
-        Bins of the score histograms [default: 100; 20 with --epsilon].
+        Number of bins of the score histograms [default: 100; 20 with --epsilon].
     min_bin
-        Put bins of the histograms together until each has this many rows; 1 shows every bin.
+        Join bins of the histograms until each has this many rows; 1 keeps every bin.
     min_cell
         Withhold counts of fewer rows than this, such as 10.
     epsilon
         Add noise for differential privacy with this budget.
     delta
-        With --epsilon: discrete Gaussian noise at this delta instead of discrete Laplace.
+        With --epsilon: use discrete Gaussian noise with this delta, not discrete Laplace.
     report
-        A folder for a report on this site alone: what `fedgft audit` says of it.
+        Folder for a report on this site alone, as `fedgft audit` writes it.
     json
-        Print the sums to stdout, and write no file unless --out names one.
+        Print the sums to stdout; write a file only if --out names one.
 
     Examples
     --------
@@ -174,7 +175,7 @@ def audit(
     bootstrap: Whole = 0,
     compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
 ) -> None:
-    """Put sites' sums together: global and local gaps with intervals, who drives them, a report.
+    """Combine the sums of all sites: gaps with intervals, the share of each site, a report.
 
     For example: fedgft audit site-*.json --out report --fail-above sp=0.05
 
@@ -183,19 +184,19 @@ def audit(
     files
         Files that `fedgft measure` wrote, or folders of them.
     out
-        A folder for report.html, report.md and audit.json.
+        Folder for report.html, report.md and audit.json.
     json
-        Print the audit as JSON, and nothing else, to stdout.
+        Print the audit to stdout as JSON, and nothing else.
     reference_groups
-        Compare every group with these: White, or race=White sex=Male.
+        Compare every group with this one: White, or race=White sex=Male.
     fail_above
-        Exit with code 3 if a gap is above a limit beyond chance: sp=0.05.
+        Exit with code 3 if a gap exceeds a limit by more than chance: sp=0.05.
     adjust
-        Look for thresholds by group that bring a gap down: sp=0.02.
+        Find one threshold per group that reduces a gap to a target: sp=0.02.
     bootstrap
-        Intervals from so many draws of sites instead of rows, such as 2000.
+        Compute intervals from this many random draws of sites (not rows), such as 2000.
     compare
-        Two folders, old and new, of site files or of reports: the change of every gap.
+        Compare two folders of site files or reports, old and new: the change of each gap.
 
     Examples
     --------
@@ -346,11 +347,13 @@ def check_site_file(path: Path, site: str) -> None:
     require(has_folder, f"`out` {path}: there is no folder {path.parent}", kind="file")
     if not path.exists():
         return
-    require(path.is_file(), f"`out` {path}: is no plain file; --json prints the sums", kind="file")
+    require(
+        path.is_file(), f"`out` {path}: is not a regular file; --json prints the sums", kind="file"
+    )
     try:
         (found,) = fedgft.auditing.read_sums(path).sites
     except FedgftError:
-        text = f"`out` {path}: exists and holds no sums of ours; name another file"
+        text = f"`out` {path}: exists and is not a file of sums; name another file"
         raise FedgftError(text, kind="file") from None
     text = f"`out` {path}: holds the sums of site '{found}'; name another file"
     require(found == site, text, kind="file")
@@ -360,7 +363,7 @@ def check_site_report(folder: Path, sums: Path | None) -> None:
     """Raise a `FedgftError` if the report would replace foreign files, or the sums."""
     report_files.check_report_folder(folder, "audit", field="report")
     if sums is None:
-        raise FedgftError("`report` and --json: one of the two", kind="conflict")
+        raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
     written = [folder, *(folder / name for name in report_files.report_names("audit"))]
     is_apart = sums.absolute() not in [path.absolute() for path in written]
     require(is_apart, f"`report` {folder}: the sums go to {sums}; name another folder")
@@ -378,7 +381,7 @@ def describe_rows(sums: "SiteSums", name: str) -> list[str]:
     for what, missing in (("label", site.label_missing), ("prediction", site.prediction_missing)):
         if missing > 0:
             number = "a few" if missing != int(missing) or site.privacy else f"{missing:,.0f}"
-            notes.append(f"{number} row(s) without a {what} are counted apart")
+            notes.append(f"{number} row(s) without a {what} are counted separately")
     unknown = sum(t[..., site_sums.COUNT].sum() for g, t in site.tables.items() if None in g)
     if unknown > 0:
         notes.append(f"a group is not recorded for {unknown:,.0f} row(s)")
@@ -405,7 +408,7 @@ def describe_disclosure(sums: "SiteSums", min_bin: int) -> list[str]:
     if few:
         protection = (
             f"; {few} of them are of fewer than {site_sums.MIN_BIN} people, whose scores can be "
-            f"read off (--min-bin {site_sums.MIN_BIN} puts them together)"
+            f"read off (--min-bin {site_sums.MIN_BIN} joins them)"
         )
     else:
         protection = f", each of at least {max(min_bin, site_sums.MIN_BIN)} people: no single score"
@@ -422,7 +425,8 @@ def _describe_privacy(privacy: "Privacy") -> list[str]:
         return [f"{privacy.suppressed} cell(s) of 1 to {largest} rows are withheld"]
     notes = [
         f"{privacy.mechanism} noise of scale {privacy.scale:.3g} is on every count: epsilon "
-        f"{privacy.epsilon:g}, delta {privacy.delta:g} for one row; measuring again spends it again"
+        f"{privacy.epsilon:g}, delta {privacy.delta:g} for one row; measuring again spends the "
+        "same budget again"
     ]
     if privacy.names != "declared":
         notes.append(

@@ -38,16 +38,17 @@ def compare(
     methods
         fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions).
     metrics
-        sp, eop, eo, cal, acc, fpr; several at once with weights: sp+0.5*eop.
+        sp, eop, eo, cal, acc, fpr, or weighted sums such as sp+0.5*eop.
     alpha
-        Dirichlet concentrations: small is heterogeneous.
+        How evenly rows are dealt to clients: 0.5 is very uneven, 100 nearly even; with several
+        values, each is compared.
     out_
         Folder for rows.parquet, rounds.parquet and the figure.
     strict
-        End with exit code 4 where fedgft-control misses its target in more than half of the
-        replicates, or meets it with a collapsed model.
+        Exit with code 4 if fedgft-control misses its target in more than half of the replicates,
+        or meets it with a collapsed model.
     json
-        Print the rows as JSON, and nothing else, to stdout.
+        Print the rows to stdout as JSON, and nothing else.
 
     Examples
     --------
@@ -94,11 +95,11 @@ def demo(
     Parameters
     ----------
     seeds
-        Replicates.
+        Number of replicates.
     out_
         Folder for the rows and the figures.
     json
-        Print the rows as JSON, and nothing else, to stdout.
+        Print the rows to stdout as JSON, and nothing else.
 
     Examples
     --------

@@ -16,10 +16,10 @@ OTHERS = (  # data sets that are not downloaded: name, rows, description, licens
     (
         "celeba",
         202_599,
-        "faces with 40 attributes, from a folder that you have: --images",
+        "faces with 40 attributes, from a folder on your disk: --images",
         "for research, not redistributed",
     ),
-    ("synthetic", None, "made on the spot, with gaps that are known", ""),
+    ("synthetic", None, "generated, with known gaps", ""),
 )
 
 
@@ -30,7 +30,7 @@ def list_(*, json: Annotated[bool, Flag] = False) -> None:
     Parameters
     ----------
     json
-        Print the list as JSON, and nothing else, to stdout.
+        Print the list to stdout as JSON, and nothing else.
     """
     from fedgft.data import SOURCES
 
@@ -43,7 +43,7 @@ def list_(*, json: Annotated[bool, Flag] = False) -> None:
     from rich.table import Table
 
     table = Table(header_style="bold")
-    for name in ("name", "rows", "what it is", "license"):
+    for name in ("name", "rows", "description", "license"):
         table.add_column(name, justify="right" if name == "rows" else "left")
     for each in sets:
         rows = "any" if each["rows"] is None else f"{each['rows']:,}"
@@ -59,16 +59,16 @@ def get(
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Fetch a data set into the cache; with --out, also write it as a table for `predict`.
+    """Download a data set into the cache; with --out, also write it as a table.
 
     Parameters
     ----------
     name
-        One of those that `fedgft data list` shows.
+        A name that `fedgft data list` shows.
     out
         A .csv or .parquet file.
     json
-        Print what was fetched as JSON, and nothing else, to stdout.
+        Print a description to stdout as JSON, and nothing else.
 
     Examples
     --------

@@ -80,49 +80,51 @@ class LocalRunOptions:
     Parameters
     ----------
     sites
-        How many sites [default: 3, or one for every file of --data].
+        Number of sites [default: 3, or one per file of --data].
     rounds
         Rounds of training.
     data
-        A public data set to cut between sites [default: adult], or a CSV or Parquet file per site.
+        A public data set to divide between sites [default: adult], or one CSV or Parquet file per
+        site.
     label
-        Of such files: the column with what is true.
+        With files: the column with the true outcome.
     group
         The column with the group; "race,sex" for intersections.
     positive
-        Which of two labels is the positive one.
+        The positive one of two labels.
     method
         fedgft-control (reaches --target), fedgft (the paper's penalty, with --lam), fairfed, or
-        measured (the strategy as it is, its gap measured) [default: fedgft-control, or fedgft where
-        --lam is given].
+        measured (the unchanged strategy, with its gap measured) [default: fedgft-control; fedgft
+        with --lam].
     metric
-        sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
+        sp, eop, eo, cal, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     target
-        Of fedgft-control: the gap of decisions that is to be reached [default: 0].
+        For fedgft-control: the largest gap of decisions, as a fraction [default: 0].
     lam
-        Of fedgft: the strength of the paper's penalty.
+        For fedgft: the strength of the paper's penalty.
     strategy
-        Any of flwr.serverapp.strategy: FedAvg, FedAdam, FedProx, Krum, ...
+        A strategy of flwr.serverapp.strategy: FedAvg, FedAdam, FedProx, Krum, ...
     channel
-        train (no further message), query (exact, one more per round) or evaluate.
+        How sums travel: train (no extra message), query (exact; one extra message per round) or
+        evaluate.
     alpha
-        Dirichlet concentration of the cut: small is heterogeneous.
+        How evenly rows are dealt to the sites: 0.5 is very uneven, 100 nearly even.
     seed
-        Of the cut, the start and the order of rows.
+        Seed of the division into sites, the initial model and the order of rows.
     epsilon
-        Noise on the statistics, with this budget for the whole run.
+        Add noise to the statistics, with this privacy budget for the whole run.
     set_
         More settings of the app: --set lr=0.005 'model="mlp"' min-count=10.
     app_
-        Your own app instead of the one that ships.
+        Your own app, in place of the one that comes with fedgft.
     port
-        The server's port [default: one that is free].
+        The server's port [default: a free one].
     timeout
-        Seconds after which the run is given up.
+        Stop the run after this many seconds.
     out_
         A new folder for the model, the history, the report and the logs.
     resume
-        Go on in --out from the last round that was finished there.
+        Continue in --out after the last finished round.
     """
 
     sites: Whole | None = None
@@ -150,13 +152,13 @@ class LocalRunOptions:
 
 @app.command
 def local(*, json: Annotated[bool, Flag] = False, options: LocalRunOptions | None = None) -> None:
-    """Run a whole federation on this host: one server and N sites as processes of their own, with
-    TLS and node authentication, as it would run between organizations.
+    """Run a whole federation on this host: a server and N sites as separate processes, with TLS
+    and node authentication, as between organizations.
 
     Parameters
     ----------
     json
-        Print one line of JSON at the end, and nothing else, to stdout.
+        Print one line of JSON to stdout at the end, and nothing else.
 
     Examples
     --------
@@ -169,8 +171,8 @@ def local(*, json: Annotated[bool, Flag] = False, options: LocalRunOptions | Non
 
 @app.command
 def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(".")) -> None:
-    """Make a site's key pair, at the site: the private half stays there, the public half goes to
-    the server.
+    """Make the key pair of a site, at the site: the private key stays there, the public key goes
+    to the server.
 
     Parameters
     ----------
@@ -211,8 +213,7 @@ def init(
     Parameters
     ----------
     folder
-        A new folder, for the server's host. It holds secrets: of its files a site gets ca.crt and
-        nothing else.
+        A new folder, for the server's host. It holds secrets: give sites only the file ca.crt.
     sites
         The sites and their public keys, NAME=FILE each; `fedgft deploy keys NAME` makes one.
     host
@@ -222,7 +223,7 @@ def init(
     alias
         More names and addresses of the server, for its certificate.
     make_keys
-        Make the keys of sites without a file here: for trials, since then the server has them.
+        Also make the keys of sites that have no file. For trials only: the server then knows them.
 
     Examples
     --------
@@ -245,7 +246,7 @@ def init(
 
 @app.command
 def server(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
-    """Start a federation's server: a SuperLink on loopback, and the gate that sites connect to.
+    """Start the server of a federation: a SuperLink on loopback, and the gate for the sites.
 
     Examples
     --------
@@ -256,7 +257,7 @@ def server(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
 
 @app.command
 def gate(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
-    """Start the gate alone, in front of a SuperLink that was started otherwise.
+    """Start only the gate, in front of a SuperLink that is already running.
 
     Examples
     --------
@@ -279,7 +280,7 @@ def site(
     app_: Annotated[Place | None, Parameter(name="--app")] = None,
     poll: float = 1.0,
 ) -> None:
-    """Take part as a site, with the app that is installed here; it needs no open port.
+    """Join a federation as a site, with the app that is installed here; needs no open port.
 
     Parameters
     ----------
@@ -288,21 +289,20 @@ def site(
     server
         HOST:PORT of the server.
     ca
-        The certificate of the federation's authority, from the server's operator.
+        The certificate of the federation's authority (ca.crt), from the server's operator.
     key
         The site's private key [default: NAME.key].
     peers
-        A folder with the public keys of all sites (*.pub), by which they know each other in secure
-        sums.
+        A folder with the public keys of all sites (*.pub), for secure sums.
     data
         The site's table, CSV or Parquet.
     set_
-        More of the node's settings: --set max-epsilon=1 min-count=10.
+        More settings of this site: --set max-epsilon=1 min-count=10.
     app_
-        A Flower app of your own to run instead of the installed one. What a run is submitted with
-        is never run.
+        Your own Flower app, in place of the installed one. Code that comes with a run is never
+        executed.
     poll
-        Seconds between questions for work.
+        Seconds between requests for work.
 
     Examples
     --------
@@ -508,7 +508,7 @@ def parse_app_settings(
     pairs
         The values of --set.
     own_app
-        The folder of the user's own app; None: the app that ships.
+        The folder of the user's own app; None: the app that comes with fedgft.
     reserved
         Keys that have options of their own and are refused.
     """

@@ -1,4 +1,4 @@
-"""`fedgft frontier`: what fairness costs, for every method over its whole range."""
+"""`fedgft frontier`: accuracy against gap, for every method over its whole range."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,30 +41,31 @@ def frontier(
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,
 ) -> None:
-    """Sweep the strength of every method, draw accuracy against gap, save the chosen model.
+    """Draw accuracy against gap for every method, and save the model that meets a target.
 
-    Chosen is the most accurate model within --target, or without one the knee of the frontier; on
-    the clients' rows, never on test rows. FedAvg is always among the methods.
+    The command varies the strength of each method. It saves the most accurate model within
+    --target; without a target, the knee of the frontier: a larger gap than there brings little
+    accuracy. It chooses on the clients' rows, never on test rows. FedAvg is always included.
 
     Parameters
     ----------
     metric
-        sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
+        sp, eop, eo, cal, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     methods
-        lrw, fairfed, lft, fedgft, fedgft-control; thresholds: FedAvg with one threshold a group.
+        lrw, fairfed, lft, fedgft, fedgft-control; thresholds: FedAvg with one threshold per group.
     alpha
-        Dirichlet concentration: small is heterogeneous.
+        How evenly rows are dealt to simulated clients: 0.5 is very uneven, 100 nearly even.
     points
-        Strengths of each method.
+        Number of strengths per method.
     references
-        Also the same method on pooled rows, and Fairlearn's (slow; needs fedgft[references]). Its
-        fits are kept in the folder, so an interrupted run continues.
+        Also train on pooled rows, and with Fairlearn (slow; needs fedgft[references]). Finished
+        fits are kept in the folder, so that an interrupted run continues.
     out_
-        Folder for the rows, the figure and the model.
+        Folder for the table of results, the figure and the model.
     strict
-        End with exit code 4 where nothing meets --target, or the saved model misses it.
+        Exit with code 4 if nothing meets --target, or the saved model misses it.
     json
-        Print the rows as JSON, and nothing else, to stdout.
+        Print the rows to stdout as JSON, and nothing else.
 
     Examples
     --------
@@ -73,7 +74,7 @@ def frontier(
     """
 
     if strict and (options is None or options.target is None):
-        raise FedgftError("`strict` is about a target: give `target`", kind="missing")
+        raise FedgftError("`strict` needs a target: give `target`", kind="missing")
     options = options or Options()
     _check(options, points)
     (wanted,) = session.check_cells(replace(options, target=None), methods, [metric], [alpha])

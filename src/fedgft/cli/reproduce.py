@@ -1,4 +1,4 @@
-"""`fedgft reproduce`: every table and figure of the paper, from one command."""
+"""`fedgft reproduce`: the tables and figures of the paper."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,17 +64,17 @@ class CelebaOptions:
     skip_bad
         Skip and count images that are missing or unreadable.
     train_rows
-        Images that each replicate draws to train on [default: 10,000].
+        Training images per replicate [default: 10,000].
     test_rows
-        Images that each replicate draws to test on [default: 6,000].
+        Test images per replicate [default: 6,000].
     device
         Where to train: cpu, cuda, or several GPUs: cuda:0,cuda:1 [default: cpu].
     precision
         Precision of matrix products; parameters stay float32 [default: fp32].
     lanes
-        Clients in flight on a GPU [default: as many as help and fit].
+        Clients trained at the same time on a GPU [default: as many as fit and help].
     deterministic
-        The same bits each time on a GPU, slower.
+        Make GPU results identical in each run; slower.
     """
 
     images: Place | None = None
@@ -116,23 +116,23 @@ def reproduce(
     """Regenerate the paper's tables and figures, beside the published numbers.
 
     Finished cells are kept in the folder: an interrupted run continues where it stopped, and
-    a second run only draws. `index.html` shows everything that the folder holds.
+    a second run only draws. `index.html` shows all results in the folder.
 
     Parameters
     ----------
     names
-        Tables, figures and theorems of the paper, or all of them. simpson needs no data, and
-        convergence is run on compas.
+        Tables, figures and theorems of the paper, or all. simpson needs no data; convergence uses
+        compas.
     data
-        adult, compas, or celeba, whose images you must have (--images).
+        adult, compas, or celeba (needs its images: --images).
     protocol
-        paper: as the published numbers were made. heldout: on people who were not trained on.
+        paper: as the published numbers were made. heldout: measured on rows held out of training.
     seeds
-        Replicates.
+        Number of replicates.
     out_
-        Folder for tables, figures, rows and the page.
+        Folder for tables, figures, rows and the results page.
     json
-        Print the rows as JSON, and nothing else, to stdout.
+        Print the rows to stdout as JSON, and nothing else.
 
     Examples
     --------

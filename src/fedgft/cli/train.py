@@ -35,31 +35,30 @@ def train(
     json: Annotated[bool, Flag] = False,
     options: Options | None = None,
 ) -> None:
-    """Train one method, save its model, and show every client before and after.
+    """Train a fair model, save it, and compare it with FedAvg, client by client.
 
-    Saved is the most accurate of the replicates that met the target on their clients' rows; if none
-    did, the one nearest to it.
+    Training is repeated with different seeds (--seeds). The saved model is the most accurate one
+    that met the target on its clients' rows; if none did, it is the one nearest to the target.
 
     Parameters
     ----------
     method
-        fedavg, lrw, lft, fairfed, fedgft (as published) or fedgft-control (a target for decisions)
-        [default: fedgft-control; fedgft where --lam, --penalty or --spread is given, or the
-        protocol is paper].
+        fedgft-control (reaches a target), fedgft (as published), or an earlier method
+        [default: fedgft-control; fedgft with --lam, --penalty, --spread or --protocol paper].
     metric
-        sp, eop, eo, cal, acc or fpr; several at once with weights: sp+0.5*eop.
+        sp, eop, eo, cal, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     alpha
-        Dirichlet concentration: small is heterogeneous.
+        How evenly rows are dealt to simulated clients: 0.5 is very uneven, 100 nearly even.
     init
-        Start from a model that `fedgft train` saved.
+        Start from a model that an earlier `fedgft train` saved.
     out_
-        Folder for the model, the rows and the figure.
+        Folder for the model, the table of results and the figure.
     all_models
-        Save every replicate's model, not that of one alone.
+        Save the models of all replicates, not only one.
     strict
-        End with exit code 4 where the saved model misses the target, or has collapsed.
+        Exit with code 4 if the saved model misses the target or has collapsed.
     json
-        Print the result as JSON, and nothing else, to stdout.
+        Print the result to stdout as JSON, and nothing else.
 
     Examples
     --------
@@ -71,7 +70,7 @@ def train(
 
     options = options or Options()
     is_one_start = init is None or options.weights is None
-    require(is_one_start, "`init` and `weights` are two starts; give one", kind="conflict")
+    require(is_one_start, "`init` and `weights` exclude each other: give one", kind="conflict")
     start = None if init is None else fedgft.load_model(init)
     method = method or default_method(options)
     has_target = method == "fedgft-control"
@@ -140,18 +139,18 @@ def predict(
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Apply a saved model; the output is the table with the columns score and decision appended.
+    """Apply a saved model to a table; adds the columns score and decision.
 
     Parameters
     ----------
     model
         A model.safetensors that `fedgft train` wrote.
     file
-        CSV or Parquet with the columns the model was trained on.
+        A CSV or Parquet file with the columns that the model was trained on.
     out
-        A .csv or .parquet file; without it CSV goes to stdout.
+        A .csv or .parquet file [default: CSV to stdout].
     json
-        Print the rows as JSON, and nothing else, to stdout.
+        Print the rows to stdout as JSON, and nothing else.
 
     Examples
     --------
