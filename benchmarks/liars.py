@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))  # the in-process engine
 
 import fedgft  # noqa: E402
 from fedgft.algorithms import Cohort, fedgft_control  # noqa: E402
-from fedgft.data.public import synthetic  # noqa: E402
+from fedgft.data.generated import synthetic  # noqa: E402
 from fedgft.engine import Settings, predict_proba, simulate  # noqa: E402
 from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate  # noqa: E402
 from fedgft.flower import FedGFT, MeasuredStrategy  # noqa: E402

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from fedgft.auditing import measure, write_sums
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.errors import FedgftError
 from fedgft.study.cache import Checkpoints
 

@@ -19,8 +19,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedgft.data.dataset import Federation
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.engine import Settings, predict_proba, simulate
 from fedgft.flower import Site, register
 from fedgft.flower.client import client_site, first_arrays

@@ -7,7 +7,7 @@ import torch
 
 from fedgft.algorithms import Algorithm
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.engine import History, Settings, simulate
 from fedgft.models import get_model
 from fedgft.optimizers import Optimizer

@@ -210,7 +210,7 @@ def test_a_key_is_the_same_in_every_process() -> None:
     program = """
 import numpy as np
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.study.cache import run_key
 from fedgft.algorithms import get_method
 from fedgft.metrics import CATALOG

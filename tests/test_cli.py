@@ -13,7 +13,7 @@ import pytest
 
 from fedgft.cli import main
 from fedgft.data import SOURCES
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.fair_model import load_model
 
 # an infinite heterogeneity is said, and is no error

@@ -22,8 +22,8 @@ from fedgft.algorithms.controller import (
     damping,
 )
 from fedgft.data.dataset import standardize
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric, get_metric

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from fedgft.algorithms import fedgft
 from fedgft.data.dataset import standardize
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.metrics import CATALOG
 from fedgft.optimizers import Optimizer

@@ -12,8 +12,8 @@ import pytest
 
 from fedgft.algorithms import fedavg
 from fedgft.data.dataset import standardize
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.engine import Settings, simulate
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fedgft.data import Dataset, Encoder, Federation
 from fedgft.data.dataset import Moments, standardize
 from fedgft.data.encode import Categorical, as_text
+from fedgft.data.generated import compute_known_gaps, synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import compute_known_gaps, synthetic
 from fedgft.errors import FedgftError
 
 

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.errors import FedgftError
 from fedgft.flower import FedGFT, MeasuredStrategy
 from fedgft.flower.client import client_site

@@ -146,8 +146,8 @@ HARDER = {"batch-size": 256}
 
 
 def iid():
+    from fedgft.data.generated import synthetic
     from fedgft.data.partition import partition
-    from fedgft.data.public import synthetic
 
     return partition(synthetic(rows=3000, features=4, gap=0.5), "iid", clients=3, seed=1)
 

@@ -390,8 +390,8 @@ def test_a_server_of_another_kind_is_named_at_the_site(change, says: str, said) 
 
 def test_a_site_with_another_model_is_named(said) -> None:
     """One site has a column more: its own error, and the run of the others."""
+    from fedgft.data.generated import synthetic
     from fedgft.data.partition import partition
-    from fedgft.data.public import synthetic
 
     made = biased()
     wide = partition(synthetic(rows=600, features=5, gap=0.4), clients=3, alpha=1.0, seed=1)

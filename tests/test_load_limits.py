@@ -13,8 +13,8 @@ import pytest
 from fedgft.auditing import audit, measure, write_sums
 from fedgft.auditing import site_file as gathering
 from fedgft.auditing.measurement import Measurement, read_batches
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.engine.plan import index_rows, sample_cohort
 from fedgft.flower.messages import most_common
 from fedgft.metrics import CATALOG

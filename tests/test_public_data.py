@@ -1,7 +1,9 @@
 """The public data sets: their content, and where it can be downloaded."""
 
 import hashlib
+import json
 import zipfile
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import polars as pl
 import pytest
 
 import fedgft
+from fedgft.cli import main
 from fedgft.data import SOURCES, load, load_table, prepared_frame
 from fedgft.data import public as fetching
-from fedgft.data.public import RemoteFile, SourceFailed, get_cache_folder, obtain, synthetic
+from fedgft.data.generated import make_loans, synthetic
+from fedgft.data.public import RemoteFile, SourceFailed, get_cache_folder, obtain
 from fedgft.errors import FedgftError
 
 PAGE = Path(__file__).parents[1] / "docs" / "unsupported.md"
@@ -384,3 +388,36 @@ def test_a_cache_that_cannot_be_written(world, tmp_path):
     get_cache_folder().write_text("in the way")
     with pytest.raises(FedgftError, match="cache folder cannot be written"):
         obtain([file])
+
+
+def test_each_bank_of_the_loans_looks_fair_and_together_they_are_not():
+    loans = make_loans()
+    gaps = {}
+    for name, rows in {"all": loans, **{b: loans.filter(bank=b) for b in loans["bank"]}}.items():
+        gaps[name] = fedgft.demographic_parity_difference(
+            rows["repaid"] == "yes",
+            (rows["probability"] >= 0.5).to_numpy(),
+            sensitive_features=rows["sex"],
+        )
+    assert gaps.pop("all") > 0.15
+    assert set(gaps) == {"north", "south", "east"} and max(gaps.values()) < 0.02
+
+
+def test_loans_have_their_own_roles():
+    data = fedgft.load("loans")
+    assert data.client_names == ("east", "north", "south")
+    assert data.group_names == ("man", "woman") and data.classes == ("no", "yes")
+    assert "probability" not in data.columns
+
+
+def test_get_writes_the_tables_of_the_loans_and_replaces_no_other_file(tmp_path, capsys):
+    with chdir(tmp_path):
+        main(["data", "get", "loans", "--json"])
+        written = json.loads(capsys.readouterr().out)["files"]
+        assert written == ["loans.csv", "north.csv", "south.csv", "east.csv"]
+        assert len(pl.read_csv("loans.csv")) == sum(len(pl.read_csv(f)) for f in written[1:])
+        main(["data", "get", "loans"])  # the same files
+        Path("north.csv").write_text("mine")
+        with pytest.raises(SystemExit):
+            main(["data", "get", "loans"])
+        assert Path("north.csv").read_text() == "mine"

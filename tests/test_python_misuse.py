@@ -16,8 +16,8 @@ from fedgft import Penalty
 from fedgft.algorithms import fedavg
 from fedgft.auditing import audit, measure, merge
 from fedgft.data.dataset import Dataset, Federation, standardize
+from fedgft.data.generated import synthetic
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
 from fedgft.data.table import load_table
 from fedgft.engine import Settings, simulate
 from fedgft.errors import FedgftError

@@ -13,7 +13,7 @@ import pytest
 
 import fedgft.study.cache as cache_module
 from fedgft.cli.reproduce import Name
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.errors import FedgftError
 from fedgft.paper.cells import EXPERIMENTS, NAMES, Cell
 from fedgft.paper.runner import Runner, make_batches

@@ -18,7 +18,7 @@ from fairlearn.metrics import (
 import fedgft
 from fedgft import FedgftError, History, Settings, simulate
 from fedgft.algorithms import METHODS, fedavg, get_method, with_base
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.engine import predict_proba
 from fedgft.models import MLP
 from fedgft.study import Study, get_protocol

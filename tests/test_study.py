@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric
 from fedgft.study import Point, Study, choices, client_rows, get_protocol, row, train_model

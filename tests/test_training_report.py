@@ -12,7 +12,7 @@ import pytest
 
 from fedgft.cli import main
 from fedgft.data.dataset import Dataset
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.engine import History
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric

@@ -165,7 +165,7 @@ if sys.argv[1] == "no-numba":
     sys.modules["numba"] = None
 import numpy as np
 from fedgft.data.partition import partition
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.engine import Settings, simulate
 from fedgft.algorithms import fedgft
 from fedgft.metrics import CATALOG

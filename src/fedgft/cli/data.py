@@ -1,16 +1,21 @@
 """`fedgft data`: list and fetch the public data sets."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from fedgft.cli.console import bar, note, out, print_json, wrote
 from fedgft.cli.options import Flag, Place
+from fedgft.errors import FedgftError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 app = App(
     name="data",
     help="List and fetch the public data sets.",
-    help_epilogue="Examples:\n  fedgft data list\n  fedgft data get adult --out adult.csv",
+    help_epilogue="Examples:\n  fedgft data list\n  fedgft data get loans",
 )
 OTHERS = (  # data sets that are not downloaded: name, rows, description, license
     (
@@ -59,35 +64,64 @@ def get(
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Download a data set into the cache; with --out, also write it as a table.
+    """Get a data set: download it into the cache, and with --out write it as a table.
+
+    loans is generated and written at once: loans.csv, and one table per bank for audits.
 
     Parameters
     ----------
     name
         A name that `fedgft data list` shows.
     out
-        A .csv or .parquet file.
+        A .csv or .parquet file. For loans, a folder [default: the current folder].
     json
         Print a description to stdout as JSON, and nothing else.
 
     Examples
     --------
+    fedgft data get loans
     fedgft data get adult --out adult.csv
     """
     from fedgft.data import load, prepared_frame
     from fedgft.data.public import find_source
     from fedgft.data.table import check_table_path, write_table
 
-    find_source(name)
-    if out is not None:
+    source = find_source(name)
+    tables = {}
+    if source.client is not None:
+        tables = _list_tables(source.name, prepared_frame(name), source.client, out or Path())
+    elif out is not None:
         check_table_path(out)
     with bar() as progress:
         dataset = load(name, on_progress=progress.fetch)
     for text in dataset.notes:
         note(text)
-    if out is not None:
-        wrote([write_table(prepared_frame(name), out)])
+    if source.client is None and out is not None:
+        tables = {out: prepared_frame(name)}
+    paths = [write_table(table, path) for path, table in tables.items()]
+    wrote(paths)
     if json:
-        print_json({"name": name, "rows": len(dataset), "features": len(dataset.columns)})
+        about = {"name": name, "rows": len(dataset), "features": len(dataset.columns)}
+        print_json(about | {"files": [str(path) for path in paths]})
     else:
         note(f"{name}: {len(dataset):,} rows, {len(dataset.columns)} features")
+
+
+def _list_tables(
+    name: str, frame: "pl.DataFrame", client: str, folder: Path
+) -> dict[Path, "pl.DataFrame"]:
+    """Return the tables to write: all rows for training, and the rows of each client for audits.
+
+    Raises a `FedgftError` where a file exists that is not the one to be written.
+    """
+    from fedgft.data.generated import PROBABILITY
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {folder / f"{name}.csv": frame.drop(PROBABILITY)}
+    for part, rows in frame.partition_by(client, as_dict=True, maintain_order=True).items():
+        tables[folder / f"{part[0]}.csv"] = rows
+    for path, table in tables.items():
+        if path.exists() and path.read_bytes() != table.write_csv().encode():
+            text = f"`out` {path}: exists and has other content; name another folder"
+            raise FedgftError(text, kind="file")
+    return tables

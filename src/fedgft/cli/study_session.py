@@ -12,7 +12,7 @@ from typing import Any
 from fedgft.cli.console import Bar, bar, comparison, decisions, note, out
 from fedgft.cli.options import Options, require, require_values
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
-from fedgft.data.public import synthetic
+from fedgft.data.generated import synthetic
 from fedgft.engine.executors import check_devices
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
@@ -205,7 +205,7 @@ def _make_study(
     start: FairModel | None,
     checkpoints: Checkpoints | None,
 ) -> Study:
-    kind = options.partition or ("dirichlet" if options.client is None else "column")
+    kind = options.partition or ("dirichlet" if dataset.clients is None else "column")
     clients = len(dataset.client_names) if kind == "column" else options.clients
     dataset, protocol = _draw_available(options, dataset, make_protocol(options))
     protocol.settings.check_cohort(clients)

