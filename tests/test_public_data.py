@@ -92,7 +92,9 @@ def test_an_exported_frame_reads_back_as_the_same_features(name, tmp_path):
     data = available(name)
     path = tmp_path / f"{name}.csv"
     prepared_frame(name).write_csv(path)
-    again = load_table(path, label=SOURCES[name].label, group=SOURCES[name].group)
+    source = SOURCES[name]
+    roles = {"client": source.client, "leave_out": source.leave_out}
+    again = load_table(path, label=source.label, group=source.group, **roles)
     assert again.encoder == data.encoder
     for field in ("features", "labels", "groups"):
         np.testing.assert_array_equal(getattr(again, field), getattr(data, field))
