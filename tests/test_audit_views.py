@@ -310,3 +310,18 @@ def test_audits_are_compared(found):
     for wrong in (None, 3, {}, "audit.json"):
         with pytest.raises(FedgftError, match=r"^old must be an Audit, or what its to_dict"):
             found.compare(wrong)
+
+
+def test_a_group_has_the_same_color_in_every_figure():
+    """D16: men are blue and women orange, in the demo, in the paper's figure and in reports."""
+    from matplotlib.colors import to_hex
+
+    from fedgft.formatting import group_colors
+    from fedgft.paper.tables_and_figures import plot_simpson
+
+    colors = group_colors(["women", "men"])
+    assert colors == {"women": "#d55e00", "men": "#0072b2"} == group_colors(["men", "women"])
+    (axis,) = plot_simpson().axes
+    bars = {bars.get_label(): bars[0].get_facecolor() for bars in axis.containers}
+    assert {name: to_hex(color) for name, color in bars.items()} == colors
+    assert len(set(group_colors(map(str, range(10))).values())) == 10

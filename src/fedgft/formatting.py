@@ -8,7 +8,7 @@ import base64
 import hashlib
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,6 +16,19 @@ from typing import Any, NamedTuple
 SIGNS = {True: "✓", False: "✗", None: "·"}  # passes, fails, cannot be judged
 DASH = "–"  # a number that is not known
 MAX_NAMES = 3  # names listed in a sentence
+# The colors of groups, which color-blind readers can tell apart (Okabe and Ito), then four more.
+GROUP_COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8c8c00",
+    "#7f7f7f",
+    "#a05195",
+    "#b04a4a",
+)
 # Control characters, and characters that reverse the direction of the text around them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 MARKUP = re.compile(r"[\\`*_\[\]$|]|~(?=\S)|(?<=\S)~")  # emphasis, links, code, tables, formulas
@@ -94,6 +107,28 @@ def join_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are: ``a, b, c and 2 more``."""
     rest = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def group_colors(groups: Iterable[str]) -> dict[str, str]:
+    """The color of each group: the same groups have the same colors in every figure and page.
+
+    Parameters
+    ----------
+    groups
+        The names of all groups that are compared, in any order; colors go by sorted name. The
+        colors repeat after ten groups.
+
+    Returns
+    -------
+    dict
+        The color of each group, as hexadecimal RGB.
+
+    >>> group_colors(["women", "men"])
+    {'women': '#d55e00', 'men': '#0072b2'}
+    """
+    names = list(groups)
+    ranks = {name: rank for rank, name in enumerate(sorted(set(names)))}
+    return {name: GROUP_COLORS[ranks[name] % len(GROUP_COLORS)] for name in names}
 
 
 def printable(text: str) -> str:

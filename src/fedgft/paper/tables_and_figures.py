@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.formatting import Table, format_interval, format_points
+from fedgft.formatting import Table, format_interval, format_points, group_colors
 from fedgft.metrics import get_metric
 from fedgft.paper.cells import DASH, DATA_NAMES, LABELS, Experiment, differs_from_published
 from fedgft.paper.convergence import Descent, DescentPath, bounds
@@ -387,7 +387,7 @@ def plot_simpson() -> Any:
     """
     figure, axis = make_panels(6.4, 3.4)
     rates = 100 * simpson_rates().T
-    for g, (name, color) in enumerate((("women", "#0072b2"), ("men", "#d55e00"))):
+    for g, (name, color) in enumerate(group_colors(["women", "men"]).items()):
         x = np.arange(3) + 0.38 * (g - 0.5)
         bars = axis.bar(x, rates[g], width=0.36, color=color, label=name)
         axis.bar_label(bars, fmt="%.0f%%", fontsize=9)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.algorithms.registry import METHOD_LABELS, WITHOUT_STRENGTH
-from fedgft.formatting import Table, format_points
+from fedgft.formatting import Table, format_points, group_colors
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.functions import constant_accuracy
 from fedgft.metrics.intervals import floor
@@ -407,10 +407,11 @@ def simpson_rates() -> np.ndarray:
 def _draw_paradox(axis: Any) -> None:
     """Draw two departments that are each fair to women and men, but unfair taken together."""
     women, men = 100 * simpson_rates().T
+    colors = group_colors(["women", "men"])
     places = np.arange(3)
     axis.vlines(places, women, men, color="#b0b0b0", lw=6, zorder=1)
-    axis.plot(places, women, "o", ms=11, color="#d55e00", mfc="none", mew=2.5, label="women")
-    axis.plot(places, men, "o", ms=6, color="#0072b2", label="men")
+    axis.plot(places, women, "o", ms=11, color=colors["women"], mfc="none", mew=2.5, label="women")
+    axis.plot(places, men, "o", ms=6, color=colors["men"], label="men")
     for place, a, b in zip(places, women, men, strict=True):
         _annotate(axis, f"gap {abs(a - b):.0f}", (int(place), max(a, b)), 10)
     axis.set_xticks(places, ["site 1", "site 2", "both together"])
