@@ -9,6 +9,7 @@ import pytest
 
 from fedgft.data import Encoder, load_table
 from fedgft.data.encode import put_positive_last
+from fedgft.data.table import detect_separator, read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
 
 TABLE = """age,job,sex,site,part,hired
@@ -219,6 +220,52 @@ def test_notes_on_the_classes(write):
     assert asked.notes[0] == f"{path}: positive class: 'no'"
     three = load_table(write("x,g,y\n1,a,p\n2,b,q\n3,b,r\n"), label="y", group="g")
     assert three.notes[0] == f"{path}: label column 'y' has 3 classes"
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_the_separator_of_a_csv_is_found(write, separator):
+    text = TABLE.replace("smith", '"smith, or, so"')
+    plain = write(text)
+    other = write(text.replace(",", separator).replace(f"smith{separator}", "smith,"), "other.csv")
+    assert detect_separator(other) == separator
+    expected = read_frame(plain)
+    assert read_frame(other).columns == expected.columns
+    found = load_table(other, **ROLES)
+    np.testing.assert_array_equal(found.features, load_table(plain, **ROLES).features)
+    assert found.client_names == ("a", "b")
+    assert len(read_rows_as_text(other)) == len(found)
+    with pytest.raises(FedgftError, match="'x' is in the header more than once"):
+        read_frame(write(f"x{separator}x\n1{separator}2\n"))
+
+
+SEPARATORS = {
+    "one column": ("text\nhello; there; you\n", ","),
+    "quoted name": ('"a;b",c\n1,2\n', ","),
+    "name with a semicolon": ("a;b,c\n1,2\n3,4\n", ","),
+    "name with a comma": ("a,b;c\n1;2\n3;4\n", ";"),
+    "decimal commas": ("a;b\n1,5;2,5\n", ";"),
+    "tab among commas": ("a,b\n1,x\ty\n", ","),
+    "mark of UTF-8": ("\ufeffa;b\n1;2\n", ";"),
+    "line ends": ("a;b\r\n1;2\r\n", ";"),
+    "line in a cell": ('a;b\n"1\n2,3";4\n', ";"),
+    "empty": ("", ","),
+}
+
+
+@pytest.mark.parametrize("case", SEPARATORS)
+def test_separators(write, case):
+    text, separator = SEPARATORS[case]
+    assert detect_separator(write(text)) == separator
+
+
+@pytest.mark.parametrize("value", ["3,5", "-3,5", "1.234,5", "1,234.5"])
+def test_commas_in_numbers_are_refused(write, value):
+    text = rows(f'"{value}";a;0', "2;b;1").replace(",g,", ";g;")
+    with pytest.raises(FedgftError, match=r"column 'x' has commas in its numbers .* decimal point"):
+        load_table(write(text), label="y", group="g")
+    encoder = Encoder.fit(pl.DataFrame({"x": [1.5, 2.0]}), ["x"])
+    with pytest.raises(FedgftError, match=r"numbers, not '.*': write them with a decimal point"):
+        encoder.encode(pl.DataFrame({"x": [value]}))
 
 
 def test_one_sided_split_is_an_error(write):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,11 @@ DAMAGED_SHARE = 0.9  # a text column with this share of numbers is a damaged col
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 PLAIN_NUMBER = rf"^-?{NUMBER}$"  # text that a CSV reader parses as a number
 LOOSE_NUMBER = rf"^\s*[+-]?{NUMBER}\s*$"  # text that a person reads as a number
+COMMA_NUMBER = (  # 3,5 and 1.234,5 and 1,234.5
+    r"^\s*[+-]?(\d+,\d+|\d{1,3}(\.\d{3})+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*$"
+)
 NOT_FINITE = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
+NO_COMMAS = "write them with a decimal point and no thousands separator, as in 1234.5"
 LEAVE_EMPTY = "leave the cell empty where a number is missing"
 MAX_NAME_LENGTH = 80  # longer names are cut in messages
 MAX_INTEGER = 2.0**127  # whole numbers below it fit an integer type
@@ -152,7 +157,9 @@ def parse_numbers(series: pl.Series, *, source: str) -> pl.Series:
     lost = numbers.is_null() & series.is_not_null()
     if lost.any():
         found = series.filter(lost)[0]
-        raise data_error(source, f"column '{series.name}' should hold numbers, not '{found}'")
+        problem = f"column '{series.name}' should hold numbers, not '{found}'"
+        commas = re.match(COMMA_NUMBER, str(found))
+        raise data_error(source, f"{problem}: {NO_COMMAS}" if commas else problem)
     wrong = int((~(numbers.abs() <= float(np.finfo(np.float32).max)) | numbers.is_nan()).sum())
     if wrong:
         raise _not_finite(series.name, wrong, source=source)
@@ -165,6 +172,10 @@ def check_text(series: pl.Series, *, source: str) -> None:
     if series.dtype != pl.String or not len(text):
         return
     numbers = int(text.str.contains(LOOSE_NUMBER).sum())
+    commas = text.filter(text.str.contains(COMMA_NUMBER))
+    if len(commas) and numbers + len(commas) >= DAMAGED_SHARE * len(text):
+        problem = f"column '{series.name}' has commas in its numbers ('{commas[0]}')"
+        raise data_error(source, f"{problem}: {NO_COMMAS}")
     not_finite = int(text.str.contains(NOT_FINITE).sum())
     mostly_numbers = numbers + not_finite >= DAMAGED_SHARE * len(text)
     damaged = mostly_numbers and text.n_unique() > MAX_CATEGORY_LIKE

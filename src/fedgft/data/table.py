@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import StringIO
 from itertools import count, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,9 @@ FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"  # the start of a text that a spreadshee
 SIGNED_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 TABLE_ENDINGS = (".csv", ".parquet")
 Codes = tuple[np.ndarray, Names]  # the index of each row, (n,), and the names of the indices
+SEPARATORS = (",", ";", "\t")  # of the columns of a CSV; the first if a file has one column
+MAX_SAMPLE = 1 << 20  # characters of a CSV that are searched for its separator
+SAMPLE_ROWS = 100
 NULL_VALUES = ["NA", "N/A"]  # missing values in a CSV, besides empty cells
 
 
@@ -335,7 +339,13 @@ def read_frame(path: str | Path) -> pl.DataFrame:
         if _is_parquet(file):
             frame = pl.read_parquet(file, glob=False)
         else:
-            frame = pl.read_csv(file, glob=False, infer_schema_length=None, null_values=NULL_VALUES)
+            frame = pl.read_csv(
+                file,
+                glob=False,
+                separator=detect_separator(file),
+                infer_schema_length=None,
+                null_values=NULL_VALUES,
+            )
     if frame.height == 0:
         raise data_error(path, "the file has no rows")
     return frame
@@ -355,7 +365,8 @@ def read_rows_as_text(path: str | Path) -> list[str]:
             numbers = pl.selectors.numeric().cast(pl.String).str.strip_suffix(".0")
             frame = pl.read_parquet(file, glob=False).with_columns(numbers)
         else:
-            frame = pl.read_csv(file, glob=False, infer_schema=False)
+            separator = detect_separator(file)
+            frame = pl.read_csv(file, glob=False, separator=separator, infer_schema=False)
         return frame.select(pl.struct(pl.all()).struct.json_encode()).to_series().to_list()
 
 
@@ -386,10 +397,46 @@ def check_table_file(path: str | Path) -> Path:
         if start.startswith(UTF16):
             raise file_error(path, "is UTF-16 text; save it as UTF-8")
         with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-            header = next((names for names in csv.reader(lines) if names), [])
+            rows = csv.reader(lines, delimiter=detect_separator(file))
+            header = next((names for names in rows if names), [])
         if repeated := [name for name, times in Counter(header).items() if times > 1]:
             raise data_error(file, f"column '{repeated[0]}' is in the header more than once")
     return file
+
+
+def detect_separator(path: str | Path) -> str:
+    """Return what separates the columns of a CSV file: a comma, a semicolon or a tab.
+
+    The header decides: the separator is the one that occurs in it, outside of quotes. If several
+    do, it is the one that divides most of the first rows into as many cells as the header. A file
+    with one column has a comma.
+
+    Parameters
+    ----------
+    path
+        A CSV file in UTF-8.
+    """
+    with expand_user(path).open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        start = stream.read(MAX_SAMPLE)
+    if len(start) == MAX_SAMPLE:
+        start = start[: start.rfind("\n") + 1]  # without the last line, which is incomplete
+    return max(SEPARATORS, key=lambda separator: _count_fitting_rows(start, separator))
+
+
+def _count_fitting_rows(text: str, separator: str) -> tuple[float, int]:
+    """Return the share of rows with as many cells as the header, and this number of cells.
+
+    Both are zero if the header is not divided at all.
+    """
+    found = csv.reader(StringIO(text, newline=""), delimiter=separator)
+    try:
+        rows = [row for row in islice(found, SAMPLE_ROWS) if row]
+    except csv.Error:
+        return 0.0, 0
+    widths = [len(row) for row in rows]
+    if not widths or widths[0] == 1:
+        return 0.0, 0
+    return widths.count(widths[0]) / len(widths), widths[0]
 
 
 @contextmanager
