@@ -49,6 +49,34 @@ def test_every_command_has_help_with_an_example(capsys, command):
     assert "--quiet" in out and "--verbose" in out
 
 
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+@pytest.mark.parametrize("command", ["", *SUMMARIES, *commands()])
+def test_help_fits_80_columns(capsys, monkeypatch, command, flag):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = run(capsys, *command.split(), flag)
+    assert (code, err) == (0, "") and out.startswith("Usage: fedgft")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "frontier"])
+def test_help_shows_the_usual_options_and_names_the_flag_for_all(capsys, command):
+    _, short, _ = run(capsys, command, "--help")
+    _, long, _ = run(capsys, command, "--help-all")
+    usual = re.findall(r"^│ (--[\w-]+)", short.partition("With any command")[0], re.M)
+    every = re.findall(r"^│ (--[\w-]+)", long, re.M)
+    wanted = {"data", "label", "group", "client", "target", "leave-out", "split", "out", "seeds"}
+    assert {f"--{name}" for name in wanted} <= set(usual) <= set(every)
+    assert len(usual) <= 12 < len(every)
+    assert f"{len(every) - 2 - len(usual)} more options: fedgft {command} --help-all" in short
+    assert "more options" not in long
+
+
+def test_the_list_of_commands_holds_commands_only(capsys):
+    _, out, _ = run(capsys, "--help")
+    assert "─ Commands ─" not in out
+    assert "--help" in out.partition("With any command")[2]
+
+
 @pytest.mark.parametrize("line", dict.fromkeys(LINES))
 def test_every_example_is_one(line):
     """It is read without complaint; docs run what can be run."""
@@ -67,7 +95,7 @@ def test_every_shared_option_has_its_heading(capsys):
     assert sorted(n for names in OPTIONS.values() for n in names) == sorted(
         field.name for field in fields(Options)
     )
-    _, out, _ = run(capsys, "compare", "--help")
+    _, out, _ = run(capsys, "compare", "--help-all")
     places = [out.index(f"─ {heading} ─") for heading in OPTIONS]
     assert places == sorted(places)
 

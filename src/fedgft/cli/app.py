@@ -8,12 +8,16 @@ from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
 from io import TextIOWrapper
 from platform import python_version
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from fedgft.cli.console import discard_stdout, fail, note, output
 from fedgft.errors import EXTRAS, FedgftError
+
+if TYPE_CHECKING:
+    from cyclopts.help import HelpEntry, HelpPanel
+    from rich.console import Console, ConsoleOptions
 
 EXIT_CODES = (
     "Exit codes: 0 success, 2 invalid input (one line says what to fix), 3 a gap above "
@@ -64,6 +68,12 @@ HELP_EPILOGUE = (
 )
 EXAMPLES_HEADING = "Examples\n--------\n"
 Shell = Literal["bash", "zsh", "fish"]
+HELP_ALL = "--help-all"
+USUAL_OPTIONS = (  # what `--help` of the commands that train shows; `--help-all` shows the others
+    *("--data", "--label", "--group", "--client", "--target", "--metric", "--metrics"),
+    *("--methods", "--leave-out", "--split", "--out", "--seeds"),
+)
+WITH_USUAL_OPTIONS = ("train", "compare", "frontier")
 GLOBAL_OPTIONS = Group("With any command", sort_key=99)
 GLOBAL_FLAG = Parameter(group=GLOBAL_OPTIONS, negative="", show_default=False)
 GLOBAL_FLAGS = ("--quiet", "-q", "--verbose", "-v")
@@ -85,6 +95,49 @@ def completion(shell: Shell, /) -> None:
     sys.stdout.write(app.generate_completion(prog_name="fedgft", shell=shell))
 
 
+class HelpFormatter:
+    """Prints the panels of a command's help: one with the usual options where there are many.
+
+    Which options are usual stands in `USUAL_OPTIONS`. `--help-all` shows all panels.
+    """
+
+    def __init__(self) -> None:
+        self.usual: list[HelpEntry] = []
+        self.hidden = 0
+
+    def __call__(self, console: "Console", options: "ConsoleOptions", panel: "HelpPanel") -> None:
+        """Print a panel, or keep its usual options for the one panel that is shown instead."""
+        from cyclopts.help.formatters import DefaultFormatter
+
+        print_panel = DefaultFormatter()
+        name = "" if output.command is None else output.command.name[0]
+        if output.help_all or name not in WITH_USUAL_OPTIONS:
+            print_panel(console, options, panel)
+            return
+        if panel.title != GLOBAL_OPTIONS.name:
+            usual = [entry for entry in panel.entries if _usual_name(entry)]
+            self.usual += usual
+            self.hidden += len(panel.entries) - len(usual)
+            return
+        # The last panel.
+        entries = sorted(self.usual, key=lambda entry: USUAL_OPTIONS.index(_usual_name(entry)))
+        print_panel(console, options, panel.copy(title="Options", entries=entries))
+        console.print(f"{self.hidden} more options: fedgft {name} {HELP_ALL}")
+        print_panel(console, options, panel)
+        self.__init__()
+
+    def render_usage(self, console: "Console", options: "ConsoleOptions", usage: object) -> None:
+        """Print the line with the usage."""
+        from cyclopts.help.formatters import DefaultFormatter
+
+        DefaultFormatter().render_usage(console, options, usage)
+
+
+def _usual_name(entry: "HelpEntry") -> str:
+    """Return the name of one of the `USUAL_OPTIONS`; empty if the entry is none of them."""
+    return next((name for name in entry.names if name in USUAL_OPTIONS), "")
+
+
 def _version() -> str:
     return version("fedgft")
 
@@ -96,8 +149,11 @@ def _make_app() -> App:
         help="Measure and train group fairness in federated learning.",
         help_epilogue=HELP_EPILOGUE,
         help_format="plaintext",
+        help_formatter=HelpFormatter(),
         version=_version,
     )
+    for flag in ("--help", "--version"):
+        made[flag].group = (GLOBAL_OPTIONS,)
     for each in (made, made.meta):
         each.suppress_keyboard_interrupt = False  # `main` handles it
     for position, (title, summaries) in enumerate(COMMANDS.items()):
@@ -145,6 +201,8 @@ def run(arguments: list[str]) -> None:
             stream.reconfigure(errors="replace")
     warnings.showwarning = _show_warning
     output.command = None
+    output.help_all = HELP_ALL in arguments
+    arguments = ["--help" if word == HELP_ALL else word for word in arguments]
     try:
         output.command = load_command(arguments)
         app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")

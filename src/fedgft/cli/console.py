@@ -61,11 +61,13 @@ err = Terminal(stderr=True, highlight=False)
 class Output:
     """What is printed: --quiet leaves results and errors, --verbose adds to the notes.
 
-    `command` is the one that runs: its options are named in messages.
+    `command` is the one that runs: its options are named in messages. `help_all`: its help shows
+    all of them.
     """
 
     quiet: bool = False
     verbose: bool = False
+    help_all: bool = False
     command: "App | None" = None
 
 
