@@ -290,8 +290,8 @@ def targets(lab: Lab) -> Part:
 def metrics(lab: Lab) -> Part:
     """Other metrics, more groups, more classes, several attributes, several metrics at once."""
     asked = (
-        ("adult", None, "cal", 20),
-        ("compas", None, "cal", 20),
+        ("adult", None, "predictive-parity", 20),
+        ("compas", None, "predictive-parity", 20),
         ("adult", None, "eo", 20),
         ("compas", None, "eo", 20),
         ("adult", "race,sex", "sp", 20),
@@ -301,7 +301,7 @@ def metrics(lab: Lab) -> Part:
         ("adult-hours", None, "sp", 5),
         ("adult-hours", None, "eop", 5),
         ("adult", None, "sp+eop", 20),
-        ("adult", None, "sp+eop+cal", 20),
+        ("adult", None, "sp+eop+predictive-parity", 20),
     )
     rows = []
     halved = []
@@ -315,7 +315,7 @@ def metrics(lab: Lab) -> Part:
             before, after = (hard(r, "federation").mean() for r in (plain, ours))
             cost = accuracy(plain) - accuracy(ours)
             where = f"{data} alpha {alpha:g}"
-            if name == "cal" and before > 0.03:
+            if name == "predictive-parity" and before > 0.03:
                 halved += [where] if after > before / 2 else []
             if group:
                 threefold += [f"{where} {name}"] if after > before / 3 or cost > 0.025 else []
@@ -357,7 +357,7 @@ def metrics(lab: Lab) -> Part:
             judged(
                 "predictive parity: the gap at least halves where FedAvg's exceeds 3 points",
                 halved,
-                sum(r[2] == "cal" and float(r[5]) > 3 for r in rows),
+                sum(r[2] == "predictive-parity" and float(r[5]) > 3 for r in rows),
             ),
             judged(
                 "race x sex on Adult, SP and EOP: largest gap at least 3-fold down for at most 2.5 "

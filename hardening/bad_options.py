@@ -252,7 +252,7 @@ LINES = (
     ("frontier --data synthetic --alpha 0", "--alpha"),
     ("frontier --data synthetic --methods fedavgg", "fedavgg", '"fedavg"'),
     ("frontier --data synthetic --metric nope", "nope"),
-    ("frontier --data synthetic --references --metric cal", "--references"),
+    ("frontier --data synthetic --references --metric predictive-parity", "--references"),
     ("frontier --data synthetic --metrics sp", "--metrics", "--metric"),
     ("reproduce", "table1"),
     ("reproduce table9", "table9", '"table1"'),

@@ -116,7 +116,7 @@ FUNCTIONS = {
     "statistical_parity_difference": "sp",
     "equal_opportunity_difference": "eop",
     "equalized_odds_difference": "eo",
-    "predictive_parity_difference": "cal",
+    "predictive_parity_difference": "predictive-parity",
     "accuracy_parity_difference": "acc",
     "false_positive_rate_difference": "fpr",
 }

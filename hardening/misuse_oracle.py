@@ -30,7 +30,7 @@ class Case:
     holds: Callable[[Any], bool] | None = None  # of what is returned, where `answer` is ANY
 
 
-METRICS = ("sp", "eop", "eo", "cal", "acc", "fpr")
+METRICS = ("sp", "eop", "eo", "predictive-parity", "acc", "fpr")
 NAN = float("nan")
 
 
@@ -158,7 +158,7 @@ def rate(metric: str, rows: list[Any], name: tuple[str, ...], c: Any, y: Any) ->
             "sp": (p, 1.0),
             "eop": (p, own),
             "fpr": (p, 1.0 - own),
-            "cal": (own, p),
+            "predictive-parity": (own, p),
             "acc": (probs.get(label, 0.0), 1.0),
             "eo": (p, float(label == y)),
         }[metric]

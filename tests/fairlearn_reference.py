@@ -29,7 +29,7 @@ def fairlearn(y, d, g) -> dict[str, tuple[float, float | None]]:
     shared = {"sensitive_features": g}
     rates = {
         "acc": by_group(accuracy_score, y, d, g),
-        "cal": by_group(precision, y, d, g),
+        "predictive-parity": by_group(precision, y, d, g),
         "fpr": by_group(false_positive_rate, y, d, g),
     }
     out: dict[str, tuple[float, float | None]] = {
@@ -45,6 +45,6 @@ def fairlearn(y, d, g) -> dict[str, tuple[float, float | None]]:
 
 def estimable(name, y, d, g) -> bool:
     """Whether every group has a row of the metric's event."""
-    event = {"sp": y >= 0, "acc": y >= 0, "eop": y == 1, "fpr": y == 0, "cal": d == 1}
+    event = {"sp": y >= 0, "acc": y >= 0, "eop": y == 1, "fpr": y == 0, "predictive-parity": d == 1}
     wanted = [event["eop"], event["fpr"]] if name == "eo" else [event[name]]
     return all((e & (g == group)).any() for e in wanted for group in np.unique(g))

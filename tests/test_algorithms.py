@@ -139,7 +139,7 @@ def rates(name: str, probs: torch.Tensor, y: torch.Tensor, a: torch.Tensor) -> l
         "sp": [mean(probs[:, c], everywhere) for c in classes],
         "eop": [mean(probs[:, c], y == c) for c in classes],
         "eo": [mean(probs[:, c], y == label) for label in every for c in classes],
-        "cal": ratio,
+        "predictive-parity": ratio,
         "acc": [mean(right, everywhere)],
         "fpr": [mean(probs[:, c], y != c) for c in classes],
     }[name]

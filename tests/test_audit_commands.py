@@ -234,7 +234,7 @@ def test_foreign_files_are_not_overwritten(sites, capsys):
     asked = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p", "-o")
     Path("mine.json").write_text('{"precious": 1}')
     code, _, err = run(capsys, *asked, "mine.json")
-    assert code == 2 and "holds no sums of ours" in err
+    assert code == 2 and "is not a file of sums" in err
     assert Path("mine.json").read_text() == '{"precious": 1}'
     assert run(capsys, *asked, "site.json")[0] == 0
     assert run(capsys, *asked, "site.json")[0] == 0  # its own may be measured again

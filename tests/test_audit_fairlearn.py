@@ -77,9 +77,9 @@ def test_intersections_of_two_attributes():
         "c & 6": (0.666667, 0.5, 6),
         "c & 8": (0.0, 0.0, 2),
     }
-    assert set(both.rates["cal"]) == set(published)
+    assert set(both.rates["predictive-parity"]) == set(published)
     for group, (precision, recall, count) in published.items():
-        assert both.rates["cal"][group].value == pytest.approx(precision, abs=1e-6)
+        assert both.rates["predictive-parity"][group].value == pytest.approx(precision, abs=1e-6)
         assert both.rates["eop"][group].value == pytest.approx(recall, abs=1e-6)
         assert both.rates["acc"][group].rows == count
     assert list(both.attributes) == ["SF 0", "SF 1", "SF 0 & SF 1"]
@@ -132,7 +132,11 @@ def test_the_arrays_of_a_metric_frame_give_its_numbers():
     rng = np.random.default_rng(0)
     y_true, y_pred = rng.integers(0, 2, (2, 400))
     sex = pd.Series(rng.choice(["f", "m"], 400), name="sex")
-    metrics = {"sp": fairlearn.selection_rate, "acc": accuracy_score, "cal": precision_score}
+    metrics = {
+        "sp": fairlearn.selection_rate,
+        "acc": accuracy_score,
+        "predictive-parity": precision_score,
+    }
     frame = fairlearn.MetricFrame(
         metrics=metrics, y_true=y_true, y_pred=y_pred, sensitive_features=sex
     )

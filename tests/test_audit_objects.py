@@ -14,6 +14,7 @@ import pytest
 
 import fedgft
 from fedgft.auditing import Gap, Rate, Site, SiteSums, audit, measure
+from fedgft.auditing.summary import read_summary
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 
@@ -38,6 +39,13 @@ def federation(rows: int = 300) -> dict[str, tuple]:
 @pytest.fixture(scope="module")
 def found():
     return audit(federation())
+
+
+def test_an_audit_of_an_earlier_version_is_read_with_todays_names(found, tmp_path):
+    """Version 0.1.0 called predictive parity "cal"; a comparison still finds it."""
+    path = tmp_path / "audit.json"
+    path.write_text(found.to_json().replace('"predictive-parity"', '"cal"'))
+    assert read_summary(path) == found.to_dict()
 
 
 # What `audit` takes

@@ -267,7 +267,7 @@ def test_a_gap_that_cannot_be_judged_does_not_pass():
     ("limits", "said"),
     [
         ({}, "name at least one metric"),
-        ({"dp": 0.1}, "^metric 'dp' is no metric; choose from sp, eop"),
+        ({"spp": 0.1}, "^metric 'spp' is no metric; choose from sp, eop"),
         ({"sp": 1.0}, "^sp must be a gap, 0 or more and below 1, not 1"),
         ({"sp": -0.1}, "^sp must be a gap"),
         ({"sp": float("nan")}, "^sp must be a finite number"),

@@ -13,7 +13,7 @@ from fedgft.metrics import CATALOG, get_metric
 from fedgft.metrics.metric import SPREADS, spread_gradient
 from fedgft.sums import Sums
 
-NAMES = ("sp", "eop", "eo", "cal", "acc", "fpr")
+NAMES = ("sp", "eop", "eo", "predictive-parity", "acc", "fpr")
 
 
 def torch_spread(statistics: torch.Tensor, spread: str) -> torch.Tensor:
@@ -90,8 +90,8 @@ def test_several_metrics_are_their_conditions_together(classes: int) -> None:
     labels = rng.integers(0, classes, 90)
     groups = rng.integers(0, 3, 90)
     tally = Sums.of(probs, labels, groups, num_groups=3)
-    both = get_metric("sp+0.5*eop+2*cal")
-    parts = [get_metric(n) for n in ("sp", "eop", "cal")]
+    both = get_metric("sp+0.5*eop+2*predictive-parity")
+    parts = [get_metric(n) for n in ("sp", "eop", "predictive-parity")]
     for kind in ("soft", "hard"):
         each = [tally.statistics(m, kind) for m in parts]
         np.testing.assert_allclose(tally.statistics(both, kind), np.concatenate(each, 1))
@@ -131,7 +131,7 @@ def test_classes_can_be_told_from_conditions(metric: str, classes: int) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("dp", "'dp' is not known"),
+        ("spp", "'spp' is not known"),
         ("sp+sp", "twice"),
         ("x*sp", "'x' is no positive weight"),
         ("-1*sp", "no positive weight"),
@@ -157,9 +157,9 @@ def test_names() -> None:
     assert get_metric("sp") is CATALOG["sp"]
     assert get_metric("sp + 0.5*eop").name == "sp+0.5*eop"
     assert get_metric("2*sp").parts == ((CATALOG["sp"], 2.0),)
-    both = get_metric("sp+2*cal")
+    both = get_metric("sp+2*predictive-parity")
     assert both.title == "statistical parity and predictive parity"
-    assert both.conditions(2) == ("sp: class 1", "cal: class 1")
+    assert both.conditions(2) == ("sp: class 1", "predictive-parity: class 1")
     with pytest.raises(FedgftError) as caught:
         LinearizedPenalty(CATALOG["sp"], 1.0, spread="median")
     assert caught.value.field == "spread"

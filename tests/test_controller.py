@@ -127,7 +127,7 @@ def test_the_prices_are_the_rule_written_out(rates, target: float, speed: float)
         np.testing.assert_allclose(state.prices[0, 0], expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["sp", "eo", "cal", "acc", "sp+0.5*eop"])
+@pytest.mark.parametrize("name", ["sp", "eo", "predictive-parity", "acc", "sp+0.5*eop"])
 def test_the_message_is_the_gradient_of_the_priced_rates(name: str) -> None:
     """v = d sum_i (w_i q_i rate_i) / dS, by torch's autograd, for three groups."""
     metric = get_metric(name)
@@ -270,11 +270,11 @@ def trained(method: Algorithm, *, rounds: int = 30, on_model=None, **options):
 
 
 # What it may cost here, where one group has twice as many positives as the other.
-PRICED = {"sp": 0.08, "eop": 0.03, "eo": 0.06, "fpr": 0.03, "cal": 0.06}
+PRICED = {"sp": 0.08, "eop": 0.03, "eo": 0.06, "fpr": 0.03, "predictive-parity": 0.06}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sp", "eop", "eo", "fpr", "cal"])
+@pytest.mark.parametrize("name", ["sp", "eop", "eo", "fpr", "predictive-parity"])
 def test_the_gap_of_decisions_goes_away(name: str) -> None:
     metric = get_metric(name)
     plain = trained(fedavg())
@@ -420,7 +420,7 @@ def test_without_an_estimable_gap_the_last_model_is_returned() -> None:
     np.testing.assert_array_equal(picked, last)
 
 
-@pytest.mark.parametrize("name", ["eop", "eo", "cal"])
+@pytest.mark.parametrize("name", ["eop", "eo", "predictive-parity"])
 def test_cohorts_without_a_group_are_harmless(name: str) -> None:
     """One client of ten a round, and each of them lacks something."""
     made = [standardize(partition(DATA, clients=10, alpha=0.1, seed=s)) for s in range(4)]

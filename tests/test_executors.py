@@ -78,7 +78,7 @@ METHODS = {
     "lft": lft(SP, 3.0),
     "fairfed": fairfed(SP, 0.7, rule="exp"),
     "fedgft": fedgft(CATALOG["eo"], 5.0),
-    "calibration": fedgft(CATALOG["cal"], 5.0),
+    "calibration": fedgft(CATALOG["predictive-parity"], 5.0),
     "fedprox": Algorithm(correction=Proximal(0.3)),
 }
 

@@ -222,8 +222,8 @@ def test_fits_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch) -> None
 
 def test_metrics_and_classes_that_fairlearn_lacks_are_refused() -> None:
     check_fairlearn(SP, 2)
-    with pytest.raises(FedgftError, match="no method for cal"):
-        check_fairlearn(CATALOG["cal"], 2)
+    with pytest.raises(FedgftError, match="no method for predictive-parity"):
+        check_fairlearn(CATALOG["predictive-parity"], 2)
     with pytest.raises(FedgftError, match="with 3 classes"):
         check_fairlearn(SP, 3)
 

@@ -90,7 +90,9 @@ def test_what_no_thresholds_can_do_is_said():
     g = generator.choice(["a", "b", "c"], n)
     y = generator.integers(0, 2, n)
     p = np.clip(0.3 * y * (g != "a") + 0.7 * generator.random(n), 0, 1)
-    made = audit(measure(y, p, sensitive_features=g, site="n", bins=10), adjust_to={"cal": 0.0})
+    made = audit(
+        measure(y, p, sensitive_features=g, site="n", bins=10), adjust_to={"predictive-parity": 0.0}
+    )
     (found,) = made.to_dict()["adjusted"]
     best = 1.0
     for edges in product(np.arange(10) / 10, repeat=3):

@@ -137,7 +137,9 @@ EVENTS = {  # name -> for each condition: outcome, event; y the label, z the dec
     "eo": lambda m: [
         (lambda y, z, c=c: z == c, lambda y, z, k=k: y == k) for k in range(m) for c in compared(m)
     ],
-    "cal": lambda m: [(lambda y, z, c=c: y == c, lambda y, z, c=c: z == c) for c in compared(m)],
+    "predictive-parity": lambda m: [
+        (lambda y, z, c=c: y == c, lambda y, z, c=c: z == c) for c in compared(m)
+    ],
     "acc": lambda m: [(lambda y, z: z == y, lambda y, z: True)],
     "fpr": lambda m: [(lambda y, z, c=c: z == c, lambda y, z, c=c: y != c) for c in compared(m)],
 }
@@ -260,7 +262,7 @@ def test_what_metrics_and_their_conditions_are_called():
         "sp": "statistical parity",
         "eop": "equal opportunity",
         "eo": "equalized odds",
-        "cal": "predictive parity",
+        "predictive-parity": "predictive parity",
         "acc": "accuracy parity",
         "fpr": "false-positive-rate parity",
     }
@@ -303,7 +305,7 @@ def test_runs_side_by_side_have_the_gaps_they_have_alone():
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_only_predictive_parity_is_not_proper(classes):
-    assert [name for name, m in CATALOG.items() if not m.proper(classes)] == ["cal"]
+    assert [name for name, m in CATALOG.items() if not m.proper(classes)] == ["predictive-parity"]
     assert [m.proper() for m in CATALOG.values()] == [m.proper(2) for m in CATALOG.values()]
 
 
@@ -324,7 +326,7 @@ def test_a_metric_names_as_many_rates_as_it_compares():
 def test_unknown_metric_names_the_known_ones():
     assert get_metric("sp") is CATALOG["sp"]
     assert get_metric(CATALOG["eo"]) is CATALOG["eo"]
-    with pytest.raises(FedgftError, match="sp, eop, eo, cal, acc, fpr"):
+    with pytest.raises(FedgftError, match="sp, eop, eo, predictive-parity, acc, fpr"):
         get_metric("fairness")
 
 
@@ -335,6 +337,21 @@ def test_conditions_have_the_names_of_the_classes() -> None:
     )
     both = get_metric("sp+eop")
     assert both.condition_names(("no", "yes")) == ("sp: class yes", "eop: class yes")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("demographic_parity_difference", "sp"),
+        ("Equal opportunity", "eop"),
+        ("equalized-odds", "eo"),
+        ("SP", "sp"),
+        ("cal", "predictive-parity"),
+        ("predictive_parity", "predictive-parity"),
+    ],
+)
+def test_names_of_metrics_are_taken_as_people_write_them(written, name):
+    assert get_metric(written) is CATALOG[name]
 
 
 @pytest.mark.parametrize(("long", "short"), LONG_NAMES.items())

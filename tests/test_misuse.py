@@ -57,7 +57,7 @@ REFERENCES = {
     "eop": fairlearn.equal_opportunity_difference,
     "eo": fairlearn.equalized_odds_difference,
     "fpr": between_groups(fairlearn.false_positive_rate),
-    "cal": between_groups(precision_score),
+    "predictive-parity": between_groups(precision_score),
     "acc": between_groups(accuracy_score),
 }
 

@@ -183,7 +183,7 @@ def test_noise_widens_what_is_believed() -> None:
     assert np.isfinite(limited.leverage).all()
 
 
-@pytest.mark.parametrize("metric", [SP, EOP, EO, CATALOG["cal"], CATALOG["acc"], CATALOG["fpr"]])
+@pytest.mark.parametrize("metric", CATALOG.values(), ids=CATALOG)
 def test_every_metric_with_several_classes_and_groups(metric) -> None:
     sites = people(5.0, rows=40_000, classes=3, groups=4, seed=5)
     wrong = sites[2].count[..., None] * np.array([0.0, 0.0, 1.0])

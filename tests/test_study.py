@@ -151,9 +151,11 @@ def test_clients_whose_parts_cancel_are_not_shown_as_zero():
 def test_a_metric_without_dh_has_its_tv():
     """Of predictive parity: how differently the clients' positive scores are spread, by group."""
     study = small("paper")
-    cal = get_metric("cal")
-    result = study.run(0.5, "fedavg", cal)
-    scores = result.history.after.statistics(cal, "soft")[:, :, 1, 0]  # (replicate, client, group)
+    metric = get_metric("predictive-parity")
+    result = study.run(0.5, "fedavg", metric)
+    scores = result.history.after.statistics(metric, "soft")[
+        :, :, 1, 0
+    ]  # (replicate, client, group)
     first, second = np.moveaxis(scores / scores.sum(1, keepdims=True), -1, 0)
     found = row(study, result)
     assert found["heterogeneity"] is None

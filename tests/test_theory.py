@@ -44,7 +44,7 @@ def analyzed(example: theory.Example, name: str) -> theory.Analysis:
 def shown_by(example: theory.Example) -> list[theory.Analysis]:
     """The example under each metric it speaks of."""
     direct = [analyzed(example, name) for name in ("sp", "eop", "eo", "fpr")]
-    return [*direct, analyzed(example.swapped(), "cal")]
+    return [*direct, analyzed(example.swapped(), "predictive-parity")]
 
 
 @every_size
@@ -405,7 +405,7 @@ def test_the_letters_are_those_of_the_widest_gap_which_is_named():
 
 
 def test_heterogeneity_is_for_proper_metrics_only():
-    found = analyzed(theory.simpson().swapped(), "cal")
+    found = analyzed(theory.simpson().swapped(), "predictive-parity")
     for name in ("heterogeneity", "bound_dh"):
         with pytest.raises(FedgftError, match="proper"):
             getattr(found, name)

@@ -133,8 +133,11 @@ def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, m
         (("frontier", "--points", 1), "--points"),
         (("frontier", "--lam", 3), "frontier sweeps it"),
         (("frontier", "--methods"), "--methods"),
-        (("frontier", "--metric", "dp"), "'dp' is not known"),
-        (("frontier", "--metric", "cal", "--references"), "no method for cal"),
+        (("frontier", "--metric", "spp"), "'spp' is not known"),
+        (
+            ("frontier", "--metric", "predictive-parity", "--references"),
+            "no method for predictive-parity",
+        ),
         (("frontier", "--alpha", 0), "--alpha"),
         (("train", "--target", 2), "two points are 0.02"),
         (("train", "--target", -0.1), "--target"),
@@ -326,18 +329,23 @@ def test_contradictory_metrics_are_explained_and_the_run_ends(capsys) -> None:
         "--methods",
         "fedgft-control",
         "--metrics",
-        "sp+eop+cal",
+        "sp+eop+predictive-parity",
         "--json",
     )
     assert code == 0
-    assert json.loads(out)[0]["metric"] == "sp+eop+cal"
+    assert json.loads(out)[0]["metric"] == "sp+eop+predictive-parity"
     assert "cannot meet three demands" in " ".join(err.split())
 
 
 def test_which_metrics_contradict_each_other(monkeypatch) -> None:
-    for name in ("sp+eo", "eo+cal", "sp+eop+cal", "sp+fpr+cal"):
+    for name in (
+        "sp+eo",
+        "eo+predictive-parity",
+        "sp+eop+predictive-parity",
+        "sp+fpr+predictive-parity",
+    ):
         assert contradiction(DATA, get_metric(name)), name
-    for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+cal", "eop+fpr+acc"):
+    for name in ("sp", "eo", "sp+eop", "eop+fpr", "eo+eop", "sp+predictive-parity", "eop+fpr+acc"):
         assert contradiction(DATA, get_metric(name)) is None, name
     alike = replace(DATA, groups=np.arange(len(DATA)) % 2, labels=(np.arange(len(DATA)) // 2) % 2)
     assert contradiction(alike, get_metric("sp+eo")) is None

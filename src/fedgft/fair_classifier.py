@@ -76,8 +76,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     metric
-        The metric whose gap is reduced: sp, eop, eo, cal, acc or fpr; a weighted sum such as
-        "sp+0.5*eop"; or a `Metric`.
+        The metric whose gap is reduced: sp, eop, eo, predictive-parity, acc or fpr; a weighted sum
+        such as "sp+0.5*eop"; or a `Metric`.
     target
         The largest gap that the decisions may have over the rows of all clients.
     method

@@ -326,7 +326,7 @@ def locally_fair_globally_unfair(clients: int, gap: float) -> Example:
     and m and h are chosen so that each of the two subtracted terms is smaller than (1 - C)/2. The
     terms are never zero, because a client needs rows of both groups to be fair, so C = 1 is
     impossible. Every row occurs with both labels, so this holds for sp, eop, eo and fpr at once;
-    for cal, use `swapped`.
+    for predictive parity, use `swapped`.
     """
     if not 0 < check_number("gap", gap) < 1:
         raise FedgftError(f"gap must lie between 0 and 1, both excluded; it is {gap}")

@@ -12,6 +12,7 @@ from fedgft.auditing.summary import GapSummary, Summary, estimable_gap, views_of
 from fedgft.errors import FedgftError
 from fedgft.formatting import MAX_NAMES, Verdict, format_gap, format_points, join_names
 from fedgft.metrics import CATALOG
+from fedgft.metrics.catalog import resolve_name
 from fedgft.metrics.intervals import FEW
 from fedgft.validation import check_number, format_value
 
@@ -19,12 +20,13 @@ MIN_CONTRIBUTION = 0.0005  # a smaller contribution of a site is shown as 0.0 po
 MAX_SITES = 40  # largest number of sites in a figure or table of a report
 FOUR_FIFTHS = 0.8
 RATIO_METRICS = ("sp", "eop")  # the metrics that the four-fifths rule is about
-VERDICT_METRICS = ("sp", "eop", "fpr", "cal", "acc")  # eo is the larger of eop and fpr
+# Equalized odds is the larger of eop and fpr.
+VERDICT_METRICS = ("sp", "eop", "fpr", "predictive-parity", "acc")
 PHRASES = {  # "{whose}12.3% of women and 4.5% of men {verb}"
     "sp": ("", "are decided {positive}"),
     "eop": ("of those who are {positive}, ", "are decided so"),
     "fpr": ("of those who are not {positive}, ", "are decided so all the same"),
-    "cal": ("of those decided {positive}, ", "really are"),
+    "predictive-parity": ("of those decided {positive}, ", "really are"),
     "acc": ("", "are decided rightly"),
 }
 
@@ -311,9 +313,10 @@ def check_limits(limits: Mapping[str, Any]) -> dict[str, float]:
     if not limits:
         raise FedgftError("name at least one metric and its limit: check(sp=0.05)", kind="missing")
     found = {}
-    for name, limit in limits.items():
+    for asked, limit in limits.items():
+        name = resolve_name(asked)
         if name not in CATALOG:
-            text = f"{format_value(name)} is no metric; choose from {', '.join(CATALOG)}"
+            text = f"{format_value(asked)} is no metric; choose from {', '.join(CATALOG)}"
             raise FedgftError(text, field="metric")
         found[name] = check_number(name, limit)
         if not 0 <= found[name] < 1:

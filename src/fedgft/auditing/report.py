@@ -43,6 +43,7 @@ from fedgft.auditing.thresholds import (
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import Report, Table, Verdict, format_percent
 from fedgft.metrics import CATALOG, get_metric
+from fedgft.metrics.catalog import resolve_name
 from fedgft.validation import check_choice, check_integer, check_name_list, format_value
 
 if TYPE_CHECKING:
@@ -167,8 +168,9 @@ class Audit:
         """
         if metric is None:
             return plots.plot_gaps(self)
-        check_choice("metric", metric, tuple(CATALOG))
-        return plots.plot_metric(self, metric)
+        name = resolve_name(metric) if isinstance(metric, str) else metric
+        check_choice("metric", name, tuple(CATALOG))
+        return plots.plot_metric(self, name)
 
     def check(self, **limits: float) -> None:
         """Return if no gap is above its limit; raise a `FedgftError` of kind "data" otherwise.

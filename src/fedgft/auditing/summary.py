@@ -518,4 +518,20 @@ def read_summary(path: Path) -> Summary:
         raise FedgftError(
             f"{path}: an audit that lacks a part ({missing[0]!r}); make it again", kind="file"
         )
-    return to_plain(found)
+    return to_plain(_rename_metric(found))
+
+
+def _rename_metric(value: Any) -> Any:
+    """Return the parts of an audit with today's name of the metric that 0.1.0 called "cal"."""
+    if isinstance(value, list):
+        return [_rename_metric(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    by_metric = value.keys() >= {"sp", "eop", "eo", "cal", "acc", "fpr"}
+    renamed = {
+        "predictive-parity" if by_metric and key == "cal" else key: _rename_metric(part)
+        for key, part in value.items()
+    }
+    if renamed.get("metric") == "cal":
+        renamed["metric"] = "predictive-parity"
+    return renamed

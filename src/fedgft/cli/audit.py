@@ -271,7 +271,7 @@ def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
     limits: dict[str, float] = {}
     for item in items:
         name, equals, value = item.partition("=")
-        name = name.strip()
+        name = fedgft.metrics.catalog.resolve_name(name)
         try:
             limit = float(value)
         except ValueError:

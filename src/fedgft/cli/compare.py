@@ -38,7 +38,7 @@ def compare(
     methods
         fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions).
     metrics
-        sp, eop, eo, cal, acc, fpr, or weighted sums such as sp+0.5*eop.
+        sp, eop, eo, predictive-parity, acc, fpr, or weighted sums such as sp+0.5*eop.
     alpha
         How evenly rows are dealt to clients: 0.5 is very uneven, 100 nearly even; with several
         values, each is compared.

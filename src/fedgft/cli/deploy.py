@@ -97,7 +97,7 @@ class LocalRunOptions:
         measured (the unchanged strategy, with its gap measured) [default: fedgft-control; fedgft
         with --lam].
     metric
-        sp, eop, eo, cal, acc or fpr, or a weighted sum of several: sp+0.5*eop.
+        sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     target
         For fedgft-control: the largest gap of decisions, as a fraction [default: 0].
     lam

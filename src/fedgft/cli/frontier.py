@@ -50,7 +50,7 @@ def frontier(
     Parameters
     ----------
     metric
-        sp, eop, eo, cal, acc or fpr, or a weighted sum of several: sp+0.5*eop.
+        sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     methods
         lrw, fairfed, lft, fedgft, fedgft-control; thresholds: FedAvg with one threshold per group.
     alpha

@@ -46,7 +46,7 @@ def train(
         fedgft-control (reaches a target), fedgft (as published), or an earlier method
         [default: fedgft-control; fedgft with --lam, --penalty, --spread or --protocol paper].
     metric
-        sp, eop, eo, cal, acc or fpr, or a weighted sum of several: sp+0.5*eop.
+        sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     alpha
         How evenly rows are dealt to simulated clients: 0.5 is very uneven, 100 nearly even.
     init

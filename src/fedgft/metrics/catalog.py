@@ -61,24 +61,59 @@ CATALOG: dict[str, Metric] = {
         Metric("sp", "statistical parity", predicted),
         Metric("eop", "equal opportunity", predicted, labeled),
         Metric("eo", "equalized odds", predicted_by_label, each_label, each_class_given_label),
-        Metric("cal", "predictive parity", labeled, predicted),  # the paper's well-calibration
+        Metric("predictive-parity", "predictive parity", labeled, predicted),
         Metric("acc", "accuracy parity", score_of_label, conditions=all_rows_only),
         Metric("fpr", "false-positive-rate parity", predicted, other_label),
     )
 }
-"The metrics by their short names: sp, eop, eo, cal, acc, fpr."
+"The metrics by their names: sp, eop, eo, predictive-parity, acc, fpr."
 
 LONG_NAMES = {
     "statistical_parity": "sp",
     "demographic_parity": "sp",
+    "dp": "sp",
+    "selection_rate": "sp",
     "equal_opportunity": "eop",
+    "true_positive_rate": "eop",
     "true_positive_rate_parity": "eop",
+    "tpr": "eop",
     "equalized_odds": "eo",
-    "predictive_parity": "cal",
+    "predictive_parity": "predictive-parity",
+    "precision": "predictive-parity",
+    "cal": "predictive-parity",  # its name up to 0.1.0; the paper calls it well-calibration
+    "accuracy": "acc",
     "accuracy_parity": "acc",
+    "false_positive_rate": "fpr",
     "false_positive_rate_parity": "fpr",
+    "predictive_equality": "fpr",
 }
-"Other names of the metrics, as in Fairlearn, that `get_metric` also takes."
+"Other names of the metrics, as in Fairlearn and in plain words; see `resolve_name`."
+
+
+def resolve_name(name: str) -> str:
+    """Return the name in `CATALOG` of the metric with this name.
+
+    Parameters
+    ----------
+    name
+        A key of `CATALOG` or of `LONG_NAMES`, in any case, with hyphens, spaces or underscores,
+        and with or without "difference" at the end.
+
+    Returns
+    -------
+    str
+        The key of `CATALOG`; a name that is not known is returned as it is, without outer spaces.
+
+    Examples
+    --------
+    >>> resolve_name("demographic_parity_difference"), resolve_name("Equal opportunity")
+    ('sp', 'eop')
+    """
+    key = "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+    key = key.removesuffix("_difference")
+    if key in CATALOG:
+        return key
+    return LONG_NAMES.get(key, name.strip())
 
 
 def get_metric(metric: str | Metric) -> Metric:
@@ -88,10 +123,10 @@ def get_metric(metric: str | Metric) -> Metric:
     ----------
     metric
         "sp" (statistical parity: selection rates), "eop" (equal opportunity: true-positive rates),
-        "eo" (equalized odds: true-positive and false-positive rates), "cal" (predictive parity:
-        precision), "acc" (accuracy parity) or "fpr" (false-positive rates); several with weights,
-        as in "sp+0.5*eop"; or a `Metric`, which is returned as it is. The names of `LONG_NAMES`,
-        such as "demographic_parity", mean the same.
+        "eo" (equalized odds: true-positive and false-positive rates), "predictive-parity"
+        (precision), "acc" (accuracy parity) or "fpr" (false-positive rates); several with weights,
+        as in "sp+0.5*eop"; or a `Metric`, which is returned as it is. Long names, such as
+        "demographic_parity" or "equal opportunity", mean the same; see `resolve_name`.
 
     Returns
     -------
@@ -127,7 +162,7 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
         raise FedgftError(
             f"`metric` {asked!r}: {factor!r} is no positive weight (of a millionth to a million)"
         )
-    name = LONG_NAMES.get(name.strip(), name.strip())
+    name = resolve_name(name)
     if name not in CATALOG:
         raise FedgftError(
             f"`metric` {name!r} is not known; choose from {', '.join(CATALOG)}, "

@@ -351,7 +351,7 @@ def predictive_parity_difference(
     >>> fedgft.predictive_parity_difference(y_true, y_pred, sensitive_features=list("aaaabbbb"))
     0.5
     """
-    return gap("cal", y_true, y_pred, sensitive_features, sample_weight)
+    return gap("predictive-parity", y_true, y_pred, sensitive_features, sample_weight)
 
 
 def accuracy_parity_difference(

@@ -209,7 +209,7 @@ CONSTRAINED_RATES = {  # by metric: the rates that it wants equal in all groups
     "eop": ("true-positive rates",),
     "fpr": ("false-positive rates",),
     "eo": ("true-positive rates", "false-positive rates"),
-    "cal": ("precision",),
+    "predictive-parity": ("precision",),
     "acc": (),
 }
 
@@ -286,5 +286,6 @@ def contradiction(dataset: Dataset, metric: Metric) -> str | None:
         f"{metric.name} asks for equal {', '.join(sorted(demands))} at once, and the groups differ "
         f"in how many are positive ({100 * min(share):.0f}% to {100 * max(share):.0f}%): two rates "
         "of a decision cannot meet three demands, unless it accepts no negative or ignores the "
-        "label. Training will end, with a compromise; a smaller weight (0.5*cal) gives way first"
+        "label. Training will end, with a compromise; a smaller weight "
+        "(0.5*predictive-parity) gives way first"
     )
