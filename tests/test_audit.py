@@ -188,7 +188,7 @@ def test_the_bound_of_an_audit_is_never_above_one():
     assert max(site["gap"]["sp"] for site in found["sites"].values()) == 1
     assert found["tv"]["sp"] == pytest.approx(0.8)
     assert found["bound"]["sp"] == 1
-    (gaps,) = (table for table in made.tables() if table.title == "Gaps by group")
+    (gaps,) = (table for table in made.report().tables if table.title == "Gaps by group")
     assert gaps.rows[0][gaps.header.index("bound")] == "100.0"
     assert "at most α(1 − TV) + TV" in made.to_markdown() and "α + TV" not in made.to_markdown()
 
@@ -393,7 +393,8 @@ def test_heterogeneity_is_infinite_for_proper_metrics_alone(monkeypatch):
     parts = [
         measure([1, 0] * 20, [1, 0, 0, 1] * 10, sensitive_features=[g] * 40, site=g) for g in "ab"
     ]
-    gaps = next(table for table in audit(parts).tables() if table.title.startswith("Gaps"))
+    tables = audit(parts).report().tables
+    gaps = next(table for table in tables if table.title.startswith("Gaps"))
     shown = {row[0]: row[-1] for row in gaps.rows}
     assert shown["predictive parity"] == shown["negatives"] == "–"
     proper = CATALOG.keys() - {"predictive-parity", "npv"}

@@ -1,6 +1,7 @@
 """`fedgft measure` and `fedgft audit` on the command line, with files of sites."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from fedgft.auditing import audit, measure_file, read_sums
 from fedgft.cli import main
+from fedgft.cli.console import print_table
 from fedgft.errors import FedgftError
+from fedgft.formatting import Table
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_a_report_on_one_table(sites, capsys):
     for name in ("audit.json", "report.html", "report.md"):
         assert Path("alone", name).read_bytes() == Path("audited", name).read_bytes()
     code, out, err = run(capsys, *asked, "--report", "alone", "--json")
-    assert (code, out) == (2, "") and "--report and --json: one of the two" in err
+    assert (code, out) == (2, "") and "--report and --json exclude each other" in err
     Path("alone/report.md").write_text("my own notes")
     Path("a-file").touch()
     before = sorted(sites.rglob("*"))
@@ -381,3 +384,51 @@ def test_two_score_columns_for_two_classes_follow_the_threshold(tmp_path):
     assert two.spec == one.spec
     for group, table in one.sites["p"].tables.items():
         assert np.array_equal(table, two.sites["p"].tables[group])
+
+
+NUMBERS = ("63.2 (60.7 to 65.1)", "-1.1 (-13.5 to 1.3)", "–", "not estimable (n=3)")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 300])
+def test_tables_fit_the_terminal(width, capsys):
+    """No line is longer than the terminal, and neither words nor intervals are broken."""
+    header = ("metric", "farthest apart", *(f"false-positive-rate at site {i}" for i in range(9)))
+    names = ("false-positive-rate parity", "White & Female / Asian-Pac-Islander & Male")
+    rows = tuple((*names, *(NUMBERS[(i + j) % 4] for i in range(9))) for j in range(3))
+    table = Table("[bold]Gaps[/bold] by \x1b[31mrace & sex", header, rows, 2, ("A note. " * 30,))
+    print_table(table, width=width)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert "[bold]Gaps[/bold] by \ufffd[31mrace & sex" in out  # no markup, no control characters
+    for piece in ("(60.7 to 65.1)", "(-13.5 to 1.3)", "Asian-Pac-Islander", "false-positive-rate"):
+        assert piece in out
+    assert out.count("(-13.5 to 1.3)") == sum("-13.5" in cell for row in rows for cell in row)
+    parts = out.count("metric ")
+    assert (parts > 1) == (width < 300)  # parts below each other repeat the names of the rows
+
+
+def test_one_long_word_is_folded_and_no_number(capsys):
+    table = Table("Gaps", ("group", "gap"), (("x" * 300, "-1.1 (-13.5 to 1.3)"),), 1)
+    print_table(table, width=80)
+    out = capsys.readouterr().out
+    assert out.count("x") == 300 and "(-13.5 to 1.3)" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 120])
+def test_an_audit_fits_the_terminal(sites, capsys, columns):
+    measured(capsys, sites)
+    command = [sys.executable, "-m", "fedgft", "audit", "north.json", "south.json", "east.json"]
+    environment = os.environ | {"COLUMNS": str(columns)}
+    short, wide = (
+        subprocess.run(
+            [*command, *more], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for more in ((), ("--wide",))
+    )
+    assert max(map(len, short.splitlines())) <= columns
+    assert "average within" in short and "TV" not in short and "DH" not in short
+    for word in ("TV", "DH", "bound", "ratio"):
+        assert word in wide
+    assert "TV and DH: how differently the groups are spread over the sites" in wide

@@ -41,8 +41,12 @@ from fedgft.formatting import DASH, Figure, Table, format_interval, format_perce
 from fedgft.metrics import CATALOG, get_metric
 
 MAX_SITES_ON_TERMINAL = 10
+SHORT_GAP_COLUMNS = 5  # of the tables on a terminal: metric, groups, gap, interval, within sites
+SHORT_RATE_COLUMNS = 5  # group, rows and three rates
+SHORT_SITE_COLUMNS = 4  # site, rows, gap at the site, what it adds to the overall gap
+MAX_GROUPS_AS_COLUMNS = 3  # in the table of rates on a terminal
 COLUMNS_NOTE = (
-    "Gaps in percentage points. Within sites: the weighted average of the gaps inside the "
+    "Gaps in percentage points. Average within sites: the weighted average of the gaps inside the "
     "sites (Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. "
     "Bound: with α the largest local gap, the gap is at most α(1 − TV) + TV."
 )
@@ -81,7 +85,7 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
 
     The report begins with the view by all attributes together and has the rates of every view. The
     terminal shows the gaps of every view, but rates only by all attributes together, and only the
-    sites with the largest contributions.
+    sites with the largest contributions; its tables have the columns that matter most.
 
     Parameters
     ----------
@@ -92,8 +96,9 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     """
     groups = summary["groups"]
     if short:
-        yield from (_gap_table(view, title) for title, view in views_of(summary).items())
-        yield _rate_table(summary, groups)
+        for title, view in views_of(summary).items():
+            yield _first_columns(_gap_table(view, title), SHORT_GAP_COLUMNS)
+        yield _shorten_rates(_rate_table(summary, groups))
     else:
         gaps = _gap_table(summary, groups)
         yield replace(gaps, notes=(COLUMNS_NOTE, *gaps.notes))
@@ -102,10 +107,30 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
             yield _gap_table(view, title)
             yield _rate_table(view, title)
     yield from _reference_tables(summary)
-    yield _site_table(summary, MAX_SITES_ON_TERMINAL if short else MAX_SITES)
+    sites = _site_table(summary, MAX_SITES_ON_TERMINAL if short else MAX_SITES)
+    yield _first_columns(sites, SHORT_SITE_COLUMNS) if short else sites
     yield from _threshold_tables(summary)
     if not short:
         yield from _area_tables(summary)
+
+
+def _first_columns(table: Table, count: int) -> Table:
+    """Return the table with its first columns only: they are in the order of importance."""
+    rows = tuple(row[:count] for row in table.rows)
+    return replace(table, header=table.header[:count], rows=rows)
+
+
+def _shorten_rates(table: Table) -> Table:
+    """Return the table of rates for a terminal.
+
+    Few groups become columns, with a line per rate. Of many groups, the first rates are shown.
+    """
+    if len(table.rows) > MAX_GROUPS_AS_COLUMNS:
+        return _first_columns(table, SHORT_RATE_COLUMNS)
+    names = (f"{group} ({rows} rows)" for group, rows, *_ in table.rows)
+    rates = zip(*(row[2:] for row in table.rows), strict=True)
+    rows = tuple((name, *cells) for name, cells in zip(table.header[2:], rates, strict=True))
+    return replace(table, header=("rate", *names), rows=rows)
 
 
 def _gap_table(view: ViewSummary, title: str) -> Table:
@@ -114,8 +139,8 @@ def _gap_table(view: ViewSummary, title: str) -> Table:
     `COLUMNS_NOTE` explains the columns "within sites", TV, bound and DH.
     """
     interval = "95% interval"
-    header = ("metric", "farthest apart", "gap", interval, "ratio", interval)
-    header += ("within sites", "TV", "bound", "DH")
+    header = ("metric", "farthest apart", "gap", interval, "average within sites")
+    header += ("ratio", interval, "TV", "bound", "DH")
     rows = tuple(_gap_row(name, found, view) for name, found in view["metrics"].items())
     notes = ()
     if any("*" in row[2] for row in rows):
@@ -130,17 +155,21 @@ def _gap_row(name: str, found: MetricSummary, view: ViewSummary) -> tuple[str, .
     not proper has no DH.
     """
     numbers = estimable_gap(found)
-    cells = ["not estimable", DASH, DASH, DASH]
+    gap = "not estimable"
+    interval, ratio, ratio_interval = DASH, DASH, DASH
     if numbers is not None:
-        cells = [format_points(numbers["gap"]), *_interval_cells(numbers)]
-        cells[0] += "*" if found["gap"] is None else ""
+        gap = format_points(numbers["gap"]) + ("*" if found["gap"] is None else "")
+        interval, ratio, ratio_interval = _interval_cells(numbers)
     heterogeneity = view["heterogeneity"][name]
     infinite = heterogeneity is None and view["tv"][name] is not None and CATALOG[name].proper()
     return (
         CATALOG[name].title,
         " / ".join(found["pair"] or (DASH,)),
-        *cells,
+        gap,
+        interval,
         _format_gap_cell(view["within"][name]),
+        ratio,
+        ratio_interval,
         _format_short(view["tv"][name]),
         format_points(view["bound"][name]),
         "∞" if infinite else _format_short(heterogeneity),

@@ -44,6 +44,7 @@ tables = LazyModule("fedgft.data.table")
 
 EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
 MIN_DRAWS = 100  # of a bootstrap
+FILE_WIDTH = 10_000  # characters per line of a table, where no terminal limits them
 
 
 def measure(
@@ -169,6 +170,7 @@ def audit(
     *files: Place,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
+    wide: Annotated[bool, Flag] = False,
     reference_groups: Annotated[list[str] | None, Some] = None,
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
@@ -187,6 +189,8 @@ def audit(
         Folder for report.html, report.md and audit.json.
     json
         Print the audit to stdout as JSON, and nothing else.
+    wide
+        Print all tables and columns; without it, those that matter most in 80 characters.
     reference_groups
         Compare every group with this one: White, or race=White sex=Male.
     fail_above
@@ -213,7 +217,7 @@ def audit(
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
             )
-        compare_folders(compare, out, json=json)
+        compare_folders(compare, out, json=json, wide=wide)
         return
     if out is not None:
         report_files.check_report_folder(out, "audit", field="out")
@@ -224,7 +228,7 @@ def audit(
     )
     exceeded = findings.find_exceeded(report.to_dict(), limits)
     try:
-        publish_report(report, out, "audit", json=json)
+        publish_report(report, out, "audit", json=json, wide=wide)
     finally:  # also where the reader of the output has closed the pipe
         for each in exceeded:
             say(f"`fail_above`: {each.metric} {each.reason}")
@@ -235,26 +239,39 @@ def audit(
 # Reports
 
 
-def print_report(report: Any) -> None:
-    """Print the findings of an `Audit` or a `Comparison`, and the tables behind them."""
+def print_report(report: Any, *, wide: bool = False) -> None:
+    """Print the findings of an `Audit` or a `Comparison`, and the tables behind them.
+
+    Parameters
+    ----------
+    report
+        The `Audit` or `Comparison`.
+    wide
+        Whether to print all tables and columns of the report. A line is as long as the terminal is
+        wide, and as long as it has to be in a file or a pipe.
+    """
     summary = report.to_dict()
     out.print(report.lead(), markup=False, highlight=False, emoji=False)
     print_signs(report.verdict())
     out.print()
-    for table in report.tables():
-        print_table(table)
+    for table in report.report().tables if wide else report.tables():
+        print_table(table, width=FILE_WIDTH if wide and not out.is_terminal else None)
     for text in summary["warnings"]:
         note(text)
     if "interval" in summary:
         note(f"95% intervals: {summary['interval']}")
+    if not wide:
+        note("--wide prints all tables and columns")
 
 
-def publish_report(report: Any, folder: Path | None, kind: "ReportKind", *, json: bool) -> None:
+def publish_report(
+    report: Any, folder: Path | None, kind: "ReportKind", *, json: bool, wide: bool
+) -> None:
     """Write an audit or a comparison to a folder, if one is named, and print it."""
     if folder is not None:
         wrote(report_files.save_report(report, folder, kind, field="out"))
     if not json:
-        print_report(report)
+        print_report(report, wide=wide)
         return
     try:
         sys.stdout.write(report.to_json())
@@ -292,13 +309,15 @@ def read_sites(files: Sequence[Path], progress: Bar) -> "SiteSums":
     return site_file.gather(paths, lambda done: progress.fetch("reading sites", done, len(paths)))
 
 
-def compare_folders(folders: tuple[Path, Path], folder: Path | None, *, json: bool) -> None:
+def compare_folders(
+    folders: tuple[Path, Path], folder: Path | None, *, json: bool, wide: bool
+) -> None:
     """Compare two folders, old and new; write the comparison to `folder` and print it."""
     if folder is not None:
         report_files.check_report_folder(folder, "comparison", field="out")
     with bar() as progress:
         old, new = (_read_summary(each, progress) for each in folders)
-    publish_report(comparison.compare(old, new), folder, "comparison", json=json)
+    publish_report(comparison.compare(old, new), folder, "comparison", json=json, wide=wide)
 
 
 def _read_summary(folder: Path, progress: Bar) -> "Summary":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -42,6 +44,9 @@ NOT_ESTIMABLE = (
     "-: not estimable, a group has no row to take a rate from (not: fair), or training diverged"
 )
 FEW_ROWS = "n<10: not estimable: fewer than ten rows of a group to take a rate from"
+UNBROKEN = re.compile(r"\(?[-+–.\d]+ to [-+–.\d]+\)?|\S+")  # an interval or a word, in a table
+COLUMN_GAP = 2  # blanks between two columns of a table
+MIN_STUB = 8  # smallest width of a column that names rows
 SIGN_COLORS = {True: "green", False: "red", None: "dim"}
 
 
@@ -311,16 +316,100 @@ def print_signs(findings: Sequence[tuple[bool | None, str]], *, soft_wrap: bool 
         out.print(sign.append(text, style="default"), soft_wrap=soft_wrap)
 
 
-def print_table(report: "ReportTable") -> None:
-    """Print a table of a report, in full width: wrapped or cut cells cannot be read."""
-    names = [escape(n).replace(", ", ",\n").replace("95% ", "95%\n") for n in report.header]
-    table = _table(escape(report.title), names, left=report.stubs, no_wrap=True)
-    for row in report.rows:
-        table.add_row(*map(escape, row))
-    table.padding = (0, 1)
-    table.caption = escape("\n".join(report.notes)) or None
-    table.caption_justify = "left"
-    Terminal(width=500, emoji=False).print(table)
+def print_table(report: "ReportTable", *, width: int | None = None) -> None:
+    """Print a table of a report within a width; words and numbers are never broken.
+
+    Where the columns do not fit side by side, cells are wrapped between words and before an
+    interval. Where that does not suffice, the table is printed in parts, one below the other, that
+    repeat the columns that name the rows.
+
+    Parameters
+    ----------
+    report
+        The table.
+    width
+        The number of characters per line. None (default): the width of the terminal.
+    """
+    limit = out.width if width is None else width
+    console = out if width is None else Terminal(width=width)
+    lines = [[printable(cell) for cell in cells] for cells in (report.header, *report.rows)]
+    console.print(Text(printable(report.title), style="bold"))
+    for columns in _split_columns(lines, report.stubs, limit):
+        part = [[cells[i] for i in columns] for cells in lines]
+        stubs = min(report.stubs, len(columns))
+        widths = _column_widths(part, stubs, limit)
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, COLUMN_GAP - 1, 0, 0),  # the box adds a blank
+            pad_edge=False,
+            header_style="bold",
+        )
+        for i, (name, size) in enumerate(zip(part[0], widths, strict=True)):
+            side = "left" if i < stubs else "right"
+            heading = _wrap_cell(name, size)
+            table.add_column(heading, justify=side, width=size, no_wrap=True)
+        for cells in part[1:]:
+            table.add_row(*(_wrap_cell(c, w) for c, w in zip(cells, widths, strict=True)))
+        console.print(table)
+        if columns[-1] < len(report.header) - 1:
+            console.print()
+    for text in report.notes:
+        console.print(Text(printable(text)))
+    console.print()
+
+
+def _split_columns(lines: Sequence[Sequence[str]], stubs: int, limit: int) -> list[list[int]]:
+    """Return the columns of each part of a table, so that every part fits into the limit."""
+    names = list(range(min(stubs, len(lines[0]))))
+    parts = [list(names)]
+    for column in range(len(names), len(lines[0])):
+        wanted = [*parts[-1], column]
+        least = sum(_smallest_width(lines, i) for i in wanted) + COLUMN_GAP * (len(wanted) - 1)
+        if least > limit and len(parts[-1]) > len(names):
+            parts.append([*names, column])
+        else:
+            parts[-1].append(column)
+    return parts
+
+
+def _column_widths(lines: Sequence[Sequence[str]], stubs: int, limit: int) -> list[int]:
+    """Return the width of each column.
+
+    If not all fit, columns of numbers get as much as they need first, from left to right; the
+    columns that name the rows share the rest.
+    """
+    count = len(lines[0])
+    budget = limit - COLUMN_GAP * (count - 1)
+    widths = [_smallest_width(lines, i) for i in range(count)]
+    for i in (*range(stubs, count), *range(stubs)):
+        heading = cell_len(lines[0][i]) // 2 + 2  # in about two lines
+        longest = max(heading, *(cell_len(cells[i]) for cells in lines[1:]), 1)
+        spare = budget - sum(widths)
+        if i < stubs or longest - widths[i] <= spare:
+            widths[i] += max(0, min(longest - widths[i], spare))
+    excess = sum(widths) - budget
+    if excess > 0:  # a name has a word that is too long: it is the only thing that is broken
+        longest = max(range(stubs), key=lambda i: widths[i], default=0)
+        widths[longest] = max(MIN_STUB, widths[longest] - excess)
+    return widths
+
+
+def _smallest_width(lines: Sequence[Sequence[str]], column: int) -> int:
+    """Return the length of the longest piece of a column that must not be broken."""
+    return max((cell_len(p) for cells in lines for p in UNBROKEN.findall(cells[column])), default=1)
+
+
+def _wrap_cell(text: str, width: int) -> Text:
+    """Return a cell, wrapped between its unbroken pieces; a longer piece is folded."""
+    lines = [""]
+    for piece in UNBROKEN.findall(text):
+        joined = f"{lines[-1]} {piece}".lstrip()
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines += chop_cells(piece, width)
+    return Text("\n".join(lines if lines[0] else lines[1:]))
 
 
 @dataclass
