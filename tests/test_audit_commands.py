@@ -136,6 +136,29 @@ def test_both_spellings_and_both_formats_count_the_same(sites, capsys):
             assert np.allclose(table, other.sites["n"].tables[group], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_other_separators_count_the_same(sites, capsys, separator):
+    asked = ("--label", "y", "--group", "race", "--score", "p", "--json", "--name", "n")
+    _, out, _ = run(capsys, "measure", "north.csv", *asked)
+    pl.read_csv("north.csv").write_csv("other.csv", separator=separator)
+    code, again, _ = run(capsys, "measure", "other.csv", *asked)
+    assert code == 0 and again == out
+
+
+def test_a_table_is_measured_before_it_is_audited(sites, capsys):
+    (sites / "tables").mkdir()
+    (sites / "tables/a.csv").write_text("y,g\n")
+    for given, named in (
+        ("north.csv", "north.csv"),
+        ("east.parquet", "east.parquet"),
+        ("tables", "tables/a.csv"),
+    ):
+        code, out, err = run(capsys, "audit", given)
+        assert (code, out) == (2, "") and f"{named}: is a table, not a file of sums" in err
+        command = f"fedgft measure {named} --label ... --group ... --score ... --out "
+        assert command + f"{Path(named).stem}.json" in err
+
+
 def test_batches_do_not_matter(sites, monkeypatch):
     whole = measure_file("north.csv", label="y", group="race", score="p")
     monkeypatch.setattr("fedgft.auditing.measurement.BATCH_ROWS", 7)

@@ -24,7 +24,12 @@ from fedgft.auditing.arrays import (
     to_text,
 )
 from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
-from fedgft.data.table import NULL_VALUES, check_table_file, report_read_errors
+from fedgft.data.table import (
+    NULL_VALUES,
+    check_table_file,
+    detect_separator,
+    report_read_errors,
+)
 from fedgft.errors import FedgftError
 from fedgft.privacy.suppression import GroupValues, Protection
 from fedgft.site_sums import (
@@ -353,12 +358,18 @@ def read_batches(path: str | Path, task: Measurement) -> Iterator[pl.DataFrame]:
 def _scan(file: Path) -> pl.LazyFrame:
     """Open a file for reading in batches.
 
-    The columns of a CSV are read as text, so that the first rows do not determine their types.
+    The columns of a CSV are read as text, so that the first rows do not determine their types; they
+    may be separated by commas, semicolons or tabs.
     """
     if file.suffix.lower() == ".parquet":
         return pl.scan_parquet(file, glob=False)
     return pl.scan_csv(
-        file, glob=False, infer_schema=False, null_values=MISSING_VALUES, low_memory=True
+        file,
+        glob=False,
+        separator=detect_separator(file),
+        infer_schema=False,
+        null_values=MISSING_VALUES,
+        low_memory=True,
     )
 
 

@@ -14,6 +14,7 @@ from fedgft.store import expand_user
 from fedgft.validation import check_instance
 
 MAX_BYTES = 64 * 2**20  # largest size of a file
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")  # of files with rows
 REPORT_PREFIXES = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
 
 
@@ -66,6 +67,7 @@ def read_sums(path: str | Path) -> SiteSums:
     2.0
     """
     file = expand_user(path)
+    _refuse_table(file)
     try:
         if file.exists() and not file.is_file():
             problem = "not a file"
@@ -82,6 +84,14 @@ def read_sums(path: str | Path) -> SiteSums:
     raise FedgftError(f"{path}: {problem}", kind="file") from None
 
 
+def _refuse_table(file: Path) -> None:
+    """Raise a `FedgftError` if the file is a table of rows: a site measures it first."""
+    if file.suffix.lower() in TABLE_SUFFIXES and file.is_file():
+        command = f"fedgft measure {file} --label ... --group ... --score ... --out "
+        text = f"{file}: is a table, not a file of sums; first run: {command}{file.stem}.json"
+        raise FedgftError(text, kind="file")
+
+
 def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
     """Return the files of sites, sorted within each path.
 
@@ -92,12 +102,16 @@ def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
     for path in paths:
         place = expand_user(path)
         inside = [place]
+        _refuse_table(place)
         if place.is_dir():
             inside = [f for f in place.glob("*.json") if f.is_file() and not is_report(f)]
         elif not place.exists() and glob.has_magic(str(place)):
             inside = [Path(name) for name in glob.glob(str(place))]
         if not inside:
             problem = "a folder without .json files" if place.is_dir() else "no file matches"
+            if place.is_dir():
+                for file in sorted(place.iterdir()):
+                    _refuse_table(file)
             raise FedgftError(f"{path}: {problem}", kind="file")
         found += sorted(inside)
     if not found:
