@@ -24,12 +24,7 @@ from fedgft.auditing.arrays import (
     to_text,
 )
 from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
-from fedgft.data.table import (
-    NULL_VALUES,
-    check_table_file,
-    detect_separator,
-    report_read_errors,
-)
+from fedgft.data.table import NULL_VALUES, check_table_file, detect_separator, report_read_errors
 from fedgft.errors import FedgftError
 from fedgft.privacy.suppression import GroupValues, Protection
 from fedgft.site_sums import (
