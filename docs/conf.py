@@ -1,74 +1,72 @@
 """Configuration of Sphinx: `make docs` writes the site to site/, without a network.
 
 The source folder is the repository, so that pages link to results and examples as they do on a
-code host. Two pages are completed when the site is built: docs/commands.md from the command line,
-docs/python.md from the docstrings of the public names.
+code host. The pages of the reference are generated from docstrings and from the command line
+(docs/reference.py). Notebooks are pages, too. Mathematics becomes MathML, which browsers show
+without scripts.
 """
 
+import json
 import re
 import shutil
 import sys
-from importlib import import_module
+import tomllib
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from latex2mathml.converter import convert
+from myst_parser.sphinx_ import Parser
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
+
+import reference  # noqa: E402
 
 project = "fedgft"
 author = "The fedgft authors"
+copyright = "the fedgft authors, Apache License 2.0"
+release = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+version = release
 root_doc = "docs/index"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 include_patterns = [
     "*.md",
-    "docs/**",
+    "docs/**.md",
     "results/**.md",
     "examples/**.md",
+    "examples/notebooks/*.ipynb",
     "hardening/*.md",
     "benchmarks/*.md",
 ]
-exclude_patterns = ["**/.*", "CHANGELOG.md", "src", "tests", "site"]
+exclude_patterns = ["**/.*", "src", "tests", "site"]
 html_theme = "furo"
-html_title = "fedgft"
+html_title = f"fedgft {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
+html_show_search_summary = False  # scripts cannot read other pages that were opened from a file
+html_theme_options = {"navigation_with_keys": True}
+html_math_renderer = "mathml"
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div.highlight-sh pre, div.highlight-python pre, div.doctest pre"
 myst_heading_anchors = 4
-myst_enable_extensions = ["strikethrough"]
+myst_enable_extensions = ["strikethrough", "dollarmath"]
 suppress_warnings = ["myst.header", "myst.strikethrough", "toc.not_included"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
 default_role = "code"  # docstrings write `name`
 
-TASKS = {  # every name of `fedgft`, in the order in which docs/python.md explains them
-    "Train and predict": ("FairClassifier", "FairModel", "load_model"),
-    "Load data": ("load", "Dataset"),
-    "Simulate a federation": (
-        "partition",
-        "standardize",
-        "simulate",
-        "Settings",
-        "History",
-        "Federation",
-    ),
-    "Measure the gap of predictions": (
-        "statistical_parity_difference",
-        "demographic_parity_difference",
-        "equal_opportunity_difference",
-        "equalized_odds_difference",
-        "false_positive_rate_difference",
-        "predictive_parity_difference",
-        "accuracy_parity_difference",
-    ),
-    "Audit across sites": ("measure", "measure_file", "read_sums", "SiteSums", "audit", "Audit"),
-    "Train in your own loop": ("Penalty",),
-    "Metrics": ("get_metric", "Metric"),
-    "Errors and warnings": ("FedgftError", "NotEstimableWarning", "TargetMissedWarning"),
-}
-PACKAGES = ("metrics", "algorithms", "engine", "data", "auditing", "study", "theory", "flower")
-PAGES = {
-    "Start": ("install",),
-    "How to": (
+MENU = {
+    "Tutorial": ("tutorial", "/examples/README"),
+    "How-to": (
+        "install",
         "audit",
         "train",
         "target",
@@ -77,81 +75,44 @@ PAGES = {
         "images",
         "metric",
         "algorithm",
-        "side-by-side",
     ),
-    "Background": (
-        "idea",
-        "simulator",
-        "speed",
-        "threat-model",
-        "paper-vs-code",
-        "unsupported",
-        "faq",
-    ),
+    "Explanation": ("idea", "simulator", "side-by-side", "threat-model", "unsupported", "faq"),
     "Reference": ("commands", "python"),
+    "Results": ("speed", "paper-vs-code", "/results/README"),
+    "Project": ("/CHANGELOG", "/CONTRIBUTING", "/hardening/README", "/benchmarks/README"),
 }
 
 
-def list_pages() -> str:
+def list_menu() -> str:
     """The table of contents, appended to the first page."""
     parts = []
-    for title, names in PAGES.items():
-        parts.append(
-            f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(names) + "\n```\n"
-        )
+    for title, names in MENU.items():
+        pages = "\n".join(names)
+        parts.append(f"```{{toctree}}\n:hidden:\n:caption: {title}\n\n{pages}\n```\n")
     return "\n".join(parts)
 
 
-def describe_commands() -> str:
-    """Every command and option, in Markdown."""
-    app = import_module("fedgft.cli.app").app
-    return app.generate_docs(output_format="markdown", heading_level=2)
+def list_results() -> str:
+    """The menu of the results: every page of results/."""
+    folder = ROOT / "results"
+    pages = [page.relative_to(folder).as_posix() for page in sorted(folder.rglob("*.md"))]
+    pages = [page.removesuffix(".md") for page in pages if page != "README.md"]
+    return "\n".join(reference.list_tree(pages))
 
 
-def describe_names() -> str:
-    """Every public name with its docstring: those of `fedgft` by task, then each package."""
-    package = import_module("fedgft")
-    lines = []
-    seen = set()
-    for title, names in TASKS.items():
-        lines.append(f"## {title}\n\n```{{eval-rst}}")
-        for name in names:
-            value = getattr(package, name)
-            seen.add(find_home(value))
-            lines += list_directive(f"fedgft.{name}", value)
-        lines.append("```\n")
-    for short in PACKAGES:
-        package = import_module(f"fedgft.{short}")
-        lines.append(f"## {package.__name__}\n\n```{{eval-rst}}")
-        for name in sorted(package.__all__, key=str.casefold):
-            value = getattr(package, name)
-            home = find_home(value)
-            if callable(value) and home.startswith("fedgft.") and home not in seen:
-                seen.add(home)
-                lines += list_directive(f"{package.__name__}.{name}", value)
-        lines.append("```\n")
-    return "\n".join(lines)
-
-
-def find_home(value: Any) -> str:
-    """The module and the name under which a class or function was defined."""
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-
-
-def list_directive(path: str, value: Any) -> list[str]:
-    """The lines that insert the docstring of a class or function."""
-    if isinstance(value, type):
-        # methods that scikit-learn adds, whose docstrings refer to its own pages
-        added = [name for name in dir(value) if re.fullmatch(r"set_\w+_request", name)]
-        excluded = [f"   :exclude-members: {', '.join(added)}"] if added else []
-        return [f".. autoclass:: {path}", "   :members:", *excluded, ""]
-    return [f".. autofunction:: {path}", ""]
+def list_notebooks() -> str:
+    """The menu of the gallery: the notebooks and the app for Flower."""
+    books = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    pages = [f"notebooks/{book.stem}" for book in books]
+    return "\n".join(reference.list_tree([*pages, "flower/README"]))
 
 
 ADDED = {
-    "docs/index": list_pages,
-    "docs/commands": describe_commands,
-    "docs/python": describe_names,
+    "docs/index": list_menu,
+    "docs/commands": reference.list_help,
+    "docs/python": reference.list_names,
+    "results/README": list_results,
+    "examples/README": list_notebooks,
 }
 
 
@@ -164,6 +125,52 @@ def complete_page(app: Any, name: str, source: list[str]) -> None:
 def escape_bars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Docstrings write |x| for absolute values, which reStructuredText would substitute."""
     lines[:] = [line.replace("|", "\\|") for line in lines]
+
+
+class NotebookParser(Parser):
+    """Reads a notebook as Markdown: its text, its code, and the text and pictures that it shows."""
+
+    supported = ("ipynb",)
+
+    def parse(self, inputstring: str, document: Any) -> None:
+        parts = []
+        for cell in json.loads(inputstring)["cells"]:
+            text = "".join(cell["source"])
+            is_code = cell["cell_type"] == "code"
+            parts.append(f"```python\n{text}\n```" if is_code else text)
+            parts += filter(None, map(show_output, cell.get("outputs", ())))
+        super().parse("\n\n".join(parts), document)
+
+
+def show_output(output: dict[str, Any]) -> str:
+    """What a cell prints or draws, in Markdown; pages have no room for other kinds of output."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f"![Output of the cell](data:image/png;base64,{''.join(data['image/png']).strip()})"
+    text = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
+    return f"```text\n{text}\n```" if text else ""
+
+
+def to_mathml(text: str, display: str) -> str:
+    """The formula as MathML; browsers align cells by style only."""
+    found = convert(text, display=display)
+    return re.sub(r'columnalign="(\w+)"', r'style="text-align: \1"', found)
+
+
+def render_inline(self: Any, node: Any) -> None:
+    """Write a formula in a line of text as MathML."""
+    self.body.append(to_mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def render_block(self: Any, node: Any) -> None:
+    """Write a formula of its own as MathML, with the number that its \\tag names."""
+    text = node.astext()
+    found = re.search(r"\\tag\{(.+?)\}", text)
+    formula = to_mathml(text.replace(found[0], "") if found else text, "block")
+    number = f'<span class="equation-number">({escape(found[1])})</span>' if found else ""
+    self.body.append(f'<div class="equation">{formula}{number}</div>\n')
+    raise nodes.SkipNode
 
 
 def copy_files(app: Any, error: Exception | None) -> None:
@@ -179,6 +186,10 @@ def copy_files(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
+    reference.write_pages()
+    app.add_source_suffix(".ipynb", "ipynb")
+    app.add_source_parser(NotebookParser)
+    app.add_html_math_renderer("mathml", (render_inline, None), (render_block, None))
     app.connect("source-read", complete_page)
     app.connect("autodoc-process-docstring", escape_bars)
     app.connect("build-finished", copy_files)

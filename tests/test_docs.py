@@ -25,7 +25,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = {
     "audit.md": "part of the output of examples/audit_sites.py; compared with it below",
     "deployment.md": "configurations of systemd and nginx; compared with the commands below",
-    "idea.md": "formulas",
     "simulator.md": "what the block above prints; compared with it when the page runs",
 }
 # Commands with one of these words are parsed but not run.
@@ -212,10 +211,10 @@ def test_the_python_page_has_every_public_name_by_task():
     """The table names each of them, and the reference has each under one task."""
     import fedgft
 
-    spec = spec_from_file_location("conf", ROOT / "docs" / "conf.py")
-    conf = module_from_spec(spec)
-    spec.loader.exec_module(conf)
-    listed = [name for names in conf.TASKS.values() for name in names]
+    spec = spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    reference = module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    listed = [name for names in reference.TASKS.values() for name in names]
     assert sorted(listed) == sorted(fedgft.__all__)
     text = (ROOT / "docs" / "python.md").read_text()
     table = "".join(line for line in text.splitlines() if line.startswith("| "))
@@ -231,3 +230,23 @@ def test_tables_are_those_of_the_results():
     command = [sys.executable, str(ROOT / "docs" / "tables.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+BRITISH = re.compile(
+    r"""\b\w*(equalis|optimis|standardis|normalis|organis|summaris|recognis|generalis|minimis|maximis
+    |colour|behaviour|favour|neighbour|labelled|modell(ed|ing)|\bcentre|analyse|licence|offence)\w*""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+@pytest.mark.parametrize(
+    "folder", ["docs", "examples", "src/fedgft", "results", "benchmarks", "hardening", "."]
+)
+def test_spelling_is_american(folder):
+    """Names in code, such as the old names in the changelog, may differ."""
+    paths = [path for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*")]
+    for path in paths:
+        if path.suffix in (".md", ".py", ".html", ".ipynb"):
+            text = re.sub(r"`[^`\n]+`", "", path.read_text("utf-8"))
+            found = [each[0] for each in BRITISH.finditer(text)]
+            assert not found, f"{path.relative_to(ROOT)}: {found}"

@@ -1,9 +1,12 @@
 """The documentation builds without warnings and without a network, and lists every name."""
 
+import re
+import shutil
 import subprocess
 import sys
 from html import unescape
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType
 
@@ -35,8 +38,26 @@ def site(tmp_path_factory):
     return out
 
 
-def test_every_public_name_has_an_entry_and_a_docstring(site):
-    page = unescape((site / "docs" / "python.html").read_text("utf-8"))
+def read(site, name):
+    return unescape((site / f"{name}.html").read_text("utf-8"))
+
+
+def test_every_public_name_has_a_page_with_types_and_guides(site):
+    names = [name for name in fedgft.__all__ if callable(getattr(fedgft, name))]
+    landing = read(site, "docs/python")
+    for name in names:
+        found = re.search(rf'href="(api/{name}(-class)?)\.html"', landing, re.IGNORECASE)
+        assert found, name
+        page = read(site, f"docs/{found[1]}")
+        assert f">{name}<" in page and "See also:" in page
+        value = getattr(fedgft, name)
+        if isinstance(value, FunctionType):
+            parts = ("Parameters", "Returns", "Return type", "Examples")
+            assert not [part for part in parts if part not in page], name
+
+
+def test_every_public_name_of_the_packages_has_an_entry(site):
+    pages = "".join(path.read_text("utf-8") for path in (site / "docs" / "api").glob("*.html"))
     names = []
     for package in (fedgft, *(import_module(f"fedgft.{name}") for name in PACKAGES)):
         names += [
@@ -46,16 +67,19 @@ def test_every_public_name_has_an_entry_and_a_docstring(site):
         ]
     assert len(names) > 100
     undocumented = [name for package, name in names if not getattr(package, name).__doc__]
-    missing = [name for _, name in names if f">{name}<" not in page]
+    missing = [name for _, name in names if f">{name}<" not in pages]
     assert not undocumented and not missing
 
 
-def test_every_option_is_listed(site):
-    page = unescape((site / "docs" / "commands.html").read_text("utf-8"))
+def test_every_option_is_on_the_page_of_its_command(site):
+    landing = read(site, "docs/commands")
     for name, command in list_commands(app):
+        stem = name.removeprefix("fedgft ").replace(" ", "-")
+        assert f'href="cli/{stem}.html"' in landing
+        page = read(site, f"docs/cli/{stem}")
         for argument in command.assemble_argument_collection():
             for option in argument.names:
-                assert option in page, f"{name} {option}"
+                assert option == "*" or option in page, f"{name} {option}"
 
 
 def list_commands(group, path="fedgft"):
@@ -73,5 +97,48 @@ def list_commands(group, path="fedgft"):
 def test_pages_load_nothing_from_elsewhere(site):
     for path in site.rglob("*.html"):
         text = path.read_text("utf-8")
-        for marker in ('src="http', 'rel="stylesheet" href="http', "@import"):
-            assert marker not in text, f"{path.name}: {marker}"
+        for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", text):
+            assert not re.search(r'\b(src|href|data)="(https?:)?//', tag), f"{path.name}: {tag}"
+    for path in site.rglob("*.css"):
+        assert not re.search(r"@import|url\([\"']?(https?:)?//", path.read_text("utf-8")), path.name
+
+
+def test_pages_have_menu_version_search_and_next(site):
+    page = read(site, "docs/index")
+    for caption in ("Tutorial", "How-to", "Explanation", "Reference", "Results", "Project"):
+        assert f'<span class="caption-text">{caption}</span>' in page
+    assert f"fedgft {version('fedgft')}" in page
+    assert 'class="theme-toggle"' in page and 'placeholder="Search"' in page
+    for link in ("../CHANGELOG", "../examples/README", "../results/README"):
+        assert f'href="{link}.html"' in page
+    inner = read(site, "docs/train")
+    assert 'class="next-page"' in inner and 'class="prev-page"' in inner
+    assert "copybutton.js" in inner and 'class="highlight-sh' in inner
+
+
+def test_formulas_are_mathematics_with_visible_numbers(site):
+    page = read(site, "docs/idea")
+    assert page.count("<math ") > 50
+    numbers = re.findall(r'class="equation-number">\((\d+)\)<', page)
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)] and len(numbers) >= 2
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "\\frac" not in text and "$$" not in text
+
+
+def test_search_finds_pages_without_a_network(site):
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    asked = []
+    with playwright.sync_playwright() as run:
+        browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: asked.append(str(error)))
+        page.goto(f"{(site / 'search.html').as_uri()}?q=noise+floor")
+        page.wait_for_selector("ul.search li a", timeout=20_000)
+        titles = page.locator("ul.search li a").all_inner_texts()
+        browser.close()
+    assert any("mathematics" in title for title in titles)
+    assert [each for each in asked if not each.startswith(("file:", "data:"))] == []

@@ -396,7 +396,7 @@ ADULT = Source(
 )
 COMPAS_SEX = Source(
     name="compas",
-    description="a new offence within two years (Broward County); group: sex",
+    description="a new offense within two years (Broward County); group: sex",
     rows=6_172,
     license="public records (ProPublica), no license stated",
     files=(COMPAS,),
