@@ -132,9 +132,11 @@ def test_all_models_and_init(capsys, tmp_path):
     model = tmp_path / "a/model.safetensors"
     _, second, _ = run(capsys, *base, "--init", model, "--out", tmp_path / "c")
     assert json.loads(second)["accuracy"] >= json.loads(first)["accuracy"] - 0.02
-    before = [c["accuracy_before"] for c in json.loads(second)["clients"]]
-    after = [c["accuracy_after"] for c in json.loads(first)["clients"]]
-    assert before == pytest.approx(after, abs=1e-9)  # it starts where the other ended
+    saved = json.loads(first)["saved"]
+    rounds = pl.read_parquet(tmp_path / "c/rounds.parquet")
+    start = rounds.filter((pl.col("round") == 0) & (pl.col("seed") == saved["seed"]))
+    ended = pytest.approx(saved["accuracy_test"], abs=1e-9)
+    assert start["accuracy"].to_list() == [ended] * 2  # FedAvg and FedGFT start where it ended
 
 
 @pytest.mark.slow
@@ -148,7 +150,12 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     code, out, err = run(capsys, "demo", "--seeds", "2", "--out", tmp_path)
     assert code == 0
     assert "synthetic" in err
-    assert "points (95% interval" in " ".join(out.split())
+    lines = out.splitlines()
+    assert re.match(r"FedAvg +\d\d\.\d% accurate, gap \d+\.\d points \(95% interval", lines[1])
+    assert lines[2].startswith("best local (") and lines[3].startswith("FedGFT control")
+    assert lines[4].startswith("Noise floor: ")
+    assert f"Open:  {tmp_path / 'sites.png'}" in out and "fedgft train --data loans.csv" in out
+    assert "chosen on inner splits" not in err and "constant" not in out  # with --verbose only
     assert (tmp_path / "rounds.svg").exists()
     drawn = (tmp_path / "sites.svg").read_text()  # text as text
     assert all(word in drawn for word in ("gap 48", "both together", "LFT", "10 sites"))
@@ -159,6 +166,7 @@ def test_text_from_data_is_escaped(capsys, tmp_path):
     file = table(tmp_path / "t.parquet")
     code, out, _ = run(
         capsys,
+        "--verbose",
         "train",
         "--data",
         file,
@@ -306,7 +314,7 @@ def test_a_client_with_one_row_is_no_error(capsys, tmp_path):
     alone = next(c for c in json.loads(out)["clients"] if c["client"] == "alone")
     assert code == 0
     assert alone["rows"] == 1
-    assert alone["gap_hard_after"] is None  # not estimable, not fair
+    assert alone["gap_hard"] is None  # not estimable, not fair
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_eval_every_zero(capsys, tmp_path):
         *QUICK,
     )
     assert code == 0
-    assert all(c["accuracy_before"] is not None for c in json.loads(out)["clients"])
+    assert all(c["accuracy_fedavg"] is not None for c in json.loads(out)["clients"])
 
 
 def test_init_counts_under_the_papers_protocol_too(capsys, tmp_path):

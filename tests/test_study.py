@@ -125,7 +125,8 @@ def test_no_client_adds_to_the_gap_of_a_model_that_accepts_everybody():
     history = replace(result.history, after=replace(after, score=accepted, decision=accepted))
     rows = client_rows(study, replace(result, history=history))
     assert [r["contribution"] for r in rows] == [0.0] * len(rows)
-    assert {r["gap_hard_after"] for r in rows} <= {0.0, None}
+    assert {r["gap_hard"] for r in rows} <= {0.0, None}
+    assert {r["gap_hard_fedavg"] for r in rows} == {None}  # FedAvg was not named
 
 
 def test_clients_whose_parts_cancel_are_not_shown_as_zero():
@@ -145,7 +146,7 @@ def test_clients_whose_parts_cancel_are_not_shown_as_zero():
     history = replace(result.history, before=tally, after=tally)
     rows = client_rows(study, replace(result, history=history, federations=federations))
     assert sorted(r["contribution"] for r in rows) == pytest.approx([-0.5, 0.5])
-    assert {r["gap_hard_after"] for r in rows} == {1.0}
+    assert {r["gap_hard"] for r in rows} == {1.0}
 
 
 def test_a_metric_without_dh_has_its_tv():
@@ -189,4 +190,6 @@ def test_a_trained_model_is_the_one_that_is_saved(tmp_path):
         np.testing.assert_array_equal(weight, ours)
         np.testing.assert_array_equal(bias, own)
     alone = train_model(study, "fedgft", "sp")
-    assert alone.fedavg is None and alone.choice.why == "first"
+    assert alone.fedavg.method == "fedavg" and alone.choice.why == "first"
+    plain = train_model(study, "fedavg", "sp")
+    assert plain.fedavg is plain.result and len(plain.comparison.results) == 1

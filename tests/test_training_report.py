@@ -3,6 +3,7 @@ the saved model, on synthetic data.
 """
 
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -22,11 +23,11 @@ from fedgft.study.cache import Checkpoints
 from fedgft.study.results import choose_replicate
 from fedgft.study.tradeoff import TradeoffPoint, choose_point, point_row
 from fedgft.study.training import (
-    compare_sentences,
     count_missed,
     describe_saved_model,
     describe_target,
     describe_widest,
+    list_results,
     save_model,
     suggest_changes,
     write_rows,
@@ -128,13 +129,10 @@ def test_a_model_that_accepts_everybody_is_called_collapsed() -> None:
     assert fair["selection_rates_federation"]["man"] > 0.99
     assert plain["collapsed"] == 0 and count_missed(fair) == 20 and count_missed(plain) == 0
     said = describe_target(fair, plain)
-    assert "in 19 of 20 replicates, but 19 of these models have collapsed" in said
+    assert "reached in 19 of 20 replicates, but 19 of these models have collapsed" in said
     assert "nearly everybody the same decision" in said
     assert "always predicting the most frequent class is right in 92.3%" in said
     assert "0.7 points less than FedAvg" in said
-    assert "collapsed in 19 of 20 replicates" in compare_sentences(
-        [plain, fair], groups=("man", "woman"), title="statistical parity"
-    )
     assert "a larger --target" in suggest_changes(fair) and "--lr" in suggest_changes(fair)
     chosen = choose_replicate(study, result(study, "fedgft-control", [ACCEPTS_ALL] * 19 + [PLAIN]))
     assert chosen.replicate == 19 and chosen.why == "nearest" and not chosen.collapsed
@@ -172,15 +170,12 @@ def test_the_saved_replicate_is_the_best_that_met_the_target(tmp_path) -> None:
     assert about["seed"] == 2 and about["target"] == 0.02 and about["reached"]
     assert about["gap"] == pytest.approx(0.011, abs=1e-3) and about["why"] == "because"
     said = describe_saved_model(about)
-    assert "seed 2: because" in said and "(target 2.0: met)" in said
-    assert "reached on the clients' own rows (within 0.3 points) in 3 of 5" in describe_target(fair)
-    assert "missed in 2" in describe_target(fair)
+    assert "seed 2, because" in said and "(target 2.0: met)" in said
+    assert "on the clients' own rows: reached in 3 of 5 replicates (mean" in describe_target(fair)
     strict = result(study, "fedgft-control", made_tallies(made), target=0.0)
     none = choose_replicate(study, strict)
     assert (none.replicate, none.why, none.met) == (2, "nearest", 0)
-    assert "missed on the clients' own rows (within 0.3 points) in all 5" in describe_target(
-        row(study, strict)
-    )
+    assert "rows: missed in all 5 replicates" in describe_target(row(study, strict))
     assert "--rounds 100; 50 were tried" in suggest_changes(row(study, strict))
     first = choose_replicate(study, result(study, "fedgft", made_tallies(made)))
     assert (first.replicate, first.why) == (0, "first")
@@ -222,8 +217,8 @@ def test_intervals_are_withheld_below_ten_rows_in_training() -> None:
     assert found["gap_hard_test"] is not None and found["fewest_rows"] == 9
     assert found["gap_hard_test_low"] is None and found["gap_hard_test_high"] is None
     plain = row(study, result(study, "fedavg", [few] * 2))
-    said = compare_sentences([plain, found], groups=("man", "woman"), title="sp")
-    assert "not estimable: fewer than ten rows" in said
+    said = list_results([plain, found], groups=("man", "woman"), title="sp")
+    assert "not estimable: fewer than ten rows" in said[1]
     point = TradeoffPoint("fedgft-control", 0.02, few[None], few[None])
     assert point_row(study, SP, 0.5, point)["gap_hard_test_low"] is None
     enough = row(study, result(study, "fedavg", [table((30, 10), (30, 20), (5, 1), (5, 3))] * 2))
@@ -411,7 +406,6 @@ def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
     code, out, _ = run(capsys, *command, "--json", "--strict", "--all-models", "--out", tmp_path)
     found = json.loads(out)
     kept = load_model(tmp_path / "model.safetensors").about
-    assert found["clients_before"] == "fedavg"
     assert code == 0 and found["saved"]["reached"] and not found["saved"]["collapsed"]
     assert kept["seed"] == found["saved"]["seed"] and kept["trained"] == found["saved"]
     each = [load_model(tmp_path / f"model-{seed}.safetensors").about for seed in range(3)]
@@ -419,10 +413,10 @@ def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
     assert found["reached"] == len(met)
     assert kept["seed"] == max(met, key=lambda a: a["accuracy"])["seed"]
     assert f"the most accurate of the {len(met)} that met the target" in found["saved"]["why"]
-    code, out, _ = run(capsys, *command, "--out", tmp_path / "t")
+    code, out, _ = run(capsys, "--verbose", *command, "--out", tmp_path / "t")
     assert code == 0
-    assert f"The saved model is that of seed {kept['seed']}: the most accurate of the" in out
-    assert f"clients under the model of seed {kept['seed']} and under FedAvg" in out
+    assert f"Saved model: the replicate of seed {kept['seed']}, the most accurate of the" in out
+    assert "clients with FedAvg and with FedGFT: accuracy and gap of decisions" in out
     assert "balanced constant selected selected" in out and "What to try" not in out
     assert "constant: always predicts the most frequent class" in out
 
@@ -430,9 +424,9 @@ def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
 @pytest.mark.slow
 def test_a_missed_target_is_told_with_what_to_try_and_has_an_exit_code(capsys, tmp_path) -> None:
     command = ["train", *shlex.split(QUICK), "--rounds", 2, "--target", 0]
-    code, out, _ = run(capsys, *command, "--strict", "--out", tmp_path / "t")
+    code, out, _ = run(capsys, "--verbose", *command, "--strict", "--out", tmp_path / "t")
     assert code == 4
-    assert "missed on the clients' own rows (within 0.3 points) in all 3 replicates" in out
+    assert "on the clients' own rows: missed in all 3 replicates" in out
     assert "What to try: more rounds (--rounds 4; 2 were tried)" in out
     assert "none met the target on its clients' rows, and this one is nearest to it" in out
     assert "(target 0.0: missed)" in out
@@ -447,7 +441,7 @@ def test_compare_says_whether_a_target_was_reached(capsys) -> None:
     command = ["compare", *shlex.split(QUICK), "--rounds", 2]
     both = ("--methods", "fedavg", "fedgft-control")
     code, out, _ = run(capsys, *command, *both, "--target", 0, "--strict")
-    assert code == 4 and "What to try" in out and "where FedAvg has" in out
+    assert code == 4 and "What to try" in out and ", FedAvg " in out
     assert run(capsys, *command, *both, "--target", 0)[0] == 0  # only where it is asked for
     code, out, _ = run(capsys, *command, *both[:1], *both[2:], "--target", 0.9, "--strict")
     assert code == 0 and "in 3 of 3 replicates" in out and "What to try" not in out
@@ -478,7 +472,7 @@ def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
     about = load_model(tmp_path / "model.safetensors").about["trained"]
     assert about["why"] == chosen["why"] and about["gap"] == pytest.approx(chosen["saved_gap"])
     code, _, err = run(capsys, *command)
-    assert code == 2 and "--strict is about a target" in err
+    assert code == 2 and "--strict needs a target" in err
 
 
 @pytest.mark.slow
@@ -527,15 +521,41 @@ def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> N
 def test_before_is_fedavg_if_it_was_trained_too(capsys, tmp_path) -> None:
     study = quick(range(2), lr=(0.03,), round_factors=())
     plain, fair = (study.run(0.5, m, SP) for m in ("fedavg", "fedgft-control"))
-    rows = client_rows(study, fair, replicate=1, plain=plain)
+    rows = client_rows(study, fair, replicate=1, fedavg=plain)
     own = plain.history.after[1]
-    assert [r["accuracy_before"] for r in rows] == pytest.approx(own.accuracy().tolist())
-    assert rows[0]["accuracy_after"] == pytest.approx(fair.history.after[1].accuracy()[0])
-    start = client_rows(study, fair, replicate=1)
-    assert start[0]["accuracy_before"] == pytest.approx(fair.history.before[1].accuracy()[0])
-    command = ["train", *shlex.split(QUICK), "--rounds", 2, "--out", tmp_path]
+    assert [r["accuracy_fedavg"] for r in rows] == pytest.approx(own.accuracy().tolist())
+    assert rows[0]["accuracy"] == pytest.approx(fair.history.after[1].accuracy()[0])
+    command = ["--verbose", "train", *shlex.split(QUICK), "--rounds", 2, "--out", tmp_path]
     _, out, _ = run(capsys, *command, "--method", "fedgft", "--lam", 1)
-    assert "under the start, untrained" in out and "the first that did not diverge" in out
+    assert "clients with FedAvg and with FedGFT" in out and "untrained" not in out
+    assert "the first that did not diverge" in out
+
+
+@pytest.mark.slow
+def test_train_prints_the_result_first_and_what_to_do_next(capsys, tmp_path) -> None:
+    command = ["train", *shlex.split(QUICK), "--rounds", 2, "--out", tmp_path]
+    for method, name in (("fedgft-control", "FedGFT"), ("lft", "LFT")):
+        main([*map(str, command), "--method", method])
+        printed = capsys.readouterr()
+        lines = printed.out.splitlines()
+        assert lines[0].startswith("Held-out rows, mean of 3 replicates. Statistical parity")
+        assert re.match(r"FedAvg +\d+\.\d% accurate, gap \d+\.\d points \(95% int", lines[1])
+        assert re.match(rf"{name} +\d+\.\d% accurate, gap \d+\.\d points \(95% inter", lines[2])
+        assert lines[3].startswith("Noise floor: ")
+        assert "Open:  " in printed.out and "fedgft predict" in printed.out
+        assert "balanced" not in printed.out and "inner splits" not in printed.err
+
+
+def test_the_lines_of_a_result_name_the_best_local_method() -> None:
+    study = lab(2)
+    methods = {"fedavg": 0.2, "lrw": 0.15, "lft": 0.1, "fedgft": 0.05, "fedgft-control": 0.02}
+    rows = [row(study, result(study, m, [gapped(g, 0.8)] * 2)) for m, g in methods.items()]
+    said = list_results(rows, groups=("man", "woman"), title="statistical parity")
+    names = ["FedAvg", "best local (LFT)", "FedGFT control"]
+    assert [line.split("  ")[0] for line in said[1:4]] == names
+    assert "gap 20.0 points (95% interval" in said[1] and "between man and woman:" in said[0]
+    few = list_results([rows[0], rows[-1]], groups=("man", "woman"), title="statistical parity")
+    assert [line.split("  ")[0] for line in few[1:3]] == ["FedAvg", "FedGFT"]
 
 
 # Deployed

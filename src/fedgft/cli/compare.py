@@ -1,17 +1,21 @@
 """`fedgft compare`: one row per combination of method, metric and heterogeneity; `fedgft demo`."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 import fedgft
-from fedgft.cli.console import MISSED, bar, note, out, paragraph, print_json, wrote
+from fedgft.cli.console import MISSED, bar, note, out, output, paragraph, print_json, wrote
 from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, Place, Whole
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
 from fedgft.store import open_folder
+
+if TYPE_CHECKING:
+    from fedgft.study import Comparison
 
 # Loaded when a command runs, so that help is printed at once.
 session = LazyModule("fedgft.cli.study_session")
@@ -66,6 +70,7 @@ def compare(
         session.print_comparison(found)
         for row in found.rows:
             _print_target(row, found.rows)
+    session.print_notes(found.study, list(dict.fromkeys(r.metric for r in found.results)))
     wrote(paths)
     if strict and any(training.count_missed(row) > row["seeds"] / 2 for row in found.rows):
         raise SystemExit(MISSED)
@@ -90,7 +95,7 @@ def demo(
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-demo"),
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Compare six methods on Adult, split over ten very different clients.
+    """Run six methods on Adult across ten very different simulated clients, and compare fairness.
 
     Parameters
     ----------
@@ -109,29 +114,48 @@ def demo(
 
     check_setting("seeds", seeds)  # before anything is fetched
     with open_folder(out_):
-        options = Options(data=_fetch_data(), seeds=seeds)
+        data, notes = _fetch_data()
+        options = Options(data=data, seeds=seeds)
         found = session.run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
         paths = found.save(out_)
         paths += figures.save_figure(figures.plot_sites(found.study, found.results), out_, "sites")
     if json:
         print_json(found.rows)
-        return
-    session.print_comparison(found)
-    out.print()
+    else:
+        _print_demo(found, out_, paths)
+    for text in notes:
+        note(text)
+
+
+def _print_demo(found: "Comparison", folder: Path, paths: Sequence[Path]) -> None:
+    """Print three result lines, the figure to open and the commands to type next."""
     title = fedgft.get_metric("sp").title
-    paragraph(
-        training.compare_sentences(found.rows, groups=found.study.dataset.group_names, title=title)
-    )
+    names = found.study.dataset.group_names
+    for line in training.list_results(found.rows, groups=names, title=title):
+        paragraph(line)
+    if output.verbose:
+        out.print()
+        session.print_comparison(found)
+        wrote(paths)
     out.print()
-    wrote(paths)
+    paragraph(f"Open:  {folder / 'sites.png'}", wrap=False)
+    paragraph("Next:  fedgft data get loans")
+    paragraph("       fedgft train --data loans.csv --label repaid --group sex --client bank")
 
 
-def _fetch_data() -> str:
-    """Return the name of the data set: adult, or synthetic where Adult cannot be fetched."""
+def _fetch_data() -> tuple[str, Sequence[str]]:
+    """Fetch the data set of the demo.
+
+    Returns
+    -------
+    name, notes
+        "adult", or "synthetic" where Adult cannot be fetched; and notes, which say where the data
+        came from. When the study reads the data again, they come from the cache.
+    """
     try:
         with bar() as progress:
-            fedgft.load("adult", on_progress=progress.fetch)
+            return "adult", fedgft.load("adult", on_progress=progress.fetch).notes
     except FedgftError as error:
-        note(f"Adult cannot be fetched ({error}); using the synthetic set instead")
-        return "synthetic"
-    return "adult"
+        return "synthetic", [
+            f"Adult cannot be fetched ({error}); this is the synthetic set instead"
+        ]

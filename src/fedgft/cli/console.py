@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 MISSED = 4  # the exit code of a missed target, with --strict
-START = "the start, untrained"
 MAX_GROUP_COLUMNS = 4  # more do not fit into a table of 80 characters
 MAX_CLIENTS = 20  # rows in the table of clients
 CLIENT_NUMBERS = (  # columns of the table of clients
-    "accuracy_before",
-    "accuracy_after",
-    "gap_hard_before",
-    "gap_hard_after",
+    "accuracy_fedavg",
+    "accuracy",
+    "gap_hard_fedavg",
+    "gap_hard",
     "contribution",
 )
 LOG_LINES = 10  # lines of progress per task, with --verbose
@@ -128,10 +127,14 @@ def wrote(paths: Sequence[Path]) -> None:
         err.print(f"wrote {path}", markup=False, soft_wrap=True)
 
 
-def paragraph(text: str) -> None:
-    """Print a result in words on stdout, as plain text; nothing if it is empty."""
+def paragraph(text: str, *, wrap: bool = True) -> None:
+    """Print a result in words on stdout, as plain text; nothing if it is empty.
+
+    `wrap` is False for a line that somebody will copy: a command or a path.
+    """
     if text:
-        out.print(printable(text), markup=False, highlight=False, emoji=False)
+        plain = {"markup": False, "highlight": False, "emoji": False}
+        out.print(printable(text), soft_wrap=not wrap, **plain)
 
 
 def print_json(value: Any) -> None:
@@ -157,7 +160,7 @@ def comparison(rows: Sequence[Row]) -> Table:
         f"{escape(first['data'])}, protocol {first['protocol']}, {first['seeds']} replicates\n"
         "accuracy, and gaps between groups, in percentage points (mean±sd)"
     )
-    names = f"method|accuracy|decisions\n{where}|95%\ninterval|by\nchance|decisions\nclients"
+    names = f"method|accuracy|decisions\n{where}|95%\ninterval|noise\nfloor|decisions\nclients"
     names += f"|scores\nclients|scores\n{where}"
     table = _table(title, names.split("|"), no_wrap=True)
     for row in _in_sections(table, rows):
@@ -283,7 +286,7 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
     ]
 
 
-def clients(rows: Sequence[Row], *, seed: int, before: str) -> Table:
+def clients(rows: Sequence[Row], *, seed: int, method: str) -> Table:
     """Return the table of clients, the largest first.
 
     Parameters
@@ -292,21 +295,19 @@ def clients(rows: Sequence[Row], *, seed: int, before: str) -> Table:
         Those of `fedgft.study.client_rows`; `MAX_CLIENTS` are shown.
     seed
         The replicate.
-    before
-        The title of the model that the trained one is compared with.
+    method
+        The name of the method, which stands beside FedAvg.
     """
-    title = (
-        f"clients under the model of seed {seed} and under {before}: accuracy and gap of decisions"
-    )
-    head = "start" if before == START else before
-    names = f"client|rows|accuracy\n{head}|accuracy\nafter|gap\n{head}|gap\nafter"
-    table = _table(title, [*names.split("|"), "adds to the\nglobal gap"])
+    title = f"clients with FedAvg and with {method}: accuracy and gap of decisions (seed {seed})"
+    head = method.replace(" ", "\n")
+    names = ["client", "rows", "accuracy\nFedAvg", f"accuracy\n{head}", "gap\nFedAvg"]
+    table = _table(title, [*names, f"gap\n{head}", "adds to the\noverall gap"])
     for row in sorted(rows, key=lambda r: -r["rows"])[:MAX_CLIENTS]:
         numbers = [points(row[name]) for name in CLIENT_NUMBERS]
         table.add_row(escape(printable(row["client"])), f"{row['rows']:,}", *numbers)
     if len(rows) > MAX_CLIENTS:
         table.title = f"{table.title} (the {MAX_CLIENTS} largest of {len(rows):,})"
-    return _add_notes(table, dashes=any(row["gap_hard_after"] is None for row in rows))
+    return _add_notes(table, dashes=any(row["gap_hard"] is None for row in rows))
 
 
 def print_signs(findings: Sequence[tuple[bool | None, str]], *, soft_wrap: bool = False) -> None:

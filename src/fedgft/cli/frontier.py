@@ -109,6 +109,7 @@ def frontier(
         print_table(figures.frontier_table(found, title=title, tested=tested))
         _print_choice(found, tested)
         wrote(paths)
+    session.print_notes(study, [wanted])
     chosen = summary["chosen"]
     if strict and not (chosen and chosen["reached"] and chosen["saved_reached"]):
         raise SystemExit(MISSED)

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedgft.cli.console import Bar, bar, comparison, decisions, note, out
+from fedgft.cli.console import Bar, bar, comparison, decisions, note, out, output
 from fedgft.cli.options import Options, require, require_values
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
 from fedgft.data.generated import synthetic
@@ -288,7 +288,7 @@ def open_study(
     work: Callable[[Study], int],
     start: FairModel | None = None,
 ) -> Iterator[Study]:
-    """The study that the options describe, under one progress bar; notes follow at the end.
+    """The study that the options describe, under one progress bar; see also `print_notes`.
 
     Parameters
     ----------
@@ -319,12 +319,16 @@ def open_study(
         images = study.rows_per_round(alphas[0]) if study.dataset.images else None
         progress.expect(work(study), images=images)
         yield study
+
+
+def print_notes(study: Study, metrics: Sequence[Metric]) -> None:
+    """Print what was filled in, left out or cannot hold: after the results, which come first."""
     for text in study.dataset.notes:
         note(text)
     for metric in metrics:
         if text := contradiction(study.dataset, metric):
             note(text)
-    if options.fedbn:
+    if study.protocol.settings.norms == "local":
         note("--fedbn: test rows, and a saved model, have the mean of the clients' BatchNorm")
 
 
@@ -367,8 +371,9 @@ def run_comparison(
 
 
 def print_comparison(found: Comparison) -> None:
-    """Print both tables, and note what was chosen on inner splits."""
+    """Print both tables; with --verbose, note what was chosen on inner splits."""
     out.print(comparison(found.rows))
     out.print(decisions(found.rows))
-    for text in choices(found.study, found.results):
-        note(f"chosen on inner splits, {text}")
+    if output.verbose:
+        for text in choices(found.study, found.results):
+            note(f"chosen on inner splits of the training rows, {text}")

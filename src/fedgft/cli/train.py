@@ -1,7 +1,9 @@
 """`fedgft train`: train one method and save its model; `fedgft predict`: apply a saved model."""
 
 import math
+import shlex
 import sys
+from collections.abc import Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import fedgft
-from fedgft.cli.console import MISSED, START, clients, note, out, paragraph, print_json, wrote
+from fedgft.cli.console import MISSED, clients, note, out, output, paragraph, print_json, wrote
 from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place, require
 from fedgft.errors import LazyModule
 from fedgft.store import open_folder
@@ -76,13 +78,13 @@ def train(
     has_target = method == "fedgft-control"
     why = f"`strict` is for fedgft-control, which has a target, not for {method}"
     require(has_target or not strict, why)
-    methods = ["fedavg", method] if has_target else [method]
+    methods = list(dict.fromkeys(("fedavg", method)))
 
     def work(study: "Study") -> int:
         return study.work([alpha], methods, [metric])
 
     with open_folder(out_):
-        metrics = session.check_cells(options, methods, [metric], [alpha])
+        metrics = session.check_cells(options, [method], [metric], [alpha])
         with session.open_study(
             options, metrics, [alpha], folder=out_, work=work, start=start
         ) as study:
@@ -92,8 +94,8 @@ def train(
     if json:
         print_json({**_to_json(trained), "files": [str(path) for path in paths]})
     else:
-        _print(trained)
-        wrote(paths)
+        _print(trained, options, paths)
+    session.print_notes(study, metrics)
     if strict and (trained.choice.why != "met" or trained.choice.collapsed):
         raise SystemExit(MISSED)
 
@@ -108,27 +110,69 @@ def default_method(options: Options) -> MethodName:
 
 def _to_json(trained: "TrainedModel") -> dict[str, object]:
     rows = trained.comparison.rows
-    cost = {} if trained.fedavg is None else {"accuracy_fedavg": rows[0]["accuracy"]}
     return {
         **rows[-1],
-        **cost,
+        "accuracy_fedavg": rows[0]["accuracy"],
+        "fedavg": rows[0],
         "saved": trained.summary,
-        "clients_before": "start" if trained.fedavg is None else "fedavg",
         "clients": trained.clients(),
     }
 
 
-def _print(trained: "TrainedModel") -> None:
+def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> None:
+    """Print the result in a few lines, what to open and what to type next; then the details."""
+    rows = trained.comparison.rows
+    first, last = rows[0], rows[-1]
+    data = trained.study.dataset
+    title = trained.result.metric.title
+    for line in training.list_results(rows, groups=data.group_names, title=title):
+        paragraph(line)
+    if last["target"] is not None:
+        paragraph(training.state_target(last, first))
+    if last["collapsed"]:
+        paragraph(training.describe_collapse(last))
+    if last["target"] is not None:
+        paragraph(training.suggest_changes(last))
+    if output.verbose:
+        _print_details(trained)
+        wrote(paths)
+    out.print()
+    for line in _list_next_steps(options, paths):
+        paragraph(line, wrap=False)
 
+
+def _print_details(trained: "TrainedModel") -> None:
+    """Print all tables and sentences about the replicates, the saved one, and its clients."""
     rows = trained.comparison.rows
     about = trained.summary
+    out.print()
     session.print_comparison(trained.comparison)
-    if trained.fedavg is not None:
-        paragraph(training.describe_target(rows[-1], rows[0]))
-        paragraph(training.suggest_changes(rows[-1]))
+    paragraph(" ".join(training.describe_details(rows[-1], rows[0])))
     paragraph(training.describe_saved_model(about))
-    before = START if trained.fedavg is None else "FedAvg"
-    out.print(clients(trained.clients(), seed=about["seed"], before=before))
+    name = training.label_methods([trained.result.method])[trained.result.method]
+    out.print(clients(trained.clients(), seed=about["seed"], method=name))
+
+
+def _list_next_steps(options: Options, paths: Sequence[Path]) -> list[str]:
+    """Return which files to open, and the commands that use the model."""
+    model = next(path for path in paths if path.name == training.MODEL_FILE)
+    lines = [f"Open:  {next(path for path in paths if path.suffix == '.png')}"]
+    if options.images is not None:
+        return lines
+    data = options.data if isinstance(options.data, str) else str(next(iter(options.data)))
+    is_file = data.lower().endswith(tables.TABLE_ENDINGS)
+    table = _quote(data) if is_file else "TABLE.csv"
+    lines.append(f"Next:  fedgft predict {shlex.quote(str(model))} {table} --out scored.csv")
+    if is_file:
+        roles = {name: getattr(options, name) for name in ("label", "group", "positive")}
+        given = " ".join(f"--{k} {_quote(v)}" for k, v in roles.items() if v is not None)
+        lines.append(f"       fedgft measure scored.csv {given} --score score")
+    return lines
+
+
+def _quote(value: str | Sequence[str]) -> str:
+    """Return the values of an option as a shell takes them."""
+    return shlex.join([value] if isinstance(value, str) else map(str, value))
 
 
 def predict(

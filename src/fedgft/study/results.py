@@ -135,27 +135,37 @@ def round_rows(study: Study, result: Result) -> list[Row]:
 
 
 def client_rows(
-    study: Study, result: Result, *, replicate: int = 0, plain: Result | None = None
+    study: Study, result: Result, *, replicate: int = 0, fedavg: Result | None = None
 ) -> list[Row]:
-    """One row per client of one replicate: its size, and accuracy and gap before and after.
+    """One row per client of one replicate: its size, accuracy and gap, beside those with FedAvg.
 
-    Gaps are of decisions. "After" is under the replicate's final model. "Before" is under FedAvg's
-    final model of the same replicate if `plain` is given, otherwise under the initial model. The
-    contributions of all clients add up to the gap; a client that widens the gap has a positive one.
+    Gaps are of decisions. The contributions of all clients add up to the gap; a client that widens
+    the gap has a positive one.
+
+    Parameters
+    ----------
+    study, result
+        The replicates, and a method that was trained on them.
+    replicate
+        The position of the replicate.
+    fedavg
+        FedAvg on the same replicates. None: the columns of FedAvg are None.
     """
     metric = result.metric
-    start = result.history.before if plain is None else plain.history.after
-    assert start is not None and result.history.after is not None
-    before = start[replicate]
+    assert result.history.after is not None
     after = result.history.after[replicate]
     names = study.dataset.client_names if study.kind == "column" else ()
     analysis = analyze(metric, after, "hard")
     side = -1.0 if analysis.signed_gap < 0 else 1.0
+    plain = after.map(lambda array: np.full_like(array, np.nan))
+    if fedavg is not None:
+        assert fedavg.history.after is not None
+        plain = fedavg.history.after[replicate]
     columns = {
-        "accuracy_before": before.accuracy(),
-        "accuracy_after": after.accuracy(),
-        "gap_hard_before": before.gap(metric, "hard"),
-        "gap_hard_after": after.gap(metric, "hard"),
+        "accuracy_fedavg": plain.accuracy(),
+        "accuracy": after.accuracy(),
+        "gap_hard_fedavg": plain.gap(metric, "hard"),
+        "gap_hard": after.gap(metric, "hard"),
         "contribution": side * analysis.weights * analysis.contributions,
     }
     # Columns are converted as a whole: there may be a million clients.

@@ -48,8 +48,10 @@ else:
 
 MAX_GROUPS = 4  # largest number of groups whose rates a sentence names; tables show all
 NOT_ESTIMABLE = "not estimable"
+NO_GAP = "The gap is not estimable, so nothing can be said about the target."
 FEW_ROWS = "95% interval not estimable: fewer than ten rows"
 MODEL_FILE = "model.safetensors"
+LOCAL_METHODS = ("lrw", "lft", "fairfed")  # they make each client fair by itself
 TEXT_COLUMNS = ("rule", "target_of", "missed_because", "widest", "widest_federation")
 
 
@@ -119,8 +121,8 @@ def compare_methods(
 class TrainedModel:
     """One method, trained on all replicates, and the choice of one of them.
 
-    The last result of `comparison` is that of the method. If the method has a target, the first is
-    FedAvg's, to show what the target costs.
+    The last result of `comparison` is that of the method. The first is FedAvg's on the same
+    replicates, to show what the method changes; it is the only one if FedAvg is the method.
     """
 
     comparison: Comparison
@@ -135,9 +137,9 @@ class TrainedModel:
         return self.comparison.results[-1]
 
     @property
-    def fedavg(self) -> Result | None:
-        """FedAvg on the same replicates, where it was trained for comparison."""
-        return self.comparison.results[0] if len(self.comparison.results) > 1 else None
+    def fedavg(self) -> Result:
+        """FedAvg on the same replicates."""
+        return self.comparison.results[0]
 
     @property
     def summary(self) -> Row:
@@ -146,9 +148,9 @@ class TrainedModel:
         return {**about, "why": self.choice.reason}
 
     def clients(self) -> list[Row]:
-        """Every client before and after, see `client_rows`."""
+        """Every client with this method and with FedAvg, see `client_rows`."""
         return client_rows(
-            self.study, self.result, replicate=self.choice.replicate, plain=self.fedavg
+            self.study, self.result, replicate=self.choice.replicate, fedavg=self.fedavg
         )
 
     def model(self) -> FairModel:
@@ -166,7 +168,7 @@ class TrainedModel:
 def train_model(
     study: Study, method: str = "fedgft-control", metric: str | Metric = "sp", *, alpha: float = 0.5
 ) -> TrainedModel:
-    """Train one method on all replicates of a study and choose the best replicate.
+    """Train one method on all replicates of a study, and FedAvg for comparison; choose a replicate.
 
     Parameters
     ----------
@@ -179,7 +181,7 @@ def train_model(
     alpha
         Heterogeneity of a Dirichlet partition: small is heterogeneous.
     """
-    methods = ["fedavg", method] if method == "fedgft-control" else [method]
+    methods = list(dict.fromkeys(("fedavg", method)))
     comparison = compare_methods(study, methods, [get_metric(metric)], [alpha])
     return TrainedModel(comparison, choose_replicate(study, comparison.results[-1]))
 
@@ -247,74 +249,107 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
 # Results in words: sentences made from rows (`results.row`).
 
 
-def compare_sentences(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> str:
-    """Two sentences about one cell: what FedGFT changes, and what the local methods do.
+def label_methods(methods: Sequence[str]) -> dict[str, str]:
+    """The name of each method in sentences and figures.
+
+    The controller is called FedGFT, unless the published FedGFT stands beside it.
+    """
+    names = {method: METHOD_LABELS.get(method, method) for method in methods}
+    if "fedgft-control" in names and "fedgft" not in names:
+        names["fedgft-control"] = METHOD_LABELS["fedgft"]
+    return names
+
+
+def list_results(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> list[str]:
+    """The result in a few lines: accuracy and gap with FedAvg and with the method, on test rows.
 
     Parameters
     ----------
     rows
-        One row per method of one cell. If there is a row of fedgft-control, it represents FedGFT.
+        One row per method of one cell: FedAvg's first, that of the method last. Of the local
+        methods between them, the one with the smallest gap has a line too.
     groups, title
         Names of the groups, and of the metric.
 
     Returns
     -------
-    The sentences; empty where FedAvg or FedGFT is missing.
+    A heading, one line per method, and the noise floor.
     """
-    by = {row["method"]: row for row in rows}
-    plain = by.get("fedavg")
-    fair = by.get("fedgft-control", by.get("fedgft"))
-    if plain is None or fair is None:
-        return ""
-    if plain["gap_hard_test"] is None or fair["gap_hard_test"] is None:
-        return (
-            f"The held-out gap in {title} is not estimable: a group has no test row of the event."
-        )
-    text = (
-        f"On held-out people, FedAvg's decisions differ between {_join(groups)} by "
-        f"{_describe_gap(plain)} ({title}); those of {METHOD_LABELS[fair['method']]} differ by "
-        f"{_describe_gap(fair)}, where a perfectly fair model would show about "
-        f"{format_points(fair['floor'])} by chance, and it is right in "
-        f"{format_percent(fair['accuracy'])} of cases against {format_percent(plain['accuracy'])} "
-        f"(always predicting the most frequent class: {format_percent(fair['accuracy_constant'])})."
-    )
-    if fair["collapsed"]:
-        text = f"{text} {describe_collapse(fair)}"
-    local = [by[name] for name in ("lrw", "lft", "fairfed") if name in by]
+    last = rows[-1]
+    names = label_methods([row["method"] for row in rows])
+    shown = {names[row["method"]]: row for row in (rows[0], last)}
+    local = [row for row in rows[1:-1] if row["method"] in LOCAL_METHODS]
     local = [row for row in local if row["gap_hard_test"] is not None]
-    if not local:
-        return text
-    best = min(local, key=lambda row: row["gap_hard_test"])
-    name = METHOD_LABELS[best["method"]]
-    gap = format_points(best["gap_hard_test"])
-    rest = f"{gap} points at {format_percent(best['accuracy'])} accuracy"
-    if best["gap_hard_test"] <= fair["gap_hard_test"]:
-        return f"{text} Here making each client fair on its own does as well: {name}, {rest}."
-    return (
-        f"{text} Making each client fair on its own is not the same thing: of the local methods "
-        f"compared here ({_join([METHOD_LABELS[row['method']] for row in local])}) the best, "
-        f"{name}, leaves {rest}."
+    if local:
+        best = min(local, key=lambda row: row["gap_hard_test"])
+        shown = {f"best local ({names[best['method']]})": best, **shown}
+        shown = {name: shown[name] for name in sorted(shown, key=lambda n: rows.index(shown[n]))}
+    where = (
+        "Held-out rows" if last["protocol"] == "heldout" else "Test rows (clients train on them)"
     )
+    times = "one replicate" if last["seeds"] == 1 else f"mean of {last['seeds']} replicates"
+    lines = [f"{where}, {times}. {title.capitalize()} {_describe_groups(last, groups)}:"]
+    width = max(map(len, shown))
+    lines += [f"{name:<{width}}  {_describe_result(row)}" for name, row in shown.items()]
+    if last["floor"] is not None:
+        lines.append(
+            f"Noise floor: {format_points(last['floor'])} points, the gap that a perfectly fair "
+            "model would show on these rows."
+        )
+    return lines
 
 
-def describe_target(row: Row, plain: Row | None = None) -> str:
-    """The target of fedgft-control, how many replicates reached it, and what it cost.
+def _describe_groups(row: Row, groups: Sequence[str]) -> str:
+    """The groups of a gap: both of two, or else how many and which two are farthest apart."""
+    if len(groups) <= 2:
+        return f"between {_join(groups)}"
+    widest = row["widest"]
+    text = f"between {len(groups)} groups"
+    return text if widest is None else f"{text} (widest: {widest['high']} and {widest['low']})"
 
-    `plain`: FedAvg's row of the same cell, where it was trained.
+
+def _describe_result(row: Row) -> str:
+    """Accuracy and gap of decisions on test rows: "84.6% accurate, gap 4.8 points (...)"."""
+    accuracy = f"{format_percent(row['accuracy'], unknown=NOT_ESTIMABLE)} accurate"
+    if row["accuracy"] is None:
+        accuracy = "training diverged"
+    gap = f"gap {NOT_ESTIMABLE}" if row["gap_hard_test"] is None else f"gap {_describe_gap(row)}"
+    return f"{accuracy}, {gap}"
+
+
+def state_target(row: Row, fedavg: Row | None = None) -> str:
+    """One sentence: the target, whether it was reached, and the mean gap.
+
+    `fedavg`: FedAvg's row of the same cell, whose gap is named too.
     """
     kind = {"decisions": "gap_hard", "scores": "gap_soft"}[row["target_of"]]
     if row[kind] is None or row["accuracy"] is None:
-        return "The gap is not estimable, so nothing can be said about the target."
-    fedavg = ""
-    if plain is not None:
-        fedavg = f", where FedAvg has {format_points(plain[kind], unknown=NOT_ESTIMABLE)}"
-    texts = [
-        f"Asked for a gap of {row['target_of']} of at most {format_points(row['target'])} points: "
-        f"{_count_reached(row)}: mean gap {format_points(row[kind])}{fedavg}."
-    ]
+        return NO_GAP
+    plain = ""
+    if fedavg is not None:
+        plain = f", FedAvg {format_points(fedavg[kind], unknown=NOT_ESTIMABLE)}"
+    return (
+        f"Target {format_points(row['target'])} points for {row['target_of']} on the clients' own "
+        f"rows: {_count_reached(row)} (mean gap {format_points(row[kind])}{plain})."
+    )
+
+
+def describe_target(row: Row, fedavg: Row | None = None) -> str:
+    """The target, how many replicates reached it, what it cost, and which groups are behind it.
+
+    `fedavg`: FedAvg's row of the same cell, where it was trained.
+    """
+    texts = [state_target(row, fedavg)]
+    if texts == [NO_GAP]:
+        return NO_GAP
     if row["collapsed"]:
         texts.append(describe_collapse(row))
-    return " ".join([*texts, _describe_test(row), _describe_accuracy(row, plain)])
+    return " ".join([*texts, *describe_details(row, fedavg)])
+
+
+def describe_details(row: Row, fedavg: Row | None = None) -> list[str]:
+    """Sentences on the gap of decisions and the accuracy on test rows, beside FedAvg's."""
+    return [_describe_test(row), _describe_accuracy(row, fedavg)]
 
 
 def count_missed(row: Row) -> int:
@@ -351,9 +386,8 @@ def suggest_changes(row: Row) -> str:
     )
     if row["floor"] is not None and row["target"] < row["floor"]:
         text += (
-            " On as many test rows as these a perfectly fair model shows "
-            f"{format_points(row['floor'])} points by chance, so a smaller target cannot be "
-            "checked."
+            f" The target is below the noise floor of the test rows, "
+            f"{format_points(row['floor'])} points: it cannot be checked on them."
         )
     return text
 
@@ -369,7 +403,7 @@ def describe_saved_model(about: Row) -> str:
         met = "met" if about["reached"] else "missed"
         verdict = f" (target {format_points(about['target'])}: {met})"
     text = (
-        f"The saved model is that of seed {about['seed']}: {about['why']}. Its gap of "
+        f"Saved model: the replicate of seed {about['seed']}, {about['why']}. Its gap of "
         f"{about['gap_of']} is {on_clients} on its clients' rows{verdict} and {on_test} on test "
         f"rows; {about['rounds']} rounds."
     )
@@ -426,14 +460,13 @@ def _count_reached(row: Row) -> str:
     """In how many replicates the target was reached, and how many of these have collapsed."""
     times = row["reached"]
     seeds = row["seeds"]
-    where = "on the clients' own rows (within 0.3 points)"
     if not times:
-        return f"missed {where} in all {seeds} replicates"
-    text = f"reached {where} in {times} of {seeds} replicates"
+        return "missed" if seeds == 1 else f"missed in all {seeds} replicates"
+    text = "reached" if seeds == 1 else f"reached in {times} of {seeds} replicates"
     if lost := row["reached_collapsed"]:
         models = "models has" if lost == 1 else "models have"
         return f"{text}, but {lost} of these {models} collapsed"
-    return text if times == seeds else f"{text}, missed in {seeds - times}"
+    return text
 
 
 def _describe_test(row: Row) -> str:
@@ -442,7 +475,7 @@ def _describe_test(row: Row) -> str:
     if row["gap_hard_test"] is None:
         return f"{rows}: not estimable."
     return (
-        f"{rows} differ by {format_points(row['gap_hard_test'])} points (chance alone: "
+        f"{rows} differ by {format_points(row['gap_hard_test'])} points (noise floor "
         f"{format_points(row['floor'])}), widest between "
         f"{describe_widest(row['widest'], row['seeds'])}."
     )
