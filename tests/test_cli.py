@@ -353,7 +353,7 @@ def test_columns_that_are_left_out_are_no_features(capsys, tmp_path):
         ([*own, "--leave-out", "tow"], "'tow' (--leave-out); did you mean 'town'?"),
         ([*own, "--leave-out", *every], "no column is left to learn from"),
         ([*own, "--leave-out", "ok"], "'ok' is both --label and --leave-out"),
-        ([*own, "--leave-out"], "--leave-out needs columns"),
+        ([*own, "--leave-out"], "--leave-out needs a value"),
         (["--data", "adult", "--leave-out", "age"], "--leave-out: the data set"),
         (["--data", "synthetic", "--leave-out", "x0"], "--leave-out: the synth"),
         ([*own, "--images", tmp_path, "--leave-out", "x"], "is for tables"),

@@ -1,5 +1,6 @@
 """The command line as a whole: help, examples, completion, quiet, verbose, color, exit codes."""
 
+import json
 import os
 import re
 import shlex
@@ -13,11 +14,12 @@ import pytest
 
 from fedgft.cli.app import EXIT_CODES, HELP_EPILOGUE, SUMMARIES, app, load_command
 from fedgft.cli.console import output, render
-from fedgft.cli.options import Options
+from fedgft.cli.options import Options, split_columns
 from fedgft.settings import OPTIONS
 from test_cli import QUICK, run, table
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedgft.metrics.NotEstimableWarning")
+SHORT = ("--target=2%", "--data=loans.csv")
 TABLE = ("--label", "ok", "--group", "sex")
 
 
@@ -62,8 +64,8 @@ def test_help_fits_80_columns(capsys, monkeypatch, command, flag):
 def test_help_shows_the_usual_options_and_names_the_flag_for_all(capsys, command):
     _, short, _ = run(capsys, command, "--help")
     _, long, _ = run(capsys, command, "--help-all")
-    usual = re.findall(r"^│ (--[\w-]+)", short.partition("With any command")[0], re.M)
-    every = re.findall(r"^│ (--[\w-]+)", long, re.M)
+    usual = re.findall(r"^│ (?:DATA )?(--[\w-]+)", short.partition("With any command")[0], re.M)
+    every = re.findall(r"^│ (?:DATA )?(--[\w-]+)", long, re.M)
     wanted = {"data", "label", "group", "client", "target", "leave-out", "split", "out", "seeds"}
     assert {f"--{name}" for name in wanted} <= set(usual) <= set(every)
     assert len(usual) <= 12 < len(every)
@@ -121,6 +123,78 @@ def test_no_command_is_imported_for_the_list_of_commands():
         "fedgft.formatting",
         "fedgft.settings",
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train loans.csv --data other.csv", "--data names the table already"),
+        ("train --label a --label b", "--label is given more than once"),
+        ("train --rounds x", "--rounds must be a whole number, not 'x'"),
+        ("train --lr x", "--lr must be a number, not 'x'"),
+        ("train --target 2x", "--target must be a fraction such as 0.02, or 2%, not '2x'"),
+        ("train --target 200%", "--target must be below 1, got 2: two points are 0.02 or 2%"),
+        ("train --target", "--target needs a value: largest gap"),
+        ("train --taget 2", "Unknown option: --taget. Did you mean --target?"),
+        ("trian", 'Did you mean "train"?'),
+        ("train --group sex people.csv", "--group 'people.csv' is a file, not a column"),
+        ("train --group", "--group needs a value"),
+        ("train a.csv synthetic", "--data synthetic: several names must be .csv or .parquet"),
+        ("train a.csv b.csv --client bank", "--client: with several tables, each is a client"),
+        ("compare --methods fedavg,fdgft", 'Did you mean "fedgft"?'),
+        ("compare --alpha 0.5,x", "--alpha must be a number, not 'x'"),
+        ("demo loans.csv", "'loans.csv': unexpected here; see `fedgft demo --help`"),
+        ("measure p.csv --label y", "--group is missing: "),
+        ("measure --label y --group", "--group needs a value: "),
+        ("measure", "PREDICTIONS is missing: a CSV or Parquet file with one row per person"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(capsys, words, says):
+    code, out, err = run(capsys, *words.split())
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert says in err
+    assert not re.search("Unused|Parameter|convert|token", err)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loans.csv", "--group", "sex", "age", "--leave-out", "id", "note", "--target", "2%"],
+        ["--data", "loans.csv", "--group", "sex,age", "--leave-out", "id,note", "--target", "0.02"],
+        ["--group=sex", "--group=age", "--leave-out=id", "--leave-out=note", *SHORT],
+    ],
+)
+def test_lists_tables_and_fractions_may_be_written_in_several_ways(words):
+    _, bound, _ = app.parse_args(["train", *words], exit_on_error=False, print_error=False)
+    options = bound.arguments["options"]
+    assert options.data == ("loans.csv",) and options.target == 0.02
+    assert split_columns(options.group) == ("sex", "age")
+    assert split_columns(options.leave_out) == ("id", "note")
+
+
+@pytest.mark.parametrize("words", ["sp,eop --alpha 0.5,5", "sp eop --alpha 0.5 --alpha 5"])
+def test_lists_of_compare_may_be_written_in_several_ways(words):
+    command = ["compare", "a.csv", "b.csv", "--metrics", *words.split(), "--methods=fedavg,lft"]
+    _, bound, _ = app.parse_args(command, exit_on_error=False, print_error=False)
+    found = bound.arguments
+    assert found["options"].data == ("a.csv", "b.csv")
+    assert (found["metrics"], found["alpha"]) == (("sp", "eop"), (0.5, 5.0))
+    assert found["methods"] == ("fedavg", "lft")
+
+
+def test_a_column_may_have_a_comma_in_its_name():
+    assert split_columns(["a,b", "c,d"], known=["a,b", "c", "d"]) == ("a,b", "c", "d")
+
+
+@pytest.mark.slow
+def test_a_table_may_stand_without_data(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    how = ["--label", "ok", "--group", "sex", "--methods", "fedavg", "--json", *QUICK]
+    code, plain, err = run(capsys, "compare", file, "--client", "site", *how)
+    assert code == 0, err
+    _, named, _ = run(capsys, "compare", "--data", file, "--client", "site", *how)
+    plain, named = (re.sub('"seconds": .*', "", text) for text in (plain, named))
+    assert plain == named and json.loads(named)[0]["data"] == "t"
 
 
 @pytest.mark.parametrize(

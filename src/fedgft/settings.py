@@ -86,6 +86,11 @@ class Setting:
     choices: tuple[str, ...] = ()
     hint: str = ""
 
+    @property
+    def is_fraction(self) -> bool:
+        """Whether it is a number of at most 1, which the command line also reads as per cent."""
+        return self.kind is float and (self.at_most <= 1 or self.below <= 1)
+
     def fault(self, value: Any) -> str | None:
         """Return what is wrong with a value, as the end of a sentence; None if it is valid."""
         if value is None and self.default is None:
@@ -158,15 +163,18 @@ def _choice(names: Any, help: str, default: str | None = None, unset: str = "") 
 OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft train --help`
     "Data": {
         "data": Setting(
-            str, "A CSV or Parquet file, or a data set that `fedgft data list` shows", "adult"
+            tuple,
+            "A CSV or Parquet file, or several, one per client; or a data set that `fedgft data "
+            "list` shows",
+            ("adult",),
         ),
         "label": Setting(
             str, "The column with the true outcome; for celeba an attribute", unset="Smiling"
         ),
         "group": Setting(
-            str,
-            "The column with the groups; a,b for the intersections of two columns. For celeba an "
-            "attribute [default: Male]",
+            tuple,
+            "The column with the groups; several for their intersections. For celeba an attribute",
+            unset="Male",
         ),
         "exclude_empty": Setting(
             bool, "Exclude groups that have too few rows for the metric in some replicate", False
@@ -239,11 +247,11 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
     "Method": {
         "target": Setting(
             float,
-            "Largest gap that the decisions may have, as a fraction: 0.02 is two percentage points",
+            "Largest gap that the decisions may have: 0.02 or 2% is two percentage points",
             unset="0",
             at_least=0,
             below=1,
-            hint="it is a fraction, two points are 0.02",
+            hint="two points are 0.02 or 2%",
         ),
         "control": _choice(
             Control,

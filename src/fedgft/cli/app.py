@@ -1,8 +1,10 @@
 """The application: it registers the commands, runs one, and turns errors into one line."""
 
+import re
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
@@ -10,7 +12,16 @@ from io import TextIOWrapper
 from platform import python_version
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    RepeatArgumentError,
+    UnusedCliTokensError,
+)
 
 from fedgft.cli.console import discard_stdout, fail, note, output
 from fedgft.errors import EXTRAS, FedgftError
@@ -210,7 +221,7 @@ def run(arguments: list[str]) -> None:
     except FedgftError as error:
         fail(error.message)
     except CycloptsError as error:
-        fail(str(error))
+        fail(describe_usage_error(error, arguments))
     except ImportError as error:
         fail(_describe_missing_extra(error))
     except BrokenPipeError:  # the reader has closed the pipe
@@ -273,6 +284,50 @@ def format_examples(docstring: str | None) -> str:
         return ""
     title = "Example:" if len(lines) == 1 else "Examples:"
     return "\n".join((title, *(f"  {line}" for line in lines)))
+
+
+def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
+    """Return in one line what is wrong with the words after `fedgft`, and what to do."""
+    if isinstance(error, UnusedCliTokensError):
+        return _describe_unused(error.unused_tokens or [], " ".join(error.command_chain or ()))
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given more than once"
+    argument = error.argument
+    if argument is None:
+        return str(error)
+    name = argument.name
+    if isinstance(error, MissingArgumentError):
+        is_given = any(word.partition("=")[0] in argument.names for word in arguments)
+        purpose = _describe_argument(name)
+        return f"{name} {'needs a value' if is_given else 'is missing'}{purpose and f': {purpose}'}"
+    if isinstance(error, CoercionError):
+        text = re.sub(r"^Invalid value for \S+: ", "", str(error))
+        number = re.fullmatch(r'unable to convert "(.*)" into (int|float)\.', text, re.DOTALL)
+        if number is not None:
+            noun = "whole number" if number[2] == "int" else "number"
+            text = f"must be a {noun}, not '{number[1][:40]}'"
+        return text if name in text else f"{name} {text}"
+    return str(error)
+
+
+def _describe_unused(words: Sequence[str], command: str) -> str:
+    """Return what is wrong with words that are neither options nor values of options."""
+    listed = " ".join(map(repr, words))
+    known = () if output.command is None else output.command.assemble_argument_collection()
+    if any(argument.name == "--data" for argument in known):
+        return f"{listed}: --data names the table already; name several tables in one place"
+    usage = f"fedgft {command}".strip()
+    return f"{listed}: unexpected here; see `{usage} --help`"
+
+
+def _describe_argument(name: str) -> str:
+    """Return the help text of an argument of the command that runs, as part of a sentence."""
+    if output.command is None:
+        return ""
+    known = output.command.assemble_argument_collection(parse_docstring=True)
+    text = next((each.parameter.help or "" for each in known if each.name == name), "")
+    first = re.split(r"[.;] |\[", " ".join(text.split()))[0].rstrip(". ")
+    return first[:1].lower() + first[1:]
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -26,6 +26,7 @@ DEMO_METHODS = ("fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control")
 
 
 def compare(
+    options: Options | None = None,
     *,
     methods: Methods = ("fedavg", "lrw", "fairfed", "fedgft", "fedgft-control"),
     metrics: Metrics = ("sp",),
@@ -33,7 +34,6 @@ def compare(
     out_: Annotated[Place | None, Parameter(name="--out")] = None,
     strict: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
-    options: Options | None = None,
 ) -> None:
     """Train several methods on the same replicates and compare accuracy and gaps.
 
@@ -115,7 +115,7 @@ def demo(
     check_setting("seeds", seeds)  # before anything is fetched
     with open_folder(out_):
         data, notes = _fetch_data()
-        options = Options(data=data, seeds=seeds)
+        options = Options(data=(data,), seeds=seeds)
         found = session.run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
         paths = found.save(out_)
         paths += figures.save_figure(figures.plot_sites(found.study, found.results), out_, "sites")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from fedgft.cli.console import MISSED, note, paragraph, print_json, print_table, say, wrote
-from fedgft.cli.options import Flag, Many, MetricName, Options, Place, Whole, require
+from fedgft.cli.options import Flag, Many, MetricName, Number, Options, Place, Whole, require
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
 from fedgft.store import open_folder, stage_files
@@ -30,16 +30,16 @@ USUAL = ("lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds")
 
 
 def frontier(
+    options: Options | None = None,
     *,
     metric: MetricName = "sp",
     methods: Annotated[tuple[SweptName, ...], Many] = USUAL,
-    alpha: float = 0.5,
+    alpha: Number = 0.5,
     points: Whole = 12,
     references: Annotated[bool, Flag] = False,
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-frontier"),
     strict: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
-    options: Options | None = None,
 ) -> None:
     """Draw accuracy against gap for every method, and save the model that meets a target.
 

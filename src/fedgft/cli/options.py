@@ -6,12 +6,12 @@ Nothing here imports NumPy or the rest of the library: `fedgft train --help` loa
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter, Token, convert
 
 from fedgft.errors import FedgftError, Kind
 from fedgft.settings import OPTIONS, MethodName, ModelName
@@ -38,6 +38,63 @@ def read_whole_number(_: object, tokens: Sequence[Token]) -> int:
         raise ValueError(f"must be a whole number, not '{tokens[0].value[:40]}'") from None
 
 
+def read_number(_: object, tokens: Sequence[Token]) -> float:
+    """Read a number as Python does."""
+    try:
+        return float(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"must be a number, not '{tokens[0].value[:40]}'") from None
+
+
+def parse_fraction(text: str) -> float:
+    """Return the number that a text such as "0.02" or "2%" holds; ValueError for any other text."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        if rest:
+            raise ValueError
+        return float(number) / 100 if percent else float(number)
+    except ValueError:
+        raise ValueError(f"must be a fraction such as 0.02, or 2%, not '{text[:40]}'") from None
+
+
+def read_fraction(_: object, tokens: Sequence[Token]) -> float:
+    """Read a fraction, see `parse_fraction`."""
+    return parse_fraction(tokens[0].value)
+
+
+def read_list(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read a list: `a b`, `a,b` and a repeated option mean the same."""
+    parts = [token.evolve(value=v) for token in tokens for v in _split_at_commas(token.value)]
+    return convert(kind, parts)
+
+
+def read_columns(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read names of columns. They may have commas: `split_columns` divides them later."""
+    for token in tokens:
+        if token.value.lower().endswith(TABLE_ENDINGS):
+            text = f"'{token.value[:80]}' is a file, not a column; give tables before the options"
+            raise ValueError(text)
+    return convert(kind, list(tokens))
+
+
+def split_columns(values: Sequence[str], known: Collection[str] = ()) -> tuple[str, ...]:
+    """Return names of columns: a text "a,b" is two, unless a column has this very name.
+
+    Parameters
+    ----------
+    values
+        What the user gave: `a b`, `a,b` and a repeated option mean the same.
+    known
+        The columns of the table.
+    """
+    parts = ([value] if value in known else _split_at_commas(value) for value in values)
+    return tuple(dict.fromkeys(name for names in parts for name in names))
+
+
+def _split_at_commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def read_path(_: object, tokens: Sequence[Token]) -> Path:
     """Read a path and expand ~. An empty text is an error: it would mean the current folder."""
     if not tokens[0].value.strip():
@@ -48,24 +105,33 @@ def read_path(_: object, tokens: Sequence[Token]) -> Path:
         raise ValueError(str(error)) from None
 
 
+def _show_list(values: Sequence[object]) -> str:
+    return " ".join(map(str, values))
+
+
+TABLE_ENDINGS = (".csv", ".parquet")
 Flag = Parameter(negative="", show_default=False)
 Some = Parameter(consume_multiple=True, negative="")  # a list that may be empty
 Many = Parameter(
-    consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values))
-)
+    consume_multiple=True, negative="", show_default=_show_list, converter=read_list
+)  # `a b` or `a,b`
+Columns = Annotated[tuple[str, ...], Some, Parameter(converter=read_columns)]
+Number = Annotated[float, Parameter(converter=read_number)]
+Fraction = Annotated[float, Parameter(converter=read_fraction)]  # 0.02 or 2%
 Whole = Annotated[int, Parameter(converter=read_whole_number)]  # every option that is a count
 Place = Annotated[Path, Parameter(converter=read_path)]  # every file and folder
 Pairs = Annotated[list[str] | None, Some, Parameter(name="--set")]  # see `parse_settings`
 MetricName = str  # a name of the catalog, or a weighted sum of names: get_metric reads it
 Methods = Annotated[tuple[MethodName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]
-Alphas = Annotated[tuple[float, ...], Many]
+Alphas = Annotated[tuple[Number, ...], Many]
 OneOf: Any = Literal  # of choices that type checkers cannot see
 TYPES = {  # of options, by the kind of the setting
     int: Whole,
+    float: Number,
     Path: Place,
     bool: Annotated[bool, Flag],
-    tuple: Annotated[tuple[str, ...], Some],
+    tuple: Columns,
 }
 
 
@@ -118,13 +184,18 @@ def _shared_options() -> Iterator[tuple[str, Any, Any]]:
             kind: Any = TYPES.get(setting.kind, setting.kind)
             if setting.choices:
                 kind = OneOf[setting.choices]
+            elif setting.is_fraction:
+                kind = Fraction
+            elif name == "data":
+                kind = Annotated[tuple[str, ...], Some, Parameter(show_default=_show_list)]
             default = None if setting.unset and setting.kind is not bool else setting.default
             optional = kind | None if default is None else kind
             parameter = Parameter(group=group, help=setting.help_text())
-            yield name, Annotated[optional, parameter], field(default=default)
+            is_named = name != "data"  # the tables may follow the command without --data
+            yield name, Annotated[optional, parameter], field(default=default, kw_only=is_named)
 
 
-_SharedOptions: Any = make_dataclass("_SharedOptions", _shared_options(), frozen=True, kw_only=True)
+_SharedOptions: Any = make_dataclass("_SharedOptions", _shared_options(), frozen=True)
 
 
 @Parameter(name="*")
@@ -134,6 +205,11 @@ class Options(_SharedOptions):
     It is a frozen dataclass with a field for each setting of `fedgft.settings.OPTIONS`, where
     help texts, bounds, choices and defaults are. None and False mean that an option was not given.
     """
+
+    @property
+    def source(self) -> str:
+        """The data set or the table; the first of several tables."""
+        return self.data[0]
 
     @property
     def replicates(self) -> int:

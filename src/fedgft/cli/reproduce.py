@@ -98,7 +98,7 @@ class CelebaOptions:
         for name, value in values.items():
             if not has_celeba and value is not None and value is not False:  # 0 is a value
                 raise FedgftError("is for --data celeba", field=name, kind="conflict")
-        options = Options(data="celeba", valid="test", **(values | {"model": "resnet18"}))
+        options = Options(data=("celeba",), valid="test", **(values | {"model": "resnet18"}))
         if has_celeba:
             check_options(options)
         return options
@@ -201,7 +201,7 @@ def _make_runner(options: Options, cells: Path, progress: Bar) -> "Runner":
     """Return the runner that trains cells and stores them; `options` are those of celeba."""
 
     def load_data(name: str) -> "Dataset":
-        chosen = options if name == "celeba" else Options(data=name)
+        chosen = options if name == "celeba" else Options(data=(name,))
         return session.load_dataset(chosen, progress.fetch)
 
     return paper_runner.Runner(

@@ -9,8 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedgft.auditing.measurement import read_header
 from fedgft.cli.console import Bar, bar, comparison, decisions, note, out, output
-from fedgft.cli.options import Options, require, require_values
+from fedgft.cli.options import TABLE_ENDINGS, Options, require, require_values, split_columns
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
 from fedgft.data.generated import synthetic
 from fedgft.engine.executors import check_devices
@@ -34,6 +35,7 @@ PROTOCOL_CANDIDATES = ("lr", "lam", "beta", "target")  # a protocol holds severa
 def check_options(options: Options) -> None:
     """Raise a `FedgftError` for everything that can be seen to be wrong before data is read."""
     check_settings(vars(options))
+    _check_tables(options)
     has_room = options.seed + options.replicates <= MAX_SEED
     require(has_room, f"`seed` must be below 2^63 - `seeds`, got {options.seed}")
     _check_images(options)
@@ -59,11 +61,25 @@ def check_options(options: Options) -> None:
     )
 
 
+def _check_tables(options: Options) -> None:
+    """Raise a `FedgftError` for lists without values, and for several tables that do not fit."""
+    lists = {name: getattr(options, name) for name in ("data", "group", "leave_out")}
+    require_values(**lists)
+    if len(options.data) == 1:
+        return
+    for name in options.data:
+        is_table = name.lower().endswith(TABLE_ENDINGS)
+        require(is_table, f"`data` {name}: several names must be .csv or .parquet files")
+    options.refuse(["client", "partition"], ": with several tables, each is a client")
+    options.refuse(["images"], ": give one table that lists all images")
+    require(False, "`data`: give one table, with `client` for the column of the client")
+
+
 def _check_images(options: Options) -> None:
     """Raise a `FedgftError` where data, images and model do not go together."""
     model = options.model_name
     has_images = options.images is not None
-    if options.data == "celeba" and not has_images:
+    if options.source == "celeba" and not has_images:
         raise FedgftError(
             "`data` celeba: `images` must name the folder that holds img_align_celeba and its "
             "lists; its makers give CelebA out for research, we cannot",
@@ -71,8 +87,8 @@ def _check_images(options: Options) -> None:
             kind="missing",
         )
     require(
-        not has_images or options.data not in (*SOURCES, "synthetic"),
-        f"`images`: the data set '{options.data}' has none; `data` must be celeba, "
+        not has_images or options.source not in (*SOURCES, "synthetic"),
+        f"`images`: the data set '{options.source}' has none; `data` must be celeba, "
         "or a table that names images in a column",
         kind="conflict",
     )
@@ -109,13 +125,13 @@ def check_cells(
 
 def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
     """Read the table, the images or the public data set that the options name."""
-    require(options.leave_out != (), "`leave_out` needs columns", kind="missing")
-    if options.data == "synthetic":
+    if options.source == "synthetic":
         options.refuse((*COLUMN_ROLES, "leave_out"), ": the synthetic set has its own columns")
         return synthetic(seed=options.seed)
-    roles = {name: getattr(options, name) for name in COLUMN_ROLES}
+    roles = _read_roles(options)
+    leave_out = roles.pop("leave_out")
     if options.images is None:
-        return load(options.data, **roles, leave_out=options.leave_out or (), on_progress=on_fetch)
+        return load(options.source, **roles, leave_out=leave_out, on_progress=on_fetch)
     options.refuse(["leave_out"], " is for tables; images have pixels only")
     how: dict[str, Any] = {
         "size": 64 if options.size is None else options.size,
@@ -124,15 +140,28 @@ def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
         "cache": options.cache,
         "on_progress": on_fetch,
     }
-    if options.data == "celeba":
+    if options.source == "celeba":
         options.refuse(("split", "positive", "image"), ": the data set 'celeba' has its own")
-        celeba_roles: dict[str, Any] = CELEBA_ROLES | options.given("label", "group", "client")
+        given = {name: roles[name] for name in options.given("label", "group", "client")}
+        celeba_roles: dict[str, Any] = CELEBA_ROLES | given
         return load_celeba(options.images, **celeba_roles, valid=options.valid or "drop", **how)
     for name in ("label", "group"):
-        text = f"{options.data}: `{name}` must name a column of the table"
+        text = f"{options.source}: `{name}` must name a column of the table"
         require(roles[name] is not None, text, kind="missing")
     options.refuse(["valid"], " is for CelebA; a table says train or test (`split`)")
-    return load_images(options.images, options.data, image=options.image, **roles, **how)
+    return load_images(options.images, options.source, image=options.image, **roles, **how)
+
+
+def _read_roles(options: Options) -> dict[str, Any]:
+    """Return the roles of columns as `load` takes them; groups and excluded columns by name."""
+    is_table = options.source.lower().endswith(TABLE_ENDINGS)
+    known = read_header(options.source) if is_table else ()
+    roles = {name: getattr(options, name) for name in COLUMN_ROLES}
+    roles["leave_out"] = split_columns(options.leave_out or (), known)
+    if options.group is not None:
+        groups = split_columns(options.group, known)
+        roles["group"] = groups[0] if len(groups) == 1 else groups
+    return roles
 
 
 def _note_weights(options: Options, dataset: Dataset) -> Dataset:
@@ -155,7 +184,9 @@ def make_protocol(options: Options) -> Protocol:
     A candidate that was given (`lr`, `lam`, `beta`, `target`) is the only one, so that nothing
     is chosen on inner splits; rounds that were given are not extended for fedgft-control.
     """
-    protocol = get_protocol(options.protocol, images=options.images is not None, data=options.data)
+    protocol = get_protocol(
+        options.protocol, images=options.images is not None, data=options.source
+    )
     settings = options.given(*_shared_fields(protocol.settings, options))
     optimizer = options.given("weight_decay")
     if options.optimizer is not None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 import fedgft
 from fedgft.cli.console import MISSED, clients, note, out, output, paragraph, print_json, wrote
-from fedgft.cli.options import Flag, MethodName, MetricName, Options, Place, require
+from fedgft.cli.options import Flag, MethodName, MetricName, Number, Options, Place, require
 from fedgft.errors import LazyModule
 from fedgft.store import open_folder
 
@@ -26,16 +26,16 @@ training = LazyModule("fedgft.study.training")
 
 
 def train(
+    options: Options | None = None,
     *,
     method: MethodName | None = None,
     metric: MetricName = "sp",
-    alpha: float = 0.5,
+    alpha: Number = 0.5,
     init: Place | None = None,
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-train"),
     all_models: Annotated[bool, Flag] = False,
     strict: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
-    options: Options | None = None,
 ) -> None:
     """Train a fair model, save it, and compare it with FedAvg, client by client.
 
