@@ -38,7 +38,8 @@ EXIT_CODES = (
 
 COMMANDS = {  # heading -> command -> first sentence of its docstring, or the help of its App
     "Start": {
-        "demo": "Compare six methods on Adult, split over ten very different clients.",
+        "demo": "Run six methods on Adult across ten very different simulated clients, and compare "
+        "fairness.",
         "data": "List and fetch the public data sets.",
         "reproduce": "Regenerate the paper's tables and figures, beside the published numbers.",
     },
