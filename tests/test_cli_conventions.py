@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -232,7 +233,7 @@ def test_quiet_leaves_results_and_verbose_adds(capsys, tmp_path):
     _, verbose, more = run(capsys, "-v", *command, tmp_path / "a")
     lines, fewer, more_lines = (set(text.splitlines()) for text in (plain, quiet, verbose))
     assert fewer <= lines and fewer <= more_lines and "FedGFT" in quiet
-    assert "note:" in said and "wrote" in said and nothing == ""
+    assert "note:" in said and "wrote" in more and nothing == ""
     assert f"fedgft {version('fedgft')}" in more and "100% " in more and " MB of memory" in more
     assert re.search(r"note: \d+\.\d s", more)
     assert len(re.findall(r"^note:\s+\d+% ", more, re.M)) <= 10  # of many rounds and replicates
@@ -262,6 +263,74 @@ def test_a_verdict_is_said_even_quietly(capsys, tmp_path):
     )
     code, _, err = run(capsys, "audit", site, "--fail-above", "sp=0.1", "-q")
     assert code == 3 and "--fail-above" in err
+
+
+def shown_on_terminal(command: list[str], width: int, folder: Path) -> str:
+    """What a command prints on a terminal of this width, without escape sequences."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    clean = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+    with subprocess.Popen(
+        command,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        cwd=folder,
+        env={**clean, "TERM": "xterm"},
+    ) as process:
+        os.close(follower)
+        parts = []
+        while True:
+            try:
+                part = os.read(leader, 4096)
+            except OSError:  # how Linux reports that the process has closed it
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(leader)
+    assert process.returncode in (0, 2)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(parts).decode()).replace("\r", "")
+
+
+NOTES = """
+from fedgft.cli.console import fail, output, say
+for _ in range(2):
+    say("loans.csv: 20 of the 300 rows that they held out have no group; 0.65 to 0.71 of them [a]")
+say("/a/long/path/" + "name" * 30 + ".csv: is written")
+fail("`rounds` must be a whole number, and what was given here is none: 'three hundred and one'")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudoterminals")
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_terminal_shows_no_divided_word_and_each_note_once(tmp_path, width):
+    said = shown_on_terminal([sys.executable, "-c", NOTES], width, tmp_path)
+    lines = said.splitlines()
+    too_long = [line for line in lines if len(line) > width]
+    assert [line.split()[-1] for line in too_long] == [f"/a/long/path/{'name' * 30}.csv:"]
+    words = " ".join(said.split())
+    assert words.count("0.65 to 0.71 of them [a]") == 1
+    assert "--rounds must be a whole number, and what was given here is none: 'three" in words
+    assert len(lines) > 5 and "is written" in lines[lines.index(too_long[0]) + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudoterminals")
+@pytest.mark.parametrize("width", [60, 80])
+def test_notes_of_a_command_fit_the_terminal(tmp_path, width):
+    table(tmp_path / "t.csv")
+    command = [sys.executable, "-m", "fedgft", "train", "t.csv", *TABLE, *QUICK, "--verbose"]
+    said = shown_on_terminal([*command, "--clients", "3"], width, tmp_path)
+    notes = re.findall(r"^note: .*(?:\n {6}\S.*)*", said, re.M)
+    assert len(notes) > 3 and len(set(notes)) == len(notes)
+    assert all(len(line) <= width for text in notes for line in text.splitlines())
+    assert any("\n" in text for text in notes)
 
 
 def styled(**environment: str) -> bool:

@@ -213,6 +213,7 @@ def run(arguments: list[str]) -> None:
             stream.reconfigure(errors="replace")
     warnings.showwarning = _show_warning
     output.command = None
+    output.said.clear()
     output.help_all = HELP_ALL in arguments
     arguments = ["--help" if word == HELP_ALL else word for word in arguments]
     try:

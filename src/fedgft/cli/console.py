@@ -38,6 +38,7 @@ CLIENT_NUMBERS = (  # columns of the table of clients
     "gap_hard",
     "contribution",
 )
+MIN_WIDTH = 20  # of a terminal; in a narrower one, the terminal itself divides lines
 LOG_LINES = 10  # lines of progress per task, with --verbose
 NOT_ESTIMABLE = (
     "-: not estimable, a group has no row to take a rate from (not: fair), or training diverged"
@@ -66,13 +67,14 @@ class Output:
     """What is printed: --quiet leaves results and errors, --verbose adds to the notes.
 
     `command` is the one that runs: its options are named in messages. `help_all`: its help shows
-    all of them.
+    all of them. `said`: the notes that have been printed.
     """
 
     quiet: bool = False
     verbose: bool = False
     help_all: bool = False
     command: "App | None" = None
+    said: set[str] = field(default_factory=set)
 
 
 output = Output()
@@ -100,9 +102,39 @@ def render(message: str) -> str:
 
 
 def fail(message: str) -> None:
-    """Print an error in one line and exit with code 2."""
-    sys.stderr.write(f"fedgft: {' '.join(render(message).split())}\n")
+    """Print an error in one line, which a terminal wraps between words, and exit with code 2."""
+    text = f"fedgft: {' '.join(render(message).split())}"
+    sys.stderr.write("\n".join(wrap_words(text, err)) + "\n")
     sys.exit(2)
+
+
+def wrap_words(text: str, console: Console, *, room: int = 0) -> list[str]:
+    """Return the lines of a text in the width of a terminal; no word is divided.
+
+    Parameters
+    ----------
+    text
+        The text. Line breaks in it stay.
+    console
+        If it is not a terminal but a file, there is nothing to wrap.
+    room
+        Columns before each line that are taken.
+    """
+    if not console.is_terminal:
+        return text.split("\n")
+    width = max(console.width - room, MIN_WIDTH)
+    lines = []
+    for paragraph_text in text.split("\n"):
+        line = ""
+        for word in paragraph_text.split(" "):
+            longer = f"{line} {word}" if line else word
+            if line and cell_len(longer) > width:
+                lines.append(line)
+                line = word
+            else:
+                line = longer
+        lines.append(line)
+    return lines
 
 
 def discard_stdout() -> None:
@@ -117,8 +149,17 @@ def note(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a note, also with --quiet."""
-    err.print(f"[dim]note:[/dim] {escape(render(text))}", soft_wrap=True, emoji=False)
+    """Print a note, also with --quiet; a note that was printed in this run is not repeated."""
+    if text not in output.said:
+        output.said.add(text)
+        print_indented("note: ", text)
+
+
+def print_indented(start: str, text: str) -> None:
+    """Print a text on stderr after a dim start; further lines begin below the text."""
+    lines = wrap_words(render(text), err, room=len(start))
+    body = ("\n" + " " * len(start)).join(lines)
+    err.print(Text.assemble((start, "dim"), body), soft_wrap=True, emoji=False)
 
 
 def wrote(paths: Sequence[Path]) -> None:
@@ -461,7 +502,7 @@ class Bar:
         tenth = int(LOG_LINES * found.completed / found.total)
         if tenth > self.logged.get(task, 0):
             self.logged[task] = tenth
-            note(f"{100 * tenth // LOG_LINES:3d}% {what}")
+            print_indented("note: ", f"{100 * tenth // LOG_LINES:3d}% {what}")
 
 
 @contextmanager
