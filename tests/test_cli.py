@@ -341,7 +341,7 @@ def test_columns_that_are_left_out_are_no_features(capsys, tmp_path):
     left = ["--leave-out", "sex", "town", "--leave-out", "site"]
     code, _, err = run(capsys, "train", *where, *left, "--out", tmp_path / "o")
     assert code == 0, err
-    assert "no feature: 'sex', 'town', 'site'" in " ".join(err.split())
+    assert "not features: 'town' (left out), 'sex' (left out)" in " ".join(err.split())
     model = tmp_path / "o/model.safetensors"
     assert load_model(model).about["columns"] == ["x", "y <b>&"]
     assert load_model(model).about["groups"] == ["f", "m"]

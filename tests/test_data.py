@@ -9,6 +9,7 @@ import pytest
 
 from fedgft.data import Encoder, load_table
 from fedgft.data.encode import put_positive_last
+from fedgft.data.features import explain_identifier
 from fedgft.data.table import detect_separator, read_frame, read_rows_as_text
 from fedgft.errors import FedgftError
 
@@ -68,9 +69,11 @@ def test_table(write):
 def test_user_split_keeps_test_rows_out_of_the_encoder(write):
     data = load_table(write(TABLE), **ROLES)
     assert data.test.tolist() == [False, False, True, False, True]
-    assert data.columns == ("age", "job=smith", "job=(missing)", "sex=M")
+    assert data.columns == ("age", "job=smith", "job=(missing)")
     assert data.features[2, 0] == 40  # the mean of 30, 40 and 50: no test row has a say
-    assert any("1 value(s) of 'sex' (" in n for n in data.notes)
+    seen = load_table(write(TABLE.replace("20,smith", "20,baker")), keep_group=True, **ROLES)
+    assert seen.columns == (*data.columns, "sex=M")
+    assert any("1 value(s) of 'job' (" in n for n in seen.notes)
 
 
 def test_parquet_equals_csv(write, tmp_path):
@@ -166,7 +169,19 @@ ERRORS = {
     "no features": (
         rows("a,0", "b,1", header="g,y"),
         {"client": "g"},
-        "no column is left to learn from",
+        r"no column is left to learn from \('g': the client, 'y': the label\)",
+    ),
+    "keep nothing": (rows(*GOOD), {"keep": ["X"]}, r"no column 'X' \(keep\); did you mean 'x'"),
+    "keep label": (rows(*GOOD), {"keep": ["y"]}, "column 'y' is both label and keep"),
+    "keep and leave": (
+        rows(*GOOD),
+        {"keep": ["x"], "leave_out": ["x"]},
+        "column 'x' is both keep and leave_out",
+    ),
+    "keep and leave group": (
+        rows(*GOOD),
+        {"keep_group": True, "leave_out": ["g"]},
+        "column 'g' is both keep_group and leave_out",
     ),
 }
 
@@ -189,14 +204,14 @@ def test_a_stray_value_among_the_test_rows_is_found(write):
 
 def test_text_that_stays_text(write, tmp_path):
     mixed = ages(*(f"v{i}" for i in range(5)))  # a fifth of them: these are codes
-    assert len(load_table(write(mixed), label="y", group="g").columns) == 25
+    assert len(load_table(write(mixed), label="y", group="g").columns) == 24
     few = rows("1,a,0", "2,b,1", "?,a,1")
-    assert load_table(write(few), label="y", group="g").columns == ("x=2", "x=?", "g=b")
+    assert load_table(write(few), label="y", group="g").columns == ("x=2", "x=?")
     codes = tmp_path / "codes.parquet"
     typed = pl.DataFrame({"x": [f"{i:03}" for i in range(20)], "g": ["a", "b"] * 10})
     typed.with_columns(y=pl.Series([0, 1] * 10)).write_parquet(codes)
     data = load_table(codes, label="y", group="g")
-    assert len(data.columns) == 20
+    assert len(data.columns) == 19
     assert any("'x' holds numbers only: they are taken as 20 categories" in n for n in data.notes)
 
 
@@ -291,6 +306,101 @@ def test_missing_and_damaged_files(write, tmp_path):
         load_table(tmp_path / "nobody.csv", **ROLES)
     with pytest.raises(FedgftError, match=r"x\.parquet: cannot be read as PARQUET"):
         load_table(write(TABLE, "x.parquet"), **ROLES)
+
+
+def customers(n=200):
+    rng = np.random.default_rng(0)
+    return pl.DataFrame(
+        {
+            "age": rng.integers(18, 90, n),
+            "income": rng.permutation(np.arange(20_000, 20_000 + 37 * n, 37)),
+            "city": rng.choice(["Bonn", "Lyon"], n),
+            "sex": rng.choice(["f", "m"], n),
+            "bank": rng.choice(["north", "south"], n),
+            "p": rng.random(n),
+            "repaid": rng.choice(["no", "yes"], n),
+        }
+    )
+
+
+CUSTOMER_ROLES = {"label": "repaid", "group": "sex", "client": "bank"}
+
+
+def test_which_columns_are_features(tmp_path):
+    """The group is no feature unless the user says so (defect 6 of the review)."""
+    path = tmp_path / "customers.csv"
+    n = customers().height
+    table = customers().with_columns(
+        customer_id=pl.Series(np.random.default_rng(1).integers(10**6, 10**9, n)),
+        row=pl.int_range(n),
+        name=pl.format("Customer {}", pl.int_range(n)),
+        empty=pl.lit(None),
+    )
+    table.write_csv(path)
+    data = load_table(path, **CUSTOMER_ROLES, leave_out=["p"])
+    assert data.columns == ("age", "income", "city=Lyon")
+    by_name = f"looks like an identifier: its name, and {n} different numbers"
+    assert data.excluded == (
+        ("sex", "the group"),
+        ("bank", "the client"),
+        ("p", "left out"),
+        ("repaid", "the label"),
+        ("customer_id", by_name),
+        ("row", "looks like an identifier: whole numbers without gap or repetition"),
+        ("name", "looks like an identifier: nearly every row has another text"),
+        ("empty", "has no value"),
+    )
+    note = next(text for text in data.notes if "not features" in text)
+    assert note.startswith(
+        f"{path}: not features: 'sex' (the group), 'p' (left out), 'customer_id'"
+    )
+    assert "the label" not in note and "bank" not in note
+    assert {field.name for field in data.encoder.fields} == {"age", "income", "city"}
+
+    kept = load_table(path, **CUSTOMER_ROLES, keep_group=True, keep=["row", "p"])
+    assert kept.columns == ("age", "income", "city=Lyon", "sex=m", "p", "row")
+    assert "sex" not in dict(kept.excluded)
+    assert load_table(path, **CUSTOMER_ROLES, keep=["sex"]).columns[3] == "sex=m"
+    with pytest.raises(FedgftError, match=r"to learn from \(.*'p': left out"):
+        left = ["age", "income", "city", "p"]
+        load_table(path, **CUSTOMER_ROLES, leave_out=left)
+
+
+COUNT = np.random.default_rng(0).permutation(150)
+MEASURES = {
+    "age": COUNT % 70,
+    "income": 20_000 + 37 * COUNT,
+    "ranks of a few": np.arange(1, 21),
+    "job_id": COUNT % 12,
+    "education-num": COUNT % 16,
+    "number of children": COUNT % 5,
+    "number of steps": 100 * COUNT,
+    "paid": 13 * COUNT,
+    "consumer index": COUNT / 7,
+    "valid": COUNT % 2,
+    "account id balance": COUNT + 0.5,
+    "day": np.where(COUNT == 3, 4, COUNT),
+    "constant id": np.ones(150, int),
+}
+IDENTIFIERS = {
+    "id": [7, 3, 9],
+    "Customer-ID": 7 * COUNT,
+    "PatientID": COUNT % 50,  # several rows per patient
+    "accountNumber": 13 * COUNT,
+    "policy no": 13.0 * COUNT,
+    "Unnamed: 0": np.arange(100),
+    "case": COUNT + 1000,
+}
+
+
+def test_measures_are_no_identifiers_and_identifiers_are_found():
+    for name, values in MEASURES.items():
+        assert explain_identifier(pl.Series(name, values)) == "", name
+    for name, values in IDENTIFIERS.items():
+        assert explain_identifier(pl.Series(name, values)), name
+    texts = pl.Series("city", [f"city {i // 2}" for i in range(150)])
+    assert explain_identifier(texts) == ""
+    assert explain_identifier(pl.Series("day", [True, False])) == ""
 
 
 def test_columns_that_are_no_features(tmp_path):

@@ -94,11 +94,19 @@ def test_an_exported_frame_reads_back_as_the_same_features(name, tmp_path):
     prepared_frame(name).write_csv(path)
     source = SOURCES[name]
     roles = {"client": source.client, "leave_out": source.leave_out}
+    roles["keep_group"] = source.keep_group
     again = load_table(path, label=source.label, group=source.group, **roles)
     assert again.encoder == data.encoder
     for field in ("features", "labels", "groups"):
         np.testing.assert_array_equal(getattr(again, field), getattr(data, field))
     np.testing.assert_array_equal(data.encoder.encode(pl.read_csv(path))[0], data.features)
+
+
+def test_the_group_of_the_generated_loans_is_no_feature_unless_asked_for():
+    data = load("loans")
+    assert data.columns == ("age=under 40", "income", "rent", "years")
+    assert ("sex", "the group") in data.excluded and ("probability", "left out") in data.excluded
+    assert "sex=woman" in load("loans", keep_group=True).columns
 
 
 @pytest.mark.slow

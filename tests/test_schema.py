@@ -51,6 +51,29 @@ def test_the_schema_is_that_of_the_pooled_rows() -> None:
     assert any("missing value" in text for text in notes)
 
 
+def test_sites_agree_on_the_columns_that_are_not_features() -> None:
+    """By the rule for one table; no single site decides."""
+    frame = table().with_columns(pl.int_range(300).alias("row"), clinic_id=7 * pl.int_range(300))
+    frames = parts(frame)
+    how = {"label": "ok", "group": "sex"}
+    notes: list[str] = []
+    told = {s: said(f) for s, f in frames.items()}
+    schema, _ = agree_on_schema(told, **how, warn=notes.append)
+    pooled = from_frame(frame, "pooled", roles=Roles("ok", "sex"))
+    assert schema.encoder.columns == pooled.columns == ("age", "pay", "job=nurse", "job=smith")
+    assert any("'clinic_id' is not a feature" in n and "at 3 of 3 sites" in n for n in notes)
+    assert schema.group == ("sex",)
+    more, _ = agree_on_schema(told, **how, keep_group=True, keep=["clinic_id"])
+    assert more.encoder.columns == (*pooled.columns[:4], "sex=m", "clinic_id")
+
+    told = {s: said(f) for s, f in parts(table()).items()}
+    told["a"]["columns"]["age"]["identifier"] = True
+    assert agree_on_schema(told, **how)[0].encoder.columns == pooled.columns
+    # what 0.1.0 wrote has no such key, and "yes" is none
+    told = {s: json.loads(json.dumps(said(f)).replace("true", '"yes"')) for s, f in frames.items()}
+    assert "row" in agree_on_schema(told, **how)[0].encoder.columns
+
+
 def test_seconds_since_1970_vary_at_every_site() -> None:
     """An hour beside fifty years, and a constant beside it; float32 rounds times by a minute."""
     rng = np.random.default_rng(0)

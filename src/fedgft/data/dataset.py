@@ -72,6 +72,9 @@ class Dataset:
         (d,) what `standardized` divided by; None (default): nothing.
     notes
         Sentences that say what was done to the data; empty by default.
+    excluded
+        The columns of the table that are not features, each with the reason: ("sex", "the group");
+        empty by default.
 
     Raises
     ------
@@ -109,6 +112,7 @@ class Dataset:
     center: np.ndarray | None = None
     scale: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         check_instance("name", self.name, str)

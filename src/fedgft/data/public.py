@@ -312,6 +312,8 @@ class Source:
         Column that names the client of a row; None: the rows are dealt to clients.
     leave_out
         Columns that are not features.
+    keep_group
+        Whether the group is a feature, as in the paper.
     """
 
     name: str
@@ -325,6 +327,7 @@ class Source:
     group_names: tuple[str, ...]
     client: str | None = None
     leave_out: tuple[str, ...] = ()
+    keep_group: bool = True
 
 
 def prepare_adult(paths: Sequence[Path]) -> pl.DataFrame:
@@ -418,6 +421,7 @@ LOANS = Source(
     group_names=("man", "woman"),
     client="bank",
     leave_out=(PROBABILITY,),
+    keep_group=False,
 )
 SOURCES = {
     source.name: source
@@ -473,6 +477,8 @@ def load(
     split: str | None = None,
     positive: str | int | None = None,
     leave_out: Sequence[str] = (),
+    keep_group: bool = False,
+    keep: Sequence[str] = (),
     folder: str | Path | None = None,
     on_progress: Progress = ignore_progress,
 ) -> Dataset:
@@ -497,8 +503,12 @@ def load(
     positive
         The label value that is class 1 of the two; None (default): the last in sorted order.
     leave_out
-        Columns that are not features, such as identifiers; none by default. The group is a feature
-        unless it is named here.
+        Columns that are not features, such as the scores of another model; none by default.
+    keep_group
+        Whether the group is a feature; False (default): the model does not see it. In the public
+        data sets of the paper it always is one.
+    keep
+        Columns that are features although they look like identifiers of rows; none by default.
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
@@ -509,8 +519,9 @@ def load(
     Returns
     -------
     Dataset
-        One row per row of the table. All columns without another role are features. The notes say
-        which class is the positive one, and what was filled in.
+        One row per row of the table. Its features are all columns without another role, except the
+        group and columns that look like identifiers; `excluded` lists these with the reasons. The
+        notes say which class is the positive one, and what was filled in.
 
     Raises
     ------
@@ -533,10 +544,13 @@ def load(
     >>> data.classes, data.group_names, data.client_names
     (('no', 'yes'), ('f', 'm'), ('north', 'south'))
     >>> data.columns
-    ('income', 'sex=m')
+    ('income',)
+    >>> data.excluded
+    (('sex', 'the group'), ('bank', 'the client'), ('repaid', 'the label'))
     """
     roles = {"label": label, "group": group, "client": client, "split": split}
     roles |= {"positive": positive, "leave_out": tuple(check_column_names("leave_out", leave_out))}
+    roles |= {"keep": tuple(check_column_names("keep", keep)), "keep_group": keep_group}
     if not isinstance(data, str | Path):
         return from_frame(_check_table(data), "table", roles=_make_roles("data", roles))
     name = str(data)
@@ -546,9 +560,10 @@ def load(
         _refuse_roles(name, roles)
         return synthetic()
     if name in SOURCES:
-        own = {key: value for key, value in roles.items() if key not in ("group", "client")}
-        _refuse_roles(name, own)
-        return _load_public(SOURCES[name], group, client, folder=folder, on_progress=on_progress)
+        open_roles = ("group", "client", "keep_group")
+        _refuse_roles(name, {key: v for key, v in roles.items() if key not in open_roles})
+        source = replace(SOURCES[name], keep_group=keep_group or SOURCES[name].keep_group)
+        return _load_public(source, group, client, folder=folder, on_progress=on_progress)
     if not Path(name).suffix and not Path(name).exists():
         problem = f"`data` '{name}' is neither a data set nor a .csv or .parquet file"
         raise FedgftError(problem + suggest_name(name, [*SOURCES, "synthetic"]))
@@ -566,9 +581,13 @@ def _load_public(
 ) -> Dataset:
     paths, served = obtain(source.files, folder=folder, on_progress=on_progress)
     roles = Roles(
-        source.label, group or source.group, client or source.client, leave_out=source.leave_out
+        source.label,
+        group or source.group,
+        client or source.client,
+        leave_out=source.leave_out,
+        keep_group=source.keep_group,
     )
-    data = build_dataset(source.prepare(paths), source.name, roles=roles)
+    data = build_dataset(source.prepare(paths), source.name, roles=roles, prepared=True)
     names = source.group_names if roles.group == source.group else data.group_names
     return replace(data, group_names=names, notes=(*served, *data.notes))
 
@@ -576,7 +595,7 @@ def _load_public(
 def _refuse_roles(name: str, roles: Mapping[str, Any]) -> None:
     """Refuse roles of columns for a data set whose roles are known."""
     for role, value in roles.items():
-        if value not in (None, ()):
+        if value not in (None, (), False):
             raise FedgftError(f"`{role}`: the data set '{name}' has its own", kind="conflict")
 
 

@@ -46,6 +46,7 @@ from fedgft.data.encode import (
     put_positive_last,
     suggest_name,
 )
+from fedgft.data.features import explain_identifier
 from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.metrics.robust_aggregation import MIN_SITES, SiteLimits, size_limit
@@ -62,6 +63,7 @@ EMPTY = "empty"  # the kind of a column without values
 Description = dict[str, Any]
 NO_COLUMNS = "the sites' tables have no column in common to learn from"
 DAMAGED = "its description of its table is damaged"
+IDENTIFIER = "identifier"  # key of a column that looks like an identifier of rows at the site
 SUM_KEYS = ("count", "sum", "around")  # keys of a numeric column in a description
 MAX_VALUE = float(np.finfo(np.float32).max)
 MAX_ROWS = 10**10
@@ -207,7 +209,8 @@ def describe_table(
     Description
         ``{"rows": n, "columns": {name: {"kind": ...}}, "labels": [...], "groups": [...]}``. The
         kind is "numbers" (with ``count``, ``sum``, ``around``), "text" (with ``levels``: rows per
-        value) or "empty".
+        value) or "empty". A column that looks like an identifier of rows also has ``identifier``:
+        True.
     """
     groups = split_group_columns(group, frame.columns)
     for name in (label, *groups):
@@ -222,7 +225,11 @@ def describe_table(
         raise data_error(source, "no column is left to learn from")
     return {
         "rows": frame.height,
-        "columns": {name: _describe_column(frame, name, min_rows, source=source) for name in names},
+        "columns": {
+            name: _describe_column(frame, name, min_rows, source=source)
+            | ({IDENTIFIER: True} if explain_identifier(frame[name], source=source) else {})
+            for name in names
+        },
         "labels": _find_frequent(as_text(frame[label]), min_rows, source=source),
         "groups": _find_frequent(_combine_groups(frame, groups), min_rows, source=source),
     }
@@ -290,6 +297,8 @@ def agree_on_schema(
     positive: str | None = None,
     classes: Sequence[str] = (),
     groups: Sequence[str] = (),
+    keep_group: bool = False,
+    keep: Sequence[str] = (),
     scaling: str = "pooled",
     warn: Warn = lambda text: None,
 ) -> tuple[Schema, dict[str, str]]:
@@ -305,11 +314,16 @@ def agree_on_schema(
         The label value that is class 1 of the two.
     classes, groups
         Names that all sites must use; default: the names that the sites have in common.
+    keep_group
+        Whether the group is a feature.
+    keep
+        Columns that are features although they look like identifiers at most sites.
     scaling
         "pooled": the mean and spread over all rows. "median": the median of the sites' means, and
         the median of their mean squares about it; no single site can move these medians far.
     warn
-        Called with one sentence for each item that is left out because only one site names it.
+        Called with one sentence for each item that is left out because only one site names it, and
+        for each column that looks like an identifier.
 
     Returns
     -------
@@ -318,7 +332,10 @@ def agree_on_schema(
     """
     check_choice("scaling", scaling, SCALINGS)
     fitting, refused = _check_descriptions(sites)
-    columns = _find_common_columns(list(fitting.values()))
+    described = _find_common_columns(list(fitting.values()))
+    group_columns = split_group_columns(group, list(described))
+    kept = (*keep, *(group_columns if keep_group else ()))
+    columns = _choose_features(fitting, described, group_columns, kept, warn)
     if fitting and not columns:
         raise FedgftError(NO_COLUMNS, kind="data")
     _refuse(_find_column_misfits(fitting, columns), fitting, refused)
@@ -341,7 +358,7 @@ def agree_on_schema(
     encoder, (mean, spread) = _fit(list(fitting.values()), columns, scaling)
     schema = Schema(
         label=label,
-        group=split_group_columns(group, list(columns)),
+        group=group_columns,
         classes=ordered,
         groups=names["groups"],
         encoder=encoder,
@@ -427,6 +444,27 @@ def _find_common_columns(sites: Descriptions) -> Kinds:
         if counts:
             kinds[name] = counts.most_common(1)[0][0]
     return kinds
+
+
+def _choose_features(sites: Sites, columns: Kinds, group: Names, kept: Names, warn: Warn) -> Kinds:
+    """Return the columns without the group and without those that look like identifiers.
+
+    A column looks like one if more than half of the sites that have values in it say so: no single
+    site decides.
+    """
+    chosen = {name: kind for name, kind in columns.items() if name in kept or name not in group}
+    for name in [name for name in chosen if name not in kept]:
+        sent = [d["columns"][name] for d in sites.values() if name in d["columns"]]
+        sent = [column for column in sent if column["kind"] != EMPTY]
+        flagged = sum(column.get(IDENTIFIER) is True for column in sent)
+        if 2 * flagged > len(sent):
+            where = f"at {flagged} of {len(sent)} sites"
+            warn(
+                f"column '{name}' is not a feature: it looks like an identifier {where} (the "
+                "setting keep makes it one)"
+            )
+            del chosen[name]
+    return chosen
 
 
 def _find_column_misfits(sites: Sites, columns: Kinds) -> Reasons:

@@ -1,7 +1,8 @@
 """Turn a user's table (CSV, Parquet or a frame in memory) into a data set; write result tables.
 
 Nothing is guessed that the user can specify: the user names the columns of label, group, client and
-split. Decisions made while reading (a missing group, a filled-in number) are listed in the notes.
+split. The other columns are features, except those that `fedgft.data.features` excludes. Decisions
+made while reading (a missing group, a filled-in number) are listed in the notes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ from fedgft.data.encode import (
     parse_numbers,
     put_positive_last,
     suggest_name,
+)
+from fedgft.data.features import (
+    CLIENT,
+    GROUP,
+    LABEL,
+    LEFT_OUT,
+    SPLIT,
+    Excluded,
+    describe_excluded,
+    exclude_columns,
 )
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
@@ -84,8 +95,11 @@ class Roles:
     positive
         The label value that is class 1 of the two; default: the last in sorted order.
     leave_out
-        Columns that are not features. The group is a feature, as in the paper, unless it is named
-        here.
+        Columns that are not features.
+    keep_group
+        Whether the group is a feature, too.
+    keep
+        Columns that are features although they look like identifiers (`fedgft.data.features`).
     """
 
     label: str
@@ -94,10 +108,14 @@ class Roles:
     split: str | None = None
     positive: str | int | None = None
     leave_out: Names = ()
+    keep_group: bool = False
+    keep: Names = ()
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
         check_column_names("leave_out", self.leave_out)
+        check_column_names("keep", self.keep)
+        check_instance("keep_group", self.keep_group, bool)
         for name in ("label", "client", "split"):
             if name == "label" or getattr(self, name) is not None:
                 check_instance(name, getattr(self, name), str, "it is the name of a column")
@@ -118,12 +136,18 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
         if name in taken and {taken[name], role} != {"group", "client"}:
             raise FedgftError(f"{source}: column '{name}' is both `{taken[name]}` and `{role}`")
         taken[name] = role
-    for name in roles.leave_out:
-        if name == roles.label:
-            raise FedgftError(f"{source}: column '{name}' is both `label` and `leave_out`")
-        if name not in frame.columns:
-            hint = suggest_name(name, frame.columns)
-            raise FedgftError(f"{source}: no column '{name}' (`leave_out`){hint}")
+    for role, names in (("leave_out", roles.leave_out), ("keep", roles.keep)):
+        for name in names:
+            if name not in frame.columns:
+                hint = suggest_name(name, frame.columns)
+                raise FedgftError(f"{source}: no column '{name}' (`{role}`){hint}")
+            other = taken.get(name, "group")
+            if name == roles.label or (role == "keep" and other != "group"):
+                raise FedgftError(f"{source}: column '{name}' is both `{other}` and `{role}`")
+    kept = {"keep": roles.keep, "keep_group": groups if roles.keep_group else ()}
+    for role, names in kept.items():
+        if both := [name for name in names if name in roles.leave_out]:
+            raise FedgftError(f"{source}: column '{both[0]}' is both `{role}` and `leave_out`")
 
 
 def split_group_columns(group: str | Sequence[str], columns: Sequence[str]) -> Names:
@@ -311,6 +335,8 @@ def load_table(
     split: str | None = None,
     positive: str | None = None,
     leave_out: Sequence[str] = (),
+    keep_group: bool = False,
+    keep: Sequence[str] = (),
 ) -> Dataset:
     """Read a CSV or Parquet file as a data set.
 
@@ -318,7 +344,7 @@ def load_table(
     ----------
     path
         The file; its ending, .csv or .parquet, determines the format.
-    label, group, client, split, positive, leave_out
+    label, group, client, split, positive, leave_out, keep_group, keep
         The roles of the columns, see `Roles`.
 
     Returns
@@ -328,7 +354,16 @@ def load_table(
         filled in.
     """
     check_path("path", path)
-    roles = Roles(label, group, client, split, positive, leave_out=tuple(leave_out))
+    roles = Roles(
+        label,
+        group,
+        client,
+        split,
+        positive,
+        leave_out=tuple(leave_out),
+        keep_group=keep_group,
+        keep=tuple(keep),
+    )
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
 
@@ -528,23 +563,33 @@ def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None
         raise FedgftError("has no rows", field="frame", kind="data")
     source = source or name
     data = build_dataset(table, source, roles=roles)
-    notes = [f"{source}: {describe_classes(data.classes, roles)}"]
-    if roles.leave_out:
-        names = ", ".join(map(repr, dict.fromkeys(roles.leave_out)))
-        notes.append(f"{source}: no feature: {names}")
+    notes = [describe_classes(data.classes, roles), *describe_excluded(data.excluded)]
+    notes = [f"{source}: {text}" for text in notes]
     return replace(data, name=name, notes=(*notes, *data.notes))
 
 
-def build_dataset(frame: pl.DataFrame, source: str, *, roles: Roles) -> Dataset:
+def build_dataset(
+    frame: pl.DataFrame, source: str, *, roles: Roles, prepared: bool = False
+) -> Dataset:
     """Make a data set without a note on its classes; public data sets need none.
 
     With a split column the encoder learns levels and means from the training rows alone.
+
+    Parameters
+    ----------
+    frame, source, roles
+        See `from_frame`.
+    prepared
+        Whether every column without a role is a feature, as in public data sets. Otherwise columns
+        that look like identifiers are not.
     """
     known = read_roles(frame, roles, source=source)
-    other = (roles.label, roles.client, roles.split, *roles.leave_out)
-    columns = [column for column in frame.columns if column not in other]
+    excluded = _exclude_columns(frame, roles, source=source, prepared=prepared)
+    no_features = dict(excluded)
+    columns = [column for column in frame.columns if column not in no_features]
     if not columns:
-        raise data_error(source, "no column is left to learn from")
+        listed = ", ".join(f"'{name}': {why}" for name, why in excluded)
+        raise data_error(source, f"no column is left to learn from ({listed})")
     training = None if known["test"] is None else ~known["test"]
     encoder = Encoder.fit(frame, columns, rows=training, source=source)
     features, notes = encoder.encode(frame, source=source)
@@ -555,7 +600,21 @@ def build_dataset(frame: pl.DataFrame, source: str, *, roles: Roles) -> Dataset:
         if isinstance(field, Categorical) and holds_numbers_as_text(frame[field.name])
     ]
     known["notes"] = (*known["notes"], *type_notes, *notes)
-    return Dataset(features=features, columns=encoder.columns, encoder=encoder, **known)
+    return Dataset(
+        features=features, columns=encoder.columns, encoder=encoder, excluded=excluded, **known
+    )
+
+
+def _exclude_columns(frame: pl.DataFrame, roles: Roles, *, source: str, prepared: bool) -> Excluded:
+    """Return the columns that are not features, with the reasons."""
+    groups = split_group_columns(roles.group, frame.columns)
+    seen = groups if roles.keep_group else roles.keep
+    reasons = dict.fromkeys((name for name in groups if name not in seen), GROUP)
+    reasons |= dict.fromkeys(roles.leave_out, LEFT_OUT)
+    named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT}
+    reasons |= {name: why for name, why in named.items() if name is not None}
+    keep = frame.columns if prepared else (*groups, *roles.keep)
+    return exclude_columns(frame, reasons, keep, source=source)
 
 
 def read_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> dict[str, Any]:

@@ -207,6 +207,8 @@ def _ask_for_schema(grid: Grid, config: Config, nodes: Sequence[int]) -> Agreeme
         positive=str(config["positive"]) or None,
         classes=split_names(config["classes"]),
         groups=split_names(config["groups"]),
+        keep_group=bool(config.get("keep-group", False)),
+        keep=split_names(config.get("keep", "")),
         scaling=str(config.get("scaling", "pooled")),
         warn=warn,
     )
