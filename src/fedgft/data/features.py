@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedgft.data.encode import Names, check_text, is_numeric
 from fedgft.errors import LazyModule
 
@@ -67,7 +69,8 @@ def explain_identifier(series: pl.Series, *, source: str = "table") -> str:
     numbered = all_differ and distinct >= MIN_NAMED_ROWS
     if (ID_WORDS & set(words) and named) or (NUMBER_WORDS & set(words[-1:]) and numbered):
         return f"looks like an identifier: its name, and {distinct:,} different numbers"
-    if all_differ and distinct >= MIN_ROWS and known.max() - known.min() + 1 == distinct:
+    numbers = known.to_numpy()
+    if all_differ and distinct >= MIN_ROWS and int(np.ptp(numbers)) + 1 == distinct:
         return "looks like an identifier: whole numbers without gap or repetition"
     return ""
 
