@@ -339,11 +339,56 @@ def test_reference_groups_and_pairs():
 
 
 def test_names_that_look_alike_are_pointed_out():
+    y = ["yes", "no"]
+    rows = {"n": (y, y, ["White", "Black"]), "s": (y, y, ["white ", "Black"])}
     parts = [
-        measure([1, 0], [1, 0], sensitive_features=["White", "Black"], site="n"),
-        measure([1, 0], [1, 0], sensitive_features=["white ", "Black"], site="s"),
+        measure(a, b, sensitive_features={"race": g}, site=site) for site, (a, b, g) in rows.items()
     ]
-    assert any("'White' and 'white '" in text for text in audit(parts).warnings)
+    said = r"column 'race': 'White' \(site 'n'\) and 'white ' \(site 's'\) differ only in case or"
+    for sums in (parts, sum(parts)):
+        with pytest.raises(FedgftError, match=said) as caught:
+            audit(sums)
+        assert (caught.value.field, caught.value.kind) == ("ignore_case", "conflict")
+        merged = audit(sums, ignore_case=True)
+        assert set(merged.rates["sp"]) == {"White", "Black"}
+        assert merged.rates["sp"]["White"].rows == 2
+        assert "column 'race': 'white ' is counted as 'White'" in merged.warnings[0]
+    with pytest.raises(FedgftError, match="'White' .* and 'white ' .* differ only in case"):
+        audit(rows)
+    assert audit(rows, ignore_case=True).to_dict()["rows"]["counted"] == 4
+
+
+def test_labels_that_look_alike_are_merged_over_sites():
+    groups = list("aabb")
+    rows = {
+        "n": (["Yes", "No", "Yes", "No"], ["Yes", "Yes", "No", "No"], groups),
+        "s": (["yes", "no", "yes ", "no"], ["yes", "yes", "no", "no"], groups),
+    }
+    with pytest.raises(FedgftError, match="label: .*'Yes' .* and 'yes ' .* differ only in case"):
+        audit(rows)
+    made = audit(rows, ignore_case=True)
+    once = {site: (y, d, groups) for site, (y, d, _) in (("n", rows["n"]), ("s", rows["n"]))}
+    assert made.to_dict()["metrics"] == audit(once).to_dict()["metrics"]
+    parts = [
+        measure(y, d, sensitive_features=g, site=site, ignore_case=True)
+        for site, (y, d, g) in rows.items()
+    ]
+    with pytest.raises(FedgftError, match="label: 'No' .* and 'no' "):
+        audit(parts)
+    assert audit(parts, ignore_case=True).to_dict()["metrics"] == made.to_dict()["metrics"]
+
+
+def test_one_site_takes_the_most_frequent_spelling_or_the_declared_one():
+    task = {"sensitive_features": {"sex": ["Man", "man", "man", "f"]}, "site": "n"}
+    y = [1, 0, 1, 0]
+    said = r"column 'sex': 'man' \(2 row\(s\)\) and 'Man' \(1 row\(s\)\) differ only in case"
+    with pytest.raises(FedgftError, match=said):
+        measure(y, y, **task)
+    merged = measure(y, y, **task, ignore_case=True)
+    assert merged.groups == (("f",), ("man",)) and merged.rows() == 4
+    assert "'Man' is counted as 'man'" in merged.notes[0]
+    declared = measure(y, y, **task, ignore_case=True, values={"sex": ("F", "MAN")})
+    assert declared.groups == (("F",), ("MAN",)) and declared.rows() == 4
 
 
 def test_every_metric_of_the_catalog_is_there():

@@ -159,6 +159,33 @@ def test_a_table_is_measured_before_it_is_audited(sites, capsys):
         assert command + f"{Path(named).stem}.json" in err
 
 
+def test_spellings_are_refused_before_any_number(sites, capsys):
+    asked = ("--label", "y", "--group", "race", "--score", "p")
+    table = pl.read_csv("north.csv")
+    blurred = table.with_columns(pl.col("race").replace({"White": "white ", "Asian": "ASIAN"}))
+    blurred.write_csv("south.csv")
+    mixed = pl.concat([table, blurred])
+    mixed.write_csv("mixed.csv")
+    code, out, err = run(capsys, "measure", "mixed.csv", *asked)
+    assert (code, out) == (2, "") and not Path("mixed.json").exists()
+    assert "mixed.csv: column 'race': " in err and "merge them with --ignore-case" in err
+    code, _, err = run(capsys, "measure", "mixed.csv", *asked, "--ignore-case")
+    assert code == 0 and err.count(" is counted as ") == 2
+    for name in ("north", "south"):
+        assert run(capsys, "measure", f"{name}.csv", *asked)[0] == 0
+    code, out, err = run(capsys, "audit", "north.json", "south.json")
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    for said in ("'Asian' (north.json) and 'ASIAN' (south.json)", "'white ' (south.json)"):
+        assert said in err
+    code, out, err = run(capsys, "audit", "north.json", "south.json", "--ignore-case", "--json")
+    warnings = json.loads(out)["warnings"]
+    assert code == 0 and len([text for text in warnings if "is counted as" in text]) == 2
+    merged = json.loads(out)["metrics"]
+    _, out, _ = run(capsys, "audit", "mixed.json", "--json")
+    for name, found in json.loads(out)["metrics"].items():
+        assert found["gap"] == merged[name]["gap"]
+
+
 def test_batches_do_not_matter(sites, monkeypatch):
     whole = measure_file("north.csv", label="y", group="race", score="p")
     monkeypatch.setattr("fedgft.auditing.measurement.BATCH_ROWS", 7)

@@ -14,7 +14,16 @@ from fedgft.auditing.measurement import KNOWN_PAIRS, measure
 from fedgft.data.encode import as_text
 from fedgft.errors import FedgftError
 from fedgft.formatting import printable
-from fedgft.site_sums import MAX_CLASSES, MeasurementSpec, SiteSums, group_sort_key, merge
+from fedgft.site_sums import (
+    MAX_CLASSES,
+    MeasurementSpec,
+    SiteSums,
+    Spellings,
+    describe_site,
+    group_sort_key,
+    merge,
+)
+from fedgft.site_sums.spelling import LABEL
 from fedgft.sums import is_text
 from fedgft.validation import as_array, check_instance, format_value
 
@@ -27,7 +36,7 @@ MAX_NAME = 60  # most characters of a site's name in a message
 ROWS = "(y_true, y_pred or scores, sensitive_features)"
 
 
-def combine_sites(sums: Sites) -> SiteSums:
+def combine_sites(sums: Sites, *, ignore_case: bool = False) -> SiteSums:
     """Return the sums of all sites.
 
     Parameters
@@ -35,29 +44,34 @@ def combine_sites(sums: Sites) -> SiteSums:
     sums
         A `SiteSums`, several of them, or a mapping from the name of a site to its `SiteSums` or to
         its rows: (y_true, y_pred or scores, sensitive_features).
+    ignore_case
+        Merge names of groups and classes that differ only in case or spaces. By default they are an
+        error.
     """
+    spellings = Spellings(ignore_case=ignore_case)
     if isinstance(sums, SiteSums):
-        return sums
+        return spellings.unify(sums)
     if isinstance(sums, str | Path):
         raise FedgftError(f"`sums` takes sums, not a path: read_sums({str(sums)!r})")
     if isinstance(sums, Mapping):
         if not sums:
             raise FedgftError("`sums` is empty: name at least one site", kind="missing")
-        return merge(_measure_sites(sums))
+        return merge(_measure_sites(sums, spellings))
     if not isinstance(sums, Iterable):
         kinds = f"a SiteSums, a list of them, or a mapping {{site name: {ROWS}}}"
         raise FedgftError(f"`sums` must be {kinds}, not {format_value(sums)}")
     hint = f"or give {{site name: {ROWS}}}"
-    return merge(check_instance("sums", part, SiteSums, hint) for part in sums)
+    parts = (check_instance("sums", part, SiteSums, hint) for part in sums)
+    return merge(spellings.unify(part) for part in parts)
 
 
-def _measure_sites(sites: Mapping[Any, Any]) -> Iterator[SiteSums]:
+def _measure_sites(sites: Mapping[Any, Any], spellings: Spellings) -> Iterator[SiteSums]:
     """Yield the sums of each site, under its name; errors name the site."""
     for name in sites:
         if not is_text(name) or not name.strip():
             problem = f"has the site name {format_value(name)}: a site's name is a text, not empty"
             raise FedgftError(f"`sums` {problem}")
-    classes = _find_classes(sites)
+    classes = _find_classes(sites, spellings)
     rows = [given for given in sites.values() if not isinstance(given, SiteSums)]
     scored = any(y_pred is not None and are_scores(y_pred) for _, y_pred, _ in rows)
     first = ""
@@ -77,8 +91,10 @@ def _measure_sites(sites: Mapping[Any, Any]) -> Iterator[SiteSums]:
                     sensitive_features=features,
                     site=name,
                     classes=classes,
+                    ignore_case=spellings.ignore_case,
                     **task,
                 )
+        part = spellings.unify(part)
         with _name_site(f"{first}' and '{name}" if first else name):
             spec = part.require_spec() if spec is None else spec.combine(part.require_spec())
         first = first or name
@@ -109,7 +125,7 @@ def _rename(sums: SiteSums, name: str) -> SiteSums:
     return sums.named(name)
 
 
-def _find_classes(sites: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_classes(sites: Mapping[str, Any], spellings: Spellings) -> tuple[str, ...]:
     """Return the classes of all sites; () where `measure` finds the same ones at every site.
 
     If some sites are given as sums, their classes are those of all sites. Otherwise, the classes
@@ -126,9 +142,12 @@ def _find_classes(sites: Mapping[str, Any]) -> tuple[str, ...]:
             if not isinstance(given, tuple | list) or len(given) != 3:
                 raise FedgftError(f"must be {ROWS} or a SiteSums, not {format_value(given)}")
             y_true, y_pred, _ = given
-            labels |= _list_texts("y_true", y_true)
+            found = {"y_true": labels}
             if y_pred is not None and not are_scores(y_pred):
-                decisions |= _list_texts("y_pred", y_pred)
+                found["y_pred"] = decisions
+            for argument, names in found.items():
+                texts = sorted(_list_texts(argument, given[argument == "y_pred"]))
+                names |= set(spellings.unify_names(LABEL, texts, describe_site(name)))
     classes = labels if len(labels) > 1 else labels | decisions
     is_known = any(labels | decisions <= set(pair) for pair in KNOWN_PAIRS)
     if is_known or not 2 <= len(classes) <= MAX_CLASSES:

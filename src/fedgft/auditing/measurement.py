@@ -6,7 +6,7 @@ are small, are added up. The names of classes and groups are then read from the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,8 +35,10 @@ from fedgft.site_sums import (
     MeasurementSpec,
     SiteSums,
     SiteTables,
+    Spellings,
     group_sort_key,
 )
+from fedgft.site_sums.spelling import LABEL, name_column
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
     check_column_names,
@@ -90,6 +92,9 @@ class Measurement:
         data.
     text_labels
         Whether labels are sorted as text. Otherwise labels that are numbers are sorted as numbers.
+    ignore_case
+        Whether names of groups and classes that differ only in case or spaces are merged.
+        Otherwise they are an error.
     """
 
     source: str
@@ -105,6 +110,7 @@ class Measurement:
     positive: str | None = None
     values: GroupValues = field(default_factory=dict)
     text_labels: bool = False
+    ignore_case: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
@@ -152,6 +158,7 @@ def measure(
     min_cell: int = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
+    ignore_case: bool = False,
 ) -> SiteSums:
     """Return the sums over one site's rows.
 
@@ -190,6 +197,9 @@ def measure(
         Withhold counts of 1 to `min_cell` - 1 rows.
     epsilon, delta
         Add noise that gives (epsilon, delta) differential privacy. None: no noise.
+    ignore_case
+        Merge names of groups and classes that differ only in case or spaces, such as "Man" and
+        "man", under the most frequent spelling. By default they are an error.
 
     Returns
     -------
@@ -239,6 +249,7 @@ def measure(
         positive=to_text(positive),
         values=values or {},
         text_labels=holds_text(y_true),
+        ignore_case=ignore_case,
     )
     return _count_site([build_table(y_true, y_pred, features, score_columns)], task, protection)
 
@@ -259,6 +270,7 @@ def measure_file(
     min_cell: int = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
+    ignore_case: bool = False,
     on_rows: OnRows | None = None,
 ) -> SiteSums:
     """Return the sums over the rows of a CSV or Parquet file, read in batches.
@@ -277,7 +289,7 @@ def measure_file(
         None: the values that occur.
     on_rows
         Called after each batch with the number of rows read. None: nothing is called.
-    threshold, bins, classes, positive, min_cell, epsilon, delta
+    threshold, bins, classes, positive, min_cell, epsilon, delta, ignore_case
         As in `measure`, with the same defaults.
 
     Returns
@@ -317,6 +329,7 @@ def measure_file(
         classes=tuple(map(to_text, classes)),
         positive=positive,
         values=values or {},
+        ignore_case=ignore_case,
     )
     return _count_site(read_batches(path, task), task, protection, on_rows)
 
@@ -414,11 +427,13 @@ def _count_site(
                 on_rows(done)
         if not done or counts is None:
             raise data_error(task.source, "the file has no rows")
-        sums = _build_sums(counts, task)
+        spellings = Spellings(ignore_case=task.ignore_case)
+        sums = _build_sums(_unify_names(counts, task, spellings), task)
     except PolarsError as error:  # a column of a kind that cannot be counted
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         raise data_error(task.source, f"cannot be counted: {reason}") from None
-    return protection.apply(sums, values=task.values, classes_declared=bool(task.classes))
+    protected = protection.apply(sums, values=task.values, classes_declared=bool(task.classes))
+    return replace(protected, notes=tuple(spellings.notes))
 
 
 def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
@@ -508,6 +523,50 @@ def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
 
 
 # Names of classes and groups
+
+
+def _unify_names(counts: _Counts, task: Measurement, spellings: Spellings) -> _Counts:
+    """Return the counts with one spelling per name; the most frequent one, or the declared one.
+
+    Raises a `FedgftError` for names that differ only in case or spaces, unless `task.ignore_case`.
+    """
+    cells = counts.cells
+    groups = counts.groups
+    declared = [("y", LABEL, task.classes)]
+    for i, attribute in enumerate(task.attributes):
+        declared.append((f"g{i}", name_column(attribute), task.values.get(attribute, ())))
+    try:
+        for key, role, names in declared:
+            spellings.unify_names(role, names, "declared")
+            for column in (key, "d") if key == "y" and task.decision is not None else (key,):
+                if cells[column].dtype not in (pl.String, pl.Categorical, pl.Enum):
+                    continue
+                kept = _unify_column(cells, column, role, spellings)
+                cells = cells.with_columns(pl.col(column).cast(pl.String).replace(kept))
+                if column in groups.columns:
+                    uncounted = groups[column].cast(pl.String).drop_nulls().unique().sort()
+                    kept = spellings.unify_names(role, uncounted, "rows that are not counted")
+                    kept = dict(zip(uncounted, kept, strict=True))
+                    groups = groups.with_columns(pl.col(column).cast(pl.String).replace(kept))
+    except FedgftError as error:
+        text = f"{task.source}: {error.message}"
+        raise FedgftError(text, field=error.field, kind=error.kind) from None
+    if not spellings.notes:
+        return counts
+    sizes = cells.group_by(pl.exclude("n", "total")).agg(pl.sum("n", "total"))
+    return replace(counts, cells=sizes, groups=groups.unique())
+
+
+def _unify_column(
+    cells: pl.DataFrame, column: str, role: str, spellings: Spellings
+) -> dict[str, str]:
+    """Return the spelling to use for each name in a column, the most frequent name first."""
+    sizes = cells.select(pl.col(column).cast(pl.String), "n").drop_nulls()
+    sizes = sizes.group_by(column).agg(pl.sum("n")).sort("n", column, descending=[True, False])
+    names = dict(sizes.iter_rows())
+    return {
+        name: spellings.unify_names(role, [name], f"{n:,} row(s)")[0] for name, n in names.items()
+    }
 
 
 def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:

@@ -280,6 +280,7 @@ def audit(
     bootstrap: int = 0,
     adjust_to: Mapping[str, float] | None = None,
     seed: int = 0,
+    ignore_case: bool = False,
 ) -> Audit:
     """Estimate all metrics over all sites and at each site, from the sums alone.
 
@@ -299,6 +300,9 @@ def audit(
         for thresholds by group that keep the gap within it. None: no search.
     seed
         The seed of the bootstrap.
+    ignore_case
+        Merge names of groups and classes that differ only in case or spaces, such as "Man" at one
+        site and "man" at another. By default they are an error.
 
     Returns
     -------
@@ -324,7 +328,8 @@ def audit(
     references = check_name_list("reference_groups", reference_groups)
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
-    pool = pool_sites(combine_sites(sums))
+    combined = combine_sites(sums, ignore_case=ignore_case)
+    pool = pool_sites(combined)
     if draws:
         check_bootstrap(pool)
     views = list_views(pool)
@@ -337,7 +342,7 @@ def audit(
         adjust_thresholds(get_metric(name), views[-1], gap)
         for name, gap in (adjust_to or {}).items()
     ]
-    warnings = list(list_warnings(pool, views, estimates, draws=draws))
+    warnings = [*combined.notes, *list_warnings(pool, views, estimates, draws=draws)]
     if adjusted:
         warnings.append(GROUP_THRESHOLDS_WARNING)
         if views[-1].bin_error is not None:

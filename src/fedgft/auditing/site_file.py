@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedgft.errors import FedgftError
-from fedgft.site_sums import MIN_BIN, MeasurementSpec, SiteSums, merge
+from fedgft.site_sums import MIN_BIN, MeasurementSpec, SiteSums, Spellings, merge
 from fedgft.store import expand_user
 from fedgft.validation import check_instance
 
@@ -129,7 +129,12 @@ def is_report(path: Path) -> bool:
         return file.read(40).startswith(REPORT_PREFIXES)
 
 
-def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) -> SiteSums:
+def gather(
+    files: Iterable[Path],
+    on_file: Callable[[int], None] | None = None,
+    *,
+    ignore_case: bool = False,
+) -> SiteSums:
     """Read files of sites and merge their sums.
 
     Two files of the same site, or sites that measured different things, are errors. Files are read
@@ -142,12 +147,15 @@ def gather(files: Iterable[Path], on_file: Callable[[int], None] | None = None) 
         One file per site.
     on_file
         Called after each file with the number of files read.
+    ignore_case
+        Merge names of groups and classes that differ only in case or spaces. By default they are an
+        error.
     """
-    return merge(_read_each_site(files, on_file))
+    return merge(_read_each_site(files, on_file, Spellings(ignore_case=ignore_case)))
 
 
 def _read_each_site(
-    files: Iterable[Path], on_file: Callable[[int], None] | None
+    files: Iterable[Path], on_file: Callable[[int], None] | None, spellings: Spellings
 ) -> Iterator[SiteSums]:
     """Yield the sums of each file; raise a `FedgftError` for a second file of a site."""
     file_of: dict[str, Path] = {}
@@ -162,6 +170,7 @@ def _read_each_site(
                 kind="conflict",
             )
         file_of[site] = file
+        sums = spellings.unify(sums, str(file))
         try:
             spec = sums.require_spec() if spec is None else spec.combine(sums.require_spec())
         except FedgftError as error:

@@ -65,6 +65,7 @@ def measure(
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
+    ignore_case: Annotated[bool, Flag] = False,
     report: Place | None = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
@@ -103,6 +104,8 @@ def measure(
         Add noise for differential privacy with this budget.
     delta
         With --epsilon: use discrete Gaussian noise with this delta, not discrete Laplace.
+    ignore_case
+        Merge names that differ only in case or spaces, such as "Man" and "man".
     report
         Folder for a report on this site alone, as `fedgft audit` writes it.
     json
@@ -144,6 +147,7 @@ def measure(
                 min_cell=min_cell,
                 epsilon=epsilon,
                 delta=delta,
+                ignore_case=ignore_case,
                 on_rows=progress.rows,
             )
         # The report is about the numbers in the file, where sums are rounded.
@@ -153,7 +157,7 @@ def measure(
             if report is None
             else fedgft.audit(fedgft.SiteSums.from_json(content, source=site))
         )
-        for line in describe_rows(sums, site):
+        for line in (*sums.notes, *describe_rows(sums, site)):
             note(line)
         for line in describe_disclosure(sums, min_bin):
             note(line)
@@ -175,6 +179,7 @@ def audit(
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
     bootstrap: Whole = 0,
+    ignore_case: Annotated[bool, Flag] = False,
     compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
 ) -> None:
     """Combine the sums of all sites: gaps with intervals, the share of each site, a report.
@@ -199,6 +204,8 @@ def audit(
         Find one threshold per group that reduces a gap to a target: sp=0.02.
     bootstrap
         Compute intervals from this many random draws of sites (not rows), such as 2000.
+    ignore_case
+        Merge names that differ only in case or spaces, such as "Man" and "man".
     compare
         Compare two folders of site files or reports, old and new: the change of each gap.
 
@@ -217,12 +224,12 @@ def audit(
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
             )
-        compare_folders(compare, out, json=json, wide=wide)
+        compare_folders(compare, out, json=json, wide=wide, ignore_case=ignore_case)
         return
     if out is not None:
         report_files.check_report_folder(out, "audit", field="out")
     with bar() as progress:
-        sums = read_sites(files, progress)
+        sums = read_sites(files, progress, ignore_case=ignore_case)
     report = fedgft.audit(
         sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
     )
@@ -303,29 +310,38 @@ def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def read_sites(files: Sequence[Path], progress: Bar) -> "SiteSums":
+def read_sites(files: Sequence[Path], progress: Bar, *, ignore_case: bool) -> "SiteSums":
     """Return the sums of all sites in the files and folders."""
     paths = site_file.find_site_files(files)
-    return site_file.gather(paths, lambda done: progress.fetch("reading sites", done, len(paths)))
+
+    def show(done: int) -> None:
+        progress.fetch("reading sites", done, len(paths))
+
+    return site_file.gather(paths, show, ignore_case=ignore_case)
 
 
 def compare_folders(
-    folders: tuple[Path, Path], folder: Path | None, *, json: bool, wide: bool
+    folders: tuple[Path, Path],
+    folder: Path | None,
+    *,
+    json: bool,
+    wide: bool,
+    ignore_case: bool,
 ) -> None:
     """Compare two folders, old and new; write the comparison to `folder` and print it."""
     if folder is not None:
         report_files.check_report_folder(folder, "comparison", field="out")
     with bar() as progress:
-        old, new = (_read_summary(each, progress) for each in folders)
+        old, new = (_read_summary(each, progress, ignore_case=ignore_case) for each in folders)
     publish_report(comparison.compare(old, new), folder, "comparison", json=json, wide=wide)
 
 
-def _read_summary(folder: Path, progress: Bar) -> "Summary":
+def _read_summary(folder: Path, progress: Bar, *, ignore_case: bool) -> "Summary":
     """Return the summary in a report, or of the audit of a folder of site files."""
     report = folder / "audit.json" if folder.is_dir() else folder
     if report.is_file() and site_file.is_report(report):
         return summaries.read_summary(report)
-    return fedgft.audit(read_sites([folder], progress)).to_dict()
+    return fedgft.audit(read_sites([folder], progress, ignore_case=ignore_case)).to_dict()
 
 
 # Sites

@@ -389,7 +389,7 @@ def _write_audit(folder: Path, reports: dict[str, str]) -> dict[str, Any]:
     for number, (_, text) in enumerate(sorted(reports.items())):
         files.append(place / f"site-{number}.json")  # a site's name need not be a file name
         _write_text(files[-1], text, private=True)
-    result = audit(gather(files))
+    result = audit(gather(files, ignore_case=True))
     summary = result.to_json()
     _write_text(folder / "report.html", result.to_html())
     _write_text(folder / "report.md", result.to_markdown())

@@ -9,6 +9,7 @@ own range if it is withheld. Both are needed to check a file and to write it aga
 
 from fedgft.site_sums.json_writer import MIN_BIN, MIN_SUM_ROWS
 from fedgft.site_sums.site_sums import SiteSums, merge
+from fedgft.site_sums.spelling import Spellings, describe_site
 from fedgft.site_sums.tables import (
     COUNT,
     MAX_BINS,
@@ -37,6 +38,8 @@ __all__ = [
     "Privacy",
     "SiteSums",
     "SiteTables",
+    "Spellings",
+    "describe_site",
     "group_sort_key",
     "merge",
 ]

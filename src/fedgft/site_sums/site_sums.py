@@ -1,7 +1,7 @@
 """The sums of any number of sites, which add up and can be written as text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class SiteSums:
         How wrong the histograms may be, by group: see above.
     numbered
         The names that were assigned to sites that were measured without a name.
+    notes
+        Sentences that a reader of the numbers should see. They are not written to files.
 
     Examples
     --------
@@ -72,6 +74,7 @@ class SiteSums:
     histogram: Mapping[Group, np.ndarray] = field(default_factory=dict)
     bin_error: Mapping[Group, np.ndarray] = field(default_factory=dict)
     numbered: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __add__(self, other: "SiteSums") -> "SiteSums":
         return merge((self, other)) if isinstance(other, SiteSums) else NotImplemented
@@ -113,7 +116,7 @@ class SiteSums:
     def named(self, name: str) -> "SiteSums":
         """Return the sums of this single site under another name."""
         record = self._require_one_site()
-        return SiteSums(self.spec, {name: record.site}, self.histogram, self.bin_error)
+        return replace(self, sites={name: record.site}, numbered=())
 
     def to_json(self, *, min_bin: int = MIN_BIN) -> str:
         """Return the text of the site's file, which holds sums only: see docs/audit.md.
@@ -186,6 +189,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
     unnamed: list[SiteTables] = []
     histogram: dict[Group, np.ndarray] = {}
     bin_error: dict[Group, np.ndarray] = {}
+    notes: dict[str, None] = {}
     for part in parts:
         check_instance(
             "sums", part, SiteSums, "measure() makes them, read_sums() reads them from a file"
@@ -193,6 +197,7 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
         if part.spec is None:
             continue
         common = part.spec if spec is None else spec.combine(part.spec)
+        notes |= dict.fromkeys(part.notes)
         if spec is not None and spec.bins != common.bins:
             histogram = _coarsen_all(histogram, common.bins)
             bin_error = _coarsen_all(bin_error, common.bins)
@@ -208,7 +213,14 @@ def merge(parts: Iterable[SiteSums]) -> SiteSums:
         return SiteSums()
     numbered = _number_sites(unnamed, named)
     sites = dict(sorted(named.items())) | numbered
-    return SiteSums(spec, sites, histogram, bin_error, numbered=tuple(filter(None, numbered)))
+    return SiteSums(
+        spec,
+        sites,
+        histogram,
+        bin_error,
+        numbered=tuple(filter(None, numbered)),
+        notes=tuple(notes),
+    )
 
 
 def _number_sites(
