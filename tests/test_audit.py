@@ -353,7 +353,7 @@ def test_names_that_look_alike_are_pointed_out():
         assert set(merged.rates["sp"]) == {"White", "Black"}
         assert merged.rates["sp"]["White"].rows == 2
         assert "column 'race': 'white ' is counted as 'White'" in merged.warnings[0]
-    with pytest.raises(FedgftError, match="'White' .* and 'white ' .* differ only in case"):
+    with pytest.raises(FedgftError, match=r"'White' .* and 'white ' .* differ only in case"):
         audit(rows)
     assert audit(rows, ignore_case=True).to_dict()["rows"]["counted"] == 4
 
@@ -364,7 +364,7 @@ def test_labels_that_look_alike_are_merged_over_sites():
         "n": (["Yes", "No", "Yes", "No"], ["Yes", "Yes", "No", "No"], groups),
         "s": (["yes", "no", "yes ", "no"], ["yes", "yes", "no", "no"], groups),
     }
-    with pytest.raises(FedgftError, match="label: .*'Yes' .* and 'yes ' .* differ only in case"):
+    with pytest.raises(FedgftError, match=r"label: .*'Yes' .* and 'yes ' .* differ only in case"):
         audit(rows)
     made = audit(rows, ignore_case=True)
     once = {site: (y, d, groups) for site, (y, d, _) in (("n", rows["n"]), ("s", rows["n"]))}
@@ -373,7 +373,7 @@ def test_labels_that_look_alike_are_merged_over_sites():
         measure(y, d, sensitive_features=g, site=site, ignore_case=True)
         for site, (y, d, g) in rows.items()
     ]
-    with pytest.raises(FedgftError, match="label: 'No' .* and 'no' "):
+    with pytest.raises(FedgftError, match=r"label: 'No' .* and 'no' "):
         audit(parts)
     assert audit(parts, ignore_case=True).to_dict()["metrics"] == made.to_dict()["metrics"]
 

@@ -142,12 +142,11 @@ def _find_classes(sites: Mapping[str, Any], spellings: Spellings) -> tuple[str, 
             if not isinstance(given, tuple | list) or len(given) != 3:
                 raise FedgftError(f"must be {ROWS} or a SiteSums, not {format_value(given)}")
             y_true, y_pred, _ = given
-            found = {"y_true": labels}
+            texts = sorted(_list_texts("y_true", y_true))
+            labels |= set(spellings.unify_names(LABEL, texts, describe_site(name)))
             if y_pred is not None and not are_scores(y_pred):
-                found["y_pred"] = decisions
-            for argument, names in found.items():
-                texts = sorted(_list_texts(argument, given[argument == "y_pred"]))
-                names |= set(spellings.unify_names(LABEL, texts, describe_site(name)))
+                texts = sorted(_list_texts("y_pred", y_pred))
+                decisions |= set(spellings.unify_names(LABEL, texts, describe_site(name)))
     classes = labels if len(labels) > 1 else labels | decisions
     is_known = any(labels | decisions <= set(pair) for pair in KNOWN_PAIRS)
     if is_known or not 2 <= len(classes) <= MAX_CLASSES:

@@ -321,12 +321,7 @@ def read_sites(files: Sequence[Path], progress: Bar, *, ignore_case: bool) -> "S
 
 
 def compare_folders(
-    folders: tuple[Path, Path],
-    folder: Path | None,
-    *,
-    json: bool,
-    wide: bool,
-    ignore_case: bool,
+    folders: tuple[Path, Path], folder: Path | None, *, json: bool, wide: bool, ignore_case: bool
 ) -> None:
     """Compare two folders, old and new; write the comparison to `folder` and print it."""
     if folder is not None:

@@ -74,7 +74,7 @@ class Spellings:
         for name, site in sums.sites.items():
             here = where or describe_site(name)
             for i, column in enumerate(columns):
-                found = sorted({group[i] for group in site.tables} - {None}, key=str)
+                found = sorted({value for group in site.tables if (value := group[i]) is not None})
                 kept = self.unify_names(name_column(column), found, here)
                 values[i] |= dict(zip(found, kept, strict=True))
         if columns == spec.attributes and classes == spec.classes and not _has_changes(values):
