@@ -152,13 +152,15 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     assert "synthetic" in err
     lines = out.splitlines()
     assert re.match(r"FedAvg +\d\d\.\d% accurate, gap \d+\.\d points \(95% interval", lines[1])
-    assert lines[2].startswith("best local (") and lines[3].startswith("FedGFT control")
+    assert lines[2].startswith("best local (") and lines[3].startswith("FedGFT ")
     assert lines[4].startswith("Noise floor: ")
-    assert f"Open:  {tmp_path / 'sites.png'}" in out and "fedgft train --data loans.csv" in out
+    assert f"Open:  {tmp_path / 'methods.png'}" in out and "fedgft train --data loans.csv" in out
     assert "chosen on inner splits" not in err and "constant" not in out  # with --verbose only
     assert (tmp_path / "rounds.svg").exists()
     drawn = (tmp_path / "sites.svg").read_text()  # text as text
-    assert all(word in drawn for word in ("gap 48", "both together", "LFT", "10 sites"))
+    assert all(word in drawn for word in ("gap 48", "both together"))
+    drawn = (tmp_path / "methods.svg").read_text()
+    assert all(word in drawn for word in ("LFT", "10 simulated clients, alpha 0.5", "held-out"))
 
 
 @pytest.mark.slow

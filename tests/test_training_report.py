@@ -5,6 +5,7 @@ the saved model, on synthetic data.
 import json
 import re
 import shlex
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -16,12 +17,21 @@ from fedgft.data.dataset import Dataset
 from fedgft.data.generated import synthetic
 from fedgft.engine import History
 from fedgft.fair_model import load_model
+from fedgft.formatting import group_colors
 from fedgft.metrics import get_metric
 from fedgft.metrics.intervals import gap_interval
 from fedgft.study import PROTOCOLS, Result, Study, client_rows, get_protocol, round_rows, row
 from fedgft.study.cache import Checkpoints
-from fedgft.study.results import choose_replicate
-from fedgft.study.tradeoff import TradeoffPoint, choose_point, point_row
+from fedgft.study.figures import (
+    _find_limits,
+    _spread_labels,
+    plot_before_after,
+    plot_frontier,
+    plot_rounds,
+    save_figure,
+)
+from fedgft.study.results import choose_replicate, state_finding
+from fedgft.study.tradeoff import Frontier, TradeoffPoint, choose_point, point_row
 from fedgft.study.training import (
     count_missed,
     describe_saved_model,
@@ -551,11 +561,74 @@ def test_the_lines_of_a_result_name_the_best_local_method() -> None:
     methods = {"fedavg": 0.2, "lrw": 0.15, "lft": 0.1, "fedgft": 0.05, "fedgft-control": 0.02}
     rows = [row(study, result(study, m, [gapped(g, 0.8)] * 2)) for m, g in methods.items()]
     said = list_results(rows, groups=("man", "woman"), title="statistical parity")
-    names = ["FedAvg", "best local (LFT)", "FedGFT control"]
+    names = ["FedAvg", "best local (LFT)", "FedGFT"]
     assert [line.split("  ")[0] for line in said[1:4]] == names
     assert "gap 20.0 points (95% interval" in said[1] and "between man and woman:" in said[0]
     few = list_results([rows[0], rows[-1]], groups=("man", "woman"), title="statistical parity")
     assert [line.split("  ")[0] for line in few[1:3]] == ["FedAvg", "FedGFT"]
+
+
+# Figures and their titles
+
+
+@pytest.mark.parametrize(
+    ("gaps", "right", "says"),
+    [
+        ((0.185, 0.017), (0.806, 0.800), "cuts the gap from 18.5 to 1.7 points for 0.6 points of"),
+        ((0.2, 0.1), (0.8, 0.8), "cuts the gap from 20.0 to 10.0 points at the same accuracy"),
+        ((0.2, 0.1), (0.8, 0.82), "from 20.0 to 10.0 points and gains 2.0 points of accuracy"),
+        ((0.1, 0.2), (0.8, 0.8), "does not cut the gap: from 10.0 to 20.0 points"),
+        ((0.1, 0.1), (0.8, 0.8), "leaves the gap at 10.0 points"),
+        ((None, 0.1), (0.8, 0.8), "the gap is not estimable"),
+        ((0.2, 0.1), (None, 0.8), "cuts the gap from 20.0 to 10.0 points"),
+    ],
+)
+def test_titles_state_the_finding(gaps, right, says) -> None:
+    pairs = zip(("fedavg", "fedgft-control"), gaps, right, strict=True)
+    rows = [{"method": m, "gap_hard_test": gap, "accuracy": acc} for m, gap, acc in pairs]
+    assert says in state_finding(*rows) and state_finding(*rows).startswith("FedGFT")
+
+
+def draw(figure, folder) -> str:
+    """The SVG of a figure, with its text as text."""
+    return next(p for p in save_figure(figure, folder, "f") if p.suffix == ".svg").read_text()
+
+
+def test_the_figures_of_train_show_finding_target_noise_floor_and_group_colors(tmp_path) -> None:
+    study = lab(4)
+    plain = result(study, "fedavg", [gapped(0.2, 0.8)] * 4)
+    fair = result(study, "fedgft-control", [gapped(0.02, 0.8)] * 4)
+    drawn = draw(plot_before_after(study, plain, fair), tmp_path)
+    words = ("FedGFT cuts the gap from 20.0 to 2.0 points", "target 2.0", "noise floor")
+    words += ("95% interval", "predicted yes", "held-out rows", "2 simulated clients, alpha 0.5")
+    for word in (*words, " woman", *group_colors(["man", "woman"]).values()):
+        assert word in drawn, word
+    drawn = draw(plot_rounds(study, [plain, fair]), tmp_path)
+    assert all(word in drawn for word in ("cuts the gap", "target 2", "noise floor"))
+    lost = [gapped(0.2, 0.8).map(lambda array: np.nan * array)] * 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        drawn = draw(plot_before_after(study, plain, result(study, "fedgft", lost)), tmp_path)
+    assert "not estimable" in drawn
+
+
+def test_labels_of_lines_do_not_cover_each_other() -> None:
+    places = _spread_labels({"a": 5.0, "b": 5.1, "c": 9.0}, least=1.0)
+    assert places["a"] < places["b"] < places["c"]
+    assert places["b"] - places["a"] == pytest.approx(1.0) and places["c"] == 9.0
+
+
+def test_a_frontier_says_what_was_chosen_and_where_better_is(tmp_path) -> None:
+    points = [TradeoffPoint("fedavg", None, *[stack([gapped(0.2, 0.82)] * 3)] * 2)]
+    for gap, right in ((0.01, 0.4), (0.02, 0.81), (0.1, 0.815)):
+        sums = stack([gapped(gap, right)] * 3)
+        points.append(TradeoffPoint("fedgft-control", gap, sums, sums))
+    found = Frontier(lab(3), SP, 0.5, 0.02, points)
+    drawn = draw(plot_frontier(found, title="people"), tmp_path)
+    assert "FedGFT has a gap of 2.0 points at 81.0% accuracy, FedAvg 20.0 points at" in drawn
+    assert "better" in drawn and "far below the best accuracy" in drawn
+    low, high, cut = _find_limits(found)
+    assert 78 < low < 81 < 82 < high < 84 and cut
 
 
 # Deployed

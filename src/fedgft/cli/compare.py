@@ -118,7 +118,10 @@ def demo(
         options = Options(data=(data,), seeds=seeds)
         found = session.run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
         paths = found.save(out_)
-        paths += figures.save_figure(figures.plot_sites(found.study, found.results), out_, "sites")
+        paths += figures.save_figure(
+            figures.plot_methods(found.study, found.results), out_, "methods"
+        )
+        paths += figures.save_figure(figures.plot_sites(), out_, "sites")
     if json:
         print_json(found.rows)
     else:
@@ -138,7 +141,7 @@ def _print_demo(found: "Comparison", folder: Path, paths: Sequence[Path]) -> Non
         session.print_comparison(found)
         wrote(paths)
     out.print()
-    paragraph(f"Open:  {folder / 'sites.png'}", wrap=False)
+    paragraph(f"Open:  {folder / 'methods.png'}", wrap=False)
     paragraph("Next:  fedgft data get loans")
     paragraph("       fedgft train --data loans.csv --label repaid --group sex --client bank")
 

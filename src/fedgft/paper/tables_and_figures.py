@@ -343,7 +343,7 @@ def plot_heldout(experiment: Experiment, records: Sequence[Record]) -> Any:
             axis.plot(100 * mean, y, "o", color=color, ms=4.5)
             if is_gap:
                 chance = [100 * row["floor"]] * 2
-                style = {"color": CHANCE, "lw": 1.2, "label": "by chance alone"}
+                style = {"color": CHANCE, "lw": 1.2, "label": "noise floor"}
                 axis.plot(chance, [y - 0.4, y + 0.4], **style)
         label = "95% interval of a gap, one standard deviation of an accuracy"
         axis.plot([], [], "o-", ms=4.5, color=DARK, lw=1.6, label=label)

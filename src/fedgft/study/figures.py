@@ -1,23 +1,24 @@
 """Figures of results: accuracy and gap over rounds, the frontier, and what each site sees."""
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedgft.algorithms.registry import METHOD_LABELS, WITHOUT_STRENGTH
-from fedgft.formatting import Table, format_points, group_colors
+from fedgft.formatting import Table, format_percent, format_points, group_colors, printable
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.functions import constant_accuracy
 from fedgft.metrics.intervals import floor
 from fedgft.store import atomic_write
 from fedgft.study.protocol import Protocol
-from fedgft.study.results import GAP_OF, mean_of
+from fedgft.study.results import GAP_OF, Row, label_methods, mean_of, row, state_finding
 from fedgft.study.study import Result, Study
 from fedgft.study.tradeoff import Frontier, TradeoffPoint, best_within, find_knee
 from fedgft.theory import simpson
@@ -35,20 +36,20 @@ STYLES = {
     "exponentiated-gradient": ("#56b4e9", (0, ())),
     "threshold-optimizer": ("#56b4e9", (0, (1, 1))),
 }
-BY_CHANCE = {"color": "#808080", "lw": 1, "ls": (0, (2, 2)), "label": "by chance alone"}
+NOISE_FLOOR = {"color": "#808080", "lw": 1, "ls": (0, (2, 2)), "label": "noise floor"}
+TARGET = {"color": "#b2182b", "lw": 1.4, "ls": (0, (6, 3)), "label": "target"}
 DARK = "#4d4d4d"
 GRID = {"color": "#e6e6e6", "lw": 0.8}
 WHERE = {"federation": "the federation's rows", "test": "held-out rows"}
 SVG = {"svg.hashsalt": "fedgft", "svg.fonttype": "none"}  # text stays text: small and searchable
-MAX_LOSS = 8.0  # points of accuracy below the best that a frontier shows
+LETTERS_PER_INCH = 13  # of a heading
+MAX_LABELS = 10  # lines that are labeled; of more, only the highest and the lowest
+MAX_LETTERS = 28  # of the name of a group
+MAX_LOSS = 3.0  # points of accuracy below the best that a frontier shows
 COLLAPSED_MARK = "†"  # a footnote: the model of at least one replicate has collapsed
 FEWEST_FOR_BAND = 3  # replicates that a band needs
 WHITE_BOX = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85}
-SITE_METHODS = {
-    "fedavg": "to be right",
-    "lft": "to be fair at each site",
-    "fedgft": "to be fair to all",
-}
+BETTER = {"arrowstyle": "-|>", "color": "#4d4d4d", "lw": 1.2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +66,15 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Two panels, accuracy above gap. `chance`: the noise floor of the gap, a fraction."""
+    """Two panels, accuracy above gap.
+
+    `noise_floor` and `target` of the gap are fractions; None: not shown.
+    """
 
     title: str
     curves: Sequence[Curve]
-    chance: float | None = None
+    noise_floor: float | None = None
+    target: float | None = None
 
 
 # Parts of every figure
@@ -89,8 +94,10 @@ def set_title(panel: Any, title: str, *, size: int = 11) -> None:
 
 
 def set_heading(figure: Any, title: str) -> None:
-    """Put a title at the left above all panels."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    """Put a title at the left above all panels, in lines that fit the width of the figure."""
+    width = int(LETTERS_PER_INCH * figure.get_figwidth())
+    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, width)]
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=10, parse_math=False)
 
 
 def clean_axis(axis: Any) -> None:
@@ -171,8 +178,10 @@ def plot_rounds(study: Study, results: Sequence[Result]) -> Any:
         columns.append(_make_column(study, mine, title=metric.title + study.describe_alpha(alpha)))
     longer = any((r.stretch > 1).any() for r in results)
     more = "\nreplicates that took more rounds are drawn as wide as the others" if longer else ""
-    about = f"{study.dataset.name}, protocol {study.protocol.name}"
+    about = f"{study.dataset.name}, {study.describe_federation()}, protocol {study.protocol.name}"
     title = f"{about}: {describe_replicates(len(study.seeds))}{more}"
+    if [r.method for r in results] == ["fedavg", results[-1].method]:
+        title = f"{state_finding(*(row(study, r) for r in results))}\n{title}"
     return plot_columns(columns, title=title, gap=label_gap(study.protocol))
 
 
@@ -192,15 +201,18 @@ def _make_column(study: Study, results: Sequence[Result], *, title: str) -> Colu
     metric = results[0].metric
     where, kind = study.protocol.headline
     curves = []
+    names = label_methods([r.method for r in results])
     for r in results:
-        name = METHOD_LABELS.get(r.method, r.method)
+        name = names[r.method]
         style = STYLES.get(r.method, ("#000000", (0, ())))
         gap = getattr(r.history, where).gap(metric, kind)
         curves.append(Curve(name, *style, r.history.rounds, r.history.test.accuracy(), gap))
-    chance = None
+    noise_floor = target = None
     if (where, kind) == ("test", "hard"):
-        chance = mean_of(floor(metric, results[-1].test_sums.statistics(metric, "hard")))
-    return Column(title, curves, chance)
+        noise_floor = mean_of(floor(metric, results[-1].test_sums.statistics(metric, "hard")))
+    if results[-1].has_target and kind == study.protocol.control:
+        target = mean_of(results[-1].strength)
+    return Column(title, curves, noise_floor, target)
 
 
 def plot_columns(columns: Sequence[Column], *, title: str, gap: str) -> Any:
@@ -223,8 +235,10 @@ def _draw_column(above: Any, below: Any, column: Column) -> None:
     _draw_curves(below, column.curves, [curve.gap for curve in column.curves])
     set_title(above, column.title)
     below.set_ylim(bottom=0)
-    if column.chance is not None:
-        below.axhline(100 * column.chance, **BY_CHANCE)
+    if column.noise_floor is not None:
+        below.axhline(100 * column.noise_floor, **NOISE_FLOOR)
+    if column.target is not None:
+        below.axhline(100 * column.target, **TARGET | {"label": f"target {100 * column.target:g}"})
     below.set_xlabel("round")
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -250,6 +264,192 @@ def _draw_curves(axis: Any, curves: Sequence[Curve], values: Sequence[np.ndarray
     clean_axis(axis)
 
 
+# FedAvg and a method
+
+
+def plot_before_after(study: Study, fedavg: Result, result: Result) -> Any:
+    """Three panels: accuracy, gap, and the selection rate of each group; FedAvg and the method.
+
+    Parameters
+    ----------
+    study
+        The study.
+    fedavg, result
+        The results of FedAvg and of the method in one cell; all numbers are on test rows.
+    """
+    rows = [row(study, each) for each in (fedavg, result)]
+    target = mean_of(result.strength) if result.has_target else None
+    figure, axes = make_panels(10.5, 4.3, 1, 3)
+    _draw_accuracies(axes[0], rows)
+    _draw_gaps(axes[1], rows, target if study.protocol.control == "hard" else None)
+    set_title(axes[1], f"gap in {result.metric.title}, points", size=10)
+    _draw_selection_rates(axes[2], rows, study.dataset.classes)
+    names = label_methods([result.method])
+    for axis in axes:
+        axis.set_xticks([0, 1], [METHOD_LABELS["fedavg"], names[result.method]])
+        clean_axis(axis)
+        axis.set_xlim(-0.45, 1.45)
+    set_heading(figure, f"{state_finding(*rows)}\n{_describe_test(study, result)}")
+    return figure
+
+
+def plot_methods(study: Study, results: Sequence[Result]) -> Any:
+    """Two panels with a line per method: accuracy, and the gap with its interval, on test rows.
+
+    `results` are those of one cell: FedAvg's first, and last the method that the title is about.
+    """
+    rows = [row(study, each) for each in results]
+    names = label_methods([each.method for each in results])
+    figure, axes = make_panels(9.5, 1.9 + 0.36 * len(rows), 1, 2, sharey=True)
+    for y, each in enumerate(rows):
+        color = STYLES[each["method"]][0]
+        for axis, field in zip(axes, ("accuracy", "gap_hard_test"), strict=True):
+            value = each[field]
+            if value is None:
+                continue
+            low, high = (each.get(f"{field}_{end}") for end in ("low", "high"))
+            if low is not None and high is not None:
+                axis.plot([100 * low, 100 * high], [y, y], color=color, lw=5, alpha=0.3)
+            axis.plot(100 * value, y, "o", color=color, ms=8)
+            _annotate(axis, f"{100 * value:.1f}", (100 * value, y), 7, fontsize=9, color=color)
+    if rows[-1]["floor"] is not None:
+        axes[1].axvline(100 * rows[-1]["floor"], **NOISE_FLOOR)
+    axes[1].plot([], [], color=DARK, lw=5, alpha=0.3, label="95% interval of the gap")
+    axes[0].set_yticks(range(len(rows)), [names[each["method"]] for each in rows])
+    axes[0].set_ylim(len(rows) - 0.5, -0.8)
+    shown = [100 * each["accuracy"] for each in rows if each["accuracy"] is not None]
+    if shown:
+        axes[0].set_xlim(min(shown) - 1.5, max(shown) + 1.5)
+    axes[1].set_xlim(left=0)
+    titles = ("accuracy, %", f"gap in {results[0].metric.title}, points")
+    for axis, title in zip(axes, titles, strict=True):
+        clean_axis(axis)
+        axis.grid(axis="x", **GRID)
+        axis.grid(axis="y", visible=False)
+        set_title(axis, title, size=10)
+    _add_legend(figure, axes[1])
+    set_heading(figure, f"{state_finding(rows[0], rows[-1])}\n{_describe_test(study, results[-1])}")
+    return figure
+
+
+def _describe_test(study: Study, result: Result) -> str:
+    """The data, the clients, and what the numbers of a figure are means of."""
+    tested = "held-out rows" if study.protocol.test == "disjoint" else "test rows"
+    times = "one replicate" if len(study.seeds) == 1 else f"mean of {len(study.seeds)} replicates"
+    about = f"{study.dataset.name}, {study.describe_federation(result.alpha)}"
+    return f"{about}; {tested}, {times}"
+
+
+def _draw_accuracies(axis: Any, rows: Sequence[Row]) -> None:
+    """Draw both accuracies, and below them that of always predicting the most frequent class."""
+    values = [each["accuracy"] for each in rows]
+    constant = rows[-1]["accuracy_constant"]
+    known = [100 * value for value in (*values, constant) if value is not None]
+    if known:
+        margin = max(2.0, 0.15 * (max(known) - min(known)))
+        axis.set_ylim(max(0.0, min(known) - margin), min(100.0, max(known) + margin))
+    _draw_slopes(axis, {"": values}, {"": DARK})
+    set_title(axis, "accuracy, %", size=10)
+    if constant is not None:
+        axis.axhline(100 * constant, color="#808080", lw=1, ls=(0, (1, 2)))
+        _label_line(axis, 100 * constant, "always the most frequent class", DARK)
+
+
+def _draw_gaps(axis: Any, rows: Sequence[Row], target: float | None) -> None:
+    """Draw both gaps with their intervals, the noise floor and the target."""
+    values = [each["gap_hard_test"] for each in rows]
+    floors = [each["floor"] for each in rows if each["floor"] is not None]
+    for x, each in enumerate(rows):
+        low, high = each["gap_hard_test_low"], each["gap_hard_test_high"]
+        if low is not None and high is not None:
+            label = "95% interval" if x == 0 else None
+            axis.plot([x, x], [100 * low, 100 * high], color="#a0a0a0", lw=5, label=label)
+    lines = [each[f"gap_hard_test{end}"] for each in rows for end in ("", "_high")]
+    top = max([100 * v for v in (*lines, *floors, target) if v is not None], default=1.0)
+    axis.set_ylim(0.0, 1.12 * top)
+    _draw_slopes(axis, {"": values}, {"": DARK})
+    if floors:
+        axis.axhline(100 * floors[-1], **NOISE_FLOOR)
+    if target is not None:
+        axis.axhline(100 * target, **TARGET | {"label": f"target {format_points(target)}"})
+    axis.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def _draw_selection_rates(axis: Any, rows: Sequence[Row], classes: Sequence[str]) -> None:
+    """Draw the share of each group that is given the positive class, or of several the widest."""
+    rates = [each["selection_rates"] for each in rows]
+    name = classes[-1]
+    if len(classes) > 2:
+        name = max(classes, key=lambda c: _find_spread([each[c] for each in rates[0].values()]))
+        rates = [{group: each[name] for group, each in by.items()} for by in rates]
+    groups = list(rates[0])
+    values = {group: [by[group] for by in rates] for group in groups}
+    known = [100 * v for pair in values.values() for v in pair if v is not None]
+    if known:
+        margin = max(2.0, 0.2 * (max(known) - min(known)))
+        axis.set_ylim(max(0.0, min(known) - margin), min(100.0, max(known) + margin))
+    _draw_slopes(axis, values, group_colors(groups))
+    set_title(axis, f"predicted {name}, % of each group", size=10)
+
+
+def _find_spread(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return max(known) - min(known) if known else -1.0
+
+
+def _draw_slopes(
+    axis: Any, values: Mapping[str, Sequence[float | None]], colors: Mapping[str, str]
+) -> None:
+    """Draw a line per name from its first to its second fraction, each with its number in per cent.
+
+    The limits of the axis must be set before: numbers that would cover each other move apart.
+    """
+    low, high = axis.get_ylim()
+    for name, pair in values.items():
+        known = [(x, 100 * value) for x, value in enumerate(pair) if value is not None]
+        if known:
+            look = {"color": colors[name], "lw": 2, "ms": 7, "zorder": 3}
+            axis.plot(*zip(*known, strict=True), "o-", **look)
+    for x, side in enumerate(("right", "left")):
+        known = {n: 100 * v for n, pair in values.items() if (v := pair[x]) is not None}
+        if len(known) > MAX_LABELS:
+            ends = sorted(known, key=known.__getitem__)[:: len(known) - 1]
+            known = {name: known[name] for name in ends}
+        places = _spread_labels(known, least=0.07 * (high - low))
+        for name, value in known.items():
+            text = f"{value:.1f}" if x == 0 else f"{value:.1f} {printable(name)[:MAX_LETTERS]}"
+            style = {"ha": side, "va": "center", "color": colors[name], "parse_math": False}
+            place = (x + (0.08 if x else -0.08), places[name])
+            axis.annotate(text, place, annotation_clip=False, **style)
+
+
+def _spread_labels(values: Mapping[str, float], *, least: float) -> dict[str, float]:
+    """Places for labels, in the order of their values and at least `least` apart."""
+    names = sorted(values, key=values.__getitem__)
+    if not names:
+        return {}
+    places = [values[name] for name in names]
+    for _ in range(100):
+        for i, (below, above) in enumerate(pairwise(places)):
+            if (lack := least - (above - below)) > 0:
+                places[i] -= lack / 2
+                places[i + 1] += lack / 2
+    return dict(zip(names, places, strict=True))
+
+
+def _label_line(axis: Any, height: float, text: str, color: str) -> None:
+    """Write what a horizontal line is just above it, at the left."""
+    axis.annotate(
+        text,
+        (0.01, height),
+        (0, 3),
+        xycoords=axis.get_yaxis_transform(),
+        textcoords="offset points",
+        fontsize=8,
+        color=color,
+    )
+
+
 # The frontier
 
 
@@ -261,16 +461,45 @@ def plot_frontier(found: Frontier, *, title: str, tested: str = "held-out rows")
     """
     figure, axes = make_panels(10.5, 5.4, 1, 2, sharey=True)
     places = {"test": tested, "federation": "the clients' rows"}
+    low, high, cut = _find_limits(found)
     for axis, (where, rows) in zip(axes, places.items(), strict=True):
-        _draw_frontier(axis, found, where)
+        _draw_frontier(axis, found, where, low)
         set_title(axis, f"{found.metric.title}, {rows}")
         axis.set_xlabel("gap of decisions, points")
-    low, high, cut = _find_limits(found)
+        axis.set_xlim(0.0, _find_widest(found, where, low))
     axes[0].set_ylim(low, high)
     axes[0].set_ylabel("accuracy on the same rows, %")
     _add_legend(figure, axes[0])
-    set_heading(figure, title + ("; strengths below the axis are not shown" if cut else ""))
+    about = title + ("; points far below the best accuracy are not shown" if cut else "")
+    set_heading(figure, f"{_state_choice(found)}\n{about}".lstrip())
     return figure
+
+
+def _state_choice(found: Frontier) -> str:
+    """The title of a frontier: the chosen point beside FedAvg, on test rows; empty without one."""
+    if found.chosen is None:
+        return ""
+    name = label_methods([found.chosen.method])[found.chosen.method]
+    pairs = [point.mean(found.metric, "test") for point in (found.chosen, found.points[0])]
+    texts = [
+        f"{format_points(gap)} points at {format_percent(accuracy)} accuracy"
+        for accuracy, gap in pairs
+    ]
+    return f"{name} has a gap of {texts[0]}, FedAvg {texts[1]}"
+
+
+def _find_widest(found: Frontier, where: str, low: float) -> float:
+    """The right end of a panel: a bit beyond the widest gap of the points that are shown."""
+    pairs = [point.mean(found.metric, where) for point in found.points]
+    gaps = [100 * gap for accuracy, gap in pairs if np.isfinite(gap) and 100 * accuracy >= low]
+    return 1.1 * max(gaps, default=1.0) + 0.2
+
+
+def _draw_better(axis: Any) -> None:
+    """Draw an arrow to the upper left, where accuracy is high and the gap small."""
+    frame = {"xycoords": "axes fraction", "textcoords": "axes fraction"}
+    style = {"fontsize": 9, "color": DARK, "ha": "left", "va": "top", "bbox": WHITE_BOX}
+    axis.annotate("better", (0.42, 0.19), (0.47, 0.11), arrowprops=BETTER, **frame, **style)
 
 
 def _find_limits(found: Frontier) -> tuple[float, float, bool]:
@@ -290,16 +519,19 @@ def _find_limits(found: Frontier) -> tuple[float, float, bool]:
         for s, value in each
         if value >= best - MAX_LOSS or s is found.chosen or s.method in WITHOUT_STRENGTH
     )
-    margin = 0.08 * (best - least) + 0.2
+    margin = 0.08 * (best - least) + 0.4
     low = max(0.0, least - margin)
     return low, min(100.5, best + margin), any(value < low for _, value in each)
 
 
-def _draw_frontier(axis: Any, found: Frontier, where: str) -> None:
-    """Draw all methods, the chosen point, the knee, the noise floor and the target."""
+def _draw_frontier(axis: Any, found: Frontier, where: str, low: float) -> None:
+    """Draw all methods, the chosen point, the knee, the noise floor and the target.
+
+    `low`: the lowest accuracy that the panel shows, in per cent.
+    """
     metric = found.metric
     for method, group in groupby(found.points, key=lambda s: s.method):
-        _draw_method(axis, method, list(group), metric, where)
+        _draw_method(axis, method, list(group), metric, where, low=low)
     knee = find_knee([s for s in found.points if s.method == "fedgft-control"], metric)
     for point, sign, size, color, label in (
         (found.chosen, "*", 15, "#000000", "chosen (on the clients' rows)"),
@@ -311,31 +543,35 @@ def _draw_frontier(axis: Any, found: Frontier, where: str) -> None:
             axis.plot(100 * gap, 100 * accuracy, sign, label=label, **look)
     chance = mean_of(floor(metric, getattr(found.points[0], where).statistics(metric, "hard")))
     if chance is not None:
-        axis.axvline(100 * chance, **BY_CHANCE)
+        axis.axvline(100 * chance, **NOISE_FLOOR)
     if found.target is not None:
-        axis.axvline(100 * found.target, color="#d55e00", lw=1, ls=(0, (6, 3)), label="target")
-    axis.set_xlim(left=0)
+        axis.axvline(100 * found.target, **TARGET)
+    _draw_better(axis)
     clean_axis(axis)
 
 
 def _draw_method(
-    axis: Any, method: str, points: list[TradeoffPoint], metric: Metric, where: str
+    axis: Any, method: str, points: list[TradeoffPoint], metric: Metric, where: str, *, low: float
 ) -> None:
-    """Draw a line through the strengths and a band of accuracy; a cross for a single point."""
+    """Draw a line through the strengths and a band of accuracy; a cross for a single point.
+
+    `low`: the lowest accuracy that the panel shows, in per cent. Points below it have no band.
+    """
     values = [point.values(metric, where) for point in points]
-    accuracy, low, high = mean_band(100 * np.stack([v[0] for v in values]))
+    accuracy, least, most = mean_band(100 * np.stack([v[0] for v in values]))
     gap = np.array([100 * point.mean(metric, where)[1] for point in points])
     color, dashes = STYLES[method]
     look = {"color": color, "label": METHOD_LABELS[method]}
     banded = len(values[0][0]) >= FEWEST_FOR_BAND
     if len(points) == 1:
-        error = (accuracy - low, high - accuracy) if banded else None
+        error = (accuracy - least, most - accuracy) if banded else None
         axis.errorbar(gap, accuracy, yerr=error, fmt="P", ms=7, **look)
         return
     axis.plot(gap, accuracy, ls=dashes, lw=1.8, marker=".", ms=5, **look)
     if banded:
         order = np.argsort(gap)
-        axis.fill_between(gap[order], low[order], high[order], color=color, alpha=0.12, lw=0)
+        order = order[accuracy[order] >= low]
+        axis.fill_between(gap[order], least[order], most[order], color=color, alpha=0.1, lw=0)
 
 
 def frontier_table(found: Frontier, *, title: str, tested: str = "held-out rows") -> Table:
@@ -379,11 +615,10 @@ def _format_point(point: TradeoffPoint | None, metric: Metric) -> str:
 # What each site sees
 
 
-def plot_sites(study: Study, results: Sequence[Result]) -> Any:
-    """The paper's smallest example, and gaps at each site and over all of them, by method."""
-    figure, (left, right) = make_panels(11, 3.9, 1, 2, width_ratios=(1, 1.9))
-    _draw_paradox(left)
-    _draw_sites(right, study, [r for name in SITE_METHODS for r in results if r.method == name])
+def plot_sites() -> Any:
+    """The smallest example: two sites that are each fair to women and men, but not together."""
+    figure, axis = make_panels(4.8, 3.6)
+    _draw_paradox(axis)
     return figure
 
 
@@ -420,34 +655,3 @@ def _draw_paradox(axis: Any) -> None:
     set_title(axis, "Fair at every site, unfair over all sites")
     axis.legend(frameon=False, loc="lower right")
     clean_axis(axis)
-
-
-def _draw_sites(axis: Any, study: Study, results: Sequence[Result]) -> None:
-    """One line per method: the gap at every site, their median, and the gap over all sites."""
-    rng = np.random.default_rng(0)
-    for place, result in enumerate(results):
-        assert result.history.after is not None
-        color = STYLES[result.method][0]
-        gaps = 100 * result.history.after.gap(result.metric, "hard").ravel()
-        gaps = gaps[np.isfinite(gaps)]
-        overall = float(np.mean(100 * result.client_sums.gap(result.metric, "hard")))
-        jitter = place + rng.uniform(-0.22, 0.22, len(gaps))
-        axis.plot(gaps, jitter, ".", ms=5, color=color, alpha=0.35, mew=0)
-        axis.plot([float(np.median(gaps))] * 2, [place - 0.3, place + 0.3], color=color, lw=2)
-        axis.plot(overall, place, "D", ms=11, color=color, mec="white", mew=1.5, zorder=3)
-        look = {"weight": "bold", "color": color, "bbox": WHITE_BOX}
-        _annotate(axis, f"{overall:.1f}", (overall, place), 13, **look)
-    axis.plot([], [], ".", color=DARK, label="a site's own")
-    axis.plot([], [], "|", ms=12, mew=2, color=DARK, label="their median")
-    axis.plot([], [], "D", ms=8, color=DARK, label="over all sites (mean)")
-    names = [f"{METHOD_LABELS[r.method]}\n({SITE_METHODS[r.method]})" for r in results]
-    axis.set_yticks(range(len(results)), names)
-    axis.set_ylim(len(results) - 0.4, -0.7)
-    axis.set_xlabel("gap of decisions between the groups, points")
-    set_title(axis, f"{study.dataset.name.capitalize()}, {study.clients} sites")
-    box = {"loc": "lower right", "bbox_to_anchor": (1, 0.98), "frameon": False}
-    axis.legend(ncols=3, fontsize=9, columnspacing=0.8, handletextpad=0.2, **box)
-    clean_axis(axis)
-    axis.set_xlim(left=-2.5)  # so that no diamond or number is cut off
-    axis.grid(axis="x", **GRID)
-    axis.grid(axis="y", visible=False)

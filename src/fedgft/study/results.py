@@ -10,7 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedgft.algorithms import METHODS
+from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset
+from fedgft.formatting import format_points
 from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.functions import (
     balanced_accuracy,
@@ -112,6 +114,56 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
             name = f"{METHODS[result.method].strength} of {result.method}, {result.metric.name}"
             texts[f"{where}{name}: {_describe_values(result.strength)}"] = None
     return list(texts)
+
+
+def label_methods(methods: Sequence[str]) -> dict[str, str]:
+    """The name of each method in sentences and figures.
+
+    The controller is called FedGFT, unless the published FedGFT stands beside it.
+    """
+    names = {method: METHOD_LABELS.get(method, method) for method in methods}
+    if "fedgft-control" in names and "fedgft" not in names:
+        names["fedgft-control"] = METHOD_LABELS["fedgft"]
+    return names
+
+
+def state_finding(fedavg: Row, row: Row) -> str:
+    """One sentence: what a method does to FedAvg's gap on test rows, and what it costs.
+
+    Parameters
+    ----------
+    fedavg, row
+        The rows of FedAvg and of the method, of the same cell.
+
+    Returns
+    -------
+    Such as "FedGFT cuts the gap from 18.5 to 1.7 points for 0.6 points of accuracy".
+    """
+    name = label_methods([row["method"]])[row["method"]]
+    before = fedavg["gap_hard_test"]
+    after = row["gap_hard_test"]
+    if before is None or after is None:
+        return f"{name}: the gap is not estimable"
+    if row["method"] == "fedavg":
+        return f"{name}: gap {format_points(after)} points"
+    gaps = f"from {format_points(before)} to {format_points(after)} points"
+    verb = "cuts" if after < before else "does not cut"
+    if format_points(before) == format_points(after):
+        return f"{name} leaves the gap at {format_points(after)} points"
+    if verb == "does not cut":
+        return f"{name} does not cut the gap: {gaps}"
+    return f"{name} cuts the gap {gaps} {_describe_cost(fedavg, row)}".rstrip()
+
+
+def _describe_cost(fedavg: Row, row: Row) -> str:
+    """What the method costs in accuracy on test rows; empty where that is not known."""
+    if fedavg["accuracy"] is None or row["accuracy"] is None:
+        return ""
+    loss = fedavg["accuracy"] - row["accuracy"]
+    size = format_points(abs(loss))
+    if size == "0.0":
+        return "at the same accuracy"
+    return f"for {size} points of accuracy" if loss > 0 else f"and gains {size} points of accuracy"
 
 
 def round_rows(study: Study, result: Result) -> list[Row]:

@@ -266,6 +266,14 @@ class Study:
         """A text such as ", alpha 0.5"; empty where the partition has no alpha."""
         return "" if self.concentration(alpha) is None else f", alpha {alpha:g}"
 
+    def describe_federation(self, alpha: float | None = None) -> str:
+        """The clients in a few words, such as "10 simulated clients, alpha 0.5"."""
+        if self.kind == "column":
+            count = len(self.dataset.client_names)
+            return f"{count} client{'s' * (count != 1)}"
+        text = f"{self.clients} simulated client{'s' * (self.clients != 1)}"
+        return text if alpha is None else f"{text}{self.describe_alpha(alpha)}"
+
     def concentration(self, alpha: float) -> float | None:
         """Dirichlet's alpha; None where the partition has none."""
         return alpha if self.kind in ("dirichlet", "pure") else None

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,13 +27,14 @@ from fedgft.formatting import format_gap, format_percent, format_points
 from fedgft.metrics import Metric, get_metric
 from fedgft.models import get_model
 from fedgft.store import atomic_write, make_folder, stage_files
-from fedgft.study.figures import plot_rounds, save_figure
+from fedgft.study.figures import plot_before_after, plot_rounds, save_figure
 from fedgft.study.results import (
     Choice,
     Row,
     choose_replicate,
     client_rows,
     describe_training,
+    label_methods,
     round_rows,
     row,
 )
@@ -63,39 +63,25 @@ class Comparison:
     results: list[Result]
     rows: list[Row]
 
-    def save(
-        self,
-        folder: Path,
-        *,
-        models: Mapping[str, int] = MappingProxyType({}),
-        why: str | None = None,
-    ) -> list[Path]:
-        """Write the models, rows.parquet, rounds.parquet and the figure; all files or none.
+    def save(self, folder: Path) -> list[Path]:
+        """Write rows.parquet, rounds.parquet and the figure, all or none; return their paths.
 
-        Parameters
-        ----------
-        folder
-            The output folder; it is created if it does not exist.
-        models
-            File names, and the replicates of the last result whose models they hold.
-        why
-            The reason for the choice of the replicate in `MODEL_FILE`, which its header states.
-
-        Returns
-        -------
-        The paths of the files.
+        The folder is created if it does not exist.
         """
         make_folder(folder)
         with stage_files(folder) as place:
-            for name, replicate in models.items():
-                reason = why if name == MODEL_FILE else None
-                save_model(self.study, self.results[-1], replicate, place / name, why=reason)
-            write_rows(self.rows, place / "rows.parquet")
-            lines = [line for result in self.results for line in round_rows(self.study, result)]
-            write_rows(lines, place / "rounds.parquet")
-            save_figure(plot_rounds(self.study, self.results), place, "rounds")
-        names = (*models, "rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg")
-        return [folder / name for name in names]
+            paths = self.write(place)
+        return [folder / path.name for path in paths]
+
+    def write(self, place: Path) -> list[Path]:
+        """Write the files of `save` to a folder that the caller has staged."""
+        lines = [line for result in self.results for line in round_rows(self.study, result)]
+        figure = plot_rounds(self.study, self.results)
+        return [
+            write_rows(self.rows, place / "rows.parquet"),
+            write_rows(lines, place / "rounds.parquet"),
+            *save_figure(figure, place, "rounds"),
+        ]
 
 
 def compare_methods(
@@ -158,11 +144,29 @@ class TrainedModel:
         return build_model(self.study, self.result, self.choice.replicate, why=self.choice.reason)
 
     def save(self, folder: Path, *, all_models: bool = False) -> list[Path]:
-        """Write the chosen model, or with `all_models` also all others, the rows and the figure."""
+        """Write the chosen model, the rows and the figures, all or none; return their paths.
+
+        Parameters
+        ----------
+        folder
+            The output folder; it is created if it does not exist.
+        all_models
+            Whether the models of all replicates are written too.
+        """
         models = {MODEL_FILE: self.choice.replicate}
         if all_models:
             models |= {f"model-{seed}.safetensors": i for i, seed in enumerate(self.study.seeds)}
-        return self.comparison.save(folder, models=models, why=self.choice.reason)
+        make_folder(folder)
+        with stage_files(folder) as place:
+            paths = []
+            for name, replicate in models.items():
+                why = self.choice.reason if name == MODEL_FILE else None
+                path = place / name
+                paths.append(save_model(self.study, self.result, replicate, path, why=why))
+            figure = plot_before_after(self.study, self.fedavg, self.result)
+            paths += save_figure(figure, place, "before-after")
+            paths += self.comparison.write(place)
+        return [folder / path.name for path in paths]
 
 
 def train_model(
@@ -249,17 +253,6 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
 # Results in words: sentences made from rows (`results.row`).
 
 
-def label_methods(methods: Sequence[str]) -> dict[str, str]:
-    """The name of each method in sentences and figures.
-
-    The controller is called FedGFT, unless the published FedGFT stands beside it.
-    """
-    names = {method: METHOD_LABELS.get(method, method) for method in methods}
-    if "fedgft-control" in names and "fedgft" not in names:
-        names["fedgft-control"] = METHOD_LABELS["fedgft"]
-    return names
-
-
 def list_results(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> list[str]:
     """The result in a few lines: accuracy and gap with FedAvg and with the method, on test rows.
 
@@ -276,14 +269,14 @@ def list_results(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> l
     A heading, one line per method, and the noise floor.
     """
     last = rows[-1]
-    names = label_methods([row["method"] for row in rows])
-    shown = {names[row["method"]]: row for row in (rows[0], last)}
+    names = label_methods([rows[0]["method"], last["method"]])
+    shown = {names[rows[0]["method"]]: rows[0]}
     local = [row for row in rows[1:-1] if row["method"] in LOCAL_METHODS]
     local = [row for row in local if row["gap_hard_test"] is not None]
     if local:
         best = min(local, key=lambda row: row["gap_hard_test"])
-        shown = {f"best local ({names[best['method']]})": best, **shown}
-        shown = {name: shown[name] for name in sorted(shown, key=lambda n: rows.index(shown[n]))}
+        shown[f"best local ({METHOD_LABELS[best['method']]})"] = best
+    shown[names[last["method"]]] = last
     where = (
         "Held-out rows" if last["protocol"] == "heldout" else "Test rows (clients train on them)"
     )
