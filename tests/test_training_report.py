@@ -487,11 +487,13 @@ def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_collapsed_model_is_called_that_on_the_terminal(capsys, tmp_path) -> None:
-    """94% have the label, and nothing but the group says anything about it."""
+    """94% have the label, and nothing but a copy of the group says anything about it."""
     rng = np.random.default_rng(0)
     sex = rng.choice(["[b]man", "woman"], 1200)
     ok = np.where(rng.random(1200) < np.where(sex == "woman", 0.97, 0.92), "yes", "no")
-    frame = pl.DataFrame({"x": rng.standard_normal(1200), "sex": sex, "ok": ok})
+    title = np.where(sex == "woman", "Mrs", "Mr")
+    x = rng.standard_normal(1200)
+    frame = pl.DataFrame({"x": x, "title": title, "sex": sex, "ok": ok})
     frame.write_csv(tmp_path / "t.csv")
     command = [
         "compare",
