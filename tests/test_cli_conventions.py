@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from fedgft.cli.app import EXIT_CODES, HELP_EPILOGUE, SUMMARIES, app, load_command
+from fedgft.cli.app import run as start
 from fedgft.cli.console import output, render
-from fedgft.cli.options import Options, split_columns
+from fedgft.cli.options import Options, parse_settings, split_columns
 from fedgft.settings import OPTIONS
 from test_cli import QUICK, run, table
 
@@ -181,6 +182,47 @@ def test_lists_of_compare_may_be_written_in_several_ways(words):
     assert found["options"].data == ("a.csv", "b.csv")
     assert (found["metrics"], found["alpha"]) == (("sp", "eop"), (0.5, 5.0))
     assert found["methods"] == ("fedavg", "lft")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("measure p.csv --min-count 10", "measure p.csv --min-cell 10"),
+        ("train --strategy FedAdam", "train --base fedadam"),
+        ("deploy local --strategy=FedAdam", "deploy local --base=FedAdam"),
+        ("deploy local a.csv b.csv", "deploy local --data a.csv b.csv"),
+        ("compare --methods FedGFT", "compare --methods fedgft"),
+    ],
+)
+def test_options_that_have_two_names(monkeypatch, old, new):
+    bound = []
+
+    def parse(words, **_):
+        if words[0] == "measure":
+            words = [*words, "--label", "y", "--group", "sex"]
+        bound.append(app.parse_args(words, exit_on_error=False, print_error=False)[1])
+
+    monkeypatch.setattr(type(app), "__call__", lambda _, words, **how: parse(words, **how))
+    for line in (old, new):
+        start(line.split())
+    assert bound[0].arguments == bound[1].arguments
+
+
+def test_min_cell_is_a_setting_of_sites_too():
+    assert parse_settings(["min-cell=10"], reserved={}) == {"min-count": 10}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("predict m.safetensors", "FILE is missing: a CSV or Parquet file"),
+        ("predict m.safetensors a.csv --data b.csv", "--data names a second table"),
+        ("predict m.safetensors --data a.csv", "m.safetensors"),
+    ],
+)
+def test_predict_takes_one_table(capsys, words, says):
+    code, _, err = run(capsys, *words.split())
+    assert code == 2 and says in err
 
 
 def test_a_column_may_have_a_comma_in_its_name():

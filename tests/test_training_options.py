@@ -11,7 +11,7 @@ import pytest
 from fedgft.algorithms import Adaptive, Controller, FairFed, LinearizedPenalty, Proximal
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.cli import main
-from fedgft.cli.options import Options
+from fedgft.cli.options import Options, choose_method
 from fedgft.cli.study_session import make_protocol
 from fedgft.data.partition import partition
 from fedgft.fair_model import load_model
@@ -142,8 +142,9 @@ def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, m
         (("train", "--target", 2), "two points are 0.02"),
         (("train", "--target", -0.1), "--target"),
         (("train", "--target", "nan"), "--target"),
-        (("train", "--target", 0.1, "--method", "fedgft"), "--target is for fedgft-control"),
-        (("train", "--lam", 1, "--method", "fedgft-control"), "--lam is for fedgft and lft"),
+        (("train", "--target", 0.1, "--method", "lft"), "write --method fedgft-control"),
+        (("compare", "--target", 0.1, "--methods", "fedavg,fedgft"), "fedavg fedgft-control"),
+        (("train", "--lam", 1, "--method", "fedgft-control"), "write --method fedgft, or leave"),
         (("train", "--lam", 1, "--target", 0.1), "--lam is for fedgft and lft"),
         (("train", "--pick", 0.5, "--cohort", 2), "--pick needs the exact sums"),
         (("train", "--mu", 1e7), "--mu must be at most"),
@@ -165,6 +166,23 @@ def test_mistakes_are_one_line(command, says, capsys, tmp_path) -> None:
     assert out == ""
     assert says in err and err.count("\n") == 1
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "chosen"),
+    [
+        (None, {}, "fedgft-control"),
+        (None, {"lam": 1.0}, "fedgft"),
+        (None, {"lam": 1.0, "target": 0.0}, "fedgft-control"),
+        (None, {"protocol": "paper"}, "fedgft"),
+        ("fedgft", {}, "fedgft"),
+        ("fedgft", {"target": 0.0}, "fedgft-control"),
+        ("fedgft", {"target": 0.02, "lam": 1.0}, "fedgft"),
+        ("lft", {"target": 0.02}, "lft"),
+    ],
+)
+def test_the_method_fits_the_options(method, given, chosen) -> None:
+    assert choose_method(method, Options(**given)) == chosen
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             str, "The positive one of two labels; by default the last in sorted order"
         ),
         "leave_out": Setting(
-            tuple,
-            "Columns to exclude from the features, such as identifiers or the group",
-            unset="none",
+            tuple, "Columns to exclude from the features, besides the group and identifiers"
         ),
+        "keep_group": Setting(bool, "Use the group as a feature, as in the paper", False),
+        "keep": Setting(tuple, "Columns to use as features although they look like identifiers"),
         "train_rows": _count("Training rows to draw per replicate", unset="all; celeba: 10,000"),
         "test_rows": _count("Test rows to draw per replicate", unset="all; celeba: 6,000"),
     },

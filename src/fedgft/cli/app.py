@@ -85,6 +85,7 @@ USUAL_OPTIONS = (  # what `--help` of the commands that train shows; `--help-all
     *("--data", "--label", "--group", "--client", "--target", "--metric", "--metrics"),
     *("--methods", "--leave-out", "--split", "--out", "--seeds"),
 )
+OLD_NAMES = {"--min-count": "--min-cell", "--strategy": "--base"}  # options by another name
 WITH_USUAL_OPTIONS = ("train", "compare", "frontier")
 GLOBAL_OPTIONS = Group("With any command", sort_key=99)
 GLOBAL_FLAG = Parameter(group=GLOBAL_OPTIONS, negative="", show_default=False)
@@ -215,7 +216,7 @@ def run(arguments: list[str]) -> None:
     output.command = None
     output.said.clear()
     output.help_all = HELP_ALL in arguments
-    arguments = ["--help" if word == HELP_ALL else word for word in arguments]
+    arguments = [_rename_option("--help" if word == HELP_ALL else word) for word in arguments]
     try:
         output.command = load_command(arguments)
         app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
@@ -234,6 +235,12 @@ def run(arguments: list[str]) -> None:
         # Errors about our files name the file: those without a name are about stdout.
         where = error.filename or ("" if error.errno is None else "stdout")
         fail(f"{where}: {error.strerror}" if where else str(error))
+
+
+def _rename_option(word: str) -> str:
+    """Return an argument, or the present name of an option that is also known by another."""
+    name, equals, value = word.partition("=")
+    return f"{OLD_NAMES.get(name, name)}{equals}{value}"
 
 
 def load_command(arguments: list[str]) -> App | None:

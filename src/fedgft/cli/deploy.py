@@ -3,7 +3,7 @@
 import json as json_module
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +14,12 @@ import fedgft
 from fedgft.cli import interrupt_on_termination
 from fedgft.cli.console import err, note, out, wrote
 from fedgft.cli.options import (
+    Columns,
     Flag,
+    Fraction,
     Many,
     MetricName,
+    Number,
     Pairs,
     Place,
     Some,
@@ -24,6 +27,7 @@ from fedgft.cli.options import (
     parse_settings,
     require,
     require_values,
+    split_columns,
 )
 from fedgft.errors import FedgftError, LazyModule, import_extra
 from fedgft.settings import check_run_config, check_settings
@@ -43,7 +47,6 @@ schema = LazyModule("fedgft.data.schema")
 server_app = LazyModule("fedgft.flower.server_app")
 services = LazyModule("fedgft.deploy.server")
 site_runs = LazyModule("fedgft.deploy.site")
-tables = LazyModule("fedgft.data.table")
 validation = LazyModule("fedgft.validation")
 
 POLL_SECONDS = (0.05, 60)
@@ -55,9 +58,9 @@ CHANNELS = ("train", "query", "evaluate")
 STRATEGIES = ("Fed", "Krum", "Multi", "QFed", "Bulyan")  # how their class names begin
 CHECKED = ("alpha", "seed", "lam", "target", "timeout", "sites", "rounds", "epsilon")
 CONFIGURED = (  # options that the app takes under the same name
-    *("rounds", "label", "group", "positive", "metric"),
-    *("strategy", "channel", "alpha", "seed", "resume"),
+    *("rounds", "metric", "channel", "alpha", "seed", "resume"),
 )
+TEXTS = ("label", "positive")  # likewise; empty where they are not given
 RESULT_FILES = ("model.safetensors", "history.json", "report.html")
 FederationFolder = Annotated[Place, Parameter(help="The folder that `fedgft deploy init` made.")]
 BindAddress = Annotated[
@@ -73,23 +76,23 @@ app = App(
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LocalRunOptions:
     """The options of `fedgft deploy local`.
 
     Parameters
     ----------
+    data
+        A public data set to divide between sites [default: adult], or one CSV or Parquet file per
+        site.
     sites
         Number of sites [default: 3, or one per file of --data].
     rounds
         Rounds of training.
-    data
-        A public data set to divide between sites [default: adult], or one CSV or Parquet file per
-        site.
     label
         With files: the column with the true outcome.
     group
-        The column with the group; "race,sex" for intersections.
+        The column with the groups; several for their intersections.
     positive
         The positive one of two labels.
     method
@@ -102,8 +105,9 @@ class LocalRunOptions:
         For fedgft-control: the largest gap of decisions, as a fraction [default: 0].
     lam
         For fedgft: the strength of the paper's penalty.
-    strategy
-        A strategy of flwr.serverapp.strategy: FedAvg, FedAdam, FedProx, Krum, ...
+    base
+        Federated algorithm: a strategy of flwr.serverapp.strategy, such as fedavg, fedadam,
+        fedprox or krum.
     channel
         How sums travel: train (no extra message), query (exact; one extra message per round) or
         evaluate.
@@ -114,7 +118,7 @@ class LocalRunOptions:
     epsilon
         Add noise to the statistics, with this privacy budget for the whole run.
     set_
-        More settings of the app: --set lr=0.005 'model="mlp"' min-count=10.
+        More settings of the app: --set lr=0.005 'model="mlp"' min-cell=10.
     app_
         Your own app, in place of the one that comes with fedgft.
     port
@@ -127,31 +131,32 @@ class LocalRunOptions:
         Continue in --out after the last finished round.
     """
 
+    data: Annotated[list[str] | None, Some] = None
+    _: KW_ONLY
     sites: Whole | None = None
     rounds: Whole = 5
-    data: Annotated[list[str] | None, Some] = None
-    label: str = ""
-    group: str = ""
-    positive: str = ""
+    label: str | None = None
+    group: Columns | None = None
+    positive: str | None = None
     method: str | None = None
     metric: MetricName = "sp"
-    target: float | None = None
-    lam: float | None = None
-    strategy: str = "FedAvg"
+    target: Fraction | None = None
+    lam: Number | None = None
+    base: str = "fedavg"
     channel: str = "train"
-    alpha: float = 0.5
+    alpha: Number = 0.5
     seed: Whole = 0
-    epsilon: float | None = None
+    epsilon: Number | None = None
     set_: Pairs = None
     app_: Annotated[Place | None, Parameter(name="--app")] = None
     port: Whole | None = None
-    timeout: float = 3600.0
+    timeout: Number = 3600.0
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-deploy")
     resume: Annotated[bool, Flag] = False
 
 
 @app.command
-def local(*, json: Annotated[bool, Flag] = False, options: LocalRunOptions | None = None) -> None:
+def local(options: LocalRunOptions | None = None, *, json: Annotated[bool, Flag] = False) -> None:
     """Run a whole federation on this host: a server and N sites as separate processes, with TLS
     and node authentication, as between organizations.
 
@@ -278,7 +283,7 @@ def site(
     data: Place | None = None,
     set_: Pairs = None,
     app_: Annotated[Place | None, Parameter(name="--app")] = None,
-    poll: float = 1.0,
+    poll: Number = 1.0,
 ) -> None:
     """Join a federation as a site, with the app that is installed here; needs no open port.
 
@@ -297,7 +302,7 @@ def site(
     data
         The site's table, CSV or Parquet.
     set_
-        More settings of this site: --set max-epsilon=1 min-count=10.
+        More settings of this site: --set max-epsilon=1 min-cell=10.
     app_
         Your own Flower app, in place of the installed one. Code that comes with a run is never
         executed.
@@ -396,7 +401,7 @@ def _site_names(count: int) -> tuple[str, ...]:
 
 def _check(options: LocalRunOptions) -> None:
     """Raise a `FedgftError` for an option that is wrong whatever the data are."""
-    require_values(data=options.data, set=options.set_)
+    require_values(data=options.data, set=options.set_, group=options.group)
     is_one = options.target is None or options.lam is None
     require(is_one, "`target` or `lam`: choose one of the two", kind="conflict")
     check_settings({name: getattr(options, name) for name in CHECKED})
@@ -408,13 +413,18 @@ def _check(options: LocalRunOptions) -> None:
     require(is_port, f"`port` {options.port}: must lie between 1 and 65535")
     method = _choose_method(options)
     validation.check_choice("method", method, server_app.METHODS)
-    lam_fits = (method == "fedgft") == (options.lam is not None)
-    require(lam_fits, "`lam` belongs to method fedgft: give both or neither", kind="conflict")
+    has_strength = method != "fedgft" or options.lam is not None
+    require(
+        has_strength, "`method` fedgft needs `target`, or `lam` as in the paper", kind="missing"
+    )
+    lam_fits = method == "fedgft" or options.lam is None
+    require(lam_fits, f"`lam` is for `method` fedgft, not for {method}", kind="conflict")
     target_fits = options.target is None or method == "fedgft-control"
-    require(target_fits, "`target` belongs to method fedgft-control", kind="conflict")
+    require(
+        target_fits, f"`target` is for `method` fedgft-control, not for {method}", kind="conflict"
+    )
     validation.check_choice("channel", options.channel, CHANNELS)
-    known = [name for name in flower_strategies.__all__ if name.startswith(STRATEGIES)]
-    validation.check_choice("strategy", options.strategy, known)
+    _find_strategy(options.base)
     metric = fedgft.get_metric(options.metric)
     controller.Controller(metric, options.target or 0.0)
     if options.lam is not None:
@@ -428,9 +438,19 @@ def _check(options: LocalRunOptions) -> None:
 
 def _choose_method(options: LocalRunOptions) -> str:
     """Return the method that was given, or the one that fits the other options."""
+    if options.method == "fedgft" and options.lam is None:  # it needs one of the two
+        return "fedgft" if options.target is None else "fedgft-control"
     if options.method is not None:
         return options.method
     return "fedgft-control" if options.lam is None else "fedgft"
+
+
+def _find_strategy(base: str) -> str:
+    """Return the class of Flower's strategy with this name, in any case."""
+    known = [name for name in flower_strategies.__all__ if name.startswith(STRATEGIES)]
+    names = {name.lower(): name for name in known}
+    validation.check_choice("base", base.lower(), tuple(names))
+    return names[base.lower()]
 
 
 def _find_site_files(options: LocalRunOptions) -> list[Path]:
@@ -451,7 +471,7 @@ def _find_site_files(options: LocalRunOptions) -> list[Path]:
         require(is_named, f"`{name}` must name a column of the files", kind="missing")
     for path in paths:
         known = measurement.read_header(path)
-        groups = tables.split_group_columns(options.group, known)
+        groups = split_columns(options.group or (), known)
         for option, name in (("label", options.label), *(("group", group) for group in groups)):
             text = f"{path}: no column '{name}' (`{option}`){encode.suggest_name(name, known)}"
             require(name in known, text, kind="data")
@@ -472,8 +492,11 @@ def _check_public_set(options: LocalRunOptions) -> None:
 
 def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> dict[str, Any]:
     """Return the configuration of the app: options of this command and what --set adds."""
-    config = {name: getattr(options, name) for name in CONFIGURED} | {
+    config = {name: getattr(options, name) or "" for name in TEXTS}
+    config |= {name: getattr(options, name) for name in CONFIGURED} | {
+        "group": ",".join(options.group or ()),
         "method": _choose_method(options),
+        "strategy": _find_strategy(options.base),
         "sites": sites,
         "out": str(options.out_.resolve()),
         "data": "csv" if from_files else (options.data or ["adult"])[0],

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import Group, Parameter, Token, convert
 
@@ -65,7 +65,22 @@ def read_fraction(_: object, tokens: Sequence[Token]) -> float:
 def read_list(kind: Any, tokens: Sequence[Token]) -> Any:
     """Read a list: `a b`, `a,b` and a repeated option mean the same."""
     parts = [token.evolve(value=v) for token in tokens for v in _split_at_commas(token.value)]
-    return convert(kind, parts)
+    return read_choice(kind, parts)
+
+
+def read_choice(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Read one of several names, in any case: FedAdam is fedadam."""
+    choices = _list_choices(kind)
+    lower = [each.evolve(value=each.value.lower()) for each in tokens]
+    pairs = zip(tokens, lower, strict=True)
+    return convert(kind, [small if small.value in choices else each for each, small in pairs])
+
+
+def _list_choices(kind: Any) -> tuple[Any, ...]:
+    """Return the values of all literals in a type."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(choice for part in get_args(kind) for choice in _list_choices(part))
 
 
 def read_columns(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -122,6 +137,7 @@ Whole = Annotated[int, Parameter(converter=read_whole_number)]  # every option t
 Place = Annotated[Path, Parameter(converter=read_path)]  # every file and folder
 Pairs = Annotated[list[str] | None, Some, Parameter(name="--set")]  # see `parse_settings`
 MetricName = str  # a name of the catalog, or a weighted sum of names: get_metric reads it
+Method = Annotated[MethodName, Parameter(converter=read_choice)]
 Methods = Annotated[tuple[MethodName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]
 Alphas = Annotated[tuple[Number, ...], Many]
@@ -148,6 +164,9 @@ def require_values(**options: object) -> None:
         require(values is None or values, f"`{name}` needs a value", kind="missing")
 
 
+RENAMED_SETTINGS = {"min-cell": "min-count"}  # names of options -> names of Flower's settings
+
+
 def parse_settings(pairs: Sequence[str], *, reserved: Mapping[str, Any]) -> dict[str, Any]:
     """Read KEY=VALUE pairs, values as in TOML; text may go without quotes.
 
@@ -172,7 +191,7 @@ def parse_settings(pairs: Sequence[str], *, reserved: Mapping[str, Any]) -> dict
         require(key not in reserved, f"`set` {pair}: there is an option --{key}")
         is_name = re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", key)
         require(is_name, f"`set` {pair}: {key!r} is not the name of a setting")
-        found[key] = value
+        found[RENAMED_SETTINGS.get(key, key)] = value
     return found
 
 
@@ -183,7 +202,7 @@ def _shared_options() -> Iterator[tuple[str, Any, Any]]:
         for name, setting in settings.items():
             kind: Any = TYPES.get(setting.kind, setting.kind)
             if setting.choices:
-                kind = OneOf[setting.choices]
+                kind = Annotated[OneOf[setting.choices], Parameter(converter=read_choice)]
             elif setting.is_fraction:
                 kind = Fraction
             elif name == "data":
@@ -246,7 +265,34 @@ class Options(_SharedOptions):
                 continue
             text = f"`{name}` is for {' and '.join(users)}, and the methods here are "
             text += ", ".join(methods)
-            is_fatal = name == "target" or (name == "lam" and "fedgft-control" in methods)
-            require(not is_fatal, text, kind="conflict")
+            remedy = ""
+            if name == "target":
+                known = [each for each in methods if each != "fedgft"]
+                remedy = f": write `method` {' '.join((*known, 'fedgft-control'))}"
+            elif name == "lam" and "fedgft-control" in methods:
+                remedy = ": write `method` fedgft, or leave out `lam`"
+            require(not remedy, text + remedy, kind="conflict")
             notes.append(text)
         return notes
+
+
+def choose_method(method: MethodName | None, options: Options) -> MethodName:
+    """Return the method to train: the one that was given, or the one that fits the options.
+
+    A target asks for fedgft-control, also where the method is called fedgft.
+
+    Parameters
+    ----------
+    method
+        The value of --method.
+    options
+        The other options.
+    """
+    if method == "fedgft" and options.target is not None and options.lam is None:
+        return "fedgft-control"
+    if method is not None:
+        return method
+    if options.given("target", "control", "pick"):
+        return "fedgft-control"
+    is_published = options.given("lam", "penalty", "spread") or options.protocol == "paper"
+    return "fedgft" if is_published else "fedgft-control"

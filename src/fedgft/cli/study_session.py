@@ -25,6 +25,8 @@ from fedgft.study.cache import Checkpoints
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
 
 COLUMN_ROLES = ("label", "group", "client", "split", "positive")
+COLUMN_LISTS = ("group", "leave_out", "keep")
+FEATURE_OPTIONS = ("leave_out", "keep_group", "keep")  # which columns are features, and how
 CELEBA_ROLES = {"label": "Smiling", "group": "Male"}  # the paper's
 IMAGE_OPTIONS = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
 RESNET_OPTIONS = ("norm", "stem", "weights", "fedbn")
@@ -63,7 +65,7 @@ def check_options(options: Options) -> None:
 
 def _check_tables(options: Options) -> None:
     """Raise a `FedgftError` for lists without values, and for several tables that do not fit."""
-    lists = {name: getattr(options, name) for name in ("data", "group", "leave_out")}
+    lists = {name: getattr(options, name) for name in ("data", *COLUMN_LISTS)}
     require_values(**lists)
     if len(options.data) == 1:
         return
@@ -126,13 +128,12 @@ def check_cells(
 def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
     """Read the table, the images or the public data set that the options name."""
     if options.source == "synthetic":
-        options.refuse((*COLUMN_ROLES, "leave_out"), ": the synthetic set has its own columns")
+        options.refuse((*COLUMN_ROLES, *FEATURE_OPTIONS), ": the synthetic set has its own columns")
         return synthetic(seed=options.seed)
-    roles = _read_roles(options)
-    leave_out = roles.pop("leave_out")
+    roles = {name: getattr(options, name) for name in COLUMN_ROLES} | _read_columns(options)
     if options.images is None:
-        return load(options.source, **roles, leave_out=leave_out, on_progress=on_fetch)
-    options.refuse(["leave_out"], " is for tables; images have pixels only")
+        return load(options.source, **roles, on_progress=on_fetch)
+    options.refuse(FEATURE_OPTIONS, " is for tables; images have pixels only")
     how: dict[str, Any] = {
         "size": 64 if options.size is None else options.size,
         "crop": options.crop,
@@ -152,16 +153,16 @@ def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
     return load_images(options.images, options.source, image=options.image, **roles, **how)
 
 
-def _read_roles(options: Options) -> dict[str, Any]:
-    """Return the roles of columns as `load` takes them; groups and excluded columns by name."""
+def _read_columns(options: Options) -> dict[str, Any]:
+    """Return the options that list columns, and those about features, as `load` takes them."""
     is_table = options.source.lower().endswith(TABLE_ENDINGS)
     known = read_header(options.source) if is_table else ()
-    roles = {name: getattr(options, name) for name in COLUMN_ROLES}
-    roles["leave_out"] = split_columns(options.leave_out or (), known)
-    if options.group is not None:
-        groups = split_columns(options.group, known)
-        roles["group"] = groups[0] if len(groups) == 1 else groups
-    return roles
+    found = options.given("group", *FEATURE_OPTIONS)
+    lists = {n: split_columns(v, known) for n, v in found.items() if isinstance(v, tuple)}
+    found |= lists
+    if len(lists.get("group", ())) == 1:
+        (found["group"],) = lists["group"]
+    return found
 
 
 def _note_weights(options: Options, dataset: Dataset) -> Dataset:

@@ -12,8 +12,17 @@ from cyclopts import Parameter
 
 import fedgft
 from fedgft.cli.console import MISSED, clients, note, out, output, paragraph, print_json, wrote
-from fedgft.cli.options import Flag, MethodName, MetricName, Number, Options, Place, require
-from fedgft.errors import LazyModule
+from fedgft.cli.options import (
+    Flag,
+    Method,
+    MetricName,
+    Number,
+    Options,
+    Place,
+    choose_method,
+    require,
+)
+from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import open_folder
 
 if TYPE_CHECKING:
@@ -28,7 +37,7 @@ training = LazyModule("fedgft.study.training")
 def train(
     options: Options | None = None,
     *,
-    method: MethodName | None = None,
+    method: Method | None = None,
     metric: MetricName = "sp",
     alpha: Number = 0.5,
     init: Place | None = None,
@@ -74,7 +83,7 @@ def train(
     is_one_start = init is None or options.weights is None
     require(is_one_start, "`init` and `weights` exclude each other: give one", kind="conflict")
     start = None if init is None else fedgft.load_model(init)
-    method = method or default_method(options)
+    method = choose_method(method, options)
     has_target = method == "fedgft-control"
     why = f"`strict` is for fedgft-control, which has a target, not for {method}"
     require(has_target or not strict, why)
@@ -98,14 +107,6 @@ def train(
     session.print_notes(study, metrics)
     if strict and (trained.choice.why != "met" or trained.choice.collapsed):
         raise SystemExit(MISSED)
-
-
-def default_method(options: Options) -> MethodName:
-    """Return fedgft-control, unless an option or the protocol asks for the published form."""
-    if options.given("target", "control", "pick"):
-        return "fedgft-control"
-    is_published = options.given("lam", "penalty", "spread") or options.protocol == "paper"
-    return "fedgft" if is_published else "fedgft-control"
 
 
 def _to_json(trained: "TrainedModel") -> dict[str, object]:
@@ -177,9 +178,10 @@ def _quote(value: str | Sequence[str]) -> str:
 
 def predict(
     model: Place,
-    file: Place,
+    file: Place | None = None,
     /,
     *,
+    data: Place | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
@@ -191,6 +193,8 @@ def predict(
         A model.safetensors that `fedgft train` wrote.
     file
         A CSV or Parquet file with the columns that the model was trained on.
+    data
+        Another way to name the file.
     out
         A .csv or .parquet file [default: CSV to stdout].
     json
@@ -200,6 +204,11 @@ def predict(
     --------
     fedgft predict fedgft-train/model.safetensors people.csv --out scored.csv
     """
+    if file is None:
+        file, data = data, None
+    if file is None:
+        raise FedgftError("is missing: a CSV or Parquet file", field="file", kind="missing")
+    require(data is None, "`data` names a second table: give one", kind="conflict")
     if out is not None:
         tables.check_table_path(out)
     fair_model = fedgft.load_model(model)
