@@ -267,7 +267,7 @@ class Options(_SharedOptions):
             text += ", ".join(methods)
             remedy = ""
             if name == "target":
-                known = [each for each in methods if each != "fedgft"]
+                known = [each for each in methods if each != "fedgft" and len(methods) > 1]
                 remedy = f": write `method` {' '.join((*known, 'fedgft-control'))}"
             elif name == "lam" and "fedgft-control" in methods:
                 remedy = ": write `method` fedgft, or leave out `lam`"
