@@ -18,7 +18,6 @@ from sklearn.preprocessing import StandardScaler
 from fedgft.auditing import audit, measure_file, write_sums
 from fedgft.auditing.site_file import gather
 from fedgft.data import prepared_frame
-from fedgft.formatting import SIGNS
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "adult-sites")
 (folder / "sums").mkdir(parents=True, exist_ok=True)
@@ -52,8 +51,8 @@ for (site,), rows in tested.partition_by("occupation", as_dict=True).items():
 # The auditor combines the files of all sites.
 made = audit(gather(sorted((folder / "sums").glob("*.json"))))
 (folder / "report.html").write_text(made.to_html(), "utf-8")
-for good, said in made.verdict():
-    print(SIGNS[good], said)
+for verdict in made.verdict():
+    print(verdict.sign, verdict.text)
 for text in made.warnings:
     print("!", text)
 print("wrote", folder / "report.html")

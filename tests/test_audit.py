@@ -11,9 +11,9 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 
 from fairlearn_reference import by_group, estimable, fairlearn
 from fedgft.auditing import SiteSums, audit, measure
-from fedgft.auditing.findings import list_verdicts
 from fedgft.auditing.report import compare
 from fedgft.auditing.tables_and_charts import draw_waterfall
+from fedgft.auditing.verdicts import list_verdicts
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG, Metric
 from fedgft.theory import locally_fair_globally_unfair, locally_unfair_globally_fair, simpson
@@ -95,7 +95,8 @@ def test_simpsons_admissions():
     assert sp["gap"] == pytest.approx(0.48) and sp["pair"] == ["men", "women"]
     assert [site["gap"]["sp"] for site in found["sites"].values()] == pytest.approx([0, 0])
     assert found["within"]["sp"]["gap"] == pytest.approx(0)
-    assert any("Simpson warning: statistical parity" in w for w in found["warnings"])
+    assert any("overall gaps differ: statistical parity" in w for w in found["warnings"])
+    assert not any("Simpson" in w for w in found["warnings"])  # a gap of 0 is not reversed
     assert any("it cannot be seen within sites" in w for w in found["warnings"])
     assert found["metrics"]["fpr"]["gap"] is None  # nobody has label 0
     nothing = {"rate": None, "low": None, "high": None, "n": 0}
@@ -218,7 +219,7 @@ def test_local_and_global_fairness_are_different_things():
     hidden = audit(example(locally_fair_globally_unfair(5, 0.6))).to_dict()
     assert hidden["metrics"]["sp"]["low"] > 0
     assert max(site["gap"]["sp"] for site in hidden["sites"].values()) == 0
-    assert any("Simpson" in text for text in hidden["warnings"])
+    assert any("Local and overall gaps differ" in text for text in hidden["warnings"])
     canceled = audit(example(locally_unfair_globally_fair(4, 0.9))).to_dict()
     assert canceled["metrics"]["sp"]["gap"] == pytest.approx(0)
     assert min(site["gap"]["sp"] for site in canceled["sites"].values()) >= 0.9
@@ -402,18 +403,21 @@ def test_a_gap_between_attributes_is_a_gap_though_cells_are_unsure():
     sex = np.repeat(["f", "m"], 600)
     town = np.tile(np.repeat(np.arange(10), 60), 2)
     d = (np.tile(np.arange(60), 20) < np.where(sex == "f", 27, 33)).astype(int)
-    made = audit(measure(d, d, sensitive_features={"sex": sex, "town": town}, site="n"))
+    sums = measure(d, d, sensitive_features={"sex": sex, "town": town}, site="n")
+    made = audit(sums, tolerance=0.0)
     found = made.to_dict()
     assert found["metrics"]["sp"]["low"] == 0 < found["attributes"]["sex"]["metrics"]["sp"]["low"]
-    good, said = list_verdicts(found)[0]
-    assert good is False and "But by sex alone there is a gap of" in said
+    good, said, state = list_verdicts(found)[0]
+    assert good is False and state == "exceeds" == made.verdicts["sp"]
+    assert said.startswith("Statistical parity exceeds 0 points, by sex: ")
+    assert "Also: by town" in said and "by sex & town" in said
 
 
 def test_a_comparison_of_different_groups_is_none():
     y = [1] * 200
     many = audit(measure(y, [1, 0, 1, 0, 0] * 40, sensitive_features=list("aabbc") * 40, site="n"))
     few = audit(measure(y, [1, 0, 1, 0] * 50, sensitive_features=list("aabb") * 50, site="n"))
-    good, said = compare(many.to_dict(), few.to_dict()).verdict()[0]
+    good, said, _ = compare(many.to_dict(), few.to_dict()).verdict()[0]
     assert good is None and "not of the same groups" in said
 
 

@@ -146,7 +146,7 @@ def test_figures_leave_the_state_of_matplotlib_alone(found):
 def test_the_text_of_an_audit_has_lead_and_verdicts(found):
     lines = repr(found).splitlines()
     assert lines[0] == found.lead() and len(lines) == 1 + len(found.verdict())
-    assert lines[1].startswith("✗ Statistical parity: ")
+    assert lines[1].startswith("✗ Statistical parity exceeds 5 points, by sex & age: ")
 
 
 def test_a_notebook_shows_the_report_without_scripts(found):
@@ -221,7 +221,7 @@ def test_save_writes_the_files_of_the_command(found, tmp_path, capsys):
     for name, (y, p, g) in federation().items():
         sums = measure(y, p, sensitive_features=g, site=name)
         files.append(sums.save(tmp_path / f"{name}.json", min_bin=1))
-    read = audit([fedgft.read_sums(path) for path in files])
+    read = audit([fedgft.read_sums(path) for path in files], about={"files": files})
     read.save(folder)  # its own report may be replaced
     assert run(capsys, "audit", *files, "--out", tmp_path / "other")[0] == 0
     for path in paths:
@@ -250,16 +250,17 @@ def test_check_is_quiet_or_names_metric_gap_and_limit(found):
         found.check(sp=0.05, acc=0.9)
     said = str(caught.value)
     assert caught.value.kind == "data" and caught.value.field == "sp" and "acc" not in said
-    assert f"sp by sex is at least {gap.low:.3g} (95%; the gap is {gap.value:.3g}), above" in said
-    assert said.endswith("above 0.05") and "\n" not in said
+    reason = f"sp by sex is at least {100 * gap.low:.1f} points (95%; the gap is "
+    assert f"{reason}{100 * gap.value:.1f}), above 5 points" in said
+    assert said.endswith("above 5 points") and "\n" not in said
     found.check(sp=max(r.gaps["sp"].low for r in found.attributes.values()))  # not above it
 
 
 def test_a_gap_that_cannot_be_judged_does_not_pass():
     made = audit({"n": ([1] * 40, Y, G)})
-    with pytest.raises(FedgftError, match=r"^fpr by group cannot be judged \(not estimable\)"):
+    with pytest.raises(FedgftError, match=r"^fpr by group is not estimable: no pass at"):
         made.check(fpr=0.9)
-    with pytest.raises(FedgftError, match=r"^sp by group cannot be judged"):
+    with pytest.raises(FedgftError, match=r"^sp by group is not estimable"):
         audit({"n": (Y[:8], Y[:8], G[:8])}).check(sp=0.9)
 
 

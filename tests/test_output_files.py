@@ -527,6 +527,18 @@ HOSTILE = (
 )
 
 
+SECTIONS = (
+    "In short",
+    "Verdicts",
+    "Caveats",
+    "About this audit",
+    "Input files (SHA-256)",
+    "Numbers",
+    "Definitions",
+    "What this audit can and cannot tell you",
+)
+
+
 def test_names_of_sites_are_text_in_a_report(tmp_path, capsys):
     """Every site of `fedgft measure --name` with such a name, to the written report.md."""
     rng = np.random.default_rng(0)
@@ -563,7 +575,7 @@ def test_names_of_sites_are_text_in_a_report(tmp_path, capsys):
     assert kinds - OURS == {"html_block"}, kinds - OURS
     assert [held for kind, held in found if kind == "html_block"] == ["<!-- fedgft audit -->\n"]
     titles = [line for line in text.splitlines() if line.startswith("#")]
-    assert titles == ["# Fairness audit", "## Mind this", "## Numbers"]
+    assert titles == ["# Fairness audit", *(f"## {title}" for title in SECTIONS)]
     shown = {held for kind, held in found if kind == "text"}
     for name in HOSTILE:
         assert " ".join(name.split()) in shown or name.count("\n")

@@ -5,16 +5,20 @@ them into a document escapes them, so they are shown as text and do nothing else
 """
 
 import base64
+import csv
 import hashlib
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 SIGNS = {True: "✓", False: "✗", None: "·"}  # passes, fails, cannot be judged
 DASH = "–"  # a number that is not known
+LIMITS_TITLE = "What this audit can and cannot tell you"
 MAX_NAMES = 3  # names listed in a sentence
 # The colors of groups, which color-blind readers can tell apart (Okabe and Ito), then four more.
 GROUP_COLORS = (
@@ -29,6 +33,8 @@ GROUP_COLORS = (
     "#a05195",
     "#b04a4a",
 )
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a formula in a spreadsheet
+NUMBER = re.compile(r"[-+]?[\d.,]+( to [-+]?[\d.,]+)?")
 # Control characters, and characters that reverse the direction of the text around them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 MARKUP = re.compile(r"[\\`*_\[\]$|]|~(?=\S)|(?<=\S)~")  # emphasis, links, code, tables, formulas
@@ -185,6 +191,23 @@ class Table:
     stubs: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The title as a name of files and of places in a page: ``rates-by-sex``."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:60] or "table"
+
+    def csv(self) -> str:
+        """The table as CSV. A text that a spreadsheet would run as a formula gets an apostrophe."""
+        lines = StringIO()
+        rows = ([_plain_cell(cell) for cell in row] for row in (self.header, *self.rows))
+        csv.writer(lines, lineterminator="\n").writerows(rows)
+        return lines.getvalue()
+
+    @property
+    def csv_link(self) -> str:
+        """The table as CSV in an address of its own, which a page can offer without a network."""
+        return f"data:text/csv;charset=utf-8,{quote(self.csv())}"
+
     def markdown(self) -> str:
         """The table in Markdown, with every text escaped."""
         rule = ["---"] * self.stubs + ["---:"] * (len(self.header) - self.stubs)
@@ -192,6 +215,11 @@ class Table:
         body = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
         below = "".join(f"\n{escape_markdown(note)}\n" for note in self.notes)
         return f"**{escape_markdown(self.title)}**\n\n{body}\n{below}"
+
+
+def _plain_cell(cell: str) -> str:
+    """Return a cell for a spreadsheet, which never runs it as a formula."""
+    return f"'{cell}" if cell.startswith(FORMULA) and not NUMBER.fullmatch(cell) else cell
 
 
 @dataclass(frozen=True)
@@ -205,10 +233,19 @@ class Figure:
 
 
 class Verdict(NamedTuple):
-    """One conclusion: True if it is good news, False if bad, None if nothing can be claimed."""
+    """One conclusion: True if it is good news, False if bad, None if nothing can be claimed.
+
+    `state` names the verdict on a gap, such as "within"; it is empty for other conclusions.
+    """
 
     passes: bool | None
     text: str
+    state: str = ""
+
+    @property
+    def sign(self) -> str:
+        """The sign in front of the sentence."""
+        return "?" if self.state == "inconclusive" else SIGNS[self.passes]
 
 
 @dataclass(frozen=True)
@@ -222,34 +259,57 @@ class Report:
     title, lead
         The heading, and one paragraph below it.
     verdicts, legend
-        The conclusions, and what the signs for True, False and None mean.
+        The conclusions, and what their signs mean.
     warnings
         Sentences to read before the numbers.
     tables, figures
         The numbers. Figures are part of the HTML page only.
     foot
         The last line.
+    scope
+        One sentence that says what the report covers.
+    answers
+        Questions of a reader without statistics, and their answers.
+    facts, files
+        Names and texts about the report, and the input files with their SHA-256.
+    definitions, limits
+        Words with their meaning, and what the report cannot say.
     """
 
     mark: str
     title: str
     lead: str
     verdicts: Sequence[Verdict]
-    legend: tuple[str, str, str]
+    legend: Sequence[str]
     warnings: Sequence[str]
     tables: Sequence[Table]
     foot: str
     figures: Sequence[Figure] = ()
+    scope: str = ""
+    answers: Sequence[tuple[str, str]] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    files: Sequence[tuple[str, str]] = ()
+    definitions: Sequence[tuple[str, str]] = ()
+    limits: Sequence[str] = ()
 
     def to_markdown(self) -> str:
         """The report in Markdown, without figures and with every text escaped."""
-        verdicts = (f"- {SIGNS[v.passes]} {escape_markdown(v.text)}" for v in self.verdicts)
-        lines = [self.mark, f"# {self.title}", "", escape_markdown(self.lead), "", *verdicts]
-        if self.warnings:
-            warnings = (f"- {escape_markdown(text)}" for text in self.warnings)
-            lines += ["", "## Mind this", "", *warnings]
-        lines += ["", "## Numbers", ""]
+        lines = [self.mark, f"# {escape_markdown(self.title)}", "", escape_markdown(self.lead), ""]
+        lines += _list_in_markdown("In short", _join_terms(self.answers))
+        lines += ["## Verdicts", ""]
+        lines += [f"- {v.sign} {escape_markdown(v.text)}" for v in self.verdicts]
+        lines += ["", escape_markdown(f"{'; '.join(self.legend)}."), ""]
+        lines += _list_in_markdown("Caveats", map(escape_markdown, self.warnings))
+        lines += _list_in_markdown("About this audit", _join_terms(self.facts))
+        lines += _list_in_markdown("Input files (SHA-256)", _join_terms(self.files))
+        lines += [
+            "## Numbers",
+            "",
+            *(f"{escape_markdown(text)}\n" for text in [self.scope] if text),
+        ]
         lines += [table.markdown() for table in self.tables]
+        lines += _list_in_markdown("Definitions", _join_terms(self.definitions))
+        lines += _list_in_markdown(LIMITS_TITLE, map(escape_markdown, self.limits))
         return "\n".join([*lines, escape_markdown(self.foot)]) + "\n"
 
     def to_html(self) -> str:
@@ -265,11 +325,24 @@ class Report:
         return render(
             "audit.html",
             report=self,
-            signs=SIGNS,
+            limits_title=LIMITS_TITLE,
             script=script,
             script_digest=digest,
             version=version("fedgft"),
         )
+
+
+def _list_in_markdown(title: str, items: Iterable[str]) -> list[str]:
+    """Return the lines of a section with a list; none if there are no items."""
+    lines = [f"- {item}" for item in items]
+    return [f"## {title}", "", *lines, ""] if lines else []
+
+
+def _join_terms(pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield a line per pair: the term in bold, then the text, both escaped."""
+    for term, text in pairs:
+        end = "" if term.endswith("?") else ":"
+        yield f"**{escape_markdown(term)}{end}** {escape_markdown(text)}"
 
 
 @cache  # making the script takes more than a second

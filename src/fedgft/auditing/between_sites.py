@@ -70,6 +70,9 @@ class SiteGaps:
         The common gap within sites (Mantel-Haenszel).
     signed
         The difference between the two groups over all sites.
+    pair_rates, pair_shares
+        (2, site): the rates of the two groups at the site, and the shares of their rows that the
+        site holds.
     """
 
     largest: Estimate
@@ -82,6 +85,8 @@ class SiteGaps:
     bound: float = math.nan
     within: Estimate = NO_ESTIMATE
     signed: Estimate = NO_ESTIMATE
+    pair_rates: np.ndarray | None = None
+    pair_shares: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +178,15 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: LargestGap) -> 
         bound=feasible.bound_tight,
         within=estimate_within_sites(exact, *_pair_noise(metric, view, pair)),
         signed=Estimate(*map(float, over_all)),
+        pair_rates=np.stack((first.rate, second.rate)),
+        pair_shares=np.stack([_share(each.n) for each in (first, second)]),
     )
+
+
+def _share(rows: np.ndarray) -> np.ndarray:
+    """Return the share of each entry in the total; noise can make numbers of rows negative."""
+    known = np.maximum(rows, 0.0)
+    return known / max(1.0, known.sum())
 
 
 def _clip_statistics(statistics: np.ndarray) -> np.ndarray:

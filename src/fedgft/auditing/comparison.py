@@ -107,7 +107,11 @@ class Comparison:
             title="Fairness audits, old and new",
             lead=self.lead(),
             verdicts=self.verdict(),
-            legend=("the gap is smaller, beyond chance", "larger, beyond chance", "cannot be said"),
+            legend=(
+                "✓ the gap is smaller, and chance does not explain the change",
+                "✗ the gap is larger, and chance does not explain the change",
+                "· not known: chance could explain the change",
+            ),
             warnings=self.summary["warnings"],
             tables=self.tables(),
             foot="95% intervals throughout.",

@@ -1,33 +1,25 @@
-"""Write the sentences of a report: warnings, verdicts, and which sites cause a gap."""
+"""Write the sentences of a report: warnings, and which sites cause a gap."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedgft.auditing.between_sites import FEW_SITES, MetricEstimate
 from fedgft.auditing.rates import Pool, View
-from fedgft.auditing.summary import GapSummary, Summary, estimable_gap, views_of
-from fedgft.errors import FedgftError
-from fedgft.formatting import MAX_NAMES, Verdict, format_gap, format_points, join_names
+from fedgft.auditing.summary import MetricSummary, Summary
+from fedgft.auditing.verdicts import RATE_NAMES, VERDICT_METRICS, name_group
+from fedgft.formatting import MAX_NAMES, format_gap, format_percent, format_points, join_names
 from fedgft.metrics import CATALOG
-from fedgft.metrics.catalog import resolve_name
 from fedgft.metrics.intervals import FEW
-from fedgft.validation import check_number, format_value
 
 MIN_CONTRIBUTION = 0.0005  # a smaller contribution of a site is shown as 0.0 points
+MIN_PART = 0.004  # a smaller part of a contribution is not explained
 MAX_SITES = 40  # largest number of sites in a figure or table of a report
-FOUR_FIFTHS = 0.8
-RATIO_METRICS = ("sp", "eop")  # the metrics that the four-fifths rule is about
-# Equalized odds is the larger of eop and fpr.
-VERDICT_METRICS = ("sp", "eop", "fpr", "predictive-parity", "acc")
-PHRASES = {  # "{whose}12.3% of women and 4.5% of men {verb}"
-    "sp": ("", "are decided {positive}"),
-    "eop": ("of those who are {positive}, ", "are decided so"),
-    "fpr": ("of those who are not {positive}, ", "are decided so all the same"),
-    "predictive-parity": ("of those decided {positive}, ", "really are"),
-    "acc": ("", "are decided rightly"),
+EVENTS = {  # the rows of a group that a metric is about
+    "eop": " whose true outcome is “{positive}”",
+    "fpr": " whose true outcome is not “{positive}”",
+    "predictive-parity": " with the decision “{positive}”",
 }
 
 
@@ -163,7 +155,9 @@ def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
 
 
 def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterator[str]:
-    """Warn if the gap within sites differs from the gap over all sites (Simpson's paradox).
+    """Warn if the gap within sites differs from the gap over all sites.
+
+    It is Simpson's paradox if the two have opposite signs beyond chance.
 
     Parameters
     ----------
@@ -193,9 +187,11 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
     pair = f"{title}, {first} against {second}"
     disagreement = _describe_disagreement(estimate, low, high)
     if disagreement:
+        reverses = low > 0 and sites.within.high < 0
         yield (
-            f"Simpson warning: {pair}: within sites the gap is {format_gap(*sites.within)}, over "
-            f"all sites it is {format_gap(over_all, low, high)}: {disagreement}."
+            f"{'Simpson warning' if reverses else 'Local and overall gaps differ'}: {pair}: within "
+            f"sites the gap is {format_gap(*sites.within)}, over all sites it is "
+            f"{format_gap(over_all, low, high)}: {disagreement}."
         )
     if low > 0 and (sites.direction < 0).any():
         at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction < 0)])
@@ -212,145 +208,13 @@ def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) ->
     with NaN are false, so the result is "" in that case.
     """
     within = estimate.sites.within
-    if low > 0 and within.value < 0:
+    if low > 0 and within.high < 0:
         return "the other way round"
     if low > 0 and within.low <= 0 and within.high < low:
         return "it cannot be seen within sites"
     if within.high < low or within.low > high:
         return "the two views differ by more than their intervals"
     return ""
-
-
-def list_verdicts(summary: Summary) -> list[Verdict]:
-    """Return one verdict per metric of `VERDICT_METRICS`: a sentence with gap, interval and rates.
-
-    `passes` is True if there is no gap beyond chance, which does not prove that there is no gap. It
-    is False if there is a gap beyond chance, by all attributes together or by one of them. It is
-    None if a group has no rate or too few rows.
-    """
-    return [_judge_all_views(name, summary) for name in VERDICT_METRICS]
-
-
-def _judge_all_views(name: str, summary: Summary) -> Verdict:
-    """Return the verdict on one metric over all views.
-
-    A gap beyond chance by a single attribute makes the verdict False, even if the verdict by all
-    attributes together is uncertain.
-    """
-    verdict = _judge(name, summary)
-    for title, view in summary["attributes"].items():
-        numbers = estimable_gap(view["metrics"][name])
-        if verdict.passes is not False and numbers is not None and (numbers["low"] or 0.0) > 0:
-            text = f"{verdict.text} But by {title} alone there is a gap of {_gap_text(numbers)}."
-            return Verdict(False, text)
-    return verdict
-
-
-def _judge(name: str, summary: Summary) -> Verdict:
-    """Return the verdict on one metric, by all attributes together.
-
-    The sentence states the rates of the two groups that differ most, their gap with its interval,
-    and, for two classes, whether the ratio meets the four-fifths rule.
-    """
-    found = summary["metrics"][name]
-    title = CATALOG[name].title.capitalize()
-    numbers = estimable_gap(found)
-    if numbers is None or found["pair"] is None:
-        return Verdict(None, f"{title}: not estimable. That is not the same as fair.")
-    whose, verb = (text.format(positive=f"“{summary['classes'][-1]}”") for text in PHRASES[name])
-    if len(summary["classes"]) > 2:
-        whose = ""
-        verb = f"({found['condition']})"
-    rates = [f"{format_points(found['groups'][g]['rate'])}% of {g}" for g in found["pair"]]
-    text = f"{title}: {whose}{' and '.join(rates)} {verb}, a gap of {_gap_text(numbers)}"
-    low = numbers["low"]
-    high = numbers["high"]
-    if low is None:
-        return Verdict(None, f"{text}. Too few rows for an interval, so nothing can be claimed.")
-    if found["gap"] is None:
-        text += ", among the groups that have a rate at all"
-    if high is None:
-        text += f"; beyond chance it is at least {format_points(low)} points"
-    if name in RATIO_METRICS and len(summary["classes"]) == 2:
-        text += _judge_ratio(numbers)
-    if low > 0:
-        return Verdict(False, f"{text}.")
-    if found["gap"] is None or high is None:
-        end = "No gap beyond chance, but not all groups can be compared."
-        return Verdict(None, f"{text}. {end}")
-    end = f"No gap beyond chance, though it may be as large as {format_points(high)} points."
-    return Verdict(True, f"{text}. {end}")
-
-
-def _gap_text(numbers: GapSummary) -> str:
-    """The gap in points with its interval."""
-    assert numbers["gap"] is not None  # `estimable_gap` returns only summaries that have a gap
-    return format_gap(numbers["gap"], numbers["low"], numbers["high"])
-
-
-def _judge_ratio(numbers: GapSummary) -> str:
-    """Return the end of a sentence that compares the ratio with 4/5; "" if it is not estimable."""
-    ratio = numbers["ratio"]
-    if ratio is None:
-        return ""
-    below = ratio < FOUR_FIFTHS
-    limit = numbers["ratio_high"] if below else numbers["ratio_low"]
-    certain = limit is not None and (limit < FOUR_FIFTHS) == below
-    verb = "is below" if below else "meets"
-    end = "" if certain else " (chance could explain it)"
-    return f"; the ratio {ratio:.3f} {verb} four fifths{end}"
-
-
-class Exceeded(NamedTuple):
-    """A gap that is above its limit, or that cannot be judged."""
-
-    metric: str
-    reason: str  # a sentence whose subject is the metric
-
-
-def check_limits(limits: Mapping[str, Any]) -> dict[str, float]:
-    """Return limits of gaps by the short names of metrics, or raise a `FedgftError`."""
-    if not limits:
-        raise FedgftError("name at least one metric and its limit: check(sp=0.05)", kind="missing")
-    found = {}
-    for asked, limit in limits.items():
-        name = resolve_name(asked)
-        if name not in CATALOG:
-            text = f"{format_value(asked)} is no metric; choose from {', '.join(CATALOG)}"
-            raise FedgftError(text, field="metric")
-        found[name] = check_number(name, limit)
-        if not 0 <= found[name] < 1:
-            raise FedgftError(f"`{name}` must be a gap, 0 or more and below 1, not {limit}")
-    return found
-
-
-def find_exceeded(summary: Summary, limits: Mapping[str, float]) -> list[Exceeded]:
-    """Return the gaps whose interval lies above the limit.
-
-    Every view counts: a gap between single attributes can be surer than one between
-    intersections. A gap that is not estimable, or too few rows for an interval, does not pass.
-
-    Parameters
-    ----------
-    summary
-        The results of the audit.
-    limits
-        The largest gap to accept, by the short name of the metric.
-    """
-    exceeded = []
-    for name, limit in limits.items():
-        for title, view in views_of(summary).items():
-            found = view["metrics"][name]
-            numbers = estimable_gap(found)
-            low = None if numbers is None else numbers["low"]
-            if numbers is not None and low is not None and low > limit:
-                gap = f"the gap is {numbers['gap']:.3g}"
-                reason = f"by {title} is at least {low:.3g} (95%; {gap}), above {limit:g}"
-                exceeded.append(Exceeded(name, reason))
-            elif low is None or found["gap"] is None:
-                reason = f"by {title} cannot be judged (not estimable): no pass at {limit:g}"
-                exceeded.append(Exceeded(name, reason))
-    return exceeded
 
 
 def estimable_metrics(summary: Summary) -> list[str]:
@@ -403,6 +267,59 @@ def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
         "What a site adds is measured from the overall rate of the two groups: a site where both "
         "have that rate adds 0. Over all sites it adds up to the gap."
     )
+
+
+def explain_site(summary: Summary, metric: str, site: str) -> str:
+    """Return in words why a site adds to the gap of a metric, or takes from it.
+
+    The contribution p (r - rho) - q (s - rho) has two parts. With m the mean of the two rates r
+    and s at the site, (p + q) / 2 times r - s is due to the site's own gap, and (p - q) (m - rho)
+    to its mix of groups: it holds more of one group than of the other, at a rate that differs
+    from the overall rate. The result is "" if a number is not estimable.
+    """
+    found = summary["metrics"][metric]
+    numbers = summary["sites"][site]
+    amount = numbers["contribution"][metric]
+    shares = [s for s in numbers.get("pair_shares", {}).get(metric, ()) if s is not None]
+    rates = [r for r in numbers.get("pair_rates", {}).get(metric, ()) if r is not None]
+    if found["pair"] is None or amount is None or len(shares) < 2 or not rates:
+        return ""
+    own = sum(shares) / 2 * (rates[0] - rates[1]) if len(rates) == 2 else 0.0
+    mix = amount - own
+    rate = sum(rates) / len(rates)
+    overall = _rate_of_pair(found)
+    event = EVENTS.get(metric, "").format(positive=summary["classes"][-1])
+    first, second = map(name_group, found["pair"])
+    text = f"{site} holds {100 * shares[0]:.0f}% of {first} and {100 * shares[1]:.0f}% of "
+    text += f"{second}{event}."
+    parts = []
+    if abs(mix) >= MIN_PART:
+        where = "below" if rate < overall else "above"
+        parts.append(
+            f"its {RATE_NAMES[metric]} of {format_percent(rate)} is {where} the overall "
+            f"{format_percent(overall)}, so that this mix {_change_gap(mix)}"
+        )
+    if abs(own) >= MIN_PART:
+        gap = format_points(abs(rates[0] - rates[1]))
+        higher = first if rates[0] > rates[1] else second
+        parts.append(f"its own gap of {gap} points in favor of {higher} {_change_gap(own)}")
+    if not parts:
+        return f"{text} It adds next to nothing to the gap."
+    reasons = "; ".join(parts)
+    return f"{text} {reasons[0].upper()}{reasons[1:]}."
+
+
+def _rate_of_pair(found: MetricSummary) -> float:
+    """Return the rate of the two groups of the pair together."""
+    groups = [found["groups"][group] for group in found["pair"] or ()]
+    rows = sum(group["n"] for group in groups)
+    return sum((group["rate"] or 0.0) * group["n"] for group in groups) / rows if rows else 0.0
+
+
+def _change_gap(amount: float) -> str:
+    """Return ``adds 1.2 points to the gap``, or what it takes from the gap."""
+    size = format_points(abs(amount))
+    return f"adds {size} points to the gap" if amount > 0 else f"takes {size} points from the gap"
 
 
 def _list_amounts(amounts: Mapping[str, float], verb: str, plural: str) -> str:

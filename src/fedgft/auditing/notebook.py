@@ -8,7 +8,7 @@ cut, because a notebook stores its outputs; the report of `to_html` holds everyt
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedgft.formatting import SIGNS, Report, Table, Verdict, render
+from fedgft.formatting import Report, Table, Verdict, render
 
 MAX_ROWS = 20  # rows of a table
 MAX_CELL = 60  # characters of a cell
@@ -19,7 +19,7 @@ MAX_TABLES = 24
 
 def describe(lead: str, verdicts: Sequence[Verdict]) -> str:
     """Return the lead and one line per verdict."""
-    return "\n".join([lead, *(f"{SIGNS[each.passes]} {each.text}" for each in verdicts)])
+    return "\n".join([lead, *(f"{each.sign} {each.text}" for each in verdicts)])
 
 
 def render_in_notebook(report: Report) -> str:
@@ -30,11 +30,11 @@ def render_in_notebook(report: Report) -> str:
     short = replace(
         report,
         lead=_cut(report.lead, MAX_SENTENCE),
-        verdicts=[Verdict(v.passes, _cut(v.text, MAX_SENTENCE)) for v in report.verdicts],
+        verdicts=[v._replace(text=_cut(v.text, MAX_SENTENCE)) for v in report.verdicts],
         warnings=warnings,
         tables=[_cut_table(table) for table in report.tables[:MAX_TABLES]],
     )
-    return render("notebook.html", report=short, signs=SIGNS)
+    return render("notebook.html", report=short)
 
 
 def _cut_table(table: Table) -> Table:

@@ -9,6 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgft.auditing.about import (
+    DEFINITIONS,
+    LIMITS,
+    check_about,
+    list_answers,
+    list_facts,
+    list_files,
+)
 from fedgft.auditing.audit_results import (
     Gap,
     Rate,
@@ -20,7 +28,7 @@ from fedgft.auditing.audit_results import (
 )
 from fedgft.auditing.between_sites import check_bootstrap, estimate_metric
 from fedgft.auditing.comparison import Comparison, compare
-from fedgft.auditing.findings import check_limits, find_exceeded, list_verdicts, list_warnings
+from fedgft.auditing.findings import list_warnings
 from fedgft.auditing.inputs import Sites, combine_sites
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.rates import (
@@ -40,6 +48,15 @@ from fedgft.auditing.thresholds import (
     GROUP_THRESHOLDS_WARNING,
     adjust_thresholds,
 )
+from fedgft.auditing.verdicts import (
+    LEGEND,
+    check_limits,
+    check_tolerance,
+    find_exceeded,
+    list_states,
+    list_verdicts,
+    write_headline,
+)
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import Report, Table, Verdict, format_percent
 from fedgft.metrics import CATALOG, get_metric
@@ -53,11 +70,6 @@ else:
 
 OVER_ROWS = "Wilson (rates), Newcombe and Tukey (differences), Donner & Zou (ratios)"
 OVER_SITES = "rates, gaps and ratios: bootstrap over sites, {} draws; all else over rows"
-LEGEND = (
-    "no gap beyond chance, which does not prove there is none",
-    "a gap beyond chance",
-    "cannot be said",
-)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,6 +110,26 @@ class Audit:
     def view(self) -> View:
         """The view by all attributes together."""
         return self.views[-1]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is known about the audit: title, date, model, files, as `audit` got them."""
+        return self.summary["about"]
+
+    @property
+    def tolerance(self) -> Mapping[str, float]:
+        """The largest acceptable gap by the short name of the metric."""
+        return self.summary["tolerance"]
+
+    @property
+    def verdicts(self) -> Mapping[str, str]:
+        """The verdict by the short name of the metric, over all attributes.
+
+        "within": the whole interval of the gap is below the tolerance; "exceeds": the whole
+        interval is above it; "inconclusive": the interval contains it; "not estimable": a group
+        has no rows, or too few for an interval.
+        """
+        return self.summary["verdicts"]
 
     @property
     def warnings(self) -> list[str]:
@@ -173,11 +205,12 @@ class Audit:
         return plots.plot_metric(self, name)
 
     def check(self, **limits: float) -> None:
-        """Return if no gap is above its limit; raise a `FedgftError` of kind "data" otherwise.
+        """Return if no gap exceeds its limit; raise a `FedgftError` of kind "data" otherwise.
 
-        As `fedgft audit --fail-above`: a gap is above its limit if the lower end of its 95%
-        interval is, for any attribute or combination of attributes. A gap that cannot be judged,
-        because a group has no row of the event or there is no interval, raises the error too.
+        As `fedgft audit --fail-above`: a gap exceeds its limit if the lower end of its 95%
+        interval does, for any attribute or combination of attributes. A gap that is not
+        estimable, because a group has no row of the event or there is no interval, raises the
+        error too. A gap that is inconclusive at this limit passes: see `verdicts`.
 
         Parameters
         ----------
@@ -212,18 +245,21 @@ class Audit:
         return value, low, high
 
     def lead(self) -> str:
+        """Return the headline: the gap that matters most, and its tolerance."""
+        return write_headline(self.summary)
+
+    def scope(self) -> str:
         """Return one sentence that says what was audited."""
         about = "About " if self.summary["privacy"]["approximate"] else ""
         sites = len(self.summary["sites"])
         return (
             f"{about}{self.summary['rows']['counted']:,.0f} rows of {sites:,} "
             f"site{'s' * (sites != 1)}, groups by {self.summary['groups']}; "
-            f"{format_percent(self.summary['accuracy']['rate'])} of decisions are right. All gaps "
-            "are those of decisions, not of scores."
+            f"{format_percent(self.summary['accuracy']['rate'])} of decisions are right."
         )
 
     def verdict(self) -> list[Verdict]:
-        """Return one verdict per metric, which is True if there is no gap beyond chance."""
+        """Return one verdict per metric; `passes` is True if the gap is within its tolerance."""
         return list_verdicts(self.summary)
 
     def tables(self) -> list[Table]:
@@ -234,13 +270,19 @@ class Audit:
         """Return the whole report, with figures if `figures` is True, which takes longer."""
         return Report(
             mark="<!-- fedgft audit -->",  # the first line of report.md
-            title="Fairness audit",
+            title=self.about["title"],
             lead=self.lead(),
+            scope=self.scope(),
+            answers=list_answers(self.summary),
+            facts=list_facts(self.summary),
+            files=list_files(self.summary),
             verdicts=self.verdict(),
             legend=LEGEND,
             warnings=self.warnings,
             tables=list(list_tables(self.summary)),
             figures=draw_figures(self.summary, self.view) if figures else (),
+            definitions=DEFINITIONS,
+            limits=LIMITS,
             foot=f"Intervals: {self.summary['interval']}; 95% throughout.",
         )
 
@@ -279,6 +321,8 @@ def audit(
     reference_groups: Sequence[str] = (),
     bootstrap: int = 0,
     adjust_to: Mapping[str, float] | None = None,
+    tolerance: Mapping[str, float] | float | None = None,
+    about: Mapping[str, Any] | None = None,
     seed: int = 0,
     ignore_case: bool = False,
 ) -> Audit:
@@ -298,6 +342,14 @@ def audit(
     adjust_to
         The largest gap to allow for each metric, such as ``{"sp": 0.02}``. The audit then searches
         for thresholds by group that keep the gap within it. None: no search.
+    tolerance
+        The largest acceptable gap, for all metrics (0.02) or by metric (``{"sp": 0.02}``). The
+        verdicts compare each gap with it. The default is 0.05, which is 5 points.
+    about
+        What a reader must know about the audit, as texts: "title", "model", "version",
+        "prepared_by", "purpose", "date" (default: today), "label" (the column of the true
+        outcome), "outcome" (what a positive decision is called, such as "approved"), and
+        "files", the paths of the site files, whose SHA-256 is stated.
     seed
         The seed of the bootstrap.
     ignore_case
@@ -317,8 +369,9 @@ def audit(
     >>> fedgft.audit(site).gaps["sp"].value
     0.5
     >>> rows = (y, [0.9, 0.8, 0.7, 0.2], list("ffmm"))
-    >>> fedgft.audit({"north": rows, "south": rows}).gaps["sp"].value
-    0.5
+    >>> found = fedgft.audit({"north": rows, "south": rows}, tolerance=0.1)
+    >>> found.gaps["sp"].value, found.verdicts["sp"]
+    (0.5, 'not estimable')
     """
     if isinstance(reference_groups, Mapping):
         problem = f"reference_groups must be a list of names, not {format_value(reference_groups)}"
@@ -328,6 +381,8 @@ def audit(
     references = check_name_list("reference_groups", reference_groups)
     draws = check_integer("bootstrap", bootstrap, least=0)
     seed = check_integer("seed", seed, least=0)
+    limits = check_tolerance(tolerance)
+    described = check_about(about)
     combined = combine_sites(sums, ignore_case=ignore_case)
     pool = pool_sites(combined)
     if draws:
@@ -355,7 +410,11 @@ def audit(
         interval=OVER_SITES.format(draws) if draws else OVER_ROWS,
         adjusted=adjusted,
         warnings=warnings,
+        about=described,
+        tolerance=limits.gaps,
+        stated=limits.stated,
     )
+    summary["verdicts"].update(list_states(summary))
     return Audit(summary, pool, views)
 
 

@@ -38,7 +38,7 @@ from fedgft.store import parse_json
 
 FORMAT = "fedgft-audit-1"
 COMPARED_KEYS = ("classes", "groups", "accuracy", "metrics", "attributes")  # `compare` needs these
-SITE_KEYS = ("gap", "low", "high", "ratio", "contribution", "local")
+SITE_KEYS = ("gap", "low", "high", "ratio", "contribution", "local", "pair_rates", "pair_shares")
 SHORT_SITE_KEYS = ("gap", "contribution")  # in all views but the one by all attributes
 ONE_LINE_KEYS = ("sites", "curves", "sweep")  # their entries take one line each in audit.json
 Number = float | None
@@ -108,9 +108,10 @@ class SiteSummary(TypedDict):
     `gap`, `low` and `high` are the site's own largest gap and its limits, and `ratio` is its own
     smallest ratio. `accuracy` is the share of right decisions over all rows of the site, also those
     without a recorded group. `local` is the difference at the site between the two groups of the
-    metric's `pair`. `contribution` is the amount that the site adds to the signed gap. Only the
-    view by all attributes together has all of these; other views have `n`, `gap` and
-    `contribution`.
+    metric's `pair`. `contribution` is the amount that the site adds to the signed gap. `pair_rates`
+    are the rates of the two groups of `pair` at the site, and `pair_shares` the shares of their
+    rows that the site holds. Only the view by all attributes together has all of these; other
+    views have `n`, `gap` and `contribution`.
     """
 
     n: float
@@ -121,6 +122,8 @@ class SiteSummary(TypedDict):
     ratio: NotRequired[dict[str, Number]]
     contribution: dict[str, Number]
     local: NotRequired[dict[str, GapInterval]]
+    pair_rates: NotRequired[dict[str, list[Number]]]
+    pair_shares: NotRequired[dict[str, list[Number]]]
 
 
 class ViewSummary(TypedDict):
@@ -145,10 +148,17 @@ class Summary(ViewSummary):
     """A whole audit.
 
     The keys of `ViewSummary` are those of the view by all attributes together, and `groups` is the
-    title of that view.
+    title of that view. `about` says who made the audit of what: see
+    `fedgft.auditing.about.check_about`. `verdicts` is "within", "exceeds", "inconclusive" or "not
+    estimable" for each metric, over all views, compared with its `tolerance`; `tolerance_stated`
+    lists the metrics whose tolerance is not the default.
     """
 
     format: str
+    about: dict[str, Any]
+    tolerance: dict[str, float]
+    tolerance_stated: list[str]
+    verdicts: dict[str, str]
     rows: dict[str, float]  # counted, not_recorded (no group), label_missing, prediction_missing
     classes: list[str]
     groups: str
@@ -187,6 +197,9 @@ def summarize(
     interval: str,
     adjusted: list[GroupThresholds],
     warnings: list[str],
+    about: Mapping[str, Any],
+    tolerance: Mapping[str, float],
+    stated: Sequence[str],
 ) -> Summary:
     """Build the summary from the estimates of all views.
 
@@ -200,6 +213,9 @@ def summarize(
         The reference groups, with which the others are compared: see `find_reference_group`.
     interval, adjusted, warnings
         How the intervals were computed, the thresholds by group, and the warnings for the reader.
+    about, tolerance, stated
+        Who made the audit of what, the largest acceptable gaps, and the metrics for which somebody
+        stated one. The verdicts are left empty.
     """
     *parts, main_part = (
         _summarize_view(view, each, pool.sites, references, full=view is views[-1])
@@ -212,6 +228,10 @@ def summarize(
     sweep = sweep_thresholds(view)
     found = {
         "format": FORMAT,
+        "about": dict(about),
+        "tolerance": dict(tolerance),
+        "tolerance_stated": list(stated),
+        "verdicts": {},
         "rows": {
             "counted": as_count(pool.rows),
             "not_recorded": as_count(view.sums.count[..., -1].sum()),
@@ -376,11 +396,18 @@ def _summarize_site(gaps: Mapping[str, SiteGaps], k: int, *, full: bool) -> dict
             "ratio": each.smallest_ratio[k],
             "contribution": each.contribution[k],
             "local": gap_interval(*(values[k] for values in each.local)),
+            "pair_rates": _take(each.pair_rates, k),
+            "pair_shares": _take(each.pair_shares, k),
         }
         for name, each in gaps.items()
     }
     keys = SITE_KEYS if full else SHORT_SITE_KEYS
     return {key: {name: found[key] for name, found in by_metric.items()} for key in keys}
+
+
+def _take(values: np.ndarray | None, k: int) -> list[Number]:
+    """Return the two numbers of the site at position k; None without a pair of groups."""
+    return [None, None] if values is None else values[:, k].tolist()
 
 
 def gap_interval(gap: Any, low: Any, high: Any) -> GapInterval:

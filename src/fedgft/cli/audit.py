@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 # Loaded when a command runs, so that help is printed at once.
 measurement = LazyModule("fedgft.auditing.measurement")
 comparison = LazyModule("fedgft.auditing.comparison")
-findings = LazyModule("fedgft.auditing.findings")
 report_files = LazyModule("fedgft.auditing.report_files")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
 site_sums = LazyModule("fedgft.site_sums")
 tables = LazyModule("fedgft.data.table")
+verdicts = LazyModule("fedgft.auditing.verdicts")
 
 EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
 MIN_DRAWS = 100  # of a bootstrap
@@ -155,7 +156,10 @@ def measure(
         made = (
             None
             if report is None
-            else fedgft.audit(fedgft.SiteSums.from_json(content, source=site))
+            else fedgft.audit(
+                fedgft.SiteSums.from_json(content, source=site),
+                about={"files": {path.name: sha256(content.encode()).hexdigest()}} if path else {},
+            )
         )
         for line in (*sums.notes, *describe_rows(sums, site)):
             note(line)
@@ -181,6 +185,13 @@ def audit(
     bootstrap: Whole = 0,
     ignore_case: Annotated[bool, Flag] = False,
     compare: Annotated[tuple[Place, Place] | None, Parameter(negative="")] = None,
+    tolerance: Annotated[list[str] | None, Some] = None,
+    title: str | None = None,
+    model_name: str | None = None,
+    model_version: str | None = None,
+    prepared_by: str | None = None,
+    purpose: str | None = None,
+    outcome: str | None = None,
 ) -> None:
     """Combine the sums of all sites: gaps with intervals, the share of each site, a report.
 
@@ -199,7 +210,8 @@ def audit(
     reference_groups
         Compare every group with this one: White, or race=White sex=Male.
     fail_above
-        Exit with code 3 if a gap exceeds a limit by more than chance: sp=0.05.
+        Exit with code 3 if a gap exceeds a limit by more than chance: sp=0.05. Without --tolerance,
+        these limits are the tolerances of the report, too.
     adjust
         Find one threshold per group that reduces a gap to a target: sp=0.02.
     bootstrap
@@ -208,19 +220,46 @@ def audit(
         Merge names that differ only in case or spaces, such as "Man" and "man".
     compare
         Compare two folders of site files or reports, old and new: the change of each gap.
+    tolerance
+        Largest acceptable gap, for all metrics or by metric: 0.02, 2% or sp=0.02,eop=0.05
+        [default: 0.05, that is 5 points].
+    title
+        Title of the report [default: Fairness audit].
+    model_name
+        Name of the audited model.
+    model_version
+        Version of the audited model.
+    prepared_by
+        Person or office that prepared the report.
+    purpose
+        Purpose of the audit.
+    outcome
+        What a positive decision is called, such as approved.
 
     Examples
     --------
     fedgft audit north.json south.json east.json --out report
     fedgft audit sums/ --fail-above sp=0.05 eop=0.1
+    fedgft audit sums/ --tolerance sp=2% --outcome approved --out report
     """
-    require_values(fail_above=fail_above, adjust=adjust, reference_groups=reference_groups)
+    require_values(
+        fail_above=fail_above, adjust=adjust, reference_groups=reference_groups, tolerance=tolerance
+    )
     limits = parse_limits("fail_above", fail_above or ())
     targets = parse_limits("adjust", adjust or ())
     is_enough = bootstrap == 0 or bootstrap >= MIN_DRAWS
     require(is_enough, f"`bootstrap` {bootstrap}: needs at least {MIN_DRAWS} draws")
+    about = {
+        "title": title,
+        "model": model_name,
+        "version": model_version,
+        "prepared_by": prepared_by,
+        "purpose": purpose,
+        "outcome": outcome,
+    }
     if compare is not None:
-        if files or limits or targets or bootstrap or reference_groups:
+        named = any(text is not None for text in about.values())
+        if files or limits or targets or bootstrap or reference_groups or tolerance or named:
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
             )
@@ -231,9 +270,14 @@ def audit(
     with bar() as progress:
         sums = read_sites(files, progress, ignore_case=ignore_case)
     report = fedgft.audit(
-        sums, reference_groups=reference_groups or (), bootstrap=bootstrap, adjust_to=targets
+        sums,
+        reference_groups=reference_groups or (),
+        bootstrap=bootstrap,
+        adjust_to=targets,
+        tolerance=parse_tolerance(tolerance or ()) or limits,
+        about=about | {"files": site_file.find_site_files(files)},
     )
-    exceeded = findings.find_exceeded(report.to_dict(), limits)
+    exceeded = verdicts.find_exceeded(report.to_dict(), limits)
     try:
         publish_report(report, out, "audit", json=json, wide=wide)
     finally:  # also where the reader of the output has closed the pipe
@@ -259,7 +303,7 @@ def print_report(report: Any, *, wide: bool = False) -> None:
     """
     summary = report.to_dict()
     out.print(report.lead(), markup=False, highlight=False, emoji=False)
-    print_signs(report.verdict())
+    print_signs([(verdict.passes, verdict.text) for verdict in report.verdict()])
     out.print()
     for table in report.report().tables if wide else report.tables():
         print_table(table, width=FILE_WIDTH if wide and not out.is_terminal else None)
@@ -290,23 +334,38 @@ def publish_report(
 # Audits
 
 
+def parse_tolerance(items: Sequence[str]) -> dict[str, float] | float:
+    """Read the tolerance: one gap for all metrics, or METRIC=GAP; several with commas or spaces."""
+    parts = [part.strip() for item in items for part in item.split(",") if part.strip()]
+    if len(parts) == 1 and "=" not in parts[0]:
+        return parse_gap("tolerance", parts[0], parts[0])
+    return parse_limits("tolerance", parts)
+
+
+def parse_gap(field: str, item: str, text: str) -> float:
+    """Read a gap: 0.02 or 2%."""
+    number = text.strip().removesuffix("%")
+    try:
+        gap = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        gap = -1.0
+    is_gap = 0 <= gap < 1
+    example = "such as 0.02 or 2%"
+    require(is_gap, f"`{field}` {item}: the gap must be 0 or more and below 1, {example}")
+    return gap
+
+
 def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
     """Read METRIC=GAP, as in sp=0.05; return the gaps by metric."""
     limits: dict[str, float] = {}
     for item in items:
         name, equals, value = item.partition("=")
         name = fedgft.metrics.catalog.resolve_name(name)
-        try:
-            limit = float(value)
-        except ValueError:
-            limit = -1.0
         known = ", ".join(fedgft.metrics.CATALOG)
         is_pair = equals and name in fedgft.metrics.CATALOG
         require(is_pair, f"`{field}` {item}: write METRIC=GAP, such as sp=0.05, of {known}")
-        is_gap = 0 <= limit < 1
-        require(is_gap, f"`{field}` {item}: the gap must be a number, 0 or more and below 1")
         require(name not in limits, f"`{field}` {item}: {name} is given twice")
-        limits[name] = limit
+        limits[name] = parse_gap(field, item, value)
     return limits
 
 

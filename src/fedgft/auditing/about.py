@@ -1,0 +1,357 @@
+"""What a report says besides its numbers: about the audit, the answers, definitions and limits."""
+
+import datetime
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgft.auditing.findings import explain_site, rank_sites
+from fedgft.auditing.summary import Summary, estimable_gap, views_of
+from fedgft.auditing.verdicts import (
+    STATES,
+    VERDICT_METRICS,
+    describe_decision,
+    format_tolerance,
+    judge_metric,
+    leading_verdict,
+    list_states,
+    name_group,
+    rows_needed,
+)
+from fedgft.errors import FedgftError
+from fedgft.formatting import format_interval, format_points, join_names, one_line, printable
+from fedgft.metrics import CATALOG
+from fedgft.store import expand_user
+from fedgft.validation import check_choice, format_value
+
+TITLE = "Fairness audit"
+KEYS = ("title", "model", "version", "date", "prepared_by", "purpose", "label", "outcome")
+MAX_TEXT = 500  # characters of a text in `about`
+MAX_FILES = 40  # input files that a page lists
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+DEFINITIONS = (
+    (
+        "Selection rate",
+        "the share of a group that gets a positive decision. Statistical parity "
+        "(also called demographic parity) compares it.",
+    ),
+    (
+        "True-positive rate",
+        "of those in a group whose true outcome is positive, the share with a "
+        "positive decision. Equal opportunity compares it.",
+    ),
+    (
+        "False-positive rate",
+        "of those in a group whose true outcome is not positive, the share "
+        "that gets a positive decision all the same. False-positive-rate parity compares it.",
+    ),
+    (
+        "Precision",
+        "of those in a group with a positive decision, the share whose true outcome is "
+        "positive. Predictive parity compares it.",
+    ),
+    ("Accuracy", "the share of a group with a right decision. Accuracy parity compares it."),
+    (
+        "Equalized odds",
+        "compares true-positive and false-positive rates; its gap is the larger one.",
+    ),
+    (
+        "Gap",
+        "the difference between the rates of the two groups that differ most, in percentage "
+        "points.",
+    ),
+    (
+        "95% interval",
+        "the values of the true gap that the data support. In 95 of 100 such audits "
+        "the interval contains the true gap. Few rows make it wide.",
+    ),
+    (
+        "Tolerance",
+        "the largest acceptable gap. It is a decision of people, not a result of the data.",
+    ),
+    ("Overall gap", "the gap over the rows of all sites together."),
+    (
+        "Gap within sites",
+        "the average gap inside the sites (Mantel-Haenszel). It can differ from "
+        "the overall gap if the groups are spread unevenly over the sites.",
+    ),
+    (
+        "Contribution",
+        "what a site adds to the overall gap or takes from it. It has two parts: the "
+        "site's own gap, and the mix of groups at a site that decides otherwise than the others.",
+    ),
+    ("80% rule", "the lower selection rate should be at least four fifths of the higher one."),
+    ("± of the area under the curve", "binning error; sampling error is not included."),
+)
+LIMITS = (
+    "The audit describes the rows of the input files. It says nothing about people who are not in "
+    "them, nor about other periods.",
+    "The metrics cannot all be met at once: if the true outcomes of groups differ, a model that is "
+    "not perfect cannot have equal precision and equal true- and false-positive rates. Which "
+    "metric matters is a decision about the use of the model.",
+    "“Within” is a statement about the size of a gap, not a proof that the model is fair or "
+    "lawful. “Inconclusive” and “not estimable” are not good news.",
+    "The true outcomes are those in the files. If they were recorded unfairly, the rates that "
+    "depend on them are wrong, and so is accuracy.",
+    "A gap is not a cause. The audit does not say why groups differ, nor that a site did wrong.",
+    "Intervals cover chance in the rows alone: not errors in the data, and not a change of the "
+    "people or of the model later.",
+    "The numbers come from sums that the sites made. Nobody checked the rows behind them.",
+)
+
+
+def check_about(about: Any) -> dict[str, Any]:
+    """Return what is known about the audit, as texts; raise a `FedgftError` for anything else.
+
+    Parameters
+    ----------
+    about
+        Texts by the names in `KEYS`, and ``"files"``: paths of the input files, or a mapping from
+        their names to their SHA-256. The title and today's date are added if they are missing.
+    """
+    if about is not None and not isinstance(about, Mapping):
+        text = f"must be like {{'title': 'Credit model'}}, not {format_value(about)}"
+        raise FedgftError(text, field="about")
+    given = dict(about or {})
+    files = _read_digests(given.pop("files", {}))
+    found: dict[str, Any] = {"title": TITLE, "date": datetime.date.today().isoformat()}
+    for name, text in given.items():
+        check_choice("about", name, (*KEYS, "files"))
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise FedgftError(f"about[{name!r}] must be a text, not {format_value(text)}")
+        if text.strip():
+            found[name] = one_line(text, MAX_TEXT)
+    ordered: dict[str, Any] = {name: found[name] for name in KEYS if name in found}
+    return ordered | ({"files": files} if files else {})
+
+
+def _read_digests(files: Any) -> dict[str, str]:
+    """Return the SHA-256 of files by name; `files` are paths, or a mapping that is checked."""
+    if isinstance(files, Mapping):
+        for name, digest in files.items():
+            if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+                text = f"about['files'] {format_value(name)}: must be a SHA-256, 64 digits"
+                raise FedgftError(text)
+        return {printable(str(name)): digest for name, digest in files.items()}
+    if isinstance(files, str) or not isinstance(files, Iterable):
+        raise FedgftError(f"about['files'] must list paths, not {format_value(files)}")
+    digests: dict[str, str] = {}
+    for path in files:
+        try:
+            content = expand_user(path).read_bytes()
+        except OSError as error:
+            text = f"about['files'] {path}: cannot be read ({error.strerror})"
+            raise FedgftError(text, kind="file") from None
+        name = Path(path).name
+        digests[printable(name if name not in digests else str(path))] = hashlib.sha256(
+            content
+        ).hexdigest()
+    return digests
+
+
+# The head of a report
+
+
+def list_facts(summary: Summary) -> list[tuple[str, str]]:
+    """Return names and texts about the audit: who, what, when, and from which data."""
+    about = summary["about"]
+    known = about.get
+    positive = summary["classes"][-1]
+    sites = [site or "(no name)" for site in summary["sites"]]
+    facts = [
+        ("Model", " ".join(filter(None, (known("model"), known("version")))) or "not stated"),
+        ("Prepared by", known("prepared_by") or "not stated"),
+        ("Date", known("date") or "not stated"),
+        ("Purpose", known("purpose") or "not stated"),
+        ("True outcome", _describe_label(summary)),
+        ("Positive decision", f"“{positive}”: {known('outcome') or 'meaning not stated'}"),
+        ("Decided by", _describe_threshold(summary)),
+        ("Rows", _describe_rows(summary)),
+        ("Sites", f"{len(sites):,}: {_join(sites)}"),
+        ("Groups", f"{summary['groups']}: {_join(list(summary['metrics']['acc']['groups']))}"),
+        ("Tolerance", _describe_tolerance(summary)),
+    ]
+    return facts if len(summary["classes"]) == 2 else [f for f in facts if f[0] != NO_BINARY]
+
+
+NO_BINARY = "Positive decision"  # a fact about two classes only
+
+
+def _join(names: list[str]) -> str:
+    """Return up to eight names, and how many more there are."""
+    most = 8
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _describe_label(summary: Summary) -> str:
+    """Return the column of the label, if it is known, and its classes."""
+    classes = " or ".join(f"“{name}”" for name in summary["classes"][:6])
+    column = summary["about"].get("label")
+    return f"column {column}: {classes}" if column else classes
+
+
+def _describe_threshold(summary: Summary) -> str:
+    threshold = summary["threshold"]
+    if threshold is None:
+        return "decisions in the data"
+    return f"score of at least {threshold:g} (the operating threshold)"
+
+
+def _describe_rows(summary: Summary) -> str:
+    """Return the number of rows, and how many were left out and why."""
+    rows = summary["rows"]
+    text = f"{rows['counted']:,.0f}"
+    about = "about " if summary["privacy"]["approximate"] else ""
+    left_out = {
+        "without a group": rows["not_recorded"],
+        "without a label (not counted)": rows["label_missing"],
+        "without a prediction (not counted)": rows["prediction_missing"],
+    }
+    parts = [f"{number:,.0f} {what}" for what, number in left_out.items() if number]
+    return f"{about}{text}" + (f"; {', '.join(parts)}" if parts else "")
+
+
+def _describe_tolerance(summary: Summary) -> str:
+    """Return the tolerance, by metric if they differ, and whether somebody stated it."""
+    gaps = {name: summary["tolerance"][name] for name in VERDICT_METRICS}
+    stated = summary["tolerance_stated"]
+    if not stated:
+        default = format_tolerance(next(iter(gaps.values())))
+        return f"{default}, the default of fedgft and not a legal limit; nobody stated another"
+    if len(set(gaps.values())) == 1 and set(gaps) <= set(stated):
+        return f"{format_tolerance(next(iter(gaps.values())))} for every metric"
+    parts = [
+        f"{CATALOG[name].title} {format_tolerance(gap)}{'' if name in stated else ' (default)'}"
+        for name, gap in gaps.items()
+    ]
+    return "; ".join(parts)
+
+
+def list_files(summary: Summary) -> list[tuple[str, str]]:
+    """Return the input files with their SHA-256, at most `MAX_FILES` of them."""
+    return list(summary["about"].get("files", {}).items())[:MAX_FILES]
+
+
+# The first screen
+
+
+def list_answers(summary: Summary) -> list[tuple[str, str]]:
+    """Return four questions and their answers, for readers without statistics."""
+    return [
+        ("What was audited?", _answer_what(summary)),
+        ("What was found?", _answer_found(summary)),
+        ("Who must act?", _answer_who(summary)),
+        ("What is uncertain?", _answer_uncertain(summary)),
+    ]
+
+
+def _answer_what(summary: Summary) -> str:
+    about = summary["about"]
+    named = " ".join(filter(None, (about.get("model"), about.get("version"))))
+    model = f"The decisions of {named}" if named else "The decisions of a model that is not named"
+    number = len(summary["sites"])
+    sites = f"{number:,} sites" if number > 1 else "one site"
+    purpose = f" Purpose: {about['purpose']}." if "purpose" in about else ""
+    return (
+        f"{model}, on {_describe_rows(summary).partition(';')[0]} rows of {sites} "
+        f"({_join([site or 'no name' for site in summary['sites']])}), compared between groups by "
+        f"{summary['groups']}.{purpose}"
+    )
+
+
+def _answer_found(summary: Summary) -> str:
+    """Return the headline in numbers of people, and which metrics have which verdict."""
+    states = list_states(summary)
+    titles = {
+        state: [CATALOG[m].title for m in VERDICT_METRICS if states[m] == state] for state in STATES
+    }
+    starts = {"exceeds": "Above the tolerance", "within": "Within the tolerance"}
+    parts = [
+        f"{starts.get(state, state.capitalize())}: {_and(names)}."
+        for state, names in titles.items()
+        if names
+    ]
+    return " ".join([*_in_hundreds(summary), *parts])
+
+
+def _in_hundreds(summary: Summary) -> Iterator[str]:
+    """Yield ``Of 100 men, 57 are approved; of 100 women, 39.`` if decisions are compared."""
+    name = leading_verdict(summary)
+    _, title = judge_metric(summary, name)
+    found = views_of(summary)[title]["metrics"][name]
+    if name == "sp" and found["pair"] and len(summary["classes"]) == 2:
+        (first, one), (second, other) = (
+            (name_group(g), 100 * (found["groups"][g]["rate"] or 0.0)) for g in found["pair"]
+        )
+        decided = describe_decision(summary)["decided"]
+        yield f"Of 100 {first}, about {one:.0f} {decided}; of 100 {second}, about {other:.0f}."
+
+
+def _and(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _answer_who(summary: Summary) -> str:
+    """Return who must act, and which sites the gap comes from."""
+    name = leading_verdict(summary)
+    state, title = judge_metric(summary, name)
+    view = views_of(summary)[title]
+    numbers = estimable_gap(view["metrics"][name])
+    others = [CATALOG[m].title for m in VERDICT_METRICS if judge_metric(summary, m)[0] == "exceeds"]
+    if state == "within" and not others:
+        return "Nobody for now. Repeat the audit when the model or the people change."
+    if state == "within":
+        return f"The owner of the model, because {_and(others)} exceed the tolerance."
+    if state == "not estimable":
+        return "The sites: without rows of every group, nobody can decide."
+    if state == "inconclusive":
+        factor = None if numbers is None else rows_needed(numbers, summary["tolerance"][name])
+        more = f"about {factor} times as many" if factor else "many more"
+        return f"The sites: {more} rows are needed to decide, if the gap stays as it is."
+    text = "The owner of the model, whose decisions have the gap."
+    if len(summary["sites"]) > 1 and title == summary["groups"]:
+        first = rank_sites(summary, name)[0]
+        reason = explain_site(summary, name, first)
+        text += f" {_describe_places(summary, name)} Most comes from {first}: {reason}"
+    return text.rstrip()
+
+
+def _describe_places(summary: Summary, name: str) -> str:
+    """Return which sites have a gap above the tolerance themselves."""
+    tolerance = summary["tolerance"][name]
+    local = {site: each["local"][name] for site, each in summary["sites"].items()}
+    above = [s for s, gap in local.items() if gap["low"] is not None and gap["low"] > tolerance]
+    if above:
+        return f"Also at home, the gap exceeds the tolerance at {join_names(above)}."
+    largest = max((abs(gap["gap"]) for gap in local.values() if gap["gap"] is not None), default=0)
+    return (
+        f"No site can see the gap alone: within single sites it is at most "
+        f"{format_points(largest)} points. It arises between the sites."
+    )
+
+
+def _answer_uncertain(summary: Summary) -> str:
+    """Return the interval of the headline's gap, open verdicts, and the number of caveats."""
+    name = leading_verdict(summary)
+    _, title = judge_metric(summary, name)
+    numbers = estimable_gap(views_of(summary)[title]["metrics"][name])
+    parts = []
+    if numbers is not None and numbers["low"] is not None and numbers["high"] is not None:
+        limits = format_interval(numbers["low"], numbers["high"])
+        parts.append(f"By chance in the rows, the true gap may be anywhere from {limits} points.")
+    else:
+        parts.append("The size of the gap: there are too few rows for an interval.")
+    states = list_states(summary)
+    for state in ("inconclusive", "not estimable"):
+        if names := [CATALOG[m].title for m in VERDICT_METRICS if states[m] == state]:
+            parts.append(f"{_and(names).capitalize()}: {state}.")
+    if caveats := len(summary["warnings"]):
+        parts.append(f"{caveats} caveat{'s' * (caveats > 1)} below.")
+    parts.append("The audit does not say why the groups differ.")
+    return " ".join(parts)
