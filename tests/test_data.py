@@ -366,6 +366,33 @@ def test_which_columns_are_features(tmp_path):
         load_table(path, **CUSTOMER_ROLES, leave_out=left)
 
 
+def test_codes_and_missing_values_of_a_table(write):
+    rng = np.random.default_rng(0)
+    frame = customers().with_columns(
+        job=pl.Series(rng.integers(1, 6, 200)),
+        pay=pl.Series([None if u < 0.2 else str(round(u, 3)) for u in rng.random(200)]),
+        repaid=pl.Series(rng.integers(0, 2, 200)),
+    )
+    path = write(frame.with_columns(pay=pl.col("pay").fill_null("?")).write_csv())
+    how = {**CUSTOMER_ROLES, "leave_out": ["p"]}
+    with pytest.raises(FedgftError, match=r"'pay' holds numbers, but .*name the value in missing"):
+        load_table(path, **how)
+    assert "pay=?" in load_table(path, **how, categorical=["pay"]).columns
+    plain = load_table(path, **how, missing=["?"])
+    assert plain.columns == ("age", "income", "city=Lyon", "job", "pay", "pay=(missing)")
+    assert any("few different whole numbers are taken as amounts: 'job'" in n for n in plain.notes)
+    empty = load_table(write(frame.write_csv(), "empty.csv"), **how)
+    np.testing.assert_array_equal(plain.features, empty.features)
+    coded = load_table(path, **how, missing=["?"], categorical=["job"])
+    assert coded.columns[3:7] == ("job=2", "job=3", "job=4", "job=5")
+    assert not any("taken as amounts" in note for note in coded.notes)
+    with pytest.raises(FedgftError, match=r"no column 'jobs' \(categorical\); did you mean 'job'"):
+        load_table(path, **how, categorical=["jobs"])
+    groups = frame.with_columns(sex=pl.lit("?")).write_csv()
+    with pytest.raises(FedgftError, match=r"group column 'sex' .* is empty"):
+        load_table(write(groups), **how, missing=["?"])
+
+
 COUNT = np.random.default_rng(0).permutation(150)
 MEASURES = {
     "age": COUNT % 70,

@@ -1,5 +1,6 @@
 """Features: the encoder, scaling compared with numpy, formulas of the synthetic population."""
 
+import json
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedgft.data import Dataset, Encoder, Federation
 from fedgft.data.dataset import Moments, standardize
-from fedgft.data.encode import Categorical, as_text
+from fedgft.data.encode import Categorical, as_text, read_missing
 from fedgft.data.generated import compute_known_gaps, synthetic
 from fedgft.data.partition import partition
 from fedgft.errors import FedgftError
@@ -162,8 +163,9 @@ def test_encoder_survives_json_and_meets_new_rows():
     assert again == encoder
     new = pl.DataFrame({"old": [1, 0], "age": ["7", None], "job": ["pilot", None]})
     features, notes = again.encode(new, source="new.csv")
-    assert features.tolist() == [[7, 0, 1], [1.5, 0, 0]]
-    assert any("2 value(s) of 'job' (100%) were not among the training" in note for note in notes)
+    assert features.tolist() == [[7, 0.5, 1], [1.5, 0.5, 0]]
+    text = "2 value(s) of 'job' (100%) were not among the training rows: 'pilot', '(missing)'"
+    assert f"new.csv: {text}; they count as no category" in notes
     with pytest.raises(FedgftError, match=r"new\.csv: no column 'age'; did you mean 'Age'\?"):
         again.encode(new.rename({"age": "Age"}), source="new.csv")
     with pytest.raises(FedgftError, match=r"column 'age' should hold numbers, not 'old'"):
@@ -182,5 +184,96 @@ def test_encoder_can_keep_every_level():
 def test_a_level_read_as_text_is_met_again_as_a_number():
     encoder = Encoder.fit(pl.DataFrame({"x": ["1.0", "z"], "g": ["a", "b"]}), ["x", "g"])
     features, notes = encoder.encode(pl.DataFrame({"x": [1.0, 2.5], "g": ["a", "b"]}))
-    assert features.tolist() == [[0, 0], [0, 1]]  # 1 is the reference level of x
+    assert features.tolist() == [[0, 0], [0.5, 1]]  # 1 is the reference level of x
     assert "1 value(s) of 'x' (50%) were not among" in notes[0]
+
+
+def test_an_unseen_category_is_no_category():
+    """Standardized, its indicators are zero: the row is not taken for one of the first level."""
+    frame = pl.DataFrame({"job": ["clerk"] * 60 + ["nurse"] * 30 + ["smith"] * 10})
+    encoder = Encoder.fit(frame, ["job"])
+    features, _ = encoder.encode(frame)
+    odd, notes = encoder.encode(pl.DataFrame({"job": ["pilot", "clerk", "diver", "a", "b"]}))
+    np.testing.assert_allclose(odd[[0, 2, 3, 4]], np.tile(features.mean(axis=0), (4, 1)), rtol=1e-6)
+    assert odd[1].tolist() == [0, 0]
+    assert notes[0].endswith(
+        "(80%) were not among the training rows: 'pilot', 'diver', 'a', ...; "
+        "they count as no category"
+    )
+
+
+def test_models_of_version_0_1_read_unseen_categories_as_before():
+    fields = '[{"name": "job", "levels": ["clerk", "smith"], "drop_first": true}]'
+    old = Encoder.from_json(fields)
+    features, notes = old.encode(pl.DataFrame({"job": ["pilot", "smith"]}))
+    assert features.tolist() == [[0], [1]]
+    assert notes[0].endswith("'pilot'; all their indicators are zero")
+    assert Encoder.from_json(old.to_json()) == old and old.to_json() == fields
+
+
+def test_absence_of_a_number_is_a_feature_where_many_rows_lack_it():
+    few = pl.DataFrame({"x": [None] * 9 + [1.0, 3.0]})
+    many = pl.DataFrame({"x": [None] * 10 + [1.0, 3.0]})
+    assert Encoder.fit(few, ["x"], indicators=True).columns == ("x",)
+    assert Encoder.fit(many, ["x"]).columns == ("x",)
+    encoder = Encoder.fit(many, ["x"], indicators=True)
+    assert encoder.columns == ("x", "x=(missing)")
+    features, notes = encoder.encode(many)
+    assert features[9:].tolist() == [[2, 1], [1, 0], [3, 0]]
+    assert "the feature 'x=(missing)' marks them" in notes[0]
+    assert Encoder.from_json(encoder.to_json()) == encoder
+    empty = pl.DataFrame({"x": pl.Series([None] * 12, dtype=pl.Float64)})
+    assert Encoder.fit(empty, ["x"], indicators=True).columns == ("x",)
+    mask = np.arange(12) >= 5  # the training rows decide
+    assert Encoder.fit(many, ["x"], rows=mask, indicators=True).columns == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("values", "missing", "expected"),
+    [
+        (["1", " ? ", "3"], ["?"], [1, None, 3]),
+        (["1.5", "?", "-999"], ["?", "-999"], [1.5, None, None]),
+        ([1, -999, 3], ["-999"], [1, None, 3]),
+        ([1.5, -999.0, None], ["-999"], [1.5, None, None]),
+        (["a", "unknown", None], ["unknown"], ["a", None, None]),
+        (["?", "?", "?"], ["?"], [None, None, None]),
+        ([True, False], ["1"], [True, False]),
+        (["a", "b"], ["?"], ["a", "b"]),
+    ],
+)
+def test_values_that_mean_missing(values, missing, expected):
+    assert read_missing(pl.Series("x", values), missing).to_list() == expected
+
+
+def test_missing_values_and_codes_are_remembered():
+    frame = pl.DataFrame({"pay": ["1", "?", "3"], "job": [10, 2, None], "town": ["a", "?", "b"]})
+    how = {"missing": ("?",), "categorical": ["job"]}
+    encoder = Encoder.fit(frame, frame.columns, **how)
+    assert encoder.columns == ("pay", "job=2", "job=(missing)", "town=b", "town=(missing)")
+    again = Encoder.from_json(encoder.to_json())
+    assert again == encoder
+    features, notes = again.encode(frame)
+    assert features.tolist() == [[1, 0, 0, 0, 0], [2, 1, 0, 0, 1], [3, 0, 1, 1, 0]]
+    assert not any("were not among" in note for note in notes)
+    with pytest.raises(FedgftError, match=r"'job' holds fractions, not codes \(categorical\)"):
+        Encoder.fit(pl.DataFrame({"job": [1.5]}), ["job"], categorical=["job"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shares": [0.5, 0.5]},
+        {"shares": [2.0]},
+        {"shares": [float("nan")]},
+        {"shares": ["x"]},
+        {"missing": [1]},
+        {"missing": 7},
+    ],
+)
+def test_a_damaged_encoder_is_refused(change):
+    field = {"name": "job", "levels": ["clerk", "smith"], "drop_first": True}
+    with pytest.raises(ValueError, match=r"."):
+        Encoder.from_json(json.dumps([field | change]))
+    number = {"name": "x", "fill": 1.0, "indicator": "yes"}
+    with pytest.raises(ValueError, match="'x'"):
+        Encoder.from_json(json.dumps([number]))

@@ -60,11 +60,12 @@ def test_sites_agree_on_the_columns_that_are_not_features() -> None:
     told = {s: said(f) for s, f in frames.items()}
     schema, _ = agree_on_schema(told, **how, warn=notes.append)
     pooled = from_frame(frame, "pooled", roles=Roles("ok", "sex"))
-    assert schema.encoder.columns == pooled.columns == ("age", "pay", "job=nurse", "job=smith")
+    assert schema.encoder.columns == pooled.columns
+    assert pooled.columns == ("age", "pay", "pay=(missing)", "job=nurse", "job=smith")
     assert any("'clinic_id' is not a feature" in n and "at 3 of 3 sites" in n for n in notes)
     assert schema.group == ("sex",)
     more, _ = agree_on_schema(told, **how, keep_group=True, keep=["clinic_id"])
-    assert more.encoder.columns == (*pooled.columns[:4], "sex=m", "clinic_id")
+    assert more.encoder.columns == (*pooled.columns, "sex=m", "clinic_id")
 
     told = {s: said(f) for s, f in parts(table()).items()}
     told["a"]["columns"]["age"]["identifier"] = True
@@ -72,6 +73,34 @@ def test_sites_agree_on_the_columns_that_are_not_features() -> None:
     # what 0.1.0 wrote has no such key, and "yes" is none
     told = {s: json.loads(json.dumps(said(f)).replace("true", '"yes"')) for s, f in frames.items()}
     assert "row" in agree_on_schema(told, **how)[0].encoder.columns
+
+
+def test_sites_agree_on_codes_missing_values_and_indicators() -> None:
+    """As for one table (`Roles`); a site's own missing numbers make no feature."""
+    frame = table().with_columns(
+        zip=pl.Series(np.random.default_rng(3).choice([10, 20, 30], 300)),
+        job=pl.when(pl.int_range(300) % 4 == 0).then(pl.lit("?")).otherwise("job"),
+        pay=pl.col("pay").cast(pl.String).fill_null("?"),
+    )
+    more = {"categorical": ["zip"], "missing": ["?"]}
+    told = {s: said(f, **more) for s, f in parts(frame).items()}
+    schema, wrong = agree_on_schema(told, label="ok", group="sex", missing=["?"])
+    roles = Roles("ok", "sex", categorical=("zip",), missing=("?",))
+    pooled = from_frame(frame, "pooled", roles=roles)
+    assert wrong == {} and set(schema.encoder.columns) >= {"zip=20", "zip=30", "pay=(missing)"}
+    x, _, _, notes = schema.read(frame, source="all")
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
+    at = [schema.encoder.columns.index(n) for n in ("age", "pay", "pay=(missing)", "zip=30")]
+    same = [pooled.columns.index(schema.encoder.columns[i]) for i in at]
+    found = x[:, at] * schema.spread[at] + schema.mean[at]
+    np.testing.assert_allclose(found, pooled.features[:, same], atol=1e-4)
+    assert not any("were not among" in note for note in notes)
+    assert Schema.from_json(schema.to_json()).to_json() == schema.to_json()
+
+    alone = parts(table().with_columns(age=pl.col("age").cast(pl.Float64), pay=1.0))
+    alone["b"] = alone["b"].with_columns(age=pl.when(pl.int_range(60) > 30).then(pl.col("age")))
+    told = {s: said(f) for s, f in alone.items()}
+    assert "age=(missing)" not in agree_on_schema(told, label="ok", group="sex")[0].encoder.columns
 
 
 def test_seconds_since_1970_vary_at_every_site() -> None:

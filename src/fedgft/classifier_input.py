@@ -13,7 +13,7 @@ import polars as pl
 from sklearn.utils import check_random_state
 
 from fedgft.auditing.arrays import split_attributes, to_series
-from fedgft.data.encode import Encoder, Names, Numeric, as_text, describe_lost_digits
+from fedgft.data.encode import OR_NAME_IT, Encoder, Names, Numeric, as_text, describe_lost_digits
 from fedgft.data.partition import PartitionKind
 from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells
 from fedgft.errors import FedgftError
@@ -100,7 +100,7 @@ def name_argument(name: str) -> Iterator[None]:
         text = f"must hold numbers or text, and cannot be read ({reason})"
         raise FedgftError(text, field=name) from None
     except FedgftError as error:
-        text = error.message.replace(" (`leave_out`)", "")
+        text = error.message.replace(" (`leave_out`)", "").replace(OR_NAME_IT, "")
         text = text.removeprefix(f"{name}: ").removeprefix(f"{name} ")
         raise FedgftError(text, field=name, kind=error.kind) from None
 
@@ -108,7 +108,7 @@ def name_argument(name: str) -> Iterator[None]:
 def fit_encoder(table: pl.DataFrame | np.ndarray) -> Encoder:
     """Return the encoder of a table, or of an array, whose columns are x0, x1, ..."""
     if isinstance(table, pl.DataFrame):
-        return Encoder.fit(table, table.columns, source="X")
+        return Encoder.fit(table, table.columns, indicators=True, source="X")
     columns = (np.ascontiguousarray(column, dtype=np.float64) for column in table.T)
     return Encoder(tuple(Numeric(f"x{i}", float(x.mean())) for i, x in enumerate(columns)))
 

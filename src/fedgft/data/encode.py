@@ -1,9 +1,11 @@
 """Turn the columns of a raw table into the features of a model.
 
-A numeric column becomes one feature. A categorical column with levels l_0, l_1, ... becomes one
-indicator per level except the first, the reference level: with an indicator for it, the indicators
-would sum to one and duplicate the intercept. The encoder is stored in the model file, so a later
-table is read exactly as the training rows were.
+A numeric column becomes one feature, and a second one, which is 1 where a value is missing, if many
+training rows lack a value. A categorical column with levels l_0, l_1, ... becomes one indicator per
+level except the first, the reference level: with an indicator for it, the indicators would sum to
+one and duplicate the intercept. A value that is no level counts as no category: its indicators are
+the shares of the levels among the training rows, which standardized features turn into zero. The
+encoder is stored in the model file, so a later table is read exactly as the training rows were.
 
 Column types are those of the file. A column that would be misread is refused: one stray word turns
 a CSV column of numbers into text, which would become hundreds of categories.
@@ -33,6 +35,7 @@ UNSEEN = "were not among the training rows"  # in notes on values that are no kn
 TOO_CLOSE = "are too close together beside their size"  # in notes on columns that lose digits
 COARSE_SHARE = 1e-3  # largest step between float32 numbers, as a share of a column's range
 MISSING = "(missing)"  # the level of missing values
+MIN_MISSING = 10  # training rows without a number that make its absence a feature
 MAX_INDICATORS = 10_000  # limit over all text columns; each level becomes a feature
 MANY_ROWS = 1000  # from here on it pays to look for the distinct values of a column
 MAX_LEVELS = 1000  # limit for one text column; a column with more holds names or identifiers
@@ -47,6 +50,10 @@ COMMA_NUMBER = (  # 3,5 and 1.234,5 and 1,234.5
 NOT_FINITE = r"(?i)^\s*[+-]?(nan|inf|infinity)\s*$"
 NO_COMMAS = "write them with a decimal point and no thousands separator, as in 1234.5"
 LEAVE_EMPTY = "leave the cell empty where a number is missing"
+OR_NAME_IT = (  # the end of a message on odd values among numbers
+    ", or name the value in `missing`; if these are codes, name the column in `categorical`"
+)
+MAX_EXAMPLES = 3  # of values in a note
 MAX_NAME_LENGTH = 80  # longer names are cut in messages
 MAX_INTEGER = 2.0**127  # whole numbers below it fit an integer type
 
@@ -182,11 +189,11 @@ def check_text(series: pl.Series, *, source: str) -> None:
     if not_finite and numbers and (damaged or numbers + not_finite == len(text)):
         raise _not_finite(series.name, not_finite, source=source)
     odd = text.filter(~text.str.contains(PLAIN_NUMBER))
-    if damaged and len(odd):
+    many_numbers = 2 * numbers >= len(text) and text.n_unique() > MAX_CATEGORY_LIKE + MAX_EXAMPLES
+    if len(odd) and (damaged or (many_numbers and odd.n_unique() <= MAX_EXAMPLES)):
         found = ", ".join(f"'{value}'" for value in odd.unique(maintain_order=True)[:3])
         problem = f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not"
-        remedy = f"{LEAVE_EMPTY} (codes: put a letter in front of each)"
-        raise data_error(source, f"{problem} ({found}): {remedy}")
+        raise data_error(source, f"{problem} ({found}): {LEAVE_EMPTY}{OR_NAME_IT}")
 
 
 def holds_numbers_as_text(series: pl.Series) -> bool:
@@ -225,24 +232,79 @@ def _not_finite(name: str, count: int, *, source: str) -> FedgftError:
     return data_error(source, f"{problem}: {LEAVE_EMPTY}")
 
 
+def read_missing(series: pl.Series, values: Sequence[str]) -> pl.Series:
+    """Return the column with null for each value that means missing.
+
+    If the other values of a text column are plain numbers, it becomes a column of numbers, as the
+    reader of a CSV would have made it without such values.
+
+    Parameters
+    ----------
+    series
+        The column.
+    values
+        Texts that mean missing, such as "?" or "-999"; spaces around them do not matter.
+    """
+    if not values or series.dtype.is_nested() or not (is_numeric(series) or _is_text(series)):
+        return series
+    if _is_text(series):
+        text = series.cast(pl.String)
+        is_missing = text.str.strip_chars().is_in([value.strip() for value in values])
+    else:
+        text = None
+        is_missing = as_text(series).is_in(as_text(pl.Series(values, dtype=pl.String)).to_list())
+    is_missing = is_missing.fill_null(False)
+    if not is_missing.any():
+        return series
+    kept = series.to_frame().select(pl.when(~is_missing).then(pl.all())).to_series()
+    if text is None:
+        return kept
+    numbers = kept.cast(pl.String)
+    if numbers.null_count() == len(numbers) or not numbers.str.contains(PLAIN_NUMBER).all():
+        return kept
+    integers = numbers.cast(pl.Int64, strict=False)
+    is_whole = integers.null_count() == numbers.null_count()
+    return integers if is_whole else numbers.cast(pl.Float64)
+
+
+def _is_text(series: pl.Series) -> bool:
+    return series.dtype in (pl.String, pl.Categorical, pl.Enum)
+
+
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers; `fill` replaces missing ones."""
+    """A column of numbers.
+
+    Parameters
+    ----------
+    name
+        The name of the column.
+    fill
+        Replaces missing numbers.
+    indicator
+        Whether a second feature is 1 where the number is missing, and 0 elsewhere.
+    missing
+        Values that mean missing.
+    """
 
     name: str
     fill: float
+    indicator: bool = False
+    missing: Names = ()
 
     @property
     def columns(self) -> Names:
-        """The name of its feature."""
-        return (self.name,)
+        """The names of its features."""
+        return (self.name, f"{self.name}={MISSING}") if self.indicator else (self.name,)
 
     def write(self, series: pl.Series, out: np.ndarray, *, source: str) -> list[str]:
-        """Fill `out`, (n, 1), and return notes on missing values."""
+        """Fill `out`, (n, 1) or (n, 2), and return notes on missing values."""
         numbers = parse_numbers(series, source=source)
         absent = numbers.null_count()
         filled = numbers.fill_null(self.fill).to_numpy()
         out[:, 0] = filled
+        if self.indicator:
+            out[:, 1] = numbers.is_null().to_numpy()
         notes = []
         if len(filled):
             low, high = (np.array([bound]) for bound in (filled.min(), filled.max()))
@@ -251,16 +313,35 @@ class Numeric:
             return notes
         mean = f"the mean over all clients' rows, {self.fill:.6g}"
         by = mean if self.fill else "0, the mean over all clients' rows, or no mean is known"
-        return [*notes, f"{source}: {absent} missing value(s) of '{self.name}' replaced by {by}"]
+        marked = f"; the feature '{self.columns[1]}' marks them" if self.indicator else ""
+        replaced = f"{absent} missing value(s) of '{self.name}' replaced by {by}{marked}"
+        return [*notes, f"{source}: {replaced}"]
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """A column of names; missing values are a level of their own."""
+    """A column of names; missing values are a level of their own.
+
+    Parameters
+    ----------
+    name
+        The name of the column.
+    levels
+        Its different values.
+    drop_first
+        Whether the first level has no indicator.
+    shares
+        The share of the training rows at each level that has an indicator: the indicators of a
+        value that is no level. Empty: they are zero, as in models of version 0.1.
+    missing
+        Values that mean missing.
+    """
 
     name: str
     levels: Names
     drop_first: bool = True
+    shares: tuple[float, ...] = ()
+    missing: Names = ()
 
     @property
     def columns(self) -> Names:
@@ -268,25 +349,32 @@ class Categorical:
         return tuple(f"{self.name}={level}" for level in self.levels[int(self.drop_first) :])
 
     def write(self, series: pl.Series, out: np.ndarray, *, source: str) -> list[str]:
-        """Fill `out`, zeros of shape (n, features), and return notes.
-
-        The row of an unknown level stays zero.
-        """
-        codes = encode_levels(as_text(series).fill_null(MISSING), self.levels)
+        """Fill `out`, zeros of shape (n, features), and return notes."""
+        text = as_text(series).fill_null(MISSING)
+        codes = encode_levels(text, self.levels)
         places = codes - int(self.drop_first)
         rows = np.flatnonzero(places >= 0)
         out[rows, places[rows]] = 1.0
         notes = []
         if (absent := series.null_count()) and MISSING in self.levels:
-            text = f"missing value(s) of '{self.name}' are a category of their own"
-            notes.append(f"{source}: {absent} {text}")
-        if unknown := int((codes < 0).sum()):
-            share = f"{unknown} value(s) of '{self.name}' ({100 * unknown / len(codes):.3g}%)"
-            notes.append(f"{source}: {share} {UNSEEN}: all their indicators are zero")
+            found = f"missing value(s) of '{self.name}' are a category of their own"
+            notes.append(f"{source}: {absent} {found}")
+        unseen = codes < 0
+        if unknown := int(unseen.sum()):
+            values = text.filter(pl.Series(unseen)).unique(maintain_order=True).to_list()
+            shown = ", ".join(f"'{value[:MAX_NAME_LENGTH]}'" for value in values[:MAX_EXAMPLES])
+            shown += ", ..." if len(values) > MAX_EXAMPLES else ""
+            number = f"{unknown} value(s) of '{self.name}' ({100 * unknown / len(codes):.3g}%)"
+            effect = "all their indicators are zero"
+            if self.shares:
+                out[unseen] = self.shares
+                effect = "they count as no category"
+            notes.append(f"{source}: {number} {UNSEEN}: {shown}; {effect}")
         return notes
 
 
 Field = Numeric | Categorical
+LATER_KEYS = ("indicator", "missing", "shares")  # of fields; version 0.1 does not know them
 
 
 @dataclass(frozen=True)
@@ -302,6 +390,9 @@ class Encoder:
         columns: Iterable[str],
         *,
         rows: np.ndarray | None = None,
+        categorical: Sequence[str] = (),
+        missing: Names = (),
+        indicators: bool = False,
         source: str = "table",
     ) -> Encoder:
         """Learn the levels of text columns and the means of numeric columns.
@@ -313,19 +404,33 @@ class Encoder:
             numeric fields, text becomes categorical ones.
         rows
             Mask of the rows to learn from; default: all. Types are those of the whole column.
+        categorical
+            Columns that become categorical fields, also if they hold numbers.
+        missing
+            Values that mean missing, see `read_missing`.
+        indicators
+            Whether a number that `MIN_MISSING` of the rows lack gets a second feature, which says
+            that it is missing.
         source
             What error messages call the table.
         """
         fields: list[Field] = []
         for name in columns:
-            column = get_column(frame, name, source=source)
-            check_text(column, source=source)
+            column = read_missing(get_column(frame, name, source=source), missing)
             series = column if rows is None else column.filter(pl.Series(rows))
+            if name in categorical:
+                codes = read_codes(series, source=source) if is_numeric(column) else series
+                fields.append(_fit_levels(codes, missing, source))
+                continue
+            check_text(column, source=source)
             if is_numeric(series):
-                known = parse_numbers(series, source=source).drop_nulls().to_numpy()
-                fields.append(Numeric(name, float(known.mean()) if len(known) else 0.0))
+                numbers = parse_numbers(series, source=source)
+                known = numbers.drop_nulls().to_numpy()
+                mean = float(known.mean()) if len(known) else 0.0
+                marked = indicators and len(known) > 0 and numbers.null_count() >= MIN_MISSING
+                fields.append(Numeric(name, mean, marked, missing))
             else:
-                fields.append(Categorical(name, _find_levels(series, source=source)))
+                fields.append(_fit_levels(series, missing, source))
         _check_width(fields, source=source)
         return cls(tuple(fields))
 
@@ -342,13 +447,21 @@ class Encoder:
         for field in self.fields:
             stop = start + len(field.columns)
             series = get_column(frame, field.name, source=source)
+            series = read_missing(series, field.missing)
             notes += field.write(series, features[:, start:stop], source=source)
             start = stop
         return features, tuple(notes)
 
     def to_json(self) -> str:
-        """Return the fields as a JSON list."""
-        return json.dumps([asdict(field) for field in self.fields])
+        """Return the fields as a JSON list.
+
+        What version 0.1 did not know is left out where it is unset, so that the fingerprint of a
+        schema stays the same.
+        """
+        contents = (asdict(field).items() for field in self.fields)
+        return json.dumps(
+            [{k: v for k, v in content if v or k not in LATER_KEYS} for content in contents]
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Encoder:
@@ -376,14 +489,43 @@ def _check_width(fields: Sequence[Field], *, source: str) -> None:
 
 def _parse_field(content: dict[str, Any]) -> Field:
     name = require_encodable(content["name"])
+    missing = tuple(map(require_encodable, content.get("missing", [])))
     if "fill" in content:
         if not np.isfinite(content["fill"]):
             raise ValueError(f"the value that fills '{name}' is no finite number")
-        return Numeric(name, float(content["fill"]))
+        indicator = content.get("indicator", False)
+        if not isinstance(indicator, bool):
+            raise ValueError(f"'{name}' does not say whether its absence is a feature")
+        return Numeric(name, float(content["fill"]), indicator, missing)
     levels = tuple(map(require_encodable, content["levels"]))
     if len(set(levels)) < len(levels) or not isinstance(content["drop_first"], bool):
         raise ValueError(f"'{name}' has a level twice")
-    return Categorical(name, levels, content["drop_first"])
+    shares = tuple(map(float, content.get("shares", [])))
+    field = Categorical(name, levels, content["drop_first"], shares, missing)
+    if shares and len(shares) != len(field.columns):
+        raise ValueError(f"'{name}' has a share that is of no level")
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f"'{name}' has a share that is none")
+    return field
+
+
+def read_codes(series: pl.Series, *, source: str) -> pl.Series:
+    """Return a column of numbers that are codes as text; refuse fractions."""
+    if series.dtype.is_float():
+        numbers = parse_numbers(series, source=source)
+        if (numbers != numbers.round()).any():
+            problem = f"column '{series.name}' holds fractions, not codes (`categorical`)"
+            raise data_error(source, problem)
+    return as_text(series)
+
+
+def _fit_levels(series: pl.Series, missing: Names, source: str) -> Categorical:
+    """Return the levels of a column and their shares."""
+    levels = _find_levels(series, source=source)
+    codes = encode_levels(as_text(series).fill_null(MISSING), levels)
+    counts = np.bincount(codes, minlength=len(levels))[1:]
+    shares = tuple((counts / max(1, len(codes))).tolist())
+    return Categorical(series.name, levels, shares=shares, missing=missing)
 
 
 def _find_levels(series: pl.Series, *, source: str) -> Names:

@@ -30,6 +30,7 @@ Excluded = tuple[tuple[str, str], ...]  # (column, reason) of the columns that a
 ID_WORDS = {"id", "ids", "identifier", "uuid", "guid", "ssn"}  # anywhere in a column's name
 NUMBER_WORDS = {"number", "num", "no", "nr", "key", "index", "idx"}  # at the end of a name
 MAX_CODES = 20  # a column "job_id" with so few different numbers holds categories
+MAX_LIKELY_CODES = 10
 MIN_ROWS = 100  # with fewer rows, different values may be chance
 MIN_NAMED_ROWS = 20  # the same for a name that ends in one of `NUMBER_WORDS`
 NEARLY_ALL = 0.95  # share of different values in a text column that identifies rows
@@ -79,6 +80,33 @@ def _holds_whole_numbers(known: pl.Series) -> bool:
     if known.dtype.is_integer():
         return True
     return bool(len(known) and (known.is_finite() & (known == known.round())).all())
+
+
+def find_codes(frame: pl.DataFrame, columns: Iterable[str], *, kept: Iterable[str]) -> list[str]:
+    """Return the columns of whole numbers that may be codes, not amounts.
+
+    They have 3 to `MAX_LIKELY_CODES` different values in `MIN_ROWS` rows or more.
+
+    Parameters
+    ----------
+    frame
+        The table.
+    columns
+        The columns to look at.
+    kept
+        Columns that the user has named: it is known what they hold.
+    """
+    known = set(kept)
+    found = []
+    for name in columns:
+        series = frame[name].drop_nulls()
+        if name in known or len(series) < MIN_ROWS or not is_numeric(series):
+            continue
+        if series.dtype == pl.Boolean or not 3 <= series.n_unique() <= MAX_LIKELY_CODES:
+            continue
+        if _holds_whole_numbers(series):
+            found.append(name)
+    return found
 
 
 def split_words(name: str) -> list[str]:

@@ -479,6 +479,8 @@ def load(
     leave_out: Sequence[str] = (),
     keep_group: bool = False,
     keep: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
     folder: str | Path | None = None,
     on_progress: Progress = ignore_progress,
 ) -> Dataset:
@@ -509,6 +511,11 @@ def load(
         data sets of the paper it always is one.
     keep
         Columns that are features although they look like identifiers of rows; none by default.
+    categorical
+        Columns of numbers that are codes: each code becomes a category; none by default.
+    missing
+        Values that mean missing in any column, such as ["?"]; none by default besides empty cells,
+        NA and N/A of a CSV, and None and NaN of a table.
     folder
         The folder with your own copies of a public data set's files; None (default): the
         environment variable FEDGFT_DATA, or a download.
@@ -551,6 +558,8 @@ def load(
     roles = {"label": label, "group": group, "client": client, "split": split}
     roles |= {"positive": positive, "leave_out": tuple(check_column_names("leave_out", leave_out))}
     roles |= {"keep": tuple(check_column_names("keep", keep)), "keep_group": keep_group}
+    roles["categorical"] = tuple(check_column_names("categorical", categorical))
+    roles["missing"] = tuple(check_column_names("missing", missing))
     if not isinstance(data, str | Path):
         return from_frame(_check_table(data), "table", roles=_make_roles("data", roles))
     name = str(data)

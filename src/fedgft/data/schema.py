@@ -30,6 +30,7 @@ from fedgft.data.dataset import Moments, compute_spread
 from fedgft.data.encode import (
     MAX_INDICATORS,
     MAX_LEVELS,
+    MIN_MISSING,
     MISSING,
     Categorical,
     Encoder,
@@ -44,6 +45,8 @@ from fedgft.data.encode import (
     is_numeric,
     parse_numbers,
     put_positive_last,
+    read_codes,
+    read_missing,
     suggest_name,
 )
 from fedgft.data.features import explain_identifier
@@ -186,6 +189,8 @@ def describe_table(
     label: str,
     group: str,
     leave_out: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
     min_rows: int = 10,
     source: str,
 ) -> Description:
@@ -199,6 +204,10 @@ def describe_table(
         The label column and the group column, or several as "race,sex".
     leave_out
         Columns that are not features.
+    categorical
+        Columns of numbers that are codes.
+    missing
+        Values that mean missing.
     min_rows
         Values that occur in fewer rows, and sums of fewer numbers, are left out.
     source
@@ -215,6 +224,7 @@ def describe_table(
     groups = split_group_columns(group, frame.columns)
     for name in (label, *groups):
         get_column(frame, name, source=source)
+    frame = frame.with_columns(read_missing(column, missing) for column in frame.iter_columns())
     _check_labels(frame, label, source=source)
     if label in groups:
         raise FedgftError(f"{source}: column '{label}' is both the label and the group")
@@ -223,13 +233,19 @@ def describe_table(
     names = [name for name in frame.columns if name not in (label, *leave_out)]
     if not names:
         raise data_error(source, "no column is left to learn from")
+    columns = {}
+    for name in names:
+        series = get_column(frame, name, source=source)
+        if name in categorical and is_numeric(series):
+            series = read_codes(series, source=source)
+        elif name not in categorical:
+            check_text(series, source=source)
+        columns[name] = _describe_column(series, min_rows, source=source)
+        if name not in categorical and explain_identifier(series, source=source):
+            columns[name][IDENTIFIER] = True
     return {
         "rows": frame.height,
-        "columns": {
-            name: _describe_column(frame, name, min_rows, source=source)
-            | ({IDENTIFIER: True} if explain_identifier(frame[name], source=source) else {})
-            for name in names
-        },
+        "columns": columns,
         "labels": _find_frequent(as_text(frame[label]), min_rows, source=source),
         "groups": _find_frequent(_combine_groups(frame, groups), min_rows, source=source),
     }
@@ -250,11 +266,7 @@ def _find_frequent(series: pl.Series, min_rows: int, *, source: str) -> list[str
     return sorted(value for value, number in counts.items() if number >= min_rows)
 
 
-def _describe_column(
-    frame: pl.DataFrame, name: str, min_rows: int, *, source: str
-) -> dict[str, Any]:
-    series = get_column(frame, name, source=source)
-    check_text(series, source=source)
+def _describe_column(series: pl.Series, min_rows: int, *, source: str) -> dict[str, Any]:
     if series.null_count() == len(series):
         return {"kind": EMPTY}  # at other sites it may be of any kind
     if not is_numeric(series):
@@ -299,6 +311,7 @@ def agree_on_schema(
     groups: Sequence[str] = (),
     keep_group: bool = False,
     keep: Sequence[str] = (),
+    missing: Sequence[str] = (),
     scaling: str = "pooled",
     warn: Warn = lambda text: None,
 ) -> tuple[Schema, dict[str, str]]:
@@ -318,6 +331,8 @@ def agree_on_schema(
         Whether the group is a feature.
     keep
         Columns that are features although they look like identifiers at most sites.
+    missing
+        Values that mean missing at all sites.
     scaling
         "pooled": the mean and spread over all rows. "median": the median of the sites' means, and
         the median of their mean squares about it; no single site can move these medians far.
@@ -355,7 +370,7 @@ def agree_on_schema(
         remedy = f"(the settings classes and groups name them){_list_reasons(refused)}"
         raise FedgftError(f"all fitting sites together have {found} {remedy}", kind="data")
     fitting, columns = _drop_unshared_levels(fitting, columns, warn)
-    encoder, (mean, spread) = _fit(list(fitting.values()), columns, scaling)
+    encoder, (mean, spread) = _fit(list(fitting.values()), columns, scaling, tuple(missing))
     schema = Schema(
         label=label,
         group=group_columns,
@@ -602,14 +617,17 @@ def _sort_key(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def _fit(sites: Descriptions, columns: Kinds, scaling: str) -> tuple[Encoder, Scales]:
+def _fit(
+    sites: Descriptions, columns: Kinds, scaling: str, missing: Names
+) -> tuple[Encoder, Scales]:
     """Fit the encoder and the scaling to the sums of the sites.
 
     Returns
     -------
     encoder, (mean, spread)
-        Missing numbers are filled with the mean of their column. An indicator with share p has
-        mean p and variance p (1 - p).
+        Missing numbers are filled with the mean of their column, and an indicator says that they
+        are missing if several rows lack them. An indicator with share p has mean p and variance
+        p (1 - p).
     """
     limit = size_limit([description["rows"] for description in sites], SiteLimits())
     weights = np.array([min(1.0, limit / description["rows"]) for description in sites])
@@ -620,12 +638,17 @@ def _fit(sites: Descriptions, columns: Kinds, scaling: str) -> tuple[Encoder, Sc
     moments = []
     for name in columns:
         if name in scales:
-            fields.append(Numeric(name, float(scales[name][0])))
+            absent = _count_missing(sites, name)
+            rows = sum(description["rows"] for description in sites)
+            several = (absent > 0).sum() >= min(2, len(sites) - 1)  # no single site decides
+            marked = bool(several and MIN_MISSING <= absent.sum() < rows)
+            fields.append(Numeric(name, float(scales[name][0]), marked, missing))
             moments.append(scales[name])
+            shares = _compute_shares(sites, absent[:, None], weights, scaling)[:marked]
         else:
-            field, shares = _fit_levels(sites, name, weights, scaling)
-            fields.append(field)
-            moments += zip(shares, shares * (1 - shares), strict=True)
+            levels, shares = _fit_levels(sites, name, weights, scaling)
+            fields.append(Categorical(name, levels, shares=tuple(shares.tolist()), missing=missing))
+        moments += zip(shares, shares * (1 - shares), strict=True)
     mean, variance = np.array(moments, np.float64).reshape(-1, 2).T.copy()
     return Encoder(tuple(fields)), (mean, compute_spread(mean, variance))
 
@@ -664,9 +687,15 @@ def _median(values: np.ndarray) -> np.ndarray:
     return np.where(known, np.nanmedian(np.where(known, values, 0.0), axis=0), 0.0)
 
 
+def _count_missing(sites: Descriptions, name: str) -> np.ndarray:
+    """Return how many rows of each site lack a number, as far as its description says so."""
+    counts = [d["columns"][name].get("count", 0) for d in sites]
+    return np.array([d["rows"] for d in sites], float) - np.array(counts, float)
+
+
 def _fit_levels(
     sites: Descriptions, name: str, weights: np.ndarray, scaling: str
-) -> tuple[Categorical, np.ndarray]:
+) -> tuple[Names, np.ndarray]:
     """Return the levels of a text column, and the share of rows at each level except the first."""
     counts_by_site = [d["columns"][name].get("levels", {}) for d in sites]
     levels = sorted({level for counts in counts_by_site for level in counts})
@@ -674,10 +703,15 @@ def _fit_levels(
         problem = f"column '{name}' has no value that is frequent at any site"
         raise FedgftError(f"{problem}: leave it out (`leave_out`)", kind="data")
     counts = np.array([[counts.get(v, 0) for v in levels[1:]] for counts in counts_by_site], float)
+    return tuple(levels), _compute_shares(sites, counts, weights, scaling)
+
+
+def _compute_shares(
+    sites: Descriptions, counts: np.ndarray, weights: np.ndarray, scaling: str
+) -> np.ndarray:
+    """Return the shares of the rows, (m,), that `counts`, (sites, m), are of each site's rows."""
     rows = np.array([d["rows"] for d in sites], float)[:, None]
     if scaling == "median":
-        shares = np.median(counts / rows, axis=0)
-    else:
-        weight = weights[:, None]
-        shares = (counts * weight).sum(0) / (rows * weight).sum()
-    return Categorical(name, tuple(levels)), shares
+        return np.median(counts / rows, axis=0)
+    weight = weights[:, None]
+    return (counts * weight).sum(0) / (rows * weight).sum()

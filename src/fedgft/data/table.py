@@ -34,6 +34,7 @@ from fedgft.data.encode import (
     is_numeric,
     parse_numbers,
     put_positive_last,
+    read_missing,
     suggest_name,
 )
 from fedgft.data.features import (
@@ -45,6 +46,7 @@ from fedgft.data.features import (
     Excluded,
     describe_excluded,
     exclude_columns,
+    find_codes,
 )
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
@@ -100,6 +102,10 @@ class Roles:
         Whether the group is a feature, too.
     keep
         Columns that are features although they look like identifiers (`fedgft.data.features`).
+    categorical
+        Columns of numbers that are codes: each code becomes a category.
+    missing
+        Values that mean missing in any column, such as "?".
     """
 
     label: str
@@ -110,11 +116,15 @@ class Roles:
     leave_out: Names = ()
     keep_group: bool = False
     keep: Names = ()
+    categorical: Names = ()
+    missing: Names = ()
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
         check_column_names("leave_out", self.leave_out)
         check_column_names("keep", self.keep)
+        check_column_names("categorical", self.categorical)
+        check_column_names("missing", self.missing)
         check_instance("keep_group", self.keep_group, bool)
         for name in ("label", "client", "split"):
             if name == "label" or getattr(self, name) is not None:
@@ -136,15 +146,16 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
         if name in taken and {taken[name], role} != {"group", "client"}:
             raise FedgftError(f"{source}: column '{name}' is both `{taken[name]}` and `{role}`")
         taken[name] = role
-    for role, names in (("leave_out", roles.leave_out), ("keep", roles.keep)):
-        for name in names:
+    for role in ("leave_out", "keep", "categorical"):
+        for name in getattr(roles, role):
             if name not in frame.columns:
                 hint = suggest_name(name, frame.columns)
                 raise FedgftError(f"{source}: no column '{name}' (`{role}`){hint}")
             other = taken.get(name, "group")
-            if name == roles.label or (role == "keep" and other != "group"):
+            if name == roles.label or (role != "leave_out" and other != "group"):
                 raise FedgftError(f"{source}: column '{name}' is both `{other}` and `{role}`")
-    kept = {"keep": roles.keep, "keep_group": groups if roles.keep_group else ()}
+    kept = {"keep": roles.keep, "categorical": roles.categorical}
+    kept["keep_group"] = groups if roles.keep_group else ()
     for role, names in kept.items():
         if both := [name for name in names if name in roles.leave_out]:
             raise FedgftError(f"{source}: column '{both[0]}' is both `{role}` and `leave_out`")
@@ -337,6 +348,8 @@ def load_table(
     leave_out: Sequence[str] = (),
     keep_group: bool = False,
     keep: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> Dataset:
     """Read a CSV or Parquet file as a data set.
 
@@ -344,7 +357,7 @@ def load_table(
     ----------
     path
         The file; its ending, .csv or .parquet, determines the format.
-    label, group, client, split, positive, leave_out, keep_group, keep
+    label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
         The roles of the columns, see `Roles`.
 
     Returns
@@ -363,6 +376,8 @@ def load_table(
         leave_out=tuple(leave_out),
         keep_group=keep_group,
         keep=tuple(keep),
+        categorical=tuple(categorical),
+        missing=tuple(missing),
     )
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
 
@@ -583,15 +598,26 @@ def build_dataset(
         Whether every column without a role is a feature, as in public data sets. Otherwise columns
         that look like identifiers are not.
     """
+    if roles.missing:
+        columns = (read_missing(column, roles.missing) for column in frame.iter_columns())
+        frame = frame.with_columns(columns)
     known = read_roles(frame, roles, source=source)
     excluded = _exclude_columns(frame, roles, source=source, prepared=prepared)
     no_features = dict(excluded)
-    columns = [column for column in frame.columns if column not in no_features]
-    if not columns:
+    names = [name for name in frame.columns if name not in no_features]
+    if not names:
         listed = ", ".join(f"'{name}': {why}" for name, why in excluded)
         raise data_error(source, f"no column is left to learn from ({listed})")
     training = None if known["test"] is None else ~known["test"]
-    encoder = Encoder.fit(frame, columns, rows=training, source=source)
+    encoder = Encoder.fit(
+        frame,
+        names,
+        rows=training,
+        categorical=roles.categorical,
+        missing=tuple(roles.missing),
+        indicators=not prepared,
+        source=source,
+    )
     features, notes = encoder.encode(frame, source=source)
     type_notes = [
         f"{source}: text column '{field.name}' holds numbers only: they are taken as "
@@ -599,6 +625,11 @@ def build_dataset(
         for field in encoder.fields
         if isinstance(field, Categorical) and holds_numbers_as_text(frame[field.name])
     ]
+    codes = [] if prepared else find_codes(frame, names, kept=(*roles.categorical, *roles.keep))
+    if codes:
+        listed = ", ".join(f"'{name}'" for name in codes)
+        text = f"columns of few different whole numbers are taken as amounts: {listed}"
+        type_notes.append(f"{source}: {text}; if they are codes, name them in categorical")
     known["notes"] = (*known["notes"], *type_notes, *notes)
     return Dataset(
         features=features, columns=encoder.columns, encoder=encoder, excluded=excluded, **known
@@ -613,7 +644,7 @@ def _exclude_columns(frame: pl.DataFrame, roles: Roles, *, source: str, prepared
     reasons |= dict.fromkeys(roles.leave_out, LEFT_OUT)
     named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT}
     reasons |= {name: why for name, why in named.items() if name is not None}
-    keep = frame.columns if prepared else (*groups, *roles.keep)
+    keep = frame.columns if prepared else (*groups, *roles.keep, *roles.categorical)
     return exclude_columns(frame, reasons, keep, source=source)
 
 

@@ -278,6 +278,8 @@ def description_reply(message: Message, context: Context) -> Message:
         label=str(config["label"]),
         group=str(config["group"]),
         leave_out=[*filter(None, [str(config["split"]), *split_names(config["leave-out"])])],
+        categorical=split_names(config.get("categorical", "")),
+        missing=split_names(config.get("missing", "")),
         min_rows=_min_named_rows(context),
         source=f"site '{name}': {file.name}",
     )

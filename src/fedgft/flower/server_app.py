@@ -209,6 +209,7 @@ def _ask_for_schema(grid: Grid, config: Config, nodes: Sequence[int]) -> Agreeme
         groups=split_names(config["groups"]),
         keep_group=bool(config.get("keep-group", False)),
         keep=split_names(config.get("keep", "")),
+        missing=split_names(config.get("missing", "")),
         scaling=str(config.get("scaling", "pooled")),
         warn=warn,
     )
