@@ -192,7 +192,7 @@ def compare_with_train() -> list[str]:
                 command = [sys.executable, "-m", "fedgft", "train", "--data", str(table)]
                 command += ["--label", label, "--group", group, "--clients", "10", "--quiet"]
                 command += ["--metric", metric, "--target", str(target), "--seeds", str(SEEDS)]
-                command += ["--alpha", "0.5", "--all-models", "--out", str(out)]
+                command += ["--alpha", "0.5", "--all-models", "--out", str(out), "--keep-group"]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 gaps = []
                 equal = 0
