@@ -98,7 +98,7 @@ def test_compare_writes_rows_rounds_and_figures(capsys, tmp_path):
     assert code == 0
     assert "FedGFT" in out
     names = {p.name for p in tmp_path.iterdir()}
-    assert names == {"rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg"}
+    assert names == {"rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg", "run.json"}
     rounds = pl.read_parquet(tmp_path / "rounds.parquet")
     assert rounds["round"].to_list()[0] == 0
     assert rounds["round"].max() == 3

@@ -108,6 +108,33 @@ def test_several_values_may_not_be_none_and_are_not_done_twice(capsys):
     assert len(json.loads(out)) == 1
 
 
+def test_results_of_another_run_are_not_overwritten(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    out = tmp_path / "o"
+    how = ["--label", "ok", "--group", "sex", "--methods", "fedavg", *QUICK, "--out", out]
+    first = ["compare", file, *how]
+    assert run(capsys, *first)[0] == 0
+    written = (out / "rows.parquet").read_bytes()
+    assert run(capsys, *first, "--threads", 1)[0] == 0  # the same results
+    for command, why in (
+        ([*first, "--epochs", 2], "(other epochs)"),
+        (["train", file, *how[:4], *QUICK, "--out", out], "(of `fedgft compare`)"),
+        (["frontier", file, *how[:4], "--out", out], "(of `fedgft compare`)"),
+        (["demo", "--out", out], "(of `fedgft compare`)"),
+    ):
+        code, said, err = run(capsys, *command)
+        assert (code, said) == (2, "") and why in err and "--overwrite" in err
+    table(file, rows=300)
+    code, _, err = run(capsys, *first)
+    assert code == 2 and "(other content of the tables)" in err
+    (out / "run.json").write_text('{"options": 3}')
+    code, _, err = run(capsys, *first)
+    assert code == 2 and "holds the results of another run;" in err
+    code, _, err = run(capsys, *first, "--overwrite")
+    assert code == 0, err
+    assert (out / "rows.parquet").read_bytes() != written
+
+
 def test_odd_names_of_files(capsys, tmp_path):
     file = table(tmp_path / "a$b_{x$.csv")
     where = ["--data", file, "--label", "ok", "--group", "sex", "--out", tmp_path / "o"]

@@ -78,6 +78,7 @@ def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
         "frontier.png",
         "frontier.svg",
         "model.safetensors",
+        "run.json",
         "cells",
     }
     fits = list((tmp_path / "f/cells").iterdir())
@@ -248,7 +249,7 @@ def test_a_label_that_fairlearn_cannot_take_is_left_out_with_a_note(capsys, tmp_
 
 
 def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_path) -> None:
-    out_ = ("--json", "--out", tmp_path / "o")
+    out_ = ("--json", "--out", tmp_path / "o", "--overwrite")
     for extra, method in (
         ((), "fedgft-control"),
         (("--lam", 5), "fedgft"),
@@ -262,7 +263,7 @@ def test_train_is_fair_in_decisions_unless_the_paper_is_asked_for(capsys, tmp_pa
         assert found["method"] == method
         assert found["fedavg"]["method"] == "fedavg"
         assert found["accuracy_fedavg"] == found["fedavg"]["accuracy"]
-    code, out, _ = run(capsys, "train", *QUICK, "--target", 0.3, "--out", tmp_path / "o")
+    code, out, _ = run(capsys, "train", *QUICK, "--target", 0.3, "--out", tmp_path / "p")
     said = " ".join(out.split())
     assert "Target 30.0 points for decisions on the clients' own rows: " in said
 

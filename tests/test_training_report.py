@@ -476,7 +476,7 @@ def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
     assert code == 4 and "Nothing reached 0 points" in out and "What to try" in out
     assert "Its balanced accuracy is" in out and "The gap is widest between" in out
     assert "always predicting the most frequent class" in out
-    code, out, _ = run(capsys, *command, "--target", 0.9, "--json")
+    code, out, _ = run(capsys, *command, "--target", 0.9, "--json", "--overwrite")
     chosen = json.loads(out)["chosen"]
     assert code == 0 and chosen["saved_reached"] and chosen["seed"] == chosen["replicate"]
     about = load_model(tmp_path / "model.safetensors").about["trained"]
@@ -547,7 +547,7 @@ def test_before_is_fedavg_if_it_was_trained_too(capsys, tmp_path) -> None:
 def test_train_prints_the_result_first_and_what_to_do_next(capsys, tmp_path) -> None:
     command = ["train", *shlex.split(QUICK), "--rounds", 2, "--out", tmp_path]
     for method, name in (("fedgft-control", "FedGFT"), ("lft", "LFT")):
-        main([*map(str, command), "--method", method])
+        main([*map(str, command), "--method", method, "--overwrite"])
         printed = capsys.readouterr()
         lines = printed.out.splitlines()
         assert lines[0].startswith("Held-out rows, mean of 3 replicates. Statistical parity")

@@ -338,6 +338,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "resume": Setting(
             bool, "Continue from the checkpoints of an interrupted run in --out", False
         ),
+        "overwrite": Setting(bool, "Replace the results of another run in --out", False),
     },
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,6 @@ from fedgft.cli.console import MISSED, bar, note, out, output, paragraph, print_
 from fedgft.cli.options import Alphas, Flag, Methods, Metrics, Options, Place, Whole
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
-from fedgft.store import open_folder
 
 if TYPE_CHECKING:
     from fedgft.study import Comparison
@@ -60,8 +60,13 @@ def compare(
     fedgft compare --data compas --protocol paper --methods fedavg fedgft --json
     """
 
-    with nullcontext() if out_ is None else open_folder(out_):
-        found = session.run_comparison(options or Options(), methods, metrics, alpha, folder=out_)
+    options = options or Options()
+    asked = {"methods": methods, "metrics": metrics, "alpha": alpha}
+    results = nullcontext()
+    if out_ is not None:
+        results = session.open_results(out_, "compare", options, **asked)
+    with results:
+        found = session.run_comparison(options, methods, metrics, alpha, folder=out_)
         paths = [] if out_ is None else found.save(out_)
         session.clear_checkpoints(found.study)
     if json:
@@ -93,6 +98,7 @@ def demo(
     *,
     seeds: Whole = 20,
     out_: Annotated[Place, Parameter(name="--out")] = Path("fedgft-demo"),
+    overwrite: Annotated[bool, Flag] = False,
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Run six methods on Adult across ten very different simulated clients, and compare fairness.
@@ -103,6 +109,8 @@ def demo(
         Number of replicates.
     out_
         Folder for the rows and the figures.
+    overwrite
+        Replace the results of another run in --out.
     json
         Print the rows to stdout as JSON, and nothing else.
 
@@ -113,9 +121,10 @@ def demo(
     """
 
     check_setting("seeds", seeds)  # before anything is fetched
-    with open_folder(out_):
+    options = Options(seeds=seeds, overwrite=overwrite)
+    with session.open_results(out_, "demo", options):
         data, notes = _fetch_data()
-        options = Options(data=(data,), seeds=seeds)
+        options = replace(options, data=(data,))
         found = session.run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
         paths = found.save(out_)
         paths += figures.save_figure(

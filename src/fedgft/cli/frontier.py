@@ -10,7 +10,7 @@ from fedgft.cli.console import MISSED, note, paragraph, print_json, print_table,
 from fedgft.cli.options import Flag, Many, MetricName, Number, Options, Place, Whole, require
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
-from fedgft.store import open_folder, stage_files
+from fedgft.store import stage_files
 
 if TYPE_CHECKING:
     from fedgft.metrics import Metric
@@ -85,7 +85,8 @@ def frontier(
         usable.extend(_usable_methods(study, wanted, methods, references=references))
         return tradeoff.frontier_work(study, usable, points, references=references)
 
-    with open_folder(out_):
+    asked = {"methods": methods, "metric": metric, "alpha": alpha, "points": points}
+    with session.open_results(out_, "frontier", options, **asked, references=references):
         with session.open_study(options, [wanted], [alpha], folder=out_, work=work) as study:
             found = tradeoff.trace_frontier(
                 study,

@@ -3,9 +3,12 @@
 The commands that train import this module when they run: it loads NumPy, polars and Numba.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,11 @@ from fedgft.data.generated import synthetic
 from fedgft.engine.executors import check_devices
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
+from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
 from fedgft.models import ResNet18
 from fedgft.settings import MAX_SEED, check_settings
+from fedgft.store import atomic_write, expand_user, open_folder, parse_json
 from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, get_protocol
 from fedgft.study.cache import Checkpoints
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
@@ -27,6 +32,9 @@ from fedgft.study.protocol import contradiction, empty_groups, without_groups
 COLUMN_ROLES = ("label", "group", "client", "split", "positive")
 COLUMN_LISTS = ("group", "leave_out", "keep")
 FEATURE_OPTIONS = ("leave_out", "keep_group", "keep")  # which columns are features, and how
+RUN_FILE = "run.json"  # what was run, beside the results
+RESULT_FILES = ("model.safetensors", "rows.parquet", "frontier.parquet")
+UNRECORDED = {"threads", "cache", "checkpoint_every", "resume", "overwrite"}  # same results
 CELEBA_ROLES = {"label": "Smiling", "group": "Male"}  # the paper's
 IMAGE_OPTIONS = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
 RESNET_OPTIONS = ("norm", "stem", "weights", "fedbn")
@@ -174,6 +182,81 @@ def _note_weights(options: Options, dataset: Dataset) -> Dataset:
     features = dataset.features.shape[1]
     module = make_network(options).module(features=features, classes=len(dataset.classes))
     return replace(dataset, notes=(*dataset.notes, *load_weights(module, options.weights)))
+
+
+# Output folder
+
+
+@contextmanager
+def open_results(
+    folder: Path, command: str, options: Options, **arguments: object
+) -> Iterator[None]:
+    """Create and lock the output folder of a run, and record in it at the end what has run.
+
+    Raises a `FedgftError` if the folder holds the results of another run, unless the options ask
+    to overwrite them. The same command on the same tables may run again: its results are the same.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    command
+        The name of the command.
+    options
+        The shared options of the command.
+    **arguments
+        Its other arguments that determine the results.
+    """
+    with open_folder(folder):
+        record = _describe_run(command, options, arguments)
+        if not options.overwrite:
+            _check_results(folder, record)
+        yield
+        with atomic_write(folder / RUN_FILE, private=True) as part:
+            part.write((json.dumps(record, indent=2) + "\n").encode())
+
+
+def _describe_run(command: str, options: Options, arguments: dict[str, object]) -> dict[str, Any]:
+    """Return what determines the results: version, command, options and digests of files."""
+    given = options.given(*(set(vars(options)) - UNRECORDED)) | arguments
+    given = {name: value for name, value in given.items() if value not in (None, False)}
+    files = {}
+    for name in (*options.data, options.weights, arguments.get("init")):
+        path = expand_user(str(name))
+        if name is not None and path.is_file():
+            with path.open("rb") as file:
+                files[str(name)] = hashlib.file_digest(file, "sha256").hexdigest()
+    record = {
+        "fedgft": version("fedgft"),
+        "command": command,
+        "options": {name: given[name] for name in sorted(given)},
+        "files": files,
+    }
+    return json.loads(json.dumps(record, default=str))
+
+
+def _check_results(folder: Path, record: dict[str, Any]) -> None:
+    """Raise a `FedgftError` if the folder holds results of a run with another record."""
+    if not any((folder / name).exists() for name in (RUN_FILE, *RESULT_FILES)):
+        return
+    try:
+        found = parse_json((folder / RUN_FILE).read_bytes())
+        found["options"].keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = None
+    if found == record:
+        return
+    why = ""
+    if found is not None and found.get("command") != record["command"]:
+        why = f" (of `fedgft {printable(str(found.get('command')))}`)"
+    elif found is not None:
+        old, new = found["options"], record["options"]
+        differ = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
+        if not differ and found.get("files") != record["files"]:
+            differ = ["content of the tables"]
+        why = f" (other {', '.join(map(printable, differ))})" if differ else ""
+    text = f"`out` {folder}: holds the results of another run{why}; name another folder, or give "
+    raise FedgftError(f"{text}`overwrite`", kind="conflict")
 
 
 # Study

@@ -23,7 +23,6 @@ from fedgft.cli.options import (
     require,
 )
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.store import open_folder
 
 if TYPE_CHECKING:
     from fedgft.study import Study, TrainedModel
@@ -92,7 +91,8 @@ def train(
     def work(study: "Study") -> int:
         return study.work([alpha], methods, [metric])
 
-    with open_folder(out_):
+    asked = {"method": method, "metric": metric, "alpha": alpha, "init": init}
+    with session.open_results(out_, "train", options, **asked, all_models=all_models):
         metrics = session.check_cells(options, [method], [metric], [alpha])
         with session.open_study(
             options, metrics, [alpha], folder=out_, work=work, start=start
