@@ -329,7 +329,7 @@ def get_published(experiment: str, cell: Cell) -> dict[str, float | None]:
 
 
 def differs_from_published(row: dict[str, Any], what: str, ours: float | None) -> bool:
-    """Whether our accuracy or gap is more than two published brackets away.
+    """Whether our accuracy or gap is more than 2 published standard deviations away.
 
     Parameters
     ----------
@@ -346,7 +346,7 @@ def differs_from_published(row: dict[str, Any], what: str, ours: float | None) -
 
 
 def is_near_published(row: dict[str, Any], what: str, ours: float | None) -> bool:
-    """Whether our number is within two published brackets or one point, whichever is larger.
+    """Whether our number is within 2 published standard deviations or 1 point, whichever is larger.
 
     The parameters are those of `differs_from_published`. A number that is not estimable is not
     near.

@@ -152,7 +152,7 @@ class Pair(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether ours is within two published brackets or one point."""
+        """Whether ours is within 2 published standard deviations or 1 point."""
         return is_near_published(self.record.row, self.what, self.ours)
 
     @property
@@ -186,14 +186,14 @@ def _agreement(records: Sequence[Record], name: str) -> Finding:
     ]
     rest = f"; not: {'; '.join(far)}" if far else ""
     return Finding(
-        f"{len(pairs) - len(far)} of {len(pairs)} published numbers of {name} are within two "
-        f"published brackets or one point of ours{rest}.",
+        f"{len(pairs) - len(far)} of {len(pairs)} published numbers of {name} are within 2 "
+        f"published standard deviations or 1 point of ours{rest}.",
         not far,
     )
 
 
-def _wide_brackets(records: Sequence[Record], *, far: float = 0.03) -> Iterator[Finding]:
-    """Numbers that are near only because their published brackets are wide."""
+def _wide_deviations(records: Sequence[Record], *, far: float = 0.03) -> Iterator[Finding]:
+    """Numbers that are near only because their published standard deviations are large."""
     found = [
         f"{pair.what} of {pair.method}, {describe_place(pair.record)}: {pair.text()} ± "
         + format_points(pair.record.row[f"published_{pair.what}_bracket"])
@@ -203,7 +203,7 @@ def _wide_brackets(records: Sequence[Record], *, far: float = 0.03) -> Iterator[
     if found:
         yield Finding(
             f"Among these, more than {100 * far:g} points apart, and near only because "
-            f"the published brackets are that wide: {'; '.join(found)}."
+            f"the published standard deviations are that large: {'; '.join(found)}."
         )
 
 
@@ -218,7 +218,7 @@ def _table1(records: Sequence[Record]) -> Iterator[Finding]:
         four = [r for r in paper if r.cell.method in PAPER_METHODS]
         yield _agreement(four, "the four methods")
         yield _agreement(select(paper, method="fedgft"), "FedGFT")
-        yield from _wide_brackets(paper)
+        yield from _wide_deviations(paper)
         yield _smallest_gap(paper, "gap_soft", "paper protocol, scores")
         yield from _accuracy(paper, "paper protocol")
         yield from _scores_and_decisions(paper)
@@ -279,7 +279,7 @@ def _accuracy(records: Sequence[Record], where: str) -> Iterator[Finding]:
     worst = max(costs, key=lambda cost: cost.behind)
     near = sum(cost.behind <= cost.brackets for cost in costs)
     yield Finding(
-        f"FedGFT's accuracy is within two brackets (standard deviations over the replicates) "
+        f"FedGFT's accuracy is within 2 standard deviations over the replicates "
         f"of the best method's in {near} of {len(costs)} cells ({where}); the largest distance is "
         f"{format_points(worst.behind)} points ({describe_place(worst.record)}, behind "
         f"{METHOD_LABELS[worst.best]}).",
@@ -295,7 +295,7 @@ def _accuracy(records: Sequence[Record], where: str) -> Iterator[Finding]:
 
 def accuracy_table(records: Sequence[Record]) -> Table:
     """Return the paper's sentence about accuracy, cell by cell."""
-    header = "cell|best method|its accuracy|FedGFT's|distance|two brackets|within|"
+    header = "cell|best method|its accuracy|FedGFT's|distance|2 standard deviations|within|"
     header += "two standard errors|within"
     rows = []
     for cost in accuracy_costs(records):

@@ -32,7 +32,7 @@ from fedgft.study.figures import (
 )
 from fedgft.study.protocol import get_protocol
 
-FAR_MARK = "✗"  # more than two published brackets away
+FAR_MARK = "✗"  # more than 2 published standard deviations away
 TABLE_NOTE = "In this protocol the test rows are also among the clients' rows."
 IMAGE_NOTE = (
     "In this protocol no test image is a client's, but people of whom a client has others are."
@@ -108,7 +108,7 @@ def score_table(experiment: Experiment, records: Sequence[Record]) -> Table:
             if has_published:
                 yield _format_published(row, what)
 
-    note = f"{FAR_MARK}: more than two published brackets away from the published figure."
+    note = f"{FAR_MARK}: more than 2 published standard deviations away from the published figure."
     title = f"{_describe_runs(records)}: gaps of scores on the federation's own rows"
     notes = (note,) if has_published else ()
     return _table(experiment, records, format_variant, title=title, header=header, notes=notes)
@@ -286,7 +286,7 @@ def _column(experiment: Experiment, records: Sequence[Record], *, has_alphas: bo
 
 
 def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
-    """Draw every published number with two brackets either way, and ours on top of it.
+    """Draw every published number with 2 standard deviations either way, and ours on top of it.
 
     There is one panel per column of the paper's table, with one line per variant.
     """
