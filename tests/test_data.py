@@ -7,7 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedgft.data import Encoder, load_table
+import fedgft
+from fedgft.data import Encoder, load_table, load_tables
 from fedgft.data.encode import put_positive_last
 from fedgft.data.features import explain_identifier
 from fedgft.data.table import detect_separator, read_frame, read_rows_as_text
@@ -391,6 +392,129 @@ def test_codes_and_missing_values_of_a_table(write):
     groups = frame.with_columns(sex=pl.lit("?")).write_csv()
     with pytest.raises(FedgftError, match=r"group column 'sex' .* is empty"):
         load_table(write(groups), **how, missing=["?"])
+
+
+@pytest.fixture
+def banks(tmp_path):
+    """Write one file per bank, each with changes; return the paths."""
+
+    def write_banks(**changes):
+        paths = []
+        for i, name in enumerate(("north", "south", "east")):
+            frame = customers()[60 * i : 60 * i + 60].with_columns(bank=pl.lit(name))
+            if name in changes:
+                frame = changes[name](frame)
+            paths.append(tmp_path / f"{name}.csv")
+            frame.write_csv(paths[-1], separator=";" if name == "south" else ",")
+        return paths
+
+    return write_banks
+
+
+BANK_ROLES = {"label": "repaid", "group": "sex", "leave_out": ["p"]}
+
+
+def test_one_file_per_client(banks):
+    paths = banks(south=lambda f: f.select(reversed(f.columns)))  # and with semicolons
+    data = fedgft.load(paths, **BANK_ROLES)
+    assert data.client_names == ("north", "south", "east")
+    assert np.bincount(data.clients).tolist() == [60, 60, 60]
+    assert data.name == "north, south, east"
+    assert ("bank", "one value in each file") in data.excluded
+    whole = fedgft.load(customers()[:180], **BANK_ROLES, client="bank")
+    assert data.columns == whole.columns == ("age", "income", "city=Lyon")
+    np.testing.assert_array_equal(data.features, whole.features)
+    np.testing.assert_array_equal(data.labels, whole.labels)
+    assert load_tables(paths, **BANK_ROLES, keep=["bank"]).columns[3:] == (
+        "bank=north",
+        "bank=south",
+    )
+    named = load_tables(paths, **BANK_ROLES, client="city")
+    assert named.client_names == ("Bonn", "Lyon")
+    assert ("bank", "one value in each file") not in named.excluded
+    alone = fedgft.load(paths[:1], **BANK_ROLES)
+    assert alone.clients is None and alone.name == "north"
+    federation = fedgft.partition(data, "column", seed=0)
+    assert federation.num_clients == 3
+
+
+def test_types_of_the_columns_of_several_files_are_brought_together(banks):
+    paths = banks(
+        north=lambda f: f.with_columns(age=pl.col("age").cast(pl.Float64) + 0.5),
+        south=lambda f: f.with_columns(income=None, city=None, sex=pl.lit(1)),
+    )
+    data = fedgft.load(paths, **BANK_ROLES)
+    assert data.columns == ("age", "income", "income=(missing)", "city=Lyon", "city=(missing)")
+    assert set(data.group_names) == {"f", "m", "1"}
+    codes = banks(
+        north=lambda f: f.with_columns(zip=pl.lit("A1")),
+        south=lambda f: f.with_columns(zip=pl.lit(1)),
+        east=lambda f: f.with_columns(zip=pl.lit(2)),
+    )
+    with pytest.raises(FedgftError, match=r"north\.csv: column 'zip' holds text, such as 'A1',"):
+        fedgft.load(codes, **BANK_ROLES)
+    coded = fedgft.load(codes, **BANK_ROLES, categorical=["zip"])
+    assert coded.columns[-2:] == ("zip=2", "zip=A1")
+
+
+DISAGREEMENTS = {
+    "a column less": (
+        lambda f: f.rename({"age": "Age"}),
+        r"south\.csv: no column 'age', which .*north\.csv has; did you mean 'Age'",
+    ),
+    "a column more": (
+        lambda f: f.with_columns(more=1),
+        r"south\.csv: column 'more' is not in .*north\.csv: take it out, or add it",
+    ),
+    "text": (
+        lambda f: f.with_columns(
+            age=pl.when(pl.int_range(60) > 0).then("age").otherwise(pl.lit("?"))
+        ),
+        r"south\.csv: column 'age' holds text, such as '\?', where .*north\.csv holds numbers",
+    ),
+    "classes": (
+        lambda f: f.with_columns(repaid=(pl.col("repaid") == "yes").cast(pl.Int64)),
+        r"south\.csv: label column 'repaid' holds '0', '1', and .*north\.csv 'no', 'yes'",
+    ),
+    "case": (
+        lambda f: f.with_columns(sex=pl.col("sex").str.to_uppercase()),
+        r"south\.csv: column 'sex' holds 'F', and .*north\.csv 'f': spell",
+    ),
+    "spaces": (
+        lambda f: f.with_columns(sex=pl.col("sex") + " "),
+        r"south\.csv: column 'sex' holds 'f ', and .*north\.csv 'f': spell",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DISAGREEMENTS)
+def test_files_that_disagree_are_named_with_the_column(banks, kind):
+    change, message = DISAGREEMENTS[kind]
+    paths = banks(south=change)
+    with pytest.raises(FedgftError, match=message) as caught:
+        fedgft.load(paths, **BANK_ROLES)
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_of_files_that_are_refused(banks, tmp_path):
+    paths = banks()
+    (tmp_path / "more").mkdir()
+    again = tmp_path / "more" / "north.csv"
+    again.write_bytes(paths[0].read_bytes())
+    with pytest.raises(FedgftError, match=r"two clients would have the name 'north'"):
+        fedgft.load([*paths, again], **BANK_ROLES)
+    with pytest.raises(FedgftError, match="'adult' is a data set: name it alone"):
+        fedgft.load([paths[0], "adult"], **BANK_ROLES)
+    with pytest.raises(FedgftError, match=r"nobody\.csv: no such file"):
+        fedgft.load([paths[0], tmp_path / "nobody.csv"], **BANK_ROLES)
+    with pytest.raises(FedgftError, match="data"):
+        fedgft.load([], **BANK_ROLES)
+    with pytest.raises(FedgftError, match="paths must name a file"):
+        load_tables([], **BANK_ROLES)
+    with pytest.raises(FedgftError, match="label must name a column"):
+        fedgft.load(paths, group="sex")
+    with pytest.raises(FedgftError, match=r"no column 'repaidd' \(label\)"):
+        fedgft.load(paths, **{**BANK_ROLES, "label": "repaidd"})
 
 
 COUNT = np.random.default_rng(0).permutation(150)

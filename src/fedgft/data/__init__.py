@@ -17,6 +17,7 @@ _MODULES = {
     "load_celeba": "fedgft.data.images",
     "load_images": "fedgft.data.images",
     "load_table": "fedgft.data.table",
+    "load_tables": "fedgft.data.table",
     "make_loans": "fedgft.data.generated",
     "prepared_frame": "fedgft.data.public",
     "read_frame": "fedgft.data.table",

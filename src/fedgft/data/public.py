@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from fedgft.data.dataset import Dataset
 from fedgft.data.encode import suggest_name
 from fedgft.data.generated import PROBABILITY, make_loans, synthetic
-from fedgft.data.table import Roles, build_dataset, from_frame, read_frame, to_polars
+from fedgft.data.table import Roles, build_dataset, from_frame, load_tables, read_frame, to_polars
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, file_error
 from fedgft.validation import check_column_names, format_value
@@ -469,7 +469,7 @@ def find_source(name: str) -> Source:
 
 
 def load(
-    data: str | Path | IntoDataFrame,
+    data: str | Path | Sequence[str | Path] | IntoDataFrame,
     *,
     label: str | None = None,
     group: str | Sequence[str] | None = None,
@@ -484,14 +484,14 @@ def load(
     folder: str | Path | None = None,
     on_progress: Progress = ignore_progress,
 ) -> Dataset:
-    """Load a public data set, a CSV or Parquet file, or a table in memory.
+    """Load a public data set, CSV or Parquet files, or a table in memory.
 
     Parameters
     ----------
     data
         The name of a public data set ("adult", "compas", "adult-hours", "compas-races"), or of a
-        generated one ("loans", "synthetic"); the path of a .csv or .parquet file; or a pandas,
-        polars or pyarrow table.
+        generated one ("loans", "synthetic"); the path of a .csv or .parquet file, or a list of
+        several, one per client; or a pandas, polars or pyarrow table.
     label
         The column with the classes; needed for a file or a table. None (default): a public data set
         has its own.
@@ -499,7 +499,8 @@ def load(
         The column with the groups, or several columns whose combinations are the groups; needed for
         a file or a table. None (default): a public data set has its own.
     client
-        The column that names the client of a row; None (default): `partition` deals the rows.
+        The column that names the client of a row; None (default): the files of a list are the
+        clients, and the rows of one table are dealt by `partition`.
     split
         The column that says "train" or "test"; None (default): `partition` holds test rows out.
     positive
@@ -560,6 +561,10 @@ def load(
     roles |= {"keep": tuple(check_column_names("keep", keep)), "keep_group": keep_group}
     roles["categorical"] = tuple(check_column_names("categorical", categorical))
     roles["missing"] = tuple(check_column_names("missing", missing))
+    if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
+        if len(data) > 1:
+            return _load_several(data, roles)
+        (data,) = data
     if not isinstance(data, str | Path):
         return from_frame(_check_table(data), "table", roles=_make_roles("data", roles))
     name = str(data)
@@ -578,6 +583,16 @@ def load(
         raise FedgftError(problem + suggest_name(name, [*SOURCES, "synthetic"]))
     known = _make_roles(name, roles)
     return from_frame(read_frame(name), Path(name).stem, roles=known, source=name)
+
+
+def _load_several(paths: Sequence[str | Path], roles: dict[str, Any]) -> Dataset:
+    """Read one file per client."""
+    for path in paths:
+        if str(path) in (*SOURCES, "synthetic"):
+            text = f"'{path}' is a data set: name it alone, or only .csv and .parquet files"
+            raise FedgftError(text, field="data")
+    _make_roles(", ".join(map(str, paths)), roles)
+    return load_tables(paths, **roles)
 
 
 def _load_public(

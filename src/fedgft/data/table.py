@@ -48,6 +48,7 @@ from fedgft.data.features import (
     exclude_columns,
     find_codes,
 )
+from fedgft.data.join import NAMES_CLIENT, find_client_names, join_tables
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import (
@@ -113,18 +114,16 @@ class Roles:
     client: str | None = None
     split: str | None = None
     positive: str | int | None = None
-    leave_out: Names = ()
+    leave_out: Sequence[str] = ()
     keep_group: bool = False
-    keep: Names = ()
-    categorical: Names = ()
-    missing: Names = ()
+    keep: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_column_names("group", self.group)
-        check_column_names("leave_out", self.leave_out)
-        check_column_names("keep", self.keep)
-        check_column_names("categorical", self.categorical)
-        check_column_names("missing", self.missing)
+        for name in ("leave_out", "keep", "categorical", "missing"):
+            object.__setattr__(self, name, check_column_names(name, getattr(self, name)))
         check_instance("keep_group", self.keep_group, bool)
         for name in ("label", "client", "split"):
             if name == "label" or getattr(self, name) is not None:
@@ -368,18 +367,85 @@ def load_table(
     """
     check_path("path", path)
     roles = Roles(
-        label,
-        group,
-        client,
-        split,
-        positive,
-        leave_out=tuple(leave_out),
-        keep_group=keep_group,
-        keep=tuple(keep),
-        categorical=tuple(categorical),
-        missing=tuple(missing),
+        label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
     )
     return from_frame(read_frame(path), Path(path).stem, roles=roles, source=str(path))
+
+
+def load_tables(
+    paths: Sequence[str | Path],
+    *,
+    label: str,
+    group: str | Sequence[str],
+    client: str | None = None,
+    split: str | None = None,
+    positive: str | int | None = None,
+    leave_out: Sequence[str] = (),
+    keep_group: bool = False,
+    keep: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Sequence[str] = (),
+) -> Dataset:
+    """Read several CSV or Parquet files as one data set, with one client per file.
+
+    Parameters
+    ----------
+    paths
+        The files, all with the same columns. A client has the name of its file without the ending.
+    label, group, split, positive, leave_out, keep_group, keep, categorical, missing
+        The roles of the columns, see `Roles`.
+    client
+        The column that names the client of a row, in place of its file.
+
+    Returns
+    -------
+    Dataset
+        The rows of the first file, then those of the second, and so on. A column that holds one
+        value per file, such as the name of a bank, is not a feature.
+
+    Raises
+    ------
+    FedgftError
+        The columns of the files differ; the message names file and column.
+    """
+    files = [Path(check_path("paths", path)) for path in paths]
+    names = [file.stem for file in files]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if not files:
+        raise FedgftError("must name a file, or several", field="paths")
+    if repeated is not None:
+        same = ", ".join(str(file) for file in files if file.stem == repeated)
+        text = f"two clients would have the name '{repeated}' ({same}): rename a file"
+        raise FedgftError(text, field="paths")
+    roles = Roles(
+        label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
+    )
+    tables = {str(file): _replace_missing(read_frame(file), roles) for file in files}
+    first = next(iter(tables.values()))
+    frame = join_tables(
+        tables,
+        label=label,
+        groups=split_group_columns(group, first.columns),
+        as_names={*filter(None, (client, split)), *roles.categorical, *roles.leave_out},
+    )
+    if client is not None:
+        return from_frame(frame, ", ".join(names), roles=roles, source=", ".join(tables))
+    owners = np.repeat(np.arange(len(files)), [table.height for table in tables.values()])
+    return from_frame(
+        frame,
+        ", ".join(names),
+        roles=roles,
+        source=", ".join(tables),
+        clients=(owners, tuple(names)),
+        client_columns=find_client_names(tables),
+    )
+
+
+def _replace_missing(frame: pl.DataFrame, roles: Roles) -> pl.DataFrame:
+    """Return the table with null for each value that means missing."""
+    if not roles.missing:
+        return frame
+    return frame.with_columns(read_missing(column, roles.missing) for column in frame)
 
 
 def read_frame(path: str | Path) -> pl.DataFrame:
@@ -557,7 +623,15 @@ def _to_polars_series(column: nw.Series) -> pl.Series:
     )
 
 
-def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None) -> Dataset:
+def from_frame(
+    frame: Any,
+    name: str,
+    *,
+    roles: Roles,
+    source: str | None = None,
+    clients: Codes | None = None,
+    client_columns: Sequence[str] = (),
+) -> Dataset:
     """Make a data set from a table in memory.
 
     Parameters
@@ -570,6 +644,10 @@ def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None
         Which column is the label, the group, the client, the split.
     source
         What error messages and notes call the table; default: `name`.
+    clients
+        The client of each row and the names of the clients, if no column names them.
+    client_columns
+        Columns that are not features, because they say what `clients` says.
     """
     check_instance("name", name, str)
     check_instance("roles", roles, Roles, "for example Roles('repaid', 'sex')")
@@ -577,14 +655,20 @@ def from_frame(frame: Any, name: str, *, roles: Roles, source: str | None = None
     if table.height == 0:
         raise FedgftError("has no rows", field="frame", kind="data")
     source = source or name
-    data = build_dataset(table, source, roles=roles)
+    data = build_dataset(table, source, roles=roles, clients=clients, client_columns=client_columns)
     notes = [describe_classes(data.classes, roles), *describe_excluded(data.excluded)]
     notes = [f"{source}: {text}" for text in notes]
     return replace(data, name=name, notes=(*notes, *data.notes))
 
 
 def build_dataset(
-    frame: pl.DataFrame, source: str, *, roles: Roles, prepared: bool = False
+    frame: pl.DataFrame,
+    source: str,
+    *,
+    roles: Roles,
+    prepared: bool = False,
+    clients: Codes | None = None,
+    client_columns: Sequence[str] = (),
 ) -> Dataset:
     """Make a data set without a note on its classes; public data sets need none.
 
@@ -592,17 +676,19 @@ def build_dataset(
 
     Parameters
     ----------
-    frame, source, roles
+    frame, source, roles, clients, client_columns
         See `from_frame`.
     prepared
         Whether every column without a role is a feature, as in public data sets. Otherwise columns
         that look like identifiers are not.
     """
-    if roles.missing:
-        columns = (read_missing(column, roles.missing) for column in frame.iter_columns())
-        frame = frame.with_columns(columns)
+    frame = _replace_missing(frame, roles)
     known = read_roles(frame, roles, source=source)
-    excluded = _exclude_columns(frame, roles, source=source, prepared=prepared)
+    if clients is not None:
+        known["clients"], known["client_names"] = clients
+    excluded = _exclude_columns(
+        frame, roles, source=source, prepared=prepared, client_columns=client_columns
+    )
     no_features = dict(excluded)
     names = [name for name in frame.columns if name not in no_features]
     if not names:
@@ -636,15 +722,19 @@ def build_dataset(
     )
 
 
-def _exclude_columns(frame: pl.DataFrame, roles: Roles, *, source: str, prepared: bool) -> Excluded:
+def _exclude_columns(
+    frame: pl.DataFrame, roles: Roles, *, source: str, prepared: bool, client_columns: Sequence[str]
+) -> Excluded:
     """Return the columns that are not features, with the reasons."""
     groups = split_group_columns(roles.group, frame.columns)
     seen = groups if roles.keep_group else roles.keep
-    reasons = dict.fromkeys((name for name in groups if name not in seen), GROUP)
+    given = {*groups, *roles.keep, *roles.categorical}
+    reasons = {name: NAMES_CLIENT for name in client_columns if name not in given}
+    reasons |= dict.fromkeys((name for name in groups if name not in seen), GROUP)
     reasons |= dict.fromkeys(roles.leave_out, LEFT_OUT)
     named = {roles.label: LABEL, roles.client: CLIENT, roles.split: SPLIT}
     reasons |= {name: why for name, why in named.items() if name is not None}
-    keep = frame.columns if prepared else (*groups, *roles.keep, *roles.categorical)
+    keep = frame.columns if prepared else given
     return exclude_columns(frame, reasons, keep, source=source)
 
 
