@@ -128,8 +128,8 @@ def test_a_model_that_accepts_everybody_has_no_site_that_adds_to_the_gap():
     said = "No site adds to the gap in statistical parity between man and woman"
     assert said in made.to_markdown() and said in made.to_html()
     assert any(said in note for table in made.tables() for note in table.notes)
-    (sites,) = (table for table in made.tables() if table.title == "Sites")
-    at = sites.header.index("adds to the global gap")
+    (sites,) = (table for table in made.tables() if table.title == "Sites, points")
+    at = sites.header.index("adds to the overall gap")
     assert [row[at] for row in sites.rows] == ["0.0", "0.0", "0.0"]
     steps = draw_waterfall(found)["data"]["values"]
     assert {row["amount"] for row in steps if row["metric"] == "sp"} == {0.0}
@@ -140,8 +140,8 @@ def test_one_rate_at_every_site_adds_nothing_though_it_has_no_exact_float():
     made = audit(decided(dict.fromkeys(PLACES, 0.3)))
     found = made.to_dict()
     assert found["metrics"]["sp"]["gap"] == pytest.approx(0, abs=1e-12)
-    (sites,) = (table for table in made.tables() if table.title == "Sites")
-    at = sites.header.index("adds to the global gap")
+    (sites,) = (table for table in made.tables() if table.title == "Sites, points")
+    at = sites.header.index("adds to the overall gap")
     assert [row[at] for row in sites.rows] == ["0.0", "0.0", "0.0"]
     assert "No site adds to the gap in statistical parity" in made.to_markdown()
     steps = draw_waterfall(found)["data"]["values"]
@@ -189,8 +189,8 @@ def test_the_bound_of_an_audit_is_never_above_one():
     assert max(site["gap"]["sp"] for site in found["sites"].values()) == 1
     assert found["tv"]["sp"] == pytest.approx(0.8)
     assert found["bound"]["sp"] == 1
-    (gaps,) = (table for table in made.report().tables if table.title == "Gaps by group")
-    assert gaps.rows[0][gaps.header.index("bound")] == "100.0"
+    (gaps,) = (table for table in made.report().tables if table.title.startswith("Spread"))
+    assert gaps.rows[0][gaps.header.index("bound")] == "1"
     assert "at most α(1 − TV) + TV" in made.to_markdown() and "α + TV" not in made.to_markdown()
 
 
@@ -248,7 +248,7 @@ def test_a_group_without_estimable_rates():
     assert eop["gap"] is None and eop["low"] is None and eop["among_estimable"]["gap"] == 1
     assert eop["groups"]["c"]["rate"] is None
     text = audit(measure(y, d, sensitive_features=list("aabbcc"), site="n")).to_markdown()
-    assert "not estimable (n=0)" in text
+    assert "| true-positive rate | c | not estimable | – | 0 |" in text
     assert any("c" in w and "not the same as fair" in w for w in found["warnings"])
 
 
@@ -262,7 +262,9 @@ def test_few_rows_have_a_rate_but_no_interval():
     assert found["gap"] == 1 and found["low"] is None and found["high"] is None
     more = audit(measure(y * 2, d * 2, sensitive_features=["a"] * 30 + ["b"] * 10 + g, site="n"))
     text = more.to_markdown()
-    assert "(n=6: too few for an interval)" in text and "fewer than 10 rows" in text
+    assert (
+        "| selection rate | c | 0.0 | too few rows | 6 |" in text and "fewer than 10 rows" in text
+    )
 
 
 def test_attributes_and_intersections():
@@ -443,7 +445,7 @@ def test_heterogeneity_is_infinite_for_proper_metrics_alone(monkeypatch):
         measure([1, 0] * 20, [1, 0, 0, 1] * 10, sensitive_features=[g] * 40, site=g) for g in "ab"
     ]
     tables = audit(parts).report().tables
-    gaps = next(table for table in tables if table.title.startswith("Gaps"))
+    gaps = next(table for table in tables if table.title.startswith("Spread"))
     shown = {row[0]: row[-1] for row in gaps.rows}
     assert shown["predictive parity"] == shown["negatives"] == "–"
     proper = CATALOG.keys() - {"predictive-parity", "npv"}

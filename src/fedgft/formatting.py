@@ -42,9 +42,16 @@ ENTITY = re.compile(r"&(?=#?\w+;)")
 ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)(:)(?=//|\S*@)|\b(www)(\.)")  # a link on GitHub
 BLOCK = re.compile(r"^(\d*)([.)]|#+|[-+]|[-=]+)(?=\s|$)")  # a heading, a list, a rule
 # Draws every specification in the page. `ast` makes Vega interpret expressions without `eval`.
+# A chart whose `usermeta` names a width gets as wide as the page, but not wider than that.
 DRAW_CHARTS = """
 for (const holder of document.querySelectorAll("[data-chart]")) {
   const spec = JSON.parse(document.getElementById(holder.dataset.chart).textContent);
+  const fit = spec.usermeta;
+  if (fit) {
+    const room = Math.max(160, Math.min(fit.width, holder.clientWidth - fit.margin));
+    for (const part of spec.vconcat ?? [spec]) part.width = room;
+    if (fit.square) spec.height = room;
+  }
   vegaEmbed(holder, spec, {actions: false, renderer: "svg", ast: true, mode: "vega-lite"})
     .then(() => { holder.dataset.drawn = "yes"; });
 }
@@ -268,6 +275,8 @@ class Report:
         The last line.
     scope
         One sentence that says what the report covers.
+    byline, state
+        One line below the title, and the verdict that the lead states.
     answers
         Questions of a reader without statistics, and their answers.
     facts, files
@@ -286,6 +295,8 @@ class Report:
     foot: str
     figures: Sequence[Figure] = ()
     scope: str = ""
+    byline: str = ""
+    state: str = ""
     answers: Sequence[tuple[str, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
     files: Sequence[tuple[str, str]] = ()
@@ -294,7 +305,8 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report in Markdown, without figures and with every text escaped."""
-        lines = [self.mark, f"# {escape_markdown(self.title)}", "", escape_markdown(self.lead), ""]
+        lines = [self.mark, f"# {escape_markdown(self.title)}", ""]
+        lines += [f"{escape_markdown(text)}\n" for text in (self.byline, self.lead) if text]
         lines += _list_in_markdown("In short", _join_terms(self.answers))
         lines += ["## Verdicts", ""]
         lines += [f"- {v.sign} {escape_markdown(v.text)}" for v in self.verdicts]

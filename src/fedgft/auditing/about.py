@@ -28,6 +28,8 @@ from fedgft.validation import check_choice, format_value
 
 TITLE = "Fairness audit"
 KEYS = ("title", "model", "version", "date", "prepared_by", "purpose", "label", "outcome")
+MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September")
+MONTHS += ("October", "November", "December")
 MAX_TEXT = 500  # characters of a text in `about`
 MAX_FILES = 40  # input files that a page lists
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -155,6 +157,23 @@ def _read_digests(files: Any) -> dict[str, str]:
 
 
 # The head of a report
+
+
+def write_byline(summary: Summary) -> str:
+    """Return the model, who prepared the report, and the date, in one line."""
+    about = summary["about"]
+    model = " ".join(filter(None, (about.get("model"), about.get("version"))))
+    author = f"prepared by {about['prepared_by']}" if "prepared_by" in about else ""
+    return " · ".join(filter(None, (model, author, _write_date(about.get("date", "")))))
+
+
+def _write_date(date: str) -> str:
+    """Return ``4 May 2026`` for 2026-05-04; another text stays as it is."""
+    try:
+        found = datetime.date.fromisoformat(date)
+    except ValueError:
+        return date
+    return f"{found.day} {MONTHS[found.month - 1]} {found.year}"
 
 
 def list_facts(summary: Summary) -> list[tuple[str, str]]:
@@ -317,8 +336,8 @@ def _answer_who(summary: Summary) -> str:
     text = "The owner of the model, whose decisions have the gap."
     if len(summary["sites"]) > 1 and title == summary["groups"]:
         first = rank_sites(summary, name)[0]
-        reason = explain_site(summary, name, first)
-        text += f" {_describe_places(summary, name)} Most comes from {first}: {reason}"
+        reason = explain_site(summary, name, first, subject="It")
+        text += f" {_describe_places(summary, name)} Most comes from {first}. {reason}"
     return text.rstrip()
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedgft.auditing.between_sites import FEW_SITES, MetricEstimate
 from fedgft.auditing.rates import Pool, View
-from fedgft.auditing.summary import MetricSummary, Summary
-from fedgft.auditing.verdicts import RATE_NAMES, VERDICT_METRICS, name_group
+from fedgft.auditing.summary import MetricSummary, SiteSummary, Summary
+from fedgft.auditing.verdicts import VERDICT_METRICS, name_group, rate_name
 from fedgft.formatting import MAX_NAMES, format_gap, format_percent, format_points, join_names
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW
@@ -48,9 +48,9 @@ def list_warnings(
     if draws and len(pool.sites) < FEW_SITES:
         yield f"A bootstrap over only {len(pool.sites)} sites is rough, and so are the intervals."
     for by_metric in estimates:
-        for estimate in by_metric.values():
+        for name, estimate in by_metric.items():
             yield from _warn_about_groups(estimate)
-            if estimate.gap.pair is not None:
+            if estimate.gap.pair is not None and name in VERDICT_METRICS:
                 yield from _warn_about_sites(estimate, pool.sites)
 
 
@@ -269,44 +269,60 @@ def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
     )
 
 
-def explain_site(summary: Summary, metric: str, site: str) -> str:
+def explain_site(summary: Summary, metric: str, site: str, *, subject: str = "") -> str:
     """Return in words why a site adds to the gap of a metric, or takes from it.
 
     The contribution p (r - rho) - q (s - rho) has two parts. With m the mean of the two rates r
     and s at the site, (p + q) / 2 times r - s is due to the site's own gap, and (p - q) (m - rho)
     to its mix of groups: it holds more of one group than of the other, at a rate that differs
-    from the overall rate. The result is "" if a number is not estimable.
+    from the overall rate. The result is "" if a number is not estimable. `subject` replaces the
+    name of the site.
     """
     found = summary["metrics"][metric]
     numbers = summary["sites"][site]
-    amount = numbers["contribution"][metric]
-    shares = [s for s in numbers.get("pair_shares", {}).get(metric, ()) if s is not None]
-    rates = [r for r in numbers.get("pair_rates", {}).get(metric, ()) if r is not None]
-    if found["pair"] is None or amount is None or len(shares) < 2 or not rates:
+    parts = split_contribution(numbers, metric)
+    if found["pair"] is None or parts is None:
         return ""
-    own = sum(shares) / 2 * (rates[0] - rates[1]) if len(rates) == 2 else 0.0
-    mix = amount - own
+    own, mix = parts
+    shares = [share or 0.0 for share in numbers["pair_shares"][metric]]
+    rates = [rate for rate in numbers["pair_rates"][metric] if rate is not None]
     rate = sum(rates) / len(rates)
     overall = _rate_of_pair(found)
     event = EVENTS.get(metric, "").format(positive=summary["classes"][-1])
     first, second = map(name_group, found["pair"])
-    text = f"{site} holds {100 * shares[0]:.0f}% of {first} and {100 * shares[1]:.0f}% of "
+    text = (
+        f"{subject or site} holds {100 * shares[0]:.0f}% of {first} and {100 * shares[1]:.0f}% of "
+    )
     text += f"{second}{event}."
-    parts = []
+    reasons = []
     if abs(mix) >= MIN_PART:
         where = "below" if rate < overall else "above"
-        parts.append(
-            f"its {RATE_NAMES[metric]} of {format_percent(rate)} is {where} the overall "
+        reasons.append(
+            f"its {rate_name(metric)} of {format_percent(rate)} is {where} the overall "
             f"{format_percent(overall)}, so that this mix {_change_gap(mix)}"
         )
     if abs(own) >= MIN_PART:
         gap = format_points(abs(rates[0] - rates[1]))
         higher = first if rates[0] > rates[1] else second
-        parts.append(f"its own gap of {gap} points in favor of {higher} {_change_gap(own)}")
-    if not parts:
+        reasons.append(f"its own gap of {gap} points in favor of {higher} {_change_gap(own)}")
+    if not reasons:
         return f"{text} It adds next to nothing to the gap."
-    reasons = "; ".join(parts)
-    return f"{text} {reasons[0].upper()}{reasons[1:]}."
+    reason = "; ".join(reasons)
+    return f"{text} {reason[0].upper()}{reason[1:]}."
+
+
+def split_contribution(site: SiteSummary, metric: str) -> tuple[float, float] | None:
+    """Return what a site adds by its own gap, and by its mix of groups: see `explain_site`.
+
+    None if a number is not estimable.
+    """
+    amount = site["contribution"][metric]
+    shares = [x for x in site.get("pair_shares", {}).get(metric, ()) if x is not None]
+    rates = [x for x in site.get("pair_rates", {}).get(metric, ()) if x is not None]
+    if amount is None or len(shares) < 2 or not rates:
+        return None
+    own = sum(shares) / 2 * (rates[0] - rates[1]) if len(rates) == 2 else 0.0
+    return own, amount - own
 
 
 def _rate_of_pair(found: MetricSummary) -> float:

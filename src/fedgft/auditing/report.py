@@ -16,6 +16,7 @@ from fedgft.auditing.about import (
     list_answers,
     list_facts,
     list_files,
+    write_byline,
 )
 from fedgft.auditing.audit_results import (
     Gap,
@@ -53,6 +54,8 @@ from fedgft.auditing.verdicts import (
     check_limits,
     check_tolerance,
     find_exceeded,
+    judge_metric,
+    leading_verdict,
     list_states,
     list_verdicts,
     write_headline,
@@ -273,6 +276,8 @@ class Audit:
             title=self.about["title"],
             lead=self.lead(),
             scope=self.scope(),
+            byline=write_byline(self.summary),
+            state=judge_metric(self.summary, leading_verdict(self.summary))[0],
             answers=list_answers(self.summary),
             facts=list_facts(self.summary),
             files=list_files(self.summary),

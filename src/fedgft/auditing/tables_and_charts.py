@@ -8,7 +8,7 @@ must be visible on a light and on a dark background are the text color of the pa
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -19,15 +19,16 @@ from fedgft.auditing.findings import (
     MAX_SITES,
     describe_contributions,
     estimable_metrics,
+    explain_site,
     leading_metric,
     rank_sites,
+    split_contribution,
 )
 from fedgft.auditing.rates import View
 from fedgft.auditing.summary import (
     GapInterval,
     GapSummary,
     GroupRate,
-    MetricSummary,
     Number,
     ReferenceComparison,
     Summary,
@@ -37,18 +38,30 @@ from fedgft.auditing.summary import (
     views_of,
 )
 from fedgft.auditing.thresholds import Curves, compute_curves
-from fedgft.formatting import DASH, Figure, Table, format_interval, format_percent, format_points
+from fedgft.auditing.verdicts import judge_gap, rate_name
+from fedgft.formatting import (
+    DASH,
+    MAX_NAMES,
+    Figure,
+    Table,
+    format_interval,
+    format_percent,
+    format_points,
+    group_colors,
+)
 from fedgft.metrics import CATALOG, get_metric
 
 MAX_SITES_ON_TERMINAL = 10
 SHORT_GAP_COLUMNS = 5  # of the tables on a terminal: metric, groups, gap, interval, within sites
-SHORT_RATE_COLUMNS = 5  # group, rows and three rates
 SHORT_SITE_COLUMNS = 4  # site, rows, gap at the site, what it adds to the overall gap
-MAX_GROUPS_AS_COLUMNS = 3  # in the table of rates on a terminal
-COLUMNS_NOTE = (
-    "Gaps in percentage points. Average within sites: the weighted average of the gaps inside the "
-    "sites (Mantel-Haenszel). TV and DH: how differently the groups are spread over the sites. "
-    "Bound: with α the largest local gap, the gap is at most α(1 − TV) + TV."
+MAX_GROUPS_ON_TERMINAL = 6  # with more groups, the terminal shows one rate
+WITHIN_NOTE = (
+    "Average within sites: the weighted average of the gaps inside the sites (Mantel-Haenszel), "
+    "first group minus second."
+)
+TV_NOTE = (
+    "TV and DH: how differently the two groups are spread over the sites (0: equally). Bound: with "
+    "α the largest gap at a site, the overall gap is at most α(1 − TV) + TV."
 )
 Spec = dict[str, Any]
 
@@ -56,6 +69,7 @@ MAX_BARS = 12  # sites in the waterfall chart
 MAX_CURVES = 10  # groups in a figure of curves
 MAX_CLASSES = 6  # classes with figures of curves
 MAX_SELECTED = 4  # groups in the threshold explorer
+GAP_COLORS = {"sp": "#009e73", "eop": "#cc79a7", "fpr": "#e69f00", "acc": "#7f7f7f"}
 TITLES = {
     "forest": "The gap at every site",
     "waterfall": "Who drives the gap",
@@ -66,15 +80,16 @@ TITLES = {
 }
 CAPTIONS = {
     "forest": "Every site's own view of the gap between the two groups that are farthest apart "
-    "overall, with 95% intervals. The last row is all sites together.",
-    "waterfall": "What each site adds to the global gap or takes from it, measured from the "
-    "overall rate of the two groups: a site where both have that rate adds nothing. The bars end "
-    "at the gap itself.",
+    "overall, with 95% intervals. The last row is all sites together. Dashed: the tolerance.",
+    "waterfall": "What each site adds to the overall gap (red) or takes from it (green), measured "
+    "from the overall rate of the two groups: a site where both have that rate adds nothing. The "
+    "bars end at the gap itself. The table of sites explains the amounts in words.",
     "rates": "The rate of every group over all sites, with its 95% interval.",
     "thresholds": "What if the threshold were another one, the same for all groups? Move the "
-    "slider. Values are exact at the edges of the histogram's bins, every {step:g}.",
+    "slider: the dashed line follows it. The solid line is the threshold in use. Values are exact "
+    "at the edges of the histogram's bins, every {step:g}.",
     "roc": "By group, exact at the dots; between two dots the curve may lie anywhere in the box "
-    "they span.",
+    "they span. The large dots are the threshold in use.",
     "calibration": "By group: of people with such a score, how many are positive. Scores are known "
     "to ± {half:g}; bars are 95% intervals.",
 }
@@ -83,7 +98,8 @@ CAPTIONS = {
 def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     """Yield the tables of the report, or a `short` selection for a terminal.
 
-    The report begins with the view by all attributes together and has the rates of every view. The
+    The numbers of a table have one unit: points, per cent, or none (ratios and fractions). The
+    report begins with the view by all attributes together and has the rates of every view. The
     terminal shows the gaps of every view, but rates only by all attributes together, and only the
     sites with the largest contributions; its tables have the columns that matter most.
 
@@ -97,21 +113,22 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     groups = summary["groups"]
     if short:
         for title, view in views_of(summary).items():
-            yield _first_columns(_gap_table(view, title), SHORT_GAP_COLUMNS)
-        yield _shorten_rates(_rate_table(summary, groups))
-    else:
-        gaps = _gap_table(summary, groups)
-        yield replace(gaps, notes=(COLUMNS_NOTE, *gaps.notes))
-        yield _rate_table(summary, groups)
-        for title, view in summary["attributes"].items():
-            yield _gap_table(view, title)
-            yield _rate_table(view, title)
+            yield _first_columns(_gap_table(summary, view, title), SHORT_GAP_COLUMNS)
+        yield _shorten_rates(summary, _rate_table(summary, groups))
+        yield _first_columns(_site_table(summary, MAX_SITES_ON_TERMINAL), SHORT_SITE_COLUMNS)
+        yield from _threshold_tables(summary)
+        return
+    for title, view in {groups: summary, **summary["attributes"]}.items():
+        yield _gap_table(summary, view, title)
+        yield _rate_table(view, title)
     yield from _reference_tables(summary)
-    sites = _site_table(summary, MAX_SITES_ON_TERMINAL if short else MAX_SITES)
-    yield _first_columns(sites, SHORT_SITE_COLUMNS) if short else sites
+    yield _site_table(summary, MAX_SITES)
+    yield from _place_tables(summary)
     yield from _threshold_tables(summary)
-    if not short:
-        yield from _area_tables(summary)
+    yield from (_ratio_table(view, title) for title, view in views_of(summary).items())
+    if len(summary["sites"]) > 1:
+        yield _spread_table(summary, groups)
+    yield from _area_tables(summary)
 
 
 def _first_columns(table: Table, count: int) -> Table:
@@ -120,64 +137,49 @@ def _first_columns(table: Table, count: int) -> Table:
     return replace(table, header=table.header[:count], rows=rows)
 
 
-def _shorten_rates(table: Table) -> Table:
-    """Return the table of rates for a terminal.
-
-    Few groups become columns, with a line per rate. Of many groups, the first rates are shown.
-    """
-    if len(table.rows) > MAX_GROUPS_AS_COLUMNS:
-        return _first_columns(table, SHORT_RATE_COLUMNS)
-    names = (f"{group} ({rows} rows)" for group, rows, *_ in table.rows)
-    rates = zip(*(row[2:] for row in table.rows), strict=True)
-    rows = tuple((name, *cells) for name, cells in zip(table.header[2:], rates, strict=True))
-    return replace(table, header=("rate", *names), rows=rows)
+def _shorten_rates(summary: Summary, table: Table) -> Table:
+    """Return the table of rates for a terminal: of many groups, the first rate alone."""
+    groups = len(summary["metrics"]["acc"]["groups"])
+    if groups <= MAX_GROUPS_ON_TERMINAL or not table.rows:
+        return table
+    rows = tuple(row for row in table.rows if row[0] == table.rows[0][0])
+    return replace(table, rows=rows, notes=("The other rates are in the report.",))
 
 
-def _gap_table(view: ViewSummary, title: str) -> Table:
-    """Return the table of the gaps of one view, in points, with one row per metric.
-
-    `COLUMNS_NOTE` explains the columns "within sites", TV, bound and DH.
-    """
-    interval = "95% interval"
-    header = ("metric", "farthest apart", "gap", interval, "average within sites")
-    header += ("ratio", interval, "TV", "bound", "DH")
-    rows = tuple(_gap_row(name, found, view) for name, found in view["metrics"].items())
-    notes = ()
+def _gap_table(summary: Summary, view: ViewSummary, title: str) -> Table:
+    """Return the table of the gaps of one view, in points, with one row per metric."""
+    header = ("metric", "farthest apart", "gap", "95% interval", "average within sites")
+    header += ("tolerance", "verdict")
+    rows = tuple(_gap_row(name, summary, view) for name in view["metrics"])
+    notes = (WITHIN_NOTE,) if len(summary["sites"]) > 1 else ()
     if any("*" in row[2] for row in rows):
-        notes = ("*: among the groups that have a rate; over all groups it is not estimable.",)
-    return Table(f"Gaps by {title}", header, rows, 2, notes)
+        notes += ("*: among the groups that have a rate; over all groups it is not estimable.",)
+    return Table(f"Gaps by {title}, points", header, rows, 2, notes)
 
 
-def _gap_row(name: str, found: MetricSummary, view: ViewSummary) -> tuple[str, ...]:
-    """Return the cells of one metric; a star marks a gap that covers only some of the groups.
-
-    The heterogeneity DH of a proper metric is infinite if no site has both groups. A metric that is
-    not proper has no DH.
-    """
+def _gap_row(name: str, summary: Summary, view: ViewSummary) -> tuple[str, ...]:
+    """Return the cells of one metric; a star marks a gap that covers only some of the groups."""
+    found = view["metrics"][name]
     numbers = estimable_gap(found)
     gap = "not estimable"
-    interval, ratio, ratio_interval = DASH, DASH, DASH
+    interval = DASH
     if numbers is not None:
         gap = format_points(numbers["gap"]) + ("*" if found["gap"] is None else "")
-        interval, ratio, ratio_interval = _interval_cells(numbers)
-    heterogeneity = view["heterogeneity"][name]
-    infinite = heterogeneity is None and view["tv"][name] is not None and CATALOG[name].proper()
+        interval = format_interval(numbers["low"], numbers["high"])
+    tolerance = summary["tolerance"][name]
     return (
         CATALOG[name].title,
         " / ".join(found["pair"] or (DASH,)),
         gap,
         interval,
         _format_gap_cell(view["within"][name]),
-        ratio,
-        ratio_interval,
-        _format_short(view["tv"][name]),
-        format_points(view["bound"][name]),
-        "∞" if infinite else _format_short(heterogeneity),
+        f"{100 * tolerance:.4g}",
+        judge_gap(found, tolerance),
     )
 
 
 def _rate_table(view: ViewSummary, title: str) -> Table:
-    """Return the table of the rates of one view, in percent: a row per group, a column per metric.
+    """Return the table of the rates of one view, in per cent: a row per rate and group.
 
     A metric with several conditions has no single rate and is left out. With more than two classes
     all metrics have several conditions; then the table shows the rates under the condition of the
@@ -185,56 +187,139 @@ def _rate_table(view: ViewSummary, title: str) -> Table:
     """
     metrics = view["metrics"]
     single = [name for name, found in metrics.items() if "conditions" not in found]
-    shown_metrics = single or list(metrics)
     rows = []
-    for group, accuracy in metrics["acc"]["groups"].items():
-        cells = (_format_rate_cell(metrics[name]["groups"][group]) for name in shown_metrics)
-        rows.append((group, f"{accuracy['n']:,.0f}", *cells))
-    header = ("group", "rows", *(CATALOG[name].title for name in shown_metrics))
-    return Table(f"Rates by {title}, per cent", header, tuple(rows), 1)
+    for name in single or metrics:
+        condition = "" if name in single else f" ({metrics[name]['condition']})"
+        for group, rate in metrics[name]["groups"].items():
+            rows.append((rate_name(name) + condition, group, *_rate_cells(rate)))
+    header = ("rate", "group", "%", "95% interval", "rows")
+    notes = ("Rows: those that the rate is taken of, such as those with a positive outcome.",)
+    return Table(f"Rates by {title}, per cent", header, tuple(rows), 2, notes)
+
+
+def _rate_cells(found: GroupRate) -> tuple[str, str, str]:
+    """Return a rate in per cent, its interval, and the number of its rows."""
+    rate = format_points(found["rate"], unknown="not estimable")
+    limits = format_interval(found["low"], found["high"])
+    few = "too few rows" if found["low"] is None and found["rate"] is not None else limits
+    return rate, few, f"{found['n']:,.0f}"
+
+
+def _ratio_table(view: ViewSummary, title: str) -> Table:
+    """Return the table of the smallest ratios of rates in one view."""
+    rows = []
+    for name, found in view["metrics"].items():
+        numbers = estimable_gap(found)
+        cells = (DASH, DASH) if numbers is None else _ratio_cells(numbers)
+        rows.append((CATALOG[name].title, " / ".join(found["pair"] or (DASH,)), *cells))
+    header = ("metric", "farthest apart", "ratio", "95% interval")
+    notes = ("The lower rate divided by the higher one. The 80% rule asks for 0.80 or more.",)
+    return Table(f"Ratios by {title}", header, tuple(rows), 2, notes)
+
+
+def _ratio_cells(found: GapSummary | ReferenceComparison) -> tuple[str, str]:
+    """Return a ratio and its interval."""
+    ratio = DASH if found["ratio"] is None else f"{found['ratio']:.2f}"
+    return ratio, format_interval(found["ratio_low"], found["ratio_high"], scale=1, digits=2)
+
+
+def _spread_table(view: ViewSummary, title: str) -> Table:
+    """Return the table that says how differently the groups are spread over the sites.
+
+    The heterogeneity DH of a proper metric is infinite if no site has both groups. A metric that is
+    not proper has no DH.
+    """
+    rows = []
+    for name in view["metrics"]:
+        tv = view["tv"][name]
+        heterogeneity = view["heterogeneity"][name]
+        infinite = heterogeneity is None and tv is not None and CATALOG[name].proper()
+        cells = (tv, view["bound"][name])
+        dh = "∞" if infinite else _format_short(heterogeneity)
+        rows.append((CATALOG[name].title, *map(_format_short, cells), dh))
+    header = ("metric", "TV", "bound", "DH")
+    return Table(f"Spread over the sites by {title}, fractions", header, tuple(rows), 1, (TV_NOTE,))
 
 
 def _reference_tables(summary: Summary) -> Iterator[Table]:
-    """Yield a table for each view with a reference group, which compares every group with it."""
-    header = ("metric", "group", "difference", "95% interval", "ratio", "95% interval")
+    """Yield two tables for each view with a reference group: differences and ratios."""
     for title, view in views_of(summary).items():
-        rows = [
-            (CATALOG[name].title, group, format_points(each["difference"]), *_interval_cells(each))
-            for name, found in view["metrics"].items()
-            for group, each in found.get("against_reference", {}).items()
+        found = [
+            (CATALOG[name].title, group, each)
+            for name, metric in view["metrics"].items()
+            for group, each in metric.get("against_reference", {}).items()
         ]
-        if rows:
-            reference = next(iter(view["metrics"].values())).get("reference")
-            caption = f"{title}: every group against {reference}"
-            yield Table(caption, header, tuple(rows), 2, ("Each interval holds for itself.",))
+        if not found:
+            continue
+        reference = next(iter(view["metrics"].values())).get("reference")
+        caption = f"{title}: every group against {reference}"
+        notes = ("Each interval holds for itself.",)
+        rows = tuple(
+            (
+                metric,
+                group,
+                format_points(each["difference"]),
+                format_interval(each["low"], each["high"]),
+            )
+            for metric, group, each in found
+        )
+        header = ("metric", "group", "difference", "95% interval")
+        yield Table(f"{caption}, points", header, rows, 2, notes)
+        rows = tuple((metric, group, *_ratio_cells(each)) for metric, group, each in found)
+        header = ("metric", "group", "ratio", "95% interval")
+        yield Table(f"{caption}, ratios", header, rows, 2, notes)
 
 
 def _site_table(summary: Summary, max_sites: int) -> Table:
     """Return the table of the sites with the largest contributions to the leading metric's gap.
 
-    The notes below the table name the sites that cause the gap.
+    The notes below the table say in words which sites cause the gap, and why.
     """
     metric = leading_metric(summary)
-    known = estimable_metrics(summary)
     sites = rank_sites(summary, metric)
     rows = []
     for name in sites[:max_sites]:
         site = summary["sites"][name]
-        local = site["local"][metric]
-        largest = (format_points(site["gap"][n], unknown="not estimable") for n in known)
         added = format_points(site["contribution"][metric])
-        rows.append((name, f"{site['n']:,.0f}", _format_gap_cell(local), added, *largest))
-    header = ("site", "rows", f"local gap, {CATALOG[metric].title}", "adds to the global gap")
-    header += tuple(f"own gap, {CATALOG[n].title}" for n in known)
+        parts = split_contribution(site, metric)
+        shown = (DASH, DASH) if parts is None else map(format_points, parts)
+        local = _format_gap_cell(site["local"][metric])
+        rows.append((name, f"{site['n']:,.0f}", local, added, *shown))
+    header = ("site", "rows", "gap at the site", "adds to the overall gap")
+    header += ("by its own gap", "by its mix of groups")
     pair = " minus ".join(summary["metrics"][metric]["pair"] or ())
     notes = [
-        f"Rows: those with a recorded group. Local gap: {pair or DASH}, points. A site's own "
-        "gap is the largest between the groups it has.",
+        f"{CATALOG[metric].title.capitalize()}, {pair or DASH}. Rows: those with a recorded group.",
         *describe_contributions(summary, metric),
+        *(explain_site(summary, metric, name) for name in sites[:MAX_NAMES] if len(sites) > 1),
     ]
     if len(sites) > max_sites:
         notes.append(f"The {max_sites} that move the gap most, of {len(sites):,} sites.")
-    return Table("Sites", header, tuple(rows), 1, tuple(notes))
+    return Table("Sites, points", header, tuple(rows), 1, tuple(filter(None, notes)))
+
+
+def _place_tables(summary: Summary) -> Iterator[Table]:
+    """Yield two tables of several sites: where the groups are, and the largest gap at each site."""
+    metric = leading_metric(summary)
+    pair = summary["metrics"][metric]["pair"]
+    sites = rank_sites(summary, metric)[:MAX_SITES]
+    if len(summary["sites"]) < 2 or pair is None:
+        return
+    rate = rate_name(metric)
+    header = ("site", *(f"of all {g}" for g in pair), *(f"{rate} of {g}" for g in pair))
+    rows = []
+    for name in sites:
+        site = summary["sites"][name]
+        numbers = (*site["pair_shares"][metric], *site["pair_rates"][metric])
+        rows.append((name, *(format_points(x, unknown="no rows") for x in numbers)))
+    yield Table("Where the groups are, per cent", header, tuple(rows), 1)
+    known = estimable_metrics(summary)
+    rows = []
+    for name in sites:
+        gaps = (summary["sites"][name]["gap"][n] for n in known)
+        rows.append((name, *(format_points(gap, unknown="not estimable") for gap in gaps)))
+    header = ("site", *(CATALOG[n].title for n in known))
+    yield Table("Largest gap at each site, points", header, tuple(rows), 1)
 
 
 def _threshold_tables(summary: Summary) -> Iterator[Table]:
@@ -267,17 +352,8 @@ def _area_tables(summary: Summary) -> Iterator[Table]:
             text = f"{area['auc']:.3f} ± {area['bin_error']:.3f}" if known else DASH
             rows.append((group, name, text))
     if rows:
-        notes = ("±: what the width of the bins leaves open, not sampling.",)
+        notes = ("±: binning error; sampling error is not included.",)
         yield Table("Area under the ROC curve", ("group", "class", "area"), tuple(rows), 2, notes)
-
-
-def _format_rate_cell(found: GroupRate) -> str:
-    """Return ``12.3 (9.8 to 15.4)``, in percent, or the number of rows instead of the interval."""
-    if found["rate"] is None:
-        return f"not estimable (n={found['n']:,.0f})"
-    if found["low"] is None:
-        return f"{format_points(found['rate'])} (n={found['n']:,.0f}: too few for an interval)"
-    return f"{format_points(found['rate'])} ({format_interval(found['low'], found['high'])})"
 
 
 def _format_gap_cell(found: GapInterval) -> str:
@@ -286,13 +362,6 @@ def _format_gap_cell(found: GapInterval) -> str:
         return "not estimable"
     limits = format_interval(found["low"], found["high"])
     return f"{format_points(found['gap'])} ({'no interval' if limits == DASH else limits})"
-
-
-def _interval_cells(found: GapSummary | ReferenceComparison) -> tuple[str, str, str]:
-    """Return three cells: the interval of a gap or difference, the ratio, and its interval."""
-    ratio = DASH if found["ratio"] is None else f"{found['ratio']:.2f}"
-    ratios = format_interval(found["ratio_low"], found["ratio_high"], scale=1, digits=2)
-    return format_interval(found["low"], found["high"]), ratio, ratios
 
 
 def _format_short(value: Number) -> str:
@@ -316,7 +385,9 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
 
     def figure(kind: str, spec: Spec, number: str = "", title: str = "") -> Figure:
         caption = _write_caption(kind, view, len(summary["sites"]))
-        return Figure(kind + number, TITLES[kind] + title, caption, spec)
+        heading = TITLES[kind] + title
+        described = {"description": f"{heading}. {caption}"} | spec  # for screen readers
+        return Figure(kind + number, heading, caption, described)
 
     figures = [
         figure("forest", draw_forest(summary)),
@@ -331,8 +402,12 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
         number = str(s or "")
         title = "" if len(view.scored_classes) == 1 else f", {name} against the rest"
         curves = _largest_groups(compute_curves(view, s))
-        figures.append(figure("roc", draw_roc(curves), number, title))
-        figures.append(figure("calibration", draw_calibration(curves), number, title))
+        groups = view.groups
+        threshold = summary["threshold"]
+        roc = draw_roc(curves, groups=groups, threshold=threshold)
+        figures.append(figure("roc", roc, number, title))
+        calibration = draw_calibration(curves, groups=groups)
+        figures.append(figure("calibration", calibration, number, title))
     return figures
 
 
@@ -362,6 +437,8 @@ def _fill_chart(kind: str, rows: list[Spec]) -> Spec:
 def _fill_chart_by_metric(kind: str, rows: list[Spec], summary: Summary) -> Spec:
     """Return a chart with one horizontal line per name and a menu of metrics.
 
+    The title of the chart names the chosen metric, so that a printed page says it, too.
+
     Parameters
     ----------
     kind
@@ -374,14 +451,33 @@ def _fill_chart_by_metric(kind: str, rows: list[Spec], summary: Summary) -> Spec
     """
     spec = _fill_chart(kind, rows)
     known = [name for name in CATALOG if summary["metrics"][name]["pair"]] or list(CATALOG)
-    (menu,) = spec["params"]
+    menu = spec["params"][0]
     menu["value"] = leading_metric(summary)
-    menu["bind"] |= {"options": known, "labels": [CATALOG[name].title for name in known]}
+    menu["bind"]["options"] = known
+    titles = {n: rate_name(n) if kind == "rates" else CATALOG[n].title for n in known}
+    by_metric = {
+        "metric_title": {n: titles[n].capitalize() for n in known},
+        "tolerance": {n: 100 * summary["tolerance"][n] for n in known},
+    }
+    menu["bind"]["labels"] = [titles[name] for name in known]
+    for param in spec["params"][1:]:
+        param["expr"] = f"{json.dumps(by_metric[param['name']])}[metric]"
     names = list(dict.fromkeys(row["name"] for row in rows))
     spec["height"] = 24 * max(1, len(names))
     for layer in spec["layer"]:
         if "y" in layer["encoding"]:
             layer["encoding"]["y"]["sort"] = names
+    return spec
+
+
+def _color_groups(spec: Spec, field: str, groups: Iterable[str]) -> Spec:
+    """Give the groups of a chart their colors; `field` holds the group in the data."""
+    colors = group_colors(groups)
+    scale = {"domain": list(colors), "range": list(colors.values())}
+    for layer in spec["layer"]:
+        color = layer["encoding"].get("color")
+        if color is not None and color.get("field") == field:
+            color["scale"] = scale
     return spec
 
 
@@ -466,34 +562,66 @@ def draw_rates(summary: Summary) -> Spec:
             row = _interval_row(metric, group, rate["n"], "group", numbers)
             unknown = f"  not estimable (n={rate['n']:,.0f})"
             rows.append(row | {"note": "" if rate["rate"] is not None else unknown})
-    return _fill_chart_by_metric("rates", rows, summary)
+    spec = _fill_chart_by_metric("rates", rows, summary)
+    return _color_groups(spec, "name", summary["metrics"]["acc"]["groups"])
 
 
 def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
-    """Draw accuracy and gaps over all thresholds, and as bars at the threshold of a slider.
+    """Draw rates and gaps over all thresholds, and as bars at the threshold of a slider.
 
     The slider starts at the threshold of the measurement, or at 0.5 if it had none. `sweep` is the
     key of that name in the summary.
     """
-    series = {"accuracy": sweep["accuracy"]}
-    for name in ("sp", "eop", "fpr", "acc"):
-        series[f"gap: {CATALOG[name].title}"] = sweep["gaps"][name]
+    colors = group_colors(sweep["selected"])
+    series = [("accuracy", "per cent", "currentColor", sweep["accuracy"])]
     for group, rates in list(sweep["selected"].items())[:MAX_SELECTED]:
-        series[f"positive: {group[:40]}"] = rates
+        series.append((f"selection rate of {group[:40]}", "per cent", colors[group], rates))
+    for name, color in GAP_COLORS.items():
+        title = f"gap in {rate_name(name)}"
+        series.append((title, "points", color, sweep["gaps"][name]))
     rows = [
-        {"threshold": round(threshold, 6), "what": what, "value": 100 * value}
-        for what, values in series.items()
+        {
+            "threshold": round(threshold, 6),
+            "what": what,
+            "unit": unit,
+            "label": f"{what}, {unit}",
+            "value": 100 * value,
+        }
+        for what, unit, _, values in series
         for threshold, value in zip(sweep["thresholds"], values, strict=True)
         if value is not None
     ]
     spec = _fill_chart("thresholds", rows)
     step = 1 / len(sweep["thresholds"])
     now = 0.5 if summary["threshold"] is None else summary["threshold"]
-    slider, half_step = spec["params"]
+    slider, half_step, in_use, in_use_name = spec["params"]
     slider["value"] = min(round(now / step) * step, 1 - step)
     slider["bind"] |= {"max": 1 - step, "step": step}
     half_step["value"] = step / 2
+    in_use["value"] = now
+    in_use_name["value"] = f"in use: {now:g}"
+    for part, unit in zip(spec["vconcat"], ("per cent", "points", None), strict=True):
+        shown = {what: color for what, of, color, _ in series if unit in (of, None)}
+        _color_series(part, shown)
+        if summary["threshold"] is None and unit is not None:
+            del part["layer"][1:3]  # no threshold is in use: the data contain the decisions
     return spec
+
+
+def _color_series(part: Spec, colors: Mapping[str, str]) -> None:
+    """Give the series of one part of the threshold explorer their colors and dashes."""
+    dashes = [[], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3], [10, 2]]
+    styles = {
+        "color": {"domain": list(colors), "range": list(colors.values())},
+        "strokeDash": {
+            "domain": list(colors),
+            "range": [dashes[i % len(dashes)] for i in range(len(colors))],
+        },
+    }
+    for layer in part["layer"]:
+        for channel, scale in styles.items():
+            if channel in layer["encoding"]:
+                layer["encoding"][channel]["scale"] = scale
 
 
 def _largest_groups(curves: list[Curves]) -> list[Curves]:
@@ -503,19 +631,35 @@ def _largest_groups(curves: list[Curves]) -> list[Curves]:
     return [c for c in curves if c.positives + c.negatives >= smallest][:MAX_CURVES]
 
 
-def draw_roc(curves: list[Curves]) -> Spec:
-    """Draw ROC curves by group; a group without positives or without negatives has no curve."""
-    rows = [
-        {"group": c.group, "fpr": float(f), "tpr": float(t), "threshold": float(at), "order": i}
-        for c in curves
-        if c.positives and c.negatives
-        for i, (f, t, at) in enumerate(zip(c.fpr, c.tpr, c.thresholds, strict=True))
-    ]
-    return _fill_chart("roc", rows)
+def draw_roc(curves: list[Curves], *, groups: Iterable[str], threshold: float | None) -> Spec:
+    """Draw ROC curves by group; a group without positives or without negatives has no curve.
+
+    Parameters
+    ----------
+    curves
+        The curves to draw.
+    groups
+        All groups of the audit: colors go by group.
+    threshold
+        The operating threshold, which is marked on every curve; None: there is none.
+    """
+    rows = []
+    for c in curves:
+        if not c.positives or not c.negatives:
+            continue
+        distance = np.abs(c.thresholds - (-1.0 if threshold is None else threshold))
+        nearest = int(distance.argmin())
+        known = threshold is not None and distance[nearest] <= 0.5 / (len(c.thresholds) - 1)
+        for i, (f, t, at) in enumerate(zip(c.fpr, c.tpr, c.thresholds, strict=True)):
+            point = {"group": c.group, "fpr": float(f), "tpr": float(t), "threshold": float(at)}
+            rows.append(point | {"order": i, "in_use": known and i == nearest})
+    return _color_groups(_fill_chart("roc", rows), "group", groups)
 
 
-def draw_calibration(curves: list[Curves]) -> Spec:
-    """Draw the share of positives by score and group, with intervals where there are any."""
-    return _fill_chart(
-        "calibration", [{"group": c.group, **p} for c in curves for p in c.calibration]
-    )
+def draw_calibration(curves: list[Curves], *, groups: Iterable[str]) -> Spec:
+    """Draw the share of positives by score and group, with intervals where there are any.
+
+    The colors go by group, of all `groups` of the audit.
+    """
+    rows = [{"group": c.group, **p} for c in curves for p in c.calibration]
+    return _color_groups(_fill_chart("calibration", rows), "group", groups)

@@ -44,7 +44,7 @@ SENTENCES = {  # the rates of a pair of groups, such as "12.3% of women and 4.5%
     "predictive-parity": "the true outcome is “{positive}” for {rates} among those {selected}",
     "acc": "the decision is right for {rates}",
 }
-PLURALS = {"man": "men", "woman": "women"}
+PLURALS = {"man": "men", "woman": "women", "male": "males", "female": "females"}
 RATIO_METRICS = ("sp", "eop")  # the metrics that the 80% rule is about
 FOUR_FIFTHS = 0.8
 MAX_FACTOR = 50  # no larger multiple of the rows is proposed
@@ -182,12 +182,17 @@ def _describe_gap(summary: Summary, name: str, title: str) -> str:
     return text
 
 
+def rate_name(metric: str) -> str:
+    """Return the name of the rate that a metric compares; for a metric of users, its title."""
+    return RATE_NAMES.get(metric, CATALOG[metric].title)
+
+
 def describe_rates(summary: Summary, name: str, found: MetricSummary) -> str:
     """Return ``12.3% of women and 4.5% of men are approved``, or the same for another metric."""
     rates = [(f"{format_points(found['groups'][g]['rate'])}%", g) for g in found["pair"] or ()]
     if len(summary["classes"]) > 2 or name not in SENTENCES:
         listed = " and ".join(f"{rate} for {name_group(g)}" for rate, g in rates)
-        return f"the {RATE_NAMES[name]} ({found['condition']}) is {listed}"
+        return f"the {rate_name(name)} ({found['condition']}) is {listed}"
     sentence = SENTENCES[name]
     listed = " and ".join(f"{rate} of {name_group(g)}" for rate, g in rates)
     words = describe_decision(summary) | {"positive": summary["classes"][-1]}
