@@ -336,6 +336,32 @@ def test_help_is_quick_and_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+def test_flags_decide_how_columns_become_features(capsys, tmp_path):
+    """The group, an identifier, codes and values that mean missing."""
+    table(tmp_path / "t.csv")
+    frame = pl.read_csv(tmp_path / "t.csv").with_row_index("number")
+    codes = [(10, 20, 30)[i % 3] for i in range(len(frame))]
+    texts = ["?" if i % 7 == 0 else str(i % 5) for i in range(len(frame))]
+    frame = frame.with_columns(code=pl.Series(codes), income=pl.Series(texts)).drop("site")
+    frame.write_csv(tmp_path / "t.csv")
+    how = ["train", tmp_path / "t.csv", "--label", "ok", "--group", "sex", *QUICK, "--out"]
+
+    def features(folder: str, *more: str) -> list[str]:
+        code, _, err = run(capsys, *how, tmp_path / folder, *more)
+        assert code == 0, err
+        return load_model(tmp_path / folder / "model.safetensors").encoder.columns
+
+    plain = features("plain")
+    assert "sex=m" not in plain and "number" not in plain and "code" in plain
+    assert "income=?" in plain and "income" not in plain
+    flags = ["--keep-group", "--keep", "number", "--categorical", "code", "--missing", "?"]
+    told = features("told", *flags)
+    assert {"sex=m", "number", "income"} <= set(told)
+    assert "code" not in told and any(name.startswith("code=") for name in told)
+    assert not any(name == "income=?" for name in told)
+
+
+@pytest.mark.slow
 def test_columns_that_are_left_out_are_no_features(capsys, tmp_path):
     """Group and client keep their parts; `predict` asks for neither them nor the others."""
     file = table(tmp_path / "t.csv")

@@ -507,7 +507,11 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     )
     report = (out / "report.html").read_text()
     assert "north" in report and "south" in report
-    assert "2 sites heard, 2 of 2 alive" in notes
+    assert "2/2 sites reported" in notes
+    steps = ("making keys", "starting the server", "starting the sites", "submitting the run")
+    assert sorted(steps, key=notes.index) == list(steps) and notes.index(steps[-1]) < 2000
+    rounds = [line for line in notes.splitlines() if line.startswith("round ")]
+    assert len(rounds) == 3 and max(map(len, rounds)) <= 80
 
 
 def test_ctrl_c_ends_every_process(compas_here, tmp_path: Path) -> None:

@@ -191,6 +191,12 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         ),
         "keep_group": Setting(bool, "Use the group as a feature, as in the paper", False),
         "keep": Setting(tuple, "Columns to use as features although they look like identifiers"),
+        "categorical": Setting(
+            tuple, "Columns of numbers that are codes: each number is a category of its own"
+        ),
+        "missing": Setting(
+            tuple, "Values that mean missing in any column, such as '?'; empty cells, NA and N/A do"
+        ),
         "train_rows": _count("Training rows to draw per replicate", unset="all; celeba: 10,000"),
         "test_rows": _count("Test rows to draw per replicate", unset="all; celeba: 6,000"),
     },

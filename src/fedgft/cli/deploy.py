@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 import fedgft
 from fedgft.cli import interrupt_on_termination
-from fedgft.cli.console import err, note, out, wrote
+from fedgft.cli.console import note, paragraph, print_indented, wrote
 from fedgft.cli.options import (
     Columns,
     Flag,
@@ -386,7 +386,7 @@ def run_federation(options: LocalRunOptions, *, json: bool) -> None:
     require(status == "finished:completed", why)
     if not json:
         text = local_runs.format_closing_line(result, options.metric)
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        paragraph(text)
     wrote([path for name in RESULT_FILES if (path := folder / name).exists()])
 
 
@@ -563,30 +563,30 @@ def _print_row(row: dict[str, Any], *, rounds: int, metric: str, notes: set[str]
     text = row.get("note")
     if "round" in row:
         _print_round(row, rounds=rounds, metric=metric)
+        if row["round"] == rounds:
+            note("the sites measure the rows that they held out, for the report")
     elif text is not None and text not in notes:
         notes.add(text)
         note(text)
 
 
 def _print_round(row: dict[str, Any], *, rounds: int, metric: str) -> None:
+    """Print one round in one line of about 80 characters."""
+    note(f"on the sites' training rows, accuracy and {metric} gap of decisions, of scores:")
     is_private = "epsilon" in row  # then only the requested numbers are known
-    values = {
-        "accuracy": (row["accuracy"], "%"),
-        f"{metric} gap of decisions": (row["gap_hard"], " points"),
-        f"{metric} gap of scores": (row["gap_soft"], " points"),
+    share = local_runs.format_share
+    texts = {
+        "accuracy": f"accuracy {share(row['accuracy'], '%')}",
+        "gap_hard": f"gap {share(row['gap_hard'], ' points')}",
+        "gap_soft": f"of scores {share(row['gap_soft'])}",
     }
-    texts = [
-        f"{name} {local_runs.format_share(value, unit)}"
-        for name, (value, unit) in values.items()
-        if not (is_private and value is None)
-    ]
-    text = (
-        f"round {row['round']} of {rounds}: {', '.join(texts)} on the sites' training "
-        f"rows; {row['clients']} sites heard, {row['alive']} of {row['sites']} alive"
-    )
+    known = [text for name, text in texts.items() if not is_private or row[name] is not None]
+    text = f"{', '.join(known)}; {row['clients']}/{row['sites']} sites reported"
+    if row["alive"] < row["sites"]:
+        text += f", {row['alive']} still running"
     if is_private:
         text += (
-            f"\n  epsilon {row['epsilon']:.3g} so far (delta {row['delta']:g}); the noise puts a "
+            f"\nepsilon {row['epsilon']:.3g} so far (delta {row['delta']:g}); the noise puts a "
             f"standard error of {local_runs.format_share(row['gap_error'])} points on the gap"
         )
-    err.print(text, markup=False, soft_wrap=True)
+    print_indented(f"round {row['round']}/{rounds}: ", text)

@@ -205,6 +205,8 @@ def _shared_options() -> Iterator[tuple[str, Any, Any]]:
                 kind = Annotated[OneOf[setting.choices], Parameter(converter=read_choice)]
             elif setting.is_fraction:
                 kind = Fraction
+            elif name == "missing":  # values, not columns
+                kind = Annotated[tuple[str, ...], Some, Parameter(converter=read_list)]
             elif name == "data":
                 kind = Annotated[tuple[str, ...], Some, Parameter(show_default=_show_list)]
             default = None if setting.unset and setting.kind is not bool else setting.default

@@ -30,8 +30,14 @@ from fedgft.study.cache import Checkpoints
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
 
 COLUMN_ROLES = ("label", "group", "client", "split", "positive")
-COLUMN_LISTS = ("group", "leave_out", "keep")
-FEATURE_OPTIONS = ("leave_out", "keep_group", "keep")  # which columns are features, and how
+COLUMN_LISTS = ("group", "leave_out", "keep", "categorical")
+FEATURE_OPTIONS = (
+    "leave_out",
+    "keep_group",
+    "keep",
+    "categorical",
+    "missing",
+)  # which columns are features, and how
 RUN_FILE = "run.json"  # what was run, beside the results
 RESULT_FILES = ("model.safetensors", "rows.parquet", "frontier.parquet")
 UNRECORDED = {"threads", "cache", "checkpoint_every", "resume", "overwrite"}  # same results
@@ -73,7 +79,7 @@ def check_options(options: Options) -> None:
 
 def _check_tables(options: Options) -> None:
     """Raise a `FedgftError` for lists without values, and for several tables that do not fit."""
-    lists = {name: getattr(options, name) for name in ("data", *COLUMN_LISTS)}
+    lists = {name: getattr(options, name) for name in ("data", "missing", *COLUMN_LISTS)}
     require_values(**lists)
     if len(options.data) == 1:
         return
@@ -166,7 +172,7 @@ def _read_columns(options: Options) -> dict[str, Any]:
     is_table = options.source.lower().endswith(TABLE_ENDINGS)
     known = read_header(options.source) if is_table else ()
     found = options.given("group", *FEATURE_OPTIONS)
-    lists = {n: split_columns(v, known) for n, v in found.items() if isinstance(v, tuple)}
+    lists = {n: split_columns(found[n], known) for n in COLUMN_LISTS if n in found}
     found |= lists
     if len(lists.get("group", ())) == 1:
         (found["group"],) = lists["group"]

@@ -216,10 +216,25 @@ class LocalRunPlan:
     resume: bool = False
 
 
+def ignore_note(text: str) -> None:
+    """Do nothing with a note."""
+
+
 @contextmanager
-def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Processes]]:
-    """Start the server and all sites; leaving the block stops them."""
+def start_federation(
+    plan: LocalRunPlan, note: Callable[[str], None] = ignore_note
+) -> Iterator[tuple[FederationFolder, Processes]]:
+    """Start the server and all sites; leaving the block stops them.
+
+    Parameters
+    ----------
+    plan
+        The sites and their data.
+    note
+        Called with a sentence for each step, before it is done.
+    """
     flower_commands_folder()  # raises an error if Flower is not installed
+    note(f"making keys and certificates for {len(plan.sites)} sites")
     folder = create_federation(
         plan.out / ENGINE,
         sites=plan.sites,
@@ -229,7 +244,9 @@ def start_federation(plan: LocalRunPlan) -> Iterator[tuple[FederationFolder, Pro
         make_keys=True,
     )
     with Processes(folder.path, folder.engine, plan.out / "logs") as processes:
+        note(f"starting the server; logs: {plan.out / 'logs'}")
         start_server(folder, processes)
+        note(f"starting the sites: {', '.join(plan.sites)}")
         for site, arguments in zip(plan.sites, plan.nodes, strict=True):
             start_site(folder, processes, site, arguments, app=plan.app)
         yield folder, processes
@@ -298,9 +315,8 @@ def run_local(
             shutil.rmtree(plan.out / ENGINE, ignore_errors=True)  # left by a killed run
             if not plan.resume:
                 (plan.out / PROGRESS).unlink(missing_ok=True)
-            logs = plan.out / "logs"
-            note(f"starting a server and {len(plan.sites)} sites; their logs are in {logs}")
-            with start_federation(plan) as (folder, processes):
+            with start_federation(plan, note) as (folder, processes):
+                note("submitting the run; Flower takes about half a minute until the first round")
                 run = submit_run(folder, processes, plan)
                 status = wait_for_run(processes, plan, run, on_progress)
         finally:
