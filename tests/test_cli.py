@@ -336,6 +336,27 @@ def test_help_is_quick_and_imports_nothing_heavy():
 
 
 @pytest.mark.slow
+def test_each_of_several_tables_is_a_client(capsys, tmp_path):
+    whole = pl.read_csv(table(tmp_path / "t.csv"))
+    sites = ("north", "south")
+    for name in sites:
+        part = whole.filter(site=name).drop("site")
+        part.write_csv(tmp_path / f"{name}.csv")
+    how = ["--label", "ok", "--group", "sex", "--json", *QUICK]
+    files = [tmp_path / f"{name}.csv" for name in sites]
+    for given in (files, ["--data", *files]):
+        out = tmp_path / f"o{len(given)}"
+        code, said, err = run(capsys, "train", *given, *how, "--out", out)
+        assert code == 0, err
+        assert {each["client"] for each in json.loads(said)["clients"]} == set(sites)
+    code, said, err = run(capsys, "compare", *files, *how, "--methods", "fedavg")
+    assert code == 0 and json.loads(said)[0]["alpha"] is None, err
+    few = ["--points", "2", "--methods", "fedgft-control", "--out", tmp_path / "f"]
+    code, _, err = run(capsys, "frontier", *files, *how[:5], "--seeds", 2, "--rounds", 2, *few)
+    assert code == 0, err
+
+
+@pytest.mark.slow
 def test_flags_decide_how_columns_become_features(capsys, tmp_path):
     """The group, an identifier, codes and values that mean missing."""
     table(tmp_path / "t.csv")

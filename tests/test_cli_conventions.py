@@ -142,7 +142,7 @@ def test_no_command_is_imported_for_the_list_of_commands():
         ("train --group sex people.csv", "--group 'people.csv' is a file, not a column"),
         ("train --group", "--group needs a value"),
         ("train a.csv synthetic", "--data synthetic: several names must be .csv or .parquet"),
-        ("train a.csv b.csv --client bank", "--client: with several tables, each is a client"),
+        ("train a.csv b.csv --images i", "--images: give one table that lists all images"),
         ("compare --methods fedavg,fdgft", 'Did you mean "fedgft"?'),
         ("compare --alpha 0.5,x", "--alpha must be a number, not 'x'"),
         ("demo loans.csv", "'loans.csv': unexpected here; see `fedgft demo --help`"),

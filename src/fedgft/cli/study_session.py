@@ -86,9 +86,7 @@ def _check_tables(options: Options) -> None:
     for name in options.data:
         is_table = name.lower().endswith(TABLE_ENDINGS)
         require(is_table, f"`data` {name}: several names must be .csv or .parquet files")
-    options.refuse(["client", "partition"], ": with several tables, each is a client")
     options.refuse(["images"], ": give one table that lists all images")
-    require(False, "`data`: give one table, with `client` for the column of the client")
 
 
 def _check_images(options: Options) -> None:
@@ -146,7 +144,7 @@ def load_dataset(options: Options, on_fetch: Progress) -> Dataset:
         return synthetic(seed=options.seed)
     roles = {name: getattr(options, name) for name in COLUMN_ROLES} | _read_columns(options)
     if options.images is None:
-        return load(options.source, **roles, on_progress=on_fetch)
+        return load(options.data, **roles, on_progress=on_fetch)
     options.refuse(FEATURE_OPTIONS, " is for tables; images have pixels only")
     how: dict[str, Any] = {
         "size": 64 if options.size is None else options.size,
