@@ -135,6 +135,24 @@ def test_results_of_another_run_are_not_overwritten(capsys, tmp_path):
     assert (out / "rows.parquet").read_bytes() != written
 
 
+def test_tables_of_the_user_are_not_overwritten(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    how = ["--label", "ok", "--group", "sex", *QUICK, "--out", tmp_path / "o"]
+    assert run(capsys, "train", file, *how)[0] == 0
+    predict = ["predict", tmp_path / "o/model.safetensors", file, "--out"]
+    before = file.read_bytes()
+    code, _, err = run(capsys, *predict, file)
+    assert code == 2 and "holds no predictions" in err and file.read_bytes() == before
+    for _ in range(2):  # earlier predictions are replaced
+        assert run(capsys, *predict, tmp_path / "new" / "folder" / "scored.csv")[0] == 0
+    get = ["data", "get", "loans", "--out", tmp_path / "loans"]
+    for _ in range(2):
+        assert run(capsys, *get)[0] == 0
+    (tmp_path / "loans" / "north.csv").write_text("mine")
+    code, _, err = run(capsys, *get)
+    assert code == 2 and "north.csv: exists and has other content" in err
+
+
 def test_odd_names_of_files(capsys, tmp_path):
     file = table(tmp_path / "a$b_{x$.csv")
     where = ["--data", file, "--label", "ok", "--group", "sex", "--out", tmp_path / "o"]

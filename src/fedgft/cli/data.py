@@ -98,6 +98,7 @@ def get(
         note(text)
     if source.client is None and out is not None:
         tables = {out: prepared_frame(name)}
+    _check_files(tables)
     paths = [write_table(table, path) for path, table in tables.items()]
     wrote(paths)
     if json:
@@ -112,7 +113,7 @@ def _list_tables(
 ) -> dict[Path, "pl.DataFrame"]:
     """Return the tables to write: all rows for training, and the rows of each client for audits.
 
-    Raises a `FedgftError` where a file exists that is not the one to be written.
+    Returns paths and tables.
     """
     from fedgft.data.generated import PROBABILITY
 
@@ -120,8 +121,20 @@ def _list_tables(
     tables = {folder / f"{name}.csv": frame.drop(PROBABILITY)}
     for part, rows in frame.partition_by(client, as_dict=True, maintain_order=True).items():
         tables[folder / f"{part[0]}.csv"] = rows
-    for path, table in tables.items():
-        if path.exists() and path.read_bytes() != table.write_csv().encode():
-            text = f"`out` {path}: exists and has other content; name another folder"
-            raise FedgftError(text, kind="file")
     return tables
+
+
+def _check_files(tables: "dict[Path, pl.DataFrame]") -> None:
+    """Raise a `FedgftError` if a file exists that is not the one to be written."""
+    from fedgft.data.table import escape_formulas, read_frame
+
+    for path, table in tables.items():
+        if not path.exists():
+            continue
+        if path.suffix.lower() == ".csv":
+            is_same = path.read_bytes() == escape_formulas(table)[0].write_csv().encode()
+        else:
+            is_same = read_frame(path).equals(table)
+        if not is_same:
+            text = f"`out` {path}: exists and has other content; name another place"
+            raise FedgftError(text, kind="file")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Loaded when a command runs, so that help is printed at once.
 session = LazyModule("fedgft.cli.study_session")
 tables = LazyModule("fedgft.data.table")
+measurement = LazyModule("fedgft.auditing.measurement")
 training = LazyModule("fedgft.study.training")
 
 
@@ -211,6 +212,7 @@ def predict(
     require(data is None, "`data` names a second table: give one", kind="conflict")
     if out is not None:
         tables.check_table_path(out)
+        _check_predictions(out)
     fair_model = fedgft.load_model(model)
     table, notes = fair_model.add_predictions(tables.read_frame(file), source=str(file))
     for text in notes:
@@ -229,6 +231,18 @@ def predict(
         print_json([{name: _to_json_value(value) for name, value in row.items()} for row in rows])
     elif out is None:
         sys.stdout.write(escaped.write_csv())
+
+
+def _check_predictions(out: Path) -> None:
+    """Raise a `FedgftError` if the file exists and does not hold earlier predictions."""
+    if not out.is_file():
+        return
+    try:
+        is_earlier = {"decision"} <= set(measurement.read_header(out))
+    except FedgftError:  # it is no table
+        is_earlier = False
+    text = f"`out` {out}: exists and holds no predictions; name another file"
+    require(is_earlier, text, kind="file")
 
 
 def _to_json_value(value: Any) -> Any:
