@@ -522,6 +522,37 @@ def test_a_linear_model_is_deployed_without_torch(tmp_path, method: dict, note: 
     assert note in (tmp_path / "run" / "progress.jsonl").read_text()
 
 
+def test_the_report_of_a_run_names_the_group_the_label_and_the_target(tmp_path) -> None:
+    """D10: reports of deployed runs on a public data set said "groups by group"."""
+    import json
+    import tomllib
+    from pathlib import Path
+
+    from flwr.app import Context
+
+    from fedgft.flower.client_app import make_client_app
+    from fedgft.flower.server_app import serve
+
+    file = Path(__file__).parents[1] / "examples" / "flower" / "pyproject.toml"
+    config = tomllib.loads(file.read_text())["tool"]["flwr"]["app"]["config"]
+    out = tmp_path / "run"
+    config |= {"data": "loans", "group": "", "sites": 2, "out": str(out), "rounds": 1}
+    config |= {"method": "fedgft-control", "metric": "sp", "target": 0.03}
+    nodes = [{"site": f"s{k}", "partition-id": k, "num-partitions": 2} for k in range(2)]
+    grid = InProcessGrid([make_client_app()] * 2, nodes)
+    for context in grid.contexts.values():
+        context.run_config = config
+    server = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    serve(grid, server, flower.FedAvg(**options()))
+    audit = json.loads((out / "audit.json").read_text())
+    assert audit["groups"] == "sex" and audit["about"]["label"] == "repaid"
+    assert audit["tolerance"]["sp"] == 0.03 and audit["tolerance_stated"] == ["sp"]
+    assert sorted(audit["about"]["files"]) == ["site-0.json", "site-1.json"]
+    for name in ("report.md", "report.html"):
+        text = (out / name).read_text()
+        assert "Gaps by sex" in text and "by group" not in text.split("Definitions")[0].lower()
+
+
 def test_a_whole_run_on_tables(tmp_path) -> None:
     """The app's own two halves, in one process: three files, one with a column too few."""
     import tomllib

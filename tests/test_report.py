@@ -172,6 +172,182 @@ def test_a_comparison_needs_no_script_at_all(browser, made, tmp_path):
     page.close()
 
 
+@pytest.fixture(scope="module")
+def loans(tmp_path_factory):
+    """The report of the sample data: three banks, with the facts that a committee needs."""
+    from fedgft.auditing import measure_file
+    from fedgft.data.public import prepared_frame
+
+    folder = tmp_path_factory.mktemp("loans")
+    rows = prepared_frame("loans")
+    sums = []
+    for (site,), part in rows.partition_by("bank", as_dict=True).items():
+        part.write_csv(folder / f"{site}.csv")
+        asked = {"label": "repaid", "group": "sex", "score": "probability"}
+        sums.append(measure_file(folder / f"{site}.csv", **asked))
+    files = [each.save(folder / f"{i}.json") for i, each in enumerate(sums)]
+    about = {
+        "title": "Fairness of loan approvals",
+        "model": "Loan model",
+        "version": "2.1",
+        "prepared_by": "Model risk",
+        "purpose": "yearly review",
+        "outcome": "approved",
+        "files": files,
+    }
+    return audit(sums, about=about)
+
+
+@pytest.fixture(scope="module")
+def loans_page(loans, tmp_path_factory):
+    path = tmp_path_factory.mktemp("loans") / "report.html"
+    path.write_text(loans.to_html(), "utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_the_first_screen_answers_who_what_and_how_sure(browser, loans, loans_page):
+    page = opened(browser, loans_page, viewport={"width": 1280, "height": 900})
+    assert page.title() == "Fairness of loan approvals"
+    for text in ("Loan model 2.1", "Model risk", loans.lead()):
+        assert page.get_by_text(text).first.bounding_box()["y"] < 300
+    for question, answer in loans.report().answers:
+        for text in (question, answer):
+            box = page.get_by_text(text, exact=True).first.bounding_box()
+            assert box["y"] + box["height"] < 700
+    assert "are approved" in loans.lead() and "more than the default tolerance" in loans.lead()
+    page.close()
+
+
+@pytest.mark.slow
+def test_tables_can_be_downloaded_without_a_network(browser, loans, loans_page):
+    page = opened(browser, loans_page)
+    page.context.set_offline(True)
+    tables = loans.report().tables
+    links = page.get_by_role("link", name="Download as CSV").all()
+    assert len(links) == len(tables)
+    with page.expect_download() as download:
+        links[1].click()
+    assert download.value.suggested_filename == "rates-by-sex-per-cent.csv"
+    text = download.value.path().read_text("utf-8")
+    assert text == tables[1].csv() and text.splitlines()[0] == "rate,group,%,95% interval,rows"
+    assert page.trouble == []
+    page.close()
+
+
+@pytest.mark.slow
+def test_charts_have_descriptions_and_the_roc_is_square(browser, loans, loans_page):
+    page = opened(browser, loans_page)
+    for figure in loans.report(figures=True).figures:
+        drawn = page.locator(f"#{figure.name} [role=graphics-document]").first
+        label = drawn.get_attribute("aria-label")
+        assert label.startswith(f"{figure.title}. ") and figure.caption in label
+    box = page.locator("#roc svg .role-frame .background").first.bounding_box()
+    assert box["width"] == pytest.approx(box["height"], abs=2)
+    legends = page.locator("#thresholds svg .role-legend").count()
+    assert legends == 2 and "in use: 0.5" in page.locator("#thresholds svg").text_content()
+    page.close()
+
+
+UNBROKEN = """() => {
+  const bad = [];
+  for (const cell of document.querySelectorAll('th, td')) {
+    const text = cell.firstChild;
+    if (!text || text.nodeType !== 3) continue;
+    for (const word of text.data.matchAll(/[^\\s-]+/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (range.getClientRects().length > 1) bad.push(word[0]);
+    }
+  }
+  return bad;
+}"""
+OVERLAPPING = """() => {
+  const bad = [];
+  for (const axis of document.querySelectorAll('svg .role-axis-label')) {
+    const labels = [...axis.querySelectorAll('text')]
+      .filter(e => e.getAttribute('opacity') !== '0');
+    const boxes = labels.map(e => e.getBoundingClientRect());
+    for (let i = 1; i < boxes.length; i++) {
+      const [a, b] = [boxes[i - 1], boxes[i]];
+      const apart = a.right <= b.left || b.right <= a.left || a.bottom <= b.top + 3
+        || b.bottom <= a.top + 3;
+      if (!apart) bad.push(labels[i].textContent);
+    }
+  }
+  return bad;
+}"""
+SMALLEST = """() => Math.min(...[...document.querySelectorAll('svg text')]
+  .filter(e => e.textContent).map(e => e.getBoundingClientRect().height))"""
+
+
+@pytest.mark.slow
+def test_on_a_phone_no_word_is_split_and_no_ticks_collide(browser, loans_page):
+    """D13: "statisti/cal", "0.91.0", and text of five pixels in the threshold explorer."""
+    page = opened(browser, loans_page, viewport={"width": 390, "height": 844})
+    assert page.evaluate(UNBROKEN) == []
+    assert page.evaluate(OVERLAPPING) == []
+    assert page.evaluate(SMALLEST) > 9
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
+
+
+@pytest.mark.slow
+def test_on_paper_charts_say_their_metric_and_no_word_is_split(browser, loans_page):
+    """D14: the menus vanished in print, and so did the names of the metrics; "sou/th"."""
+    page = opened(browser, loans_page, viewport={"width": 700, "height": 900})
+    page.emulate_media(media="print")
+    assert page.locator(".vega-bindings").first.is_hidden()
+    titles = {"forest": "Statistical parity", "waterfall": "Statistical parity"}
+    for figure, title in (titles | {"rates": "Selection rate"}).items():
+        shown = page.locator(f"#{figure} svg .role-title-text").first
+        assert shown.text_content() == title and shown.is_visible()
+    assert page.evaluate(UNBROKEN) == []
+    page.close()
+
+
+def test_rates_have_their_own_names_and_every_table_one_unit(loans):
+    """D8, D9: selection rates stood under "statistical parity", fractions beside points."""
+    tables = {table.title: table for table in loans.report().tables}
+    rates = tables["Rates by sex, per cent"]
+    assert list(dict.fromkeys(row[0] for row in rates.rows)) == [
+        "selection rate",
+        "true-positive rate",
+        "precision",
+        "accuracy",
+        "false-positive rate",
+    ]
+    assert not any("parity" in cell for row in rates.rows for cell in row)
+    units = ("points", "per cent", "fractions", "Ratios", "Area")
+    assert all(any(unit in title for unit in units) for title in tables)
+    gaps = tables["Gaps by sex, points"]
+    assert not {"TV", "DH", "ratio"} & set(gaps.header) and gaps.header[-1] == "verdict"
+    assert {"TV", "DH", "bound"} < set(tables["Spread over the sites by sex, fractions"].header)
+    sites = tables["Sites, points"]
+    assert len(sites.header) == 6 and len(set(sites.header)) == 6
+    note = " ".join(sites.notes)
+    assert "north holds 24% of men and 57% of women" in note and "of points" not in note
+
+
+def test_the_text_has_all_that_the_page_has(loans):
+    text = loans.to_markdown()
+    for part in ("In short", "Verdicts", "About this audit", "Definitions"):
+        assert f"## {part}" in text
+    assert "## What this audit can and cannot tell you" in text
+    assert "cannot all be met at once" in text and "binning error" in text
+    assert "column “repaid”: “no” or “yes”" in text and "score of at least 0.5" in text
+    assert all(digest in text for digest in loans.about["files"].values())
+
+
+def test_a_cell_is_no_formula_in_a_spreadsheet():
+    from fedgft.formatting import Table
+
+    rows = (("=cmd()", "-0.6 to 1.2"), ("@x", "-3.4"), ("+1+2", "–"))
+    text = Table("t", ("site", "gap"), rows, 1).csv()
+    assert text == "site,gap\n'=cmd(),-0.6 to 1.2\n'@x,-3.4\n'+1+2,–\n"
+
+
 def test_markdown_keeps_names_as_text(made):
     text = made.to_markdown()
     assert "<script" not in text and "<img" not in text

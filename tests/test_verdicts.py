@@ -150,7 +150,7 @@ def test_who_what_when_and_from_which_files(tmp_path):
     }
     found = fedgft.audit(fedgft.read_sums(path), about=about, tolerance=0.05)
     assert found.about["model"] == "Credit model"
-    for text in (found.to_markdown(),):
+    for text in (found.to_markdown(), found.to_html()):
         for value in ("Credit model", "2.1", "Model risk", "yearly review", "2026", "approved"):
             assert value in text
         assert found.about["files"]["north.json"] in text

@@ -212,7 +212,7 @@ def _describe_label(summary: Summary) -> str:
     """Return the column of the label, if it is known, and its classes."""
     classes = " or ".join(f"“{name}”" for name in summary["classes"][:6])
     column = summary["about"].get("label")
-    return f"column {column}: {classes}" if column else classes
+    return f"column “{column}”: {classes}" if column else f"{classes}; column not stated"
 
 
 def _describe_threshold(summary: Summary) -> str:

@@ -95,6 +95,8 @@ class Measurement:
     ignore_case
         Whether names of groups and classes that differ only in case or spaces are merged.
         Otherwise they are an error.
+    label_name
+        The name of the column of labels for reports; "" if the labels are no column of a file.
     """
 
     source: str
@@ -111,6 +113,7 @@ class Measurement:
     values: GroupValues = field(default_factory=dict)
     text_labels: bool = False
     ignore_case: bool = False
+    label_name: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
@@ -330,6 +333,7 @@ def measure_file(
         positive=positive,
         values=values or {},
         ignore_case=ignore_case,
+        label_name=label,
     )
     return _count_site(read_batches(path, task), task, protection, on_rows)
 
@@ -579,6 +583,7 @@ def _build_sums(counts: _Counts, task: Measurement) -> SiteSums:
             threshold=task.threshold if task.decision is None and len(classes) == 2 else None,
             scored=bool(task.scores),
             bins=task.bins,
+            label=task.label_name,
         )
     except FedgftError as error:
         raise FedgftError(f"{task.source}: {error}") from None

@@ -415,7 +415,7 @@ def audit(
         interval=OVER_SITES.format(draws) if draws else OVER_ROWS,
         adjusted=adjusted,
         warnings=warnings,
-        about=described,
+        about={"label": pool.spec.label} | described if pool.spec.label else described,
         tolerance=limits.gaps,
         stated=limits.stated,
     )

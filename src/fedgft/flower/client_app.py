@@ -20,6 +20,7 @@ from fedgft.data import load
 from fedgft.data.dataset import Federation, standardize
 from fedgft.data.encode import get_column
 from fedgft.data.partition import hold_out_by_row, partition
+from fedgft.data.public import SOURCES
 from fedgft.data.schema import Schema, describe_table
 from fedgft.data.table import Roles, read_frame, read_rows_as_text, read_test_rows
 from fedgft.errors import FedgftError
@@ -421,6 +422,14 @@ def divide_public_data(config: Mapping[str, Any], sites: int) -> Federation:
     return standardize(parts)
 
 
+def name_public_roles(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the label and of the group in a public data set."""
+    source = SOURCES.get(str(config["data"]))
+    label = "label" if source is None else source.label
+    group = "group" if source is None else source.group
+    return label, str(config["group"]) or group
+
+
 def _make_public_site(context: Context, make_module: MakeModule | None) -> Site:
     """Make a site from this node's part of a public data set and its share of the test rows."""
     node: Any = context.node_config
@@ -438,6 +447,7 @@ def _make_public_site(context: Context, make_module: MakeModule | None) -> Site:
         config, make_module, features=data.features.shape[1], classes=len(data.classes)
     )
     site = client_site(parts, number, model, name=name)
+    _, site.attribute = name_public_roles(config)
     rows = parts.test[number::count]
     site.held_out = make_rows(parts.scale_rows(rows), data.labels[rows], data.groups[rows])
     return site

@@ -33,6 +33,7 @@ from fedgft.flower.client_app import (
     MakeModule,
     choose_model,
     divide_public_data,
+    name_public_roles,
     schema_shape,
     split_names,
 )
@@ -50,6 +51,7 @@ from fedgft.flower.messages import (
 )
 from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, MeasuredStrategy
 from fedgft.formatting import one_line
+from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import SiteLimits
 from fedgft.privacy.noise import Budget
 from fedgft.settings import TRAINING_KEYS, check_run_config
@@ -115,7 +117,8 @@ def serve(
         described = ("data", "method", "metric", "strategy", "channel", "model", "seed")
         about = {key: config[key] for key in described} | {"measured": fair.measured}
         _write_model(folder, result.arrays, schema, about)
-        _write_results(folder, fair.history, reports, about)
+        described = _describe_audit(config, schema, len(reports))
+        _write_results(folder, fair.history, reports, about, described)
 
 
 class ProgressLog(logging.Handler):
@@ -188,7 +191,8 @@ def _agree_on_schema(grid: Grid, config: Config, nodes: list[int]) -> Agreement:
     data = parts.dataset
     assert data.encoder is not None
     names = (data.classes, data.group_names)
-    schema = Schema("label", ("group",), *names, data.encoder, *get_raw_scaling(parts))
+    label, group = name_public_roles(config)
+    schema = Schema(label, (group,), *names, data.encoder, *get_raw_scaling(parts))
     return Agreement(schema, [], {})
 
 
@@ -355,11 +359,15 @@ def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[
 
 
 def _write_results(
-    folder: Path, history: list[dict[str, Any]], reports: dict[str, str], about: dict[str, Any]
+    folder: Path,
+    history: list[dict[str, Any]],
+    reports: dict[str, str],
+    about: dict[str, Any],
+    described: dict[str, Any],
 ) -> None:
     """Write the sites' sums, their audit and history.json."""
     try:
-        held_out = _write_audit(folder, reports)
+        held_out = _write_audit(folder, reports, described)
     except FedgftError as error:  # the model is kept even if the report fails
         warn(f"there is no report: {error}")
         held_out = {}
@@ -380,8 +388,29 @@ def _write_results(
     _write_text(folder / HISTORY, json.dumps(summary, indent=1), private=True)
 
 
-def _write_audit(folder: Path, reports: dict[str, str]) -> dict[str, Any]:
-    """Write the sites' files and their audit; return the main numbers of the audit."""
+def _describe_audit(config: Config, schema: Schema, sites: int) -> dict[str, Any]:
+    """Return what `audit` must know about the run: the model, and the target as the tolerance."""
+    method = str(config["method"])
+    is_controlled = method == "fedgft-control" or (method == "fedgft" and float(config["lam"]) < 0)
+    has_target = is_controlled and config["metric"] in CATALOG
+    return {
+        "tolerance": {str(config["metric"]): float(config["target"])} if has_target else None,
+        "about": {
+            "title": "Fairness of a federated model on held-out rows",
+            "model": f"{config['model']} trained by {method} at {sites} sites",
+            "purpose": "judge the model on rows that no site trained on",
+            "label": schema.label,
+        },
+    }
+
+
+def _write_audit(
+    folder: Path, reports: dict[str, str], described: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the sites' files and their audit; return the main numbers of the audit.
+
+    `described` holds keywords of `audit`, to which the files are added.
+    """
     if not reports:
         warn("no site sent its sums: there is no report")
         return {}
@@ -390,7 +419,9 @@ def _write_audit(folder: Path, reports: dict[str, str]) -> dict[str, Any]:
     for number, (_, text) in enumerate(sorted(reports.items())):
         files.append(place / f"site-{number}.json")  # a site's name need not be a file name
         _write_text(files[-1], text, private=True)
-    result = audit(gather(files, ignore_case=True))
+    about = described["about"] | {"files": files}
+    sums = gather(files, ignore_case=True)
+    result = audit(sums, about=about, tolerance=described["tolerance"])
     summary = result.to_json()
     _write_text(folder / "report.html", result.to_html())
     _write_text(folder / "report.md", result.to_markdown())

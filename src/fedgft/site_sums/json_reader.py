@@ -292,8 +292,11 @@ def _read_spec(reader: RecordReader) -> MeasurementSpec:
     if bins is not None and not (type(bins) is int and 2 <= bins <= MAX_BINS):
         reader.reject("bins", f"must be a whole number from 2 to {MAX_BINS}, or null")
     threshold = None if threshold is None else float(threshold)
+    label = reader.text("label") if "label" in reader.record else ""
     try:
-        return MeasurementSpec(classes, attributes, threshold, bins is not None, bins or 100)
+        return MeasurementSpec(
+            classes, attributes, threshold, scored=bins is not None, bins=bins or 100, label=label
+        )
     except FedgftError as error:
         raise FedgftError(f"{reader.source}: {error}", kind="data") from None
 

@@ -60,6 +60,7 @@ def write_site(record: SiteRecord, *, min_bin: int) -> str:
         "threshold": spec.threshold,
         "bins": spec.bins if spec.scored else None,
         "min_bin": min_bin if spec.scored and privacy == Privacy() else 0,
+        **({"label": spec.label} if spec.label else {}),
         "rows": {
             "counted": sum(cell["count"] for cell in cells if cell["count"] is not None),
             "label_missing": _hide_small(site.label_missing, privacy),

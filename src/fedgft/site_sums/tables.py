@@ -1,7 +1,7 @@
 """The tables of one site: what was measured, and the counts and sums of scores by group."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -41,6 +41,8 @@ class MeasurementSpec:
         Whether there are scores.
     bins
         The number of bins of the histograms. Bin i is [i/bins, (i+1)/bins); the last includes 1.
+    label
+        The name of the column of labels, for reports; "" if it is not known. Sites may differ.
     """
 
     classes: tuple[str, ...]
@@ -48,6 +50,7 @@ class MeasurementSpec:
     threshold: float | None = None
     scored: bool = False
     bins: int = 100
+    label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         classes = len(self.classes)
@@ -98,7 +101,8 @@ class MeasurementSpec:
                 "other; measure again with the same `bins`",
                 kind="conflict",
             )
-        return replace(self, bins=few)
+        label = self.label if self.label == other.label else ""
+        return replace(self, bins=few, label=label)
 
 
 def _describe(value: Any) -> str:
