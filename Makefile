@@ -23,7 +23,7 @@ ifneq ($(shell cat $(COMPLETE) 2>/dev/null),$(CURDIR))
 REBUILD := rebuild
 endif
 
-.PHONY: help demo test quick docs coverage hardening bench results dist clean check-python rebuild
+.PHONY: help demo test quick docs pictures outputs coverage hardening bench results dist clean check-python rebuild
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -45,6 +45,12 @@ quick: $(TEST) ## lint and the tests that take no time: laws, units, each comman
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+pictures: $(TEST) ## draw the pictures of the documentation (needs Chromium)
+	$(BIN)/python docs/pictures.py
+
+outputs: $(TEST) ## run the commands of the documentation and write what they print (minutes)
+	$(BIN)/python docs/refresh_outputs.py
 
 docs: $(TEST) ## build the documentation into site/, without a network
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . site

@@ -69,6 +69,7 @@ MENU = {
         "install",
         "audit",
         "train",
+        "own-loop",
         "target",
         "deployment",
         "private",
@@ -76,8 +77,8 @@ MENU = {
         "metric",
         "algorithm",
     ),
-    "Explanation": ("idea", "simulator", "side-by-side", "threat-model", "unsupported", "faq"),
-    "Reference": ("commands", "python"),
+    "Explanation": ("idea", "simulator", "others", "threat-model", "unsupported", "faq"),
+    "Reference": ("commands", "python", "audit-reference", "train-reference"),
     "Results": ("speed", "paper-vs-code", "/results/README"),
     "Project": ("/CHANGELOG", "/CONTRIBUTING", "/hardening/README", "/benchmarks/README"),
 }

@@ -25,7 +25,7 @@ DECISION = [int(c) for c in "000110110101010101010110111110"]
 PREDICTION = [int(c) for c in "110110101010101110001110011001"]
 CONTROL = list("HLHLHLLHHLLHHLLHLLHHLHLLHHLLHL")
 SENSITIVE = list("ABBCCBAABACBCACCBBCABBCABABBAA")
-PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
+PAGE = Path(__file__).parents[1] / "docs" / "audit-reference.md"
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_control_features_are_sites():
 
 
 def table_of_equivalents() -> list[tuple[str, str]]:
-    """The rows of the table in docs/audit.md: an expression of Fairlearn and ours."""
+    """The rows of the table in docs/audit-reference.md: an expression of Fairlearn and ours."""
     section = PAGE.read_text().partition("## From Fairlearn to fedgft")[2]
     return re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", section, re.MULTILINE)
 

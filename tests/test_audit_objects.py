@@ -3,8 +3,6 @@
 import json
 import re
 import sys
-from contextlib import chdir, redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -319,27 +317,6 @@ def test_a_frame_of_an_unknown_table_or_library(found, monkeypatch):
     with pytest.raises(FedgftError, match=r"^library 'pandas' needs pandas: pip install pandas$"):
         found.to_frame(library="pandas")
     assert len(found.to_frame()) == 6
-
-
-# The page
-
-
-@pytest.mark.slow
-def test_the_blocks_of_the_page_print_what_they_state(tmp_path):
-    """A comment line after a print states what the block prints."""
-    section = (ROOT / "docs" / "audit.md").read_text().partition("## In Python")[2]
-    tables = re.findall("```python\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)[0]
-    blocks = re.findall("```python\n(.*?)```", section, re.DOTALL)
-    blocks = [block for block in blocks if "xgboost" not in block]
-    assert len(blocks) == 3
-    with chdir(tmp_path):
-        exec(tables, {})
-        for block in blocks:
-            stated = [line[2:] for line in block.splitlines() if line.startswith("# ")]
-            out = StringIO()
-            with redirect_stdout(out):
-                exec(block, {})
-            assert stated and out.getvalue().splitlines() == stated
 
 
 def test_the_types_of_the_package_are_those_of_its_names():

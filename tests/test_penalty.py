@@ -571,7 +571,7 @@ def test_without_torch_one_line_names_the_extra() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loop_of_the_documentation_is_short_and_reaches_its_target(seed: int) -> None:
     """At most twelve lines from tensors to a model within a point of the target."""
-    page = Path(__file__).parents[1] / "docs" / "train.md"
+    page = Path(__file__).parents[1] / "docs" / "own-loop.md"
     (code,) = re.findall(r"```python\n([^`]*torch.manual_seed\(0\).*?)```", page.read_text(), re.S)
     loop = code[code.index("penalty = ") : code.index("\n\npenalty.update")]
     assert len(loop.splitlines()) <= 12

@@ -1,7 +1,7 @@
 """Write the sums of one site as readable JSON that contains only sums.
 
-docs/audit.md describes every field. Every number about scores covers at least `MIN_BIN` rows:
-histogram bins with fewer rows are merged with their neighbors.
+docs/audit-reference.md describes every field. Every number about scores covers at least `MIN_BIN`
+rows: histogram bins with fewer rows are merged with their neighbors.
 """
 
 import json

@@ -119,7 +119,7 @@ class SiteSums:
         return replace(self, sites={name: record.site}, numbered=())
 
     def to_json(self, *, min_bin: int = MIN_BIN) -> str:
-        """Return the text of the site's file, which holds sums only: see docs/audit.md.
+        """Return the text of the site's file, which holds sums only: see docs/audit-reference.md.
 
         The sums must be those of one site, with a name.
 
