@@ -167,7 +167,7 @@ def test_the_first_screen_answers_four_questions():
     assert "The decisions of M, on 4,000 rows of 2 sites (north, south)" in what
     assert "Of 100 men, about 50 are approved; of 100 women, about 30." in result
     assert "Above the tolerance: statistical parity," in result
-    assert "The owner of the model" in who and "exceeds the tolerance at north, south" in who
+    assert "The owner of the model" in who and "exceeds the tolerance: north, south" in who
     gap = found.gaps["sp"]
     assert f"anywhere from {100 * gap.low:.1f} to {100 * gap.high:.1f} points" in uncertain
 

@@ -309,6 +309,7 @@ def _in_hundreds(summary: Summary) -> Iterator[str]:
             (name_group(g), 100 * (found["groups"][g]["rate"] or 0.0)) for g in found["pair"]
         )
         decided = describe_decision(summary)["decided"]
+        first, second = (f"in {x}" if x.startswith("group ") else x for x in (first, second))
         yield f"Of 100 {first}, about {one:.0f} {decided}; of 100 {second}, about {other:.0f}."
 
 
@@ -347,7 +348,7 @@ def _describe_places(summary: Summary, name: str) -> str:
     local = {site: each["local"][name] for site, each in summary["sites"].items()}
     above = [s for s, gap in local.items() if gap["low"] is not None and gap["low"] > tolerance]
     if above:
-        return f"Also at home, the gap exceeds the tolerance at {join_names(above)}."
+        return f"At single sites, too, the gap exceeds the tolerance: {join_names(above)}."
     largest = max((abs(gap["gap"]) for gap in local.values() if gap["gap"] is not None), default=0)
     return (
         f"No site can see the gap alone: within single sites it is at most "

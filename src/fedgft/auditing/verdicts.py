@@ -259,7 +259,8 @@ def _judge_ratio(numbers: GapSummary) -> str:
     certain = limit is not None and (limit < FOUR_FIFTHS) == below
     where = "below" if below else "above"
     end = "" if certain else ", but not significantly so"
-    return f" Ratio {ratio:.2f}, {where} the 80% rule{end}."
+    digits = 3 if round(ratio, 2) == FOUR_FIFTHS else 2  # never "0.80, below the 80% rule"
+    return f" Ratio {ratio:.{digits}f}, {where} the 80% rule{end}."
 
 
 # The summary in words

@@ -303,7 +303,7 @@ def print_report(report: Any, *, wide: bool = False) -> None:
     """
     summary = report.to_dict()
     out.print(report.lead(), markup=False, highlight=False, emoji=False)
-    print_signs([(verdict.passes, verdict.text) for verdict in report.verdict()])
+    print_signs(report.verdict())
     out.print()
     for table in report.report().tables if wide else report.tables():
         print_table(table, width=FILE_WIDTH if wide and not out.is_terminal else None)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgft.errors import FedgftError
-from fedgft.formatting import SIGNS, format_points, printable
+from fedgft.formatting import SIGNS, Verdict, format_points, printable
 from fedgft.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -351,10 +351,14 @@ def clients(rows: Sequence[Row], *, seed: int, method: str) -> Table:
     return _add_notes(table, dashes=any(row["gap_hard"] is None for row in rows))
 
 
-def print_signs(findings: Sequence[tuple[bool | None, str]], *, soft_wrap: bool = False) -> None:
+def print_signs(
+    findings: Sequence[tuple[bool | None, str] | Verdict], *, soft_wrap: bool = False
+) -> None:
     """Print sentences, each after a sign: it holds, it does not, or that cannot be said."""
-    for holds, text in findings:
-        sign = Text(f" {SIGNS[holds]} ", style=SIGN_COLORS[holds])
+    for finding in findings:
+        holds, text = finding[:2]
+        sign = finding.sign if isinstance(finding, Verdict) else SIGNS[holds]
+        sign = Text(f" {sign} ", style=SIGN_COLORS[holds])
         out.print(sign.append(text, style="default"), soft_wrap=soft_wrap)
 
 

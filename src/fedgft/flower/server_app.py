@@ -397,7 +397,7 @@ def _describe_audit(config: Config, schema: Schema, sites: int) -> dict[str, Any
         "tolerance": {str(config["metric"]): float(config["target"])} if has_target else None,
         "about": {
             "title": "Fairness of a federated model on held-out rows",
-            "model": f"{config['model']} trained by {method} at {sites} sites",
+            "model": f"{config['model']} model trained by {method} at {sites} sites",
             "purpose": "judge the model on rows that no site trained on",
             "label": schema.label,
         },
