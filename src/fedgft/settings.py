@@ -169,18 +169,18 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             ("adult",),
         ),
         "label": Setting(
-            str, "The column with the true outcome; for celeba an attribute", unset="Smiling"
+            str, "The column with the true outcome (celeba: an attribute, by default Smiling)"
         ),
         "group": Setting(
             tuple,
-            "The column with the groups; several for their intersections. For celeba an attribute",
-            unset="Male",
+            "The column with the groups; several for their intersections (celeba: attributes, by "
+            "default Male)",
         ),
         "exclude_empty": Setting(
             bool, "Exclude groups that have too few rows for the metric in some replicate", False
         ),
         "client": Setting(
-            str, "The column that says which client a row belongs to. For celeba: identity"
+            str, "The column that says which client a row belongs to (celeba: identity)"
         ),
         "split": Setting(str, "A column that says train or test"),
         "positive": Setting(

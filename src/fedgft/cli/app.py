@@ -87,6 +87,7 @@ USUAL_OPTIONS = (  # what `--help` of the commands that train shows; `--help-all
 )
 OLD_NAMES = {"--min-count": "--min-cell", "--strategy": "--base"}  # options by another name
 WITH_USUAL_OPTIONS = ("train", "compare", "frontier")
+WITH_TABLES = (*WITH_USUAL_OPTIONS, "local")
 GLOBAL_OPTIONS = Group("With any command", sort_key=99)
 GLOBAL_FLAG = Parameter(group=GLOBAL_OPTIONS, negative="", show_default=False)
 GLOBAL_FLAGS = ("--quiet", "-q", "--verbose", "-v")
@@ -140,10 +141,13 @@ class HelpFormatter:
         self.__init__()
 
     def render_usage(self, console: "Console", options: "ConsoleOptions", usage: object) -> None:
-        """Print the line with the usage."""
+        """Print the line with the usage; it names the tables that may follow the command."""
         from cyclopts.help.formatters import DefaultFormatter
 
-        DefaultFormatter().render_usage(console, options, usage)
+        text = str(usage).strip()
+        if output.command is not None and output.command.name[0] in WITH_TABLES:
+            text = text.replace("[OPTIONS] [ARGS]", "[DATA...] [OPTIONS]")
+        DefaultFormatter().render_usage(console, options, f"{text}\n")
 
 
 def _usual_name(entry: "HelpEntry") -> str:

@@ -103,7 +103,7 @@ def split_columns(values: Sequence[str], known: Collection[str] = ()) -> tuple[s
         The columns of the table.
     """
     parts = ([value] if value in known else _split_at_commas(value) for value in values)
-    return tuple(dict.fromkeys(name for names in parts for name in names))
+    return tuple(name for names in parts for name in names)
 
 
 def _split_at_commas(text: str) -> list[str]:
