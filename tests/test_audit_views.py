@@ -68,7 +68,7 @@ def test_the_figure_of_all_gaps(found):
     assert ends == pytest.approx(sorted(limits + floors))
     shown = texts(figure)
     assert all(gap.title in shown for gap in found.gaps.values())
-    assert "by chance alone" in shown
+    assert "noise floor" in shown
     assert all(" / ".join(gap.pair) in shown for gap in found.gaps.values())
 
 

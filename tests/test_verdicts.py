@@ -259,3 +259,24 @@ def test_the_limits_of_the_gate_are_the_tolerances_unless_these_are_given(
     code, out, _ = run(capsys, "audit", "north.json", "--json", "--fail-above", "sp=0.05")
     assert code == 0 and json.loads(out)["verdicts"]["sp"] == "inconclusive"  # passes the gate
     assert run(capsys, "audit", "north.json", "--fail-above", "sp=0.001")[0] == 3
+
+
+def test_groups_without_the_name_of_an_attribute_are_named_themselves():
+    """D10: "groups by group"."""
+    found = fedgft.audit({"north": ([1, 0] * 40, [1, 0] * 40, list("ffmm") * 20)})
+    assert ", groups by group" not in found.to_markdown() and "by group." not in found.scope()
+    assert "the groups f, m" in found.scope()
+    assert "compared between the groups f, m." in dict(found.report().answers)["What was audited?"]
+
+
+def test_one_group_alone_is_said():
+    found = fedgft.audit({"north": ([1, 0] * 40, [1, 0] * 40, ["f"] * 80)})
+    assert "there is only one group" in found.verdict()[0].text
+
+
+def test_an_audit_without_verdicts_can_be_compared():
+    """Audits of 0.1.0 have no verdicts."""
+    found = fedgft.audit(site({"man": 0.5, "woman": 0.3}))
+    new = ("about", "tolerance", "tolerance_stated", "verdicts")
+    old = {key: part for key, part in found.to_dict().items() if key not in new}
+    assert found.compare(old).to_dict()["views"]["sex"]["sp"]["change"] == 0

@@ -252,6 +252,13 @@ def _describe_tolerance(summary: Summary) -> str:
     return "; ".join(parts)
 
 
+def name_groups(summary: Summary) -> str:
+    """Return ``groups by sex``, or the names of the groups if their attribute has no name."""
+    if summary["groups"] != "group":
+        return f"groups by {summary['groups']}"
+    return f"the groups {_join(list(summary['metrics']['acc']['groups']))}"
+
+
 def list_files(summary: Summary) -> list[tuple[str, str]]:
     """Return the input files with their SHA-256, at most `MAX_FILES` of them."""
     return list(summary["about"].get("files", {}).items())[:MAX_FILES]
@@ -279,8 +286,8 @@ def _answer_what(summary: Summary) -> str:
     purpose = f" Purpose: {about['purpose']}." if "purpose" in about else ""
     return (
         f"{model}, on {_describe_rows(summary).partition(';')[0]} rows of {sites} "
-        f"({_join([site or 'no name' for site in summary['sites']])}), compared between groups by "
-        f"{summary['groups']}.{purpose}"
+        f"({_join([site or 'no name' for site in summary['sites']])}), compared between "
+        f"{name_groups(summary)}.{purpose}"
     )
 
 
@@ -333,7 +340,10 @@ def _answer_who(summary: Summary) -> str:
     if state == "inconclusive":
         factor = None if numbers is None else rows_needed(numbers, summary["tolerance"][name])
         more = f"about {factor} times as many" if factor else "many more"
-        return f"The sites: {more} rows are needed to decide, if the gap stays as it is."
+        return (
+            f"The sites: {more} rows are needed to decide, if the gap stays as it is. Until then, "
+            "nobody can say that the gap is acceptable."
+        )
     text = "The owner of the model, whose decisions have the gap."
     if len(summary["sites"]) > 1 and title == summary["groups"]:
         first = rank_sites(summary, name)[0]

@@ -185,6 +185,7 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
         )
         return
     pair = f"{title}, {first} against {second}"
+    start = pair[0].upper() + pair[1:]
     disagreement = _describe_disagreement(estimate, low, high)
     if disagreement:
         reverses = low > 0 and sites.within.high < 0
@@ -195,10 +196,10 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
         )
     if low > 0 and (sites.direction < 0).any():
         at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction < 0)])
-        yield f"{pair}: the gap is the other way round, beyond chance, at {at}."
+        yield f"{start}: the gap is the other way round, beyond chance, at {at}."
     if low <= 0 and sites.direction.any():
         at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction)])
-        yield f"{pair}: no gap beyond chance over all sites, but there is one at {at}."
+        yield f"{start}: no gap beyond chance over all sites, but there is one at {at}."
 
 
 def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) -> str:

@@ -13,23 +13,21 @@ from matplotlib.lines import Line2D
 
 from fedgft.auditing.audit_results import Estimate, Rate
 from fedgft.auditing.findings import rank_sites
-from fedgft.formatting import printable
+from fedgft.formatting import group_colors, printable
 
 if TYPE_CHECKING:
     from fedgft.auditing.report import Audit
 
-# Colors that color-blind readers can tell apart (Okabe and Ito).
-BLUE = "#0072b2"
-RED = "#d55e00"
+RED = "#b04a4a"  # the gap over all sites, as in the report; no group among the first nine has it
 DARK = "#4d4d4d"
 BY_CHANCE = {"color": "#808080", "lw": 1.5, "ls": (0, (2, 1))}
-DOT = {"color": BLUE, "marker": "o", "ms": 7, "mec": BLUE, "mew": 1.6}
+DOT = {"color": DARK, "marker": "o", "ms": 7, "mec": DARK, "mew": 1.6}
 LEGEND: dict[str, dict[str, Any]] = {
     "value and 95% interval": DOT | {"lw": 2},
     "among the groups that have a rate": DOT | {"marker": "s", "lw": 2},
     "too few rows for an interval": DOT | {"mfc": "white", "lw": 0},
     "no upper limit": DOT | {"marker": "$\\rightarrow$", "ms": 12, "mew": 0.6, "lw": 0},
-    "by chance alone": BY_CHANCE,
+    "noise floor": BY_CHANCE,
 }
 "The marks of the figures by what they mean."
 GRID = {"color": "#e6e6e6", "lw": 0.8}
@@ -60,12 +58,12 @@ def plot_gaps(audit: "Audit") -> Figure:
         labels.append(gap.title + pair)
         estimate = gap.among_estimable or Estimate(gap.value, gap.low, gap.high)
         marker = "o" if gap.among_estimable is None else "s"
-        _draw_estimate(axis, place, estimate, BLUE, marker=marker)
+        _draw_estimate(axis, place, estimate, DARK, marker=marker)
         shown += _list_marks(estimate, marker)
         if gap.noise_floor is not None:
             floor = 100 * gap.noise_floor
             axis.vlines(floor, place - 0.32, place + 0.32, **BY_CHANCE)
-            shown.append("by chance alone")
+            shown.append("noise floor")
     _label_lines(axis, labels)
     axis.set_xlabel("largest gap between two groups, points")
     axis.set_xlim(left=0)
@@ -105,9 +103,10 @@ def _draw_rates(axis: Any, audit: "Audit", metric: str, groups: Sequence[str]) -
     """Draw the rates of these groups; return the kinds of marks that occur."""
     rates = audit.rates[metric]
     marks = []
+    colors = group_colors(rates)
     for place, group in enumerate(groups):
         estimate = Estimate(rates[group].value, rates[group].low, rates[group].high)
-        _draw_estimate(axis, place, estimate, BLUE)
+        _draw_estimate(axis, place, estimate, colors[group])
         marks += _list_marks(estimate, "o")
     _label_lines(axis, [f"{_cut(group)}\u2002n={rates[group].rows:,.0f}" for group in groups])
     some = "" if len(groups) == len(rates) else f" ({len(groups)} of {len(rates):,} groups)"
@@ -128,7 +127,7 @@ def _draw_sites(axis: Any, audit: "Audit", metric: str, sites: Sequence[str]) ->
     marks = []
     for place, name in enumerate(sites):
         estimate = audit.sites[name].gaps[metric].local
-        _draw_estimate(axis, place, estimate, BLUE)
+        _draw_estimate(axis, place, estimate, DARK)
         marks += _list_marks(estimate, "o")
     found = audit.summary["metrics"][metric]
     total = Estimate(found.get("signed_gap"), found.get("signed_low"), found.get("signed_high"))

@@ -16,6 +16,7 @@ from fedgft.auditing.about import (
     list_answers,
     list_facts,
     list_files,
+    name_groups,
     write_byline,
 )
 from fedgft.auditing.audit_results import (
@@ -257,7 +258,7 @@ class Audit:
         sites = len(self.summary["sites"])
         return (
             f"{about}{self.summary['rows']['counted']:,.0f} rows of {sites:,} "
-            f"site{'s' * (sites != 1)}, groups by {self.summary['groups']}; "
+            f"site{'s' * (sites != 1)}, {name_groups(self.summary)}; "
             f"{format_percent(self.summary['accuracy']['rate'])} of decisions are right."
         )
 

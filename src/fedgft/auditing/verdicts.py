@@ -171,7 +171,9 @@ def _describe_gap(summary: Summary, name: str, title: str) -> str:
     found = views_of(summary)[title]["metrics"][name]
     numbers = estimable_gap(found)
     if numbers is None or found["pair"] is None or numbers["gap"] is None:
-        return "a group has no rows to take a rate from, which does not mean that it is fair"
+        alone = len(found["groups"]) == 1
+        reason = "there is only one group" if alone else "a group has no rows to take a rate from"
+        return f"{reason}, which does not mean that it is fair"
     text = f"{describe_rates(summary, name, found)}, a gap of {_gap_text(numbers)}"
     if numbers["low"] is None:
         return f"{text}, with too few rows for an interval"
@@ -192,7 +194,8 @@ def describe_rates(summary: Summary, name: str, found: MetricSummary) -> str:
     rates = [(f"{format_points(found['groups'][g]['rate'])}%", g) for g in found["pair"] or ()]
     if len(summary["classes"]) > 2 or name not in SENTENCES:
         listed = " and ".join(f"{rate} for {name_group(g)}" for rate, g in rates)
-        return f"the {rate_name(name)} ({found['condition']}) is {listed}"
+        condition = "" if name == "acc" else f" ({found['condition']})"
+        return f"the {rate_name(name)}{condition} is {listed}"
     sentence = SENTENCES[name]
     listed = " and ".join(f"{rate} of {name_group(g)}" for rate, g in rates)
     words = describe_decision(summary) | {"positive": summary["classes"][-1]}
