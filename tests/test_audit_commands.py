@@ -186,6 +186,130 @@ def test_spellings_are_refused_before_any_number(sites, capsys):
         assert found["gap"] == merged[name]["gap"]
 
 
+SPELLINGS = ["race sex", "race,sex", "race --group sex", "race, --group sex"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_groups_in_any_spelling(sites, capsys, spelling):
+    asked = ("measure", "north.csv", "--label", "y", "--score", "p", "--json")
+    code, out, _ = run(capsys, *asked, "--group", *spelling.split())
+    assert code == 0 and json.loads(out)["groups"] == ["race", "sex"]
+
+
+def test_the_table_may_follow_data(sites, capsys):
+    asked = ("--label", "y", "--group", "race", "--score", "p", "--json")
+    assert run(capsys, "measure", "north.csv", *asked) == run(
+        capsys, "measure", "--data", "north.csv", *asked
+    )
+    code, _, err = run(capsys, "measure", *asked[:4], "north.csv", *asked[4:])
+    assert code == 2 and "'north.csv' is a file, not a column" in err
+
+
+def test_a_missing_column_is_asked_for_with_all_columns(sites, capsys):
+    code, _, err = run(capsys, "measure", "north.csv", "--label", "y", "--score", "p")
+    listed = "(columns are: id, y, race, sex, p)"
+    assert code == 2 and f"--group is missing: the column with the groups {listed}" in err
+    code, _, err = run(capsys, "measure", "north.csv", "--group", "sex", "--score", "p")
+    assert code == 2 and f"--label is missing: the column with the true outcome {listed}" in err
+
+
+@pytest.mark.slow
+def test_several_sites_in_one_table(sites, capsys):
+    """The files are those of separate tables; notes are printed once; a report is on all."""
+    asked = ("--label", "y", "--group", "race", "--score", "p")
+    names = ("north", "south")
+    for name in names:
+        assert run(capsys, "measure", f"{name}.csv", *asked, "--out", f"{name}.json")[0] == 0
+    parts = [pl.read_csv(f"{n}.csv").with_columns(bank=pl.lit(n)) for n in names]
+    pl.concat(parts).sample(fraction=1, shuffle=True, seed=0).write_csv("all.csv")
+    many = ("measure", "all.csv", "--site", "bank", *asked)
+    code, out, err = run(capsys, *many, "--out", "deep/sums", "--report", "together")
+    assert code == 0 and "Statistical parity" in out
+    for name in names:
+        assert f"wrote deep/sums/{name}.json" in err
+        one, other = (read_sums(path) for path in (f"{name}.json", f"deep/sums/{name}.json"))
+        assert one.spec == other.spec and list(other.sites) == [name]
+        for group, table in one.sites[name].tables.items():
+            assert np.allclose(table, other.sites[name].tables[group])
+            assert np.array_equal(one.histogram[group], other.histogram[group])
+    said = " ".join(err.split())
+    assert "2 sites, 1,200 rows in 3 group(s): north 600, south 600" in said
+    assert said.count("the positive class is") == said.count("by group, label and decision") == 1
+    for more, problem in (
+        (("--name", "x"), "--site excludes --name and --json"),
+        (("--json",), "--site excludes --name and --json"),
+        (("--out", "all.csv"), "--out all.csv: with --site, name a folder"),
+        (("--site", "id"), "--site is given more than once"),
+    ):
+        code, _, err = run(capsys, *many, *more)
+        assert code == 2 and problem in err, err
+    code, _, err = run(capsys, "measure", "all.csv", *asked, "--site", "branch")
+    assert code == 2 and "no column 'branch' (--site)" in err
+
+
+def test_sites_of_one_table_share_their_labels_and_have_names(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("s,y,g,d\nA,yes,f,yes\nA,yes,m,no\nB/1,no,f,no\nB/1,no,m,no\n")
+    asked = ("measure", "t.csv", "--site", "s", "--label", "y", "--group", "g", "--decision", "d")
+    assert run(capsys, *asked)[0] == 0
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["A.json", "B-1.json"]
+    assert read_sums("A.json").spec == read_sums("B-1.json").spec
+    for extra, problem in (
+        (",yes,f,no\n", "site column 's' is empty in 1 row(s)"),
+        ("B 1,no,f,no\n", "sites 'B 1' and 'B/1' would share the file B-1.json"),
+        ("a,no,f,no\n", "t.csv: site: 'A' (2 row(s)) and 'a' (1 row(s)) differ only in case"),
+    ):
+        with Path("t.csv").open("a") as file:
+            before = Path("t.csv").read_text()
+            file.write(extra)
+        code, _, err = run(capsys, *asked)
+        assert code == 2 and problem in err, err
+        if extra.startswith("a"):
+            assert run(capsys, *asked, "--ignore-case", "--overwrite")[0] == 0
+            assert read_sums("A.json").rows() == 3
+        Path("t.csv").write_text(before)
+
+
+@pytest.mark.slow
+def test_nothing_is_overwritten_silently(sites, capsys):
+    """Files with the same content stay; others are kept unless --overwrite is given."""
+    asked = ("measure", "north.csv", "--label", "y", "--score", "p", "--out", "made/by/us.json")
+    assert run(capsys, *asked, "--group", "race")[0] == 0
+    before = Path("made/by/us.json").read_bytes()
+    assert run(capsys, *asked, "--group", "race")[0] == 0
+    code, _, err = run(capsys, *asked, "--group", "sex")
+    assert code == 2 and "--out made/by/us.json: exists with other numbers" in err
+    assert Path("made/by/us.json").read_bytes() == before and "--overwrite" in err
+    assert run(capsys, *asked, "--group", "sex", "--overwrite")[0] == 0
+    assert read_sums("made/by/us.json").spec.attributes == ("sex",)
+    folder = (
+        "measure",
+        "north.csv",
+        "--label",
+        "y",
+        "--group",
+        "sex",
+        "--score",
+        "p",
+        "-o",
+        "made",
+    )
+    code, _, err = run(capsys, *folder)
+    assert code == 0 and "wrote made/north.json" in err
+    report = ("audit", "made/north.json", "--out", "report")
+    for _ in range(2):
+        assert run(capsys, *report)[0] == 0
+    pages = [path.read_bytes() for path in sorted(Path("report").iterdir())]
+    code, _, err = run(capsys, *report, "--title", "Another")
+    assert code == 2 and "--out report: holds another report" in err and "--overwrite" in err
+    assert [path.read_bytes() for path in sorted(Path("report").iterdir())] == pages
+    code, _, err = run(capsys, *folder[:-2], "--out", "x.json", "--report", "report")
+    assert code == 2 and "--report report: holds another report" in err
+    assert not Path("x.json").exists()
+    assert run(capsys, *report, "--title", "Another", "--overwrite")[0] == 0
+    assert b"Another" in Path("report/report.md").read_bytes()
+
+
 def test_batches_do_not_matter(sites, monkeypatch):
     whole = measure_file("north.csv", label="y", group="race", score="p")
     monkeypatch.setattr("fedgft.auditing.measurement.BATCH_ROWS", 7)
@@ -219,13 +343,16 @@ def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
     Path("p.csv").write_text("y,g,d\nyes,a,yes\nyes,b,yes\n")
     code, _, err = run(capsys, *asked)
     assert code == 2 and "'yes' is the only label here" in err and "--classes" in err
-    assert run(capsys, *asked, "--classes", "no", "yes")[0] == 0
-    assert run(capsys, *asked, "--positive", "no")[0] == 0
+    assert run(capsys, *asked, "--classes", "no", "yes", "--overwrite")[0] == 0
+    code, _, err = run(capsys, *asked, "--positive", "no")
+    assert code == 2 and "--out p.json: exists with other numbers" in err and "--overwrite" in err
+    assert run(capsys, *asked, "--positive", "no", "--overwrite")[0] == 0
     assert read_sums("p.json").spec.classes == ("yes", "no")
     code, _, err = run(capsys, *asked, "--positive", "YES")
     assert code == 2 and "'yes' is the only label here" in err
     Path("p.csv").write_text("y,g,d\nYes,a,No\nNo,b,Yes\n")
-    assert run(capsys, *asked, "--positive", "no")[0] == 0  # as `train` takes it
+    again = (*asked, "--positive", "no", "--overwrite")
+    assert run(capsys, *again)[0] == 0  # as `train` takes it
     assert read_sums("p.json").spec.classes == ("Yes", "No")
 
 
@@ -261,7 +388,6 @@ def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):
         ("y,g,p\n1,a,0.5\n", "--score p --epsilon 1 --min-cell 10", "choose one"),
         ("y,g,p\n1,a,0.5\n", "--score p --delta 0.1", "--delta needs --epsilon"),
         ("y,g,p\n1,a,0.5\n", "--score p --name ''", "must be proper text, and not empty"),
-        ("y,g,p\n1,a,0.5\n", "--score p -o nowhere/x.json", "there is no folder nowhere"),
     ],
 )
 def test_mistakes_are_said_in_one_line(tmp_path, capsys, monkeypatch, text, options, said):
@@ -368,29 +494,75 @@ def test_comparison_of_two_audits(sites, capsys):
     assert code == 2 and "old-report/audit.json: an audit that lacks a part" in err
 
 
-def test_it_says_what_the_file_reveals(sites, capsys):
-    """In two sentences, and in the JSON; the numbers are those of the file."""
+def score_ranges(cell: dict, bins: int) -> list[tuple[float, float, int]]:
+    """The ranges of the score in a cell of a file: from, up to, number of people."""
+    found = []
+    for scores in cell.get("scores", {}).values():
+        first = scores["first_bin"]
+        for n, width in zip(
+            scores["histogram"], scores.get("widths") or [1] * len(scores["histogram"]), strict=True
+        ):
+            found.append((first / bins, (first + width) / bins, n))
+            first += width
+    return found
+
+
+@pytest.mark.parametrize(
+    ("more", "min_bin"),
+    [((), 5), (("--min-bin", "1"), 1), (("--min-bin", "12"), 12), (("--min-cell", "10"), None)],
+)
+def test_the_file_holds_what_measure_and_the_docs_promise(sites, capsys, more, min_bin):
+    """Every promise about people is checked on the file, against the rows."""
     given = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p")
-    _, out, err = run(capsys, *given, "--json")
-    told = json.loads(out)
-    counts = [cell["count"] for cell in told["cells"]]
-    spread = [
-        n for c in told["cells"] for s in c.get("scores", {}).values() for n in s["histogram"] if n
-    ]
-    assert told["reveals"] == {
+    _, out, err = run(capsys, *given, "--json", *more)
+    said = " ".join(err.split())
+    found = json.loads(out)
+    rows = pl.read_csv("north.csv").with_columns(d=(pl.col("p") >= 0.5).cast(pl.Int64))
+    counts, spread = [], []
+    for cell in found["cells"]:
+        (race,), y, d = cell["group"], int(cell["label"]), int(cell["decision"])
+        scores = rows.filter(race=race, y=y, d=d)["p"]
+        if cell["count"] is None:
+            assert 0 < len(scores) < 10
+            continue
+        assert cell["count"] == len(scores)
+        counts.append(cell["count"])
+        ranges = score_ranges(cell, found["bins"])
+        for low, high, n in ranges:
+            inside = ((scores >= low - 1e-9) & (scores < high - 1e-9)).sum()
+            assert n == inside and (n == 0 or n >= min_bin)
+            spread += [n] * (n > 0)
+        if ranges:
+            assert cell["count"] >= min_bin
+            (entry,) = cell["scores"].values()
+            assert ("sum" in entry) == (cell["count"] >= 10)
+    reveals = found["reveals"]
+    assert reveals == {
         "cells": len(counts),
         "cells_below_10": sum(n < 10 for n in counts),
+        "smallest_cell": min(counts),
         "score_counts": len(spread),
-        "score_counts_below_5": 0,
+        "score_counts_below_5": sum(n < 5 for n in spread),
+        "smallest_score_count": min(spread, default=0),
     }
-    said = " ".join(err.split())
-    assert f"the file shows {len(counts)} count(s) of people by group, label and decision" in said
-    assert f"shows {len(spread)} count(s) of people with scores in some range, each of at " in said
-    assert "least 5 people: no single score" in said and min(spread) >= 5
-    _, out, err = run(capsys, *given, "--json", "--min-bin", "1")
-    few = json.loads(out)["reveals"]["score_counts_below_5"]
-    said = " ".join(err.split())
-    assert few > 0 and f"; {few} of them are of fewer than 5 people, whose scores can be " in said
+    assert f"the file holds {len(counts)} count(s) of people by group, label and decision" in said
+    assert f"the smallest is {min(counts)}" in said
+    warning = f"warning: {reveals['cells_below_10']} of these counts are of fewer than 10 people"
+    assert (warning in said) == (min(counts) < 10)
+    if min_bin is None:  # no count of few people, and nothing about scores
+        assert min(counts) >= 10 and not spread and found["min_bin"] == 0
+        assert "count(s) of 1 to 9 people are withheld, and all scores" in said
+        return
+    assert found["min_bin"] == min_bin
+    assert f"{len(spread)} count(s) of people by range of the score" in said
+    assert f"the smallest is {min(spread)}" in said
+    few = reveals["score_counts_below_5"]
+    warning = f"warning: {few} of these ranges hold fewer than 5 people, whose scores can be read"
+    assert (warning in said) == (min_bin == 1) == (min(spread) == 1)
+
+
+def test_min_bin_is_at_least_one(sites, capsys):
+    given = ("measure", "north.csv", "--label", "y", "--group", "race", "--score", "p")
     code, _, err = run(capsys, *given, "--min-bin", "0")
     assert code == 2 and "--min-bin 0: must be at least 1" in err
 
@@ -413,6 +585,7 @@ def test_nothing_is_left_when_it_is_killed(sites, more):
         "race",
         "--score",
         "p",
+        "--overwrite",
         *more,
     ]
     for wait in (0.4, 0.8):

@@ -146,9 +146,8 @@ def test_no_command_is_imported_for_the_list_of_commands():
         ("compare --methods fedavg,fdgft", 'Did you mean "fedgft"?'),
         ("compare --alpha 0.5,x", "--alpha must be a number, not 'x'"),
         ("demo loans.csv", "'loans.csv': unexpected here; see `fedgft demo --help`"),
-        ("measure p.csv --label y", "--group is missing: "),
-        ("measure --label y --group", "--group needs a value: "),
-        ("measure", "PREDICTIONS is missing: a CSV or Parquet file with one row per person"),
+        ("measure --label y --group", "--group needs a value"),
+        ("measure", "--data is missing: a CSV or Parquet file with one row per person"),
     ],
 )
 def test_mistakes_are_explained_in_one_line(capsys, words, says):
@@ -250,7 +249,7 @@ def test_a_table_may_stand_without_data(capsys, tmp_path):
         ("deploy local", "set", "--set"),
         ("deploy local", "app", "--app"),
         ("deploy keys", "sites", "SITE"),
-        ("measure", "predictions", "PREDICTIONS"),
+        ("measure", "data", "--data"),
         ("measure", "exclude_empty", "--exclude-empty"),  # of another command
         ("measure", "conditions", "conditions"),  # of none
     ],

@@ -146,7 +146,7 @@ def test_a_full_disk(name, room, disk, inputs, capsys, request):
         assert run(capsys, *command(name, inputs, out, *earlier))[0] == 0
     fill(disk, room=room)
     before = held(out)
-    more = ["--overwrite"] if name in ("train", "compare") else []
+    more = ["--overwrite"] if name in ("train", "compare", "measure", "audit") else []
     code, _, err = run(capsys, *command(name, inputs, out), *more)
     assert code == 2
     assert "No space left on device" in one_line(err) and str(out) in err and ".part" not in err

@@ -6,6 +6,7 @@ are small, are added up. The names of classes and groups are then read from the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ from fedgft.validation import (
 )
 
 BATCH_ROWS = 250_000
+MAX_SITES = 1_000  # largest number of sites in one table
 MAX_VALUES = 200  # largest number of different values of a label, group or decision column
 MISSING_VALUES = [*NULL_VALUES, "", "nan", "NaN", "null", "NULL"]  # texts that mean missing, in CSV
 KNOWN_PAIRS = (("0", "1"), ("False", "True"))  # if one of a pair occurs, these are both classes
@@ -62,8 +64,8 @@ OnRows = Callable[[int], None]
 class _Column(NamedTuple):
     """A column of the table."""
 
-    key: str  # the short name during counting: y, g0, g1, ..., s0, s1, ... or d
-    option: str  # the option that specifies the column: label, group, score or decision
+    key: str  # the short name during counting: y, g0, g1, ..., s0, s1, ..., d or site
+    option: str  # the option that specifies the column: label, group, score, decision or site
     name: str
 
 
@@ -93,10 +95,12 @@ class Measurement:
     text_labels
         Whether labels are sorted as text. Otherwise labels that are numbers are sorted as numbers.
     ignore_case
-        Whether names of groups and classes that differ only in case or spaces are merged.
+        Whether names of sites, groups and classes that differ only in case or spaces are merged.
         Otherwise they are an error.
     label_name
         The name of the column of labels for reports; "" if the labels are no column of a file.
+    site_column
+        The column with the name of each row's site. None: all rows are those of `site`.
     """
 
     source: str
@@ -114,6 +118,7 @@ class Measurement:
     text_labels: bool = False
     ignore_case: bool = False
     label_name: str = ""
+    site_column: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", self.attributes or self.groups)
@@ -139,6 +144,8 @@ class Measurement:
         out += [_Column(f"s{i}", "score", name) for i, name in enumerate(self.scores)]
         if self.decision is not None:
             out.append(_Column("d", "decision", self.decision))
+        if self.site_column is not None:
+            out.append(_Column("site", "site", self.site_column))
         return out
 
     def keys(self, option: str) -> list[str]:
@@ -254,7 +261,9 @@ def measure(
         text_labels=holds_text(y_true),
         ignore_case=ignore_case,
     )
-    return _count_site([build_table(y_true, y_pred, features, score_columns)], task, protection)
+    table = build_table(y_true, y_pred, features, score_columns)
+    (site_sums,) = _count_sites([table], task, protection)
+    return site_sums
 
 
 def measure_file(
@@ -311,31 +320,135 @@ def measure_file(
     ...     fedgft.measure_file(path, label="repaid", group="sex", score="p")
     SiteSums(4 rows of 1 site: north; 2 groups by sex: f, m; classes no, yes, with scores)
     """
+    (sums,) = _measure_table(
+        path,
+        Protection(min_cell, epsilon, delta),
+        on_rows,
+        label=label,
+        group=group,
+        score=score,
+        decision=decision,
+        site=site,
+        threshold=threshold,
+        bins=_choose_bins(bins, epsilon),
+        classes=classes,
+        positive=positive,
+        values=values,
+        ignore_case=ignore_case,
+    )
+    return sums
+
+
+def measure_sites(
+    path: str | Path,
+    *,
+    site_column: str,
+    label: str,
+    group: str | Sequence[str],
+    score: str | Sequence[str] = (),
+    decision: str | None = None,
+    threshold: float = 0.5,
+    bins: int | None = None,
+    classes: Sequence[str] = (),
+    positive: str | None = None,
+    values: Mapping[str, tuple[str, ...]] | None = None,
+    min_cell: int = 0,
+    epsilon: float | None = None,
+    delta: float = 0.0,
+    ignore_case: bool = False,
+    on_rows: OnRows | None = None,
+) -> list[SiteSums]:
+    """Return the sums of each site in a table that holds the rows of several sites.
+
+    The classes are those of all sites together: at one site a class may be missing.
+
+    Parameters
+    ----------
+    path
+        A CSV or Parquet file.
+    site_column
+        The column with the name of each row's site. A row without one is an error.
+    label, group, score, decision, threshold, bins, classes, positive, values
+        As in `measure_file`.
+    min_cell, epsilon, delta, ignore_case, on_rows
+        As in `measure_file`.
+
+    Returns
+    -------
+    list of SiteSums
+        The sums of one site each, by name.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from fedgft.auditing.measurement import measure_sites
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lines = ["bank,repaid,sex,p", "north,yes,f,0.8", "south,no,m,0.1", "south,yes,f,0.9"]
+    ...     path = pathlib.Path(folder, "all.csv")
+    ...     _ = path.write_text("\\n".join(lines))
+    ...     for sums in measure_sites(
+    ...         path, site_column="bank", label="repaid", group="sex", score="p"
+    ...     ):
+    ...         print(sums)
+    SiteSums(1 rows of 1 site: north; 1 groups by sex: f; classes no, yes, with scores)
+    SiteSums(2 rows of 1 site: south; 2 groups by sex: f, m; classes no, yes, with scores)
+    """
+    check_instance("site_column", site_column, str, "it is the name of a column")
+    return _measure_table(
+        path,
+        Protection(min_cell, epsilon, delta),
+        on_rows,
+        site_column=site_column,
+        label=label,
+        group=group,
+        score=score,
+        decision=decision,
+        site=None,
+        threshold=threshold,
+        bins=_choose_bins(bins, epsilon),
+        classes=classes,
+        positive=positive,
+        values=values,
+        ignore_case=ignore_case,
+    )
+
+
+def _measure_table(
+    path: str | Path,
+    protection: Protection,
+    on_rows: OnRows | None,
+    *,
+    label: str,
+    group: str | Sequence[str],
+    score: str | Sequence[str],
+    site: str | None,
+    classes: Sequence[str],
+    positive: str | None,
+    values: Mapping[str, tuple[str, ...]] | None,
+    **more: Any,
+) -> list[SiteSums]:
+    """Return the sums of each site in a file: see `measure_sites`."""
     check_path("path", path)
     check_instance("label", label, str, "it is the name of a column")
-    if decision is not None:
-        check_instance("decision", decision, str, "it is the name of a column")
+    if more["decision"] is not None:
+        check_instance("decision", more["decision"], str, "it is the name of a column")
     if site is not None:
         check_instance("site", site, str)
     if positive is not None:
         check_instance("positive", positive, str)
-    protection = Protection(min_cell, epsilon, delta)
     task = Measurement(
         str(path),
         label,
         check_column_names("group", group),
         check_column_names("score", score),
-        decision=decision,
-        threshold=threshold,
-        bins=_choose_bins(bins, epsilon),
         site=Path(path).stem if site is None else site,
         classes=tuple(map(to_text, classes)),
         positive=positive,
         values=values or {},
-        ignore_case=ignore_case,
         label_name=label,
+        **more,
     )
-    return _count_site(read_batches(path, task), task, protection, on_rows)
+    return _count_sites(read_batches(path, task), task, protection, on_rows)
 
 
 def _choose_bins(bins: int | None, epsilon: float | None) -> int:
@@ -402,6 +515,11 @@ class _Counts:
     label_missing: int
     prediction_missing: int
 
+    def rows(self) -> int:
+        """Return the number of rows, counted or not."""
+        counted = self.cells.filter(pl.col("score") == 0)["n"].sum()
+        return int(counted) + self.label_missing + self.prediction_missing
+
     def __add__(self, other: "_Counts") -> "_Counts":
         cells = pl.concat([self.cells, other.cells])
         return _Counts(
@@ -412,32 +530,90 @@ class _Counts:
         )
 
 
-def _count_site(
+def _count_sites(
     batches: Iterable[pl.DataFrame],
     task: Measurement,
     protection: Protection,
     on_rows: OnRows | None = None,
-) -> SiteSums:
-    """Count all batches, in any order, and protect the sums."""
-    counts: _Counts | None = None
+) -> list[SiteSums]:
+    """Count all batches, in any order, and return the protected sums of each site, by name."""
+    counts: dict[str, _Counts] = {}
     done = 0
     try:
         for batch in batches:
-            found = _count_rows(batch, task)
-            counts = found if counts is None else counts + found
-            _check_cardinality(counts.cells, task)
+            for site, rows in _split_sites(batch, task):
+                found = _count_rows(rows, task)
+                counts[site] = counts[site] + found if site in counts else found
+                _check_cardinality(counts[site].cells, task)
+            if len(counts) > MAX_SITES:
+                problem = f"site column '{task.site_column}' has more than {MAX_SITES} values"
+                raise data_error(task.source, f"{problem}; name the column with the sites")
             done += batch.height
             if on_rows:
                 on_rows(done)
-        if not done or counts is None:
+        if not done:
             raise data_error(task.source, "the file has no rows")
-        spellings = Spellings(ignore_case=task.ignore_case)
-        sums = _build_sums(_unify_names(counts, task, spellings), task)
+        made = _build_all(counts, task)
     except PolarsError as error:  # a column of a kind that cannot be counted
         reason = (str(error).strip().splitlines() or ["unreadable"])[0][:160]
         raise data_error(task.source, f"cannot be counted: {reason}") from None
-    protected = protection.apply(sums, values=task.values, classes_declared=bool(task.classes))
-    return replace(protected, notes=tuple(spellings.notes))
+    declared = bool(task.classes)
+    return [
+        replace(
+            protection.apply(sums, values=task.values, classes_declared=declared), notes=sums.notes
+        )
+        for sums in made
+    ]
+
+
+def _split_sites(batch: pl.DataFrame, task: Measurement) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the rows of each site in a batch, and the site's name."""
+    if task.site_column is None:
+        yield task.site, batch
+        return
+    names = as_text(batch[task.site_column])
+    if names.null_count():
+        problem = f"site column '{task.site_column}' is empty in {names.null_count():,} row(s)"
+        raise data_error(task.source, problem)
+    key = "\0site"  # no column of a file has this name
+    parts = batch.with_columns(names.alias(key)).partition_by(key, as_dict=True)
+    for (name,), rows in parts.items():
+        yield str(name), rows
+
+
+def _build_all(counts: Mapping[str, _Counts], task: Measurement) -> list[SiteSums]:
+    """Turn the counts of all sites into their sums, with the same names of groups and classes."""
+    spellings = Spellings(ignore_case=task.ignore_case)
+    with _name_source(task.source):
+        merged: dict[str, _Counts] = {}
+        for name in sorted(counts, key=lambda site: (-counts[site].rows(), site)):
+            where = f"{counts[name].rows():,} row(s)"
+            (site,) = spellings.unify_names("site", [name], where)
+            merged[site] = merged[site] + counts[name] if site in merged else counts[name]
+        together = sum(list(merged.values())[1:], start=next(iter(merged.values())))
+        unified = _unify_names(together, task, spellings)
+        if len(merged) > 1:
+            merged = {name: _unify_names(site, task, spellings) for name, site in merged.items()}
+            task = replace(task, classes=_find_classes(unified.cells, task))
+        else:
+            merged = dict.fromkeys(merged, unified)
+    notes = tuple(spellings.notes)
+    return [
+        replace(_build_sums(merged[name], replace(task, site=name)), notes=notes)
+        for name in sorted(merged)
+    ]
+
+
+@contextmanager
+def _name_source(source: str) -> Iterator[None]:
+    """Put the name of the table in front of the errors about spellings."""
+    try:
+        yield
+    except FedgftError as error:
+        if error.field != "ignore_case":
+            raise
+        text = f"{source}: {error.message}"
+        raise FedgftError(text, field=error.field, kind=error.kind) from None
 
 
 def _count_rows(batch: pl.DataFrame, task: Measurement) -> _Counts:
@@ -468,7 +644,8 @@ def _select_columns(batch: pl.DataFrame, task: Measurement) -> pl.DataFrame:
     The column d holds the decisions of the batch if it has any. Otherwise it holds the index of the
     class that the scores decide for.
     """
-    values = {c.key: _replace_nan(batch[c.name]) for c in task.columns() if c.option != "score"}
+    columns = [column for column in task.columns() if column.option not in ("score", "site")]
+    values = {column.key: _replace_nan(batch[column.name]) for column in columns}
     frame = pl.DataFrame(values)
     edges = np.arange(1, task.bins) / task.bins
     for i, name in enumerate(task.scores):
@@ -517,7 +694,7 @@ def _check_cardinality(cells: pl.DataFrame, task: Measurement) -> None:
     large file fails early.
     """
     for key, option, name in task.columns():
-        if option != "score" and cells[key].n_unique() > MAX_VALUES:
+        if key in cells.columns and option != "score" and cells[key].n_unique() > MAX_VALUES:
             advice = f"; {NO_NUMBERS_AS_LABELS}" if option == "label" else ""
             raise data_error(
                 task.source,
@@ -539,22 +716,18 @@ def _unify_names(counts: _Counts, task: Measurement, spellings: Spellings) -> _C
     declared = [("y", LABEL, task.classes)]
     for i, attribute in enumerate(task.attributes):
         declared.append((f"g{i}", name_column(attribute), task.values.get(attribute, ())))
-    try:
-        for key, role, names in declared:
-            spellings.unify_names(role, names, "declared")
-            for column in (key, "d") if key == "y" and task.decision is not None else (key,):
-                if cells[column].dtype not in (pl.String, pl.Categorical, pl.Enum):
-                    continue
-                kept = _unify_column(cells, column, role, spellings)
-                cells = cells.with_columns(pl.col(column).cast(pl.String).replace(kept))
-                if column in groups.columns:
-                    uncounted = groups[column].cast(pl.String).drop_nulls().unique().sort()
-                    kept = spellings.unify_names(role, uncounted, "rows that are not counted")
-                    kept = dict(zip(uncounted, kept, strict=True))
-                    groups = groups.with_columns(pl.col(column).cast(pl.String).replace(kept))
-    except FedgftError as error:
-        text = f"{task.source}: {error.message}"
-        raise FedgftError(text, field=error.field, kind=error.kind) from None
+    for key, role, names in declared:
+        spellings.unify_names(role, names, "declared")
+        for column in (key, "d") if key == "y" and task.decision is not None else (key,):
+            if cells[column].dtype not in (pl.String, pl.Categorical, pl.Enum):
+                continue
+            kept = _unify_column(cells, column, role, spellings)
+            cells = cells.with_columns(pl.col(column).cast(pl.String).replace(kept))
+            if column in groups.columns:
+                uncounted = groups[column].cast(pl.String).drop_nulls().unique().sort()
+                kept = spellings.unify_names(role, uncounted, "rows that are not counted")
+                mapping = dict(zip(uncounted, kept, strict=True))
+                groups = groups.with_columns(pl.col(column).cast(pl.String).replace(mapping))
     if not spellings.notes:
         return counts
     sizes = cells.group_by(pl.exclude("n", "total")).agg(pl.sum("n", "total"))

@@ -15,7 +15,12 @@ def report_names(kind: ReportKind) -> tuple[str, str, str]:
 
 
 def save_report(
-    report: Any, folder: str | Path, kind: ReportKind, *, field: str = "folder"
+    report: Any,
+    folder: str | Path,
+    kind: ReportKind,
+    *,
+    field: str = "folder",
+    overwrite: bool = True,
 ) -> list[Path]:
     """Write the files of an `Audit` or a `Comparison`, all or none; return their paths.
 
@@ -29,12 +34,14 @@ def save_report(
         What the report is.
     field
         The argument or option that names the folder, for error messages.
+    overwrite
+        Whether an earlier report is replaced. If not, a report with other content is an error.
     """
     place = expand_user(folder)
     refuse_link(place, f"`{field}`")
     check_report_folder(place, kind, field=field)
     with open_folder(place, f"`{field}`"):
-        return write_report(report, place, kind, field=field)
+        return write_report(report, place, kind, field=field, overwrite=overwrite)
 
 
 def check_report_folder(folder: Path, kind: ReportKind, *, field: str) -> None:
@@ -60,12 +67,20 @@ def check_report_folder(folder: Path, kind: ReportKind, *, field: str) -> None:
             raise FedgftError(text, kind="file")
 
 
-def write_report(report: Any, folder: Path, kind: ReportKind, *, field: str) -> list[Path]:
+def write_report(
+    report: Any, folder: Path, kind: ReportKind, *, field: str, overwrite: bool = True
+) -> list[Path]:
     """Write the files of a report to a folder that the caller has locked and checked.
 
     See `save_report` for the parameters.
     """
     texts = (report.to_html(), report.to_markdown(), report.to_json())
+    for name, text in zip(report_names(kind), texts, strict=True):
+        path = folder / name
+        if not overwrite and path.exists() and path.read_bytes() != text.encode():
+            problem = f"holds another report ({name} differs); name another folder"
+            text = f"`{field}` {folder}: {problem}, or replace it with `overwrite`"
+            raise FedgftError(text, kind="file")
     with stage_files(folder, f"`{field}`") as stage:
         for name, text in zip(report_names(kind), texts, strict=True):
             with atomic_write(stage / name) as part:

@@ -34,13 +34,28 @@ def write_sums(sums: SiteSums, path: str | Path, *, min_bin: int = MIN_BIN) -> P
     return sums.save(path, min_bin=min_bin)
 
 
-def count_revealed(sums: SiteSums, *, min_bin: int = MIN_BIN) -> dict[str, int]:
-    """Return how many counts the file holds, and how many of these cover only few people.
+def combine_revealed(contents: Iterable[str]) -> dict[str, int]:
+    """Return how many counts the files of sites hold, and how many cover only few people.
 
-    `cells` and `score_counts` are the numbers of counts of people and of scores. `cells_below_10`
-    and `score_counts_below_5` are the numbers of those counts that are below 10 and below 5.
+    The keys are those of the field `reveals` of a file. `cells` and `score_counts` are the numbers
+    of counts of people and of scores. `cells_below_10` and `score_counts_below_5` are the numbers
+    of those counts that are below 10 and below 5. `smallest_cell` and `smallest_score_count` are
+    the smallest counts that are not zero; 0 if there is none.
+
+    Parameters
+    ----------
+    contents
+        The texts of the files.
     """
-    return json.loads(sums.to_json(min_bin=min_bin))["reveals"]
+    total: dict[str, int] = {}
+    for text in contents:
+        for name, value in json.loads(text)["reveals"].items():
+            known = total.get(name, 0)
+            if name.startswith("smallest"):
+                total[name] = min(filter(None, (known, value)), default=0)
+            else:
+                total[name] = known + value
+    return total
 
 
 def read_sums(path: str | Path) -> SiteSums:

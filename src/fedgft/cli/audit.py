@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -20,15 +20,26 @@ from fedgft.cli.console import (
     print_signs,
     print_table,
     say,
+    warn,
     wrote,
 )
-from fedgft.cli.options import Flag, Place, Some, Whole, require, require_values
+from fedgft.cli.options import (
+    Columns,
+    Flag,
+    Place,
+    Some,
+    Whole,
+    require,
+    require_values,
+    split_columns,
+)
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.formatting import printable
 from fedgft.settings import MAX_COUNT
-from fedgft.store import open_folder, refuse_link
+from fedgft.store import make_folder, open_folder, refuse_link
 
 if TYPE_CHECKING:
+    from fedgft.auditing.report import Audit
     from fedgft.auditing.report_files import ReportKind
     from fedgft.auditing.summary import Summary
     from fedgft.site_sums import Privacy, SiteSums
@@ -40,138 +51,161 @@ report_files = LazyModule("fedgft.auditing.report_files")
 site_file = LazyModule("fedgft.auditing.site_file")
 summaries = LazyModule("fedgft.auditing.summary")
 site_sums = LazyModule("fedgft.site_sums")
-tables = LazyModule("fedgft.data.table")
 verdicts = LazyModule("fedgft.auditing.verdicts")
 
 EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
+MAX_COLUMNS = 12  # listed in a message
+MAX_SITES = 10  # listed in a note
 MIN_DRAWS = 100  # of a bootstrap
 FILE_WIDTH = 10_000  # characters per line of a table, where no terminal limits them
 
 
 def measure(
-    predictions: Place,
-    /,
+    data: Place | None = None,
     *,
-    label: str,
-    group: Annotated[list[str], Parameter(negative="")],
-    score: Annotated[list[str], Parameter(negative="")] | None = None,
+    label: str | None = None,
+    group: Columns | None = None,
+    score: Columns | None = None,
     decision: str | None = None,
-    threshold: float = 0.5,
+    site: str | None = None,
     name: str | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
+    overwrite: Annotated[bool, Flag] = False,
+    report: Place | None = None,
+    json: Annotated[bool, Flag] = False,
+    threshold: float = 0.5,
     positive: str | None = None,
     classes: Annotated[list[str] | None, Some] = None,
+    ignore_case: Annotated[bool, Flag] = False,
     bins: Whole | None = None,
     min_bin: Whole = 5,
     min_cell: Whole = 0,
     epsilon: float | None = None,
     delta: float = 0.0,
-    ignore_case: Annotated[bool, Flag] = False,
-    report: Place | None = None,
-    json: Annotated[bool, Flag] = False,
 ) -> None:
     """Count the predictions of one site. The result is a file of sums; rows stay at the site.
 
     Parameters
     ----------
-    predictions
-        A CSV or Parquet file with one row per person. Large files are read in batches.
+    data
+        A CSV or Parquet file with one row per person. Required. The columns of a CSV file are
+        separated by commas, semicolons or tabs.
     label
-        The column with the true outcome.
+        Column with the true outcome. Required.
     group
-        A column with groups; repeat it for intersections. race=White,Black lists the values.
+        Column with the groups. Required. Several columns, `race sex`, also give their
+        intersections. race=White,Black lists the values.
     score
-        The column with the probability of the positive class; with more than two classes one column
+        Column with the probability of the positive class. With more than two classes: one column
         per class, in their order.
     decision
-        The column with the decision; needed if the decision does not follow from the score.
+        Column with the decision, if it does not follow from the score.
+    site
+        Column with the site of each row, if the table holds several sites. Each site gets a file.
+    name
+        Name of the site [default: the name of the table].
+    out
+        File for the sums [default: NAME.json]. With --site, a folder [default: the current one].
+        Folders are created. A file with other content is not replaced.
+    overwrite
+        Replace earlier sums and reports. Without it, they stay as they are.
+    report
+        Folder for a report on this table alone, as `fedgft audit` writes it.
+    json
+        Print the sums to stdout. A file is written only if --out names one.
     threshold
         Scores of at least this value are positive decisions.
-    name
-        Name of the site [default: the name of the file].
-    out
-        File for the sums [default: NAME.json].
     positive
-        The positive one of two labels [default: the last in sorted order].
+        The positive label of two [default: the last in sorted order].
     classes
-        All possible labels, in order; needed if this site lacks some.
+        All possible labels, in order, if some do not occur at this site.
+    ignore_case
+        Merge names that differ only in case or spaces, such as "Man" and "man".
     bins
-        Number of bins of the score histograms [default: 100; 20 with --epsilon].
+        Number of ranges of the score [default: 100; 20 with --epsilon].
     min_bin
-        Join bins of the histograms until each has this many rows; 1 keeps every bin.
+        Merge ranges of the score until each holds this many people or more, or none.
     min_cell
-        Withhold counts of fewer rows than this, such as 10.
+        Withhold counts of fewer people than this, such as 10, and all scores.
     epsilon
         Add noise for differential privacy with this budget.
     delta
         With --epsilon: use discrete Gaussian noise with this delta, not discrete Laplace.
-    ignore_case
-        Merge names that differ only in case or spaces, such as "Man" and "man".
-    report
-        Folder for a report on this site alone, as `fedgft audit` writes it.
-    json
-        Print the sums to stdout; write a file only if --out names one.
 
     Examples
     --------
-    fedgft measure predictions.csv --label y --group race --group sex --score p
-    fedgft measure predictions.csv --label y --group sex --score p --report report
-    fedgft measure predictions.parquet --label y --group sex --score p --epsilon 1
+    fedgft measure north.csv --label repaid --group sex --score probability
+    fedgft measure north.csv --label repaid --group sex age --score probability
+    fedgft measure scored.csv --site bank --label repaid --group sex --score p
     """
-    require_values(classes=classes)
+    require_values(classes=classes, group=group, score=score)
+    if data is None:
+        text = "`data` is missing: a CSV or Parquet file with one row per person"
+        raise FedgftError(text, kind="missing")
     for field, value, least in (("min_bin", min_bin, 1), ("min_cell", min_cell, 0)):
         require(value >= least, f"`{field}` {value}: must be at least {least}")
         require(value <= MAX_COUNT, f"`{field}` {value}: must be at most {MAX_COUNT:,}")
-    columns, values = parse_groups(predictions, group)
-    site = predictions.stem if name is None else name
-    is_text = site.strip() and site == site.encode("utf-8", "replace").decode("utf-8")
-    require(is_text, f"`name` {printable(site)!r}: must be proper text, and not empty")
-    path = out or (None if json else Path(site_file_name(site)))
-    if path is not None:
-        check_site_file(path, site)
+    known = measurement.read_header(data)
+    require_column("label", label, "the column with the true outcome", known)
+    columns, values = parse_groups(group or (), known)
+    require_column("group", columns, "the column with the groups", known)
+    if report is not None and json and out is None:
+        raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
+    path = None
+    if site is None:
+        name = data.stem if name is None else name
+        path = choose_site_file(name, out, json=json)
+    else:
+        require(name is None and not json, "`site` excludes `name` and --json", kind="conflict")
+        is_folder = out is None or not out.exists() or out.is_dir()
+        require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
     if report is not None:
         check_site_report(report, path)
+    task = {
+        "label": label,
+        "group": columns,
+        "score": split_columns(score or (), known),
+        "decision": decision,
+        "threshold": threshold,
+        "bins": bins,
+        "classes": classes or (),
+        "positive": positive,
+        "values": values,
+        "min_cell": min_cell,
+        "epsilon": epsilon,
+        "delta": delta,
+        "ignore_case": ignore_case,
+    }
     with nullcontext() if report is None else open_folder(report, "`report`"):
         with bar() as progress:
-            sums = fedgft.auditing.measure_file(
-                predictions,
-                label=label,
-                group=columns,
-                score=score or (),
-                decision=decision,
-                site=site,
-                threshold=threshold,
-                bins=bins,
-                classes=classes or (),
-                positive=positive,
-                values=values,
-                min_cell=min_cell,
-                epsilon=epsilon,
-                delta=delta,
-                ignore_case=ignore_case,
-                on_rows=progress.rows,
-            )
-        # The report is about the numbers in the file, where sums are rounded.
-        content = sums.to_json(min_bin=min_bin)
-        made = (
-            None
-            if report is None
-            else fedgft.audit(
-                fedgft.SiteSums.from_json(content, source=site),
-                about={"files": {path.name: sha256(content.encode()).hexdigest()}} if path else {},
-            )
-        )
-        for line in (*sums.notes, *describe_rows(sums, site)):
+            task["on_rows"] = progress.rows
+            if site is None:
+                parts = [measurement.measure_file(data, site=name, **task)]
+            else:
+                parts = measurement.measure_sites(data, site_column=site, **task)
+        contents = [part.to_json(min_bin=min_bin) for part in parts]
+        paths = name_site_files(parts, out) if path is None and not json else [path]
+        texts = {place: text for place, text in zip(paths, contents, strict=True) if place}
+        for line in (*parts[0].notes, *describe_rows(parts)):
             note(line)
-        for line in describe_disclosure(sums, min_bin):
-            note(line)
-        if path is not None:
-            wrote([fedgft.auditing.write_sums(sums, path, min_bin=min_bin)])
+        print_disclosure(parts, contents)
+        if not overwrite:
+            refuse_changes(texts)
+        pages = []
         if report is not None:
-            wrote(report_files.write_report(made, report, "audit", field="report"))
+            made = audit_texts(texts)
+            pages = report_files.write_report(
+                made, report, "audit", field="report", overwrite=overwrite
+            )
+        for place, part in zip(paths, parts, strict=True):
+            if place is not None:
+                make_folder(place.parent)
+                fedgft.auditing.write_sums(part, place, min_bin=min_bin)
+        wrote([*texts, *pages])
+        if report is not None:
             print_report(made)
     if json:
-        sys.stdout.write(content)
+        sys.stdout.write(contents[0])
 
 
 def audit(
@@ -179,6 +213,7 @@ def audit(
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
     wide: Annotated[bool, Flag] = False,
+    overwrite: Annotated[bool, Flag] = False,
     reference_groups: Annotated[list[str] | None, Some] = None,
     fail_above: Annotated[list[str] | None, Some] = None,
     adjust: Annotated[list[str] | None, Some] = None,
@@ -202,7 +237,10 @@ def audit(
     files
         Files that `fedgft measure` wrote, or folders of them.
     out
-        Folder for report.html, report.md and audit.json.
+        Folder for report.html, report.md and audit.json. The folder is created. A report with other
+        content is not replaced.
+    overwrite
+        Replace an earlier report. Without it, the report stays as it is.
     json
         Print the audit to stdout as JSON, and nothing else.
     wide
@@ -263,7 +301,9 @@ def audit(
             raise FedgftError(
                 "`compare` takes two folders, --out and --json, and nothing else", kind="conflict"
             )
-        compare_folders(compare, out, json=json, wide=wide, ignore_case=ignore_case)
+        compare_folders(
+            compare, out, json=json, wide=wide, overwrite=overwrite, ignore_case=ignore_case
+        )
         return
     if out is not None:
         report_files.check_report_folder(out, "audit", field="out")
@@ -279,7 +319,7 @@ def audit(
     )
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
     try:
-        publish_report(report, out, "audit", json=json, wide=wide)
+        publish_report(report, out, "audit", json=json, wide=wide, overwrite=overwrite)
     finally:  # also where the reader of the output has closed the pipe
         for each in exceeded:
             say(f"`fail_above`: {each.metric} {each.reason}")
@@ -316,11 +356,11 @@ def print_report(report: Any, *, wide: bool = False) -> None:
 
 
 def publish_report(
-    report: Any, folder: Path | None, kind: "ReportKind", *, json: bool, wide: bool
+    report: Any, folder: Path | None, kind: "ReportKind", *, json: bool, wide: bool, overwrite: bool
 ) -> None:
     """Write an audit or a comparison to a folder, if one is named, and print it."""
     if folder is not None:
-        wrote(report_files.save_report(report, folder, kind, field="out"))
+        wrote(report_files.save_report(report, folder, kind, field="out", overwrite=overwrite))
     if not json:
         print_report(report, wide=wide)
         return
@@ -332,6 +372,13 @@ def publish_report(
 
 
 # Audits
+
+
+def audit_texts(texts: Mapping[Path, str]) -> "Audit":
+    """Return the audit of the numbers in files of sites, where sums are rounded."""
+    parts = [fedgft.SiteSums.from_json(text, source=str(path)) for path, text in texts.items()]
+    digests = {path.name: sha256(text.encode()).hexdigest() for path, text in texts.items()}
+    return fedgft.audit(parts, about={"files": digests})
 
 
 def parse_tolerance(items: Sequence[str]) -> dict[str, float] | float:
@@ -380,14 +427,21 @@ def read_sites(files: Sequence[Path], progress: Bar, *, ignore_case: bool) -> "S
 
 
 def compare_folders(
-    folders: tuple[Path, Path], folder: Path | None, *, json: bool, wide: bool, ignore_case: bool
+    folders: tuple[Path, Path],
+    folder: Path | None,
+    *,
+    json: bool,
+    wide: bool,
+    overwrite: bool,
+    ignore_case: bool,
 ) -> None:
     """Compare two folders, old and new; write the comparison to `folder` and print it."""
     if folder is not None:
         report_files.check_report_folder(folder, "comparison", field="out")
     with bar() as progress:
         old, new = (_read_summary(each, progress, ignore_case=ignore_case) for each in folders)
-    publish_report(comparison.compare(old, new), folder, "comparison", json=json, wide=wide)
+    compared = comparison.compare(old, new)
+    publish_report(compared, folder, "comparison", json=json, wide=wide, overwrite=overwrite)
 
 
 def _read_summary(folder: Path, progress: Bar, *, ignore_case: bool) -> "Summary":
@@ -401,15 +455,28 @@ def _read_summary(folder: Path, progress: Bar, *, ignore_case: bool) -> "Summary
 # Sites
 
 
+def require_column(field: str, given: object, purpose: str, known: Sequence[str]) -> None:
+    """Raise a `FedgftError` that lists the columns of the table if no column is given."""
+    listed = ", ".join(map(printable, known[:MAX_COLUMNS]))
+    listed += f" and {len(known) - MAX_COLUMNS} more" if len(known) > MAX_COLUMNS else ""
+    require(given, f"`{field}` is missing: {purpose} (columns are: {listed})", kind="missing")
+
+
 def parse_groups(
-    path: Path, items: Sequence[str]
+    items: Sequence[str], known: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """Return the columns of groups, and the values of those columns that list them.
 
-    `race=White,Black` is a column with its values, `race,sex` is two columns.
+    `race=White,Black` is a column with its values; `race,sex` is two columns.
+
+    Parameters
+    ----------
+    items
+        The values of --group.
+    known
+        The columns of the table.
     """
-    known = measurement.read_header(path)
-    columns = []
+    columns: list[str] = []
     values = {}
     for item in items:
         name, equals, listed = item.partition("=")
@@ -418,7 +485,7 @@ def parse_groups(
             values[name] = tuple(value.strip() for value in listed.split(",") if value.strip())
             require(values[name], f"`group` {item}: lists no values")
         else:
-            columns += tables.split_group_columns(item, known)
+            columns += split_columns([item], known)
     return tuple(columns), values
 
 
@@ -428,12 +495,47 @@ def site_file_name(site: str) -> str:
     return f"{name or 'site'}.json"
 
 
+def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | None:
+    """Return the path of a site's file, which may be written; None if no file is wanted.
+
+    Parameters
+    ----------
+    site
+        The name of the site.
+    given
+        A file, or an existing folder for NAME.json. None: NAME.json in the current folder.
+    json
+        Whether the sums are printed; then there is a file only if it is named.
+    """
+    is_text = site.strip() and site == site.encode("utf-8", "replace").decode("utf-8")
+    require(is_text, f"`name` {printable(site)!r}: must be proper text, and not empty")
+    if given is None and json:
+        return None
+    path = Path(site_file_name(site)) if given is None else given
+    path = path / site_file_name(site) if path.is_dir() else path
+    check_site_file(path, site)
+    return path
+
+
+def name_site_files(parts: Sequence["SiteSums"], folder: Path | None) -> list[Path]:
+    """Return the path of the file of each site, in a folder; each may be written."""
+    paths: dict[Path, str] = {}
+    for part in parts:
+        (site,) = part.sites
+        path = (folder or Path()) / site_file_name(site)
+        if path in paths:
+            text = f"sites '{paths[path]}' and '{site}' would share the file {path}; rename one"
+            raise FedgftError(text, field="site", kind="conflict")
+        paths[path] = site
+    for path, site in paths.items():
+        check_site_file(path, site)
+    return list(paths)
+
+
 def check_site_file(path: Path, site: str) -> None:
-    """Raise a `FedgftError` if the file exists and is not the earlier file of the same site."""
+    """Raise a `FedgftError` if the path is taken by anything but a file of the same site."""
     require(not path.is_dir(), f"`out` {path}: is a folder; name a file in it", kind="file")
     refuse_link(path, "`out`")
-    has_folder = path.parent.is_dir()
-    require(has_folder, f"`out` {path}: there is no folder {path.parent}", kind="file")
     if not path.exists():
         return
     require(
@@ -451,67 +553,99 @@ def check_site_file(path: Path, site: str) -> None:
 def check_site_report(folder: Path, sums: Path | None) -> None:
     """Raise a `FedgftError` if the report would replace foreign files, or the sums."""
     report_files.check_report_folder(folder, "audit", field="report")
-    if sums is None:
-        raise FedgftError("`report` and --json exclude each other: give one", kind="conflict")
     written = [folder, *(folder / name for name in report_files.report_names("audit"))]
-    is_apart = sums.absolute() not in [path.absolute() for path in written]
+    is_apart = sums is None or sums.absolute() not in [path.absolute() for path in written]
     require(is_apart, f"`report` {folder}: the sums go to {sums}; name another folder")
 
 
-def describe_rows(sums: "SiteSums", name: str) -> list[str]:
-    """Return notes about the rows that were counted: groups, classes, missing values, privacy."""
-    site = sums.sites[name]
-    classes = sums.require_spec().classes
-    notes = [f"{name}: {sums.rows():,.0f} rows in {len(site.tables)} group(s)"]
-    if len(classes) == 2:
-        notes.append(f"the positive class is '{classes[1]}' (--positive names another)")
+def refuse_changes(texts: Mapping[Path, str]) -> None:
+    """Raise a `FedgftError` for the first file that holds another text than the new one."""
+    problem = "exists with other numbers; name another file, or replace it with `overwrite`"
+    for path, text in texts.items():
+        is_same = not path.exists() or path.read_bytes() == text.encode()
+        require(is_same, f"`out` {path}: {problem}", kind="file")
+
+
+def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
+    """Return notes about the rows of the sites: groups, classes, missing values."""
+    spec = parts[0].require_spec()
+    sites = {name: site for part in parts for name, site in part.sites.items()}
+    groups = {group for site in sites.values() for group in site.tables}
+    rows = sum(part.rows() for part in parts)
+    counted = f"{rows:,.0f} rows in {len(groups)} group(s)"
+    notes = [f"{next(iter(sites))}: {counted}"]
+    if len(parts) > 1:
+        listed = [f"{name} {part.rows():,.0f}" for part in parts for name in part.sites]
+        more = f" and {len(listed) - MAX_SITES} more" if len(listed) > MAX_SITES else ""
+        notes = [f"{len(parts)} sites, {counted}: {', '.join(listed[:MAX_SITES])}{more}"]
+    if len(spec.classes) == 2:
+        notes.append(f"the positive class is '{spec.classes[1]}' (`positive` names another)")
     else:
-        notes.append(f"classes, in the order of the score columns: {', '.join(classes)}")
-    for what, missing in (("label", site.label_missing), ("prediction", site.prediction_missing)):
+        notes.append(f"classes, in the order of the score columns: {', '.join(spec.classes)}")
+    is_protected = any(site.privacy for site in sites.values())
+    for what in ("label", "prediction"):
+        missing = sum(getattr(site, f"{what}_missing") for site in sites.values())
         if missing > 0:
-            number = "a few" if missing != int(missing) or site.privacy else f"{missing:,.0f}"
+            number = "a few" if missing != int(missing) or is_protected else f"{missing:,.0f}"
             notes.append(f"{number} row(s) without a {what} are counted separately")
-    unknown = sum(t[..., site_sums.COUNT].sum() for g, t in site.tables.items() if None in g)
+    unknown = sum(
+        table[..., site_sums.COUNT].sum()
+        for site in sites.values()
+        for group, table in site.tables.items()
+        if None in group
+    )
     if unknown > 0:
         notes.append(f"a group is not recorded for {unknown:,.0f} row(s)")
-    return notes + [text for privacy in site.privacy for text in _describe_privacy(privacy)]
-
-
-def describe_disclosure(sums: "SiteSums", min_bin: int) -> list[str]:
-    """Return notes about how many counts of the file are of few people."""
-    (site,) = sums.sites.values()
-    if site.privacy:  # described with the rows
-        return []
-    found = site_file.count_revealed(sums, min_bin=min_bin)
-    small = found["cells_below_10"]
-    advice = (
-        f" (--min-cell {site_sums.MIN_SUM_ROWS} withholds these, --epsilon adds noise)"
-        if small
-        else ""
-    )
-    notes = [
-        f"the file shows {found['cells']} count(s) of people by group, label and decision; {small} "
-        f"of them are of fewer than {site_sums.MIN_SUM_ROWS} people{advice}"
-    ]
-    few = found["score_counts_below_5"]
-    if few:
-        protection = (
-            f"; {few} of them are of fewer than {site_sums.MIN_BIN} people, whose scores can be "
-            f"read off (--min-bin {site_sums.MIN_BIN} joins them)"
-        )
-    else:
-        protection = f", each of at least {max(min_bin, site_sums.MIN_BIN)} people: no single score"
-    if sums.require_spec().scored:
-        shown = f"it shows {found['score_counts']} count(s) of people with scores in some range"
-        notes.append(shown + protection)
     return notes
 
 
-def _describe_privacy(privacy: "Privacy") -> list[str]:
-    """Return notes about what protects people in the file, and what does not."""
-    if privacy.min_cell:
-        largest = privacy.min_cell - 1
-        return [f"{privacy.suppressed} cell(s) of 1 to {largest} rows are withheld"]
+def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> None:
+    """Print what the files reveal about few people, and how to reveal less.
+
+    Parameters
+    ----------
+    parts
+        The sums of each site.
+    contents
+        The texts of their files: the numbers that are printed are those in the files.
+    """
+    privacies = [each for part in parts for site in part.sites.values() for each in site.privacy]
+    if privacies and privacies[0].mechanism != "none":
+        for line in _describe_noise(privacies[0]):
+            note(line)
+        return
+    found = site_file.combine_revealed(contents)
+    holds = "the file holds" if len(parts) == 1 else f"the {len(parts)} files hold"
+    few = site_sums.MIN_SUM_ROWS
+    note(
+        f"{holds} {found['cells']} count(s) of people by group, label and decision; the smallest "
+        f"is {found['smallest_cell']}"
+    )
+    if privacies:
+        withheld = sum(each.suppressed for each in privacies)
+        largest = privacies[0].min_cell - 1
+        note(f"{withheld} count(s) of 1 to {largest} people are withheld, and all scores")
+    elif found["cells_below_10"]:
+        warn(
+            f"{found['cells_below_10']} of these counts are of fewer than {few} people, who may be "
+            f"recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
+        )
+    if not found["score_counts"]:
+        return
+    note(
+        f"{holds} {found['score_counts']} count(s) of people by range of the score; the smallest "
+        f"is {found['smallest_score_count']}"
+    )
+    if found["score_counts_below_5"]:
+        least = site_sums.MIN_BIN
+        warn(
+            f"{found['score_counts_below_5']} of these ranges hold fewer than {least} people, "
+            f"whose scores can be read from the file; --min-bin {least} merges such ranges"
+        )
+
+
+def _describe_noise(privacy: "Privacy") -> list[str]:
+    """Return notes about what the noise in a file protects, and what it does not."""
     notes = [
         f"{privacy.mechanism} noise of scale {privacy.scale:.3g} is on every count: epsilon "
         f"{privacy.epsilon:g}, delta {privacy.delta:g} for one row; measuring again spends the "

@@ -155,6 +155,12 @@ def say(text: str) -> None:
         print_indented("note: ", text)
 
 
+def warn(text: str) -> None:
+    """Print a warning, unless --quiet is given."""
+    if not output.quiet:
+        print_indented("warning: ", text)
+
+
 def print_indented(start: str, text: str) -> None:
     """Print a text on stderr after a dim start; further lines begin below the text."""
     lines = wrap_words(render(text), err, room=len(start))

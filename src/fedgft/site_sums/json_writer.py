@@ -77,15 +77,17 @@ def write_site(record: SiteRecord, *, min_bin: int) -> str:
 def _count_small(cells: list[dict[str, Any]]) -> dict[str, int]:
     """Count all counts in these cells, and those that cover only few people.
 
-    See `fedgft.auditing.site_file.count_revealed` for the keys.
+    See `fedgft.auditing.site_file.combine_revealed` for the keys.
     """
     counts = [cell["count"] for cell in cells if cell["count"] is not None]
     scores = [n for cell in cells for s in cell.get("scores", {}).values() for n in s["histogram"]]
     return {
         "cells": len(counts),
         "cells_below_10": sum(0 < n < MIN_SUM_ROWS for n in counts),
+        "smallest_cell": min((n for n in counts if n > 0), default=0),
         "score_counts": sum(n != 0 for n in scores),
         "score_counts_below_5": sum(0 < n < MIN_BIN for n in scores),
+        "smallest_score_count": min((n for n in scores if n > 0), default=0),
     }
 
 
