@@ -161,7 +161,7 @@ def measure(
         require(is_folder, f"`out` {out}: with `site`, name a folder", kind="file")
     if report is not None:
         check_site_report(report, path)
-    task = {
+    task: dict[str, Any] = {
         "label": label,
         "group": columns,
         "score": split_columns(score or (), known),
@@ -191,9 +191,9 @@ def measure(
         print_disclosure(parts, contents)
         if not overwrite:
             refuse_changes(texts)
+        made = None if report is None else audit_texts(texts)
         pages = []
         if report is not None:
-            made = audit_texts(texts)
             pages = report_files.write_report(
                 made, report, "audit", field="report", overwrite=overwrite
             )
@@ -202,7 +202,7 @@ def measure(
                 make_folder(place.parent)
                 fedgft.auditing.write_sums(part, place, min_bin=min_bin)
         wrote([*texts, *pages])
-        if report is not None:
+        if made is not None:
             print_report(made)
     if json:
         sys.stdout.write(contents[0])
