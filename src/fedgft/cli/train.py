@@ -21,6 +21,7 @@ from fedgft.cli.options import (
     Place,
     choose_method,
     require,
+    split_columns,
 )
 from fedgft.errors import FedgftError, LazyModule
 
@@ -100,6 +101,7 @@ def train(
         ) as study:
             trained = training.train_model(study, method, metrics[0], alpha=alpha)
         paths = trained.save(out_, all_models=all_models)
+        paths += _save_report(trained, options, out_)
         session.clear_checkpoints(study)
     if json:
         print_json({**_to_json(trained), "files": [str(path) for path in paths]})
@@ -108,6 +110,22 @@ def train(
     session.print_notes(study, metrics)
     if strict and (trained.choice.why != "met" or trained.choice.collapsed):
         raise SystemExit(MISSED)
+
+
+def _save_report(trained: "TrainedModel", options: Options, folder: Path) -> list[Path]:
+    """Write the audit of the held-out rows; without one, a note says why."""
+    if options.images is not None:
+        return []  # a network would read all images again
+    about = {} if options.label is None else {"label": options.label}
+    group = " & ".join(split_columns(options.group or ()))
+    if not group and options.source in session.SOURCES:
+        group = session.SOURCES[options.source].group
+    try:
+        found = trained.audit(group=group, about=about)
+        return found.save(folder / "report")
+    except FedgftError as error:
+        note(f"no audit of the held-out rows: {error}")
+        return []
 
 
 def _to_json(trained: "TrainedModel") -> dict[str, object]:
@@ -135,6 +153,8 @@ def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> 
         paragraph(training.describe_collapse(last))
     if last["target"] is not None:
         paragraph(training.suggest_changes(last))
+    out.print()
+    paragraph(training.describe_features(data, all_names=output.verbose))
     if output.verbose:
         _print_details(trained)
         wrote(paths)
@@ -158,7 +178,16 @@ def _print_details(trained: "TrainedModel") -> None:
 def _list_next_steps(options: Options, paths: Sequence[Path]) -> list[str]:
     """Return which files to open, and the commands that use the model."""
     model = next(path for path in paths if path.name == training.MODEL_FILE)
-    lines = [f"Open:  {next(path for path in paths if path.suffix == '.png')}"]
+    opened = {
+        "before-after.png": "the result as a figure",
+        "report.html": "audit of the saved model on the held-out rows",
+        training.CARD_FILE: "model card",
+    }
+    files = {path: opened[path.name] for path in paths if path.name in opened}
+    files = dict(sorted(files.items(), key=lambda pair: list(opened).index(pair[0].name)))
+    width = max(len(str(path)) for path in files)
+    lines = [f"       {path!s:<{width}}  {what}" for path, what in files.items()]
+    lines[0] = f"Open:  {lines[0].lstrip()}"
     if options.images is not None:
         return lines
     data = options.data if isinstance(options.data, str) else str(next(iter(options.data)))

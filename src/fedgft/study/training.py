@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHOD_LABELS, METHODS
+from fedgft.auditing import Audit, audit, measure
+from fedgft.data.dataset import Dataset
+from fedgft.data.features import GROUP
+from fedgft.engine import predict_proba
 from fedgft.engine.history import ModelInputs
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
-from fedgft.formatting import format_gap, format_percent, format_points
-from fedgft.metrics import Metric, get_metric
+from fedgft.formatting import escape_markdown, format_gap, format_percent, format_points
+from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.models import get_model
+from fedgft.site_sums import SiteSums
 from fedgft.store import atomic_write, make_folder, stage_files
 from fedgft.study.figures import plot_before_after, plot_rounds, save_figure
 from fedgft.study.results import (
@@ -46,11 +52,15 @@ if TYPE_CHECKING:
 else:
     pl = LazyModule("polars")
 
+MAX_FEATURES = 12  # names of features in a sentence
 MAX_GROUPS = 4  # largest number of groups whose rates a sentence names; tables show all
 NOT_ESTIMABLE = "not estimable"
 NO_GAP = "The gap is not estimable, so nothing can be said about the target."
 FEW_ROWS = "95% interval not estimable: fewer than ten rows"
 MODEL_FILE = "model.safetensors"
+CARD_FILE = "MODEL.md"
+TEST_SITE = "held-out rows"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOCAL_METHODS = ("lrw", "lft", "fairfed")  # they make each client fair by itself
 TEXT_COLUMNS = ("rule", "target_of", "missed_because", "widest", "widest_federation")
 
@@ -143,8 +153,77 @@ class TrainedModel:
         """The chosen model, as `load_model` would read it from the file."""
         return build_model(self.study, self.result, self.choice.replicate, why=self.choice.reason)
 
+    def card(self) -> str:
+        """The model card in Markdown: `FairModel.card`, FedAvg beside the model, and limits."""
+        at = self.choice.replicate
+        method = label_methods([self.result.method])[self.result.method]
+        results = {"FedAvg": self.fedavg, method: self.result}
+        rows = [describe_training(self.study, result, at) for result in results.values()]
+        accuracies = [format_percent(row["accuracy_test"]) for row in rows]
+        gaps = [format_points(row["gap_test"]) for row in rows]
+        lines = [
+            self.model().card(),
+            "## Beside FedAvg",
+            "",
+            "FedAvg is the same training without fairness, on the same rows.",
+            "",
+            f"| on held-out rows | {' | '.join(results)} |",
+            "|---|" + "---:|" * len(results),
+            f"| accuracy | {' | '.join(accuracies)} |",
+            f"| gap, points | {' | '.join(gaps)} |",
+            "",
+            "## Columns that are not features",
+            "",
+            escape_markdown(_describe_excluded(self.study.dataset)) or "None.",
+            "",
+            "## Limits",
+            "",
+            "- Accuracy and gap are those of rows like the training rows. They can change with the "
+            "people, with time and with the threshold.",
+            "- A small gap in one metric says nothing about other metrics or about other groups.",
+            "- Whether this use of the model is right and lawful is not a result of the data.",
+            "",
+        ]
+        return "\n".join(lines)
+
+    def audit(self, *, group: str = "", about: Mapping[str, Any] = NOTHING) -> Audit:
+        """Audit the decisions of the saved model on the test rows of its replicate.
+
+        The tolerance is the target, if there is one above 0.
+
+        Parameters
+        ----------
+        group
+            The name of the column of groups, where `Dataset.excluded` does not name it.
+        about
+            What a reader must know, see `fedgft.audit`; it replaces what this function states.
+        """
+        name = self.result.metric.name
+        target = self.summary["target"]
+        has_tolerance = bool(target) and name in CATALOG
+        method = label_methods([self.result.method])[self.result.method]
+        tested = "Rows that were held out of training"
+        if self.study.protocol.test == "overlap":
+            tested = "Test rows, which clients have trained on too"
+        stated = {
+            "title": f"Audit of a model trained with {method} on {self.study.dataset.name}",
+            "model": MODEL_FILE,
+            "prepared_by": "fedgft train",
+            "purpose": f"{tested}, with the split of seed {self.summary['seed']}",
+        }
+        if len(self.study.dataset.classes) == 2:
+            stated["outcome"] = self.study.dataset.classes[1]
+        groups = [column for column, why in self.study.dataset.excluded if why == GROUP]
+        return audit(
+            _measure_test_rows(self, " & ".join(groups) or group or "group"),
+            tolerance={name: target} if has_tolerance else None,
+            about={**stated, **about},
+        )
+
     def save(self, folder: Path, *, all_models: bool = False) -> list[Path]:
-        """Write the chosen model, the rows and the figures, all or none; return their paths.
+        """Write the chosen model, its card, the rows and the figures; return their paths.
+
+        All files are written or none.
 
         Parameters
         ----------
@@ -163,10 +242,71 @@ class TrainedModel:
                 why = self.choice.reason if name == MODEL_FILE else None
                 path = place / name
                 paths.append(save_model(self.study, self.result, replicate, path, why=why))
+            with atomic_write(place / CARD_FILE) as part:
+                part.write(self.card().encode())
             figure = plot_before_after(self.study, self.fedavg, self.result)
-            paths += save_figure(figure, place, "before-after")
+            paths += [place / CARD_FILE, *save_figure(figure, place, "before-after")]
             paths += self.comparison.write(place)
         return [folder / path.name for path in paths]
+
+
+def describe_features(dataset: Dataset, *, all_names: bool = False) -> str:
+    """Which columns are features, and which are not and why, in two sentences.
+
+    Parameters
+    ----------
+    dataset
+        The data.
+    all_names
+        Whether all features are named, however many.
+
+    Returns
+    -------
+    The sentences; empty for images.
+    """
+    if dataset.images:
+        return ""
+    names = list(dataset.columns)
+    if dataset.encoder is not None:
+        names = [field.name for field in dataset.encoder.fields]
+    more = 0 if all_names else len(names) - MAX_FEATURES
+    listed = ", ".join(names if more <= 0 else names[:MAX_FEATURES])
+    rest = f" and {more} more" if more > 0 else ""
+    excluded = _describe_excluded(dataset)
+    text = f"Features: {listed}{rest}."
+    return f"{text} Not features: {excluded}." if excluded else text
+
+
+def _describe_excluded(dataset: Dataset) -> str:
+    """The columns that are not features, each with the reason; empty if there are none."""
+    return ", ".join(f"{name} ({why})" for name, why in dataset.excluded)
+
+
+def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
+    """The sums over the test rows under the chosen model, by client where a column names them."""
+    study = trained.study
+    data = study.dataset
+    at = trained.choice.replicate
+    federation = trained.result.federations[at]
+    rows = np.unique(federation.test)
+    scores = predict_proba(federation, study.model, trained.result.history.params[at], rows)
+    classes = np.array(data.classes)
+    groups = np.append(np.array(data.group_names, object), None)[data.groups[rows]]
+    owner = np.full(len(rows), TEST_SITE, object)
+    if study.kind == "column" and data.clients is not None:
+        owner = np.array(data.client_names, object)[data.clients[rows]]
+    return sum(
+        measure(
+            classes[data.labels[rows[mine]]],
+            classes[scores[mine].argmax(1)],
+            scores=scores[mine, 1] if len(classes) == 2 else scores[mine],
+            sensitive_features={group: groups[mine]},
+            classes=data.classes,
+            values={group: data.group_names},
+            site=site,
+        )
+        for site, mine in ((site, owner == site) for site in dict.fromkeys(owner))
+    )
 
 
 def train_model(
