@@ -163,6 +163,25 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     assert all(word in drawn for word in ("LFT", "10 simulated clients, alpha 0.5", "held-out"))
 
 
+def test_demo_says_where_the_data_came_from(capsys, tmp_path, monkeypatch):
+    """The study reads the data a second time, from the cache; the first time counts."""
+    from dataclasses import replace
+
+    from fedgft.data.generated import synthetic
+
+    sources = iter(["the package index", "the cache"])
+
+    def fetch(name, **options):
+        return replace(synthetic(rows=600), notes=(f"adult.data: served by {next(sources)}",))
+
+    monkeypatch.setattr("fedgft.data.public.load", fetch)
+    monkeypatch.setattr("fedgft.cli.study_session.load", fetch)
+    monkeypatch.setattr("fedgft.cli.compare.DEMO_METHODS", ("fedavg", "fedgft-control"))
+    code, _, err = run(capsys, "demo", "--seeds", "1", "--out", tmp_path)
+    assert code == 0
+    assert "served by the package index" in err and "served by the cache" not in err
+
+
 @pytest.mark.slow
 def test_text_from_data_is_escaped(capsys, tmp_path):
     file = table(tmp_path / "t.parquet")

@@ -426,6 +426,7 @@ def test_train_says_and_saves_which_replicate_and_why(capsys, tmp_path) -> None:
     code, out, _ = run(capsys, "--verbose", *command, "--out", tmp_path / "t")
     assert code == 0
     assert f"Saved model: the replicate of seed {kept['seed']}, the most accurate of the" in out
+    assert "Held-out decisions differ by " in out
     assert "clients with FedAvg and with FedGFT: accuracy and gap of decisions" in out
     assert "balanced constant selected selected" in out and "What to try" not in out
     assert "constant: always predicts the most frequent class" in out
@@ -474,8 +475,13 @@ def test_frontier_says_whether_a_target_was_reached(capsys, tmp_path) -> None:
     ]
     code, out, _ = run(capsys, *command, "--target", 0.0)
     assert code == 4 and "Nothing reached 0 points" in out and "What to try" in out
+    assert "whose gap is nearest to the target: none is within it on its clients' rows" in out
+    code, out, _ = run(capsys, "--verbose", *command, "--target", 0.9, "--overwrite")
+    assert out.startswith("Held-out rows, mean of 3 replicates. Statistical parity between")
+    assert "Chosen on the clients' rows: " in out and "Chosen: " not in out
+    assert "Saved model: the replicate of seed " in out and " points on held-out rows." in out
     assert "Its balanced accuracy is" in out and "The gap is widest between" in out
-    assert "always predicting the most frequent class" in out
+    assert "10 simulated" not in out and "4 simulated clients, alpha 0.5: mean of 3" in out
     code, out, _ = run(capsys, *command, "--target", 0.9, "--json", "--overwrite")
     chosen = json.loads(out)["chosen"]
     assert code == 0 and chosen["saved_reached"] and chosen["seed"] == chosen["replicate"]
@@ -568,6 +574,77 @@ def test_the_lines_of_a_result_name_the_best_local_method() -> None:
     assert "gap 20.0 points (95% interval" in said[1] and "between man and woman:" in said[0]
     few = list_results([rows[0], rows[-1]], groups=("man", "woman"), title="statistical parity")
     assert [line.split("  ")[0] for line in few[1:3]] == ["FedAvg", "FedGFT"]
+
+
+# Beside the model: its card, and the audit of the rows that were held out
+
+
+def write_loans(folder, *, rows=1200) -> str:
+    """Loans of two banks; the card of a customer is another text in nearly every row."""
+    rng = np.random.default_rng(0)
+    sex = rng.choice(["man", "wo|man"], rows)
+    income = rng.normal(np.where(sex == "man", 0.6, -0.6), 1.0).round(3)
+    loans = {
+        "bank": rng.choice(["north", "south"], rows),
+        "sex": sex,
+        "income": income,
+        "card": [f"card {i}" for i in range(rows)],
+        "repaid": np.where(rng.random(rows) < 1 / (1 + np.exp(-2 * income)), "yes", "no"),
+    }
+    pl.DataFrame(loans).write_csv(folder / "loans.csv")
+    return f"{folder / 'loans.csv'} --label repaid --group sex --seeds 2 --rounds 6 --lr 0.05"
+
+
+@pytest.mark.slow
+def test_train_writes_a_card_and_an_audit_of_the_rows_held_out(capsys, tmp_path) -> None:
+    where = shlex.split(write_loans(tmp_path))
+    command = ["train", *where, "--client", "bank", "--target", 0.1, "--out", tmp_path / "o"]
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    assert "Federation: 2 clients, from the column bank." in out
+    assert "Features: income. Not features: bank (the client), sex (the group), card (looks" in out
+    assert "not features" not in err  # said once
+    assert all(f"{tmp_path}/o/{name}" in out for name in ("MODEL.md", "report/report.html"))
+    card = (tmp_path / "o/MODEL.md").read_text()
+    about = load_model(tmp_path / "o/model.safetensors").about["trained"]
+    assert "| on held-out rows | FedAvg | FedGFT |" in card and "| man, wo\\|man |" in card
+    assert f" {100 * about['accuracy_test']:.1f}% |" in card and "bank (the client)" in card
+    audit = json.loads((tmp_path / "o/report/audit.json").read_text())
+    assert audit["rows"]["counted"] == 360 and set(audit["sites"]) == {"north", "south"}
+    assert audit["tolerance"]["sp"] == 0.1 and audit["about"]["label"] == "repaid"
+    report = (tmp_path / "o/report/report.md").read_text()
+    assert "Audit of a model trained with FedGFT on loans" in report and "by sex" in report
+    assert audit["accuracy"]["rate"] == pytest.approx(about["accuracy_test"])
+    assert audit["metrics"]["sp"]["gap"] == pytest.approx(about["gap_test"])
+
+
+@pytest.mark.slow
+def test_commands_say_which_federation_they_use(capsys, tmp_path) -> None:
+    where = shlex.split(write_loans(tmp_path))
+    quick = ["--methods", "fedavg", "--clients", 3]
+    hint = "3 simulated clients, alpha 0.5. bank is a feature; if it names your clients, give"
+    code, out, err = run(capsys, "compare", *where, *quick)
+    assert code == 0 and hint in " ".join(err.split()) and "--client bank." in err
+    assert "loans, 3 simulated clients, alpha 0.5, protocol heldout" in out
+    _, out, err = run(capsys, "compare", *where, *quick, "--leave-out", "bank")
+    assert "--client names the column of your own clients" in " ".join(err.split())
+    points = ["frontier", *where, *quick, "--points", 2, "--out", tmp_path / "f"]
+    _, out, err = run(capsys, *points)
+    assert hint in " ".join(err.split()) and "loans, 3 simulated clients, alpha 0.5: mean" in out
+    drawn = (tmp_path / "f/frontier.svg").read_text()
+    assert "3 simulated clients, alpha 0.5" in drawn
+    _, out, err = run(capsys, *points[:-1], tmp_path / "b", "--client", "bank")
+    assert "Federation: 2 clients, from the column bank." in err
+
+
+def test_a_gap_above_the_target_on_test_rows_is_explained() -> None:
+    about = {"seed": 3, "why": "because", "gap": 0.02, "gap_test": 0.06, "target": 0.02}
+    about |= {"gap_of": "decisions", "reached": True, "collapsed": False}
+    wide = describe_saved_model({**about, "gap_test_low": 0.01, "gap_test_high": 0.1})
+    assert "6.0 points (95% interval 1.0 to 10.0) on its test rows" in wide
+    assert "exceeds the target" not in wide
+    sure = describe_saved_model({**about, "gap_test_low": 0.03, "gap_test_high": 0.09})
+    assert "On test rows the gap exceeds the target" in sure and "smaller `target`" in sure
 
 
 # Figures and their titles

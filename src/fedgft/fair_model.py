@@ -261,16 +261,18 @@ class FairModel:
         trained = about.get("trained", {})
         gap_of = trained.get("gap_of", "decisions")
         tolerance = format_points(TARGET_TOLERANCE)
+        groups = _escape_cell(", ".join(self.groups)) or "none: trained without fairness"
         lines = [
             "# Model card",
             "",
-            f"A {about.get('model', 'linear')} model that predicts {' or '.join(self.classes)}, "
-            f"trained with {about.get('method', DASH)} on {about.get('data', DASH)} (seed "
+            f"A {about.get('model', 'linear')} model that predicts "
+            f"{_escape_cell(' or '.join(self.classes))}, trained with {about.get('method', DASH)} "
+            f"on {_escape_cell(about.get('data', DASH))} (seed "
             f"{about.get('seed', DASH)}, fedgft).",
             "",
             "| | |",
             "|---|---|",
-            f"| groups | {', '.join(self.groups) or 'none: trained without fairness'} |",
+            f"| groups | {groups} |",
             f"| metric | {about.get('metric', DASH)}, of {gap_of} |",
             f"| target | {_in_points(trained.get('target'))} |",
             f"| gap on the training rows | {_in_points(trained.get('gap'))} |",

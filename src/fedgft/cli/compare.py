@@ -75,6 +75,7 @@ def compare(
         session.print_comparison(found)
         for row in found.rows:
             _print_target(row, found.rows)
+        note(session.describe_clients(found.study, options, list(dict.fromkeys(alpha))))
     session.print_notes(found.study, list(dict.fromkeys(r.metric for r in found.results)))
     wrote(paths)
     if strict and any(training.count_missed(row) > row["seeds"] / 2 for row in found.rows):

@@ -195,16 +195,24 @@ def points(value: float | None, spread: float | None = None) -> str:
     return text if value is None or spread is None else f"{text}[dim]±{100 * spread:.1f}[/dim]"
 
 
-def comparison(rows: Sequence[Row]) -> Table:
+def comparison(rows: Sequence[Row], *, clients: str) -> Table:
     """Return the table of `fedgft compare`: one line per method, all numbers in points.
 
-    The headline gap of the protocol is bold. `rows` are those of `fedgft.study.row`.
+    The headline gap of the protocol is bold.
+
+    Parameters
+    ----------
+    rows
+        Those of `fedgft.study.row`.
+    clients
+        The federation in a few words.
     """
     first = rows[0]
     heldout = first["protocol"] == "heldout"
     where = "held out" if heldout else "test"
     title = (
-        f"{escape(first['data'])}, protocol {first['protocol']}, {first['seeds']} replicates\n"
+        f"{escape(first['data'])}, {clients}, protocol {first['protocol']}, "
+        f"{first['seeds']} replicates\n"
         "accuracy, and gaps between groups, in percentage points (mean±sd)"
     )
     names = f"method|accuracy|decisions\n{where}|95%\ninterval|noise\nfloor|decisions\nclients"

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fedgft.cli.console import MISSED, note, paragraph, print_json, print_table, say, wrote
+from fedgft.cli.console import (
+    MISSED,
+    note,
+    out,
+    output,
+    paragraph,
+    print_json,
+    print_table,
+    say,
+    wrote,
+)
 from fedgft.cli.options import Flag, Many, MetricName, Number, Options, Place, Whole, require
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
@@ -70,7 +80,7 @@ def frontier(
     Examples
     --------
     fedgft frontier --data compas --metric sp --target 0.02
-    fedgft frontier --data loans.csv --label repaid --group sex --references
+    fedgft frontier --data loans.csv --label repaid --group sex --client bank --references
     """
 
     if strict and (options is None or options.target is None):
@@ -97,7 +107,7 @@ def frontier(
                 target=options.target,
                 fits=cache.ResultCache(out_ / "cells") if references else None,
             )
-        name = f"{study.dataset.name}{study.describe_alpha(alpha)}"
+        name = f"{study.dataset.name}, {study.describe_federation(alpha)}"
         title = f"{name}: {figures.describe_replicates(len(study.seeds))}"
         tested = TESTED[study.protocol.test]
         rows = found.rows()
@@ -107,8 +117,13 @@ def frontier(
     if json:
         print_json({"rows": rows, **summary, "files": [str(path) for path in paths]})
     else:
-        print_table(figures.frontier_table(found, title=title, tested=tested))
         _print_choice(found, tested)
+        print_table(figures.frontier_table(found, title=title, tested=tested))
+        if output.verbose and found.chosen is not None:
+            paragraph(training.describe_choice(found))
+        figure = next(path for path in paths if path.suffix == ".png")
+        paragraph(f"Open:  {figure}", wrap=False)
+        note(session.describe_clients(study, options, [alpha]))
         wrote(paths)
     session.print_notes(study, [wanted])
     chosen = summary["chosen"]
@@ -169,5 +184,7 @@ def _print_choice(found: "Frontier", tested: str) -> None:
             "the replicates; this comes nearest. What to try: a larger --target; more rounds "
             "(--rounds); another learning rate (--lr); more --points."
         )
-    for text in training.describe_choice(found, tested):
+    groups = found.study.dataset.group_names
+    for text in training.list_choice(found, groups=groups, tested=tested):
         paragraph(text)
+    out.print()

@@ -16,6 +16,8 @@ from fedgft.auditing.measurement import read_header
 from fedgft.cli.console import Bar, bar, comparison, decisions, note, out, output
 from fedgft.cli.options import TABLE_ENDINGS, Options, require, require_values, split_columns
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
+from fedgft.data.encode import Categorical
+from fedgft.data.features import NOT_FEATURES, split_words
 from fedgft.data.generated import synthetic
 from fedgft.engine.executors import check_devices
 from fedgft.errors import FedgftError
@@ -42,6 +44,11 @@ RUN_FILE = "run.json"  # what was run, beside the results
 RESULT_FILES = ("model.safetensors", "rows.parquet", "frontier.parquet")
 UNRECORDED = {"threads", "cache", "checkpoint_every", "resume", "overwrite"}  # same results
 CELEBA_ROLES = {"label": "Smiling", "group": "Male"}  # the paper's
+CLIENT_WORDS = (  # of columns that often name the client of a row
+    "agency bank branch center centre clinic client company department employer hospital "
+    "institution location office organisation organization practice region school site state "
+    "store university ward"
+)
 IMAGE_OPTIONS = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
 RESNET_OPTIONS = ("norm", "stem", "weights", "fedbn")
 SERVER_BASES = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")  # they have a learning rate
@@ -440,15 +447,41 @@ def open_study(
         yield study
 
 
-def print_notes(study: Study, metrics: Sequence[Metric]) -> None:
-    """Print what was filled in, left out or cannot hold: after the results, which come first."""
+def print_notes(study: Study, metrics: Sequence[Metric], *, features: bool = True) -> None:
+    """Print what was filled in, left out or cannot hold: after the results, which come first.
+
+    `features`: whether the columns that are not features are among the notes.
+    """
     for text in study.dataset.notes:
-        note(text)
+        if features or NOT_FEATURES not in text:
+            note(text)
     for metric in metrics:
         if text := contradiction(study.dataset, metric):
             note(text)
     if study.protocol.settings.norms == "local":
         note("--fedbn: test rows, and a saved model, have the mean of the clients' BatchNorm")
+
+
+def describe_clients(study: Study, options: Options, alphas: Sequence[float]) -> str:
+    """Return which clients train: those of a column, or simulated ones and how to name a column."""
+    text = f"Federation: {study.describe_federation(*alphas[: len(alphas) == 1])}"
+    if study.kind == "column":
+        return f"{text}, from the column {options.client}." if options.client else f"{text}."
+    if not options.source.lower().endswith(TABLE_ENDINGS):
+        return f"{text}."
+    likely = [name for name in _list_categories(study.dataset) if _may_name_clients(name)]
+    if not likely:
+        return f"{text}; `client` names the column of your own clients."
+    return f"{text}. {likely[0]} is a feature; if it names your clients, give `client` {likely[0]}."
+
+
+def _list_categories(dataset: Dataset) -> list[str]:
+    fields = () if dataset.encoder is None else dataset.encoder.fields
+    return [field.name for field in fields if isinstance(field, Categorical)]
+
+
+def _may_name_clients(column: str) -> bool:
+    return not set(CLIENT_WORDS.split()).isdisjoint(split_words(column))
 
 
 @contextmanager
@@ -491,7 +524,9 @@ def run_comparison(
 
 def print_comparison(found: Comparison) -> None:
     """Print both tables; with --verbose, note what was chosen on inner splits."""
-    out.print(comparison(found.rows))
+    alphas = list(dict.fromkeys(result.alpha for result in found.results))
+    clients = found.study.describe_federation(*alphas[: len(alphas) == 1])
+    out.print(comparison(found.rows, clients=clients))
     out.print(decisions(found.rows))
     if output.verbose:
         for text in choices(found.study, found.results):

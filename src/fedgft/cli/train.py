@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 import fedgft
-from fedgft.cli.console import MISSED, clients, note, out, output, paragraph, print_json, wrote
+from fedgft.cli.console import (
+    MISSED,
+    clients,
+    note,
+    out,
+    output,
+    paragraph,
+    print_json,
+    render,
+    wrote,
+)
 from fedgft.cli.options import (
     Flag,
     Method,
@@ -107,7 +117,7 @@ def train(
         print_json({**_to_json(trained), "files": [str(path) for path in paths]})
     else:
         _print(trained, options, paths)
-    session.print_notes(study, metrics)
+    session.print_notes(study, metrics, features=json)
     if strict and (trained.choice.why != "met" or trained.choice.collapsed):
         raise SystemExit(MISSED)
 
@@ -153,7 +163,9 @@ def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> 
         paragraph(training.describe_collapse(last))
     if last["target"] is not None:
         paragraph(training.suggest_changes(last))
+    paragraph(render(training.describe_saved_model(trained.summary)))
     out.print()
+    paragraph(render(session.describe_clients(trained.study, options, [trained.result.alpha])))
     paragraph(training.describe_features(data, all_names=output.verbose))
     if output.verbose:
         _print_details(trained)
@@ -170,7 +182,6 @@ def _print_details(trained: "TrainedModel") -> None:
     out.print()
     session.print_comparison(trained.comparison)
     paragraph(" ".join(training.describe_details(rows[-1], rows[0])))
-    paragraph(training.describe_saved_model(about))
     name = training.label_methods([trained.result.method])[trained.result.method]
     out.print(clients(trained.clients(), seed=about["seed"], method=name))
 

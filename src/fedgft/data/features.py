@@ -40,6 +40,7 @@ SPLIT = "the split"
 GROUP = "the group"
 LEFT_OUT = "left out"
 NO_VALUE = "has no value"
+NOT_FEATURES = "not features: "  # how the note begins that lists them
 ROLE_REASONS = (LABEL, CLIENT, SPLIT)
 
 
@@ -145,4 +146,4 @@ def exclude_columns(
 def describe_excluded(excluded: Excluded) -> Names:
     """Return a note on the columns that are not features for another reason than their role."""
     listed = [f"'{name}' ({why})" for name, why in excluded if why not in ROLE_REASONS]
-    return (f"not features: {', '.join(listed)}",) if listed else ()
+    return (f"{NOT_FEATURES}{', '.join(listed)}",) if listed else ()

@@ -354,13 +354,18 @@ def _compare_with_target(study: Study, result: Result) -> tuple[np.ndarray, np.n
 def describe_training(study: Study, result: Result, replicate: int) -> Row:
     """How one replicate was trained, and its accuracy and gap on the clients' and the test rows.
 
-    Gaps are those of decisions, or of scores if the target applies to scores.
+    Gaps are those of decisions, or of scores if the target applies to scores. Only a gap of
+    decisions has an interval, `gap_test_low` to `gap_test_high`.
     """
     sums = result.client_sums[replicate]
     test = result.test_sums[replicate]
     kind = study.protocol.control if result.has_target else "hard"
     gap = float(sums.gap(result.metric, kind))
     target = float(result.strength[replicate]) if result.has_target else None
+    low = high = None
+    if kind == "hard":
+        decisions = test.statistics(result.metric, kind)
+        low, high = (number(end) for end in gap_interval(result.metric, decisions, fewest=FEW))
     return {
         "seed": int(study.seeds[replicate]),
         "rounds": int(result.rounds[replicate]),
@@ -369,6 +374,8 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
         "gap_of": GAP_OF[kind],
         "gap": number(gap),
         "gap_test": number(test.gap(result.metric, kind)),
+        "gap_test_low": low,
+        "gap_test_high": high,
         "reached": None if target is None else bool(gap <= target + TARGET_TOLERANCE),
         "collapsed": bool(is_collapsed(sums)),
         "accuracy": number(sums.accuracy()),

@@ -153,8 +153,19 @@ class Frontier:
     def why(self) -> str:
         """A text that says why this replicate was chosen."""
         if self.target is None:
-            return "its gap is nearest to the mean of the replicates"
-        return "the most accurate within the target on its clients' rows, or else the nearest to it"
+            return "whose gap is nearest to the mean of the replicates"
+        if self._is_within_target():
+            return "the most accurate one within the target on its clients' rows"
+        return "whose gap is nearest to the target: none is within it on its clients' rows"
+
+    def _is_within_target(self) -> bool:
+        """Whether the saved replicate is within the target and has not collapsed."""
+        if self.chosen is None or self.replicate is None or self.target is None:
+            return False
+        gap = self.chosen.values(self.metric, "federation")[1][self.replicate]
+        return bool(
+            gap <= self.target + GAP_TOLERANCE and not self.chosen.collapsed()[self.replicate]
+        )
 
     def rows(self) -> list[Row]:
         """One row per point, see `point_row`."""
@@ -175,7 +186,7 @@ class Frontier:
             return None
         gap = float(chosen.values(self.metric, "federation")[1][self.replicate])
         lost = chosen.collapsed()
-        met = None if target is None else gap <= target + GAP_TOLERANCE and not lost[self.replicate]
+        met = None if target is None else self._is_within_target()
         return {
             "method": chosen.method,
             "strength": chosen.strength,

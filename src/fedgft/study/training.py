@@ -45,7 +45,7 @@ from fedgft.study.results import (
     row,
 )
 from fedgft.study.study import Result, Study
-from fedgft.study.tradeoff import Frontier
+from fedgft.study.tradeoff import Frontier, TradeoffPoint, find_knee
 
 if TYPE_CHECKING:
     import polars as pl
@@ -60,6 +60,7 @@ FEW_ROWS = "95% interval not estimable: fewer than ten rows"
 MODEL_FILE = "model.safetensors"
 CARD_FILE = "MODEL.md"
 TEST_SITE = "held-out rows"
+MAX_SITES = 50  # clients that the audit of the held-out rows lists one by one
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOCAL_METHODS = ("lrw", "lft", "fairfed")  # they make each client fair by itself
 TEXT_COLUMNS = ("rule", "target_of", "missed_because", "widest", "widest_federation")
@@ -212,7 +213,7 @@ class TrainedModel:
             "purpose": f"{tested}, with the split of seed {self.summary['seed']}",
         }
         if len(self.study.dataset.classes) == 2:
-            stated["outcome"] = self.study.dataset.classes[1]
+            stated["outcome"] = f"predicted {self.study.dataset.classes[1]}"
         groups = [column for column, why in self.study.dataset.excluded if why == GROUP]
         return audit(
             _measure_test_rows(self, " & ".join(groups) or group or "group"),
@@ -291,12 +292,16 @@ def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
     rows = np.unique(federation.test)
     scores = predict_proba(federation, study.model, trained.result.history.params[at], rows)
     classes = np.array(data.classes)
-    groups = np.append(np.array(data.group_names, object), None)[data.groups[rows]]
+    names = np.array([*data.group_names, None], object)  # the last: not recorded, -1
+    groups = names[data.groups[rows]]
     owner = np.full(len(rows), TEST_SITE, object)
-    if study.kind == "column" and data.clients is not None:
+    is_by_client = study.kind == "column" and len(data.client_names) <= MAX_SITES
+    if is_by_client and data.clients is not None:
         owner = np.array(data.client_names, object)[data.clients[rows]]
-    return sum(
-        measure(
+    found = SiteSums()
+    for site in dict.fromkeys(owner):
+        mine = owner == site
+        found += measure(
             classes[data.labels[rows[mine]]],
             classes[scores[mine].argmax(1)],
             scores=scores[mine, 1] if len(classes) == 2 else scores[mine],
@@ -305,8 +310,7 @@ def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
             values={group: data.group_names},
             site=site,
         )
-        for site, mine in ((site, owner == site) for site in dict.fromkeys(owner))
-    )
+    return found
 
 
 def train_model(
@@ -527,20 +531,28 @@ def suggest_changes(row: Row) -> str:
 
 def describe_saved_model(about: Row) -> str:
     """Which replicate's model was saved, why, and its gap (`TrainedModel.summary`)."""
-    on_clients, on_test = (
-        NOT_ESTIMABLE if about[name] is None else f"{format_points(about[name])} points"
-        for name in ("gap", "gap_test")
-    )
+    on_clients = NOT_ESTIMABLE if about["gap"] is None else f"{format_points(about['gap'])} points"
     verdict = ""
     if about["target"] is not None:
         met = "met" if about["reached"] else "missed"
         verdict = f" (target {format_points(about['target'])}: {met})"
-    text = (
+    low = about["gap_test_low"]
+    on_test = NOT_ESTIMABLE
+    if about["gap_test"] is not None:
+        on_test = format_gap(about["gap_test"], low, about["gap_test_high"])
+    texts = [
         f"Saved model: the replicate of seed {about['seed']}, {about['why']}. Its gap of "
-        f"{about['gap_of']} is {on_clients} on its clients' rows{verdict} and {on_test} on test "
-        f"rows; {about['rounds']} rounds."
-    )
-    return f"{text} It has collapsed." if about["collapsed"] else text
+        f"{about['gap_of']} is {on_clients} on its clients' rows{verdict} and {on_test} on its "
+        "test rows."
+    ]
+    if about["target"] and about["reached"] and low is not None and low > about["target"]:
+        texts.append(
+            "On test rows the gap exceeds the target, because the clients' rows are a sample too: "
+            "a smaller `target` or more rows leave a margin."
+        )
+    if about["collapsed"]:
+        texts.append("It has collapsed.")
+    return " ".join(texts)
 
 
 def describe_widest(found: Row | None, replicates: int) -> str:
@@ -552,41 +564,72 @@ def describe_widest(found: Row | None, replicates: int) -> str:
     return f"{found['high']} (the higher rate) and {found['low']}, {found['condition']}{often}"
 
 
-def describe_choice(found: Frontier, tested: str) -> list[str]:
-    """What was chosen from a frontier and which replicate was saved, with accuracy and gap.
+def list_choice(found: Frontier, *, groups: Sequence[str], tested: str) -> list[str]:
+    """What was chosen from a frontier, in a few lines: see `list_results`.
 
-    `tested` names the test rows. There must be a choice. A second text follows where models have
-    collapsed.
+    There must be a choice. `groups` are the names of the groups, `tested` names the test rows.
+
+    Returns
+    -------
+    Accuracy and gap of FedAvg and of the chosen method; which setting and which model this is;
+    and, where models have collapsed, how many.
     """
     chosen = found.chosen
     saved = found.replicate
     assert chosen is not None and saved is not None
-    accuracy, gap = chosen.mean(found.metric, "test")
+    rows = found.rows()
+    row = rows[found.points.index(chosen)]
+    both = [rows[0]] if chosen is found.points[0] else [rows[0], row]
+    lines = list_results(both, groups=groups, title=found.metric.title)
+    knee = find_knee([point for point in found.points if point.method in METHODS], found.metric)
+    reason = "at the knee, where a larger gap brings little accuracy"
+    if chosen is not knee:
+        reason = "the one with the smallest gap"
+    if found.target is not None:
+        limit = f"{format_points(found.target)} points"
+        is_met = chosen.meets(found.metric, found.target)
+        reason = f"the most accurate with a gap within {limit}" if is_met else f"nearest to {limit}"
+    lines.append(f"Chosen on the clients' rows: {_describe_setting(chosen)}, {reason}.")
     on_clients, on_test = (
         format_points(chosen.values(found.metric, where)[1][saved])
         for where in ("federation", "test")
     )
-    strength = METHODS[chosen.method].strength
-    setting = "" if strength is None else f" with {strength} {chosen.strength:.3g}"
+    lines.append(
+        f"Saved model: the replicate of seed {found.study.seeds[saved]}, {found.why}. Its gap is "
+        f"{on_clients} points on its clients' rows and {on_test} points on {tested}."
+    )
+    if row["collapsed"]:
+        lines.append(
+            f"The model has collapsed in {row['collapsed']} of {row['seeds']} replicates: it gives "
+            "nearly everybody the same decision."
+        )
+    return lines
+
+
+def _describe_setting(point: TradeoffPoint) -> str:
+    """A method and its strength in words: "FedGFT, trained to a gap of 0.3 points"."""
+    name = label_methods([point.method])[point.method]
+    strength = METHODS[point.method].strength
+    if strength is None or point.strength is None:
+        return name
+    if strength == "target":
+        return f"{name}, trained to a gap of {format_points(point.strength)} points"
+    return f"{name} with {strength} {point.strength:.3g}"
+
+
+def describe_choice(found: Frontier) -> str:
+    """Balanced accuracy and selection rates of the chosen point, and the groups behind its gap."""
+    chosen = found.chosen
+    assert chosen is not None
     row = found.rows()[found.points.index(chosen)]
     rates = _describe_rates(row["selection_rates"], digits=1)
     selected = rates and f", it selects {rates}"
-    texts = [
-        f"Chosen: {METHOD_LABELS[chosen.method]}{setting}. On {tested} it is right in "
-        f"{format_percent(accuracy)} of cases, gap {format_points(gap)} points, on average over "
-        f"the replicates. Saved is the model of seed {found.study.seeds[saved]} ({found.why}): gap "
-        f"{on_clients} on its clients' rows, {on_test} on {tested}. Its balanced accuracy is "
-        f"{format_percent(row['balanced_accuracy'])}{selected}; always "
+    return (
+        f"Its balanced accuracy is {format_percent(row['balanced_accuracy'])}{selected}; always "
         f"predicting the most frequent class is right in "
         f"{format_percent(row['accuracy_constant'])}. The gap is widest between "
         f"{describe_widest(row['widest'], row['seeds'])}."
-    ]
-    if row["collapsed"]:
-        texts.append(
-            f"It has collapsed in {row['collapsed']} of {row['seeds']} replicates: the model gives "
-            "nearly everybody the same decision."
-        )
-    return texts
+    )
 
 
 def _count_reached(row: Row) -> str:
