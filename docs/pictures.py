@@ -89,7 +89,7 @@ def main() -> None:
         for bank in ("north", "south", "east"):
             run(folder, "measure", f"{bank}.csv", *MEASURE.split())
         audit = run(folder, *AUDIT.split(), *ABOUT, "--out", "report", colors=True)
-        draw_terminal(audit, f"fedgft {AUDIT}", "terminal", lines=19)
+        draw_terminal(audit, f"fedgft {AUDIT}", "terminal", lines=16)
         roles = ["loans.csv", "--label", "repaid", "--group", "sex", "--client", "bank"]
         run(folder, "train", *roles, "--target", "0.02")
         run(folder, "frontier", *roles, "--target", "0.02", "--points", "6")

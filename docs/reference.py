@@ -206,8 +206,9 @@ def name_values(hint: Any) -> str:
 
 
 def escape(text: str) -> str:
-    """Text of a help message as Markdown."""
-    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+    """Text of a help message as Markdown, with options as code."""
+    text = text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+    return re.sub(r"(?<![\w`-])(--[a-z][a-z-]*[a-z])\b(?!`)", r"`\1`", text)
 
 
 def list_names() -> str:

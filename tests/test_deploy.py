@@ -237,6 +237,14 @@ def test_the_commands_can_be_copied(tmp_path: Path) -> None:
     assert "0.0.0.0" not in text
 
 
+def test_flower_prints_no_colors_that_its_caller_would_have_to_read(tmp_path, monkeypatch):
+    """Jupyter sets FORCE_COLOR, and `flwr run` would color the JSON that `deploy local` reads."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("CLICOLOR_FORCE", "1")
+    processes = Processes(tmp_path, tmp_path / "home", tmp_path / "logs")
+    assert not {"FORCE_COLOR", "CLICOLOR_FORCE"} & processes.environment.keys()
+
+
 def test_the_app_builds(tmp_path: Path) -> None:
     """The one that ships is the example in the repository; Flower makes a bundle of it."""
     copy_app(tmp_path / "app")

@@ -273,7 +273,9 @@ def test_several_columns_are_intersections() -> None:
     )
     names = ("f & 40 or more", "f & under 40", "m & under 40")
     codes = [1, 2, 0, 2, -1]
-    data = from_frame(frame.assign(y=LABELS), "t", roles=Roles("y", ("sex", "age"), keep_group=True))
+    data = from_frame(
+        frame.assign(y=LABELS), "t", roles=Roles("y", ("sex", "age"), keep_group=True)
+    )
     assert (data.group_names, data.groups.tolist()) == (names, codes)
     penalty = Penalty("sp", 1.0).fit(frame)
     assert penalty.group_names == names

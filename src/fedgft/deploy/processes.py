@@ -34,6 +34,10 @@ FLOWER_ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
 }
+COLOR_VARIABLES = (
+    "FORCE_COLOR",
+    "CLICOLOR_FORCE",
+)  # Jupyter sets them; Flower would color its JSON
 STOP_SECONDS = 5.0  # seconds between SIGTERM and SIGKILL
 TESTED_FLOWER = "1.41"  # the tested release; pyproject.toml names it too
 POLL = "FEDGFT_POLL"  # environment variable: seconds between a SuperNode's requests for work
@@ -113,7 +117,8 @@ class Processes:
         """Environment variables; each process gets one thread, since all share the cores."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         settings = {"FLWR_HOME": str(self.home), "PATH": path, "OMP_NUM_THREADS": "1"}
-        return {**os.environ, **FLOWER_ENVIRONMENT, **settings, **self.variables}
+        given = {name: v for name, v in os.environ.items() if name not in COLOR_VARIABLES}
+        return {**given, **FLOWER_ENVIRONMENT, **settings, **self.variables}
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process under a name; its output goes to NAME.log."""
