@@ -43,7 +43,6 @@ def list_warnings(
     """
     yield from _warn_about_names(pool)
     yield from _warn_about_rows(pool, views)
-    yield from _warn_about_spelling(pool)
     yield from _warn_about_privacy(pool, views[-1])
     if draws and len(pool.sites) < FEW_SITES:
         yield f"A bootstrap over only {len(pool.sites)} sites is rough, and so are the intervals."
@@ -85,20 +84,6 @@ def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
             yield f"{about}{missing:,.0f} row(s) without a {what} were not counted."
     if "" in pool.sites:
         yield "A site has no name: all rows measured without one count as one site."
-
-
-def _warn_about_spelling(pool: Pool) -> Iterator[str]:
-    """Warn about groups whose names differ only in case or blanks."""
-    for i, attribute in enumerate(pool.spec.attributes):
-        spellings: dict[str, list[str]] = {}
-        for value in sorted({v for group in pool.groups if (v := group[i]) is not None}):
-            spellings.setdefault("".join(value.casefold().split()), []).append(value)
-        for names in spellings.values():
-            if len(names) > 1:
-                yield (
-                    f"{attribute}: {' and '.join(map(repr, names))} differ only in case or blanks "
-                    "but count as different groups; sites should agree on one spelling."
-                )
 
 
 def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:

@@ -230,8 +230,6 @@ def audit(
 ) -> None:
     """Combine the sums of all sites: gaps with intervals, the share of each site, a report.
 
-    For example: fedgft audit site-*.json --out report --fail-above sp=0.05
-
     Parameters
     ----------
     files
@@ -242,22 +240,22 @@ def audit(
     overwrite
         Replace an earlier report. Without it, the report stays as it is.
     json
-        Print the audit to stdout as JSON, and nothing else.
+        Print only the audit, as JSON.
     wide
-        Print all tables and columns; without it, those that matter most in 80 characters.
+        Print all tables and columns [default: those that matter most].
     reference_groups
         Compare every group with this one: White, or race=White sex=Male.
     fail_above
-        Exit with code 3 if a gap exceeds a limit by more than chance: sp=0.05. Without --tolerance,
-        these limits are the tolerances of the report, too.
+        Exit with code 3 if the 95% interval of a gap lies above a limit, such as sp=0.05, or if
+        there is none. Without --tolerance, the limits are the tolerances of the report, too.
     adjust
         Find one threshold per group that reduces a gap to a target: sp=0.02.
     bootstrap
-        Compute intervals from this many random draws of sites (not rows), such as 2000.
+        Compute intervals by drawing sites (not rows) at random this many times, such as 2000.
     ignore_case
         Merge names that differ only in case or spaces, such as "Man" and "man".
     compare
-        Compare two folders of site files or reports, old and new: the change of each gap.
+        Compare two folders of site files or reports, old and new: how each gap has changed.
     tolerance
         Largest acceptable gap, for all metrics or by metric: 0.02, 2% or sp=0.02,eop=0.05
         [default: 0.05, that is 5 points].
