@@ -336,6 +336,7 @@ def test_which_columns_are_features(tmp_path):
         row=pl.int_range(n),
         name=pl.format("Customer {}", pl.int_range(n)),
         empty=pl.lit(None),
+        country=pl.lit("FR"),
     )
     table.write_csv(path)
     data = load_table(path, **CUSTOMER_ROLES, leave_out=["p"])
@@ -350,6 +351,7 @@ def test_which_columns_are_features(tmp_path):
         ("row", "looks like an identifier: whole numbers without gap or repetition"),
         ("name", "looks like an identifier: nearly every row has another text"),
         ("empty", "has no value"),
+        ("country", "has one value only"),
     )
     note = next(text for text in data.notes if "not features" in text)
     assert note.startswith(

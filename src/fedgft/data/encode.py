@@ -245,9 +245,9 @@ def read_missing(series: pl.Series, values: Sequence[str]) -> pl.Series:
     values
         Texts that mean missing, such as "?" or "-999"; spaces around them do not matter.
     """
-    if not values or series.dtype.is_nested() or not (is_numeric(series) or _is_text(series)):
+    if not values or series.dtype.is_nested() or not (is_numeric(series) or is_text(series)):
         return series
-    if _is_text(series):
+    if is_text(series):
         text = series.cast(pl.String)
         is_missing = text.str.strip_chars().is_in([value.strip() for value in values])
     else:
@@ -267,7 +267,8 @@ def read_missing(series: pl.Series, values: Sequence[str]) -> pl.Series:
     return integers if is_whole else numbers.cast(pl.Float64)
 
 
-def _is_text(series: pl.Series) -> bool:
+def is_text(series: pl.Series) -> bool:
+    """Whether a column holds text, as names of categories."""
     return series.dtype in (pl.String, pl.Categorical, pl.Enum)
 
 

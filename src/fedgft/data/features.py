@@ -1,8 +1,9 @@
 """Choose which columns of a user's table are features.
 
 Every column without another role is a feature, except the group, columns that look like identifiers
-of rows, and columns without any value. A model that learns from an identifier memorizes training
-rows. The rule for identifiers is strict, so that amounts, ages and counts stay features:
+of rows, and columns that have no value or one text only. A model that learns from an identifier
+memorizes training rows. The rule for identifiers is strict, so that amounts, ages and counts stay
+features:
 
 - a column of whole numbers whose name says so ("customer_id", "PatientID", "account number") and
   whose values nearly all differ;
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgft.data.encode import Names, check_text, is_numeric
+from fedgft.data.encode import Names, check_text, is_numeric, is_text
 from fedgft.errors import LazyModule
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ GROUP = "the group"
 LEFT_OUT = "left out"
 NO_VALUE = "has no value"
 NOT_FEATURES = "not features: "  # how the note begins that lists them
+ONE_VALUE = "has one value only"
 ROLE_REASONS = (LABEL, CLIENT, SPLIT)
 
 
@@ -57,7 +59,7 @@ def explain_identifier(series: pl.Series, *, source: str = "table") -> str:
         What the error about a damaged column of numbers calls the table.
     """
     known = series.drop_nulls()
-    if series.dtype in (pl.String, pl.Categorical, pl.Enum):
+    if is_text(series):
         if len(known) < MIN_ROWS or known.n_unique() < NEARLY_ALL * len(known):
             return ""
         check_text(series, source=source)
@@ -136,9 +138,12 @@ def exclude_columns(
     for name in frame.columns:
         if name in reasons or name in kept:
             continue
-        if frame[name].null_count() == frame.height:
+        series = frame[name]
+        if series.null_count() == frame.height:
             found[name] = NO_VALUE
-        elif reason := explain_identifier(frame[name], source=source):
+        elif is_text(series) and series.n_unique() == 1:
+            found[name] = ONE_VALUE
+        elif reason := explain_identifier(series, source=source):
             found[name] = reason
     return tuple((name, found[name]) for name in frame.columns if name in found)
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedgft.data.encode import MAX_NAME_LENGTH, as_text, data_error, is_numeric, suggest_name
+from fedgft.data.encode import (
+    MAX_NAME_LENGTH,
+    as_text,
+    data_error,
+    is_numeric,
+    is_text,
+    suggest_name,
+)
 from fedgft.errors import LazyModule
 
 if TYPE_CHECKING:
@@ -94,8 +101,7 @@ def _join_column(parts: Mapping[str, pl.Series], *, as_names: Collection[str]) -
 def _find_kind(series: pl.Series) -> str:
     if is_numeric(series):
         return "numbers"
-    is_text = series.dtype in (pl.String, pl.Categorical, pl.Enum)
-    return "text" if is_text else str(series.dtype)
+    return "text" if is_text(series) else str(series.dtype)
 
 
 def _refuse_kinds(parts: Mapping[str, pl.Series], kinds: Mapping[str, str]) -> None:
