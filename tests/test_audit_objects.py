@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,16 @@ def federation(rows: int = 300) -> dict[str, tuple]:
 @pytest.fixture(scope="module")
 def found():
     return audit(federation())
+
+
+def test_a_gap_prints_as_one_line(found):
+    gap = found.gaps["sp"]
+    points = [f"{100 * value:.1f}" for value in (gap.value, gap.low, gap.high)]
+    assert str(gap) == (
+        f"statistical parity: {points[0]} points (95% interval {points[1]} to {points[2]}) "
+        f"between {gap.pair[0]} and {gap.pair[1]}"
+    )
+    assert str(replace(gap, value=None)) == "statistical parity: not estimable"
 
 
 def test_an_audit_of_an_earlier_version_is_read_with_todays_names(found, tmp_path):

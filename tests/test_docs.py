@@ -301,3 +301,8 @@ def test_pictures_exist_and_are_small():
     assert all(path.stat().st_size < 150_000 for path in folder.iterdir())
     for path in folder.glob("*.svg"):
         assert "http" not in re.sub(r'xmlns[:\w]*="[^"]*"', "", path.read_text())
+
+
+def test_the_readme_is_short():
+    """A newcomer reads it in three minutes: at most 650 words, with code and tables."""
+    assert len((ROOT / "README.md").read_text().split()) <= 650

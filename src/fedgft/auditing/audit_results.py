@@ -21,6 +21,7 @@ from fedgft.auditing.summary import (
     ViewSummary,
 )
 from fedgft.errors import FedgftError
+from fedgft.formatting import format_gap
 from fedgft.metrics import CATALOG
 from fedgft.validation import check_choice
 
@@ -109,6 +110,13 @@ class Gap:
     condition: str
     within: Estimate
     among_estimable: Estimate | None
+
+    def __str__(self) -> str:
+        """Return the title, the gap with its interval and the two groups in one line."""
+        if self.value is None:
+            return f"{self.title}: not estimable"
+        text = f"{self.title}: {format_gap(self.value, self.low, self.high)}"
+        return f"{text} between {' and '.join(self.pair)}" if self.pair else text
 
 
 @dataclass(frozen=True)
