@@ -99,7 +99,7 @@ def test_frontier_from_the_command_line(capsys, tmp_path) -> None:
         tmp_path / "g",
     )
     assert code == 0
-    assert "Chosen: FedGFT control" in out
+    assert "Chosen on the clients' rows: FedGFT, trained to a gap of" in " ".join(out.split())
 
 
 def test_an_interrupted_frontier_is_resumed_to_the_same_rows(capsys, tmp_path, monkeypatch) -> None:

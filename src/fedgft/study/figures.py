@@ -372,7 +372,8 @@ def _draw_gaps(axis: Any, rows: Sequence[Row], target: float | None) -> None:
         axis.axhline(100 * floors[-1], **NOISE_FLOOR)
     if target is not None:
         axis.axhline(100 * target, **TARGET | {"label": f"target {format_points(target)}"})
-    axis.legend(frameon=False, fontsize=8, loc="upper right")
+    if axis.get_legend_handles_labels()[1]:  # a gap that is not estimable has nothing to name
+        axis.legend(frameon=False, fontsize=8, loc="upper right")
 
 
 def _draw_selection_rates(axis: Any, rows: Sequence[Row], classes: Sequence[str]) -> None:
