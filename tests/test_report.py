@@ -283,8 +283,11 @@ SMALLEST = """() => Math.min(...[...document.querySelectorAll('svg text')]
 
 
 @pytest.mark.slow
-def test_on_a_phone_no_word_is_split_and_no_ticks_collide(browser, loans_page):
+def test_on_a_phone_no_word_is_split_and_no_ticks_collide(browser, loans_page, file):
     """D13: "statisti/cal", "0.91.0", and text of five pixels in the threshold explorer."""
+    long_names = opened(browser, file, viewport={"width": 390, "height": 844})
+    assert long_names.evaluate(SMALLEST) > 9
+    long_names.close()
     page = opened(browser, loans_page, viewport={"width": 390, "height": 844})
     assert page.evaluate(UNBROKEN) == []
     assert page.evaluate(OVERLAPPING) == []

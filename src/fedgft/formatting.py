@@ -42,11 +42,13 @@ ENTITY = re.compile(r"&(?=#?\w+;)")
 ADDRESS = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*)(:)(?=//|\S*@)|\b(www)(\.)")  # a link on GitHub
 BLOCK = re.compile(r"^(\d*)([.)]|#+|[-+]|[-=]+)(?=\s|$)")  # a heading, a list, a rule
 # Draws every specification in the page. `ast` makes Vega interpret expressions without `eval`.
-# A chart whose `usermeta` names a width gets as wide as the page, but not wider than that.
+# A chart whose `usermeta` names a width gets as wide as the page, but not wider than that. On a
+# phone, the entries of a legend are below each other.
 DRAW_CHARTS = """
 for (const holder of document.querySelectorAll("[data-chart]")) {
   const spec = JSON.parse(document.getElementById(holder.dataset.chart).textContent);
   const fit = spec.usermeta;
+  if (holder.clientWidth < 500) spec.config.legend.columns = 1;
   if (fit) {
     const room = Math.max(160, Math.min(fit.width, holder.clientWidth - fit.margin));
     for (const part of spec.vconcat ?? [spec]) part.width = room;
