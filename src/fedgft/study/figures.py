@@ -366,7 +366,7 @@ def _draw_gaps(axis: Any, rows: Sequence[Row], target: float | None) -> None:
             axis.plot([x, x], [100 * low, 100 * high], color="#a0a0a0", lw=5, label=label)
     lines = [each[f"gap_hard_test{end}"] for each in rows for end in ("", "_high")]
     top = max([100 * v for v in (*lines, *floors, target) if v is not None], default=1.0)
-    axis.set_ylim(0.0, 1.12 * top)
+    axis.set_ylim(0.0, 1.12 * top or 1.0)  # all are zero where no row was selected
     _draw_slopes(axis, {"": values}, {"": DARK})
     if floors:
         axis.axhline(100 * floors[-1], **NOISE_FLOOR)
