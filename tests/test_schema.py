@@ -75,6 +75,23 @@ def test_sites_agree_on_the_columns_that_are_not_features() -> None:
     assert "row" in agree_on_schema(told, **how)[0].encoder.columns
 
 
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_a_column_that_names_the_site_is_not_a_feature(names) -> None:
+    frames = {s: parts(table())[s].with_columns(bank=pl.lit(s)) for s in names}
+    notes: list[str] = []
+    how = {"label": "ok", "group": "sex"}
+    told = {s: said(f) for s, f in frames.items()}
+    schema, _ = agree_on_schema(told, **how, warn=notes.append)
+    assert not any(column.startswith("bank") for column in schema.encoder.columns)
+    assert "column 'bank' is not a feature: it has one value at each site" in notes
+    told["a"]["columns"]["bank"]["levels"] = {names[1]: told["a"]["rows"]}
+    kept, _ = agree_on_schema(told, **how)
+    assert [f.name for f in kept.encoder.fields] == [
+        *(f.name for f in schema.encoder.fields),
+        "bank",
+    ]
+
+
 def test_sites_agree_on_codes_missing_values_and_indicators() -> None:
     """As for one table (`Roles`); a site's own missing numbers make no feature."""
     frame = table().with_columns(
@@ -200,8 +217,12 @@ def test_what_one_site_alone_names_is_left_out_and_told() -> None:
     assert agree_on_schema(two, label="ok", group="sex")[0].groups == ("f", "m", "martian")
 
 
-def test_a_column_that_every_site_fills_with_its_own_name() -> None:
-    frames = {s: f.with_columns(site=pl.lit(s)) for s, f in parts(table()).items()}
+def test_a_column_that_every_site_fills_with_its_own_values() -> None:
+    odd = pl.when(pl.int_range(pl.len()) < 20)
+    frames = {
+        s: f.with_columns(site=odd.then(pl.lit(s)).otherwise(pl.lit(f"{s}2")))
+        for s, f in parts(table()).items()
+    }
     notes: list[str] = []
     told = {s: said(f) for s, f in frames.items()}
     schema, wrong = agree_on_schema(told, label="ok", group="sex", warn=notes.append)

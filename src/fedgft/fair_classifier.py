@@ -185,8 +185,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         Parameters
         ----------
         X
-            A pandas, polars or pyarrow table, or an array (n, d). Text columns become categories,
-            and missing values are filled in.
+            A pandas, polars or pyarrow table, or an array (n, d). All columns are features, also
+            the group and identifiers if X has them. Text columns become categories. Missing values
+            are filled in; if 10 or more rows lack a number, a feature says where it is missing.
         y
             (n,) The classes.
         sensitive_features
@@ -287,7 +288,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each class, (n, k), in the order of `classes_`."""
+        """Return the probability of each class, (n, k), in the order of `classes_`.
+
+        A category that was not in the training rows counts as no category, with a warning.
+        """
         return softmax(self._compute_logits(X))
 
     def predict(self, X: Any) -> np.ndarray:

@@ -239,8 +239,11 @@ class FairModel:
         """Return flat parameters, (p,), that give the same scores under a federation's scaling."""
         data = federation.dataset
         for what in ("columns", "classes"):
-            if getattr(self, what) != getattr(data, what):
+            own = getattr(self, what)
+            other = getattr(data, what)
+            if own != other:
                 problem = f"the model's {what} are not those of {data.name}"
+                problem += _describe_difference(own, other)
                 raise FedgftError(f"`init` {self.path}: {problem}")
         if self.is_network:
             network = ResNet18(**self.about["network"])
@@ -374,6 +377,17 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Return the probabilities of the classes, (n, classes)."""
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     return odds / odds.sum(axis=1, keepdims=True)
+
+
+def _describe_difference(own: Names, other: Names) -> str:
+    """Return which names only the model, or only the data, has; empty if the order differs."""
+    parts = []
+    for where, names in (("the model", set(own) - set(other)), ("the data", set(other) - set(own))):
+        if names:
+            more = ", ..." if len(names) > MAX_LISTED else ""
+            listed = ", ".join(f"'{name}'" for name in sorted(names)[:MAX_LISTED])
+            parts.append(f"only {where} has {listed}{more}")
+    return f": {'; '.join(parts)}" if parts else ", or not in this order"
 
 
 _YES_NO = {True: "yes", False: "no"}

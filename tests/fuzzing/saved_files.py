@@ -40,7 +40,7 @@ ROWS = pl.DataFrame(
 
 @cache
 def federation():
-    data = from_frame(ROWS, "rows", roles=Roles("y", "g"))
+    data = from_frame(ROWS, "rows", roles=Roles("y", "g", keep_group=True))
     return standardize(partition(data, clients=2, alpha=100.0, seed=0, test_share=0.3))
 
 

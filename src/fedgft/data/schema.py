@@ -462,10 +462,10 @@ def _find_common_columns(sites: Descriptions) -> Kinds:
 
 
 def _choose_features(sites: Sites, columns: Kinds, group: Names, kept: Names, warn: Warn) -> Kinds:
-    """Return the columns without the group and without those that look like identifiers.
+    """Return the columns without the group, identifiers of rows and names of the sites.
 
-    A column looks like one if more than half of the sites that have values in it say so: no single
-    site decides.
+    A column looks like an identifier if more than half of the sites that have values in it say so:
+    no single site decides. It names the sites if each has one value, and no two the same.
     """
     chosen = {name: kind for name, kind in columns.items() if name in kept or name not in group}
     for name in [name for name in chosen if name not in kept]:
@@ -479,7 +479,21 @@ def _choose_features(sites: Sites, columns: Kinds, group: Names, kept: Names, wa
                 "setting keep makes it one)"
             )
             del chosen[name]
+        elif chosen[name] == "text" and _names_sites(sites, name):
+            warn(f"column '{name}' is not a feature: it has one value at each site")
+            del chosen[name]
     return chosen
+
+
+def _names_sites(sites: Sites, name: str) -> bool:
+    """Whether a column of text has one value at each site, and another one at every other site."""
+    seen = set()
+    for description in sites.values():
+        levels = description["columns"].get(name, {}).get("levels", {})
+        if list(levels.values()) != [description["rows"]]:
+            return False
+        seen |= set(levels)
+    return len(seen) == len(sites) > 1
 
 
 def _find_column_misfits(sites: Sites, columns: Kinds) -> Reasons:

@@ -68,6 +68,7 @@ else:
 
 MAX_VALUES = 200  # limit for a label or a group; a column with more holds numbers or names
 MAX_TABLE = 1_000_000  # combinations of groups that a table of all of them may have
+MAX_LISTED = 8  # columns in a message
 MAX_LISTED_CELLS = 100_000  # intersections of groups that are searched for empty ones
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x\x9c", b"x\xda")  # gzip, zstd, zlib
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -692,7 +693,8 @@ def build_dataset(
     no_features = dict(excluded)
     names = [name for name in frame.columns if name not in no_features]
     if not names:
-        listed = ", ".join(f"'{name}': {why}" for name, why in excluded)
+        listed = ", ".join(f"'{name}': {why}" for name, why in excluded[:MAX_LISTED])
+        listed += ", ..." if len(excluded) > MAX_LISTED else ""
         raise data_error(source, f"no column is left to learn from ({listed})")
     training = None if known["test"] is None else ~known["test"]
     encoder = Encoder.fit(
