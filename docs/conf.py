@@ -119,6 +119,8 @@ ADDED = {
 
 def complete_page(app: Any, name: str, source: list[str]) -> None:
     """Append what is generated to the pages in `ADDED`."""
+    if name == "docs/python":
+        source[0] = reference.link_names(source[0])
     if name in ADDED:
         source[0] += "\n\n" + ADDED[name]()
 

@@ -229,6 +229,19 @@ def list_names() -> str:
     return "\n".join([*lines, "", *list_tree([*pages, *(f"api/{name}" for name in PACKAGES)])])
 
 
+def link_names(text: str) -> str:
+    """The page with each public name in a table linked to its page."""
+    names = {name for group in TASKS.values() for name in group}
+
+    def link(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"[`{name}`](api/{file_name(name)}.md)" if name in names else found[0]
+
+    lines = text.splitlines()
+    linked = (re.sub(r"`(\w+)`", link, line) if line.startswith("| ") else line for line in lines)
+    return "\n".join(linked)
+
+
 def list_help() -> str:
     """All commands by purpose, with their pages, for docs/commands.md."""
     cli = import_module("fedgft.cli.app")
