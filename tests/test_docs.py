@@ -276,6 +276,9 @@ BRITISH = re.compile(
 )
 
 
+NAMES_OF_COLUMNS = {"centre", "organisation"}  # of tables, which the commands recognize
+
+
 @pytest.mark.parametrize(
     "folder", ["docs", "examples", "src/fedgft", "results", "benchmarks", "hardening", "."]
 )
@@ -284,10 +287,9 @@ def test_spelling_is_american(folder):
     paths = [path for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*")]
     for path in paths:
         if path.suffix in (".md", ".py", ".html", ".ipynb"):
-            # names in quotes of code are data, such as names of columns that are recognized
-            quoted = r"`[^`\n]+`|\"\w+\"" if path.suffix == ".py" else r"`[^`\n]+`"
-            text = re.sub(quoted, "", path.read_text("utf-8"))
-            found = [each[0] for each in BRITISH.finditer(text)]
+            text = re.sub(r"`[^`\n]+`", "", path.read_text("utf-8"))
+            found = {each[0] for each in BRITISH.finditer(text)}
+            found -= NAMES_OF_COLUMNS if path.name == "study_session.py" else set()
             assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
