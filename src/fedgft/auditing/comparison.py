@@ -15,6 +15,7 @@ import numpy as np
 from fedgft.auditing.notebook import describe, render_in_notebook
 from fedgft.auditing.report_files import save_report
 from fedgft.auditing.summary import MetricSummary, Number, Summary, views_of
+from fedgft.auditing.verdicts import rate_name
 from fedgft.errors import FedgftError
 from fedgft.formatting import Report, Table, Verdict, format_interval, format_points
 from fedgft.metrics import CATALOG
@@ -297,12 +298,12 @@ def _rate_table(changes: dict[str, MetricChange], title: str) -> Table:
 
     Groups that only one audit has, and metrics whose condition differs, have no row.
     """
-    header = ("metric", "group", "old, %", "new, %", "change", "95% interval")
+    header = ("rate", "group", "old, %", "new, %", "change, points", "95% interval")
     rows = []
     for name, found in changes.items():
         for group, rate in found["groups"].items():
             rates = (format_points(rate["old"]["rate"]), format_points(rate["new"]["rate"]))
-            rows.append((CATALOG[name].title, group, *rates, *_change_cells(rate)))
+            rows.append((rate_name(name), group, *rates, *_change_cells(rate)))
     return Table(f"Rates by {title}, old and new", header, tuple(rows), 2)
 
 
