@@ -11,7 +11,7 @@ import pytest
 
 import fedgft
 from fedgft.errors import FedgftError
-from fedgft.fair_model import FairModel
+from fedgft.fair_model import FairModel, softmax
 
 OLD = Path(__file__).parent / "fixtures" / "v0.1.0"
 
@@ -55,6 +55,47 @@ def test_what_is_saved_is_loaded_again(model, tmp_path):
     assert again.groups == ("a", "b") and again.classes == ("no", "yes")
     frame = pl.read_csv(OLD / "loans.csv")
     np.testing.assert_array_equal(again.predict_proba(frame), model.predict_proba(frame))
+
+
+def loans(**more):
+    """A trained model and its federation, in which the label depends on the city alone."""
+    rng = np.random.default_rng(0)
+    city = rng.choice(["Bonn", "Lyon", "Oslo"], 600)
+    frame = pl.DataFrame(
+        {
+            "city": city,
+            "sex": rng.choice(["f", "m"], 600),
+            "repaid": np.where((city == "Bonn") ^ (rng.random(600) < 0.1), "no", "yes"),
+        }
+    )
+    data = fedgft.load(frame, label="repaid", group="sex", **more)
+    federation = fedgft.standardize(fedgft.partition(data, clients=3))
+    history = fedgft.simulate(federation, "logistic", "fedavg", metric="sp", rounds=20, lr=0.1)
+    return history.model(), federation
+
+
+def test_unseen_categories_are_named_and_count_as_no_category():
+    """Bonn is the first level: an unknown city is not decided as Bonn is."""
+    model, federation = loans()
+    assert federation.dataset.excluded == (("sex", "the group"), ("repaid", "the label"))
+    new = pl.DataFrame({"city": ["Bonn", "Lyon", "Rome", "Kiel", "Rome"]})
+    expected = r"3 value\(s\) of 'city' \(60%\) .*: 'Rome', 'Kiel'; they count as no category"
+    with pytest.warns(UserWarning, match=expected) as caught:
+        scores = model.predict_proba(new)[:, 1]
+    assert len(caught) == 1
+    neutral = softmax(model.layers[0][1][None])[0, 1]  # of the intercept alone
+    np.testing.assert_allclose(scores[2:], neutral, atol=0.01)  # shares include test rows
+    assert scores[0] < neutral < scores[1]
+    table, notes = model.add_predictions(new, source="new")
+    np.testing.assert_array_equal(table["score"].to_numpy(), scores)
+    assert [note for note in notes if "'city'" in note] == list(notes)
+
+
+def test_a_start_with_other_columns_is_refused_with_the_difference():
+    model, _ = loans(keep_group=True)
+    _, federation = loans()
+    with pytest.raises(FedgftError, match="only the model has 'sex=m'"):
+        model.initial_parameters(federation)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ A numeric column becomes one feature, and a second one, which is 1 where a value
 training rows lack a value. A categorical column with levels l_0, l_1, ... becomes one indicator per
 level except the first, the reference level: with an indicator for it, the indicators would sum to
 one and duplicate the intercept. A value that is no level counts as no category: its indicators are
-the shares of the levels among the training rows, which standardized features turn into zero. The
-encoder is stored in the model file, so a later table is read exactly as the training rows were.
+the shares of the levels among the rows that the encoder has learned from, about zero once
+standardized. The encoder is stored in the model file, so a later table is read exactly as the
+training rows were.
 
 Column types are those of the file. A column that would be misread is refused: one stray word turns
 a CSV column of numbers into text, which would become hundreds of categories.
