@@ -415,7 +415,7 @@ def print_table(report: "ReportTable", *, width: int | None = None) -> None:
         if columns[-1] < len(report.header) - 1:
             console.print()
     for text in report.notes:
-        console.print(Text(printable(text)))
+        (console if limit < out.width else out).print(Text(printable(text)))
     console.print()
 
 
@@ -461,7 +461,13 @@ def _smallest_width(lines: Sequence[Sequence[str]], column: int) -> int:
 
 
 def _wrap_cell(text: str, width: int) -> Text:
-    """Return a cell, wrapped between its unbroken pieces; a longer piece is folded."""
+    """Return a cell, wrapped between its unbroken pieces; a longer piece is folded.
+
+    The second name of a pair, as in "woman / man", begins a new line.
+    """
+    first, slash, second = text.partition(" / ")
+    if slash and cell_len(text) > width:
+        return Text("\n").join((_wrap_cell(f"{first} /", width), _wrap_cell(second, width)))
     lines = [""]
     for piece in UNBROKEN.findall(text):
         joined = f"{lines[-1]} {piece}".lstrip()
