@@ -80,7 +80,7 @@ def frontier(
     Examples
     --------
     fedgft frontier --data compas --metric sp --target 0.02
-    fedgft frontier --data loans.csv --label repaid --group sex --client bank --references
+    fedgft frontier loans.csv --label repaid --group sex --client bank --references
     """
 
     if strict and (options is None or options.target is None):
