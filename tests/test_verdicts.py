@@ -125,6 +125,7 @@ def test_wrong_tolerances(tolerance, said):
     [
         ({"author": "me"}, "^about 'author' is not known; choose from title, model"),
         ({"title": 3}, r"^about\['title'\] must be a text"),
+        ({"purpose": "\ud800"}, r"^about\['purpose'\] must be a text"),
         ("a title", "^about must be like"),
         ({"files": ["no-such-file.json"]}, r"^about\['files'\] no-such-file.json: cannot be read"),
         ({"files": {"north.json": "abc"}}, r"^about\['files'\] 'north.json': must be a SHA-256"),

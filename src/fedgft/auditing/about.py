@@ -24,6 +24,7 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import format_interval, format_points, join_names, one_line, printable
 from fedgft.metrics import CATALOG
 from fedgft.store import expand_user
+from fedgft.sums import is_text
 from fedgft.validation import check_choice, format_value
 
 TITLE = "Fairness audit"
@@ -124,7 +125,7 @@ def check_about(about: Any) -> dict[str, Any]:
         check_choice("about", name, (*KEYS, "files"))
         if text is None:
             continue
-        if not isinstance(text, str):
+        if not is_text(text):
             raise FedgftError(f"about[{name!r}] must be a text, not {format_value(text)}")
         if text.strip():
             found[name] = one_line(text, MAX_TEXT)
@@ -149,7 +150,7 @@ def _read_digests(files: Any) -> dict[str, str]:
         except OSError as error:
             text = f"about['files'] {path}: cannot be read ({error.strerror})"
             raise FedgftError(text, kind="file") from None
-        name = Path(path).name
+        name = Path(path).name.encode("utf-8", "replace").decode("utf-8")
         digests[printable(name if name not in digests else str(path))] = hashlib.sha256(
             content
         ).hexdigest()

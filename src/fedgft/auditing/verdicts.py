@@ -47,7 +47,7 @@ SENTENCES = {  # the rates of a pair of groups, such as "12.3% of women and 4.5%
 PLURALS = {"man": "men", "woman": "women", "male": "males", "female": "females"}
 RATIO_METRICS = ("sp", "eop")  # the metrics that the 80% rule is about
 FOUR_FIFTHS = 0.8
-MAX_FACTOR = 50  # no larger multiple of the rows is proposed
+MAX_FACTOR = 20  # no larger multiple of the rows is proposed
 MAX_VIEWS = 4  # views whose own verdict a sentence adds
 
 
