@@ -80,7 +80,8 @@ def frontier(
     Examples
     --------
     fedgft frontier --data compas --metric sp --target 0.02
-    fedgft frontier loans.csv --label repaid --group sex --client bank --references
+    fedgft frontier loans.csv --label repaid --group sex --client bank
+    fedgft frontier --data compas --points 6 --references
     """
 
     if strict and (options is None or options.target is None):
