@@ -689,6 +689,9 @@ def test_the_figures_of_train_show_finding_target_noise_floor_and_group_colors(t
         warnings.simplefilter("ignore")
         drawn = draw(plot_before_after(study, plain, result(study, "fedgft", lost)), tmp_path)
     assert "not estimable" in drawn
+    same = [gapped(0.0, 0.8)] * 4
+    everybody = result(study, "fedgft-control", same, target=0.0)
+    draw(plot_before_after(study, result(study, "fedavg", same), everybody), tmp_path)
 
 
 def test_labels_of_lines_do_not_cover_each_other() -> None:

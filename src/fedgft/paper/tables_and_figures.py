@@ -301,7 +301,7 @@ def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
             if value is not None:
                 bracket = row[f"published_{what}_bracket"]
                 left = 100 * (value - 2 * bracket)
-                label = "published, two brackets either way"
+                label = "published, two standard deviations either way"
                 axis.barh(y, 400 * bracket, left=left, height=0.7, color=PUBLISHED, label=label)
                 axis.plot([100 * value] * 2, [y - 0.35, y + 0.35], color=DARK, lw=1.2)
             deviation = 100 * (row[f"{field}_sd"] or 0)
