@@ -612,6 +612,7 @@ def test_train_writes_a_card_and_an_audit_of_the_rows_held_out(capsys, tmp_path)
     audit = json.loads((tmp_path / "o/report/audit.json").read_text())
     assert audit["rows"]["counted"] == 360 and set(audit["sites"]) == {"north", "south"}
     assert audit["tolerance"]["sp"] == 0.1 and audit["about"]["label"] == "repaid"
+    assert about["reached"] and audit["verdicts"]["sp"] != "exceeds"
     report = (tmp_path / "o/report/report.md").read_text()
     assert "Audit of a model trained with FedGFT on loans" in report and "by sex" in report
     assert audit["accuracy"]["rate"] == pytest.approx(about["accuracy_test"])
