@@ -140,7 +140,7 @@ def method_cases() -> Iterator[Case]:
         "-1*sp",
         "nan*sp",
         "sp*2",
-        "SP",
+        "SPP",
         "demographic",
         "sp+0.5*",
         "1e9*sp",
