@@ -592,7 +592,7 @@ def write_loans(folder, *, rows=1200) -> str:
         "repaid": np.where(rng.random(rows) < 1 / (1 + np.exp(-2 * income)), "yes", "no"),
     }
     pl.DataFrame(loans).write_csv(folder / "loans.csv")
-    return f"{folder / 'loans.csv'} --label repaid --group sex --seeds 2 --rounds 6 --lr 0.05"
+    return f"{folder / 'loans.csv'} --label repaid --group sex --seeds 2 --rounds 25 --lr 0.05"
 
 
 @pytest.mark.slow
