@@ -44,12 +44,12 @@ def run(folder: Path, *arguments: str, colors: bool = False) -> str:
 
 
 def save(picture: bytes, name: str, *, width: int | None = None) -> None:
-    """Write a PNG with 128 colors, which keeps text sharp and files small."""
+    """Write a PNG with 256 colors, which keeps text sharp and files small."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     if width and image.width > width:
         image = image.resize((width, round(image.height * width / image.width)), Image.LANCZOS)
     place = PICTURES / f"{name}.png"
-    image.quantize(128, dither=Image.Dither.NONE).save(place, optimize=True)
+    image.quantize(256, dither=Image.Dither.NONE).save(place, optimize=True)
     if place.stat().st_size > LARGEST:
         raise SystemExit(f"{place.name} has {place.stat().st_size:,} bytes: crop or shrink it")
 
