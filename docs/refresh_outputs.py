@@ -140,7 +140,7 @@ def clean(text: str, folder: Path) -> str:
 def select(text: str, selection: str) -> str:
     """The lines of an output that the page shows."""
     lines = text.splitlines()
-    if not selection:
+    if selection.replace("varies", "").strip() == "":
         return text
     shown = set()
     for found in re.finditer(r'(head|tail) (\d+)|from "([^"]+)" (\d+)|match "([^"]+)"', selection):
