@@ -88,8 +88,7 @@ def test_every_command_is_followed_by_what_it_prints(page):
             silent = all(" --quiet" in line or line == "" for line in block.text.splitlines())
             assert block.output or silent, block.text
         if block.output:
-            is_filled = block.output.text.strip() or is_parsed_only(block.text)
-            assert is_filled, f"no output yet: {block.text}"
+            assert block.output.text.strip(" .\n"), f"no output yet: {block.text}"
             assert not re.search(r"/(work|usr|root|home|tmp)/|site-packages", block.output.text)
 
 
