@@ -233,7 +233,7 @@ def test_several_sites_in_one_table(sites, capsys):
             assert np.allclose(table, other.sites[name].tables[group])
             assert np.array_equal(one.histogram[group], other.histogram[group])
     said = " ".join(err.split())
-    assert "2 sites, 1,200 rows in 3 group(s): north 600, south 600" in said
+    assert "2 sites, 1,200 rows in 3 groups: north 600, south 600" in said
     assert said.count("the positive class is") == said.count("by group, label and decision") == 1
     for more, problem in (
         (("--name", "x"), "--site excludes --name and --json"),
@@ -545,16 +545,16 @@ def test_the_file_holds_what_measure_and_the_docs_promise(sites, capsys, more, m
         "score_counts_below_5": sum(n < 5 for n in spread),
         "smallest_score_count": min(spread, default=0),
     }
-    assert f"the file holds {len(counts)} count(s) of people by group, label and decision" in said
+    assert f"the file holds {len(counts)} counts of people by group, label and decision" in said
     assert f"the smallest is {min(counts)}" in said
     warning = f"warning: {reveals['cells_below_10']} of these counts are of fewer than 10 people"
     assert (warning in said) == (min(counts) < 10)
     if min_bin is None:  # no count of few people, and nothing about scores
         assert min(counts) >= 10 and not spread and found["min_bin"] == 0
-        assert "count(s) of 1 to 9 people are withheld, and all scores" in said
+        assert "of 1 to 9 people withheld, and all scores" in said
         return
     assert found["min_bin"] == min_bin
-    assert f"{len(spread)} count(s) of people by range of the score" in said
+    assert f"{len(spread)} counts of people by range of the score" in said
     assert f"the smallest is {min(spread)}" in said
     few = reveals["score_counts_below_5"]
     warning = f"warning: {few} of these ranges hold fewer than 5 people, whose scores can be read"

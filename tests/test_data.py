@@ -60,11 +60,11 @@ def test_table(write):
     assert data.features[:, 2].tolist() == [0, 0, 0, 1, 0]
     notes = "\n".join(data.notes)
     assert "the group of 1 row(s) is not recorded" in notes
-    assert "1 missing value(s) of 'age' replaced by the mean over all clients' rows, 35" in notes
+    assert "1 missing value of 'age' replaced by the mean over all clients' rows, 35" in notes
     empty = pl.DataFrame({"x": pl.Series([None, None], dtype=pl.Float64)})
     (said,) = Encoder.fit(empty, ["x"]).encode(empty)[1]
     assert said.endswith("replaced by 0, the mean over all clients' rows, or no mean is known")
-    assert "1 missing value(s) of 'job' are a category of their own" in notes
+    assert "1 missing value of 'job' counted as a category of its own" in notes
 
 
 def test_user_split_keeps_test_rows_out_of_the_encoder(write):
@@ -74,7 +74,7 @@ def test_user_split_keeps_test_rows_out_of_the_encoder(write):
     assert data.features[2, 0] == 40  # the mean of 30, 40 and 50: no test row has a say
     seen = load_table(write(TABLE.replace("20,smith", "20,baker")), keep_group=True, **ROLES)
     assert seen.columns == (*data.columns, "sex=M")
-    assert any("1 value(s) of 'job' (" in n for n in seen.notes)
+    assert any("1 value of 'job' (" in n for n in seen.notes)
 
 
 def test_parquet_equals_csv(write, tmp_path):
@@ -149,14 +149,18 @@ ERRORS = {
     "missing labels": (rows("1,a,", "2,b,1", "3,b,"), {}, r"column 'y' lacks 2 value"),
     "fractions": (rows("1,a,0.5", "2,b,1"), {}, "'y' holds fractions"),
     "empty group": (rows("1,,0", "2,,1"), {}, r"group column 'g' \(group\) is empty"),
-    "nan": (rows("NaN,a,0", "2,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
-    "infinite": (rows("1,a,0", "-inf,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN"),
-    "nan in text": (ages("nan"), {}, r"column 'x' holds 1 value\(s\) that are NaN or inf"),
-    "inf in text": (ages("Inf", " -INF"), {}, r"column 'x' holds 2 value\(s\) that are NaN"),
-    "nan among few": (rows("nan,a,0", "2,b,1"), {}, r"column 'x' holds 1 value\(s\) that are NaN"),
-    "stray mark": (ages("?"), {}, r"column 'x' holds numbers, but 1 value\(s\).*\('\?'\).*empty"),
-    "stray words": (ages("-", "n/a"), {}, r"column 'x' holds numbers, but 2.*\('-', 'n/a'\)"),
-    "spaces": (ages(" 41"), {}, r"column 'x' holds numbers, but 1 value\(s\).*\(' 41'\)"),
+    "nan": (rows("NaN,a,0", "2,b,1"), {}, r"column 'x' holds 1 value not finite"),
+    "infinite": (rows("1,a,0", "-inf,b,1"), {}, r"column 'x' holds 1 value not finite"),
+    "nan in text": (ages("nan"), {}, r"column 'x' holds 1 value not finite"),
+    "inf in text": (ages("Inf", " -INF"), {}, r"column 'x' holds 2 values not finite"),
+    "nan among few": (rows("nan,a,0", "2,b,1"), {}, r"column 'x' holds 1 value not finite"),
+    "stray mark": (
+        ages("?"),
+        {},
+        r"column 'x' holds numbers, but also 1 other value.*\('\?'\).*empty",
+    ),
+    "stray words": (ages("-", "n/a"), {}, r"column 'x' holds numbers, but also 2.*\('-', 'n/a'\)"),
+    "spaces": (ages(" 41"), {}, r"column 'x' holds numbers, but also 1 other value.*\(' 41'\)"),
     "twice": (rows("1,a,0,1", "2,b,1,2", header="x,g,y,x"), {}, "'x' is in the header more than"),
     "label twice": (rows("0,a,0", "1,b,1", header='"y",g,y'), {}, "column 'y' is in the header"),
     "no name twice": (rows("1,a,0,,", "2,b,1,,", header="x,g,y,,"), {}, "column '' is in the"),
@@ -199,7 +203,7 @@ def test_one_line_errors(write, case):
 
 def test_a_stray_value_among_the_test_rows_is_found(write):
     values = [*(f"{i},ab{i % 2},{i % 2},train" for i in range(20)), "?,ab0,1,test"]
-    with pytest.raises(FedgftError, match=r"column 'x' holds numbers, but 1 value"):
+    with pytest.raises(FedgftError, match=r"column 'x' holds numbers, but also 1 other value"):
         load_table(write(rows(*values, header="x,g,y,s")), label="y", group="g", split="s")
 
 
@@ -231,7 +235,7 @@ def test_file_names_are_no_patterns(write, tmp_path, name, ending):
 def test_notes_on_the_classes(write):
     path = write("x,g,y\n1,a,no\n2,b,yes\n")
     note = load_table(path, label="y", group="g").notes[0]
-    assert note == f"{path}: positive class: 'yes' (set positive to name another)"
+    assert note == f"{path}: positive class: 'yes' (`positive` names another)"
     asked = load_table(path, label="y", group="g", positive="no")
     assert asked.notes[0] == f"{path}: positive class: 'no'"
     three = load_table(write("x,g,y\n1,a,p\n2,b,q\n3,b,r\n"), label="y", group="g")

@@ -17,6 +17,7 @@ from fedgft.data.encode import OR_NAME_IT, Encoder, Names, Numeric, as_text, des
 from fedgft.data.partition import PartitionKind
 from fedgft.data.table import MAX_VALUES, combine_groups, factorize, find_cells
 from fedgft.errors import FedgftError
+from fedgft.formatting import format_count
 from fedgft.site_sums import Group
 from fedgft.validation import format_value
 
@@ -253,7 +254,7 @@ def read_clients(
     if len(series) != rows:
         raise FedgftError(f"has {len(series)} rows, X has {rows}", field="clients")
     if series.null_count():
-        text = f"lacks {series.null_count()} value(s): every row needs a client"
+        text = f"lacks {format_count(series.null_count(), 'value')}: every row needs a client"
         raise FedgftError(text, field="clients", kind="data")
     text = as_text(series)
     names = tuple(text.unique().sort())

@@ -118,6 +118,15 @@ def format_gap(value: float, low: float | None, high: float | None) -> str:
     return f"{text} (95% interval {format_interval(low, high)})"
 
 
+def format_count(number: int, noun: str) -> str:
+    """A number with its noun, which takes an s unless there is one.
+
+    >>> format_count(1, "value"), format_count(1200, "missing value")
+    ('1 value', '1,200 missing values')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def join_names(names: Sequence[str]) -> str:
     """The first names, and how many more there are: ``a, b, c and 2 more``."""
     rest = len(names) - MAX_NAMES

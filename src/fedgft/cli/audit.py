@@ -34,7 +34,7 @@ from fedgft.cli.options import (
     split_columns,
 )
 from fedgft.errors import FedgftError, LazyModule
-from fedgft.formatting import printable
+from fedgft.formatting import format_count, printable
 from fedgft.settings import MAX_COUNT
 from fedgft.store import make_folder, open_folder, refuse_link
 
@@ -570,7 +570,7 @@ def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
     sites = {name: site for part in parts for name, site in part.sites.items()}
     groups = {group for site in sites.values() for group in site.tables}
     rows = sum(part.rows() for part in parts)
-    counted = f"{rows:,.0f} rows in {len(groups)} group(s)"
+    counted = f"{rows:,.0f} rows in {format_count(len(groups), 'group')}"
     notes = [f"{next(iter(sites))}: {counted}"]
     if len(parts) > 1:
         listed = [f"{name} {part.rows():,.0f}" for part in parts for name in part.sites]
@@ -616,13 +616,14 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
     holds = "the file holds" if len(parts) == 1 else f"the {len(parts)} files hold"
     few = site_sums.MIN_SUM_ROWS
     note(
-        f"{holds} {found['cells']} count(s) of people by group, label and decision; the smallest "
-        f"is {found['smallest_cell']}"
+        f"{holds} {format_count(found['cells'], 'count')} of people by group, label and decision; "
+        f"the smallest is {found['smallest_cell']}"
     )
     if privacies:
         withheld = sum(each.suppressed for each in privacies)
         largest = privacies[0].min_cell - 1
-        note(f"{withheld} count(s) of 1 to {largest} people are withheld, and all scores")
+        counts = format_count(withheld, "count")
+        note(f"{counts} of 1 to {largest} people withheld, and all scores")
     elif found["cells_below_10"]:
         warn(
             f"{found['cells_below_10']} of these counts are of fewer than {few} people, who may be "
@@ -631,8 +632,8 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
     if not found["score_counts"]:
         return
     note(
-        f"{holds} {found['score_counts']} count(s) of people by range of the score; the smallest "
-        f"is {found['smallest_score_count']}"
+        f"{holds} {format_count(found['score_counts'], 'count')} of people by range of the score; "
+        f"the smallest is {found['smallest_score_count']}"
     )
     if found["score_counts_below_5"]:
         least = site_sums.MIN_BIN

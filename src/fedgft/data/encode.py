@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import format_count
 from fedgft.store import parse_json, require_encodable
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ else:
     pl = LazyModule("polars")
 
 Names = tuple[str, ...]
-UNSEEN = "were not among the training rows"  # in notes on values that are no known level
+UNSEEN = "not among the training rows"  # in notes on values that are no known level
 TOO_CLOSE = "are too close together beside their size"  # in notes on columns that lose digits
 COARSE_SHARE = 1e-3  # largest step between float32 numbers, as a share of a column's range
 MISSING = "(missing)"  # the level of missing values
@@ -193,7 +194,8 @@ def check_text(series: pl.Series, *, source: str) -> None:
     many_numbers = 2 * numbers >= len(text) and text.n_unique() > MAX_CATEGORY_LIKE + MAX_EXAMPLES
     if len(odd) and (damaged or (many_numbers and odd.n_unique() <= MAX_EXAMPLES)):
         found = ", ".join(f"'{value}'" for value in odd.unique(maintain_order=True)[:3])
-        problem = f"column '{series.name}' holds numbers, but {len(odd)} value(s) are not"
+        others = format_count(len(odd), "other value")
+        problem = f"column '{series.name}' holds numbers, but also {others}"
         raise data_error(source, f"{problem} ({found}): {LEAVE_EMPTY}{OR_NAME_IT}")
 
 
@@ -229,7 +231,7 @@ def describe_lost_digits(
 
 
 def _not_finite(name: str, count: int, *, source: str) -> FedgftError:
-    problem = f"column '{name}' holds {count} value(s) that are NaN or infinite"
+    problem = f"column '{name}' holds {format_count(count, 'value')} not finite (NaN or infinite)"
     return data_error(source, f"{problem}: {LEAVE_EMPTY}")
 
 
@@ -316,7 +318,9 @@ class Numeric:
         mean = f"the mean over all clients' rows, {self.fill:.6g}"
         by = mean if self.fill else "0, the mean over all clients' rows, or no mean is known"
         marked = f"; the feature '{self.columns[1]}' marks them" if self.indicator else ""
-        replaced = f"{absent} missing value(s) of '{self.name}' replaced by {by}{marked}"
+        replaced = (
+            f"{format_count(absent, 'missing value')} of '{self.name}' replaced by {by}{marked}"
+        )
         return [*notes, f"{source}: {replaced}"]
 
 
@@ -359,18 +363,19 @@ class Categorical:
         out[rows, places[rows]] = 1.0
         notes = []
         if (absent := series.null_count()) and MISSING in self.levels:
-            found = f"missing value(s) of '{self.name}' are a category of their own"
-            notes.append(f"{source}: {absent} {found}")
+            found = format_count(absent, "missing value")
+            notes.append(f"{source}: {found} of '{self.name}' counted as a category of its own")
         unseen = codes < 0
         if unknown := int(unseen.sum()):
             values = text.filter(pl.Series(unseen)).unique(maintain_order=True).to_list()
             shown = ", ".join(f"'{value[:MAX_NAME_LENGTH]}'" for value in values[:MAX_EXAMPLES])
             shown += ", ..." if len(values) > MAX_EXAMPLES else ""
-            number = f"{unknown} value(s) of '{self.name}' ({100 * unknown / len(codes):.3g}%)"
-            effect = "all their indicators are zero"
+            share = f"{100 * unknown / len(codes):.3g}%"
+            number = f"{format_count(unknown, 'value')} of '{self.name}' ({share})"
+            effect = "counted as no category, with all indicators zero"
             if self.shares:
                 out[unseen] = self.shares
-                effect = "they count as no category"
+                effect = "counted as no category"
             notes.append(f"{source}: {number} {UNSEEN}: {shown}; {effect}")
         return notes
 

@@ -46,14 +46,14 @@ MAX_SIGNAL = 1e6  # far beyond it, labels are certain and rates are 0 or 1
 
 PROBABILITY = "probability"  # the column of loans with the scores of the banks' model
 BANKS = {  # customers, share of women, mean income and mean rent in thousands per year
-    "north": (4800, 0.70, 27.0, 7.0),
-    "south": (4000, 0.45, 32.0, 9.5),
-    "east": (3200, 0.22, 38.0, 12.5),
+    "north": (19_200, 0.70, 27.0, 7.0),
+    "south": (16_000, 0.45, 32.0, 9.5),
+    "east": (12_800, 0.22, 38.0, 12.5),
 }
 
 
 def make_loans(*, seed: int = 0) -> pl.DataFrame:
-    """Return the table of the three banks: 12,000 customers, one row each.
+    """Return the table of the three banks: 48,000 customers, one row each.
 
     Parameters
     ----------

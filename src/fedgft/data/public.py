@@ -412,7 +412,7 @@ LOANS = Source(
     name="loans",
     description="customers of three banks, generated: each bank treats the sexes alike, together "
     "they do not; group: sex",
-    rows=12_000,
+    rows=48_000,
     license="Apache-2.0",
     files=(),
     prepare=lambda paths: make_loans(),

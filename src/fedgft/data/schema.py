@@ -52,6 +52,7 @@ from fedgft.data.encode import (
 from fedgft.data.features import explain_identifier
 from fedgft.data.table import MAX_VALUES, split_group_columns
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import format_count
 from fedgft.metrics.robust_aggregation import MIN_SITES, SiteLimits, size_limit
 from fedgft.store import file_error, parse_json, require_encodable
 from fedgft.validation import check_choice
@@ -253,7 +254,9 @@ def describe_table(
 
 def _check_labels(frame: pl.DataFrame, label: str, *, source: str) -> None:
     if absent := frame[label].null_count():
-        problem = f"label column '{label}' lacks {absent} value(s): take those rows out"
+        problem = (
+            f"label column '{label}' lacks {format_count(absent, 'value')}: take those rows out"
+        )
         raise data_error(source, problem)
 
 

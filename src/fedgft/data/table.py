@@ -50,6 +50,7 @@ from fedgft.data.features import (
 )
 from fedgft.data.join import NAMES_CLIENT, find_client_names, join_tables
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import format_count
 from fedgft.store import atomic_write, expand_user, file_error, make_folder, refuse_link
 from fedgft.validation import (
     NO_NUMBERS_AS_LABELS,
@@ -195,7 +196,7 @@ def factorize(series: pl.Series) -> Codes:
 def _get_complete(frame: pl.DataFrame, name: str, role: str, *, source: str) -> pl.Series:
     """Return a column without missing or infinite values."""
     if absent := frame[name].null_count():
-        raise data_error(source, f"`{role}` column '{name}' lacks {absent} value(s)")
+        raise data_error(source, f"`{role}` column '{name}' lacks {format_count(absent, 'value')}")
     return _check_finite(frame[name], source=source)
 
 
@@ -234,7 +235,7 @@ def describe_classes(classes: Names, roles: Roles) -> str:
     """
     if len(classes) > 2:
         return f"label column '{roles.label}' has {len(classes)} classes"
-    hint = "" if roles.positive is not None else " (set positive to name another)"
+    hint = "" if roles.positive is not None else " (`positive` names another)"
     return f"positive class: '{classes[1]}'{hint}"
 
 
