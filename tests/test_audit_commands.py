@@ -255,9 +255,9 @@ def test_sites_of_one_table_share_their_labels_and_have_names(tmp_path, capsys, 
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["A.json", "B-1.json"]
     assert read_sums("A.json").spec == read_sums("B-1.json").spec
     for extra, problem in (
-        (",yes,f,no\n", "site column 's' is empty in 1 row(s)"),
+        (",yes,f,no\n", "site column 's' is empty in 1 row"),
         ("B 1,no,f,no\n", "sites 'B 1' and 'B/1' would share the file B-1.json"),
-        ("a,no,f,no\n", "t.csv: site: 'A' (2 row(s)) and 'a' (1 row(s)) differ only in case"),
+        ("a,no,f,no\n", "t.csv: site: 'A' (2 rows) and 'a' (1 row) differ only in case"),
     ):
         with Path("t.csv").open("a") as file:
             before = Path("t.csv").read_text()
@@ -324,14 +324,17 @@ def test_missing_values_are_counted_and_said(tmp_path, capsys, monkeypatch):
     Path("p.csv").write_text("y,g,p\n1,a,0.9\n,a,0.2\n0,,0.1\n1,b,\n0,b,NA\n1,b,nan\n0,b,0.3\n")
     code, _, err = run(capsys, "measure", "p.csv", "--label", "y", "--group", "g", "--score", "p")
     assert code == 0
-    assert "1 row(s) without a label" in err and "3 row(s) without a prediction" in err
-    assert "a group is not recorded for 1 row(s)" in err
+    assert "rows without a label, counted separately: 1" in err
+    assert "rows without a prediction, counted separately: 3" in err
+    assert "rows without a recorded group: 1" in err
     found = json.loads(Path("p.json").read_text())
     assert found["rows"] == {"counted": 3, "label_missing": 1, "prediction_missing": 3}
     _, out, err = run(capsys, "audit", "p.json", "--json")
     made = json.loads(out)
     assert made["rows"]["not_recorded"] == 1
-    assert any("3 row(s) without a prediction" in text for text in made["warnings"])
+    assert any(
+        "rows without a prediction, which were not counted: 3." in text for text in made["warnings"]
+    )
 
 
 def test_decisions_and_classes_in_words(tmp_path, capsys, monkeypatch):

@@ -62,6 +62,15 @@ def test_help_fits_80_columns(capsys, monkeypatch, command, flag):
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("command", commands())
+def test_help_breaks_lines_only_at_the_width_of_the_terminal(capsys, monkeypatch, command):
+    """Docstrings are joined: no line break of the source, no heading of its sections."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    _, out, _ = run(capsys, *command.split(), "--help-all")
+    assert "----" not in out and '[default: ""]' not in out
+    assert not re.search(r"^│ {8,}\S", out, re.M)
+
+
 @pytest.mark.parametrize("command", ["train", "compare", "frontier"])
 def test_help_shows_the_usual_options_and_names_the_flag_for_all(capsys, command):
     _, short, _ = run(capsys, command, "--help")

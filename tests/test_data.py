@@ -59,7 +59,7 @@ def test_table(write):
     assert data.features[:, 0].tolist() == [30, 40, 35, 50, 20]  # 35: the mean of the others
     assert data.features[:, 2].tolist() == [0, 0, 0, 1, 0]
     notes = "\n".join(data.notes)
-    assert "the group of 1 row(s) is not recorded" in notes
+    assert "rows whose group is not recorded: 1" in notes
     assert "1 missing value of 'age' replaced by the mean over all clients' rows, 35" in notes
     empty = pl.DataFrame({"x": pl.Series([None, None], dtype=pl.Float64)})
     (said,) = Encoder.fit(empty, ["x"]).encode(empty)[1]

@@ -210,7 +210,7 @@ def test_what_one_site_alone_names_is_left_out_and_told() -> None:
     assert wrong == {} and schema.encoder.columns == good.encoder.columns
     assert schema.groups == good.groups
     assert "group 'martian' is named by site 'b' alone" in notes[0]
-    assert "site 'b' alone names 2 level(s) of column 'job', such as 'poet'" in notes[1]
+    assert "site 'b' alone names 2 levels of column 'job', such as 'poet'" in notes[1]
     told["b"]["labels"] = [*told["b"]["labels"], "maybe"]
     assert "its labels are" in agree_on_schema(told, label="ok", group="sex")[1]["b"]
     two = {s: d for s, d in told.items() if s != "c"}  # of two, neither is the odd one
@@ -405,7 +405,7 @@ def test_descriptions_omit_values_with_few_rows() -> None:
         said(frame[:5], min_rows=10)
     schema, _ = agree_on_schema({"a": found}, label="ok", group="sex")
     _, _, groups, notes = schema.read(frame, source="a")
-    assert (groups[:3] == -1).all() and any("count as not recorded" in text for text in notes)
+    assert (groups[:3] == -1).all() and any("counted as not recorded" in text for text in notes)
 
 
 def test_labels_and_groups_are_those_of_sites_that_hang_together() -> None:

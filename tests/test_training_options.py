@@ -418,7 +418,7 @@ def test_empty_intersections_are_named_and_left_out_when_asked(capsys, tmp_path)
     assert code == 0
     said = " ".join(err.split())
     assert "left out of the comparison, for want of training rows: 'f & b'" in said
-    assert "1 intersection(s) have no row at all: 'm & b'" in said
+    assert "1 intersection without any row: 'm & b'" in said
     assert json.loads(out)[0]["gap_hard"] is not None
 
 

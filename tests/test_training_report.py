@@ -141,7 +141,7 @@ def test_a_model_that_accepts_everybody_is_called_collapsed() -> None:
     said = describe_target(fair, plain)
     assert "reached in 19 of 20 replicates, but 19 of these models have collapsed" in said
     assert "nearly everybody the same decision" in said
-    assert "always predicting the most frequent class is right in 92.3%" in said
+    assert "always predicting the most frequent class has 92.3%" in said
     assert "0.7 points less than FedAvg" in said
     assert "a larger --target" in suggest_changes(fair) and "--lr" in suggest_changes(fair)
     chosen = choose_replicate(study, result(study, "fedgft-control", [ACCEPTS_ALL] * 19 + [PLAIN]))
@@ -762,8 +762,8 @@ def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
     made = summarize_run(tmp_path, "finished:completed", seconds=3.0, sites=2, limit=9.0)
     assert made["target"] == 0.02 and made["reached"] is False
     said = format_closing_line(made, "sp")
-    assert "on the training rows of 2 site(s): 18.6 points, target 2.0: missed." in said
-    assert "What to try" in said and "is right in 76.0%" in said
+    assert "on the training rows of 2 sites: 18.6 points, target 2.0: missed." in said
+    assert "What to try" in said and "most frequent class: accuracy 76.0% on" in said
     met = format_closing_line({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
     assert "target 2.0: met." in met and "has collapsed" in met and "What to try" not in met
     assert "cannot be judged" in format_closing_line({**made, "reached": None}, "sp")

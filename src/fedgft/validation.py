@@ -78,7 +78,7 @@ def check_number_per_run(
     if least is not None and not (np.isfinite(array) & (array >= least)).all():
         raise _argument_error(name, f"must be a number >= {least:g}, got {value}")
     if runs is not None and array.shape not in ((), (runs,)):
-        text = f"must be one number, or one for each of {runs} run(s), and its shape is"
+        text = f"must be one number, or one per run ({runs}), and its shape is"
         raise _argument_error(name, f"{text} {array.shape}")
     return value
 

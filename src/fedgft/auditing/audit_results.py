@@ -79,7 +79,7 @@ class Gap:
         The limits of its 95% interval, which accounts for the choice of the largest difference.
         `high` is None if a group has too few rows for an interval.
     noise_floor
-        The mean gap that a perfectly fair model shows on as many rows, by chance alone. None if a
+        The mean gap that a perfectly fair model would show on as many rows. None if a
         group has fewer than ten rows, if sites added noise or withheld counts, or if there are more
         than a hundred rates.
     ratio

@@ -125,7 +125,7 @@ def estimate_metric(metric: Metric, view: View, *, draws: int = 0, seed: int = 0
 
 
 def estimate_noise_floor(metric: Metric, view: View) -> float:
-    """Return the mean gap that a perfectly fair model shows on rows that are so many.
+    """Return the noise floor: the mean gap that a perfectly fair model would show on these rows.
 
     See `fedgft.metrics.intervals.floor`, whose approximation needs some rows in every group. NaN if
     a group has fewer than 10 rows of the event, if there are fewer than two groups or very many, or

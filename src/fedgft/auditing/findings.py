@@ -81,7 +81,7 @@ def _warn_about_rows(pool: Pool, views: Sequence[View]) -> Iterator[str]:
             )
     for what, missing in (("label", pool.label_missing), ("prediction", pool.prediction_missing)):
         if missing > 0:
-            yield f"{about}{missing:,.0f} row(s) without a {what} were not counted."
+            yield f"{about}rows without a {what}, which were not counted: {missing:,.0f}."
     if "" in pool.sites:
         yield "A site has no name: all rows measured without one count as one site."
 
@@ -103,7 +103,7 @@ def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
     suppressed = sum(p.suppressed for measures in pool.privacy for p in measures)
     if suppressed:
         yield (
-            f"{suppressed} small cell(s) were withheld; each is estimated by the middle of its "
+            f"Withheld small cells: {suppressed}. Each is estimated by the middle of its "
             "range, and the intervals cover the whole range."
         )
     if view.spec.scored and not view.has_histograms:

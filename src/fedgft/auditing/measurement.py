@@ -27,6 +27,7 @@ from fedgft.auditing.arrays import (
 from fedgft.data.encode import as_text, data_error, get_column, parse_numbers, put_positive_last
 from fedgft.data.table import NULL_VALUES, check_table_file, detect_separator, report_read_errors
 from fedgft.errors import FedgftError
+from fedgft.formatting import format_count
 from fedgft.privacy.suppression import GroupValues, Protection
 from fedgft.site_sums import (
     COUNT,
@@ -573,7 +574,8 @@ def _split_sites(batch: pl.DataFrame, task: Measurement) -> Iterator[tuple[str, 
         return
     names = as_text(batch[task.site_column])
     if names.null_count():
-        problem = f"site column '{task.site_column}' is empty in {names.null_count():,} row(s)"
+        rows = format_count(names.null_count(), "row")
+        problem = f"site column '{task.site_column}' is empty in {rows}"
         raise data_error(task.source, problem)
     key = "\0site"  # no column of a file has this name
     parts = batch.with_columns(names.alias(key)).partition_by(key, as_dict=True)
@@ -587,7 +589,7 @@ def _build_all(counts: Mapping[str, _Counts], task: Measurement) -> list[SiteSum
     with _name_source(task.source):
         merged: dict[str, _Counts] = {}
         for name in sorted(counts, key=lambda site: (-counts[site].rows(), site)):
-            where = f"{counts[name].rows():,} row(s)"
+            where = format_count(counts[name].rows(), "row")
             (site,) = spellings.unify_names("site", [name], where)
             merged[site] = merged[site] + counts[name] if site in merged else counts[name]
         together = sum(list(merged.values())[1:], start=next(iter(merged.values())))
@@ -742,7 +744,8 @@ def _unify_column(
     sizes = sizes.group_by(column).agg(pl.sum("n")).sort("n", column, descending=[True, False])
     names = dict(sizes.iter_rows())
     return {
-        name: spellings.unify_names(role, [name], f"{n:,} row(s)")[0] for name, n in names.items()
+        name: spellings.unify_names(role, [name], format_count(n, "row"))[0]
+        for name, n in names.items()
     }
 
 

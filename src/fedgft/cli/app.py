@@ -4,13 +4,14 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
 from io import TextIOWrapper
 from platform import python_version
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_type_hints
 
 from cyclopts import (
     App,
@@ -271,16 +272,24 @@ def load_command(arguments: list[str]) -> App | None:
             command.help = None
             function = command.default_command
             command.help_epilogue = format_examples(function.__doc__)
-            function.__doc__ = join_lines(function.__doc__ or "")
+            for documented in (function, *_list_option_classes(function)):
+                documented.__doc__ = join_lines(documented.__doc__ or "")
     return command
+
+
+def _list_option_classes(function: Callable[..., object]) -> list[type]:
+    """Return the dataclasses among the types of a command's arguments; they document options."""
+    hints = get_type_hints(function).values()
+    kinds = [kind for hint in hints for kind in (hint, *get_args(hint))]
+    return [kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)]
 
 
 def join_lines(docstring: str) -> str:
     """Return the docstring with each paragraph on one line; help wraps it to the terminal."""
     lines: list[str] = []
-    in_text = True  # until the heading of the parameters
+    in_text = True  # until the first heading
     for line in cleandoc(docstring).splitlines():
-        in_text = in_text and line != "Parameters"
+        in_text = in_text and line not in ("Parameters", "Examples")
         is_indented = line.startswith(" ")
         continues = lines and lines[-1] and line and lines[-1].startswith(" ") == is_indented
         if continues and (is_indented or in_text):

@@ -585,7 +585,7 @@ def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
         missing = sum(getattr(site, f"{what}_missing") for site in sites.values())
         if missing > 0:
             number = "a few" if missing != int(missing) or is_protected else f"{missing:,.0f}"
-            notes.append(f"{number} row(s) without a {what} are counted separately")
+            notes.append(f"rows without a {what}, counted separately: {number}")
     unknown = sum(
         table[..., site_sums.COUNT].sum()
         for site in sites.values()
@@ -593,7 +593,7 @@ def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
         if None in group
     )
     if unknown > 0:
-        notes.append(f"a group is not recorded for {unknown:,.0f} row(s)")
+        notes.append(f"rows without a recorded group: {unknown:,.0f}")
     return notes
 
 

@@ -64,12 +64,12 @@ TEXTS = ("label", "positive")  # likewise; empty where they are not given
 RESULT_FILES = ("model.safetensors", "history.json", "report.html")
 FederationFolder = Annotated[Place, Parameter(help="The folder that `fedgft deploy init` made.")]
 BindAddress = Annotated[
-    str, Parameter(help="The address on which the gate listens [default: all of this host].")
+    str | None, Parameter(help="The address on which the gate listens [default: all addresses].")
 ]
 
 app = App(
     name="deploy",
-    help="Train between organizations, on Flower: set up hosts, or try it here.",
+    help="Train between organizations with Flower: set up hosts, or try it on this host.",
     help_epilogue="Examples:\n  fedgft deploy local --sites 3 --rounds 5\n"
     "  fedgft deploy init federation --sites north=north.pub --host fair.example.org",
 )
@@ -250,7 +250,7 @@ def init(
 
 
 @app.command
-def server(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
+def server(folder: FederationFolder, /, *, bind: BindAddress = None) -> None:
     """Start the server of a federation: a SuperLink on loopback, and the gate for the sites.
 
     Examples
@@ -261,7 +261,7 @@ def server(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
 
 
 @app.command
-def gate(folder: FederationFolder, /, *, bind: BindAddress = "") -> None:
+def gate(folder: FederationFolder, /, *, bind: BindAddress = None) -> None:
     """Start only the gate, in front of a SuperLink that is already running.
 
     Examples
@@ -338,7 +338,7 @@ def site(
     _run_until_terminated(lambda: site_runs.run_site(plan, note))
 
 
-def _serve(name: str, folder: Path, bind: str) -> None:
+def _serve(name: str, folder: Path, bind: str | None) -> None:
     """Run a service of `fedgft.deploy.server` for the federation in the folder."""
     import_extra("flwr", "fedgft deploy")
     made = federation_files.load_federation(folder)

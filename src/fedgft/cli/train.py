@@ -34,6 +34,7 @@ from fedgft.cli.options import (
     split_columns,
 )
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import format_count
 
 if TYPE_CHECKING:
     from fedgft.study import Study, TrainedModel
@@ -261,8 +262,8 @@ def predict(
     escaped, changed = tables.escape_formulas(table) if as_csv else (table, 0)
     if changed:
         note(
-            f"{changed:,} text(s) begin as spreadsheet formulas do, and are written to CSV with an "
-            "apostrophe in front (not to Parquet or JSON)"
+            f"{format_count(changed, 'text')} that a spreadsheet would run as a formula: written "
+            "to CSV with an apostrophe in front (not to Parquet or JSON)"
         )
     if out is not None:
         wrote([tables.write_table(escaped, out)])

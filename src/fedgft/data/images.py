@@ -29,6 +29,7 @@ from fedgft.data.table import (
     split_group_columns,
 )
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.formatting import format_count
 from fedgft.store import expand_user, file_error
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def load_images(
     data = _assemble(frame, roles, options, images=images, source=source)
     notes = [f"{source}: {describe_classes(data.classes, roles)}", *data.notes]
     if repeated := len(names) - len(set(names)):
-        notes.append(f"{source}: {repeated} row(s) name an image that another row names too")
+        notes.append(f"{source}: rows that name the same image as another row: {repeated}")
     return replace(data, name=Path(table).stem, notes=tuple(notes))
 
 
@@ -199,7 +200,9 @@ def _read_names(frame: pl.DataFrame, column: str, *, source: str) -> tuple[str, 
     """Return the file names; refuse names that lead out of the folder."""
     names = as_text(get_column(frame, column, source=source, option="`image`"))
     if absent := names.null_count() + int((names == "").sum()):
-        raise data_error(source, f"image column '{column}' lacks {absent} file name(s)")
+        raise data_error(
+            source, f"image column '{column}' lacks {format_count(absent, 'file name')}"
+        )
     outside = names.filter(names.str.contains(ESCAPES))
     if len(outside):
         problem = f"image column '{column}' leads out of the folder with {outside[0]!r}"

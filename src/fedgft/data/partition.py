@@ -23,6 +23,7 @@ import numpy as np
 
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.errors import FedgftError
+from fedgft.formatting import format_count
 from fedgft.settings import check_setting
 from fedgft.validation import check_choice, check_instance, check_integer, check_number
 
@@ -186,7 +187,9 @@ def partition(
     else:
         check_setting("clients", clients)
         if clients > len(rows):
-            raise FedgftError(f"`clients`: {clients:,} clients cannot share {len(rows):,} row(s)")
+            raise FedgftError(
+                f"`clients`: {clients:,} clients cannot share {format_count(len(rows), 'row')}"
+            )
         rng = make_rng(seed, PARTITION_STREAM)
         rows = rng.permutation(rows)
         if kind == "iid":

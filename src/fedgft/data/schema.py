@@ -128,8 +128,8 @@ class Schema:
         if unknown > len(groups) / 2:
             _check_known(cells.alias(", ".join(self.group)), groups, self.groups, source=source)
         if unknown:
-            note = f"{unknown} row(s) of groups that the federation does not know"
-            notes = (*notes, f"{source}: {note} count as not recorded")
+            note = "rows of groups that the federation does not know, counted as not recorded"
+            notes = (*notes, f"{source}: {note}: {unknown}")
         return (features - self.mean) / self.spread, labels, groups, notes
 
     def to_json(self) -> str:
@@ -230,7 +230,9 @@ def describe_table(
     if label in groups:
         raise FedgftError(f"{source}: column '{label}' is both the label and the group")
     if frame.height < min_rows:
-        raise data_error(source, f"has {frame.height} row(s), too few to be described")
+        raise data_error(
+            source, f"has {format_count(frame.height, 'row')}, too few to be described"
+        )
     names = [name for name in frame.columns if name not in (label, *leave_out)]
     if not names:
         raise data_error(source, "no column is left to learn from")
@@ -276,7 +278,7 @@ def _describe_column(series: pl.Series, min_rows: int, *, source: str) -> dict[s
         counts = dict(as_text(series).fill_null(MISSING).value_counts().iter_rows())
         return {"kind": "text", "levels": {v: int(n) for v, n in counts.items() if n >= min_rows}}
     known = parse_numbers(series, source=source).drop_nulls().to_numpy()
-    if len(known) < min_rows:  # the sum of a few numbers tells too much about them
+    if len(known) < min_rows:  # the sum of a few numbers reveals too much about them
         known = known[:0]
     # Sum the float32 values that the encoder passes to a model: they round a time by a minute.
     sums = Moments.of(known.astype(np.float32).astype(np.float64)[:, None])
@@ -549,8 +551,9 @@ def _drop_unshared_levels(sites: Sites, columns: Kinds, warn: Warn) -> tuple[Sit
         unshared = _find_unshared({site: names for site, names in named.items() if names})
         for site in dict.fromkeys(unshared[level] for level in sorted(unshared)):
             levels = sorted(level for level in unshared if unshared[level] == site)
+            number = format_count(len(levels), "level")
             warn(
-                f"site '{site}' alone names {len(levels)} level(s) of column '{name}', such as "
+                f"site '{site}' alone names {number} of column '{name}', such as "
                 f"'{levels[0]}': left out (a schema that was agreed on may name them)"
             )
             described = kept[site]["columns"]

@@ -274,7 +274,7 @@ def combine_groups(factors: Sequence[Codes], *, source: str) -> tuple[np.ndarray
     recorded = groups >= 0
     notes = _note_empty_cells(cells, parts, source=source)
     if absent := int((~recorded).sum()):
-        notes.append(f"{source}: the group of {absent} row(s) is not recorded; the rows are kept")
+        notes.append(f"{source}: rows whose group is not recorded: {absent}; they are kept")
     if len(names) == 1:
         notes.append(f"{source}: there is one group only, '{names[0]}'")
     return groups, names, notes
@@ -317,7 +317,7 @@ def _note_empty_cells(cells: np.ndarray, parts: Sequence[Names], *, source: str)
     every = islice(product(*(range(len(names)) for names in parts)), MAX_LISTED_CELLS)
     empty = [f"'{_name_cell(cell, parts)}'" for cell in every if cell not in found]
     shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-    return [f"{source}: {absent} intersection(s) have no row at all: {shown}"]
+    return [f"{source}: {format_count(absent, 'intersection')} without any row: {shown}"]
 
 
 def read_test_rows(frame: pl.DataFrame, roles: Roles, *, source: str) -> np.ndarray | None:

@@ -26,6 +26,7 @@ from fedgft.deploy.processes import (
 from fedgft.deploy.server import get_run_status
 from fedgft.errors import FedgftError
 from fedgft.flower.server_app import CHECKPOINT, HISTORY, PROGRESS, SCHEMA
+from fedgft.formatting import format_count
 from fedgft.store import LOCK_NAME, open_folder, open_private_file, parse_json
 
 TIMED_OUT = "given up"
@@ -98,7 +99,8 @@ def format_closing_line(summary: dict[str, Any], metric: str) -> str:
         Name of the metric.
     """
     gap = format_share(summary["gap_hard"], " points")
-    text = f"{metric} gap of decisions on the training rows of {summary['sites']} site(s): {gap}"
+    sites = format_count(summary["sites"], "site")
+    text = f"{metric} gap of decisions on the training rows of {sites}: {gap}"
     if summary.get("target") is not None:
         text += f", target {100 * summary['target']:.1f}: {_verdict(summary)}"
     text += "."
@@ -118,12 +120,12 @@ def format_closing_line(summary: dict[str, Any], metric: str) -> str:
         text += " On the rows that they held out it is not estimable: too few rows, or noise."
     if summary.get("accuracy_constant") is not None:
         text += (
-            f" On the training rows always predicting the most frequent class is right in "
-            f"{format_share(summary['accuracy_constant'], '%')}."
+            f" Always predicting the most frequent class: accuracy "
+            f"{format_share(summary['accuracy_constant'], '%')} on the training rows."
         )
     if summary.get("target") is not None and summary.get("reached") is False:
         text += " What to try: more rounds, another learning rate, or a larger target."
-    return f"{text} {summary['rounds']} round(s), {summary['seconds']:.0f} s."
+    return f"{text} {format_count(summary['rounds'], 'round')}, {summary['seconds']:.0f} s."
 
 
 def _verdict(summary: dict[str, Any]) -> str:

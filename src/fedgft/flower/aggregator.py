@@ -22,6 +22,7 @@ from fedgft.errors import FedgftError
 from fedgft.flower.messages import Replies, Request, log, make_query, make_request, warn
 from fedgft.flower.run_state import BestModel, RunState, SumsValidator
 from fedgft.flower.secure_sums import SecureCohort, SecureSum
+from fedgft.formatting import format_count
 from fedgft.metrics import Kind, Metric
 from fedgft.metrics.functions import describe_decisions
 from fedgft.metrics.robust_aggregation import NO_LIMITS, LimitedSums, SiteLimits, limit_sites
@@ -184,7 +185,9 @@ class StatisticsAggregator:
         needed = rounds + self.options.queries_at_end
         if budget.epsilon is not None and budget.releases < needed:
             remedy = f"{rounds} rounds need {needed}: Budget(epsilon, releases={needed})"
-            raise FedgftError(f"the `budget` is for {budget.releases} release(s), and {remedy}")
+            raise FedgftError(
+                f"the `budget` is for {format_count(budget.releases, 'release')}, and {remedy}"
+            )
 
     def make_request(self, statistics: str) -> Request:
         """Return the request to clients: prices, privacy, and the models whose sums they send.

@@ -219,7 +219,7 @@ class GridWithTimeout(GridProxy):
         nodes = list(self._grid.get_node_ids())
         if time.monotonic() > self._deadline:
             raise FedgftError(
-                f"only {len(nodes)} node(s) are connected after {self._seconds:g} s, fewer than "
+                f"connected nodes after {self._seconds:g} s: {len(nodes)}, fewer than "
                 "the strategy asks for (min_train_nodes, min_evaluate_nodes, min_available_nodes)",
                 kind="network",
             )

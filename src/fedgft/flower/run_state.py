@@ -38,7 +38,7 @@ FORMAT = "fedgft-checkpoint-3"
 COUNTERS = ("rounds_done", "idle_rounds", "releases", "starts")
 Tensors = dict[str, np.ndarray]
 SIGMAS = 6.0
-"Declared noise may move a number by so many standard deviations: one in a billion is beyond."
+"Declared noise may move a number by this many standard deviations: one in a billion is beyond."
 UNNAMED = "unnamed"
 "The default of `Site.name`: several sites may have it."
 
@@ -251,8 +251,8 @@ class SumsValidator:
             groups = (*self.state.names.groups, "not recorded")
             cell = f"label {self.state.names.classes[label]} and group {groups[group]}"
             raise FedgftError(
-                f"site '{site}': its counts changed: {count[label, group]:.0f} row(s) of "
-                f"{cell}, where {expected[label, group]:.0f} {origin}; counts hold for a whole run"
+                f"site '{site}': its counts changed: {cell} has {count[label, group]:.0f} "
+                f"rows, where {expected[label, group]:.0f} {origin}; counts hold for a whole run"
             )
         self.state.declared.setdefault(key, count)
 

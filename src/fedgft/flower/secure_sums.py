@@ -50,7 +50,7 @@ from fedgft.errors import FedgftError
 from fedgft.flower.client import Site
 from fedgft.flower.messages import VERSION, Replies, Request, make_query, most_common, warn
 from fedgft.flower.run_state import SIGMAS, check_sums
-from fedgft.formatting import one_line
+from fedgft.formatting import format_count, one_line
 from fedgft.privacy.ledger import model_digest, site_folder, write_once
 from fedgft.privacy.noise import Noise, honest_clients
 from fedgft.privacy.policy import UNIT, SitePolicy
@@ -439,7 +439,7 @@ class SecureSum:
             raise FedgftError(f"secure sums: no sum without node {missing[0]}: {reason}")
         members = self._with_common_names(members, cohort.names)
         if len(members) < MIN_CLIENTS:
-            found = f"{len(members)} client(s) answered, and {MIN_CLIENTS} are needed"
+            found = f"{format_count(len(members), 'client')} answered, and {MIN_CLIENTS} are needed"
             raise FedgftError(f"secure sums: {found}: {reason}")
         self._check_declared_rows(members, cohort)
         return members

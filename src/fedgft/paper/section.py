@@ -322,7 +322,7 @@ def _make_convergence(
         title="Theorem 5.2 and Corollary 5.3: convergence, measured",
         claim="min ‖∇L‖² is O(1/T) for gradient descent with a constant step, O(log T/√T) for "
         "steps t^(-1/2) and O(1/log T) for steps 1/t.",
-        note="J = x² and statistical parity, alpha 5, one local step a round, everybody takes "
+        note="J = x² and statistical parity, alpha 5, one local step per round, everybody takes "
         "part, features standardized. Gradients are exact, of the pooled objective.",
         how=f"{seeds} replicates; {DATA_NAMES[next(iter(paths)).data]}.",
         findings=_convergence_findings(rows, steps),

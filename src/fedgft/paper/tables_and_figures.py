@@ -115,7 +115,7 @@ def score_table(experiment: Experiment, records: Sequence[Record]) -> Table:
 
 
 def decision_table(experiment: Experiment, records: Sequence[Record]) -> Table:
-    """Return gaps of decisions on test rows, with their interval and the gap by chance.
+    """Return gaps of decisions on test rows, with their interval and the noise floor.
 
     The parameters are those of `score_table`. Beside each accuracy stand the balanced accuracy and
     the selection rates by group, which show whether a model has collapsed.
@@ -176,7 +176,7 @@ def _decision_notes(records: Sequence[Record]) -> tuple[str, ...]:
     notes = [
         "The interval is that of one replicate's test rows, averaged over the replicates.",
         f"Selected, by group: {', '.join(rows[0]['selection_rates'])}, per cent. Always "
-        f"predicting the most frequent class is right in {' to '.join(ends)}% of the test rows.",
+        f"predicting the most frequent class has accuracy {' to '.join(ends)}% on the test rows.",
     ]
     if any(row["collapsed"] for row in rows):
         notes.append(
@@ -321,7 +321,7 @@ def plot_published(experiment: Experiment, records: Sequence[Record]) -> Any:
 
 
 def plot_heldout(experiment: Experiment, records: Sequence[Record]) -> Any:
-    """Draw decisions on held-out rows: the gap, its 95% interval, and the gap by chance.
+    """Draw decisions on held-out rows: the gap, its 95% interval, and the noise floor.
 
     Each metric has a panel for the accuracy of its runs and one for the gap.
     """

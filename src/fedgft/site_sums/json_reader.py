@@ -126,7 +126,7 @@ class _FileReader:
             group = record.get("group")
             valid = isinstance(group, list) and len(group) == attributes
             if not valid or not all(value is None or is_text(value) for value in group):
-                cell.fail("group", f"must list {attributes} name(s) or nulls")
+                cell.fail("group", f"must list names or nulls, {attributes} in all")
             for name in ("label", "decision"):
                 value = record.get(name)
                 if not isinstance(value, str) or value not in index:

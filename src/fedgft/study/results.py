@@ -235,11 +235,11 @@ def decision_columns(data: Dataset, metric: Metric, federation: Sums, test: Sums
 
     `gap_hard_test_low` and `_high`: the 95% interval, averaged over replicates; None where every
     replicate has fewer than ten rows in some group. `fewest_rows`: the fewest rows behind a rate.
-    `floor`: the gap that a fair model would show by chance. `accuracy_constant`: of always
-    predicting the most frequent class. `selection_rates`: by group, the share of its rows that is
-    given the positive class (of more than two classes: each class). `collapsed`: replicates that
-    give nearly all rows the same class, on the clients' rows. `widest`: the groups behind the gap,
-    the one with the higher rate first.
+    `floor`: the noise floor, the mean gap that a perfectly fair model would show.
+    `accuracy_constant`: of always predicting the most frequent class. `selection_rates`: by group,
+    the share of its rows that is given the positive class (of more than two classes: each class).
+    `collapsed`: replicates that give nearly all rows the same class, on the clients' rows.
+    `widest`: the groups behind the gap, the one with the higher rate first.
     """
     decisions = test.statistics(metric, "hard")
     low, high = gap_interval(metric, decisions, fewest=FEW)

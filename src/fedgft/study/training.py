@@ -626,7 +626,7 @@ def describe_choice(found: Frontier) -> str:
     selected = rates and f", it selects {rates}"
     return (
         f"Its balanced accuracy is {format_percent(row['balanced_accuracy'])}{selected}; always "
-        f"predicting the most frequent class is right in "
+        f"predicting the most frequent class has accuracy "
         f"{format_percent(row['accuracy_constant'])}. The gap is widest between "
         f"{describe_widest(row['widest'], row['seeds'])}."
     )
@@ -667,7 +667,7 @@ def _describe_accuracy(row: Row, plain: Row | None) -> str:
         text += f", {format_points(abs(less))} points {more} than FedAvg"
         balanced += f" (FedAvg {format_percent(plain['balanced_accuracy'])})"
     constant = format_percent(row["accuracy_constant"])
-    return f"{text}; {balanced}; always predicting the most frequent class is right in {constant}."
+    return f"{text}; {balanced}; always predicting the most frequent class has {constant}."
 
 
 def _describe_gap(row: Row) -> str:

@@ -8,6 +8,7 @@ from fedgft.engine.executors.base import Executor
 from fedgft.engine.executors.fused import FusedExecutor, why_not_fused
 from fedgft.engine.plan import RowIndex
 from fedgft.errors import FedgftError, import_extra
+from fedgft.formatting import format_count
 from fedgft.models import Model
 from fedgft.settings import Settings
 
@@ -72,5 +73,5 @@ def check_devices(settings: Settings) -> None:
         count = cuda.device_count() if cuda.is_available() else 0
         if int(match[1] or 0) >= count:
             none = "no CUDA device; use `device` cpu"
-            has = f"{count} CUDA device(s), from 0 on" if count else none
+            has = f"{format_count(count, 'CUDA device')}, counted from 0" if count else none
             raise FedgftError(f"`device` {device}: this machine has {has}")
