@@ -145,7 +145,7 @@ def test_no_command_is_imported_for_the_list_of_commands():
         ("train --lr x", "--lr must be a number, not 'x'"),
         ("train --target 2x", "--target must be a fraction such as 0.02, or 2%, not '2x'"),
         ("train --target 200%", "--target must be below 1, got 2: two points are 0.02 or 2%"),
-        ("train --target", "--target needs a value: largest gap"),
+        ("train --target", "--target needs a value: largest acceptable gap"),
         ("train --taget 2", "Unknown option: --taget. Did you mean --target?"),
         ("trian", 'Did you mean "train"?'),
         ("train --group sex people.csv", "--group 'people.csv' is a file, not a column"),

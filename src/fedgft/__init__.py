@@ -1,4 +1,4 @@
-"""Group fairness in federated learning: measure it over data that no one may pool, train for it.
+"""Audit and train fair models across organizations that cannot share their data.
 
 >>> import fedgft
 >>> groups = ["a", "a", "b", "b"]

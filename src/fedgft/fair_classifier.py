@@ -95,7 +95,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     lr
         Local learning rate; None: chosen on held-out rows.
     pos_label
-        The class that counts as positive, of two; None: the last in sorted order.
+        The class that counts as positive, of two; None: the alphabetically last, or the larger
+        number.
     test_share
         Share of the rows that are kept out of training, for `audit_`. At 0 all rows are used, and
         `audit_` describes the training rows. The values that replace missing numbers, and the

@@ -179,12 +179,12 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "exclude_empty": Setting(
             bool, "Exclude groups that have too few rows for the metric in some replicate", False
         ),
-        "client": Setting(
-            str, "The column that says which client a row belongs to (celeba: identity)"
-        ),
-        "split": Setting(str, "A column that says train or test"),
+        "client": Setting(str, "The column with the client of each row (celeba: identity)"),
+        "split": Setting(str, "The column that assigns each row to train or test"),
         "positive": Setting(
-            str, "The positive one of two labels; by default the last in sorted order"
+            str,
+            "The positive one of two labels",
+            unset="the alphabetically last, or the larger number",
         ),
         "leave_out": Setting(
             tuple, "Columns to exclude from the features, besides the group and identifiers"
@@ -192,10 +192,10 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "keep_group": Setting(bool, "Use the group as a feature, as in the paper", False),
         "keep": Setting(tuple, "Columns to use as features although they look like identifiers"),
         "categorical": Setting(
-            tuple, "Columns of numbers that are codes: each number is a category of its own"
+            tuple, "Columns whose numbers are codes: each number becomes a category"
         ),
         "missing": Setting(
-            tuple, "Values that mean missing in any column, such as '?'; empty cells, NA and N/A do"
+            tuple, "Values to read as missing, such as '?', besides empty cells, NA and N/A"
         ),
         "train_rows": _count("Training rows to draw per replicate", unset="all; celeba: 10,000"),
         "test_rows": _count("Test rows to draw per replicate", unset="all; celeba: 6,000"),
@@ -223,11 +223,11 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             "How rows are assigned to clients",
             unset="dirichlet; column where --client is given",
         ),
-        "cohort": _count("Clients that take part in a round", unset="all"),
+        "cohort": _count("Number of clients that take part per round", unset="all"),
         "sampling": _choice(
             Sampling,
-            "How a round draws clients; size: in proportion to their rows, with replacement; "
-            "uniform: all alike, without replacement",
+            "How clients are drawn in each round; size: with probability proportional to their "
+            "rows, with replacement; uniform: with equal probability, without replacement",
             "uniform",
             "uniform",
         ),
@@ -241,7 +241,7 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             "heldout",
         ),
         "seeds": _count(
-            "Number of replicates, which run side by side",
+            "Number of replicates (repetitions with different seeds)",
             None,
             "20; 3 for images",
             at_most=MAX_REPLICATES,
@@ -253,20 +253,19 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
     "Method": {
         "target": Setting(
             float,
-            "Largest gap that the decisions may have: 0.02 or 2% is two percentage points",
-            unset="0",
+            "Largest acceptable gap of decisions: 0.02 or 2% is two percentage points",
+            unset="0; frontier: none",
             at_least=0,
             below=1,
             hint="two points are 0.02 or 2%",
         ),
         "control": _choice(
             Control,
-            "Whether fedgft-control compares the gap of decisions or of scores with the target",
+            "Which gap fedgft-control brings within the target: of decisions or of scores",
             unset="decisions",
         ),
         "pick": _strength(
-            "Share of the rounds, counted from the last, from which fedgft-control selects its "
-            "model",
+            "fedgft-control selects its model from this share of the rounds, the last ones",
             unset="0.6",
             at_most=1,
         ),
@@ -278,8 +277,8 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         ),
         "spread": _choice(
             Spread,
-            "Gap among several groups for fedgft and lft; range: largest difference, deviation: "
-            "distance from the overall rate, variance: its square",
+            "How fedgft and lft measure the gap among several groups; range: largest difference, "
+            "deviation: largest distance from the overall rate, variance: squared distances",
             unset="range",
         ),
         "beta": _strength("Strength of fairfed", unset="the protocol's"),

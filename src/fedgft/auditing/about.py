@@ -49,7 +49,7 @@ DEFINITIONS = (
     (
         "False-positive rate",
         "of those in a group whose true outcome is not positive, the share "
-        "that gets a positive decision all the same. False-positive-rate parity compares it.",
+        "that wrongly gets a positive decision. False-positive-rate parity compares it.",
     ),
     (
         "Precision",

@@ -199,8 +199,8 @@ def measure(
     classes
         All classes, in order; if there are two, the second is the positive class.
     positive
-        The positive class, if there are two classes. None: the last in sorted order, where numbers
-        are sorted as numbers and texts as texts.
+        The positive class, if there are two classes. None: the alphabetically last, or
+        the larger number.
     values
         All values of an attribute, by the name of the attribute. Other values are an error. None:
         the values that occur.

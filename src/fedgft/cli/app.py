@@ -47,8 +47,8 @@ COMMANDS = {  # heading -> command -> first sentence of its docstring, or the he
     "Measure": {
         "measure": "Count the predictions of one site. The result is a file of sums; rows stay "
         "at the site.",
-        "audit": "Combine the sums of all sites: gaps with intervals, the share of each site, a "
-        "report.",
+        "audit": "Combine the sums of all sites into gaps with intervals, each site's share, and "
+        "a report.",
     },
     "Train": {
         "train": "Train a fair model, save it, and compare it with FedAvg, client by client.",

@@ -93,8 +93,8 @@ def measure(
     label
         Column with the true outcome. Required.
     group
-        Column with the groups. Required. Several columns, `race sex`, also give their
-        intersections. race=White,Black lists the values.
+        Column with the groups. Required. Several columns, such as `race sex`, are also combined
+        into intersections. race=White,Black declares all values of a column.
     score
         Column with the probability of the positive class. With more than two classes: one column
         per class, in their order.
@@ -116,17 +116,17 @@ def measure(
     threshold
         Scores of at least this value are positive decisions.
     positive
-        The positive label of two [default: the last in sorted order].
+        The positive one of two labels [default: the alphabetically last, or the larger number].
     classes
-        All possible labels, in order, if some do not occur at this site.
+        All possible labels, in order (of two, the positive one last), if some do not occur here.
     ignore_case
         Merge names that differ only in case or spaces, such as "Man" and "man".
     bins
         Number of ranges of the score [default: 100; 20 with --epsilon].
     min_bin
-        Merge ranges of the score until each holds this many people or more, or none.
+        Merge ranges of the score until each holds at least this many people, or none.
     min_cell
-        Withhold counts of fewer people than this, such as 10, and all scores.
+        Withhold all counts below this number, such as 10, and everything about scores.
     epsilon
         Add noise for differential privacy with this budget.
     delta
@@ -228,7 +228,7 @@ def audit(
     purpose: str | None = None,
     outcome: str | None = None,
 ) -> None:
-    """Combine the sums of all sites: gaps with intervals, the share of each site, a report.
+    """Combine the sums of all sites into gaps with intervals, each site's share, and a report.
 
     Parameters
     ----------
@@ -247,15 +247,15 @@ def audit(
         Compare every group with this one: White, or race=White sex=Male.
     fail_above
         Exit with code 3 if the 95% interval of a gap lies above a limit, such as sp=0.05, or if
-        there is none. Without --tolerance, the limits are the tolerances of the report, too.
+        the gap has no interval. Without --tolerance, the report uses these limits as tolerances.
     adjust
-        Find one threshold per group that reduces a gap to a target: sp=0.02.
+        Find one threshold per group that brings a gap within a target, such as sp=0.02.
     bootstrap
-        Compute intervals by drawing sites (not rows) at random this many times, such as 2000.
+        Compute intervals by a bootstrap over sites, not rows, with this many draws: 2000.
     ignore_case
         Merge names that differ only in case or spaces, such as "Man" and "man".
     compare
-        Compare two folders of site files or reports, old and new: how each gap has changed.
+        Compare two folders of site files or reports, old and new, and print how each gap changed.
     tolerance
         Largest acceptable gap, for all metrics or by metric: 0.02, 2% or sp=0.02,eop=0.05
         [default: 0.05, that is 5 points].

@@ -52,7 +52,7 @@ def compare(
         Exit with code 4 if fedgft-control misses its target in more than half of the replicates,
         or meets it with a collapsed model.
     json
-        Print the rows to stdout as JSON, and nothing else.
+        Print the results to stdout as JSON, and nothing else.
 
     Examples
     --------
@@ -109,11 +109,11 @@ def demo(
     seeds
         Number of replicates.
     out_
-        Folder for the rows and the figures.
+        Folder for the results and the figures.
     overwrite
         Replace the results of another run in --out.
     json
-        Print the rows to stdout as JSON, and nothing else.
+        Print the results to stdout as JSON, and nothing else.
 
     Examples
     --------

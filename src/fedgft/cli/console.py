@@ -368,7 +368,7 @@ def clients(rows: Sequence[Row], *, seed: int, method: str) -> Table:
 def print_signs(
     findings: Sequence[tuple[bool | None, str] | Verdict], *, soft_wrap: bool = False
 ) -> None:
-    """Print sentences, each after a sign: it holds, it does not, or that cannot be said."""
+    """Print sentences, each after a sign: it holds, it does not hold, or it is not known."""
     for finding in findings:
         holds, text = finding[:2]
         sign = finding.sign if isinstance(finding, Verdict) else SIGNS[holds]

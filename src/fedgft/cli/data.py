@@ -64,18 +64,18 @@ def get(
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
     json: Annotated[bool, Flag] = False,
 ) -> None:
-    """Get a data set: download it into the cache, and with --out write it as a table.
+    """Download a data set into the cache; with --out, also write it as a table.
 
-    loans is generated and written at once: loans.csv, and one table per bank for audits.
+    loans is generated, not downloaded: the command writes loans.csv, and one table per bank.
 
     Parameters
     ----------
     name
-        A name that `fedgft data list` shows.
+        The name of the data set, from `fedgft data list`.
     out
         A .csv or .parquet file. For loans, a folder [default: the current folder].
     json
-        Print a description to stdout as JSON, and nothing else.
+        Print the number of rows and features and the files as JSON, and nothing else.
 
     Examples
     --------

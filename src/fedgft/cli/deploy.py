@@ -94,11 +94,11 @@ class LocalRunOptions:
     group
         The column with the groups; several for their intersections.
     positive
-        The positive one of two labels.
+        The positive one of two labels [default: the alphabetically last, or the larger number].
     method
         fedgft-control (reaches --target), fedgft (the paper's penalty, with --lam), fairfed, or
-        measured (the unchanged strategy, with its gap measured) [default: fedgft-control; fedgft
-        with --lam].
+        measured (the unchanged strategy, whose gap is only measured) [default: fedgft-control;
+        fedgft with --lam].
     metric
         sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     target
@@ -197,8 +197,8 @@ def keys(site: str, /, *, out: Annotated[Place, Parameter(name="--out")] = Path(
     wrote([folder / f"{site}.key", public_key])
     fingerprint = federation_files.fingerprint(federation_files.read_public_key(public_key))
     sys.stdout.write(
-        f"Hand {site}.pub to the server's operator, and compare by telephone: {fingerprint}\n"
-        f"Keep {site}.key here.\n"
+        f"Send {site}.pub to the server's operator, and compare its fingerprint by telephone:\n"
+        f"{fingerprint}\nKeep {site}.key secret, on this host.\n"
     )
 
 
@@ -224,7 +224,7 @@ def init(
     host
         The server's name or address, as sites reach it.
     port
-        The one port that sites connect to; the next one is used on loopback.
+        The port that sites connect to; the next port is used on loopback only.
     alias
         More names and addresses of the server, for its certificate.
     make_keys

@@ -54,8 +54,8 @@ def frontier(
     """Draw accuracy against gap for every method, and save the model that meets a target.
 
     The command varies the strength of each method. It saves the most accurate model within
-    --target; without a target, the knee of the frontier: a larger gap than there brings little
-    accuracy. It chooses on the clients' rows, never on test rows. FedAvg is always included.
+    --target. Without a target, it saves the model at the knee of the frontier: larger gaps add
+    little accuracy. It chooses on the clients' rows, never on test rows. FedAvg is always included.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def frontier(
     strict
         Exit with code 4 if nothing meets --target, or the saved model misses it.
     json
-        Print the rows to stdout as JSON, and nothing else.
+        Print the results to stdout as JSON, and nothing else.
 
     Examples
     --------

@@ -116,7 +116,7 @@ def reproduce(
     """Regenerate the paper's tables and figures, beside the published numbers.
 
     Finished cells are kept in the folder: an interrupted run continues where it stopped, and
-    a second run only draws. `index.html` shows all results in the folder.
+    a second run only draws the figures. `index.html` shows all results in the folder.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def reproduce(
     out_
         Folder for tables, figures, rows and the results page.
     json
-        Print the rows to stdout as JSON, and nothing else.
+        Print the results to stdout as JSON, and nothing else.
 
     Examples
     --------

@@ -236,11 +236,11 @@ def predict(
     file
         A CSV or Parquet file with the columns that the model was trained on.
     data
-        Another way to name the file.
+        The same file, given as an option.
     out
         A .csv or .parquet file [default: CSV to stdout].
     json
-        Print the rows to stdout as JSON, and nothing else.
+        Print the table to stdout as JSON, and nothing else.
 
     Examples
     --------

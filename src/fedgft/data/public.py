@@ -504,7 +504,7 @@ def load(
     split
         The column that says "train" or "test"; None (default): `partition` holds test rows out.
     positive
-        The label value that is class 1 of the two; None (default): the last in sorted order.
+        The label value that is class 1 of the two; None (default): the alphabetically last.
     leave_out
         Columns that are not features, such as the scores of another model; none by default.
     keep_group

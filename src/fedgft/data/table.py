@@ -98,7 +98,8 @@ class Roles:
     split
         The column that says ``train`` or ``test``.
     positive
-        The label value that is class 1 of the two; default: the last in sorted order.
+        The label value that is class 1 of the two; default: the alphabetically last, or the larger
+        number.
     leave_out
         Columns that are not features.
     keep_group
@@ -231,7 +232,7 @@ def read_labels(frame: pl.DataFrame, roles: Roles, *, source: str) -> Codes:
 def describe_classes(classes: Names, roles: Roles) -> str:
     """Return a note that names the positive class, whose probability is the score.
 
-    Unless the user names the positive class, it is the last in sorted order.
+    Unless the user names the positive class, it is the alphabetically last, or the larger number.
     """
     if len(classes) > 2:
         return f"label column '{roles.label}' has {len(classes)} classes"
