@@ -159,7 +159,7 @@ def cells(lab: Lab) -> Part:
         "control accuracy",
         "control gap, federation",
         "control gap, held out",
-        "by chance",
+        "noise floor",
         "1.4 chance + 2 SE",
         "EG accuracy at that gap",
         "thresholds accuracy",
@@ -345,7 +345,7 @@ def metrics(lab: Lab) -> Part:
         "control gap",
         "FedAvg, held out",
         "control, held out",
-        "by chance",
+        "noise floor",
         "FedAvg accuracy",
         "control accuracy",
     )
@@ -465,7 +465,7 @@ def beyond(lab: Lab) -> Part:
         "control accuracy",
         "control gap",
         "control gap, held out",
-        "by chance",
+        "noise floor",
     )
     return "Sampling, noise, hidden layers", [Table("Target 0", header, tuple(rows), stubs=4)], []
 

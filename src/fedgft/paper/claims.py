@@ -247,7 +247,7 @@ def _smallest_gap(records: Sequence[Record], field: str, where: str) -> Finding:
         f"{len(every)} cells ({where})"
     )
     text += f"; not in {'; '.join(lost)}" if lost else ""
-    text += f". LFT, which the table does not have, is below it in {'; '.join(lft)}" if lft else ""
+    text += f". LFT (not in the paper's table) has a smaller gap in {'; '.join(lft)}" if lft else ""
     return Finding(text + ".", not lost)
 
 
@@ -331,7 +331,7 @@ def _heldout_accuracy(records: Sequence[Record]) -> Iterator[Finding]:
     for _, group in group_by(select(records, method="fedgft", alpha=0.5), "data"):
         texts = (
             f"{format_percent(r.row['accuracy'])} in the {r.cell.metric.upper()} runs (decision "
-            f"gap {format_points(r.row['gap_hard_test'])}, by chance "
+            f"gap {format_points(r.row['gap_hard_test'])}, noise floor "
             f"{format_points(r.row['floor'])})"
             for r in group
         )

@@ -124,7 +124,7 @@ def decision_table(experiment: Experiment, records: Sequence[Record]) -> Table:
     for metric in experiment.metrics:
         name = metric.upper()
         header += [f"accuracy, {name} runs", "balanced accuracy", "selected, by group"]
-        header += [f"{name} gap", "95% interval", "by chance"]
+        header += [f"{name} gap", "95% interval", "noise floor"]
 
     def format_variant(variant: Mapping[str, Record]) -> Iterator[str]:
         for row in (record.row for record in variant.values()):
