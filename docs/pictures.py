@@ -26,7 +26,7 @@ PICTURES = ROOT / "docs" / "pictures"
 LARGEST = 150_000  # bytes of one picture
 MEASURE = "--label repaid --group sex --score probability"
 AUDIT = "audit north.json south.json east.json --outcome approved"
-ABOUT = ("--title", "Loan approvals of three banks", "--model-name", "repayment score")
+ABOUT = ("--title", "Loan approvals")
 
 
 def run(folder: Path, *arguments: str, colors: bool = False) -> str:
