@@ -330,7 +330,7 @@ def test_rates_have_their_own_names_and_every_table_one_unit(loans):
     sites = tables["Sites, points"]
     assert len(sites.header) == 6 and len(set(sites.header)) == 6
     note = " ".join(sites.notes)
-    assert "north holds 24% of men and 57% of women" in note and "of points" not in note
+    assert "north holds 24% of all men but 57% of all women" in note and "of points" not in note
 
 
 def test_the_text_has_all_that_the_page_has(loans):

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgft.auditing.findings import explain_site, rank_sites
+from fedgft.auditing.findings import (
+    MIN_CONTRIBUTION,
+    describe_shares,
+    rank_sites,
+    rate_at_site,
+    split_contribution,
+)
 from fedgft.auditing.summary import Summary, estimable_gap, views_of
 from fedgft.auditing.verdicts import (
+    DEFAULT_TOLERANCE,
     STATES,
     VERDICT_METRICS,
     describe_decision,
@@ -18,10 +25,19 @@ from fedgft.auditing.verdicts import (
     leading_verdict,
     list_states,
     name_group,
+    rate_name,
     rows_needed,
 )
 from fedgft.errors import FedgftError
-from fedgft.formatting import format_interval, format_points, join_names, one_line, printable
+from fedgft.formatting import (
+    MAX_NAMES,
+    format_gap,
+    format_interval,
+    format_points,
+    join_names,
+    one_line,
+    printable,
+)
 from fedgft.metrics import CATALOG
 from fedgft.store import expand_user
 from fedgft.sums import is_text
@@ -33,6 +49,11 @@ MONTHS = ("January", "February", "March", "April", "May", "June", "July", "Augus
 MONTHS += ("October", "November", "December")
 MAX_TEXT = 500  # characters of a text in `about`
 MAX_FILES = 40  # input files that a page lists
+LARGE_PART = 0.5  # of the gap: from this part on, the gap comes from the mix of the sites
+SMALL_PART = 1 / 3  # of the gap: a site with a smaller part does not stand out
+MOST = 0.6  # of the gap: clearly more than half
+ALMOST_ALL = 0.9
+NUMBERS = ("No", "One", "Two", "Three")  # of sites, up to MAX_NAMES
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 DEFINITIONS = (
@@ -347,24 +368,138 @@ def _answer_who(summary: Summary) -> str:
         )
     text = "The owner of the model, whose decisions have the gap."
     if len(summary["sites"]) > 1 and title == summary["groups"]:
-        first = rank_sites(summary, name)[0]
-        reason = explain_site(summary, name, first, subject="It")
-        text += f" {_describe_places(summary, name)} Most comes from {first}. {reason}"
-    return text.rstrip()
+        text = " ".join([text, *describe_origin(summary, name)])
+    return text
 
 
-def _describe_places(summary: Summary, name: str) -> str:
-    """Return which sites have a gap above the tolerance themselves."""
+def describe_origin(summary: Summary, name: str) -> Iterator[str]:
+    """Yield sentences that say whether a gap is inside the sites or comes from their mix.
+
+    The first decision is by the average gap inside the sites (Mantel-Haenszel) and its interval,
+    the second by the parts of the contributions: see `fedgft.auditing.findings.explain_site`.
+
+    Parameters
+    ----------
+    summary
+        The results of the audit of several sites.
+    name
+        The metric. Its gap is the one by all attributes together.
+    """
+    found = summary["metrics"][name]
+    parts = [split_contribution(site, name) for site in summary["sites"].values()]
+    known = [part for part in parts if part is not None]
+    total = found.get("signed_gap")
+    if not total or found["pair"] is None or len(known) < len(parts):
+        return
+    first, second = map(name_group, found["pair"])
+    if all(site["local"][name]["gap"] is None for site in summary["sites"].values()):
+        yield f"No site has rows of both {first} and {second}, so no site can see the gap alone."
+        return
+    own = sum(part[0] for part in known)
+    mix = sum(part[1] for part in known)
+    within = summary["within"][name]
+    low, high = within["low"], within["high"]
+    margin = min(summary["tolerance"][name], DEFAULT_TOLERANCE)
+    alike = low is not None and high is not None and -margin <= low and high <= margin
+    alike = alike and not any(_exceeding_sites(summary, name))  # gaps of two signs can cancel
+    average = "" if within["gap"] is None else format_gap(within["gap"], low, high)
+    if alike and mix >= LARGE_PART * total:
+        same = f"the {rate_name(name)}s of {first} and {second} are almost the same"
+        if name == "sp":
+            same = f"{first} and {second} are treated almost alike"
+        yield f"Inside the sites, {same} (average gap {average.replace(' (', ', ').rstrip(')')})."
+        yield "The gap comes from how they are spread over the sites."
+    else:
+        if average:
+            yield f"Inside the sites, the average gap is {average}."
+        yield _describe_parts(total, own, mix)
+    yield from _describe_single_sites(summary, name, own / total)
+    yield from _describe_largest_sites(summary, name)
+
+
+def _describe_parts(total: float, own: float, mix: float) -> str:
+    """Return how much of the overall gap is due to the sites' own gaps, and to their mix."""
+
+    def amount(part: float, add: str, take: str) -> str:
+        if abs(part) < MIN_CONTRIBUTION:
+            return f"{add} nothing"
+        return f"{add if part > 0 else take} {format_points(abs(part))}"
+
+    inside = amount(own, "add", "take")
+    between = amount(mix, "adds", "takes")
+    return (
+        f"Of the overall {format_points(total)} points, the gaps inside the sites {inside}, and "
+        f"how the groups are spread over the sites {between}."
+    )
+
+
+def _exceeding_sites(summary: Summary, name: str) -> tuple[list[str], list[str]]:
+    """Return the sites whose own gap exceeds the tolerance, and those where its sign is opposite."""
     tolerance = summary["tolerance"][name]
     local = {site: each["local"][name] for site, each in summary["sites"].items()}
     above = [s for s, gap in local.items() if gap["low"] is not None and gap["low"] > tolerance]
+    below = [s for s, gap in local.items() if gap["high"] is not None and gap["high"] < -tolerance]
+    return above, below
+
+
+def _describe_single_sites(summary: Summary, name: str, part: float) -> Iterator[str]:
+    """Yield which sites have a gap above the tolerance themselves, or why none is shown to.
+
+    `part` is the part of the overall gap that comes from the gaps inside the sites.
+    """
+    above, below = _exceeding_sites(summary, name)
     if above:
-        return f"At single sites, too, the gap exceeds the tolerance: {join_names(above)}."
-    largest = max((abs(gap["gap"]) for gap in local.values() if gap["gap"] is not None), default=0)
-    return (
-        f"No site can see the gap alone: within single sites it is at most "
-        f"{format_points(largest)} points. It arises between the sites."
-    )
+        yield f"The gap inside the site alone exceeds the tolerance at {join_names(above)}."
+    if below:
+        yield f"The other way round, it exceeds the tolerance at {join_names(below)}."
+    if not above and not below and part >= SMALL_PART:
+        yield "No single site has enough rows to show a gap above the tolerance."
+
+
+def _describe_largest_sites(summary: Summary, name: str) -> Iterator[str]:
+    """Yield which sites make up the gap, and how."""
+    amounts = {s: each["contribution"][name] or 0.0 for s, each in summary["sites"].items()}
+    adding = {s: amounts[s] for s in rank_sites(summary, name) if amounts[s] > 0}
+    total = sum(adding.values())
+    if not adding:
+        return
+    taken = -sum(amount for amount in amounts.values() if amount < 0)
+    whole = "it" if taken < (1 - ALMOST_ALL) * total else "what adds to it"
+    reached = 0.0
+    names = []
+    while reached < ALMOST_ALL * total and len(names) < len(adding):
+        names.append(list(adding)[len(names)])
+        reached += adding[names[-1]]
+    site, amount = next(iter(adding.items()))
+    points = f"{format_points(amount)} points"
+    if len(names) <= MAX_NAMES and len(names) < len(amounts):
+        several = len(names) > 1
+        start = f"{NUMBERS[len(names)]} site{'s make' if several else ' makes'} up almost all of"
+        start = f"{start} {whole}"
+    elif amount > MOST * total:
+        start, names = f"Most of {whole}, {points}, comes from one site", [site]
+    elif amount < SMALL_PART * total:
+        yield f"No single site stands out: none adds more than {points}."
+        return
+    else:
+        start, names = f"The largest part of {whole}, {points}, comes from one site", [site]
+    reasons = (_describe_site(summary, name, each) for each in names)
+    yield f"{start}: {'; '.join(reasons)}."
+
+
+def _describe_site(summary: Summary, name: str, site: str) -> str:
+    """Return ``at east 82% are approved, and it holds 41% of all men but 12% of all women``."""
+    found = summary["metrics"][name]
+    gap = summary["sites"][site]["local"][name]["gap"]
+    own, mix = split_contribution(summary["sites"][site], name) or (0.0, 0.0)
+    if abs(own) > abs(mix) and gap is not None:
+        return f"the gap inside {site} is {format_points(gap)} points and adds {format_points(own)}"
+    rate = f"{100 * (rate_at_site(summary, name, site) or 0.0):.0f}%"
+    both = " of the two groups" if len(found["groups"]) > 2 else ""
+    text = f"at {site} the {rate_name(name)}{both} is {rate}"
+    if name == "sp" and len(summary["classes"]) == 2:
+        text = f"at {site} {rate}{both} {describe_decision(summary)['decided']}"
+    return f"{text}, and it holds {describe_shares(summary, name, site)}"
 
 
 def _answer_uncertain(summary: Summary) -> str:

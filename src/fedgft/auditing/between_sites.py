@@ -1,4 +1,4 @@
-"""Compare each site with all sites together: which sites cause a gap, and what one site cannot see.
+"""Compare each site with all sites together: what each adds to a gap, and what one site cannot see.
 
 This module also computes bootstrap intervals over sites. Newcombe's intervals treat the sites as
 fixed and the rows as a sample. If the audited sites represent many other sites, the sites are the

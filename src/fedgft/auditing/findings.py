@@ -1,4 +1,4 @@
-"""Write the sentences of a report: warnings, and which sites cause a gap."""
+"""Write the sentences of a report: warnings, and how the sites add up to a gap."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -255,38 +255,37 @@ def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
     )
 
 
-def explain_site(summary: Summary, metric: str, site: str, *, subject: str = "") -> str:
+def explain_site(summary: Summary, metric: str, site: str) -> str:
     """Return in words why a site adds to the gap of a metric, or takes from it.
 
     The contribution p (r - rho) - q (s - rho) has two parts. With m the mean of the two rates r
     and s at the site, (p + q) / 2 times r - s is due to the site's own gap, and (p - q) (m - rho)
     to its mix of groups: it holds more of one group than of the other, at a rate that differs
-    from the overall rate. The result is "" if a number is not estimable. `subject` replaces the
-    name of the site.
+    from the overall rate. The result is "" if a number is not estimable. The rate in the text is
+    that of the rows of both groups at the site together.
     """
     found = summary["metrics"][metric]
     numbers = summary["sites"][site]
     parts = split_contribution(numbers, metric)
-    if found["pair"] is None or parts is None:
+    rate = rate_at_site(summary, metric, site)
+    if found["pair"] is None or parts is None or rate is None:
         return ""
     own, mix = parts
-    shares = [share or 0.0 for share in numbers["pair_shares"][metric]]
     rates = [rate for rate in numbers["pair_rates"][metric] if rate is not None]
-    rate = sum(rates) / len(rates)
     overall = _rate_of_pair(found)
-    event = EVENTS.get(metric, "").format(positive=summary["classes"][-1])
     first, second = map(name_group, found["pair"])
-    text = (
-        f"{subject or site} holds {100 * shares[0]:.0f}% of {first} and {100 * shares[1]:.0f}% of "
-    )
-    text += f"{second}{event}."
+    text = f"{site} holds {describe_shares(summary, metric, site)}."
     reasons = []
     if abs(mix) >= MIN_PART:
+        both = " for the two groups" if len(found["groups"]) > 2 else ""
         where = "below" if rate < overall else "above"
-        reasons.append(
-            f"its {rate_name(metric)} of {format_percent(rate)} is {where} the overall "
-            f"{format_percent(overall)}, so that this mix {_change_gap(mix)}"
-        )
+        of_both = " of the two groups" if both else ""
+        reason = f"its {rate_name(metric)} of {format_percent(rate)}{both} is {where} the overall "
+        reason += f"{format_percent(overall)}{of_both}, so that this mix {_change_gap(mix)}"
+        middle = sum(rates) / len(rates)  # it decides the sign of the part, not the rate above
+        if (middle < overall) != (rate < overall):
+            reason = f"this mix {_change_gap(mix)}"
+        reasons.append(reason)
     if abs(own) >= MIN_PART:
         gap = format_points(abs(rates[0] - rates[1]))
         higher = first if rates[0] > rates[1] else second
@@ -295,6 +294,33 @@ def explain_site(summary: Summary, metric: str, site: str, *, subject: str = "")
         return f"{text} It adds next to nothing to the gap."
     reason = "; ".join(reasons)
     return f"{text} {reason[0].upper()}{reason[1:]}."
+
+
+def describe_shares(summary: Summary, metric: str, site: str) -> str:
+    """Return ``41% of all men but 12% of all women``: what a site holds of the two groups."""
+    shares = [share or 0.0 for share in summary["sites"][site]["pair_shares"][metric]]
+    first, second = map(name_group, summary["metrics"][metric]["pair"] or ())
+    low, high = sorted(shares)
+    link = "but" if high > 2 * low else "and"
+    event = EVENTS.get(metric, "").format(positive=summary["classes"][-1])
+    return (
+        f"{100 * shares[0]:.0f}% of all {first} {link} {100 * shares[1]:.0f}% of all "
+        f"{second}{event}"
+    )
+
+
+def rate_at_site(summary: Summary, metric: str, site: str) -> float | None:
+    """Return the rate of the rows of both groups of the pair at a site; None if there are none."""
+    found = summary["metrics"][metric]
+    numbers = summary["sites"][site]
+    hits = 0.0
+    rows = 0.0
+    pairs = zip(numbers["pair_rates"][metric], numbers["pair_shares"][metric], strict=True)
+    for group, (rate, share) in zip(found["pair"] or (), pairs, strict=False):
+        if rate is not None and share is not None:
+            rows += share * found["groups"][group]["n"]
+            hits += rate * share * found["groups"][group]["n"]
+    return hits / rows if rows > 0 else None
 
 
 def split_contribution(site: SiteSummary, metric: str) -> tuple[float, float] | None:

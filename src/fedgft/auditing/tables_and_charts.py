@@ -72,7 +72,7 @@ MAX_SELECTED = 4  # groups in the threshold explorer
 GAP_COLORS = {"sp": "#009e73", "eop": "#cc79a7", "fpr": "#e69f00", "acc": "#7f7f7f"}
 TITLES = {
     "forest": "The gap at every site",
-    "waterfall": "Who drives the gap",
+    "waterfall": "How the sites add up to the gap",
     "rates": "Every group",
     "thresholds": "Threshold explorer",
     "roc": "ROC curves",
@@ -273,7 +273,7 @@ def _reference_tables(summary: Summary) -> Iterator[Table]:
 def _site_table(summary: Summary, max_sites: int) -> Table:
     """Return the table of the sites with the largest contributions to the leading metric's gap.
 
-    The notes below the table say in words which sites cause the gap, and why.
+    The notes below the table say in words how the sites add up to the gap.
     """
     metric = leading_metric(summary)
     sites = rank_sites(summary, metric)
