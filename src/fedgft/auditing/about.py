@@ -434,7 +434,7 @@ def _describe_parts(total: float, own: float, mix: float) -> str:
 
 
 def _exceeding_sites(summary: Summary, name: str) -> tuple[list[str], list[str]]:
-    """Return the sites whose own gap exceeds the tolerance, and those where its sign is opposite."""
+    """Return the sites whose own gap exceeds the tolerance, and those with an opposite one."""
     tolerance = summary["tolerance"][name]
     local = {site: each["local"][name] for site, each in summary["sites"].items()}
     above = [s for s, gap in local.items() if gap["low"] is not None and gap["low"] > tolerance]
