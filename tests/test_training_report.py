@@ -768,3 +768,40 @@ def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
     assert "target 2.0: met." in met and "has collapsed" in met and "What to try" not in met
     assert "cannot be judged" in format_closing_line({**made, "reached": None}, "sp")
     assert "target" not in format_closing_line({**made, "target": None}, "sp")
+
+
+@pytest.mark.slow
+def test_the_next_commands_of_train_work_as_they_are(capsys, tmp_path, monkeypatch) -> None:
+    """Also where the table has columns score and decision, one of them a feature of the model."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    write_loans(tmp_path)
+    frame = pl.read_csv(tmp_path / "loans.csv")
+    frame = frame.with_columns(
+        score=pl.Series(rng.uniform(size=len(frame))), decision=pl.col("repaid")
+    )
+    frame.write_csv(tmp_path / "loans of today.csv", separator=";")
+    train = ["train", "loans of today.csv", "--label", "repaid", "--group", "sex"]
+    train += ["--client", "bank", "--positive", "yes", "--seeds", 2, "--rounds", 3]
+    main([str(word) for word in train])
+    out, err = capsys.readouterr()
+    said = " ".join(err.split())
+    assert "score and decision look like scores or decisions of an earlier" in said
+    assert "--leave-out score decision leaves them out" in said
+    printed = out[out.index("Next:") :].removeprefix("Next:")
+    assert "scored.csv will contain the rows that the model was trained on" in printed
+    printed = printed[: printed.index("scored.csv will contain")]
+    assert "--score-name new_score" in printed and max(map(len, printed.splitlines())) <= 80
+    commands = [shlex.split(line) for line in printed.replace("\\\n", " ").strip().splitlines()]
+    assert [words[1] for words in commands] == ["predict", "measure", "audit"]
+    for words in commands:
+        code, _, err = run(capsys, *words[1:])
+        assert code == 0, err
+    assert {"sums/north.json", "sums/south.json", "audit/report.html"} <= {
+        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")
+    }
+    code, _, err = run(capsys, "predict", "fedgft-train/model.safetensors", "loans of today.csv")
+    assert code == 2 and "give another --score-name" in err
+    same = ["--score-name", "x", "--decision-name", "x"]
+    code, _, err = run(capsys, *commands[0][1:4], *same)
+    assert code == 2 and "must be two different names" in err

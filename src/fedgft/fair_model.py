@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -155,24 +155,43 @@ class FairModel:
         """Return the name of the most probable class of each row, (n,); see `predict_proba`."""
         return np.array(self.classes)[self.predict_proba(table, source=source).argmax(1)]
 
-    def add_predictions(self, frame: pl.DataFrame, *, source: str) -> tuple[pl.DataFrame, Names]:
+    def add_predictions(
+        self,
+        frame: pl.DataFrame,
+        *,
+        source: str,
+        score_name: str = "score",
+        decision_name: str = "decision",
+    ) -> tuple[pl.DataFrame, Names]:
         """Append the columns ``score`` and ``decision`` to a table.
 
         With more than two classes there is one column per class, ``score_CLASS``.
+
+        Parameters
+        ----------
+        frame
+            The table.
+        source
+            What error messages call it.
+        score_name, decision_name
+            The names of the columns, if the table has others of the usual names.
 
         Returns
         -------
         frame, notes
             The table, and what was filled in or ignored.
         """
-        names = ["score"] if len(self.classes) == 2 else [f"score_{c}" for c in self.classes]
-        for name in (*names, "decision"):
+        names = list_score_columns(self.classes, score_name)
+        options = {**dict.fromkeys(names, "score_name"), decision_name: "decision_name"}
+        if decision_name in names or not (score_name.strip() and decision_name.strip()):
+            raise FedgftError("`score_name` and `decision_name` must be two different names")
+        for name, option in options.items():
             if name in frame.columns:
-                problem = f"has a column {name!r} already, which predict would write; rename it"
-                raise data_error(source, problem)
+                problem = f"has a column {name!r} already, which predict would write; give another "
+                raise data_error(source, f"{problem}`{option}`")
         features, notes = self._encode(frame, source=source)
         scores = self._score(features)
-        decision = pl.Series("decision", [self.classes[i] for i in scores.argmax(1)])
+        decision = pl.Series(decision_name, [self.classes[i] for i in scores.argmax(1)])
         written = scores[:, -len(names) :]  # with two classes, only the second
         columns = [pl.Series(name, written[:, i]) for i, name in enumerate(names)]
         return frame.with_columns(*columns, decision), notes
@@ -371,6 +390,11 @@ class FairModel:
                 raise ValueError("the layers do not fit each other")
         if not self.layers or widths[-1] != len(self.classes):
             raise ValueError("the layers do not end in the classes")
+
+
+def list_score_columns(classes: Sequence[str], score_name: str = "score") -> list[str]:
+    """Return the names of the columns of scores: one, or one per class of more than two."""
+    return [score_name] if len(classes) == 2 else [f"{score_name}_{c}" for c in classes]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -3,8 +3,9 @@
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date, time
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,13 @@ session = LazyModule("fedgft.cli.study_session")
 tables = LazyModule("fedgft.data.table")
 measurement = LazyModule("fedgft.auditing.measurement")
 training = LazyModule("fedgft.study.training")
+fair_model = LazyModule("fedgft.fair_model")
+
+MAX_LINE = 80  # letters of a printed command
+SCORED = (
+    "scored.csv will contain the rows that the model was trained on; {report} is about held-out "
+    "rows only."
+)
 
 
 def train(
@@ -119,6 +127,8 @@ def train(
     else:
         _print(trained, options, paths)
     session.print_notes(study, metrics, features=json)
+    if text := training.describe_earlier_scores(study.dataset):
+        note(text)
     if strict and (trained.choice.why != "met" or trained.choice.collapsed):
         raise SystemExit(MISSED)
 
@@ -172,8 +182,11 @@ def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> 
         _print_details(trained)
         wrote(paths)
     out.print()
-    for line in _list_next_steps(options, paths):
+    for line in _list_next_steps(trained, options, paths):
         paragraph(line, wrap=False)
+    report = [path.parent for path in paths if path.name == "report.html"]
+    if report and options.source.lower().endswith(tables.TABLE_ENDINGS):
+        paragraph(SCORED.format(report=f"{report[0]}/"))
 
 
 def _print_details(trained: "TrainedModel") -> None:
@@ -187,29 +200,73 @@ def _print_details(trained: "TrainedModel") -> None:
     out.print(clients(trained.clients(), seed=about["seed"], method=name))
 
 
-def _list_next_steps(options: Options, paths: Sequence[Path]) -> list[str]:
-    """Return which files to open, and the commands that use the model."""
+def _list_next_steps(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> list[str]:
+    """Return which files to open, and the commands that use and audit the model."""
     model = next(path for path in paths if path.name == training.MODEL_FILE)
     opened = {
         "before-after.png": "the result as a figure",
-        "report.html": "audit of the saved model on the held-out rows",
+        "report.html": "audit of the held-out rows",
         training.CARD_FILE: "model card",
     }
     files = {path: opened[path.name] for path in paths if path.name in opened}
     files = dict(sorted(files.items(), key=lambda pair: list(opened).index(pair[0].name)))
     width = max(len(str(path)) for path in files)
     lines = [f"       {path!s:<{width}}  {what}" for path, what in files.items()]
+    if max(map(len, lines)) > MAX_LINE:
+        lines = [f"       {path}" for path in files]
     lines[0] = f"Open:  {lines[0].lstrip()}"
     if options.images is not None:
         return lines
-    data = options.data if isinstance(options.data, str) else str(next(iter(options.data)))
-    is_file = data.lower().endswith(tables.TABLE_ENDINGS)
-    table = _quote(data) if is_file else "TABLE.csv"
-    lines.append(f"Next:  fedgft predict {shlex.quote(str(model))} {table} --out scored.csv")
-    if is_file:
-        roles = {name: getattr(options, name) for name in ("label", "group", "positive")}
-        given = " ".join(f"--{k} {_quote(v)}" for k, v in roles.items() if v is not None)
-        lines.append(f"       fedgft measure scored.csv {given} --score score")
+    commands = _list_commands(trained, options, model)
+    lines += [line for command in commands for line in _break_command(command)]
+    first = len(files)
+    lines[first] = f"Next:  {lines[first].lstrip()}"
+    return lines
+
+
+def _list_commands(trained: "TrainedModel", options: Options, model: Path) -> list[list[str]]:
+    """Return the commands after training, each as a list of parts that stay on one line."""
+    is_file = options.source.lower().endswith(tables.TABLE_ENDINGS)
+    predict = ["fedgft predict", _quote(str(model)), _quote(options.source)]
+    if not is_file:
+        return [[*predict[:2], "TABLE.csv", "--out scored.csv"]]
+    known = {name for path in options.data for name in measurement.read_header(Path(path))}
+    classes = trained.study.dataset.classes
+    score = _choose_name("score", lambda name: fair_model.list_score_columns(classes, name), known)
+    decision = _choose_name("decision", lambda name: [name], known)
+    predict.append("--out scored.csv")
+    if score != "score":
+        predict.append(f"--score-name {score}")
+    if decision != "decision":
+        predict.append(f"--decision-name {decision}")
+    roles = {name: getattr(options, name) for name in ("label", "group", "positive")}
+    measure = ["fedgft measure scored.csv"]
+    measure += [f"--{name} {_quote(value)}" for name, value in roles.items() if value is not None]
+    measure.append(f"--score {_quote(fair_model.list_score_columns(classes, score))}")
+    sums = "scored.json"
+    if options.client is not None:
+        sums = "sums"
+        measure += [f"--site {_quote(options.client)}", f"--out {sums}"]
+    return [predict, measure, [f"fedgft audit {sums} --out audit"]]
+
+
+def _choose_name(
+    name: str, list_columns: Callable[[str], Sequence[str]], known: Collection[str]
+) -> str:
+    """Return the name, or a longer one, so that the table has none of its columns."""
+    names = chain((name, f"new_{name}"), (f"new_{name}_{number}" for number in count(2)))
+    return next(each for each in names if not set(list_columns(each)) & set(known))
+
+
+def _break_command(parts: Sequence[str]) -> list[str]:
+    """Return a command in lines of at most `MAX_LINE` letters, as a shell reads them."""
+    lines = [f"       {parts[0]}"]
+    for part in parts[1:]:
+        if len(f"{lines[-1]} {part} \\") <= MAX_LINE:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"         {part}")
     return lines
 
 
@@ -225,6 +282,8 @@ def predict(
     *,
     data: Place | None = None,
     out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
+    score_name: str = "score",
+    decision_name: str = "decision",
     json: Annotated[bool, Flag] = False,
 ) -> None:
     """Apply a saved model to a table; adds the columns score and decision.
@@ -239,6 +298,11 @@ def predict(
         The same file, given as an option.
     out
         A .csv or .parquet file [default: CSV to stdout].
+    score_name
+        Name of the new column with the score, if the table has a column score. With more than two
+        classes: the start of the names.
+    decision_name
+        Name of the new column with the decision, if the table has a column decision.
     json
         Print the table to stdout as JSON, and nothing else.
 
@@ -253,9 +317,14 @@ def predict(
     require(data is None, "`data` names a second table: give one", kind="conflict")
     if out is not None:
         tables.check_table_path(out)
-        _check_predictions(out)
-    fair_model = fedgft.load_model(model)
-    table, notes = fair_model.add_predictions(tables.read_frame(file), source=str(file))
+        _check_predictions(out, decision_name)
+    loaded = fedgft.load_model(model)
+    table, notes = loaded.add_predictions(
+        tables.read_frame(file),
+        source=str(file),
+        score_name=score_name,
+        decision_name=decision_name,
+    )
     for text in notes:
         note(text)
     as_csv = not json if out is None else out.suffix.lower() == ".csv"
@@ -274,12 +343,12 @@ def predict(
         sys.stdout.write(escaped.write_csv())
 
 
-def _check_predictions(out: Path) -> None:
+def _check_predictions(out: Path, decision_name: str) -> None:
     """Raise a `FedgftError` if the file exists and does not hold earlier predictions."""
     if not out.is_file():
         return
     try:
-        is_earlier = {"decision"} <= set(measurement.read_header(out))
+        is_earlier = decision_name in measurement.read_header(out)
     except FedgftError:  # it is no table
         is_earlier = False
     text = f"`out` {out}: exists and holds no predictions; name another file"

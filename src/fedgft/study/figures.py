@@ -419,7 +419,8 @@ def _draw_slopes(
         places = _spread_labels(known, least=0.07 * (high - low))
         for name, value in known.items():
             text = f"{value:.1f}" if x == 0 else f"{value:.1f} {printable(name)[:MAX_LETTERS]}"
-            style = {"ha": side, "va": "center", "color": colors[name], "parse_math": False}
+            style: dict[str, Any] = {"ha": side, "va": "center", "color": colors[name]}
+            style["parse_math"] = False
             style["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # above lines
             place = (x + (0.08 if x else -0.08), places[name])
             axis.annotate(text, place, annotation_clip=False, **style)

@@ -23,7 +23,8 @@ from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import METHOD_LABELS, METHODS
 from fedgft.auditing import Audit, audit, measure
 from fedgft.data.dataset import Dataset
-from fedgft.data.features import GROUP
+from fedgft.data.encode import MISSING, Categorical
+from fedgft.data.features import GROUP, split_words
 from fedgft.engine import predict_proba
 from fedgft.engine.history import ModelInputs
 from fedgft.errors import FedgftError, LazyModule
@@ -60,6 +61,11 @@ FEW_ROWS = "95% interval not estimable: fewer than ten rows"
 MODEL_FILE = "model.safetensors"
 CARD_FILE = "MODEL.md"
 TEST_SITE = "held-out rows"
+SCORE_WORDS = {  # in names of columns that hold the result of a model
+    *("score", "scores", "probability", "proba", "prob", "prediction", "predictions"),
+    *("predicted", "pred", "decision", "decisions", "yhat", "hat"),
+}
+ROUNDED = 1e-4  # rounding errors of float32 are smaller
 MAX_SITES = 50  # clients that the audit of the held-out rows lists one by one
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOCAL_METHODS = ("lrw", "lft", "fairfed")  # they make each client fair by itself
@@ -276,6 +282,41 @@ def describe_features(dataset: Dataset, *, all_names: bool = False) -> str:
     excluded = _describe_excluded(dataset)
     text = f"Features: {listed}{rest}."
     return f"{text} Not features: {excluded}." if excluded else text
+
+
+def describe_earlier_scores(dataset: Dataset) -> str:
+    """A note on features that look like scores or decisions of an earlier model; empty if none do.
+
+    The name says so, and the values are between 0 and 1 or the names of classes.
+    """
+    fields = () if dataset.images or dataset.encoder is None else dataset.encoder.fields
+    classes = {name.casefold() for name in dataset.classes}
+    found = []
+    for field in fields:
+        if SCORE_WORDS.isdisjoint(split_words(field.name)):
+            continue
+        if isinstance(field, Categorical):
+            is_likely = {level.casefold() for level in field.levels} - {MISSING} <= classes
+        else:
+            values = _read_raw_column(dataset, field.name)
+            is_likely = bool(((values > -ROUNDED) & (values < 1 + ROUNDED)).all())
+        if is_likely:
+            found.append(field.name)
+    if not found:
+        return ""
+    if len(found) == 1:
+        looks = "looks like the score or decision of an earlier model, and is used as a feature"
+        return f"{found[0]} {looks}; `leave_out` {found[0]} leaves it out"
+    looks = "look like scores or decisions of an earlier model, and are used as features"
+    return f"{_join(found)} {looks}; `leave_out` {' '.join(found)} leaves them out"
+
+
+def _read_raw_column(dataset: Dataset, name: str) -> np.ndarray:
+    """(n,) A feature in the units of the table, up to rounding errors of float32."""
+    at = dataset.columns.index(name)
+    center = 0.0 if dataset.center is None else dataset.center[at]
+    scale = 1.0 if dataset.scale is None else dataset.scale[at]
+    return center + scale * dataset.features[:, at]
 
 
 def _describe_excluded(dataset: Dataset) -> str:
