@@ -5,8 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from fedgft.auditing import audit, measure
+from fedgft.auditing import audit, measure, read_sums
 from fedgft.auditing.report import compare
+from fedgft.auditing.tables_and_charts import draw_forest
+from fedgft.auditing.thresholds import compute_curves, find_exact_edges
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -195,7 +197,7 @@ def loans(tmp_path_factory):
         "outcome": "approved",
         "files": files,
     }
-    return audit(sums, about=about)
+    return audit([read_sums(path) for path in files], about=about)
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +247,7 @@ def test_charts_have_descriptions_and_the_roc_is_square(browser, loans, loans_pa
     box = page.locator("#roc svg .role-frame .background").first.bounding_box()
     assert box["width"] == pytest.approx(box["height"], abs=2)
     legends = page.locator("#thresholds svg .role-legend").count()
-    assert legends == 2 and "in use: 0.5" in page.locator("#thresholds svg").text_content()
+    assert legends == 2 and "decided at 0.5" in page.locator("#thresholds svg").text_content()
     page.close()
 
 
@@ -322,15 +324,71 @@ def test_rates_have_their_own_names_and_every_table_one_unit(loans):
         "false-positive rate",
     ]
     assert not any("parity" in cell for row in rates.rows for cell in row)
-    units = ("points", "per cent", "fractions", "Ratios", "Area")
+    units = ("points", "per cent", "Spread", "Ratios", "Area")
     assert all(any(unit in title for unit in units) for title in tables)
     gaps = tables["Gaps by sex, points"]
     assert not {"TV", "DH", "ratio"} & set(gaps.header) and gaps.header[-1] == "verdict"
-    assert {"TV", "DH", "bound"} < set(tables["Spread over the sites by sex, fractions"].header)
+    assert {"TV", "DH", "bound"} < set(tables["Spread over the sites by sex"].header)
     sites = tables["Sites, points"]
     assert len(sites.header) == 6 and len(set(sites.header)) == 6
     note = " ".join(sites.notes)
     assert "north holds 24% of all men but 57% of all women" in note and "of points" not in note
+
+
+def test_captions_state_only_what_the_figures_show(loans):
+    """Before: "exact, every 0.01" where ranges were merged, and dots at interpolated values."""
+    figures = {figure.name: figure for figure in loans.report(figures=True).figures}
+    curves = compute_curves(loans.view)
+    merged = find_exact_edges(loans.view)
+    assert 2 < merged.sum() < len(merged) == 101  # the sites merged ranges with few people
+    caption = figures["thresholds"].caption
+    assert "Values are exact where no site merged ranges" in caption and "every" not in caption
+    assert f"{np.diff(np.flatnonzero(merged)).max() / 100:g}." in caption
+    assert "less exactly" in figures["calibration"].caption
+    dots = [row["exact"] for row in figures["roc"].spec["data"]["values"]]
+    assert dots == [bool(x) for curve in curves for x in curve.exact] and not all(dots)
+    assert "threshold of the decisions" in figures["roc"].caption + caption
+    facts = dict(loans.report().facts)
+    assert "a score of at least 0.5, which is also the default" in facts["Decided by"]
+    assert "no row of data" not in loans.to_html()
+
+
+def test_every_edge_is_exact_where_no_ranges_were_merged():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 400)
+    sums = measure(y, rng.random(400), sensitive_features={"s": y})
+    figures = {figure.name: figure.caption for figure in audit(sums).report(figures=True).figures}
+    assert "Values are exact at every step of the slider, 0.01." in figures["thresholds"]
+    assert "Scores are known to ± 0.005." in figures["calibration"]
+
+
+def test_figures_of_decisions_speak_of_no_threshold():
+    """Before: "The solid line is the threshold in use" in the report of `train`."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 400)
+    sums = measure(y, y, scores=rng.random(400), sensitive_features={"s": y})
+    found = audit(sums, about={"decided_by": "the model"})
+    assert found.summary["threshold"] is None and found.summary["sweep"] is not None
+    for figure in found.report(figures=True).figures:
+        assert "solid line" not in figure.caption and "large dots" not in figure.caption
+    assert dict(found.report().facts)["Decided by"] == "the model"
+
+
+def test_the_interval_over_all_sites_is_the_same_in_figure_and_table():
+    """Before: with three groups, the figure had the narrower interval of one pair."""
+    rng = np.random.default_rng(0)
+    groups = rng.choice(list("abc"), 900)
+    d = (rng.random(900) < 0.3 + 0.2 * (groups == "a")).astype(int)
+    found = audit({"north": (d, d, groups), "south": (d, d, groups)})
+    rows = draw_forest(found.summary)["data"]["values"]
+    drawn = next(row for row in rows if row["metric"] == "sp" and row["kind"] == "all")
+    gap = found.gaps["sp"]
+    assert (drawn["low"], drawn["high"]) == pytest.approx((100 * gap.low, 100 * gap.high))
+
+
+def test_the_bound_of_equalized_odds_is_that_of_both_conditions(loans):
+    bound = loans.summary["bound"]
+    assert bound["eo"] == max(bound["eop"], bound["fpr"]) > bound["eop"]
 
 
 def test_the_text_has_all_that_the_page_has(loans):

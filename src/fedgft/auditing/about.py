@@ -44,7 +44,9 @@ from fedgft.sums import is_text
 from fedgft.validation import check_choice, format_value
 
 TITLE = "Fairness audit"
+DEFAULT_THRESHOLD = 0.5  # of `measure`
 KEYS = ("title", "model", "version", "date", "prepared_by", "purpose", "label", "outcome")
+KEYS += ("decided_by",)
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September")
 MONTHS += ("October", "November", "December")
 MAX_TEXT = 500  # characters of a text in `about`
@@ -123,7 +125,7 @@ LIMITS = (
     "A gap is not a cause. The audit does not say why groups differ, nor that a site did wrong.",
     "Intervals cover chance in the rows alone: not errors in the data, and not a change of the "
     "people or of the model later.",
-    "The numbers come from sums that the sites made. Nobody checked the rows behind them.",
+    "The numbers come from sums of rows. fedgft did not check the rows behind them.",
 )
 
 
@@ -238,10 +240,14 @@ def _describe_label(summary: Summary) -> str:
 
 
 def _describe_threshold(summary: Summary) -> str:
+    """Return how decisions were made. Whether somebody chose the threshold is not known."""
     threshold = summary["threshold"]
+    if "decided_by" in summary["about"]:
+        return summary["about"]["decided_by"]
     if threshold is None:
         return "decisions in the data"
-    return f"score of at least {threshold:g} (the operating threshold)"
+    default = ", which is also the default of fedgft" if threshold == DEFAULT_THRESHOLD else ""
+    return f"threshold: a score of at least {threshold:g}{default}"
 
 
 def _describe_rows(summary: Summary) -> str:

@@ -175,12 +175,33 @@ def compare_sites(metric: Metric, view: View, rates: Rates, gap: LargestGap) -> 
         contribution=exact.contributions,
         heterogeneity=feasible.heterogeneity if proper else math.nan,
         total_variation=feasible.total_variation,
-        bound=feasible.bound_tight,
+        bound=_bound_of_conditions(metric, _clip_statistics(statistics), rates, feasible),
         within=estimate_within_sites(exact, *_pair_noise(metric, view, pair)),
         signed=Estimate(*map(float, over_all)),
         pair_rates=np.stack((first.rate, second.rate)),
         pair_shares=np.stack([_share(each.n) for each in (first, second)]),
     )
+
+
+def _bound_of_conditions(
+    metric: Metric, statistics: np.ndarray, rates: Rates, shown: Analysis
+) -> float:
+    """Return the bound of the gap: the largest one of all conditions.
+
+    `shown` is the comparison under the condition of the gap; it holds if another condition has no
+    two groups with a rate.
+    """
+    bounds = [shown.bound_tight]
+    for condition, by_group in enumerate(rates.rate):
+        known = np.flatnonzero(~np.isnan(by_group))
+        if len(known) >= 2 and len(rates.rate) > 1:
+            i = int(known[by_group[known].argmax()])
+            j = int(known[by_group[known].argmin()])
+            if i != j:
+                pair = Compared(condition, i, j)
+                ones = np.ones(len(statistics))
+                bounds.append(compare(statistics, ones, pair, proper=shown.proper).bound_tight)
+    return float(np.nanmax(bounds)) if not np.isnan(bounds).all() else math.nan
 
 
 def _share(rows: np.ndarray) -> np.ndarray:

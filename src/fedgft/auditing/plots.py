@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from fedgft.auditing.audit_results import Estimate, Rate
 from fedgft.auditing.findings import rank_sites
+from fedgft.auditing.summary import estimable_gap
 from fedgft.formatting import group_colors, printable
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ def _draw_sites(axis: Any, audit: "Audit", metric: str, sites: Sequence[str]) ->
         _draw_estimate(axis, place, estimate, DARK)
         marks += _list_marks(estimate, "o")
     found = audit.summary["metrics"][metric]
-    total = Estimate(found.get("signed_gap"), found.get("signed_low"), found.get("signed_high"))
+    numbers = estimable_gap(found)
+    limits = (None, None) if numbers is None else (numbers["low"], numbers["high"])
+    total = Estimate(found.get("signed_gap"), *limits)
     _draw_estimate(axis, len(sites), total, RED, marker="D")
     _label_lines(axis, [*map(_cut, sites), "all sites"])
     axis.axvline(0, color=DARK, lw=0.8)

@@ -37,7 +37,7 @@ from fedgft.auditing.summary import (
     gap_interval,
     views_of,
 )
-from fedgft.auditing.thresholds import Curves, compute_curves
+from fedgft.auditing.thresholds import Curves, compute_curves, find_exact_edges
 from fedgft.auditing.verdicts import judge_gap, rate_name
 from fedgft.formatting import (
     DASH,
@@ -60,8 +60,9 @@ WITHIN_NOTE = (
     "first group minus second."
 )
 TV_NOTE = (
-    "TV and DH: how differently the two groups are spread over the sites (0: equally). Bound: with "
-    "α the largest gap at a site, the overall gap is at most α(1 − TV) + TV."
+    "TV (a fraction) and DH (a ratio minus 1): how differently the two groups are spread over the "
+    "sites (0: equally). Bound (a fraction): with α the largest gap at a site, the overall gap is "
+    "at most α(1 − TV) + TV; of a metric with several conditions, the largest of their bounds."
 )
 Spec = dict[str, Any]
 
@@ -80,18 +81,18 @@ TITLES = {
 }
 CAPTIONS = {
     "forest": "Every site's own view of the gap between the two groups that are farthest apart "
-    "overall, with 95% intervals. The last row is all sites together. Dashed: the tolerance.",
+    "overall, with 95% intervals. The last row is all sites together; its interval is that of the "
+    "table of gaps. Dashed: the tolerance.",
     "waterfall": "What each site adds to the overall gap (red) or takes from it (green), measured "
     "from the overall rate of the two groups: a site where both have that rate adds nothing. The "
     "bars end at the gap itself. The table of sites explains the amounts in words.",
     "rates": "The rate of every group over all sites, with its 95% interval.",
     "thresholds": "What if the threshold were another one, the same for all groups? Move the "
-    "slider: the dashed line follows it. The solid line is the threshold in use. Values are exact "
-    "at the edges of the histogram's bins, every {step:g}.",
+    "slider: the dashed line follows it.",
     "roc": "By group, exact at the dots; between two dots the curve may lie anywhere in the box "
-    "they span. The large dots are the threshold in use.",
-    "calibration": "By group: of people with such a score, how many are positive. Scores are known "
-    "to ± {half:g}; bars are 95% intervals.",
+    "they span.",
+    "calibration": "By group: of people with such a score, how many are positive. Bars are 95% "
+    "intervals.",
 }
 
 
@@ -238,7 +239,7 @@ def _spread_table(view: ViewSummary, title: str) -> Table:
         dh = "∞" if infinite else _format_short(heterogeneity)
         rows.append((CATALOG[name].title, *map(_format_short, cells), dh))
     header = ("metric", "TV", "bound", "DH")
-    return Table(f"Spread over the sites by {title}, fractions", header, tuple(rows), 1, (TV_NOTE,))
+    return Table(f"Spread over the sites by {title}", header, tuple(rows), 1, (TV_NOTE,))
 
 
 def _reference_tables(summary: Summary) -> Iterator[Table]:
@@ -299,7 +300,10 @@ def _site_table(summary: Summary, max_sites: int) -> Table:
 
 
 def _place_tables(summary: Summary) -> Iterator[Table]:
-    """Yield two tables of several sites: where the groups are, and the largest gap at each site."""
+    """Yield two tables of several sites: where the groups are, and the largest gap at each site.
+
+    The largest gap at a site may be between two other groups than the largest gap overall.
+    """
     metric = leading_metric(summary)
     pair = summary["metrics"][metric]["pair"]
     sites = rank_sites(summary, metric)[:MAX_SITES]
@@ -314,12 +318,14 @@ def _place_tables(summary: Summary) -> Iterator[Table]:
         rows.append((name, *(format_points(x, unknown="no rows") for x in numbers)))
     yield Table("Where the groups are, per cent", header, tuple(rows), 1)
     known = estimable_metrics(summary)
+    groups = summary["metrics"][metric]["groups"]
     rows = []
     for name in sites:
         gaps = (summary["sites"][name]["gap"][n] for n in known)
         rows.append((name, *(format_points(gap, unknown="not estimable") for gap in gaps)))
     header = ("site", *(CATALOG[n].title for n in known))
-    yield Table("Largest gap at each site, points", header, tuple(rows), 1)
+    notes = ("Between any two groups of the site.",) if len(groups) > 2 else ()
+    yield Table("Largest gap at each site, points", header, tuple(rows), 1, notes)
 
 
 def _threshold_tables(summary: Summary) -> Iterator[Table]:
@@ -384,7 +390,7 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
     """
 
     def figure(kind: str, spec: Spec, number: str = "", title: str = "") -> Figure:
-        caption = _write_caption(kind, view, len(summary["sites"]))
+        caption = _write_caption(kind, view, summary)
         heading = TITLES[kind] + title
         described = {"description": f"{heading}. {caption}"} | spec  # for screen readers
         return Figure(kind + number, heading, caption, described)
@@ -411,12 +417,18 @@ def draw_figures(summary: Summary, view: View) -> list[Figure]:
     return figures
 
 
-def _write_caption(kind: str, view: View, sites: int) -> str:
+def _write_caption(kind: str, view: View, summary: Summary) -> str:
     """Return the caption of a figure; it says so if the figure omits sites, groups or classes."""
-    step = 1 / view.spec.bins
+    sites = len(summary["sites"])
     classes = len(view.spec.classes)
-    caption = CAPTIONS[kind].format(step=step, half=step / 2)
+    caption = CAPTIONS[kind]
     of_curves = kind in ("roc", "calibration")
+    if summary["threshold"] is not None and kind == "thresholds":
+        caption += " The solid line is the threshold of the decisions in this audit."
+    if summary["threshold"] is not None and kind == "roc":
+        caption += " The large dots are the threshold of the decisions in this audit."
+    if kind in ("thresholds", "calibration"):
+        caption += f" {_describe_exactness(kind, view)}"
     if kind == "forest" and sites > MAX_SITES:
         caption += f" Shown: the {MAX_SITES} that move the gap most, of {sites:,} sites."
     if of_curves and len(view.groups) > MAX_CURVES:
@@ -426,6 +438,24 @@ def _write_caption(kind: str, view: View, sites: int) -> str:
     if (of_curves or kind == "thresholds") and view.noise.any():
         caption = caption.replace("exact", "as exact as the noise on the counts lets them be")
     return caption
+
+
+def _describe_exactness(kind: str, view: View) -> str:
+    """Return where the values of a figure are exact: a site may have merged ranges of scores."""
+    bins = view.spec.bins
+    edges = np.flatnonzero(find_exact_edges(view))
+    if kind == "calibration":
+        known = f"Scores are known to ± {0.5 / bins:g}"
+        merged = len(edges) <= bins
+        return f"{known}, and less exactly where ranges with few people were merged." * merged or (
+            f"{known}."
+        )
+    if len(edges) > bins:
+        return f"Values are exact at every step of the slider, {1 / bins:g}."
+    return (
+        "Values are exact where no site merged ranges of scores because few people were in them; "
+        f"elsewhere they are interpolated, over steps of up to {np.diff(edges).max() / bins:.2g}."
+    )
 
 
 def _fill_chart(kind: str, rows: list[Spec]) -> Spec:
@@ -509,7 +539,9 @@ def draw_forest(summary: Summary) -> Spec:
         for name in sites:
             site = summary["sites"][name]
             rows.append(_interval_row(metric, name, site["n"], "site", site["local"][metric]))
-        total = gap_interval(found["signed_gap"], found["signed_low"], found["signed_high"])
+        numbers = estimable_gap(found)  # with the limits of the table of gaps, for all pairs
+        limits = (None, None) if numbers is None else (numbers["low"], numbers["high"])
+        total = gap_interval(found["signed_gap"], *limits)
         n = sum(found["groups"][group]["n"] for group in found["pair"])
         rows.append(_interval_row(metric, total_name, n, "all", total))
     return _fill_chart_by_metric("forest", rows, summary)
@@ -599,7 +631,7 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     slider["bind"] |= {"max": 1 - step, "step": step}
     half_step["value"] = step / 2
     in_use["value"] = now
-    in_use_name["value"] = f"in use: {now:g}"
+    in_use_name["value"] = f"decided at {now:g}"
     for part, unit in zip(spec["vconcat"], ("per cent", "points", None), strict=True):
         shown = {what: color for what, of, color, _ in series if unit in (of, None)}
         _color_series(part, shown)
@@ -641,7 +673,7 @@ def draw_roc(curves: list[Curves], *, groups: Iterable[str], threshold: float | 
     groups
         All groups of the audit: colors go by group.
     threshold
-        The operating threshold, which is marked on every curve; None: there is none.
+        The threshold of the decisions, which is marked on every curve; None: there is none.
     """
     rows = []
     for c in curves:
@@ -650,9 +682,11 @@ def draw_roc(curves: list[Curves], *, groups: Iterable[str], threshold: float | 
         distance = np.abs(c.thresholds - (-1.0 if threshold is None else threshold))
         nearest = int(distance.argmin())
         known = threshold is not None and distance[nearest] <= 0.5 / (len(c.thresholds) - 1)
-        for i, (f, t, at) in enumerate(zip(c.fpr, c.tpr, c.thresholds, strict=True)):
+        columns = (c.fpr, c.tpr, c.thresholds, c.exact)
+        for i, (f, t, at, exact) in enumerate(zip(*columns, strict=True)):
             point = {"group": c.group, "fpr": float(f), "tpr": float(t), "threshold": float(at)}
-            rows.append(point | {"order": i, "in_use": known and i == nearest})
+            point |= {"order": i, "exact": bool(exact), "in_use": known and i == nearest}
+            rows.append(point)
     return _color_groups(_fill_chart("roc", rows), "group", groups)
 
 

@@ -59,15 +59,17 @@ class Curves:
     """The ROC and calibration curves of one group, for one class against the rest.
 
     `thresholds` are the edges of the bins from 0 to 1. For each threshold, `tpr` and `fpr` are the
-    shares of positives and of negatives whose score is at least the threshold. The area under the
-    curve, `auc`, is off by at most `bin_error`, because the order within a bin is unknown. It is
-    NaN if there are no positives or no negatives.
+    shares of positives and of negatives whose score is at least the threshold; these are `exact`
+    (a truth value per threshold) unless a site merged ranges with few people there. The area under
+    the curve, `auc`, is off by at most `bin_error`, because the order within a bin is unknown. It
+    is NaN if there are no positives or no negatives.
     """
 
     group: str
     positives: float
     negatives: float
     thresholds: np.ndarray
+    exact: np.ndarray
     tpr: np.ndarray
     fpr: np.ndarray
     auc: float
@@ -128,6 +130,7 @@ def _group_curves(
         positives=float(positives),
         negatives=float(negatives),
         thresholds=np.arange(bins + 1) / bins,
+        exact=_same_above(yes_first, yes_last) & _same_above(no_first, no_last),
         tpr=tpr,
         fpr=fpr,
         auc=auc,
@@ -140,6 +143,17 @@ def _count_above(counts: np.ndarray) -> np.ndarray:
     """Return how many rows reach each edge, (..., bin + 1); no score reaches the last one."""
     rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
     return np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
+
+
+def _same_above(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Return for every edge whether two placements of uncertain rows agree there, (bin + 1,)."""
+    same = np.isclose(_count_above(first), _count_above(last), rtol=0, atol=1e-6)
+    return same.reshape(-1, same.shape[-1]).all(0)
+
+
+def find_exact_edges(view: View) -> np.ndarray:
+    """Return for every edge of the bins whether all counts are exact there, (bin + 1,)."""
+    return _same_above(view.shifted_histogram(0), view.shifted_histogram(1))
 
 
 def _calibration_point(

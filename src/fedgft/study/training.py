@@ -216,6 +216,7 @@ class TrainedModel:
             "title": f"Audit of a model trained with {method} on {self.study.dataset.name}",
             "model": MODEL_FILE,
             "prepared_by": "fedgft train",
+            "decided_by": "the model: the class that it finds most probable",
             "purpose": f"{tested}, with the split of seed {self.summary['seed']}",
         }
         if len(self.study.dataset.classes) == 2:
