@@ -125,20 +125,50 @@ def test_formulas_are_mathematics_with_visible_numbers(site):
     assert "\\frac" not in text and "$$" not in text
 
 
-def test_search_finds_pages_without_a_network(site):
+@pytest.fixture(scope="module")
+def browser():
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("needs Chromium")
-    asked = []
     with playwright.sync_playwright() as run:
-        browser = run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: asked.append(str(error)))
-        page.goto(f"{(site / 'search.html').as_uri()}?q=noise+floor")
-        page.wait_for_selector("ul.search li a", timeout=20_000)
-        titles = page.locator("ul.search li a").all_inner_texts()
-        browser.close()
-    assert any("mathematics" in title for title in titles)
+        yield run.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+
+CUT_OFF = """() => [...document.querySelectorAll('.equation-number')].filter(number => {
+  number.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
+  const box = number.getBoundingClientRect();
+  const ends = [box.left + 1, box.right - 1];
+  const y = box.top + box.height / 2;
+  return !ends.every(x => number.contains(document.elementFromPoint(x, y)));
+}).map(number => number.textContent)"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_number_of_an_equation_is_cut_off(site, browser, width):
+    """D12: numbers lay outside of what the page shows, so that "by (1)" referred to nothing."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((site / "docs" / "idea.html").as_uri())
+    assert page.locator(".equation-number").count() >= 2
+    cut_off = page.evaluate(CUT_OFF)
+    page.close()
+    assert cut_off == []
+
+
+def test_no_built_page_says_that_it_is_empty(site):
+    """D11: the pages of commands and names said "until then it is empty", also when built."""
+    for name in ("commands", "python"):
+        page = read(site, f"docs/{name}")
+        assert "until then" not in page and "is empty" not in page
+        assert page.count('class="reference internal"') > 30
+
+
+def test_search_finds_pages_without_a_network(site, browser):
+    asked = []
+    page = browser.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: asked.append(str(error)))
+    page.goto(f"{(site / 'search.html').as_uri()}?q=noise+floor")
+    page.locator("ul.search li a", has_text="mathematics").first.wait_for(timeout=20_000)
+    page.close()
     assert [each for each in asked if not each.startswith(("file:", "data:"))] == []
