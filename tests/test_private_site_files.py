@@ -167,7 +167,7 @@ def test_small_cells_are_withheld_and_nothing_else_tells():
     assert kept["rows"]["counted"] == total  # not the number of all rows: a difference would tell
     made = audit(SiteSums.from_json(json.dumps(kept), source="file"))
     assert made.to_dict()["curves"] is None and made.to_dict()["scores"] is None
-    assert any("ROC, calibration" in text for text in made.warnings)
+    assert any("ROC curves, calibration" in text for text in made.warnings)
     with pytest.raises(FedgftError, match=r"without min.cell"):
         audit(SiteSums.from_json(json.dumps(kept), source="file"), adjust_to={"sp": 0.1})
     assert json.loads(SiteSums.from_json(json.dumps(kept), source="file").to_json()) == kept

@@ -96,7 +96,7 @@ DEFINITIONS = (
     ),
     (
         "Tolerance",
-        "the largest acceptable gap. It is a decision of people, not a result of the data.",
+        "the largest acceptable gap. People decide on it; it does not follow from the data.",
     ),
     ("Overall gap", "the gap over the rows of all sites together."),
     (
@@ -119,12 +119,13 @@ LIMITS = (
     "not perfect cannot have equal precision and equal true- and false-positive rates. Which "
     "metric matters is a decision about the use of the model.",
     "“Within” is a statement about the size of a gap, not a proof that the model is fair or "
-    "lawful. “Inconclusive” and “not estimable” are not good news.",
+    "lawful. “Inconclusive” and “not estimable” do not mean that a "
+    "gap is acceptable.",
     "The true outcomes are those in the files. If they were recorded unfairly, the rates that "
     "depend on them are wrong, and so is accuracy.",
     "A gap is not a cause. The audit does not say why groups differ, nor that a site did wrong.",
-    "Intervals cover chance in the rows alone: not errors in the data, and not a change of the "
-    "people or of the model later.",
+    "Intervals cover sampling error only: not errors in the data, and not later changes of the "
+    "people or of the model.",
     "The numbers come from sums of rows. fedgft did not check the rows behind them.",
 )
 

@@ -60,9 +60,8 @@ def _warn_about_names(pool: Pool) -> Iterator[str]:
         last = pool.numbered[-1]
         called = first if first == last else f"{first} to {last}"
         yield (
-            f"{len(pool.numbered)} of the sums came without the name of their site; each is taken "
-            f"as a site of its own, called {called} in the order given: measure(..., site=...) "
-            "names them"
+            f"{len(pool.numbered)} of the sums do not name their site; each counts as a separate "
+            f"site, called {called} in the order given: measure(..., site=...) names them"
         )
 
 
@@ -95,21 +94,21 @@ def _warn_about_privacy(pool: Pool, view: View) -> Iterator[str]:
     ]
     if noisy:
         yield (
-            f"Noise for privacy was added to the counts of {join_names(noisy)}; the intervals of "
-            "rates and gaps are wider for it. TV, DH and the bound are inflated by it, and curves "
-            "and group thresholds show it as it is; where it takes a rate out of [0, 1], the rate "
-            "is cut off there and contributions no longer add up to the gap."
+            f"Noise for privacy was added to the counts of {join_names(noisy)}. It makes the "
+            "intervals of rates and gaps wider, and TV, DH and the bound larger. Curves and group "
+            "thresholds include it uncorrected. A rate that it moves out of [0, 1] is set to 0 or "
+            "1, and contributions then do not add up to the gap."
         )
     suppressed = sum(p.suppressed for measures in pool.privacy for p in measures)
     if suppressed:
         yield (
-            f"Withheld small cells: {suppressed}. Each is estimated by the middle of its "
-            "range, and the intervals cover the whole range."
+            f"Withheld small cells: {suppressed}. The audit computes with the middle of the "
+            "range of each, and the intervals cover the whole range."
         )
     if view.spec.scored and not view.has_histograms:
         yield (
-            "ROC, calibration, thresholds and gaps of scores are left out: sites that withhold "
-            "small cells withhold their histograms too."
+            "ROC curves, calibration, thresholds and gaps of scores are left out, because sites "
+            "that withhold small cells also withhold their histograms."
         )
 
 
@@ -124,9 +123,10 @@ def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
     unknown = np.isnan(estimate.rates.rate)
     empty = [view.groups[g] for g in np.flatnonzero(unknown.any(0))]
     if empty:
+        have = "has" if len(empty) == 1 else "have"
         yield (
-            f"{title} is not estimable: no row to take a rate from in {join_names(empty)}. That is "
-            "not the same as fair."
+            f"{title} is not estimable: {join_names(empty)} {have} no rows for this rate. That "
+            "does not mean that the model is fair."
         )
     small = [view.groups[g] for g in np.flatnonzero((~unknown & ~estimate.rates.valid).any(0))]
     if small:
@@ -134,8 +134,8 @@ def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
         if view.noise.any() or view.slack.any():
             rows = f"perhaps fewer than {FEW} rows, or too few for the noise,"
         yield (
-            f"{title}: {rows} of the event in {join_names(small)}; no interval is claimed for "
-            "them, nor an upper limit for the largest gap."
+            f"{title}: {rows} of the event in {join_names(small)}; their rates have no interval, "
+            "and the largest gap has no upper limit."
         )
 
 

@@ -41,7 +41,7 @@ CLIENT_NUMBERS = (  # columns of the table of clients
 MIN_WIDTH = 20  # of a terminal; in a narrower one, the terminal itself divides lines
 LOG_LINES = 10  # lines of progress per task, with --verbose
 NOT_ESTIMABLE = (
-    "-: not estimable, a group has no row to take a rate from (not: fair), or training diverged"
+    "-: not estimable (a group has no rows for the rate; that does not mean fair), or diverged"
 )
 FEW_ROWS = "n<10: not estimable: fewer than ten rows of a group to take a rate from"
 UNBROKEN = re.compile(r"\(?[-+–.\d]+ to [-+–.\d]+\)?|\S+")  # an interval or a word, in a table

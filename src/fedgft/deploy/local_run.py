@@ -339,7 +339,7 @@ def _check_output_folder(plan: LocalRunPlan) -> None:
         raise FedgftError(f"`resume`: there is no run in {plan.out}")
     if not plan.resume:
         raise FedgftError(
-            f"`out` {plan.out}: is not empty; name another folder, or go on there with `resume`"
+            f"`out` {plan.out}: is not empty; name another folder, or continue there with `resume`"
         )
     if not (plan.out / CHECKPOINT).is_file():
         raise FedgftError(f"`resume`: {plan.out} holds no finished round of a run")

@@ -359,7 +359,7 @@ def start_superlink(arguments: list[str]) -> None:
         extensions.get_middleware = lambda: (Middleware(OwnUserOnly),)
     else:
         sys.stderr.write(
-            "fedgft: this system does not tell who opened a connection: other users of "
+            "fedgft: this system does not report who opened a connection: other users of "
             "this host can reach the SuperLink's control interface\n"
         )
     # Otherwise its web server would trust a header that claims another address.
