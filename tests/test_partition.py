@@ -218,7 +218,7 @@ def test_as_many_clients_as_rows():
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": float("nan")}, "alpha"),
         ({"clients": 0}, "clients must be at least 1"),
-        ({"clients": 15}, r"clients: 15 clients cannot share 14 row\(s\)"),
+        ({"clients": 15}, r"clients: 15 clients cannot share 14 rows"),
         ({"kind": "pure", "clients": 1}, "clients: 1 cannot hold 2 groups"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"test_share": 1.0}, "test_share must be below 1"),
