@@ -153,7 +153,9 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
     lines = out.splitlines()
     assert re.match(r"FedAvg +\d\d\.\d% accurate, gap \d+\.\d points \(95% interval", lines[1])
     assert lines[2].startswith("best local (") and lines[3].startswith("FedGFT ")
-    assert lines[4].startswith("Noise floor: ")
+    assert lines[4].startswith("Always predicting the most frequent class: ")
+    assert lines[5].startswith("Noise floor: ")
+    assert "FedGFT control  " in out and "are earlier methods" in out  # the names in the figure
     assert f"Open:  {tmp_path / 'methods.png'}" in out and "fedgft train --data loans.csv" in out
     assert "chosen on inner splits" not in err and "constant" not in out  # with --verbose only
     assert (tmp_path / "rounds.svg").exists()

@@ -33,12 +33,15 @@ from fedgft.study.figures import (
 from fedgft.study.results import choose_replicate, state_finding
 from fedgft.study.tradeoff import Frontier, TradeoffPoint, choose_point, point_row
 from fedgft.study.training import (
+    Comparison,
+    TrainedModel,
     count_missed,
     describe_saved_model,
     describe_target,
     describe_widest,
     list_results,
     save_model,
+    state_target,
     suggest_changes,
     write_rows,
 )
@@ -337,6 +340,8 @@ def test_replicates_that_miss_their_target_are_trained_for_more_rounds() -> None
     if line["reached"] < 6:
         assert "above the target of 6.0" in line["missed_because"]
         assert line["missed_because"] in suggest_changes(line)
+        assert re.match("In the replicate of seed [0-9], the gap", line["missed_because"])
+        assert ": try" not in line["missed_because"]  # what to try is said once
     last = {r["seed"]: r["round"] for r in round_rows(long, found)}
     assert [last[i] for i in range(6)] == found.rounds.tolist()
     plain = long.run(0.5, "fedavg", SP)
@@ -569,7 +574,7 @@ def test_the_lines_of_a_result_name_the_best_local_method() -> None:
     methods = {"fedavg": 0.2, "lrw": 0.15, "lft": 0.1, "fedgft": 0.05, "fedgft-control": 0.02}
     rows = [row(study, result(study, m, [gapped(g, 0.8)] * 2)) for m, g in methods.items()]
     said = list_results(rows, groups=("man", "woman"), title="statistical parity")
-    names = ["FedAvg", "best local (LFT)", "FedGFT"]
+    names = ["FedAvg", "best local (LFT)", "FedGFT control"]  # as in the figure
     assert [line.split("  ")[0] for line in said[1:4]] == names
     assert "gap 20.0 points (95% interval" in said[1] and "between man and woman:" in said[0]
     few = list_results([rows[0], rows[-1]], groups=("man", "woman"), title="statistical parity")
@@ -607,6 +612,7 @@ def test_train_writes_a_card_and_an_audit_of_the_rows_held_out(capsys, tmp_path)
     assert all(f"{tmp_path}/o/{name}" in out for name in ("MODEL.md", "report/report.html"))
     card = (tmp_path / "o/MODEL.md").read_text()
     about = load_model(tmp_path / "o/model.safetensors").about["trained"]
+    assert "| predicted yes, wo\\|man | " in card and "Always predicting the most frequent" in card
     assert "| on held-out rows | FedAvg | FedGFT |" in card and "| man, wo\\|man |" in card
     assert f" {100 * about['accuracy_test']:.1f}% |" in card and "bank (the client)" in card
     audit = json.loads((tmp_path / "o/report/audit.json").read_text())
@@ -805,3 +811,51 @@ def test_the_next_commands_of_train_work_as_they_are(capsys, tmp_path, monkeypat
     same = ["--score-name", "x", "--decision-name", "x"]
     code, _, err = run(capsys, *commands[0][1:4], *same)
     assert code == 2 and "must be two different names" in err
+
+
+def test_a_model_no_better_than_the_most_frequent_class_is_told_so() -> None:
+    study = lab(4)
+    for right, says in ((0.5, "is not clearly more accurate"), (0.8, "")):
+        made = [
+            result(study, method, [gapped(gap, right)] * 4)
+            for method, gap in (("fedavg", 0.2), ("fedgft-control", 0.02))
+        ]
+        rows = [row(study, each) for each in made]
+        trained = TrainedModel(Comparison(study, made, rows), choose_replicate(study, made[-1]))
+        said = trained.warn_useless()
+        assert says in said and bool(says) == bool(said)
+        constant = f"{100 * rows[-1]['accuracy_constant']:.1f}%"
+        lines = list_results(rows, groups=("man", "woman"), title="statistical parity")
+        assert f"Always predicting the most frequent class: {constant} accurate." in lines
+    assert (
+        "`fedgft frontier`"
+        in TrainedModel(
+            Comparison(
+                study, made, [{**row, "accuracy": row["accuracy_constant"]} for row in rows]
+            ),
+            choose_replicate(study, made[-1]),
+        ).warn_useless()
+    )
+
+
+def test_a_miss_names_its_replicate_and_repeats_no_advice() -> None:
+    study = lab(3)
+    made = result(study, "fedgft-control", [gapped(gap, 0.8) for gap in (0.01, 0.045, 0.022)])
+    line = row(study, made)
+    assert "A gap up to 0.3 points above the target counts as reached." in state_target(line)
+    assert "counts as reached" not in state_target({**line, "gap_hard": 0.019})
+    about = {"seed": 3, "why": "because", "gap": 0.021, "gap_test": None, "gap_test_low": None}
+    about |= {"gap_of": "decisions", "reached": True, "collapsed": False, "target": 0.02}
+    assert "2.1 points on its clients' rows, within 0.3 points of the target 2.0, and" in (
+        describe_saved_model(about)
+    )
+
+
+def test_costs_in_titles_are_the_difference_of_the_numbers_shown() -> None:
+    rows = [
+        {"method": method, "gap_hard_test": gap, "accuracy": accuracy}
+        for method, gap, accuracy in (("fedavg", 0.1, 0.75149), ("fedgft-control", 0.02, 0.74251))
+    ]
+    assert state_finding(*rows).endswith("for 0.8 points of accuracy")
+    both = state_finding(*rows, methods=("fedgft",))
+    assert both.startswith("FedGFT control cuts the gap from 10.0 to 2.0 points")

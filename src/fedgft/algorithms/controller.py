@@ -191,8 +191,16 @@ class ControlReport:
         gaps[at] = other.gaps[:, rounds]
         return ControlReport(self.target, gap, gaps, self.kind)
 
-    def reason(self, run: int = 0) -> str:
-        """Return a sentence with the gap of this run and, if it missed its target, a remedy."""
+    def reason(self, run: int = 0, *, remedy: bool = True) -> str:
+        """Return a sentence with the gap of this run and, if it missed its target, a remedy.
+
+        Parameters
+        ----------
+        run
+            The position of the run.
+        remedy
+            Whether a remedy is named.
+        """
         of = {"hard": "decisions", "soft": "scores"}[self.kind]
         gap, target, swing = (100 * float(x[run]) for x in (self.gap, self.target, self.swing))
         case = self._case(run)
@@ -207,7 +215,8 @@ class ControlReport:
             "settled": f", above the target of {target:.1f} although it has settled: try a larger "
             "target, more rounds, another model, or larger groups.",
         }
-        return found + ends[case]
+        end = ends[case] if remedy else f"{ends[case].partition(': try ')[0].rstrip('.')}."
+        return found + end
 
     def _case(self, run: int) -> str:
         """Return "reached", or a key of `REMEDIES`."""

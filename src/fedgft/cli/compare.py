@@ -22,6 +22,10 @@ session = LazyModule("fedgft.cli.study_session")
 figures = LazyModule("fedgft.study.figures")
 training = LazyModule("fedgft.study.training")
 
+DEFINITIONS = (
+    "In the figure: FedGFT has a fixed strength, FedGFT control is trained to a target. LRW "
+    "(weights), LFT (a penalty) and FairFed (mixing of clients) are earlier methods."
+)
 DEMO_METHODS = ("fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control")
 
 
@@ -146,6 +150,7 @@ def _print_demo(found: "Comparison", folder: Path, paths: Sequence[Path]) -> Non
     names = found.study.dataset.group_names
     for line in training.list_results(found.rows, groups=names, title=title):
         paragraph(line)
+    paragraph(DEFINITIONS)
     if output.verbose:
         out.print()
         session.print_comparison(found)

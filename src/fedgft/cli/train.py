@@ -21,6 +21,7 @@ from fedgft.cli.console import (
     paragraph,
     print_json,
     render,
+    warn,
     wrote,
 )
 from fedgft.cli.options import (
@@ -172,9 +173,11 @@ def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> 
         paragraph(training.state_target(last, first))
     if last["collapsed"]:
         paragraph(training.describe_collapse(last))
-    if last["target"] is not None:
+    if last["target"] is not None and trained.choice.why != "met":
         paragraph(training.suggest_changes(last))
     paragraph(render(training.describe_saved_model(trained.summary)))
+    if text := trained.warn_useless():
+        warn(text)
     out.print()
     paragraph(render(session.describe_clients(trained.study, options, [trained.result.alpha])))
     paragraph(training.describe_features(data, all_names=output.verbose))

@@ -68,13 +68,14 @@ class Curve:
 class Column:
     """Two panels, accuracy above gap.
 
-    `noise_floor` and `target` of the gap are fractions; None: not shown.
+    `noise_floor` and `target` of the gap are fractions; None: not shown. `axis` labels the rounds.
     """
 
     title: str
     curves: Sequence[Curve]
     noise_floor: float | None = None
     target: float | None = None
+    axis: str = "round"
 
 
 # Parts of every figure
@@ -176,10 +177,8 @@ def plot_rounds(study: Study, results: Sequence[Result]) -> Any:
     for metric, alpha in dict.fromkeys((r.metric, r.alpha) for r in results):
         mine = [r for r in results if (r.metric, r.alpha) == (metric, alpha)]
         columns.append(_make_column(study, mine, title=metric.title + study.describe_alpha(alpha)))
-    longer = any((r.stretch > 1).any() for r in results)
-    more = "\nreplicates that took more rounds are drawn as wide as the others" if longer else ""
-    about = f"{study.dataset.name}, {study.describe_federation()}, protocol {study.protocol.name}"
-    title = f"{about}: {describe_replicates(len(study.seeds))}{more}"
+    about = f"{study.dataset.name}, {study.describe_federation()}"
+    title = f"{about}: {describe_replicates(len(study.seeds))}"
     if [r.method for r in results] == ["fedavg", results[-1].method]:
         title = f"{state_finding(*(row(study, r) for r in results))}\n{title}"
     return plot_columns(columns, title=title, gap=label_gap(study.protocol))
@@ -187,7 +186,7 @@ def plot_rounds(study: Study, results: Sequence[Result]) -> Any:
 
 def describe_replicates(n: int) -> str:
     """What a line and its band stand for, given the number of replicates."""
-    return f"mean of {n} replicates and its 95% band" if n > 1 else "one replicate, no band"
+    return f"mean of {n} replicates, 95% band" if n > 1 else "one replicate, no band"
 
 
 def label_gap(protocol: Protocol) -> str:
@@ -212,7 +211,9 @@ def _make_column(study: Study, results: Sequence[Result], *, title: str) -> Colu
         noise_floor = mean_of(floor(metric, results[-1].test_sums.statistics(metric, "hard")))
     if results[-1].has_target and kind == study.protocol.control:
         target = mean_of(results[-1].strength)
-    return Column(title, curves, noise_floor, target)
+    longer = any((r.stretch > 1).any() for r in results)
+    axis = "round (longer replicates: scaled to fit)" if longer else "round"
+    return Column(title, curves, noise_floor, target, axis)
 
 
 def plot_columns(columns: Sequence[Column], *, title: str, gap: str) -> Any:
@@ -239,7 +240,7 @@ def _draw_column(above: Any, below: Any, column: Column) -> None:
         below.axhline(100 * column.noise_floor, **NOISE_FLOOR)
     if column.target is not None:
         below.axhline(100 * column.target, **TARGET | {"label": f"target {100 * column.target:g}"})
-    below.set_xlabel("round")
+    below.set_xlabel(column.axis)
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -328,7 +329,8 @@ def plot_methods(study: Study, results: Sequence[Result]) -> Any:
         axis.grid(axis="y", visible=False)
         set_title(axis, title, size=10)
     _add_legend(figure, axes[1])
-    set_heading(figure, f"{state_finding(rows[0], rows[-1])}\n{_describe_test(study, results[-1])}")
+    finding = state_finding(rows[0], rows[-1], methods=list(names))
+    set_heading(figure, f"{finding}\n{_describe_test(study, results[-1])}")
     return figure
 
 
@@ -482,7 +484,7 @@ def _state_choice(found: Frontier) -> str:
     """The title of a frontier: the chosen point beside FedAvg, on test rows; empty without one."""
     if found.chosen is None:
         return ""
-    name = label_methods([found.chosen.method])[found.chosen.method]
+    name = label_methods([point.method for point in found.points])[found.chosen.method]
     pairs = [point.mean(found.metric, "test") for point in (found.chosen, found.points[0])]
     texts = [
         f"{format_points(gap)} points at {format_percent(accuracy)} accuracy"

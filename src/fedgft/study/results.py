@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedgft.algorithms import METHODS
+from fedgft.algorithms.controller import ControlReport
 from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset
 from fedgft.formatting import format_points
@@ -35,6 +36,7 @@ REASONS = {
     "first": "the first that did not diverge, since there is no target to choose by",
 }
 "Why the model of a replicate is saved, in words."
+ONLY_ONE = "the only one that met the target on its clients' rows"
 
 
 def row(study: Study, result: Result) -> Row:
@@ -127,19 +129,21 @@ def label_methods(methods: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def state_finding(fedavg: Row, row: Row) -> str:
+def state_finding(fedavg: Row, row: Row, *, methods: Sequence[str] = ()) -> str:
     """One sentence: what a method does to FedAvg's gap on test rows, and what it costs.
 
     Parameters
     ----------
     fedavg, row
         The rows of FedAvg and of the method, of the same cell.
+    methods
+        The methods that are shown beside them, see `label_methods`.
 
     Returns
     -------
     Such as "FedGFT cuts the gap from 18.5 to 1.7 points for 0.6 points of accuracy".
     """
-    name = label_methods([row["method"]])[row["method"]]
+    name = label_methods([*methods, row["method"]])[row["method"]]
     before = fedavg["gap_hard_test"]
     after = row["gap_hard_test"]
     if before is None or after is None:
@@ -159,7 +163,8 @@ def _describe_cost(fedavg: Row, row: Row) -> str:
     """What the method costs in accuracy on test rows; empty where that is not known."""
     if fedavg["accuracy"] is None or row["accuracy"] is None:
         return ""
-    loss = fedavg["accuracy"] - row["accuracy"]
+    before, after = (round(100 * each["accuracy"], 1) for each in (fedavg, row))  # as shown
+    loss = (before - after) / 100
     size = format_points(abs(loss))
     if size == "0.0":
         return "at the same accuracy"
@@ -317,6 +322,8 @@ class Choice:
     @property
     def reason(self) -> str:
         """A text that says why this replicate was chosen."""
+        if self.why == "met" and self.met == 1:
+            return ONLY_ONE
         return REASONS[self.why].format(met=self.met)
 
 
@@ -399,8 +406,17 @@ def _target_columns(study: Study, result: Result) -> Row:
         "target_of": GAP_OF[study.protocol.control],
         "reached": int(within.sum()),
         "reached_collapsed": int((within & is_collapsed(result.client_sums)).sum()),
-        "missed_because": None if control is None else control.reason(int(missed[0])),
+        "missed_because": None if control is None else _explain_miss(study, control, missed),
     }
+
+
+def _explain_miss(study: Study, control: ControlReport, missed: np.ndarray) -> str:
+    """Why the first of the replicates that missed the target has missed it."""
+    first = int(missed[0])
+    text = control.reason(first, remedy=False)
+    if len(study.seeds) == 1:
+        return text
+    return f"In the replicate of seed {study.seeds[first]}, {text[0].lower()}{text[1:]}"
 
 
 def _warn(text: str) -> None:

@@ -31,7 +31,9 @@ from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
 from fedgft.formatting import escape_markdown, format_gap, format_percent, format_points
 from fedgft.metrics import CATALOG, Metric, get_metric
+from fedgft.metrics.functions import constant_accuracy, selection_rates
 from fedgft.models import get_model
+from fedgft.settings import TARGET_TOLERANCE
 from fedgft.site_sums import SiteSums
 from fedgft.store import atomic_write, make_folder, stage_files
 from fedgft.study.figures import plot_before_after, plot_rounds, save_figure
@@ -42,11 +44,13 @@ from fedgft.study.results import (
     client_rows,
     describe_training,
     label_methods,
+    number,
     round_rows,
     row,
 )
 from fedgft.study.study import Result, Study
 from fedgft.study.tradeoff import Frontier, TradeoffPoint, find_knee
+from fedgft.sums import Sums
 
 if TYPE_CHECKING:
     import polars as pl
@@ -65,6 +69,7 @@ SCORE_WORDS = {  # in names of columns that hold the result of a model
     *("score", "scores", "probability", "proba", "prob", "prediction", "predictions"),
     *("predicted", "pred", "decision", "decisions", "yhat", "hat"),
 }
+MARGIN = 0.01  # of accuracy, above that of always predicting the most frequent class
 ROUNDED = 1e-4  # rounding errors of float32 are smaller
 MAX_SITES = 50  # clients that the audit of the held-out rows lists one by one
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -150,6 +155,42 @@ class TrainedModel:
         about = describe_training(self.study, self.result, self.choice.replicate)
         return {**about, "why": self.choice.reason}
 
+    def warn_useless(self) -> str:
+        """A warning if the model is hardly better than the most frequent class; empty if it is.
+
+        The margin is one point for the mean of the replicates, and for the saved model also the
+        95% interval of its accuracy on test rows.
+        """
+        last = self.comparison.rows[-1]
+        sums = self.result.test_sums[self.choice.replicate]
+        models = {"the saved model": (float(sums.accuracy()), float(constant_accuracy(sums)))}
+        margins = [1.96 * _standard_error(sums), MARGIN]
+        if last["accuracy"] is not None and last["seeds"] > 1:
+            models["the mean over the replicates"] = (last["accuracy"], last["accuracy_constant"])
+        for (name, pair), margin in zip(models.items(), margins, strict=False):
+            accuracy, constant = pair
+            if accuracy - constant < max(margin, MARGIN):
+                return (
+                    f"{name} is not clearly more accurate ({format_percent(accuracy)}) than always "
+                    f"predicting the most frequent class ({format_percent(constant)}) on these "
+                    "rows, so a small gap is no achievement; `fedgft frontier` shows what can be "
+                    "reached, or try a larger `target`"
+                )
+        return ""
+
+    def _list_rates(self) -> list[tuple[str, list[float | None]]]:
+        """The rates at which FedAvg and the model select each group on test rows."""
+        at = self.choice.replicate
+        data = self.study.dataset
+        each = [selection_rates(made.test_sums[at]) for made in (self.fedavg, self.result)]
+        classes = range(len(data.classes))
+        shown = [1] if len(data.classes) == 2 else classes
+        return [
+            (f"{data.classes[c]}, {group}", [number(rates[g, c]) for rates in each])
+            for g, group in enumerate(data.group_names)
+            for c in shown
+        ]
+
     def clients(self) -> list[Row]:
         """Every client with this method and with FedAvg, see `client_rows`."""
         return client_rows(
@@ -168,6 +209,8 @@ class TrainedModel:
         rows = [describe_training(self.study, result, at) for result in results.values()]
         accuracies = [format_percent(row["accuracy_test"]) for row in rows]
         gaps = [format_points(row["gap_test"]) for row in rows]
+        constant = format_percent(number(constant_accuracy(self.result.test_sums[at])))
+        warning = self.warn_useless().replace("`", "")
         lines = [
             self.model().card(),
             "## Beside FedAvg",
@@ -178,6 +221,14 @@ class TrainedModel:
             "|---|" + "---:|" * len(results),
             f"| accuracy | {' | '.join(accuracies)} |",
             f"| gap, points | {' | '.join(gaps)} |",
+            *(
+                f"| predicted {escape_markdown(name)} | {' | '.join(map(format_percent, rates))} |"
+                for name, rates in self._list_rates()
+            ),
+            "",
+            f"Always predicting the most frequent class is right in {constant} of the held-out "
+            "rows.",
+            *([f"Warning: {escape_markdown(warning)}."] if warning else []),
             "",
             "## Columns that are not features",
             "",
@@ -325,6 +376,12 @@ def _describe_excluded(dataset: Dataset) -> str:
     return ", ".join(f"{name} ({why})" for name, why in dataset.excluded)
 
 
+def _standard_error(sums: Sums) -> float:
+    """The standard error of the accuracy on these rows."""
+    accuracy = float(sums.accuracy())
+    return float(np.sqrt(accuracy * (1 - accuracy) / max(1.0, float(sums.rows()))))
+
+
 def _measure_test_rows(trained: TrainedModel, group: str) -> SiteSums:
     """The sums over the test rows under the chosen model, by client where a column names them."""
     study = trained.study
@@ -439,7 +496,9 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
 # Results in words: sentences made from rows (`results.row`).
 
 
-def list_results(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> list[str]:
+def list_results(
+    rows: Sequence[Row], *, groups: Sequence[str], title: str, methods: Sequence[str] = ()
+) -> list[str]:
     """The result in a few lines: accuracy and gap with FedAvg and with the method, on test rows.
 
     Parameters
@@ -449,13 +508,15 @@ def list_results(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> l
         methods between them, the one with the smallest gap has a line too.
     groups, title
         Names of the groups, and of the metric.
+    methods
+        Methods that a figure or table shows beside those of the rows, see `label_methods`.
 
     Returns
     -------
-    A heading, one line per method, and the noise floor.
+    A heading, one line per method, the accuracy of a constant model, and the noise floor.
     """
     last = rows[-1]
-    names = label_methods([rows[0]["method"], last["method"]])
+    names = label_methods([*methods, *(row["method"] for row in rows)])
     shown = {names[rows[0]["method"]]: rows[0]}
     local = [row for row in rows[1:-1] if row["method"] in LOCAL_METHODS]
     local = [row for row in local if row["gap_hard_test"] is not None]
@@ -470,6 +531,9 @@ def list_results(rows: Sequence[Row], *, groups: Sequence[str], title: str) -> l
     lines = [f"{where}, {times}. {title.capitalize()} {_describe_groups(last, groups)}:"]
     width = max(map(len, shown))
     lines += [f"{name:<{width}}  {_describe_result(row)}" for name, row in shown.items()]
+    if last["accuracy_constant"] is not None:
+        constant = format_percent(last["accuracy_constant"])
+        lines.append(f"Always predicting the most frequent class: {constant} accurate.")
     if last["floor"] is not None:
         lines.append(
             f"Noise floor: {format_points(last['floor'])} points, the gap that a perfectly fair "
@@ -507,10 +571,14 @@ def state_target(row: Row, fedavg: Row | None = None) -> str:
     plain = ""
     if fedavg is not None:
         plain = f", FedAvg {format_points(fedavg[kind], unknown=NOT_ESTIMABLE)}"
-    return (
+    text = (
         f"Target {format_points(row['target'])} points for {row['target_of']} on the clients' own "
         f"rows: {_count_reached(row)} (mean gap {format_points(row[kind])}{plain})."
     )
+    if row["reached"] and row[kind] > row["target"]:
+        tolerance = format_points(TARGET_TOLERANCE)
+        text += f" A gap up to {tolerance} points above the target counts as reached."
+    return text
 
 
 def describe_target(row: Row, fedavg: Row | None = None) -> str:
@@ -576,8 +644,10 @@ def describe_saved_model(about: Row) -> str:
     on_clients = NOT_ESTIMABLE if about["gap"] is None else f"{format_points(about['gap'])} points"
     verdict = ""
     if about["target"] is not None:
-        met = "met" if about["reached"] else "missed"
-        verdict = f" (target {format_points(about['target'])}: {met})"
+        target = format_points(about["target"])
+        verdict = f" (target {target}: {'met' if about['reached'] else 'missed'})"
+        if about["reached"] and about["gap"] > about["target"]:
+            verdict = f", within {format_points(TARGET_TOLERANCE)} points of the target {target},"
     low = about["gap_test_low"]
     on_test = NOT_ESTIMABLE
     if about["gap_test"] is not None:
@@ -622,7 +692,8 @@ def list_choice(found: Frontier, *, groups: Sequence[str], tested: str) -> list[
     rows = found.rows()
     row = rows[found.points.index(chosen)]
     both = [rows[0]] if chosen is found.points[0] else [rows[0], row]
-    lines = list_results(both, groups=groups, title=found.metric.title)
+    methods = [point.method for point in found.points]
+    lines = list_results(both, groups=groups, title=found.metric.title, methods=methods)
     knee = find_knee([point for point in found.points if point.method in METHODS], found.metric)
     reason = "at the knee, where a larger gap brings little accuracy"
     if chosen is not knee:
@@ -631,7 +702,7 @@ def list_choice(found: Frontier, *, groups: Sequence[str], tested: str) -> list[
         limit = f"{format_points(found.target)} points"
         is_met = chosen.meets(found.metric, found.target)
         reason = f"the most accurate with a gap within {limit}" if is_met else f"nearest to {limit}"
-    lines.append(f"Chosen on the clients' rows: {_describe_setting(chosen)}, {reason}.")
+    lines.append(f"Chosen on the clients' rows: {_describe_setting(chosen, methods)}, {reason}.")
     on_clients, on_test = (
         format_points(chosen.values(found.metric, where)[1][saved])
         for where in ("federation", "test")
@@ -648,9 +719,12 @@ def list_choice(found: Frontier, *, groups: Sequence[str], tested: str) -> list[
     return lines
 
 
-def _describe_setting(point: TradeoffPoint) -> str:
-    """A method and its strength in words: "FedGFT, trained to a gap of 0.3 points"."""
-    name = label_methods([point.method])[point.method]
+def _describe_setting(point: TradeoffPoint, methods: Sequence[str]) -> str:
+    """A method and its strength in words: "FedGFT, trained to a gap of 0.3 points".
+
+    `methods` are all that are shown.
+    """
+    name = label_methods(methods)[point.method]
     strength = METHODS[point.method].strength
     if strength is None or point.strength is None:
         return name
