@@ -658,3 +658,18 @@ def test_an_audit_fits_the_terminal(sites, capsys, columns):
     for word in ("TV", "DH", "bound", "ratio"):
         assert word in wide
     assert "TV and DH: how differently the two groups are spread over the sites" in wide
+
+
+def test_rows_without_a_group_are_no_group(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = {"y": [0, 1] * 3000, "sex": ["M", "F"] * 2995 + [None] * 10, "p": [0.2, 0.8] * 3000}
+    pl.DataFrame(rows).write_csv(tmp_path / "n.csv")
+    asked = ("--label", "y", "--group", "sex", "--score", "p", "--out", "n.json")
+    code, _, err = run(capsys, "measure", "n.csv", *asked)
+    said = " ".join(err.split())
+    assert code == 0 and "n: 6,000 rows in 2 groups" in said
+    assert "rows without a recorded group: 10" in said
+    rows = {name: values[:5990] for name, values in rows.items()}
+    pl.DataFrame(rows).write_csv(tmp_path / "m.csv")
+    code, _, err = run(capsys, "measure", "m.csv", *asked[:-1], "m.json")
+    assert code == 0 and "the smallest is 2,995" in " ".join(err.split())

@@ -568,7 +568,7 @@ def describe_rows(parts: Sequence["SiteSums"]) -> list[str]:
     """Return notes about the rows of the sites: groups, classes, missing values."""
     spec = parts[0].require_spec()
     sites = {name: site for part in parts for name, site in part.sites.items()}
-    groups = {group for site in sites.values() for group in site.tables}
+    groups = {group for site in sites.values() for group in site.tables if None not in group}
     rows = sum(part.rows() for part in parts)
     counted = f"{rows:,.0f} rows in {format_count(len(groups), 'group')}"
     notes = [f"{next(iter(sites))}: {counted}"]
@@ -617,7 +617,7 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
     few = site_sums.MIN_SUM_ROWS
     note(
         f"{holds} {format_count(found['cells'], 'count')} of people by group, label and decision; "
-        f"the smallest is {found['smallest_cell']}"
+        f"the smallest is {found['smallest_cell']:,}"
     )
     if privacies:
         withheld = sum(each.suppressed for each in privacies)
@@ -626,19 +626,19 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
         note(f"{counts} of 1 to {largest} people withheld, and all scores")
     elif found["cells_below_10"]:
         warn(
-            f"{found['cells_below_10']} of these counts are of fewer than {few} people, who may be "
-            f"recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
+            f"{found['cells_below_10']:,} of these counts are of fewer than {few} people, who may "
+            f"be recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
         )
     if not found["score_counts"]:
         return
     note(
         f"{holds} {format_count(found['score_counts'], 'count')} of people by range of the score; "
-        f"the smallest is {found['smallest_score_count']}"
+        f"the smallest is {found['smallest_score_count']:,}"
     )
     if found["score_counts_below_5"]:
         least = site_sums.MIN_BIN
         warn(
-            f"{found['score_counts_below_5']} of these ranges hold fewer than {least} people, "
+            f"{found['score_counts_below_5']:,} of these ranges hold fewer than {least} people, "
             f"whose scores can be read from the file; --min-bin {least} merges such ranges"
         )
 

@@ -23,8 +23,9 @@ figures = LazyModule("fedgft.study.figures")
 training = LazyModule("fedgft.study.training")
 
 DEFINITIONS = (
-    "In the figure: FedGFT has a fixed strength, FedGFT control is trained to a target. LRW "
-    "(weights), LFT (a penalty) and FairFed (mixing of clients) are earlier methods."
+    "In the figure: LRW, LFT and FairFed are earlier methods: LRW weights the rows of each client, "
+    "LFT adds a penalty at each client, FairFed weights clients. FedGFT has a fixed strength; "
+    "FedGFT control is trained to a target."
 )
 DEMO_METHODS = ("fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control")
 

@@ -39,7 +39,7 @@ from fedgft.deploy.init import DATABASE, FederationFolder, fingerprint, read_sit
 from fedgft.deploy.processes import LOOPBACK, Processes, check_flower_version
 from fedgft.errors import FedgftError
 from fedgft.flower.messages import NODES_VARIABLE
-from fedgft.formatting import printable
+from fedgft.formatting import format_count, printable
 from fedgft.store import atomic_write
 
 log = logging.getLogger("fedgft.gate")
@@ -593,7 +593,8 @@ async def _serve(folder: FederationFolder, bind: str, is_alive: Callable[[], boo
         raise FedgftError(
             f"port {folder.port} of {bind}: cannot be used ({error.strerror})"
         ) from None
-    log.info("open for %d site(s) on %s, port %d", len(keys()), bind, folder.port)
+    sites = format_count(len(keys()), "site")
+    log.info("open for %s on %s, port %d", sites, bind, folder.port)
     known = keys()
     try:
         while not ended.is_set():
