@@ -266,7 +266,7 @@ def test_a_strength_is_one_number_or_one_per_run() -> None:
     methods = (fedgft("sp", two), lft("sp", two), fairfed("sp", two), fedgft_control("sp", 0 * two))
     for method in methods:
         for given in (method, with_base(method, "fednova")):
-            with pytest.raises(FedgftError, match="one for each of 1 run"):
+            with pytest.raises(FedgftError, match=r"or one per run \(1\)"):
                 run(federation(), given)
 
 

@@ -321,7 +321,7 @@ def test_unseen_categories_are_reported_with_their_share():
     classifier = FairClassifier(**QUICK).fit(X, Y, sensitive_features=FRAME.sex)
     new = X.assign(city=X.city.replace("Oslo", "Rome"))
     share = f"{100 * (X.city == 'Oslo').mean():.3g}%"
-    with pytest.warns(UserWarning, match=f"'city'.*{share}.*'Rome'; they count as no category"):
+    with pytest.warns(UserWarning, match=f"'city'.*{share}.*'Rome'; counted as no category"):
         classifier.predict(new)
 
 

@@ -135,7 +135,7 @@ def test_rows_are_the_pixels_and_the_table(album):
     assert data.encoder is None
     assert data.name == "table"
     assert any("12 images, of each the largest central square" in note for note in data.notes)
-    assert any("positive class: 'yes' (set positive" in note for note in data.notes)
+    assert any("positive class: 'yes' (`positive`" in note for note in data.notes)
     assert read(album, positive="no").classes == ("yes", "no")
 
 
