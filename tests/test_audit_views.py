@@ -146,7 +146,7 @@ def test_figures_leave_the_state_of_matplotlib_alone(found):
 def test_the_text_of_an_audit_has_lead_and_verdicts(found):
     lines = repr(found).splitlines()
     assert lines[0] == found.lead() and len(lines) == 1 + len(found.verdict())
-    assert lines[1].startswith("✗ Statistical parity exceeds 5 points, by sex & age: ")
+    assert lines[1].startswith("✗ The gap in statistical parity exceeds 5 points, by sex & age: ")
 
 
 def test_a_notebook_shows_the_report_without_scripts(found):

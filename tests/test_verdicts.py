@@ -53,7 +53,7 @@ def test_too_few_rows_and_no_rows_are_not_estimable():
     none = fedgft.audit(fedgft.measure([1] * 40, [1, 0] * 20, sensitive_features=["a", "b"] * 20))
     assert none.verdicts["fpr"] == "not estimable"
     text = none.verdict()[VERDICT_METRICS.index("fpr")].text
-    assert text.startswith("False-positive-rate parity is not estimable: ")
+    assert text.startswith("The gap in false-positive-rate parity is not estimable: ")
     assert "does not mean that it is fair" in text
 
 
@@ -81,7 +81,7 @@ def test_a_model_within_its_target_is_never_marked_as_failed_at_that_target():
     found = fedgft.audit(sums, tolerance={"sp": 0.02})
     assert found.gaps["sp"].high < 0.02 and found.verdicts["sp"] == "within"
     assert found.lead().endswith("less than the tolerance of 2 points.")
-    assert "✗ Statistical" not in found.to_markdown()
+    assert "✗ The gap in statistical" not in found.to_markdown()
 
 
 def test_a_large_gap_of_few_rows_is_not_praised():
@@ -92,6 +92,7 @@ def test_a_large_gap_of_few_rows_is_not_praised():
     said = dict(found.report().answers)["Who must act?"]
     factor = rows_needed(found.summary["metrics"]["sp"], 0.05)
     assert factor and f"about {factor} times as many rows are needed" in said
+    assert "It would then exceed the tolerance." in said
 
 
 def test_tolerances_by_metric_are_stated_and_the_others_are_the_default():
@@ -168,10 +169,10 @@ def test_the_first_screen_answers_four_questions():
     what, result, who, uncertain = (text for _, text in found.report().answers)
     assert "The decisions of M, on 4,000 rows of 2 sites (north, south)" in what
     assert "Of 100 men, about 50 are approved; of 100 women, about 30." in result
-    assert "Above the tolerance: statistical parity," in result
+    assert "Too far apart: who is approved (statistical parity);" in result
     assert "The owner of the model" in who and "exceeds the tolerance at north, south" in who
     gap = found.gaps["sp"]
-    assert f"anywhere from {100 * gap.low:.1f} to {100 * gap.high:.1f} points" in uncertain
+    assert f"true gap of {100 * gap.low:.1f} to {100 * gap.high:.1f} points" in uncertain
 
 
 def test_a_site_with_a_gap_that_takes_from_the_overall_gap_is_explained():
@@ -350,3 +351,43 @@ def test_the_rate_of_a_site_is_that_of_its_rows():
 def test_the_figure_of_the_sites_blames_nobody():
     titles = [figure.title for figure in federation(TWO).report(figures=True).figures]
     assert "How the sites add up to the gap" in titles
+
+
+def test_the_first_screen_says_who_is_compared_and_how_the_true_outcomes_differ():
+    """Before: "Above the tolerance: equal opportunity", which sounds like good news."""
+    y = np.repeat([1, 0, 1, 0], [550, 450, 300, 700])
+    d = np.concatenate([np.arange(1000) < 600, np.arange(1000) < 400]).astype(int)
+    found = fedgft.audit({"n": (y, d, {"sex": ["man"] * 1000 + ["woman"] * 1000})})
+    result = dict(found.report().answers)["What was found?"]
+    assert "The true outcome is “1” for about 55 of 100 men and 30 of 100 women." in result
+    assert "Too far apart: who gets the decision “1” (statistical parity)" in result
+    assert found.verdict()[0].text.startswith("The gap in statistical parity exceeds 5 points: ")
+
+
+def test_the_80_percent_rule_is_about_selection_rates_alone():
+    found = federation(TWO)
+    sentences = [verdict.text for verdict in found.verdict()]
+    assert "The ratio of 0.67 is below the 80% rule." in sentences[0]
+    assert not any("80% rule" in text for text in sentences[1:])
+    equal = federation({"a": ((500, 500), (0.6, 0.6))})
+    assert "The ratio of 1.00 meets the 80% rule." in equal.verdict()[0].text
+
+
+def test_one_caveat_per_attribute_says_where_local_and_overall_gaps_differ():
+    places = {"east": ((5000, 1500), (0.82, 0.82)), "north": ((2900, 6800), (0.22, 0.22))}
+    (caveat,) = federation(places).warnings
+    start = "Local and overall gaps differ by sex, in points (95% interval): statistical parity, "
+    assert caveat.startswith(f"{start}men minus women, is 27.1 (")
+    assert "equal opportunity" in caveat and caveat.endswith("cannot be seen within sites.")
+
+
+def test_groups_in_tables_have_the_names_that_sentences_use():
+    tables = {table.title: table for table in federation(TWO).report().tables}
+    header = tables["Where the groups are, per cent"].header
+    assert header[1:] == (
+        "of all men",
+        "of all women",
+        "selection rate of men",
+        "selection rate of women",
+    )
+    assert "Numbers are rounded; sums" in " ".join(tables["Sites, points"].notes)

@@ -19,12 +19,14 @@ from fedgft.auditing.verdicts import (
     DEFAULT_TOLERANCE,
     STATES,
     VERDICT_METRICS,
+    ask_metric,
     describe_decision,
     format_tolerance,
     judge_metric,
     leading_verdict,
     list_states,
     name_group,
+    name_in,
     rate_name,
     rows_needed,
 )
@@ -39,6 +41,7 @@ from fedgft.formatting import (
     printable,
 )
 from fedgft.metrics import CATALOG
+from fedgft.metrics.intervals import FEW
 from fedgft.store import expand_user
 from fedgft.sums import is_text
 from fedgft.validation import check_choice, format_value
@@ -110,7 +113,11 @@ DEFINITIONS = (
         "site's own gap, and the mix of groups at a site that decides otherwise than the others.",
     ),
     ("80% rule", "the lower selection rate should be at least four fifths of the higher one."),
-    ("± of the area under the curve", "binning error; sampling error is not included."),
+    (
+        "Binning error",
+        "of the area under a curve: the order of scores within a range is unknown. It is no "
+        "interval: sampling error is not included.",
+    ),
 )
 LIMITS = (
     "The audit describes the rows of the input files. It says nothing about people who are not in "
@@ -323,13 +330,18 @@ def _answer_what(summary: Summary) -> str:
 def _answer_found(summary: Summary) -> str:
     """Return the headline in numbers of people, and which metrics have which verdict."""
     states = list_states(summary)
-    titles = {
-        state: [CATALOG[m].title for m in VERDICT_METRICS if states[m] == state] for state in STATES
+    asked = {
+        state: [ask_metric(summary, m) for m in VERDICT_METRICS if states[m] == state]
+        for state in STATES
     }
-    starts = {"exceeds": "Above the tolerance", "within": "Within the tolerance"}
+    starts = {
+        "exceeds": "Too far apart",
+        "within": "Close enough",
+        "inconclusive": "Not decided by these rows",
+    }
     parts = [
-        f"{starts.get(state, state.capitalize())}: {_and(names)}."
-        for state, names in titles.items()
+        f"{starts.get(state, state.capitalize())}: {'; '.join(names)}."
+        for state, names in asked.items()
         if names
     ]
     return " ".join([*_in_hundreds(summary), *parts])
@@ -342,11 +354,34 @@ def _in_hundreds(summary: Summary) -> Iterator[str]:
     found = views_of(summary)[title]["metrics"][name]
     if name == "sp" and found["pair"] and len(summary["classes"]) == 2:
         (first, one), (second, other) = (
-            (name_group(g), 100 * (found["groups"][g]["rate"] or 0.0)) for g in found["pair"]
+            (name_in(g), 100 * (found["groups"][g]["rate"] or 0.0)) for g in found["pair"]
         )
         decided = describe_decision(summary)["decided"]
-        first, second = (f"in {x}" if x.startswith("group ") else x for x in (first, second))
         yield f"Of 100 {first}, about {one:.0f} {decided}; of 100 {second}, about {other:.0f}."
+    yield from _compare_true_outcomes(summary, title, name)
+
+
+def _compare_true_outcomes(summary: Summary, title: str, name: str) -> Iterator[str]:
+    """Yield how many of 100 in each group have the positive true outcome.
+
+    The groups are the two that differ most in the metric `name`, in the view `title`.
+    """
+    metrics = views_of(summary)[title]["metrics"]
+    pair = metrics[name]["pair"]
+    if not pair or len(summary["classes"]) != 2:
+        return
+    rows = [metrics["acc"]["groups"][g]["n"] for g in pair]
+    positives = [metrics["eop"]["groups"][g]["n"] for g in pair]
+    if min(rows) < FEW:
+        return
+    one, other = (min(max(hits / n, 0.0), 1.0) for hits, n in zip(positives, rows, strict=True))
+    label = summary["about"].get("label")
+    column = f" (column “{label}”)" if label else ""
+    first, second = map(name_in, pair)
+    yield (
+        f"The true outcome is “{summary['classes'][-1]}”{column} for about {100 * one:.0f} of 100 "
+        f"{first} and {100 * other:.0f} of 100 {second}."
+    )
 
 
 def _and(parts: list[str]) -> str:
@@ -369,10 +404,11 @@ def _answer_who(summary: Summary) -> str:
     if state == "inconclusive":
         factor = None if numbers is None else rows_needed(numbers, summary["tolerance"][name])
         more = f"about {factor} times as many" if factor else "many more"
-        return (
-            f"The sites: {more} rows are needed to decide, if the gap stays as it is. Until then, "
-            "nobody can say that the gap is acceptable."
-        )
+        text = f"The sites: {more} rows are needed to decide, if the gap stays as it is. "
+        if numbers is not None and numbers["gap"] is not None:
+            exceeds = numbers["gap"] > summary["tolerance"][name]
+            text += f"It would then {'exceed' if exceeds else 'be within'} the tolerance. "
+        return f"{text}Until then, nobody can say that the gap is acceptable."
     text = "The owner of the model, whose decisions have the gap."
     if len(summary["sites"]) > 1 and title == summary["groups"]:
         text = " ".join([text, *describe_origin(summary, name)])
@@ -517,7 +553,10 @@ def _answer_uncertain(summary: Summary) -> str:
     parts = []
     if numbers is not None and numbers["low"] is not None and numbers["high"] is not None:
         limits = format_interval(numbers["low"], numbers["high"])
-        parts.append(f"By chance in the rows, the true gap may be anywhere from {limits} points.")
+        parts.append(
+            f"The data fit a true gap of {limits} points (95% interval); a gap outside is "
+            "unlikely, not impossible."
+        )
     else:
         parts.append("The size of the gap: there are too few rows for an interval.")
     states = list_states(summary)

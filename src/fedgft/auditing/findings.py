@@ -8,13 +8,14 @@ import numpy as np
 from fedgft.auditing.between_sites import FEW_SITES, MetricEstimate
 from fedgft.auditing.rates import Pool, View
 from fedgft.auditing.summary import MetricSummary, SiteSummary, Summary
-from fedgft.auditing.verdicts import VERDICT_METRICS, name_group, rate_name
-from fedgft.formatting import MAX_NAMES, format_gap, format_percent, format_points, join_names
+from fedgft.auditing.verdicts import VERDICT_METRICS, name_all, name_group, rate_name
+from fedgft.formatting import MAX_NAMES, format_interval, format_percent, format_points, join_names
 from fedgft.metrics import CATALOG
 from fedgft.metrics.intervals import FEW
 
 MIN_CONTRIBUTION = 0.0005  # a smaller contribution of a site is shown as 0.0 points
 MIN_PART = 0.004  # a smaller part of a contribution is not explained
+REVERSED = "the other way round"  # a gap within sites with the sign opposite to the overall one
 MAX_SITES = 40  # largest number of sites in a figure or table of a report
 EVENTS = {  # the rows of a group that a metric is about
     "eop": " whose true outcome is “{positive}”",
@@ -51,6 +52,7 @@ def list_warnings(
             yield from _warn_about_groups(estimate)
             if estimate.gap.pair is not None and name in VERDICT_METRICS:
                 yield from _warn_about_sites(estimate, pool.sites)
+        yield from _warn_about_disagreement([by_metric[name] for name in VERDICT_METRICS])
 
 
 def _warn_about_names(pool: Pool) -> Iterator[str]:
@@ -140,9 +142,7 @@ def _warn_about_groups(estimate: MetricEstimate) -> Iterator[str]:
 
 
 def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterator[str]:
-    """Warn if the gap within sites differs from the gap over all sites.
-
-    It is Simpson's paradox if the two have opposite signs beyond chance.
+    """Warn about sites whose gap contradicts the gap over all sites.
 
     Parameters
     ----------
@@ -155,13 +155,13 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
     ------
     str
         One sentence if no site has both groups. Otherwise one sentence for each of these that is
-        true: the gaps within sites and over all sites disagree; some sites have the opposite gap;
-        some sites have a gap although there is none over all sites.
+        true: some sites have the opposite gap; some sites have a gap although there is none over
+        all sites.
     """
     gap = estimate.gap
     sites = estimate.sites
     first, second = (estimate.view.groups[g] for g in gap.pair or ())
-    over_all, low, high = (math.nan if x is None else x for x in (gap.gap, gap.low, gap.high))
+    over_all, low, _ = (math.nan if x is None else x for x in (gap.gap, gap.low, gap.high))
     title = f"{estimate.metric.title} by {estimate.view.title}"
     if sites.total_variation > 1 - 1e-12:
         yield (
@@ -169,22 +169,41 @@ def _warn_about_sites(estimate: MetricEstimate, names: Sequence[str]) -> Iterato
             f"of {format_points(over_all)} points between them."
         )
         return
-    pair = f"{title}, {first} against {second}"
+    pair = f"{title}, {name_group(first)} against {name_group(second)}"
     start = pair[0].upper() + pair[1:]
-    disagreement = _describe_disagreement(estimate, low, high)
-    if disagreement:
-        reverses = low > 0 and sites.within.high < 0
-        yield (
-            f"{'Simpson warning' if reverses else 'Local and overall gaps differ'}: {pair}: within "
-            f"sites the gap is {format_gap(*sites.within)}, over all sites it is "
-            f"{format_gap(over_all, low, high)}: {disagreement}."
-        )
     if low > 0 and (sites.direction < 0).any():
         at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction < 0)])
         yield f"{start}: the gap is the other way round, beyond chance, at {at}."
     if low <= 0 and sites.direction.any():
         at = join_names([names[int(k)] for k in np.flatnonzero(sites.direction)])
         yield f"{start}: no gap beyond chance over all sites, but there is one at {at}."
+
+
+def _warn_about_disagreement(estimates: Sequence[MetricEstimate]) -> Iterator[str]:
+    """Warn if gaps within sites differ from those over all sites, once per kind of difference.
+
+    It is Simpson's paradox if the two have opposite signs beyond chance. `estimates` are those of
+    several metrics by one attribute.
+    """
+    found: dict[str, list[str]] = {}
+    for estimate in estimates:
+        gap = estimate.gap
+        if gap.pair is None or estimate.sites.total_variation > 1 - 1e-12:
+            continue
+        over_all, low, high = (math.nan if x is None else x for x in (gap.gap, gap.low, gap.high))
+        if disagreement := _describe_disagreement(estimate, low, high):
+            first, second = (name_group(estimate.view.groups[g]) for g in gap.pair)
+            within = estimate.sites.within
+            found.setdefault(disagreement, []).append(
+                f"{estimate.metric.title}, {first} minus {second}, is {format_points(over_all)} "
+                f"({format_interval(low, high)}) overall and {format_points(within.value)} "
+                f"({format_interval(within.low, within.high)}) within sites"
+            )
+    for disagreement, parts in found.items():
+        reverses = disagreement == REVERSED
+        start = "Simpson warning" if reverses else "Local and overall gaps differ"
+        title = estimates[0].view.title
+        yield f"{start} by {title}, in points (95% interval): {'; '.join(parts)}: {disagreement}."
 
 
 def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) -> str:
@@ -195,7 +214,7 @@ def _describe_disagreement(estimate: MetricEstimate, low: float, high: float) ->
     """
     within = estimate.sites.within
     if low > 0 and within.high < 0:
-        return "the other way round"
+        return REVERSED
     if low > 0 and within.low <= 0 and within.high < low:
         return "it cannot be seen within sites"
     if within.high < low or within.low > high:
@@ -239,7 +258,7 @@ def describe_contributions(summary: Summary, metric: str) -> Iterator[str]:
     known = {site: amount for site, amount in amounts.items() if amount is not None}
     if found["pair"] is None or len(known) < len(amounts):
         return
-    first, second = found["pair"]
+    first, second = map(name_group, found["pair"])
     gap = f"in {CATALOG[metric].title} between {first} and {second}"
     more = {site: amount for site, amount in known.items() if amount >= MIN_CONTRIBUTION}
     less = {site: -amount for site, amount in known.items() if amount <= -MIN_CONTRIBUTION}
@@ -299,14 +318,11 @@ def explain_site(summary: Summary, metric: str, site: str) -> str:
 def describe_shares(summary: Summary, metric: str, site: str) -> str:
     """Return ``41% of all men but 12% of all women``: what a site holds of the two groups."""
     shares = [share or 0.0 for share in summary["sites"][site]["pair_shares"][metric]]
-    first, second = map(name_group, summary["metrics"][metric]["pair"] or ())
+    first, second = map(name_all, summary["metrics"][metric]["pair"] or ())
     low, high = sorted(shares)
     link = "but" if high > 2 * low else "and"
     event = EVENTS.get(metric, "").format(positive=summary["classes"][-1])
-    return (
-        f"{100 * shares[0]:.0f}% of all {first} {link} {100 * shares[1]:.0f}% of all "
-        f"{second}{event}"
-    )
+    return f"{100 * shares[0]:.0f}% of {first} {link} {100 * shares[1]:.0f}% of {second}{event}"
 
 
 def rate_at_site(summary: Summary, metric: str, site: str) -> float | None:

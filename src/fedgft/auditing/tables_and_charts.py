@@ -38,7 +38,7 @@ from fedgft.auditing.summary import (
     views_of,
 )
 from fedgft.auditing.thresholds import Curves, compute_curves, find_exact_edges
-from fedgft.auditing.verdicts import judge_gap, rate_name
+from fedgft.auditing.verdicts import judge_gap, name_all, name_group, rate_name
 from fedgft.formatting import (
     DASH,
     MAX_NAMES,
@@ -288,12 +288,14 @@ def _site_table(summary: Summary, max_sites: int) -> Table:
         rows.append((name, f"{site['n']:,.0f}", local, added, *shown))
     header = ("site", "rows", "gap at the site", "adds to the overall gap")
     header += ("by its own gap", "by its mix of groups")
-    pair = " minus ".join(summary["metrics"][metric]["pair"] or ())
+    pair = " minus ".join(map(name_group, summary["metrics"][metric]["pair"] or ()))
     notes = [
         f"{CATALOG[metric].title.capitalize()}, {pair or DASH}. Rows: those with a recorded group.",
         *describe_contributions(summary, metric),
         *(explain_site(summary, metric, name) for name in sites[:MAX_NAMES] if len(sites) > 1),
     ]
+    if not max_sites < MAX_SITES:
+        notes.append("Numbers are rounded; sums and differences can be off by 0.1.")
     if len(sites) > max_sites:
         notes.append(f"The {max_sites} that move the gap most, of {len(sites):,} sites.")
     return Table("Sites, points", header, tuple(rows), 1, tuple(filter(None, notes)))
@@ -310,7 +312,8 @@ def _place_tables(summary: Summary) -> Iterator[Table]:
     if len(summary["sites"]) < 2 or pair is None:
         return
     rate = rate_name(metric)
-    header = ("site", *(f"of all {g}" for g in pair), *(f"{rate} of {g}" for g in pair))
+    header = ("site", *(f"of {name_all(g)}" for g in pair))
+    header += tuple(f"{rate} of {name_group(g)}" for g in pair)
     rows = []
     for name in sites:
         site = summary["sites"][name]
@@ -355,11 +358,12 @@ def _area_tables(summary: Summary) -> Iterator[Table]:
     for name, groups in (summary["auc"] or {}).items():
         for group, area in groups.items():
             known = area["auc"] is not None
-            text = f"{area['auc']:.3f} ± {area['bin_error']:.3f}" if known else DASH
-            rows.append((group, name, text))
+            cells = (f"{area[key]:.3f}" if known else DASH for key in ("auc", "bin_error"))
+            rows.append((group, name, *cells))
     if rows:
-        notes = ("±: binning error; sampling error is not included.",)
-        yield Table("Area under the ROC curve", ("group", "class", "area"), tuple(rows), 2, notes)
+        notes = ("The binning error is no interval: sampling error is not included.",)
+        header = ("group", "class", "area", "binning error")
+        yield Table("Area under the ROC curve", header, tuple(rows), 2, notes)
 
 
 def _format_gap_cell(found: GapInterval) -> str:
@@ -581,6 +585,7 @@ def _waterfall_rows(metric: str, summary: Summary, total: float) -> list[Spec]:
     for name, *numbers, kind in bars:
         start, end, amount = (round(100 * x, 9) + 0.0 for x in numbers)  # no -0.0
         row = {"metric": metric, "name": name, "start": start, "end": end}
+        row["label"] = format_points(amount / 100, sign="+")  # never -0.0
         rows.append(row | {"right": max(start, end), "amount": amount, "kind": kind})
     return rows
 

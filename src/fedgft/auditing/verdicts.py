@@ -26,6 +26,8 @@ LEGEND = (
     "✗ exceeds: the whole interval is above the tolerance",
     "? inconclusive: the interval contains the tolerance, so the data do not decide",
     "· not estimable: a group has no rows, or too few for an interval; this does not mean fair",
+    "Equalized odds has no line of its own: its gap is the larger one of equal opportunity and "
+    "false-positive-rate parity",
 )
 # Equalized odds is the larger of eop and fpr.
 VERDICT_METRICS = ("sp", "eop", "fpr", "predictive-parity", "acc")
@@ -44,8 +46,15 @@ SENTENCES = {  # the rates of a pair of groups, such as "12.3% of women and 4.5%
     "predictive-parity": "the true outcome is “{positive}” for {rates} among those {selected}",
     "acc": "the decision is right for {rates}",
 }
+QUESTIONS = {  # what a metric compares, in plain words
+    "sp": "who {decided}",
+    "eop": "who {decided} of those whose true outcome is “{positive}”",
+    "fpr": "who {wrongly}",
+    "predictive-parity": "how many {selected} have the true outcome “{positive}”",
+    "acc": "how often the decision is right",
+}
 PLURALS = {"man": "men", "woman": "women", "male": "males", "female": "females"}
-RATIO_METRICS = ("sp", "eop")  # the metrics that the 80% rule is about
+RATIO_METRICS = ("sp",)  # the metrics that the 80% rule is about
 FOUR_FIFTHS = 0.8
 MAX_FACTOR = 20  # no larger multiple of the rows is proposed
 MAX_VIEWS = 4  # views whose own verdict a sentence adds
@@ -152,7 +161,7 @@ def _judge(summary: Summary, name: str) -> Verdict:
     found = views_of(summary)[title]["metrics"][name]
     tolerance = format_tolerance(summary["tolerance"][name])
     verb = {"within": "is within", "exceeds": "exceeds", "inconclusive": "is inconclusive at"}
-    start = f"{CATALOG[name].title.capitalize()} "
+    start = f"The gap in {CATALOG[name].title} "
     start += f"{verb[state]} {tolerance}" if state in verb else "is not estimable"
     text = f"{start}{_name_view(summary, title)}: {_describe_gap(summary, name, title)}."
     numbers = estimable_gap(found)
@@ -224,6 +233,34 @@ def name_group(group: str) -> str:
     return PLURALS.get(group.lower(), f"group “{group}”")
 
 
+def name_all(group: str) -> str:
+    """Return ``all men`` for the group man, and ``group “A”`` for the group A."""
+    name = name_group(group)
+    return f"all {name}" if group.lower() in PLURALS else name
+
+
+def name_in(group: str) -> str:
+    """Return ``men`` for the group man, and ``in group “A”`` for the group A."""
+    name = name_group(group)
+    return name if group.lower() in PLURALS else f"in {name}"
+
+
+def ask_metric(summary: Summary, name: str) -> str:
+    """Return what a metric compares in plain words, with its title in brackets."""
+    title = CATALOG[name].title
+    if len(summary["classes"]) > 2 or name not in QUESTIONS:
+        return title
+    outcome = summary["about"].get("outcome")
+    called = f"the decision “{summary['classes'][-1]}”"
+    words = {
+        "decided": f"is {outcome}" if outcome else f"gets {called}",
+        "wrongly": f"is wrongly {outcome}" if outcome else f"wrongly gets {called}",
+        "selected": f"of those {outcome or f'with {called}'}",
+        "positive": summary["classes"][-1],
+    }
+    return f"{QUESTIONS[name].format(**words)} ({title})"
+
+
 def _list_other_views(summary: Summary, name: str, decided: str) -> str:
     """Return a sentence with the verdicts of the other views; "" if there are none."""
     tolerance = summary["tolerance"][name]
@@ -260,10 +297,10 @@ def _judge_ratio(numbers: GapSummary) -> str:
     below = ratio < FOUR_FIFTHS
     limit = numbers["ratio_high"] if below else numbers["ratio_low"]
     certain = limit is not None and (limit < FOUR_FIFTHS) == below
-    where = "below" if below else "above"
+    where = "is below" if below else "meets"
     end = "" if certain else ", but not significantly so"
     digits = 3 if round(ratio, 2) == FOUR_FIFTHS else 2  # never "0.80, below the 80% rule"
-    return f" Ratio {ratio:.{digits}f}, {where} the 80% rule{end}."
+    return f" The ratio of {ratio:.{digits}f} {where} the 80% rule{end}."
 
 
 # The summary in words
