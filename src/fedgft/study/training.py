@@ -173,10 +173,19 @@ class TrainedModel:
                 return (
                     f"{name} is not clearly more accurate ({format_percent(accuracy)}) than always "
                     f"predicting the most frequent class ({format_percent(constant)}) on these "
-                    "rows, so a small gap is no achievement; `fedgft frontier` shows what can be "
-                    "reached, or try a larger `target`"
+                    f"rows, so a small gap is no achievement; {self._advise_useless()}"
                 )
         return ""
+
+    def _advise_useless(self) -> str:
+        """What to try, which depends on whether FedAvg is better than the most frequent class."""
+        plain = self.comparison.rows[0]
+        if (
+            plain["accuracy"] is not None
+            and plain["accuracy"] < plain["accuracy_constant"] + MARGIN
+        ):
+            return "FedAvg is not either, so the features may say little about the label"
+        return "`fedgft frontier` shows what can be reached, or try a larger `target`"
 
     def _list_rates(self) -> list[tuple[str, list[float | None]]]:
         """The rates at which FedAvg and the model select each group on test rows."""
