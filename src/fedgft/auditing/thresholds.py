@@ -148,7 +148,7 @@ def _count_above(counts: np.ndarray) -> np.ndarray:
 def _same_above(first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Return for every edge whether two placements of uncertain rows agree there, (bin + 1,)."""
     same = np.isclose(_count_above(first), _count_above(last), rtol=0, atol=1e-6)
-    return same.reshape(-1, same.shape[-1]).all(0)
+    return np.asarray(same.reshape(-1, same.shape[-1]).all(0))
 
 
 def find_exact_edges(view: View) -> np.ndarray:

@@ -235,7 +235,7 @@ class TrainedModel:
                 for name, rates in self._list_rates()
             ),
             "",
-            f"Always predicting the most frequent class is right in {constant} of the held-out "
+            f"Always predicting the most frequent class has accuracy {constant} on the held-out "
             "rows.",
             *([f"Warning: {escape_markdown(warning)}."] if warning else []),
             "",
