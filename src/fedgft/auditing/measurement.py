@@ -391,7 +391,7 @@ def measure_sites(
     ...         path, site_column="bank", label="repaid", group="sex", score="p"
     ...     ):
     ...         print(sums)
-    SiteSums(1 rows of 1 site: north; 1 groups by sex: f; classes no, yes, with scores)
+    SiteSums(1 row of 1 site: north; 1 group by sex: f; classes no, yes, with scores)
     SiteSums(2 rows of 1 site: south; 2 groups by sex: f, m; classes no, yes, with scores)
     """
     check_instance("site_column", site_column, str, "it is the name of a column")

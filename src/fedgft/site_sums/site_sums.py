@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedgft.errors import FedgftError
-from fedgft.formatting import join_names, printable
+from fedgft.formatting import format_count, join_names, printable
 from fedgft.site_sums.json_reader import read_site
 from fedgft.site_sums.json_writer import MIN_BIN, write_site
 from fedgft.site_sums.tables import (
@@ -89,9 +89,10 @@ class SiteSums:
         sites = len(self.sites)
         groups = [" & ".join(value or "?" for value in group) for group in self.groups]
         parts = (
-            f"{self.rows():,.0f} rows of {sites:,} site{'s' * (sites != 1)}"
+            f"{format_count(round(self.rows()), 'row')} of {format_count(sites, 'site')}"
             + (f": {_list_names(list(self.sites))}" if any(self.sites) else ""),
-            f"{len(groups):,} groups by {' & '.join(self.spec.attributes)}: {_list_names(groups)}",
+            f"{format_count(len(groups), 'group')} by {' & '.join(self.spec.attributes)}: "
+            f"{_list_names(groups)}",
             f"classes {_list_names(self.spec.classes)}" + ", with scores" * self.spec.scored,
         )
         return printable(f"SiteSums({'; '.join(parts)})")
