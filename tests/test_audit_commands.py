@@ -113,7 +113,7 @@ def test_a_report_on_one_table(sites, capsys):
     before = sorted(sites.rglob("*"))
     for more, said in (
         (("--report", "alone"), "--report alone: a report.md is there that is not ours"),
-        (("--report", "a-file", "--name", "new"), "--report a-file: cannot write there"),
+        (("--report", "a-file", "--name", "new"), "--report a-file: is a file; name a folder"),
         (("--report", "x", "-o", "x"), "--report x: the sums go to x"),
         (("--report", ".", "--name", "audit"), "--report .: the sums go to audit.json"),
     ):
@@ -673,3 +673,60 @@ def test_rows_without_a_group_are_no_group(capsys, tmp_path, monkeypatch):
     pl.DataFrame(rows).write_csv(tmp_path / "m.csv")
     code, _, err = run(capsys, "measure", "m.csv", *asked[:-1], "m.json")
     assert code == 0 and "the smallest is 2,995" in " ".join(err.split())
+
+
+def test_a_long_name_of_a_site_shortens_the_name_of_its_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [(name, i % 2, "mf"[i % 2], 0.5) for name in ("ü" * 300, "ok") for i in range(40)]
+    pl.DataFrame(rows, ["site", "y", "sex", "p"], orient="row").write_csv("t.csv")
+    asked = ("measure", "t.csv", "--label", "y", "--group", "sex", "--score", "p")
+    code, _, err = run(capsys, *asked, "--site", "site", "--out", "sums")
+    assert code == 0, err
+    assert sorted(path.name for path in Path("sums").iterdir()) == ["ok.json", "ü" * 50 + ".json"]
+    assert run(capsys, *asked, "--name", "x" * 300)[0] == 0
+    assert Path("x" * 100 + ".json").exists()
+    assert json.loads(Path("x" * 100 + ".json").read_text())["site"] == "x" * 300
+
+
+def test_a_warning_about_few_people_is_also_printed_with_quiet(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = ["1,M,0.9"] * 20 + ["0,M,0.1"] * 20 + ["0,F,0.1"] * 20 + ["1,F,0.9"] * 3
+    Path("t.csv").write_text("\n".join(["y,sex,p", *rows]))
+    asked = ("measure", "t.csv", "--label", "y", "--group", "sex", "--score", "p", "--quiet")
+    code, out, err = run(capsys, *asked)
+    assert (code, out) == (0, "")
+    assert err.startswith("warning: 1 of these counts is of fewer than 10 people")
+    assert err.count("\n") == 1
+
+
+def test_a_tolerance_of_zero_is_none_but_zero(sites, capsys):
+    """It was once taken for no tolerance, so that the default of 5 points counted."""
+    measured(capsys, sites)
+    asked = ("audit", "north.json", "south.json", "east.json")
+    for text in ("0", "0%", "0.0"):
+        code, out, _ = run(capsys, *asked, "--tolerance", text)
+        assert code == 0 and "tolerance of 0 points" in out and "default" not in out
+    for text, said in (
+        ("", "--tolerance needs a value"),
+        (",", "--tolerance needs a value"),
+        ("0,02", "--tolerance 0,02: give one gap for all metrics, such as 0.02, or METRIC=GAP"),
+        ("sp=0.02,0.03", "--tolerance sp=0.02,0.03: give one gap for all metrics"),
+    ):
+        code, out, err = run(capsys, *asked, "--tolerance", text)
+        assert (code, out) == (2, "") and said in err
+    assert run(capsys, *asked, "--fail-above", "sp=0.9,eop=0.9")[0] == 0
+    code, _, err = run(capsys, *asked, "--fail-above", ",")
+    assert code == 2 and "--fail-above needs a value" in err
+    code, _, err = run(capsys, *asked, "--adjust", "sp=0.9,sp=0.8")
+    assert code == 2 and "--adjust sp=0.8: sp is given twice" in err
+
+
+def test_what_says_how_to_go_on(sites, capsys):
+    measured(capsys, sites)
+    asked = ("--label", "y", "--group", "race", "--score", "p")
+    code, _, err = run(capsys, "measure", "north.csv", "south.csv", *asked)
+    assert code == 2 and "`fedgft measure` takes one table" in err
+    code, _, err = run(capsys, "audit", "north.json", "north.json")
+    assert code == 2 and "`fedgft measure --name` gives another site another name" in err
+    code, _, err = run(capsys, "audit", "north.json", "--out", "north.csv")
+    assert code == 2 and "--out north.csv: is a file; name a folder" in err

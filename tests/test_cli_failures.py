@@ -117,7 +117,7 @@ def test_results_of_another_run_are_not_overwritten(capsys, tmp_path):
     written = (out / "rows.parquet").read_bytes()
     assert run(capsys, *first, "--threads", 1)[0] == 0  # the same results
     for command, why in (
-        ([*first, "--epochs", 2], "(other epochs)"),
+        ([*first, "--epochs", 2], "(other --epochs)"),
         (["train", file, *how[:4], *QUICK, "--out", out], "(of `fedgft compare`)"),
         (["frontier", file, *how[:4], "--out", out], "(of `fedgft compare`)"),
         (["demo", "--out", out], "(of `fedgft compare`)"),
@@ -347,3 +347,84 @@ def test_reproduce_killed_three_times_ends_as_if_it_had_not_been(tmp_path, compa
     subprocess.run([*command, "--out", killed], capture_output=True, timeout=300, check=True)
     assert results(killed) == results(calm)
     assert not list(killed.rglob("*.part"))
+
+
+def test_overwrite_removes_the_results_of_the_other_run_and_nothing_else(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    out = tmp_path / "o"
+    how = [file, "--label", "ok", "--group", "sex", *QUICK, "--out", out]
+    assert run(capsys, "train", *how, "--all-models")[0] == 0
+    mine = (out / "mine.txt", out / "model-mine.safetensors", out / "report" / "notes.txt")
+    for path in mine:
+        path.write_text("mine")
+    before = sorted(out.rglob("*"))
+    assert run(capsys, "compare", *how, "--methods", "nope", "--overwrite")[0] == 2
+    assert sorted(out.rglob("*")) == before
+    assert run(capsys, "compare", *how, "--methods", "fedavg", "--overwrite")[0] == 0
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    written = {"rows.parquet", "rounds.parquet", "rounds.png", "rounds.svg", "run.json"}
+    assert found == written | {str(path.relative_to(out)) for path in mine}
+
+
+def test_a_file_of_the_user_named_like_a_result_is_not_replaced(capsys, tmp_path):
+    how = [table(tmp_path / "t.csv"), "--label", "ok", "--group", "sex", *QUICK]
+    card = tmp_path / "o" / "MODEL.md"
+    card.parent.mkdir()
+    card.write_text("mine")
+    code, _, err = run(capsys, "train", *how, "--out", card.parent)
+    assert code == 2 and "--overwrite" in err and card.read_text() == "mine"
+    (tmp_path / "p" / "run.json").mkdir(parents=True)
+    code, _, err = run(capsys, "train", *how, "--out", tmp_path / "p", "--overwrite")
+    assert code == 2 and "run.json is a folder" in err and len(list(card.parent.iterdir())) == 1
+
+
+def test_a_train_that_is_killed_may_be_repeated(tmp_path):
+    """Killed while it writes the report, after the model is saved."""
+    file = table(tmp_path / "t.csv")
+    command = ["train", file, "--label", "ok", "--group", "sex", *QUICK, "--out", tmp_path / "o"]
+    code = "import os, signal, fedgft.cli.train as t, fedgft.cli.app as a\n"
+    code += "t._save_report = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += f"a.run({[str(word) for word in command]!r})"
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "o" / "model.safetensors").exists()
+    again = subprocess.run([*FEDGFT, *map(str, command)], capture_output=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "o" / "report" / "report.html").exists()
+
+
+def test_the_next_commands_after_training_on_several_tables(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = [table(Path(f"{name}.csv")) for name in ("north", "south", "east", "west")]
+    how = ["--label", "ok", "--group", "sex", *QUICK, "--out", "o"]
+    code, out, err = run(capsys, "train", *files, *how)
+    assert code == 0, err
+    said = " ".join(out.replace("\\\n", " ").split())
+    for name in ("north", "south"):
+        assert f"fedgft predict o/model.safetensors {name}.csv --out {name}-scored.csv" in said
+        assert f"fedgft measure {name}-scored.csv --label ok --group sex --score score" in said
+    assert "# and so on, for 2 more tables fedgft audit north-scored.json south-scored.json" in said
+
+
+def test_a_table_with_a_decision_of_its_own_is_not_replaced_by_predictions(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    how = ["--label", "ok", "--group", "sex", *QUICK, "--out", tmp_path / "o"]
+    assert run(capsys, "train", file, *how)[0] == 0
+    mine = tmp_path / "mine.csv"
+    mine.write_text("person,decision\n1,yes\n")
+    code, _, err = run(capsys, "predict", tmp_path / "o/model.safetensors", file, "--out", mine)
+    assert code == 2 and "holds no predictions" in err and "person" in mine.read_text()
+
+
+def test_wrong_options_are_named_before_the_folder_is_looked_at(capsys, tmp_path):
+    file = table(tmp_path / "t.csv")
+    how = [file, "--label", "ok", "--group", "sex", *QUICK, "--out", tmp_path / "o"]
+    assert run(capsys, "compare", *how, "--methods", "fedavg")[0] == 0
+    plain = [*how[:5], "--seeds", 1, "--rounds", 2, "--out", tmp_path / "o"]
+    for command in ("train", "compare", "frontier"):
+        code, _, err = run(capsys, command, *plain, "--target", "200%")
+        assert code == 2 and "--target must be below 1" in err
+    code, _, err = run(capsys, "train", *how, "--missing", "")
+    assert code == 2 and "--missing needs a value" in err
+    code, _, err = run(capsys, "train", *how[:3], "--group", "sex,sex", "--out", tmp_path / "n")
+    assert code == 2 and "--group names the column 'sex' twice" in err

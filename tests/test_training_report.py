@@ -750,7 +750,12 @@ def test_a_flower_history_names_the_target_and_whether_it_was_met() -> None:
 
 def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
     """18.6 points for a target of 2 must be said."""
-    from fedgft.deploy.local_run import format_closing_line, summarize_run
+    from fedgft.deploy.local_run import list_closing_lines, summarize_run
+
+    def say(summary: dict, metric: str) -> str:
+        lines = list_closing_lines(summary, metric)
+        assert all(len(line) <= 80 for line in lines)
+        return "\n".join(lines)
 
     row = {
         "round": 5,
@@ -767,13 +772,16 @@ def test_the_last_line_of_a_deployed_run_names_the_target(tmp_path) -> None:
     (tmp_path / "history.json").write_text(json.dumps(held))
     made = summarize_run(tmp_path, "finished:completed", seconds=3.0, sites=2, limit=9.0)
     assert made["target"] == 0.02 and made["reached"] is False
-    said = format_closing_line(made, "sp")
-    assert "on the training rows of 2 sites: 18.6 points, target 2.0: missed." in said
-    assert "What to try" in said and "most frequent class: accuracy 76.0% on" in said
-    met = format_closing_line({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
-    assert "target 2.0: met." in met and "has collapsed" in met and "What to try" not in met
-    assert "cannot be judged" in format_closing_line({**made, "reached": None}, "sp")
-    assert "target" not in format_closing_line({**made, "target": None}, "sp")
+    said = say(made, "sp")
+    assert (
+        "Training rows of 2 sites: sp gap of decisions 18.6 points.\nTarget 2.0 points: missed."
+        in said
+    )
+    assert "What to try" in said and "right on 76.0%" in said
+    met = say({**made, "reached": True, "gap_hard": 0.01, "collapsed": True}, "sp")
+    assert "Target 2.0 points: met." in met and "has collapsed" in met and "What to try" not in met
+    assert "cannot be judged" in say({**made, "reached": None}, "sp")
+    assert "arget" not in say({**made, "target": None}, "sp")
 
 
 @pytest.mark.slow

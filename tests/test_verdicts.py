@@ -112,9 +112,10 @@ def test_tolerances_by_metric_are_stated_and_the_others_are_the_default():
     [
         ("sp=0.1", "^tolerance must be like"),
         ({"parity": 0.1}, "^tolerance 'parity' is no metric"),
-        ({"sp": 2}, "^sp must be a gap, 0 or more and below 1, not 2"),
-        (1.5, "must be a gap"),
-        ({"sp": "2%"}, "^sp must be a number"),
+        ({"sp": 2}, r"^tolerance\['sp'\] must be a gap, 0 or more and below 1, not 2"),
+        (1.5, "^tolerance must be a gap"),
+        ({"sp": "2%"}, r"^tolerance\['sp'\] must be a number"),
+        ({"sp": 0.1, "SP": 0.2}, "^tolerance 'SP': sp is given twice"),
     ],
 )
 def test_wrong_tolerances(tolerance, said):
@@ -130,6 +131,7 @@ def test_wrong_tolerances(tolerance, said):
         ({"purpose": "\ud800"}, r"^about\['purpose'\] must be a text"),
         ("a title", "^about must be like"),
         ({"files": ["no-such-file.json"]}, r"^about\['files'\] no-such-file.json: cannot be read"),
+        ({"files": ["a\0b"]}, r"^about\['files'\] a.b: cannot be read \(not the name of a file"),
         ({"files": {"north.json": "abc"}}, r"^about\['files'\] 'north.json': must be a SHA-256"),
     ],
 )

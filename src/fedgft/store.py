@@ -68,6 +68,8 @@ def make_folder(path: str | Path, option: str = "`out`") -> Path:
     option
         The setting that named it, for the error message.
     """
+    if Path(path).is_file():
+        raise file_error(f"{option} {path}", "is a file; name a folder")
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()

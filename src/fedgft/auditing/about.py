@@ -178,8 +178,9 @@ def _read_digests(files: Any) -> dict[str, str]:
     for path in files:
         try:
             content = expand_user(path).read_bytes()
-        except OSError as error:
-            text = f"about['files'] {path}: cannot be read ({error.strerror})"
+        except (OSError, ValueError) as error:  # ValueError: no path at all
+            why = error.strerror if isinstance(error, OSError) else "not the name of a file"
+            text = f"about['files'] {printable(str(path))}: cannot be read ({why})"
             raise FedgftError(text, kind="file") from None
         name = Path(path).name.encode("utf-8", "replace").decode("utf-8")
         digests[printable(name if name not in digests else str(path))] = hashlib.sha256(

@@ -81,12 +81,21 @@ def check_tolerance(tolerance: Any) -> Tolerance:
     if isinstance(tolerance, str):
         raise FedgftError(f"must be like {{'sp': 0.02}} or 0.02, not {tolerance!r}", field=FIELD)
     if not isinstance(tolerance, Mapping):
-        tolerance = dict.fromkeys(CATALOG, check_number(FIELD, tolerance))
+        gap = check_number(FIELD, tolerance)
+        _check_gap(gap, FIELD)
+        tolerance = dict.fromkeys(CATALOG, gap)
     stated = check_gaps(tolerance, field=FIELD)
     gaps = dict.fromkeys(CATALOG, DEFAULT_TOLERANCE) | stated
     if "eo" not in stated and ("eop" in stated or "fpr" in stated):
         gaps["eo"] = max(gaps["eop"], gaps["fpr"])
     return Tolerance(gaps, tuple(stated))
+
+
+def _check_gap(gap: float, field: str) -> None:
+    """Raise a `FedgftError` unless the number can be a gap."""
+    if not 0 <= gap < 1:
+        named = f"`{field}`" if field.isidentifier() else field
+        raise FedgftError(f"{named} must be a gap, 0 or more and below 1, not {gap:g}")
 
 
 def check_gaps(gaps: Mapping[str, Any], *, field: str) -> dict[str, float]:
@@ -97,9 +106,11 @@ def check_gaps(gaps: Mapping[str, Any], *, field: str) -> dict[str, float]:
         if metric not in CATALOG:
             text = f"{format_value(name)} is no metric; choose from {', '.join(CATALOG)}"
             raise FedgftError(text, field=field)
-        found[metric] = check_number(str(name), gap)
-        if not 0 <= found[metric] < 1:
-            raise FedgftError(f"`{name}` must be a gap, 0 or more and below 1, not {gap}")
+        if metric in found:
+            raise FedgftError(f"{format_value(name)}: {metric} is given twice", field=field)
+        argument = f"{field}[{name!r}]" if field == FIELD else name
+        found[metric] = check_number(argument, gap)
+        _check_gap(found[metric], argument)
     return found
 
 

@@ -337,6 +337,8 @@ def _describe_unused(words: Sequence[str], command: str) -> str:
     listed = " ".join(map(repr, words))
     known = () if output.command is None else output.command.assemble_argument_collection()
     if any(argument.name == "--data" for argument in known):
+        if not command.endswith(WITH_TABLES):
+            return f"{listed}: unexpected here; `fedgft {command}` takes one table"
         return f"{listed}: --data names the table already; name several tables in one place"
     usage = f"fedgft {command}".strip()
     return f"{listed}: unexpected here; see `{usage} --help`"

@@ -57,6 +57,7 @@ EXIT_EXCEEDED = 3  # the exit code of a gap above a limit
 MAX_COLUMNS = 12  # listed in a message
 MAX_SITES = 10  # listed in a note
 MIN_DRAWS = 100  # of a bootstrap
+MAX_FILE_NAME = 100  # bytes of the name of a site in the name of its file
 FILE_WIDTH = 10_000  # characters per line of a table, where no terminal limits them
 
 
@@ -312,7 +313,7 @@ def audit(
         reference_groups=reference_groups or (),
         bootstrap=bootstrap,
         adjust_to=targets,
-        tolerance=parse_tolerance(tolerance or ()) or limits,
+        tolerance=limits if tolerance is None else parse_tolerance(tolerance),
         about=about | {"files": site_file.find_site_files(files)},
     )
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
@@ -381,9 +382,13 @@ def audit_texts(texts: Mapping[Path, str]) -> "Audit":
 
 def parse_tolerance(items: Sequence[str]) -> dict[str, float] | float:
     """Read the tolerance: one gap for all metrics, or METRIC=GAP; several with commas or spaces."""
-    parts = [part.strip() for item in items for part in item.split(",") if part.strip()]
-    if len(parts) == 1 and "=" not in parts[0]:
+    parts = split_columns(items)
+    require(parts, "`tolerance` needs a value", kind="missing")
+    plain = [part for part in parts if "=" not in part]
+    if len(parts) == 1 and plain:
         return parse_gap("tolerance", parts[0], parts[0])
+    text = "give one gap for all metrics, such as 0.02, or METRIC=GAP, such as sp=0.02"
+    require(not plain, f"`tolerance` {' '.join(items)}: {text}")
     return parse_limits("tolerance", parts)
 
 
@@ -401,9 +406,11 @@ def parse_gap(field: str, item: str, text: str) -> float:
 
 
 def parse_limits(field: str, items: Sequence[str]) -> dict[str, float]:
-    """Read METRIC=GAP, as in sp=0.05; return the gaps by metric."""
+    """Read METRIC=GAP, as in sp=0.05, several with commas or spaces; return the gaps by metric."""
     limits: dict[str, float] = {}
-    for item in items:
+    parts = split_columns(items)
+    require(parts or not items, f"`{field}` needs a value", kind="missing")
+    for item in parts:
         name, equals, value = item.partition("=")
         name = fedgft.metrics.catalog.resolve_name(name)
         known = ", ".join(fedgft.metrics.CATALOG)
@@ -490,7 +497,8 @@ def parse_groups(
 def site_file_name(site: str) -> str:
     """Return the name of a site's file: that of the site, without what file names cannot hold."""
     name = re.sub(r"[^\w.-]+", "-", site).strip(".-")
-    return f"{name or 'site'}.json"
+    short = name.encode()[:MAX_FILE_NAME].decode(errors="ignore")  # as file systems count
+    return f"{short or 'site'}.json"
 
 
 def choose_site_file(site: str, given: Path | None, *, json: bool) -> Path | None:
@@ -625,8 +633,9 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
         counts = format_count(withheld, "count")
         note(f"{counts} of 1 to {largest} people withheld, and all scores")
     elif found["cells_below_10"]:
+        verb = "is" if found["cells_below_10"] == 1 else "are"
         warn(
-            f"{found['cells_below_10']:,} of these counts are of fewer than {few} people, who may "
+            f"{found['cells_below_10']:,} of these counts {verb} of fewer than {few} people, who may "
             f"be recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
         )
     if not found["score_counts"]:
@@ -637,8 +646,9 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
     )
     if found["score_counts_below_5"]:
         least = site_sums.MIN_BIN
+        verb = "holds" if found["score_counts_below_5"] == 1 else "hold"
         warn(
-            f"{found['score_counts_below_5']:,} of these ranges hold fewer than {least} people, "
+            f"{found['score_counts_below_5']:,} of these ranges {verb} fewer than {least} people, "
             f"whose scores can be read from the file; --min-bin {least} merges such ranges"
         )
 

@@ -67,12 +67,14 @@ def compare(
 
     options = options or Options()
     asked = {"methods": methods, "metrics": metrics, "alpha": alpha}
-    results = nullcontext()
+    results = nullcontext(lambda _: None)
     if out_ is not None:
         results = session.open_results(out_, "compare", options, **asked)
-    with results:
+    session.check_options(options)
+    with results as finish:
         found = session.run_comparison(options, methods, metrics, alpha, folder=out_)
         paths = [] if out_ is None else found.save(out_)
+        finish(paths)
         session.clear_checkpoints(found.study)
     if json:
         print_json(found.rows)
@@ -128,7 +130,7 @@ def demo(
 
     check_setting("seeds", seeds)  # before anything is fetched
     options = Options(seeds=seeds, overwrite=overwrite)
-    with session.open_results(out_, "demo", options):
+    with session.open_results(out_, "demo", options) as finish:
         data, notes = _fetch_data()
         options = replace(options, data=(data,))
         found = session.run_comparison(options, DEMO_METHODS, ["sp"], [0.5], folder=out_)
@@ -137,6 +139,7 @@ def demo(
             figures.plot_methods(found.study, found.results), out_, "methods"
         )
         paths += figures.save_figure(figures.plot_sites(), out_, "sites")
+        finish(paths)
     if json:
         print_json(found.rows)
     else:

@@ -38,6 +38,7 @@ CLIENT_NUMBERS = (  # columns of the table of clients
     "gap_hard",
     "contribution",
 )
+WARNING_STYLE = "bold yellow"  # of the word before a warning
 MIN_WIDTH = 20  # of a terminal; in a narrower one, the terminal itself divides lines
 LOG_LINES = 10  # lines of progress per task, with --verbose
 NOT_ESTIMABLE = (
@@ -156,16 +157,15 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a warning, unless --quiet is given."""
-    if not output.quiet:
-        print_indented("warning: ", text)
+    """Print a warning, also with --quiet: it is about what a file reveals."""
+    print_indented("warning: ", text, style=WARNING_STYLE)
 
 
-def print_indented(start: str, text: str) -> None:
-    """Print a text on stderr after a dim start; further lines begin below the text."""
+def print_indented(start: str, text: str, *, style: str = "dim") -> None:
+    """Print a text on stderr after a start in a style; further lines begin below the text."""
     lines = wrap_words(render(text), err, room=len(start))
     body = ("\n" + " " * len(start)).join(lines)
-    err.print(Text.assemble((start, "dim"), body), soft_wrap=True, emoji=False)
+    err.print(Text.assemble((start, style), body), soft_wrap=True, emoji=False)
 
 
 def wrote(paths: Sequence[Path]) -> None:

@@ -385,8 +385,8 @@ def run_federation(options: LocalRunOptions, *, json: bool) -> None:
     why = f"the run ended as {status}: {result.get('why')} (logs in {folder / 'logs'})"
     require(status == "finished:completed", why)
     if not json:
-        text = local_runs.format_closing_line(result, options.metric)
-        paragraph(text)
+        for text in local_runs.list_closing_lines(result, options.metric):
+            paragraph(text)
     wrote([path for name in RESULT_FILES if (path := folder / name).exists()])
 
 

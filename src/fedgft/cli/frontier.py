@@ -97,7 +97,7 @@ def frontier(
         return tradeoff.frontier_work(study, usable, points, references=references)
 
     asked = {"methods": methods, "metric": metric, "alpha": alpha, "points": points}
-    with session.open_results(out_, "frontier", options, **asked, references=references):
+    with session.open_results(out_, "frontier", options, **asked, references=references) as finish:
         with session.open_study(options, [wanted], [alpha], folder=out_, work=work) as study:
             found = tradeoff.trace_frontier(
                 study,
@@ -113,6 +113,7 @@ def frontier(
         tested = TESTED[study.protocol.test]
         rows = found.rows()
         paths = _save(found, rows, out_, title=title, tested=tested)
+        finish(paths)
         session.clear_checkpoints(study)
     summary = found.summary()
     if json:

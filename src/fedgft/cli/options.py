@@ -65,6 +65,8 @@ def read_fraction(_: object, tokens: Sequence[Token]) -> float:
 def read_list(kind: Any, tokens: Sequence[Token]) -> Any:
     """Read a list: `a b`, `a,b` and a repeated option mean the same."""
     parts = [token.evolve(value=v) for token in tokens for v in _split_at_commas(token.value)]
+    if tokens and not parts:  # as an empty variable in a shell leaves it
+        raise ValueError("needs a value")
     return read_choice(kind, parts)
 
 

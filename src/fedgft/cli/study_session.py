@@ -5,14 +5,16 @@ The commands that train import this module when they run: it loads NumPy, polars
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fedgft.auditing.measurement import read_header
+from fedgft.auditing.report_files import check_report_folder, report_names
 from fedgft.cli.console import Bar, bar, comparison, decisions, note, out, output
 from fedgft.cli.options import TABLE_ENDINGS, Options, require, require_values, split_columns
 from fedgft.data import SOURCES, Dataset, Progress, load, load_celeba, load_images
@@ -41,7 +43,16 @@ FEATURE_OPTIONS = (
     "missing",
 )  # which columns are features, and how
 RUN_FILE = "run.json"  # what was run, beside the results
-RESULT_FILES = ("model.safetensors", "rows.parquet", "frontier.parquet")
+RESULT_FILES = (  # of train, compare, frontier and demo, in an output folder
+    *("model.safetensors", "MODEL.md", "rows.parquet", "rounds.parquet", "frontier.parquet"),
+    *(
+        f"{name}.{ending}"
+        for name in ("before-after", "rounds", "frontier", "methods", "sites")
+        for ending in ("png", "svg")
+    ),
+)
+REPORT_FOLDER = "report"  # of the audit of the held-out rows
+MODEL_NAME = re.compile(r"model-\d+\.safetensors")  # of --all-models
 UNRECORDED = {"threads", "cache", "checkpoint_every", "resume", "overwrite"}  # same results
 CELEBA_ROLES = {"label": "Smiling", "group": "Male"}  # the paper's
 CLIENT_WORDS = (  # of columns that often name the client of a row
@@ -201,8 +212,11 @@ def _note_weights(options: Options, dataset: Dataset) -> Dataset:
 @contextmanager
 def open_results(
     folder: Path, command: str, options: Options, **arguments: object
-) -> Iterator[None]:
-    """Create and lock the output folder of a run, and record in it at the end what has run.
+) -> Iterator[Callable[[Sequence[Path]], None]]:
+    """Create and lock the output folder of a run; yield a function that records what has run.
+
+    Call the function with the paths of the results once they are written. Of an earlier run that
+    `options` allow to overwrite, it removes the results that are not among them.
 
     Raises a `FedgftError` if the folder holds the results of another run, unless the options ask
     to overwrite them. The same command on the same tables may run again: its results are the same.
@@ -220,11 +234,32 @@ def open_results(
     """
     with open_folder(folder):
         record = _describe_run(command, options, arguments)
+        is_file = not (folder / RUN_FILE).is_dir()
+        require(is_file, f"`out` {folder}: its {RUN_FILE} is a folder; name another", kind="file")
         if not options.overwrite:
             _check_results(folder, record)
-        yield
-        with atomic_write(folder / RUN_FILE, private=True) as part:
-            part.write((json.dumps(record, indent=2) + "\n").encode())
+
+        def finish(paths: Sequence[Path]) -> None:
+            for path in set(_find_results(folder)) - set(paths):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # the report folder holds something else, or is not there
+                (folder / REPORT_FOLDER).rmdir()
+            with atomic_write(folder / RUN_FILE, private=True) as part:
+                part.write((json.dumps(record, indent=2) + "\n").encode())
+
+        yield finish
+
+
+def _find_results(folder: Path) -> list[Path]:
+    """Return the files in an output folder that a run writes; reports only if they are ours."""
+    found = [folder / name for name in RESULT_FILES]
+    found += [path for path in folder.glob("model-*") if MODEL_NAME.fullmatch(path.name)]
+    report = folder / REPORT_FOLDER
+    with suppress(FedgftError):
+        check_report_folder(report, "audit", field="out")
+        if not report.is_symlink():
+            found += [report / name for name in report_names("audit")]
+    return [path for path in found if path.is_file()]
 
 
 def _describe_run(command: str, options: Options, arguments: dict[str, object]) -> dict[str, Any]:
@@ -248,7 +283,7 @@ def _describe_run(command: str, options: Options, arguments: dict[str, object]) 
 
 def _check_results(folder: Path, record: dict[str, Any]) -> None:
     """Raise a `FedgftError` if the folder holds results of a run with another record."""
-    if not any((folder / name).exists() for name in (RUN_FILE, *RESULT_FILES)):
+    if not (folder / RUN_FILE).exists() and not _find_results(folder):
         return
     try:
         found = parse_json((folder / RUN_FILE).read_bytes())
@@ -265,7 +300,8 @@ def _check_results(folder: Path, record: dict[str, Any]) -> None:
         differ = sorted(n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
         if not differ and found.get("files") != record["files"]:
             differ = ["content of the tables"]
-        why = f" (other {', '.join(map(printable, differ))})" if differ else ""
+        named = [f"`{n}`" if n.isidentifier() else printable(n) for n in differ]
+        why = f" (other {', '.join(named)})" if differ else ""
     text = f"`out` {folder}: holds the results of another run{why}; name another folder, or give "
     raise FedgftError(f"{text}`overwrite`", kind="conflict")
 

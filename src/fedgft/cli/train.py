@@ -49,8 +49,10 @@ training = LazyModule("fedgft.study.training")
 fair_model = LazyModule("fedgft.fair_model")
 
 MAX_LINE = 80  # letters of a printed command
+MAX_NEXT = 2  # tables whose next commands are printed
+REPORT_NAMES = ("report.html", "report.md", "audit.json")
 SCORED = (
-    "scored.csv will contain the rows that the model was trained on; {report} is about held-out "
+    "{scored} will contain the rows that the model was trained on; {report} is about held-out "
     "rows only."
 )
 
@@ -114,14 +116,17 @@ def train(
         return study.work([alpha], methods, [metric])
 
     asked = {"method": method, "metric": metric, "alpha": alpha, "init": init}
-    with session.open_results(out_, "train", options, **asked, all_models=all_models):
-        metrics = session.check_cells(options, [method], [metric], [alpha])
+    metrics = session.check_cells(options, [method], [metric], [alpha])
+    with session.open_results(out_, "train", options, **asked, all_models=all_models) as finish:
         with session.open_study(
             options, metrics, [alpha], folder=out_, work=work, start=start
         ) as study:
             trained = training.train_model(study, method, metrics[0], alpha=alpha)
         paths = trained.save(out_, all_models=all_models)
+        planned = [out_ / session.REPORT_FOLDER / name for name in REPORT_NAMES]
+        finish([*paths, *planned])  # if the run is killed from here on, it may be repeated
         paths += _save_report(trained, options, out_)
+        finish(paths)
         session.clear_checkpoints(study)
     if json:
         print_json({**_to_json(trained), "files": [str(path) for path in paths]})
@@ -144,7 +149,7 @@ def _save_report(trained: "TrainedModel", options: Options, folder: Path) -> lis
         group = session.SOURCES[options.source].group
     try:
         found = trained.audit(group=group, about=about)
-        return found.save(folder / "report")
+        return found.save(folder / session.REPORT_FOLDER)
     except FedgftError as error:
         note(f"no audit of the held-out rows: {error}")
         return []
@@ -189,7 +194,8 @@ def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> 
         paragraph(line, wrap=False)
     report = [path.parent for path in paths if path.name == "report.html"]
     if report and options.source.lower().endswith(tables.TABLE_ENDINGS):
-        paragraph(SCORED.format(report=f"{report[0]}/"))
+        scored = " and ".join(f"{name}.csv" for name in _list_scored(options))
+        paragraph(SCORED.format(scored=scored, report=f"{report[0]}/"))
 
 
 def _print_details(trained: "TrainedModel") -> None:
@@ -230,27 +236,38 @@ def _list_next_steps(trained: "TrainedModel", options: Options, paths: Sequence[
 def _list_commands(trained: "TrainedModel", options: Options, model: Path) -> list[list[str]]:
     """Return the commands after training, each as a list of parts that stay on one line."""
     is_file = options.source.lower().endswith(tables.TABLE_ENDINGS)
-    predict = ["fedgft predict", _quote(str(model)), _quote(options.source)]
+    start = ["fedgft predict", _quote(str(model))]
     if not is_file:
-        return [[*predict[:2], "TABLE.csv", "--out scored.csv"]]
+        return [[*start, "TABLE.csv", "--out scored.csv"]]
     known = {name for path in options.data for name in measurement.read_header(Path(path))}
     classes = trained.study.dataset.classes
     score = _choose_name("score", lambda name: fair_model.list_score_columns(classes, name), known)
     decision = _choose_name("decision", lambda name: [name], known)
-    predict.append("--out scored.csv")
-    if score != "score":
-        predict.append(f"--score-name {score}")
-    if decision != "decision":
-        predict.append(f"--decision-name {decision}")
+    names = [f"--score-name {score}"] if score != "score" else []
+    names += [f"--decision-name {decision}"] if decision != "decision" else []
     roles = {name: getattr(options, name) for name in ("label", "group", "positive")}
-    measure = ["fedgft measure scored.csv"]
-    measure += [f"--{name} {_quote(value)}" for name, value in roles.items() if value is not None]
-    measure.append(f"--score {_quote(fair_model.list_score_columns(classes, score))}")
-    sums = "scored.json"
+    given = [f"--{name} {_quote(value)}" for name, value in roles.items() if value is not None]
+    given.append(f"--score {_quote(fair_model.list_score_columns(classes, score))}")
+    sums = [f"{stem}.json" for stem in _list_scored(options)]
     if options.client is not None:
-        sums = "sums"
-        measure += [f"--site {_quote(options.client)}", f"--out {sums}"]
-    return [predict, measure, [f"fedgft audit {sums} --out audit"]]
+        sums = ["sums"]
+        given += [f"--site {_quote(options.client)}", "--out sums"]
+    commands = []
+    scored = {f"{stem}.csv": table for stem, table in _list_scored(options).items()}
+    for name, table in scored.items():
+        commands.append([*start, _quote(table), f"--out {_quote(name)}", *names])
+        commands.append([f"fedgft measure {_quote(name)}", *given])
+    rest = len(options.data) - len(scored)
+    if rest > 0:
+        commands.append([f"# and so on, for {format_count(rest, 'more table')}"])
+    return [*commands, ["fedgft audit", *map(_quote, sums), "--out audit"]]
+
+
+def _list_scored(options: Options) -> dict[str, str]:
+    """Return the first tables by the names that predictions about them get, without endings."""
+    if len(options.data) == 1:
+        return {"scored": options.source}
+    return {f"{Path(table).stem}-scored": table for table in options.data[:MAX_NEXT]}
 
 
 def _choose_name(
@@ -320,7 +337,7 @@ def predict(
     require(data is None, "`data` names a second table: give one", kind="conflict")
     if out is not None:
         tables.check_table_path(out)
-        _check_predictions(out, decision_name)
+        _check_predictions(out, score_name, decision_name)
     loaded = fedgft.load_model(model)
     table, notes = loaded.add_predictions(
         tables.read_frame(file),
@@ -346,12 +363,14 @@ def predict(
         sys.stdout.write(escaped.write_csv())
 
 
-def _check_predictions(out: Path, decision_name: str) -> None:
+def _check_predictions(out: Path, score_name: str, decision_name: str) -> None:
     """Raise a `FedgftError` if the file exists and does not hold earlier predictions."""
     if not out.is_file():
         return
     try:
-        is_earlier = decision_name in measurement.read_header(out)
+        columns = measurement.read_header(out)
+        has_score = any(name.startswith(score_name) for name in columns)
+        is_earlier = has_score and decision_name in columns
     except FedgftError:  # it is no table
         is_earlier = False
     text = f"`out` {out}: exists and holds no predictions; name another file"

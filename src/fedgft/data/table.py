@@ -146,6 +146,8 @@ def check_roles(frame: pl.DataFrame, roles: Roles, *, source: str) -> None:
             continue
         get_column(frame, name, source=source, option=f"`{role}`")
         if name in taken and {taken[name], role} != {"group", "client"}:
+            if taken[name] == role:
+                raise FedgftError(f"{source}: `{role}` names the column '{name}' twice")
             raise FedgftError(f"{source}: column '{name}' is both `{taken[name]}` and `{role}`")
         taken[name] = role
     for role in ("leave_out", "keep", "categorical"):
@@ -418,8 +420,8 @@ def load_tables(
         raise FedgftError("must name a file, or several", field="paths")
     if repeated is not None:
         same = ", ".join(str(file) for file in files if file.stem == repeated)
-        text = f"two clients would have the name '{repeated}' ({same}): rename a file"
-        raise FedgftError(text, field="paths")
+        text = f"`data`: two clients would have the name '{repeated}' ({same}): rename a file"
+        raise FedgftError(text, field="data")
     roles = Roles(
         label, group, client, split, positive, leave_out, keep_group, keep, categorical, missing
     )

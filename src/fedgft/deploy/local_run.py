@@ -88,8 +88,8 @@ def summarize_run(
         raise FedgftError(f"{path}: not the history of a run ({error})") from None
 
 
-def format_closing_line(summary: dict[str, Any], metric: str) -> str:
-    """Return the last line of a run: gap, target, whether it was met, and what to try next.
+def list_closing_lines(summary: dict[str, Any], metric: str) -> list[str]:
+    """Return the last lines of a run: gap, target, whether it was met, and what to try next.
 
     Parameters
     ----------
@@ -100,32 +100,30 @@ def format_closing_line(summary: dict[str, Any], metric: str) -> str:
     """
     gap = format_share(summary["gap_hard"], " points")
     sites = format_count(summary["sites"], "site")
-    text = f"{metric} gap of decisions on the training rows of {sites}: {gap}"
+    lines = [f"Training rows of {sites}: {metric} gap of decisions {gap}."]
     if summary.get("target") is not None:
-        text += f", target {100 * summary['target']:.1f}: {_verdict(summary)}"
-    text += "."
-    if summary.get("collapsed"):
-        text += " The model has collapsed: it gives nearly everybody the same decision."
+        lines.append(f"Target {100 * summary['target']:.1f} points: {_verdict(summary)}.")
     held_out = summary.get("held_out")
     if held_out is not None and held_out["gap_hard"] is not None:
         low, high = (format_share(held_out[f"gap_hard_{end}"]) for end in ("low", "high"))
         worst, best = (format_share(held_out[f"accuracy_{end}"]) for end in ("low", "high"))
         gap = format_share(held_out["gap_hard"], " points")
         accuracy = format_share(held_out["accuracy"], "%")
-        text += (
-            f" On the rows that they held out: {gap} (95% interval {low} to {high}), "
-            f"accuracy {accuracy} ({worst} to {best})."
-        )
+        lines.append(f"Held-out rows: gap {gap} (95% interval {low} to {high}).")
+        lines.append(f"Held-out rows: accuracy {accuracy} (95% interval {worst} to {best}).")
     elif held_out is not None:
-        text += " On the rows that they held out it is not estimable: too few rows, or noise."
+        lines.append("Held-out rows: the gap is not estimable, because of too few rows or noise.")
     if summary.get("accuracy_constant") is not None:
-        text += (
-            f" Always predicting the most frequent class: accuracy "
-            f"{format_share(summary['accuracy_constant'], '%')} on the training rows."
+        constant = format_share(summary["accuracy_constant"], "%")
+        lines.append(
+            f"Always predicting the most frequent class: right on {constant} of training rows."
         )
+    if summary.get("collapsed"):
+        lines.append("The model has collapsed: it gives nearly everybody the same decision.")
     if summary.get("target") is not None and summary.get("reached") is False:
-        text += " What to try: more rounds, another learning rate, or a larger target."
-    return f"{text} {format_count(summary['rounds'], 'round')}, {summary['seconds']:.0f} s."
+        lines.append("What to try: more rounds, another learning rate, or a larger target.")
+    lines.append(f"{format_count(summary['rounds'], 'round')}, {summary['seconds']:.0f} s.")
+    return lines
 
 
 def _verdict(summary: dict[str, Any]) -> str:

@@ -165,7 +165,7 @@ def _parse_part(text: str, asked: str) -> tuple[Metric, float]:
     name = resolve_name(name)
     if name not in CATALOG:
         raise FedgftError(
-            f"`metric` {name!r} is not known; choose from {', '.join(CATALOG)}, "
+            f"`metric` {name or asked!r} is not known; choose from {', '.join(CATALOG)}, "
             "or several of them, as in sp+0.5*eop"
         )
     return CATALOG[name], weight
