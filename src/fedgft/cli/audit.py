@@ -635,8 +635,8 @@ def print_disclosure(parts: Sequence["SiteSums"], contents: Sequence[str]) -> No
     elif found["cells_below_10"]:
         verb = "is" if found["cells_below_10"] == 1 else "are"
         warn(
-            f"{found['cells_below_10']:,} of these counts {verb} of fewer than {few} people, who may "
-            f"be recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
+            f"{found['cells_below_10']:,} of these counts {verb} of fewer than {few} people, who "
+            f"may be recognized; --min-cell {few} withholds such counts, --epsilon 1 adds noise"
         )
     if not found["score_counts"]:
         return
