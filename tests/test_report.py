@@ -1,5 +1,6 @@
 """The report in a real browser: it opens from a file, the slider works, names are escaped."""
 
+import csv
 import shutil
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from fedgft.auditing import audit, measure, read_sums
 from fedgft.auditing.report import compare
-from fedgft.auditing.tables_and_charts import draw_forest
+from fedgft.auditing.tables_and_charts import draw_forest, draw_thresholds
 from fedgft.auditing.thresholds import compute_curves, find_exact_edges
+from fedgft.formatting import GROUP_COLORS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -232,7 +234,9 @@ def test_tables_can_be_downloaded_without_a_network(browser, loans, loans_page):
         links[1].click()
     assert download.value.suggested_filename == "rates-by-sex-per-cent.csv"
     text = download.value.path().read_text("utf-8")
-    assert text == tables[1].csv() and text.splitlines()[0] == "rate,group,%,95% interval,rows"
+    assert text == tables[1].csv()
+    header = 'rate,group,%,"95% interval, low","95% interval, high",rows'
+    assert text.splitlines()[0] == header
     assert page.trouble == []
     page.close()
 
@@ -327,7 +331,7 @@ def test_rates_have_their_own_names_and_every_table_one_unit(loans):
     units = ("points", "per cent", "Spread", "Ratios", "Area")
     assert all(any(unit in title for unit in units) for title in tables)
     gaps = tables["Gaps by sex, points"]
-    assert not {"TV", "DH", "ratio"} & set(gaps.header) and gaps.header[-1] == "verdict"
+    assert not {"TV", "DH", "ratio"} & set(gaps.header) and gaps.header[1] == "verdict"
     assert {"TV", "DH", "bound"} < set(tables["Spread over the sites by sex"].header)
     sites = tables["Sites, points"]
     assert len(sites.header) == 6 and len(set(sites.header)) == 6
@@ -406,7 +410,9 @@ def test_a_cell_is_no_formula_in_a_spreadsheet():
 
     rows = (("=cmd()", "-0.6 to 1.2"), ("@x", "-3.4"), ("+1+2", "–"))
     text = Table("t", ("site", "gap"), rows, 1).csv()
-    assert text == "site,gap\n'=cmd(),-0.6 to 1.2\n'@x,-3.4\n'+1+2,–\n"
+    assert text == ('site,"gap, low","gap, high"\n' + "'=cmd(),-0.6,1.2\n'@x,-3.4,\n'+1+2,–,\n")
+    names = Table("t", ("site", "gap"), (("1 to 2", "0.5"),), 1)
+    assert names.csv() == "site,gap\n1 to 2,0.5\n"
 
 
 def test_markdown_keeps_names_as_text(made):
@@ -414,3 +420,22 @@ def test_markdown_keeps_names_as_text(made):
     assert "<script" not in text and "<img" not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in rows)
+
+
+def test_a_csv_has_one_number_per_cell(loans):
+    """Before: "'-0.2 (-1.1 to 0.6)", with an apostrophe and three numbers."""
+    gaps = next(table for table in loans.report().tables if table.title.startswith("Gaps"))
+    header, *rows = csv.reader(gaps.csv().splitlines())
+    name = "average within sites"
+    assert header[-3:] == [name, f"{name}, low", f"{name}, high"]
+    assert "'" not in gaps.csv() and {len(row) for row in rows} == {len(header)}
+    first = dict(zip(header, rows[0], strict=True))
+    assert float(first[f"{name}, low"]) < float(first[name]) < float(first[f"{name}, high"])
+    assert float(first["95% interval, low"]) < float(first["gap"])
+
+
+def test_the_threshold_explorer_shows_the_tolerance_and_no_group_color_for_gaps(loans):
+    spec = draw_thresholds(loans.summary, loans.summary["sweep"])
+    assert {"name": "tolerance", "value": 5} in spec["params"]
+    colors = spec["vconcat"][1]["layer"][0]["encoding"]["color"]["scale"]["range"]
+    assert not set(colors) & set(GROUP_COLORS[:7])

@@ -35,6 +35,9 @@ GROUP_COLORS = (
 )
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a formula in a spreadsheet
 NUMBER = re.compile(r"[-+]?[\d.,]+( to [-+]?[\d.,]+)?")
+VALUE = r"(-?[\d.,]+|–)"  # a number, or the dash of one that is not known
+ONLY_LIMITS = re.compile(f"{VALUE} to {VALUE}")
+VALUE_AND_LIMITS = re.compile(rf"{VALUE} \({VALUE} to {VALUE}\)")
 # Control characters, and characters that reverse the direction of the text around them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 MARKUP = re.compile(r"[\\`*_\[\]$|]|~(?=\S)|(?<=\S)~")  # emphasis, links, code, tables, formulas
@@ -215,9 +218,17 @@ class Table:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:60] or "table"
 
     def csv(self) -> str:
-        """The table as CSV. A text that a spreadsheet would run as a formula gets an apostrophe."""
+        """The table as CSV, with a column for each limit of an interval.
+
+        A text that a spreadsheet would run as a formula gets an apostrophe.
+        """
         lines = StringIO()
-        rows = ([_plain_cell(cell) for cell in row] for row in (self.header, *self.rows))
+        columns = [
+            part
+            for i, name in enumerate(self.header)
+            for part in _split_limits(name, [row[i] for row in self.rows], split=i >= self.stubs)
+        ]
+        rows = ([_plain_cell(cell) for cell in row] for row in zip(*columns, strict=True))
         csv.writer(lines, lineterminator="\n").writerows(rows)
         return lines.getvalue()
 
@@ -233,6 +244,25 @@ class Table:
         body = "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
         below = "".join(f"\n{escape_markdown(note)}\n" for note in self.notes)
         return f"**{escape_markdown(self.title)}**\n\n{body}\n{below}"
+
+
+def _split_limits(name: str, cells: Sequence[str], *, split: bool) -> list[list[str]]:
+    """Return a column of a table as columns with one number per cell, each with its name first.
+
+    ``1.2 (0.5 to 1.9)`` becomes a value and two limits, ``0.5 to 1.9`` two limits. Other texts
+    stay in the first column. Without `split`, the column holds names and stays as it is.
+    """
+    values = [VALUE_AND_LIMITS.fullmatch(cell) for cell in cells]
+    limits = [ONLY_LIMITS.fullmatch(cell) for cell in cells]
+    if split and any(values):
+        parts = [m.groups() if m else (cell, "", "") for m, cell in zip(values, cells, strict=True)]
+        names = [name, f"{name}, low", f"{name}, high"]
+    elif split and any(limits):
+        parts = [m.groups() if m else (cell, "") for m, cell in zip(limits, cells, strict=True)]
+        names = [f"{name}, low", f"{name}, high"]
+    else:
+        return [[name, *cells]]
+    return [[names[k], *(part[k] for part in parts)] for k in range(len(names))]
 
 
 def _plain_cell(cell: str) -> str:

@@ -8,7 +8,7 @@ must be visible on a light and on a dark background are the text color of the pa
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -52,8 +52,14 @@ from fedgft.formatting import (
 from fedgft.metrics import CATALOG, get_metric
 
 MAX_SITES_ON_TERMINAL = 10
-SHORT_GAP_COLUMNS = 5  # of the tables on a terminal: metric, groups, gap, interval, within sites
-SHORT_SITE_COLUMNS = 4  # site, rows, gap at the site, what it adds to the overall gap
+SHORT_GAP_COLUMNS = (  # of the tables on a terminal, where the verdicts are sentences
+    "metric",
+    "farthest apart",
+    "gap",
+    "95% interval",
+    "average within sites",
+)
+SHORT_SITE_COLUMNS = ("site", "rows", "gap at the site", "adds to the overall gap")
 MAX_GROUPS_ON_TERMINAL = 6  # with more groups, the terminal shows one rate
 WITHIN_NOTE = (
     "Average within sites: the weighted average of the gaps inside the sites (Mantel-Haenszel), "
@@ -70,7 +76,7 @@ MAX_BARS = 12  # sites in the waterfall chart
 MAX_CURVES = 10  # groups in a figure of curves
 MAX_CLASSES = 6  # classes with figures of curves
 MAX_SELECTED = 4  # groups in the threshold explorer
-GAP_COLORS = {"sp": "#009e73", "eop": "#cc79a7", "fpr": "#e69f00", "acc": "#7f7f7f"}
+GAP_COLORS = {"sp": "currentColor", "eop": "currentColor", "fpr": "#7f7f7f", "acc": "#7f7f7f"}
 TITLES = {
     "forest": "The gap at every site",
     "waterfall": "How the sites add up to the gap",
@@ -114,9 +120,9 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     groups = summary["groups"]
     if short:
         for title, view in views_of(summary).items():
-            yield _first_columns(_gap_table(summary, view, title), SHORT_GAP_COLUMNS)
+            yield _choose_columns(_gap_table(summary, view, title), SHORT_GAP_COLUMNS)
         yield _shorten_rates(summary, _rate_table(summary, groups))
-        yield _first_columns(_site_table(summary, MAX_SITES_ON_TERMINAL), SHORT_SITE_COLUMNS)
+        yield _choose_columns(_site_table(summary, MAX_SITES_ON_TERMINAL), SHORT_SITE_COLUMNS)
         yield from _threshold_tables(summary)
         return
     for title, view in {groups: summary, **summary["attributes"]}.items():
@@ -132,10 +138,12 @@ def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     yield from _area_tables(summary)
 
 
-def _first_columns(table: Table, count: int) -> Table:
-    """Return the table with its first columns only: they are in the order of importance."""
-    rows = tuple(row[:count] for row in table.rows)
-    return replace(table, header=table.header[:count], rows=rows)
+def _choose_columns(table: Table, names: Sequence[str]) -> Table:
+    """Return the table with these columns only."""
+    kept = [table.header.index(name) for name in names]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    stubs = sum(i < table.stubs for i in kept)
+    return replace(table, header=tuple(names), rows=rows, stubs=stubs)
 
 
 def _shorten_rates(summary: Summary, table: Table) -> Table:
@@ -149,13 +157,13 @@ def _shorten_rates(summary: Summary, table: Table) -> Table:
 
 def _gap_table(summary: Summary, view: ViewSummary, title: str) -> Table:
     """Return the table of the gaps of one view, in points, with one row per metric."""
-    header = ("metric", "farthest apart", "gap", "95% interval", "average within sites")
-    header += ("tolerance", "verdict")
+    header = ("metric", "verdict", "farthest apart", "gap", "95% interval", "tolerance")
+    header += ("average within sites",)
     rows = tuple(_gap_row(name, summary, view) for name in view["metrics"])
     notes = (WITHIN_NOTE,) if len(summary["sites"]) > 1 else ()
-    if any("*" in row[2] for row in rows):
+    if any("*" in row[3] for row in rows):
         notes += ("*: among the groups that have a rate; over all groups it is not estimable.",)
-    return Table(f"Gaps by {title}, points", header, rows, 2, notes)
+    return Table(f"Gaps by {title}, points", header, rows, 3, notes)
 
 
 def _gap_row(name: str, summary: Summary, view: ViewSummary) -> tuple[str, ...]:
@@ -170,12 +178,12 @@ def _gap_row(name: str, summary: Summary, view: ViewSummary) -> tuple[str, ...]:
     tolerance = summary["tolerance"][name]
     return (
         CATALOG[name].title,
+        judge_gap(found, tolerance),
         " / ".join(found["pair"] or (DASH,)),
         gap,
         interval,
-        _format_gap_cell(view["within"][name]),
         f"{100 * tolerance:.4g}",
-        judge_gap(found, tolerance),
+        _format_gap_cell(view["within"][name]),
     )
 
 
@@ -631,7 +639,12 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     spec = _fill_chart("thresholds", rows)
     step = 1 / len(sweep["thresholds"])
     now = 0.5 if summary["threshold"] is None else summary["threshold"]
-    slider, half_step, in_use, in_use_name = spec["params"]
+    slider, half_step, in_use, in_use_name, tolerance = spec["params"]
+    limits = {summary["tolerance"][name] for name in GAP_COLORS}
+    if len(limits) == 1:
+        tolerance["value"] = 100 * limits.pop()
+    else:  # no single line is true of all gaps
+        del spec["vconcat"][1]["layer"][-2:]
     slider["value"] = min(round(now / step) * step, 1 - step)
     slider["bind"] |= {"max": 1 - step, "step": step}
     half_step["value"] = step / 2

@@ -54,6 +54,7 @@ QUESTIONS = {  # what a metric compares, in plain words
     "acc": "how often the decision is right",
 }
 PLURALS = {"man": "men", "woman": "women", "male": "males", "female": "females"}
+PLURALS |= {name: name for name in PLURALS.values()}
 RATIO_METRICS = ("sp",)  # the metrics that the 80% rule is about
 FOUR_FIFTHS = 0.8
 MAX_FACTOR = 20  # no larger multiple of the rows is proposed
