@@ -564,7 +564,8 @@ def test_train_prints_the_result_first_and_what_to_do_next(capsys, tmp_path) -> 
         assert lines[0].startswith("Held-out rows, mean of 3 replicates. Statistical parity")
         assert re.match(r"FedAvg +\d+\.\d% accurate, gap \d+\.\d points \(95% int", lines[1])
         assert re.match(rf"{name} +\d+\.\d% accurate, gap \d+\.\d points \(95% inter", lines[2])
-        assert lines[3].startswith("Noise floor: ")
+        assert lines[3].startswith("Always predicting the most frequent class: ")
+        assert lines[4].startswith("Noise floor: ")
         assert "Open:  " in printed.out and "fedgft predict" in printed.out
         assert "balanced" not in printed.out and "inner splits" not in printed.err
 
