@@ -14,8 +14,9 @@ from fedgft.data.dataset import Federation, get_raw_scaling
 from fedgft.data.encode import Encoder, Names
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
-from fedgft.metrics import Metric, get_metric
+from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.metrics.functions import is_collapsed
+from fedgft.metrics.intervals import FEW, gap_interval
 from fedgft.models import MLP, Logistic, Model, Module, ResNet18, unflatten
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_integer
@@ -292,11 +293,18 @@ class History:
     def _describe(self, run: int, record: TrainingRecord) -> dict[str, Any]:
         """Return how a run was trained, its accuracy and its gap, for the header of its model.
 
-        The keys are those of `fedgft.study.results.describe_training`.
+        The keys are those of `fedgft.study.results.describe_training`. The interval of the gap is
+        known for the metrics of the catalog, not for weighted sums or metrics of the user.
         """
         clients = None if self.federation is None else self.federation[-1, run]
         control = self.control
         kind = "hard" if control is None else control.kind
+        low = high = None
+        if kind == "hard" and record.metric in CATALOG:
+            metric = get_metric(record.metric)
+            decisions = self.test[-1, run].statistics(metric, kind)
+            ends = gap_interval(metric, decisions, fewest=FEW)
+            low, high = (_finite_or_none(end) for end in ends)
         return {
             "seed": int(record.seeds[run]),
             "rounds": int(self.rounds[-1]),
@@ -305,6 +313,8 @@ class History:
             "gap_of": {"hard": "decisions", "soft": "scores"}[kind],
             "gap": _finite_or_none(record.gap[run]),
             "gap_test": _finite_or_none(record.gap_test[run]),
+            "gap_test_low": low,
+            "gap_test_high": high,
             "reached": None if control is None else bool(control.reached[run]),
             "collapsed": None if clients is None else bool(is_collapsed(clients)),
             "accuracy": None if clients is None else _finite_or_none(clients.accuracy()),
