@@ -330,8 +330,8 @@ def test_a_gap_of_the_mix_names_all_sites_that_make_it_up():
     said = who_must_act(found)
     assert "Inside the sites, men and women are treated almost alike (average gap" in said
     assert "The gap comes from how they are spread over the sites." in said
-    assert "Two sites make up almost all of it: at east 82% are approved, and it holds 41%" in said
-    assert "at north 23% are approved" in said and "at south" not in said
+    assert "Two sites make up almost all of it: east, where 82% are approved, holds 41%" in said
+    assert "north, where 23% are approved" in said and "south" not in said
 
 
 def test_opposite_gaps_of_sites_are_not_called_almost_alike():

@@ -410,7 +410,7 @@ def _answer_who(summary: Summary) -> str:
             exceeds = numbers["gap"] > summary["tolerance"][name]
             text += f"It would then {'exceed' if exceeds else 'be within'} the tolerance. "
         return f"{text}Until then, nobody can say that the gap is acceptable."
-    text = "The owner of the model, whose decisions have the gap."
+    text = "The owner of the model."
     if len(summary["sites"]) > 1 and title == summary["groups"]:
         text = " ".join([text, *describe_origin(summary, name)])
     return text
@@ -532,7 +532,7 @@ def _describe_largest_sites(summary: Summary, name: str) -> Iterator[str]:
 
 
 def _describe_site(summary: Summary, name: str, site: str) -> str:
-    """Return ``at east 82% are approved, and it holds 41% of all men but 12% of all women``."""
+    """Return ``east, where 82% are approved, holds 41% of all men but 12% of all women``."""
     found = summary["metrics"][name]
     gap = summary["sites"][site]["local"][name]["gap"]
     own, mix = split_contribution(summary["sites"][site], name) or (0.0, 0.0)
@@ -540,10 +540,10 @@ def _describe_site(summary: Summary, name: str, site: str) -> str:
         return f"the gap inside {site} is {format_points(gap)} points and adds {format_points(own)}"
     rate = f"{100 * (rate_at_site(summary, name, site) or 0.0):.0f}%"
     both = " of the two groups" if len(found["groups"]) > 2 else ""
-    text = f"at {site} the {rate_name(name)}{both} is {rate}"
+    where = f"the {rate_name(name)}{both} is {rate}"
     if name == "sp" and len(summary["classes"]) == 2:
-        text = f"at {site} {rate}{both} {describe_decision(summary)['decided']}"
-    return f"{text}, and it holds {describe_shares(summary, name, site)}"
+        where = f"{rate}{both} {describe_decision(summary)['decided']}"
+    return f"{site}, where {where}, holds {describe_shares(summary, name, site)}"
 
 
 def _answer_uncertain(summary: Summary) -> str:

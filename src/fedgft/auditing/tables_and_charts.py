@@ -38,7 +38,7 @@ from fedgft.auditing.summary import (
     views_of,
 )
 from fedgft.auditing.thresholds import Curves, compute_curves, find_exact_edges
-from fedgft.auditing.verdicts import judge_gap, name_all, name_group, rate_name
+from fedgft.auditing.verdicts import format_tolerance, judge_gap, name_all, name_group, rate_name
 from fedgft.formatting import (
     DASH,
     MAX_NAMES,
@@ -91,7 +91,8 @@ CAPTIONS = {
     "table of gaps. Dashed: the tolerance.",
     "waterfall": "What each site adds to the overall gap (red) or takes from it (green), measured "
     "from the overall rate of the two groups: a site where both have that rate adds nothing. The "
-    "bars end at the gap itself. The table of sites explains the amounts in words.",
+    "bars end at the gap itself. Amounts are rounded: their sum can be off by 0.1. The table of "
+    "sites explains them in words.",
     "rates": "The rate of every group over all sites, with its 95% interval.",
     "thresholds": "What if the threshold were another one, the same for all groups? Move the "
     "slider: the dashed line follows it.",
@@ -620,7 +621,8 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     colors = group_colors(sweep["selected"])
     series = [("accuracy", "per cent", "currentColor", sweep["accuracy"])]
     for group, rates in list(sweep["selected"].items())[:MAX_SELECTED]:
-        series.append((f"selection rate of {group[:40]}", "per cent", colors[group], rates))
+        title = f"selection rate of {name_group(group[:40])}"
+        series.append((title, "per cent", colors[group], rates))
     for name, color in GAP_COLORS.items():
         title = f"gap in {rate_name(name)}"
         series.append((title, "points", color, sweep["gaps"][name]))
@@ -642,9 +644,11 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     slider, half_step, in_use, in_use_name, tolerance = spec["params"]
     limits = {summary["tolerance"][name] for name in GAP_COLORS}
     if len(limits) == 1:
-        tolerance["value"] = 100 * limits.pop()
+        limit = limits.pop()
+        tolerance["value"] = 100 * limit
+        spec["vconcat"][1]["title"] = f"Gaps (level line: the tolerance, {format_tolerance(limit)})"
     else:  # no single line is true of all gaps
-        del spec["vconcat"][1]["layer"][-2:]
+        spec["vconcat"][1]["layer"].pop()
     slider["value"] = min(round(now / step) * step, 1 - step)
     slider["bind"] |= {"max": 1 - step, "step": step}
     half_step["value"] = step / 2
