@@ -393,3 +393,15 @@ def test_groups_in_tables_have_the_names_that_sentences_use():
         "selection rate of women",
     )
     assert "Numbers are rounded; sums" in " ".join(tables["Sites, points"].notes)
+
+
+def test_the_owner_must_act_if_any_gap_exceeds_the_tolerance():
+    """Before: only the sites, if the first metric was undecided and another one exceeded."""
+    y = np.repeat([1, 0, 1, 0], 500)
+    d = np.concatenate([np.arange(500) < n for n in (400, 100, 250, 200)]).astype(int)
+    groups = {"sex": ["man"] * 1000 + ["woman"] * 1000}
+    found = fedgft.audit({"n": (y, d, groups)})
+    assert found.verdicts["sp"] == "inconclusive" and found.verdicts["eop"] == "exceeds"
+    said = who_must_act(found)
+    assert said.startswith("The owner of the model, because the gaps in equal opportunity, ")
+    assert "exceed the tolerance. The sites: " in said

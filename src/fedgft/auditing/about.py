@@ -398,10 +398,18 @@ def _answer_who(summary: Summary) -> str:
     others = [CATALOG[m].title for m in VERDICT_METRICS if judge_metric(summary, m)[0] == "exceeds"]
     if state == "within" and not others:
         return "Nobody for now. Repeat the audit when the model or the people change."
+    gaps = "gaps" if len(others) > 1 else "gap"
+    verb = "exceed" if len(others) > 1 else "exceeds"
+    owner = ""
+    if others:
+        owner = (
+            f"The owner of the model, because the {gaps} in {_and(others)} {verb} the tolerance."
+        )
     if state == "within":
-        return f"The owner of the model, because {_and(others)} exceed the tolerance."
+        return owner
     if state == "not estimable":
-        return "The sites: without rows of every group, nobody can decide."
+        text = "The sites: without rows of every group, nobody can decide."
+        return f"{owner} {text}".strip()
     if state == "inconclusive":
         factor = None if numbers is None else rows_needed(numbers, summary["tolerance"][name])
         more = f"about {factor} times as many" if factor else "many more"
@@ -409,7 +417,8 @@ def _answer_who(summary: Summary) -> str:
         if numbers is not None and numbers["gap"] is not None:
             exceeds = numbers["gap"] > summary["tolerance"][name]
             text += f"It would then {'exceed' if exceeds else 'be within'} the tolerance. "
-        return f"{text}Until then, nobody can say that the gap is acceptable."
+        text += "Until then, nobody can say that the gap is acceptable."
+        return f"{owner} {text}".strip()
     text = "The owner of the model."
     if len(summary["sites"]) > 1 and title == summary["groups"]:
         text = " ".join([text, *describe_origin(summary, name)])
