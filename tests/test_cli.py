@@ -88,7 +88,7 @@ def test_compare_prints_only_json_with_all_the_fields(capsys):
         assert (
             0 <= row["gap_hard_test_low"] <= row["gap_hard_test"] <= row["gap_hard_test_high"] <= 1
         )
-        assert 0.3 < row["accuracy"] <= 1  # fractions, not per cent
+        assert 0.3 < row["accuracy"] <= 1  # fractions, not percent
     assert {row["alpha"] for row in rows} == {0.5, 5}
 
 
@@ -169,10 +169,11 @@ def test_demo_falls_back_to_synthetic_and_says_so(capsys, tmp_path, monkeypatch)
 def test_demo_says_where_the_data_came_from(capsys, tmp_path, monkeypatch):
     """The study reads the data a second time, from the cache; the first time counts."""
     from dataclasses import replace
+    from itertools import chain, repeat
 
     from fedgft.data.generated import synthetic
 
-    sources = iter(["the package index", "the cache"])
+    sources = chain(["the package index"], repeat("the cache"))
 
     def fetch(name, **options):
         return replace(synthetic(rows=600), notes=(f"adult.data: served by {next(sources)}",))

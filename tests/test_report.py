@@ -319,7 +319,7 @@ def test_on_paper_charts_say_their_metric_and_no_word_is_split(browser, loans_pa
 def test_rates_have_their_own_names_and_every_table_one_unit(loans):
     """D8, D9: selection rates stood under "statistical parity", fractions beside points."""
     tables = {table.title: table for table in loans.report().tables}
-    rates = tables["Rates by sex, per cent"]
+    rates = tables["Rates by sex, percent"]
     assert list(dict.fromkeys(row[0] for row in rates.rows)) == [
         "selection rate",
         "true-positive rate",
@@ -328,7 +328,7 @@ def test_rates_have_their_own_names_and_every_table_one_unit(loans):
         "false-positive rate",
     ]
     assert not any("parity" in cell for row in rates.rows for cell in row)
-    units = ("points", "per cent", "Spread", "Ratios", "Area")
+    units = ("points", "percent", "Spread", "Ratios", "Area")
     assert all(any(unit in title for unit in units) for title in tables)
     gaps = tables["Gaps by sex, points"]
     assert not {"TV", "DH", "ratio"} & set(gaps.header) and gaps.header[1] == "verdict"

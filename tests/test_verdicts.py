@@ -385,7 +385,7 @@ def test_one_caveat_per_attribute_says_where_local_and_overall_gaps_differ():
 
 def test_groups_in_tables_have_the_names_that_sentences_use():
     tables = {table.title: table for table in federation(TWO).report().tables}
-    header = tables["Where the groups are, per cent"].header
+    header = tables["Where the groups are, percent"].header
     assert header[1:] == (
         "of all men",
         "of all women",

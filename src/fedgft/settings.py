@@ -88,7 +88,7 @@ class Setting:
 
     @property
     def is_fraction(self) -> bool:
-        """Whether it is a number of at most 1, which the command line also reads as per cent."""
+        """Whether it is a number of at most 1, which the command line also reads as percent."""
         return self.kind is float and (self.at_most <= 1 or self.below <= 1)
 
     def fault(self, value: Any) -> str | None:

@@ -294,7 +294,7 @@ def _gap_table(changes: dict[str, MetricChange], title: str) -> Table:
 
 
 def _rate_table(changes: dict[str, MetricChange], title: str) -> Table:
-    """The rates of one view in per cent, old and new: one row per metric and group.
+    """The rates of one view in percent, old and new: one row per metric and group.
 
     Groups that only one audit has, and metrics whose condition differs, have no row.
     """

@@ -106,7 +106,7 @@ CAPTIONS = {
 def list_tables(summary: Summary, *, short: bool = False) -> Iterator[Table]:
     """Yield the tables of the report, or a `short` selection for a terminal.
 
-    The numbers of a table have one unit: points, per cent, or none (ratios and fractions). The
+    The numbers of a table have one unit: points, percent, or none (ratios and fractions). The
     report begins with the view by all attributes together and has the rates of every view. The
     terminal shows the gaps of every view, but rates only by all attributes together, and only the
     sites with the largest contributions; its tables have the columns that matter most.
@@ -189,7 +189,7 @@ def _gap_row(name: str, summary: Summary, view: ViewSummary) -> tuple[str, ...]:
 
 
 def _rate_table(view: ViewSummary, title: str) -> Table:
-    """Return the table of the rates of one view, in per cent: a row per rate and group.
+    """Return the table of the rates of one view, in percent: a row per rate and group.
 
     A metric with several conditions has no single rate and is left out. With more than two classes
     all metrics have several conditions; then the table shows the rates under the condition of the
@@ -204,11 +204,11 @@ def _rate_table(view: ViewSummary, title: str) -> Table:
             rows.append((rate_name(name) + condition, group, *_rate_cells(rate)))
     header = ("rate", "group", "%", "95% interval", "rows")
     notes = ("Rows: those that the rate is taken of, such as those with a positive outcome.",)
-    return Table(f"Rates by {title}, per cent", header, tuple(rows), 2, notes)
+    return Table(f"Rates by {title}, percent", header, tuple(rows), 2, notes)
 
 
 def _rate_cells(found: GroupRate) -> tuple[str, str, str]:
-    """Return a rate in per cent, its interval, and the number of its rows."""
+    """Return a rate in percent, its interval, and the number of its rows."""
     rate = format_points(found["rate"], unknown="not estimable")
     limits = format_interval(found["low"], found["high"])
     few = "too few rows" if found["low"] is None and found["rate"] is not None else limits
@@ -328,7 +328,7 @@ def _place_tables(summary: Summary) -> Iterator[Table]:
         site = summary["sites"][name]
         numbers = (*site["pair_shares"][metric], *site["pair_rates"][metric])
         rows.append((name, *(format_points(x, unknown="no rows") for x in numbers)))
-    yield Table("Where the groups are, per cent", header, tuple(rows), 1)
+    yield Table("Where the groups are, percent", header, tuple(rows), 1)
     known = estimable_metrics(summary)
     groups = summary["metrics"][metric]["groups"]
     rows = []
@@ -619,10 +619,10 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     key of that name in the summary.
     """
     colors = group_colors(sweep["selected"])
-    series = [("accuracy", "per cent", "currentColor", sweep["accuracy"])]
+    series = [("accuracy", "percent", "currentColor", sweep["accuracy"])]
     for group, rates in list(sweep["selected"].items())[:MAX_SELECTED]:
         title = f"selection rate of {name_group(group[:40])}"
-        series.append((title, "per cent", colors[group], rates))
+        series.append((title, "percent", colors[group], rates))
     for name, color in GAP_COLORS.items():
         title = f"gap in {rate_name(name)}"
         series.append((title, "points", color, sweep["gaps"][name]))
@@ -654,7 +654,7 @@ def draw_thresholds(summary: Summary, sweep: Mapping[str, Any]) -> Spec:
     half_step["value"] = step / 2
     in_use["value"] = now
     in_use_name["value"] = f"decided at {now:g}"
-    for part, unit in zip(spec["vconcat"], ("per cent", "points", None), strict=True):
+    for part, unit in zip(spec["vconcat"], ("percent", "points", None), strict=True):
         shown = {what: color for what, of, color, _ in series if unit in (of, None)}
         _color_series(part, shown)
         if summary["threshold"] is None and unit is not None:

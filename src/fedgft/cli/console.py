@@ -252,7 +252,7 @@ def decisions(rows: Sequence[Row]) -> Table:
     names = ["method", "balanced\naccuracy", "constant\naccuracy"]
     names += [f"selected\n{escape(printable(g))}" for g in shown]
     names += ["collapsed\nreplicates"] if lost else []
-    table = _table(f"decisions on {where} rows, in per cent", names)
+    table = _table(f"decisions on {where} rows, in percent", names)
     table.columns[0].no_wrap = True
     for row in _in_sections(table, rows):
         balanced = points(row["balanced_accuracy"], row["balanced_accuracy_sd"])

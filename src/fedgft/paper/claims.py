@@ -121,12 +121,12 @@ def format_points(value: float | None) -> str:
 
 
 def format_percent(value: float | None) -> str:
-    """Return an accuracy in per cent."""
+    """Return an accuracy in percent."""
     return format_points(None) if value is None else f"{100 * value:.1f}%"
 
 
 def _formatter(what: str) -> Callable[[float | None], str]:
-    """Return the function that formats "accuracy" (in per cent) or "gap" (in points)."""
+    """Return the function that formats "accuracy" (in percent) or "gap" (in points)."""
     return format_percent if what == "accuracy" else format_points
 
 

@@ -175,7 +175,7 @@ def _decision_notes(records: Sequence[Record]) -> tuple[str, ...]:
     ends = dict.fromkeys(format_points(end(constant, default=None)) for end in (min, max))
     notes = [
         "The interval is that of one replicate's test rows, averaged over the replicates.",
-        f"Selected, by group: {', '.join(rows[0]['selection_rates'])}, per cent. Always "
+        f"Selected, by group: {', '.join(rows[0]['selection_rates'])}, percent. Always "
         f"predicting the most frequent class has accuracy {' to '.join(ends)}% on the test rows.",
     ]
     if any(row["collapsed"] for row in rows):
@@ -196,7 +196,7 @@ def _describe_runs(records: Sequence[Record]) -> str:
 
 
 def format_mean(row: dict[str, Any], name: str) -> str:
-    """Return mean and standard deviation over the replicates, in per cent or points.
+    """Return mean and standard deviation over the replicates, in percent or points.
 
     A gap below two points has two decimals; a dash stands for what is not estimable.
 
@@ -222,7 +222,7 @@ def _format_published(row: dict[str, Any], what: str) -> str:
 
 
 def _format_rates(rates: dict[str, Any]) -> str:
-    """Selection rates by group, in per cent; with more than two classes, one rate per class."""
+    """Selection rates by group, in percent; with more than two classes, one rate per class."""
     texts = []
     for rate in rates.values():
         values = rate.values() if isinstance(rate, dict) else [rate]

@@ -151,7 +151,7 @@ def shorten_svg(svg: str) -> str:
 def mean_band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean over the replicates (columns) that have a value, and the ends of its 95% interval.
 
-    `values` are in per cent; replicates that lack a value are left out.
+    `values` are in percent; replicates that lack a value are left out.
     """
     from scipy.special import stdtrit  # the quantile of Student's t; slow to import
 
@@ -403,7 +403,7 @@ def _find_spread(values: Sequence[float | None]) -> float:
 def _draw_slopes(
     axis: Any, values: Mapping[str, Sequence[float | None]], colors: Mapping[str, str]
 ) -> None:
-    """Draw a line per name from its first to its second fraction, each with its number in per cent.
+    """Draw a line per name from its first to its second fraction, each with its number in percent.
 
     The limits of the axis must be set before: numbers that would cover each other move apart.
     """
@@ -532,7 +532,7 @@ def _find_limits(found: Frontier) -> tuple[float, float, bool]:
 def _draw_frontier(axis: Any, found: Frontier, where: str, low: float) -> None:
     """Draw all methods, the chosen point, the knee, the noise floor and the target.
 
-    `low`: the lowest accuracy that the panel shows, in per cent.
+    `low`: the lowest accuracy that the panel shows, in percent.
     """
     metric = found.metric
     for method, group in groupby(found.points, key=lambda s: s.method):
@@ -560,7 +560,7 @@ def _draw_method(
 ) -> None:
     """Draw a line through the strengths and a band of accuracy; a cross for a single point.
 
-    `low`: the lowest accuracy that the panel shows, in per cent. Points below it have no band.
+    `low`: the lowest accuracy that the panel shows, in percent. Points below it have no band.
     """
     values = [point.values(metric, where) for point in points]
     accuracy, least, most = mean_band(100 * np.stack([v[0] for v in values]))
