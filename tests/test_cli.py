@@ -178,8 +178,8 @@ def test_demo_says_where_the_data_came_from(capsys, tmp_path, monkeypatch):
     def fetch(name, **options):
         return replace(synthetic(rows=600), notes=(f"adult.data: served by {next(sources)}",))
 
+    monkeypatch.setattr("fedgft.cli.study_session.load", fetch)  # first: it imports the other
     monkeypatch.setattr("fedgft.data.public.load", fetch)
-    monkeypatch.setattr("fedgft.cli.study_session.load", fetch)
     monkeypatch.setattr("fedgft.cli.compare.DEMO_METHODS", ("fedavg", "fedgft-control"))
     code, _, err = run(capsys, "demo", "--seeds", "1", "--out", tmp_path)
     assert code == 0
