@@ -727,6 +727,6 @@ def test_what_says_how_to_go_on(sites, capsys):
     code, _, err = run(capsys, "measure", "north.csv", "south.csv", *asked)
     assert code == 2 and "`fedgft measure` takes one table" in err
     code, _, err = run(capsys, "audit", "north.json", "north.json")
-    assert code == 2 and "`fedgft measure --name` gives another site another name" in err
+    assert code == 2 and "measure the other site under another name" in err
     code, _, err = run(capsys, "audit", "north.json", "--out", "north.csv")
     assert code == 2 and "--out north.csv: is a file; name a folder" in err

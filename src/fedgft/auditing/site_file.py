@@ -181,7 +181,7 @@ def _read_each_site(
         if site in file_of:
             raise FedgftError(
                 f"{file}: site '{site}' is in {file_of[site]} already; a site counts once "
-                "(`fedgft measure --name` gives another site another name)",
+                "(measure the other site under another name)",
                 kind="conflict",
             )
         file_of[site] = file
