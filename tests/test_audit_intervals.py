@@ -170,7 +170,7 @@ def test_withheld_cells_are_in_the_intervals():
                     assert found["low"] <= exact["groups"][group]["rate"] <= found["high"]
             if wide["high"] is not None and exact["gap"] is not None:
                 assert wide["low"] <= exact["gap"] <= wide["high"]
-    assert any("withheld" in text for text in kept["warnings"])
+    assert any("Withheld small cells" in text for text in kept["warnings"])
 
 
 @pytest.mark.slow

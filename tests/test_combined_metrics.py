@@ -136,7 +136,7 @@ def test_classes_can_be_told_from_conditions(metric: str, classes: int) -> None:
         ("x*sp", "'x' is no positive weight"),
         ("-1*sp", "no positive weight"),
         ("0*sp", "no positive weight"),
-        ("sp+", "'' is not known"),
+        ("sp+", r"'sp\+' is not known"),
         ("inf*sp", "no positive weight"),
         ("nan*sp+eop", "no positive weight"),
         ("9.9e-7*sp", "no positive weight"),
