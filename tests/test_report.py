@@ -232,7 +232,7 @@ def test_tables_can_be_downloaded_without_a_network(browser, loans, loans_page):
     assert len(links) == len(tables)
     with page.expect_download() as download:
         links[1].click()
-    assert download.value.suggested_filename == "rates-by-sex-per-cent.csv"
+    assert download.value.suggested_filename == "rates-by-sex-percent.csv"
     text = download.value.path().read_text("utf-8")
     assert text == tables[1].csv()
     header = 'rate,group,%,"95% interval, low","95% interval, high",rows'
