@@ -137,6 +137,7 @@ def browser():
 
 CUT_OFF = """() => [...document.querySelectorAll('.equation-number')].filter(number => {
   number.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
+  if (window.innerWidth > 1000) number.parentElement.scrollLeft = 0;  // no scrolling on a desk
   const box = number.getBoundingClientRect();
   const ends = [box.left + 1, box.right - 1];
   const y = box.top + box.height / 2;
