@@ -49,6 +49,7 @@ MAX_LOSS = 3.0  # points of accuracy below the best that a frontier shows
 COLLAPSED_MARK = "†"  # a footnote: the model of at least one replicate has collapsed
 FEWEST_FOR_BAND = 3  # replicates that a band needs
 WHITE_BOX = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85}
+INTERVAL = {"lw": 5, "solid_capstyle": "butt"}  # a bar that ends at the limits
 BETTER = {"arrowstyle": "-|>", "color": "#4d4d4d", "lw": 1.2}
 
 
@@ -310,12 +311,12 @@ def plot_methods(study: Study, results: Sequence[Result]) -> Any:
                 continue
             low, high = (each.get(f"{field}_{end}") for end in ("low", "high"))
             if low is not None and high is not None:
-                axis.plot([100 * low, 100 * high], [y, y], color=color, lw=5, alpha=0.3)
+                axis.plot([100 * low, 100 * high], [y, y], color=color, **INTERVAL, alpha=0.3)
             axis.plot(100 * value, y, "o", color=color, ms=8)
             _annotate(axis, f"{100 * value:.1f}", (100 * value, y), 7, fontsize=9, color=color)
     if rows[-1]["floor"] is not None:
         axes[1].axvline(100 * rows[-1]["floor"], **NOISE_FLOOR)
-    axes[1].plot([], [], color=DARK, lw=5, alpha=0.3, label="95% interval of the gap")
+    axes[1].plot([], [], color=DARK, **INTERVAL, alpha=0.3, label="95% interval of the gap")
     axes[0].set_yticks(range(len(rows)), [names[each["method"]] for each in rows])
     axes[0].set_ylim(len(rows) - 0.5, -0.8)
     shown = [100 * each["accuracy"] for each in rows if each["accuracy"] is not None]
@@ -365,7 +366,7 @@ def _draw_gaps(axis: Any, rows: Sequence[Row], target: float | None) -> None:
         low, high = each["gap_hard_test_low"], each["gap_hard_test_high"]
         if low is not None and high is not None:
             label = "95% interval" if x == 0 else None
-            axis.plot([x, x], [100 * low, 100 * high], color="#a0a0a0", lw=5, label=label)
+            axis.plot([x, x], [100 * low, 100 * high], color="#a0a0a0", **INTERVAL, label=label)
     lines = [each[f"gap_hard_test{end}"] for each in rows for end in ("", "_high")]
     top = max([100 * v for v in (*lines, *floors, target) if v is not None], default=1.0)
     axis.set_ylim(0.0, 1.12 * top or 1.0)  # all are zero where no row was selected
