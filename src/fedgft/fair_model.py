@@ -21,6 +21,7 @@ from fedgft.data.dataset import Federation, get_raw_scaling
 from fedgft.data.encode import UNSEEN, Categorical, Encoder, Names, data_error
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError, LazyModule
+from fedgft.forest import Forest
 from fedgft.formatting import DASH, format_percent, format_points
 from fedgft.models import Module, ResNet18, get_model, prepare_logits
 from fedgft.settings import TARGET_TOLERANCE
@@ -35,6 +36,7 @@ else:
 FORMAT = "fedgft-model-1"
 MAX_SCORED = 2**18  # features that are scored at a time, as many as a cache holds
 MAX_LISTED = 8  # most levels of a feature that a card lists
+TREE_MODELS = ("trees", "xgboost")  # the booster of the engine, and trees that XGBoost grew
 NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
 
 
@@ -42,7 +44,7 @@ NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("ima
 class FairModel:
     """A trained model: it predicts raw tables, describes itself, and is saved to one file.
 
-    Linear models and multilayer perceptrons need no torch to predict.
+    Linear models, multilayer perceptrons and trees need no torch to predict.
 
     Parameters
     ----------
@@ -112,6 +114,31 @@ class FairModel:
         """Whether the model is a network for images."""
         return "network" in self.about
 
+    @property
+    def has_trees(self) -> bool:
+        """Whether the model is an ensemble of trees."""
+        return self.about.get("model") in TREE_MODELS
+
+    @cached_property
+    def forest(self) -> Forest:
+        """The trees of a model that has some (`has_trees`)."""
+        return Forest.from_tensors(self.tensors)
+
+    def importances(self) -> dict[str, float]:
+        """Return the share of each column in the gain of all splits, the largest first.
+
+        Only models of trees have it. The gain of a split is how much it lowered the loss; it comes
+        from sums over the rows of all clients.
+        """
+        if not self.has_trees:
+            text = f"{self.path}: only models of trees have importances"
+            raise FedgftError(text, kind="unsupported")
+        gains = self.forest.importances()
+        shares = gains / max(gains.sum(), 1e-300)
+        order = np.argsort(-shares, kind="stable")
+        names = list(self.features)
+        return {names[i]: float(shares[i]) for i in order}
+
     @cached_property
     def encoder(self) -> Encoder | None:
         """How a raw table becomes features; None if the model was not trained on a table."""
@@ -121,7 +148,7 @@ class FairModel:
     @cached_property
     def layers(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Weight (out, in) and bias (out,) of each linear layer, in order; empty for a network."""
-        if self.is_network or self.about.get("model") == Module.name:
+        if self.is_network or self.has_trees or self.about.get("model") == Module.name:
             return []
         names = [name.removesuffix("weight") for name in self.tensors if name.endswith("weight")]
         order = sorted(names, key=lambda name: int(name.rstrip(".") or 0))
@@ -210,8 +237,10 @@ class FairModel:
             raise FedgftError(text, kind="unsupported")
 
     def logits(self, features: np.ndarray) -> np.ndarray:
-        """Return the output of the last layer, (n, classes), for encoded features (n, d)."""
+        """Return the logits, (n, classes), for encoded features (n, d)."""
         self._refuse_network()
+        if self.has_trees:
+            return self.forest.logits(self.to_fields(features))
         last_layer = self._make_last_layer()
         step = max(1, MAX_SCORED // max(1, features.shape[1]))
         out = np.empty((len(features), len(self.classes)))
@@ -219,6 +248,10 @@ class FairModel:
             rows = slice(start, start + step)
             out[rows] = last_layer((features[rows] - self.mean) / self.spread)
         return out
+
+    def to_fields(self, features: np.ndarray) -> np.ndarray:
+        """Return the columns that trees ask about, (n, fields), from encoded features (n, d)."""
+        return features if self.encoder is None else self.encoder.to_fields(features)
 
     def _make_last_layer(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from scaled features to logits."""
@@ -257,6 +290,9 @@ class FairModel:
     def initial_parameters(self, federation: Federation) -> np.ndarray:
         """Return flat parameters, (p,), that give the same scores under a federation's scaling."""
         data = federation.dataset
+        if self.has_trees:
+            text = f"`init` {self.path}: trees cannot be trained further; leave `init` out"
+            raise FedgftError(text, kind="unsupported")
         for what in ("columns", "classes"):
             own = getattr(self, what)
             other = getattr(data, what)
@@ -316,6 +352,17 @@ class FairModel:
             if not isinstance(kind, str):
                 values = ", ".join(kind[:MAX_LISTED]) + (", ..." if len(kind) > MAX_LISTED else "")
             lines.append(f"| {_escape_cell(name)} | {_escape_cell(str(values))} |")
+        if self.has_trees:
+            lines += [
+                "",
+                f"{self.forest.describe()} Share of each column in the gain of all splits:",
+            ]
+            lines += ["", "| column | share |", "|---|---:|"]
+            lines += [
+                f"| {_escape_cell(name)} | {format_percent(share)} |"
+                for name, share in self.importances().items()
+                if share > 0
+            ]
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path) -> Path:
@@ -384,12 +431,24 @@ class FairModel:
             raise ValueError("the encoder does not make the columns of the model")
         if self.about.get("model") == Module.name:
             return  # `_own_shapes` compares the tensors with those of the module
+        if self.has_trees:
+            self._check_forest()
+            return
         widths = [len(self.columns), *(len(bias) for _, bias in self.layers)]
         for (weight, bias), (inputs, outputs) in zip(self.layers, pairwise(widths), strict=True):
             if weight.shape != (outputs, inputs) or bias.shape != (outputs,):
                 raise ValueError("the layers do not fit each other")
         if not self.layers or widths[-1] != len(self.classes):
             raise ValueError("the layers do not end in the classes")
+
+    def _check_forest(self) -> None:
+        """Raise ValueError unless the trees fit the columns and the classes."""
+        categorical = tuple(not isinstance(kind, str) for kind in self.features.values())
+        if tuple(self.forest.categorical.tolist()) != categorical:
+            raise ValueError("the trees do not fit the columns")
+        outputs = 1 if len(self.classes) == 2 else len(self.classes)
+        if len(self.forest.base) != outputs:
+            raise ValueError("the trees do not fit the classes")
 
 
 def list_score_columns(classes: Sequence[str], score_name: str = "score") -> list[str]:

@@ -33,6 +33,7 @@ else:
     pl = LazyModule("polars")
 
 Names = tuple[str, ...]
+ROUNDED = 1e-5  # indicators that were standardized and scaled back differ from 0 and 1 by less
 UNSEEN = "not among the training rows"  # in notes on values that are no known level
 TOO_CLOSE = "are too close together beside their size"  # in notes on columns that lose digits
 COARSE_SHARE = 1e-3  # largest step between float32 numbers, as a share of a column's range
@@ -323,6 +324,12 @@ class Numeric:
         )
         return [*notes, f"{source}: {replaced}"]
 
+    def read(self, features: np.ndarray, out: np.ndarray) -> None:
+        """Fill `out`, (n,), with the numbers behind the features; NaN where they are missing."""
+        out[:] = features[:, 0]
+        if self.indicator:
+            out[features[:, 1] > 0.5] = np.nan
+
 
 @dataclass(frozen=True)
 class Categorical:
@@ -378,6 +385,21 @@ class Categorical:
                 effect = "counted as no category"
             notes.append(f"{source}: {number} {UNSEEN}: {shown}; {effect}")
         return notes
+
+    def read(self, features: np.ndarray, out: np.ndarray) -> None:
+        """Fill `out`, (n,), with the index of the level; NaN where the value is no level.
+
+        Where no indicator is set, the value is the first level if that has none, or no level.
+        """
+        if not features.shape[1]:
+            out[:] = 0 if self.levels else np.nan
+            return
+        best = features.argmax(1)
+        largest = features[np.arange(len(features)), best]
+        out[:] = best + int(self.drop_first)
+        out[largest < 1 - ROUNDED] = np.nan  # shares of the levels, or nothing
+        if self.drop_first:
+            out[largest < ROUNDED] = 0.0
 
 
 Field = Numeric | Categorical
@@ -458,6 +480,25 @@ class Encoder:
             notes += field.write(series, features[:, start:stop], source=source)
             start = stop
         return features, tuple(notes)
+
+    @property
+    def level_counts(self) -> tuple[int, ...]:
+        """The number of levels of each field; 0 for a field of numbers."""
+        return tuple(len(f.levels) if isinstance(f, Categorical) else 0 for f in self.fields)
+
+    def to_fields(self, features: np.ndarray) -> np.ndarray:
+        """Return one value per field, (n, fields) float32, from what `encode` returned.
+
+        The value is the number, or the index of the level. It is NaN where a number is marked as
+        missing and where a category is none of the levels.
+        """
+        out = np.empty((len(features), len(self.fields)), np.float32)
+        start = 0
+        for i, field in enumerate(self.fields):
+            stop = start + len(field.columns)
+            field.read(features[:, start:stop], out[:, i])
+            start = stop
+        return out
 
     def to_json(self) -> str:
         """Return the fields as a JSON list.

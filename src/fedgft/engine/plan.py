@@ -4,52 +4,19 @@ Every random choice is a pure function of (seed, round, client). No generator is
 to round, all executors read the same batches, and a run can be resumed after any round.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
 from fedgft.algorithms import Cohort
+from fedgft.compiled import NUMBA_AVAILABLE, jit
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.errors import FedgftError
 from fedgft.settings import Sampling, Schedule
 from fedgft.sums import Sums
 
-try:
-    import numba
-except ImportError:  # every caller then uses a slower NumPy version with the same results
-    numba = None
-
-NUMBA_AVAILABLE = numba is not None
-# error_model: a branch for division by zero would prevent vectorization.
-NUMBA_OPTIONS: Any = {"nogil": True, "fastmath": True, "boundscheck": False, "error_model": "numpy"}
 ALL_ROWS = 2**62
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Weyl increment of splitmix64
-
-
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with numba, release the GIL and cache the machine code on disk.
-
-    If the installation is read-only, numba caches in the user's folder; if that fails too, the
-    function is compiled once per process. Without numba, the function is returned unchanged.
-    """
-    if numba is None:
-        return function
-    try:
-        return numba.njit(cache=True, **NUMBA_OPTIONS)(function)
-    except RuntimeError:
-        return numba.njit(**NUMBA_OPTIONS)(function)
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a part of a kernel into each of its callers.
-
-    If it were compiled separately, it would exist twice with different optimizations: on its own
-    and inside the cached caller. The process that compiles it would then round differently from
-    later processes, which load the cached caller.
-    """
-    return function if numba is None else numba.njit(inline="always", **NUMBA_OPTIONS)(function)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import fedgft
+from fedgft.compiled import NUMBA_AVAILABLE
 from fedgft.data.dataset import Dataset, Federation
-from fedgft.engine.plan import NUMBA_AVAILABLE
 from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
 from fedgft.models import Model

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedgft.algorithms import Algorithm, Cohort
+from fedgft.compiled import NUMBA_AVAILABLE
 from fedgft.data.dataset import Dataset
 from fedgft.engine.executors import numpy_kernels
 from fedgft.engine.executors.base import Buffers, ModelSpec, Task
@@ -27,7 +28,7 @@ from fedgft.engine.executors.numpy_kernels import (
     Table,
     Training,
 )
-from fedgft.engine.plan import NUMBA_AVAILABLE, RowIndex, Units
+from fedgft.engine.plan import RowIndex, Units
 from fedgft.models import Model
 from fedgft.optimizers import Moments
 from fedgft.settings import Settings

@@ -29,8 +29,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
+from fedgft.compiled import NUMBA_OPTIONS, inlined, jit
 from fedgft.engine.executors.numpy_kernels import BLOCK, VECTOR_GAP
-from fedgft.engine.plan import NUMBA_OPTIONS, inlined, jit, shuffle
+from fedgft.engine.plan import shuffle
 
 instruction: Any = intrinsic  # numba passes the first argument of each function below
 
