@@ -65,6 +65,8 @@ MAX_GROUP_PRICE = 3.0
 if they share all features with other groups."""
 MIN_SPEED = 0.05
 "The speed in the last round under damping."
+BOOSTING_CAUTION = 0.3
+"The caution of a booster: its trees are fitted to prices, so a large price bends a whole tree."
 MAX_SWING = 0.03
 "The gap has settled if it varies by no more than this over the last third of the rounds."
 
@@ -109,10 +111,22 @@ class Loop:
     caution
         Factor of the gain; below 1 if measurements are noisy (a sampled cohort, added noise) or the
         server has momentum.
+    repeat
+        The share of its last move that a round repeats while prices stay as they are. A tree of a
+        booster moves the logits by `lr` times what is left to do, so it repeats 1 - lr.
     """
 
     delay: int = 1
     caution: float = 1.0
+    repeat: float = PAST_SHARE
+
+
+def boosting_loop(lr: float) -> Loop:
+    """Return the loop of a booster with this learning rate; its speed is `lr` in every round.
+
+    A Newton step moves the logits of a row by -lr price at first, whatever the optimizer.
+    """
+    return Loop(caution=BOOSTING_CAUTION, repeat=1.0 - lr)
 
 
 class ControllerState(NamedTuple):
@@ -121,7 +135,7 @@ class ControllerState(NamedTuple):
     Arrays are None before the first measurement.
     """
 
-    loop: tuple[int, float]  # delay and caution
+    loop: tuple[float, ...]  # delay, caution and repeat; version 0.2 wrote the first two only
     speed: float = 1.0  # speed of the coming round
     gaps: Any = None  # (r, measured models)
     rates: Any = None  # (r, v, g), rates of the last model; arrays below have the same shape
@@ -135,6 +149,12 @@ class ControllerState(NamedTuple):
     moved: Any = None  # running sum of squared pushes
     trust: Any = None
     v: Statistics | None = None  # the last message
+    change: Any = None  # of the rates between the last two models
+
+    @property
+    def repeat(self) -> float:
+        """The share of its last move that a round repeats."""
+        return self.loop[2] if len(self.loop) > 2 else PAST_SHARE
 
 
 @dataclass(frozen=True)
@@ -363,7 +383,7 @@ class Controller:
     def init(self, runs: int, loop: Loop = Loop()) -> ControllerState:  # noqa: B008
         """Return the state before the first measurement; `target` must fit the number of runs."""
         check_number_per_run("target", self.target, runs=runs)
-        return ControllerState((loop.delay, loop.caution))
+        return ControllerState((loop.delay, loop.caution, loop.repeat))
 
     def update(self, state: ControllerState, cohort: Cohort, received: Sums) -> ControllerState:
         """Return the state after the cohort's sums of a model; calls `steer` with their mean."""
@@ -393,8 +413,8 @@ class Controller:
         state = state._replace(trust=_next_trust(state, above, below, weight))
         gain = np.where(known, self._gain(state, weight), 0.0)
         limit = np.maximum(MAX_ROW_PRICE, MAX_GROUP_PRICE / np.maximum(weight, 1e-6))
-        up = (state.up + gain * (above - PAST_SHARE * state.above)).clip(0.0, limit)
-        down = (state.down + gain * (below - PAST_SHARE * state.below)).clip(0.0, limit)
+        up = (state.up + gain * (above - state.repeat * state.above)).clip(0.0, limit)
+        down = (state.down + gain * (below - state.repeat * state.below)).clip(0.0, limit)
         prices = np.where(known, up - down, 0.0)
         prices = np.where(known, prices - (weight * prices).sum(-1, keepdims=True), 0.0)
         push = state.speed * (prices - state.prices)
@@ -446,7 +466,7 @@ class Controller:
         by_group = (PRIOR_WEIGHT * common + np.abs(state.fall)) / (PRIOR_WEIGHT + state.moved)
         response = by_group.clip(*RESPONSE_BOUNDS)
         shares = self.metric.weights(weight.shape[-2])
-        _, caution = state.loop
+        caution = state.loop[1]
         strength = GAIN * caution * (shares / shares.sum())[:, None] * len(shares) ** 0.5
         return strength * state.trust / (response * max(state.speed, MIN_SPEED))
 
@@ -485,8 +505,8 @@ def _with_zeros(state: ControllerState) -> ControllerState:
     """Return the state with arrays of zeros in the shape of its rates."""
     zero = np.zeros_like(state.rates)
     zeros = dict.fromkeys(("up", "down", "above", "below", "prices", "fall", "moved"), zero)
-    pushes = np.zeros((state.loop[0], *zero.shape))
-    return state._replace(**zeros, pushes=pushes, trust=np.ones_like(zero))
+    pushes = np.zeros((int(state.loop[0]), *zero.shape))
+    return state._replace(**zeros, pushes=pushes, trust=np.ones_like(zero), change=zero)
 
 
 def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> ControllerState:
@@ -500,15 +520,19 @@ def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> 
         keep = 1 - (1 - FORGET) min(<push^2> / ((1 - FORGET) <M>), 1)
         F   <- keep F - push (change - <change>)
         M   <- keep M + push^2
+
+    Where rounds repeat more of their last move than usual (`Loop.repeat`), the excess is subtracted
+    from the change: it follows earlier pushes.
     """
-    change = rates - state.rates
-    change = change - _row_means(weight, change)[0]
+    relative = rates - state.rates
+    relative = relative - _row_means(weight, relative)[0]
+    excess = max(state.repeat - PAST_SHARE, 0.0)
+    change = relative - excess * state.change if excess else relative
     push = state.pushes[0]
     new, old = _row_means(weight, push**2, state.moved)
     keep = 1 - (1 - FORGET) * np.minimum(new / np.maximum((1 - FORGET) * old, 1e-12), 1.0)
-    return state._replace(
-        fall=keep * state.fall - push * change, moved=keep * state.moved + push**2
-    )
+    fall = keep * state.fall - push * change
+    return state._replace(fall=fall, moved=keep * state.moved + push**2, change=relative)
 
 
 def _next_trust(
