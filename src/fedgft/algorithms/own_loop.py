@@ -1,12 +1,12 @@
 """FedGFT's one-line change in your own PyTorch training loop."""
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from fedgft.algorithms.batches import DeviceCopies, GroupReader, Rows, one_hot, read_rows
+from fedgft.algorithms.client_messages import add_messages, pack_message, read_message
 from fedgft.algorithms.controller import (
     Controller,
     ControllerState,
@@ -192,7 +192,7 @@ class Penalty:
             if self.control is not None:
                 probs = one_hot(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
             sums = self._by_row(probs, rows).sum(0).cpu().numpy()
-        return np.concatenate(([len(rows.y)], sums.ravel()))
+        return pack_message(len(rows.y), sums)
 
     def update(self, statistics: Any) -> float:
         """Set the prices from all clients' messages; return the gap F of the measured model.
@@ -203,7 +203,7 @@ class Penalty:
             The messages of all clients (any iterable), or their sum. The gap is NaN, and the last
             prices stay, where a group has no row that the metric needs.
         """
-        total = _add_messages(statistics)
+        total = add_messages(statistics)
         mean = self._read_message(total)
         if self.control is None:
             last = np.zeros_like(mean) if self.v is None else self.v
@@ -338,49 +338,12 @@ class Penalty:
 
     def _read_message(self, total: np.ndarray) -> np.ndarray:
         """Return mean statistics (2, condition, group) from the sum of all messages."""
-        conditions, rest = divmod(len(total) - 1, 2 * self.groups)
-        if rest or not _fits(self.metric, conditions):
-            text = f"has {len(total)} numbers; with {self.groups} groups a message has 1 + 2 x "
-            text = f"{text}{self.groups} numbers for each rate that {self.metric.name} compares"
-            raise FedgftError(text, field="statistics")
-        if not np.isfinite(total).all():
-            raise FedgftError("holds NaN or infinity", field="statistics")
-        rows = total[0] if total[0] > 0 else np.inf  # no rows: no group has a rate
-        mean = total[1:].reshape(2, conditions, self.groups) / rows
         last = self.v if self.control is None else self.controller.rates
-        if last is not None and last.shape[-2] != conditions:
-            text = "is that of a model with another number of classes than the last one"
-            raise FedgftError(text, field="statistics")
-        return mean
+        conditions = None if last is None else last.shape[-2]
+        return read_message(total, self.metric, self.groups, conditions=conditions)
 
 
 def _full_precision(device: Any) -> AbstractContextManager[Any]:
     """Turn autocast off, which would take sums in half precision."""
     enabled = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
-
-
-def _fits(metric: Metric, conditions: int) -> bool:
-    """Return whether the metric has this number of conditions for some number of classes."""
-    for classes in range(2, conditions + 3):
-        found = len(metric.conditions(classes))
-        if found >= conditions:
-            return found == conditions
-    return False
-
-
-def _add_messages(statistics: Any) -> np.ndarray:
-    """Return the sum of messages: one message (a flat array), or any iterable of several."""
-    if isinstance(statistics, torch.Tensor):
-        statistics = statistics.detach().cpu().numpy()
-    if isinstance(statistics, Iterable) and not isinstance(statistics, np.ndarray | str | bytes):
-        statistics = list(statistics)
-    try:
-        messages = np.asarray(statistics, dtype=np.float64)
-    except (TypeError, ValueError):
-        text = "must be messages of one length, as `penalty.statistics` returns them"
-        raise FedgftError(text, field="statistics") from None
-    if messages.ndim not in (1, 2) or not messages.size:
-        text = f"must be a message or several, not an array of the shape {messages.shape}"
-        raise FedgftError(text, field="statistics")
-    return messages.sum(0) if messages.ndim == 2 else messages
