@@ -132,6 +132,32 @@ class Forest:
         forest.check()
         return forest
 
+    def to_vector(self) -> np.ndarray:
+        """Return all arrays in one vector of float64: their shapes, then their values."""
+        trees, nodes, words = self.categories.shape
+        shape = np.array([trees, nodes, words, len(self.categorical), len(self.base)], np.float64)
+        parts = (np.asarray(getattr(self, f.name), np.float64).ravel() for f in fields(self))
+        return np.concatenate((shape, *parts))
+
+    @classmethod
+    def from_vector(cls, vector: np.ndarray) -> "Forest":
+        """Read what `to_vector` wrote; numbers behind it are ignored."""
+        trees, nodes, words, width, outputs = vector[:5].astype(np.int64).tolist()
+        shapes = dict.fromkeys(BY_NODE, (trees, nodes)) | {
+            "categories": (trees, nodes, words),
+            "categorical": (width,),
+            "output": (trees,),
+            "base": (outputs,),
+        }
+        at = 5
+        parts = {}
+        for f in fields(cls):
+            size = int(np.prod(shapes[f.name]))
+            values = vector[at : at + size].reshape(shapes[f.name])
+            parts[f.name] = values.astype(_TYPES.get(f.name, np.float64))
+            at += size
+        return cls(**parts)
+
     def check(self) -> None:
         """Raise ValueError unless walking through the trees ends and stays within the arrays."""
         if self.feature.ndim != 2 or not 0 < self.feature.shape[1] <= MAX_NODES:
@@ -168,6 +194,14 @@ class Forest:
         for step in (0, 1):
             reached[at[0], self.left[at] + step] = True
         return int((~reached).sum())
+
+
+def make_sets(inside: np.ndarray, words: int) -> np.ndarray:
+    """Return sets of categories, (..., words) uint32, from which of them are inside, (..., k)."""
+    padded = np.zeros((*inside.shape[:-1], words * WORD), bool)
+    padded[..., : inside.shape[-1]] = inside
+    bits = padded.reshape(*inside.shape[:-1], words, WORD)
+    return (bits * (np.uint64(1) << np.arange(WORD, dtype=np.uint64))).sum(-1).astype(np.uint32)
 
 
 _WALKED = (

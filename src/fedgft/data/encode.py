@@ -486,6 +486,11 @@ class Encoder:
         """The number of levels of each field; 0 for a field of numbers."""
         return tuple(len(f.levels) if isinstance(f, Categorical) else 0 for f in self.fields)
 
+    @property
+    def are_categorical(self) -> tuple[bool, ...]:
+        """Whether each field holds categories."""
+        return tuple(isinstance(field, Categorical) for field in self.fields)
+
     def to_fields(self, features: np.ndarray) -> np.ndarray:
         """Return one value per field, (n, fields) float32, from what `encode` returned.
 

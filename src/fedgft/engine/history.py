@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,10 +14,11 @@ from fedgft.data.dataset import Federation, get_raw_scaling
 from fedgft.data.encode import Encoder, Names
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.fair_model import FairModel
+from fedgft.forest import Forest
 from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.metrics.functions import is_collapsed
 from fedgft.metrics.intervals import FEW, gap_interval
-from fedgft.models import MLP, Logistic, Model, Module, ResNet18, unflatten
+from fedgft.models import MLP, Logistic, Model, Module, ResNet18, Trees, unflatten
 from fedgft.sums import Sums
 from fedgft.validation import check_choice, check_integer
 
@@ -75,7 +76,6 @@ class ModelInputs:
         about
             What the header of the model says about its training; JSON must be able to hold it.
         """
-        shapes = model.shapes(features=len(self.mean), classes=len(self.classes))
         header = {
             **about,
             "columns": self.columns,
@@ -84,9 +84,14 @@ class ModelInputs:
             "model": model.name,
             "encoder": None if self.encoder is None else self.encoder.to_json(),
         }
+        if isinstance(model, Trees):
+            header["trees"] = asdict(model)
+            tensors = Forest.from_vector(params).to_tensors()
+        else:
+            shapes = model.shapes(features=len(self.mean), classes=len(self.classes))
+            tensors = unflatten(params, shapes)
         if isinstance(model, ResNet18):
             header["network"] = {"norm": model.norm, "stem": model.stem}
-        tensors = unflatten(params, shapes)
         return FairModel(
             tensors,
             self.mean,
@@ -126,7 +131,7 @@ class TrainingRecord:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave a module of the user out: the function that makes it may not be picklable."""
-        kept = self.model if isinstance(self.model, Logistic | MLP | ResNet18) else None
+        kept = self.model if isinstance(self.model, Logistic | MLP | ResNet18 | Trees) else None
         return {**vars(self), "model": kept}
 
     def part(self, runs: slice | np.ndarray) -> TrainingRecord:
@@ -366,9 +371,15 @@ class History:
             changed["control"] = self.control.with_runs(at, other.control)
         if self.record is not None and other.record is not None:
             changed["record"] = self.record.with_runs(at, other.record)
-        params = self.params.copy()
-        params[at] = other.params
+        width = max(self.params.shape[1], other.params.shape[1])  # of trees, numbers may differ
+        params, theirs = (_pad_columns(each, width) for each in (self.params, other.params))
+        params[at] = theirs
         return replace(self, params=params, seconds=self.seconds + other.seconds, **changed)
+
+
+def _pad_columns(array: np.ndarray, width: int) -> np.ndarray:
+    """Return a copy with zeros in further columns."""
+    return np.pad(array, ((0, 0), (0, width - array.shape[1])))
 
 
 def _finite_or_none(value: Any) -> float | None:

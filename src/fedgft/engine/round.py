@@ -159,6 +159,35 @@ class RoundLoop:
             parts.append(self._measure_each(units[at], block))
         return concatenate(parts)
 
+    def evaluate(self, state: State) -> tuple[State, Sums]:
+        """Measure the test rows and, unless `eval_on` is "test", all clients.
+
+        The sums of the clients are kept in the returned state, where the next round may use them.
+        """
+        test = self.index.test
+        executor = self.executor
+        if self.settings.eval_on == "test":
+            return state, executor.measure(test, state.params, test.run)
+        if state.norms is not None:
+            sums = self.measure(state, self.all_clients)
+            return replace(state, sums=sums), executor.measure(test, state.params, test.run)
+        units = self.index.clients(self.all_clients) + test
+        sums = executor.measure(units, state.params, units.run)
+        return replace(state, sums=sums[: -len(test)]), sums[-len(test) :]
+
+    @property
+    def name(self) -> str:
+        """The name of the executor."""
+        return self.executor.name
+
+    def parameters(self, state: State) -> np.ndarray:
+        """Return the global models, (run, p), in the order of `models.named_tensors`."""
+        return self.executor.to_host(state.params)
+
+    def restore(self, array: np.ndarray, on_host: bool) -> Any:
+        """Return an array of a snapshot as the executor keeps it; see `Buffers.restore`."""
+        return self.executor.buffers.restore(array, on_host)
+
     def loop(self) -> Loop:
         """Return the delay of the measurements and the caution that their noise requires."""
         settings = self.settings

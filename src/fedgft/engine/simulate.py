@@ -9,22 +9,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
+from fedgft.algorithms import METHODS, Algorithm, Cohort, get_method, with_base
 from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
 from fedgft.algorithms.registry import PerRun
 from fedgft.data.dataset import Federation
 from fedgft.engine.executors import choose_executor
 from fedgft.engine.history import History, ModelInputs, TrainingRecord
-from fedgft.engine.plan import index_rows
+from fedgft.engine.plan import RowIndex, index_rows
 from fedgft.engine.round import RoundLoop
 from fedgft.engine.state import Snapshot, State, pack, unpack
+from fedgft.engine.trees.boosting import BoostingLoop, BoostingState
+from fedgft.engine.trees.rows import read_fields
 from fedgft.errors import FedgftError
+from fedgft.fair_model import softmax
+from fedgft.forest import Forest
 from fedgft.metrics import Metric, get_metric
-from fedgft.models import MLP, Logistic, Model, get_model, prepare_logits
+from fedgft.models import MLP, Logistic, Model, Trees, get_model, prepare_logits
 from fedgft.settings import MAX_SEED, Settings
 from fedgft.sums import Sums, stack
 from fedgft.validation import (
@@ -37,12 +41,15 @@ from fedgft.validation import (
 )
 
 MAX_PREDICTED = 2**22  # features that `predict_proba` reads at a time
+TREES_LR = 0.1
+TREES = 100
 DEFAULT_LR = 0.02  # in the middle of the rates that the protocol "heldout" chooses from
 DEFAULT_STRENGTHS = {"target": 0.0, "lam": 20.0, "beta": 1.0}
 SCALE_ROWS = 4096  # rows that decide whether features are on a usual scale
 LARGE_FEATURE = 5.0  # root of the mean square of a column; 1 if it is standardized
 SMALL_FEATURE = 0.01  # largest value of a column
 
+AnyState = Any  # of `RoundLoop` or `BoostingLoop`
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
 OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how to take a snapshot
@@ -79,8 +86,8 @@ def simulate(
         One `Federation`, which all runs share, or a list with one per run. The federations of a
         list have the same data set and the same number of clients.
     model
-        "logistic" (default), "mlp", "resnet18", an `nn.Module`, a function that makes one, or a
-        model of `fedgft.models`.
+        "logistic" (default), "mlp", "trees", "resnet18", an `nn.Module`, a function that makes one,
+        or a model of `fedgft.models`.
     algorithm
         The name of a method: "fedavg", "lrw", "lft", "fairfed", "fedgft" or "fedgft-control"
         (default); or an `Algorithm`, such as ``fedgft.algorithms.fedgft_control("sp", 0.02)``,
@@ -104,10 +111,12 @@ def simulate(
         Only for the name of a method: the federated algorithm that it extends, such as "fedprox" or
         "scaffold"; None: "fedavg".
     rounds
-        Number of rounds, if there are no `settings`; None: 50.
+        Number of rounds, if there are no `settings`; of trees, one grows per round. None: 50, or
+        100 trees.
     lr
         Learning rate of the clients in the first round; one number, or one per run. None: 0.02, for
-        features that `standardize` has scaled; a warning says so where they are on other scales.
+        features that `standardize` has scaled; a warning says so where they are on other scales. Of
+        trees, the share of each step that is taken; None: 0.1.
     init
         Parameters to start from, (p,) or (run, p); None: drawn from the seed of each run.
     on_round
@@ -150,19 +159,18 @@ def simulate(
     algorithm = _make_algorithm(algorithm, metric, strengths, base=base)
     chosen = _find_metric(algorithm, metric)
     chosen.affine(len(federations[0].dataset.classes))  # raises if sums cannot carry the metric
-    settings = _make_settings(settings, rounds)
     init = _check_init(init)
     _refuse_model_class(model)
     model = get_model(model)
+    settings = _make_settings(settings, rounds, model)
     if lr is None:
-        lr = DEFAULT_LR
+        lr = TREES_LR if isinstance(model, Trees) else DEFAULT_LR
         _warn_of_scales(federations[0], model)
     rates = _check_rates(lr, len(run_seeds))
     settings.check_cohort(federations[0].num_clients)
     index = index_rows(federations)
     try:
-        executor = choose_executor(index, model, algorithm, settings)
-        loop = RoundLoop(index, model, algorithm, settings, executor, seeds=run_seeds, lr=rates)
+        loop = _make_loop(index, model, algorithm, settings, seeds=run_seeds, lr=rates)
         history = _run(loop, init, resume, callbacks=(on_round, on_model, on_state))
     except (IndexError, RuntimeError, MemoryError) as error:
         explained = _explain(error, settings, images=index.dataset.images)
@@ -195,13 +203,14 @@ def predict_proba(
     data = federation.dataset
     classes = len(data.classes)
     features = data.features.shape[1]
-    logits = prepare_logits(get_model(model), params, features=features, classes=classes)
+    model = get_model(model)
+    if isinstance(model, Trees):
+        return softmax(Forest.from_vector(params).logits(read_fields(data)[rows]))
+    logits = prepare_logits(model, params, features=features, classes=classes)
     step = max(1, MAX_PREDICTED // max(1, data.features[:1].size))
     parts = []
     for start in range(0, len(rows), step):
-        z = logits(federation.scale_rows(rows[start : start + step]))
-        odds = np.exp(z - z.max(-1, keepdims=True))
-        parts.append(odds / odds.sum(-1, keepdims=True))
+        parts.append(softmax(logits(federation.scale_rows(rows[start : start + step]))))
     return np.concatenate(parts) if parts else np.zeros((0, classes))
 
 
@@ -264,6 +273,49 @@ def _make_algorithm(
     return with_base(made, "fedavg" if base is None else base)
 
 
+class Loop(Protocol):
+    """The rounds of a simulation: `RoundLoop`, and `BoostingLoop` for trees."""
+
+    @property
+    def index(self) -> RowIndex: ...
+
+    @property
+    def algorithm(self) -> Algorithm: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def all_clients(self) -> Cohort: ...
+
+    def init(self, params: np.ndarray | None) -> AnyState: ...
+
+    def step(self, state: AnyState, t: int) -> AnyState: ...
+
+    def finish(self, state: AnyState) -> AnyState: ...
+
+    def measure(self, state: AnyState, cohort: Cohort) -> Sums: ...
+
+    def evaluate(self, state: AnyState) -> tuple[AnyState, Sums]: ...
+
+    def parameters(self, state: AnyState) -> np.ndarray: ...
+
+    def restore(self, array: np.ndarray, on_host: bool) -> Any: ...
+
+
+def _make_loop(
+    index: RowIndex, model: Any, algorithm: Algorithm, settings: Settings, **runs: np.ndarray
+) -> Loop:
+    """Return the rounds of a booster, or of a model with parameters on the fastest executor."""
+    if isinstance(model, Trees):
+        return BoostingLoop(index, model, algorithm, settings, **runs)
+    executor = choose_executor(index, model, algorithm, settings)
+    return RoundLoop(index, model, algorithm, settings, executor, **runs)
+
+
 def _find_metric(algorithm: Algorithm, metric: str | Metric | None) -> Metric:
     """Return the metric of the call or of the algorithm; without any, statistical parity."""
     objective = algorithm.objective
@@ -286,9 +338,10 @@ def _record(history: History, metric: Metric, **about: Any) -> TrainingRecord:
     )
 
 
-def _make_settings(settings: Any, rounds: int | None) -> Settings:
+def _make_settings(settings: Any, rounds: int | None, model: Model) -> Settings:
     """Return the settings, or the recommended ones with this number of rounds."""
     if settings is None:
+        rounds = TREES if rounds is None and isinstance(model, Trees) else rounds
         return Settings() if rounds is None else Settings(rounds=rounds)
     check_instance("settings", settings, Settings)
     if rounds is not None:
@@ -397,7 +450,7 @@ def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
 
 
 def _run(
-    rounds: RoundLoop,
+    rounds: Loop,
     init: np.ndarray | None,
     resume: Snapshot | None,
     *,
@@ -419,10 +472,10 @@ def _run(
         if done == total:
             state = rounds.finish(state)
         if done in (0, total) or (every and done % every == 0):
-            state, test = _evaluate(rounds, state)
+            state, test = rounds.evaluate(state)
             reports = (*reports, (done, _sum_clients(rounds, state), test))
             if on_model:
-                on_model(done, rounds.executor.to_host(state.params))
+                on_model(done, rounds.parameters(state))
         if done == 0:
             before = state.sums
         elif on_round:
@@ -436,25 +489,25 @@ def _run(
         test=stack(list(test)),
         before=_by_client(rounds, before),
         after=_by_client(rounds, state.sums),
-        params=rounds.executor.to_host(state.params),
+        params=rounds.parameters(state),
         seconds=0.0,
-        executor=rounds.executor.name,
+        executor=rounds.name,
         control=_report_control(rounds, state),
     )
 
 
-def _restore(rounds: RoundLoop, resume: Snapshot) -> tuple[State, tuple[Any, ...], Any]:
+def _restore(rounds: Loop, resume: Snapshot) -> tuple[AnyState, tuple[Any, ...], Any]:
     """Return the state, the reports and the sums before the first round from a snapshot."""
     try:
-        state, reports, before = unpack(resume, rounds.executor.buffers.restore)
-        if not isinstance(state, State) or not isinstance(reports, tuple):
+        state, reports, before = unpack(resume, rounds.restore)
+        if not isinstance(state, State | BoostingState) or not isinstance(reports, tuple):
             raise ValueError("not a snapshot of a simulation")
     except ValueError as error:
         raise FedgftError(f"resume: {error}") from error
     return state, reports, before
 
 
-def _report_control(rounds: RoundLoop, state: State) -> ControlReport | None:
+def _report_control(rounds: Loop, state: AnyState) -> ControlReport | None:
     """Return whether each run reached its target; None without a target."""
     objective = rounds.algorithm.objective
     if not objective.controllers:
@@ -463,28 +516,11 @@ def _report_control(rounds: RoundLoop, state: State) -> ControlReport | None:
     return objective.reports(state.objective, sums)[0]
 
 
-def _evaluate(rounds: RoundLoop, state: State) -> tuple[State, Sums]:
-    """Measure the test rows and, unless `eval_on` is "test", all clients.
-
-    The sums of the clients are kept in the returned state, where the next round may use them.
-    """
-    test = rounds.index.test
-    executor = rounds.executor
-    if rounds.settings.eval_on == "test":
-        return state, executor.measure(test, state.params, test.run)
-    if state.norms is not None:
-        sums = rounds.measure(state, rounds.all_clients)
-        return replace(state, sums=sums), executor.measure(test, state.params, test.run)
-    units = rounds.index.clients(rounds.all_clients) + test
-    sums = executor.measure(units, state.params, units.run)
-    return replace(state, sums=sums[: -len(test)]), sums[-len(test) :]
-
-
-def _sum_clients(rounds: RoundLoop, state: State) -> Sums | None:
+def _sum_clients(rounds: Loop, state: AnyState) -> Sums | None:
     return state.sums and state.sums.map(rounds.all_clients.sum)
 
 
-def _by_client(rounds: RoundLoop, sums: Sums | None) -> Sums | None:
+def _by_client(rounds: Loop, sums: Sums | None) -> Sums | None:
     """(units, ...) -> (run, client, ...)."""
     shape = (rounds.index.runs, rounds.index.num_clients)
     return sums and sums.map(lambda array: array.reshape(*shape, *array.shape[1:]))

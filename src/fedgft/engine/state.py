@@ -231,7 +231,7 @@ class ClientUpdates:
         executor.buffers.write(vectors.clients, self.clients.positions(cohort), learned)
 
 
-PACKED_TYPES: dict[str, Any] = {
+PACKED_TYPES: dict[str, Any] = {  # `trees.boosting` adds its own
     kind.__name__: kind
     for kind in (
         CandidateModel,

@@ -29,7 +29,7 @@ from fedgft.compiled import NUMBA_AVAILABLE
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.state import Snapshot
 from fedgft.errors import FedgftError
-from fedgft.models import Model
+from fedgft.models import Model, Trees
 from fedgft.store import (
     PRIVATE_MODE,
     STAGE_NAME,
@@ -50,6 +50,8 @@ HASHED_SOURCES = (  # files and folders of the package whose code changes number
     "settings.py",
     "optimizers.py",
     "models.py",
+    "forest.py",
+    "compiled.py",
     "resnet.py",
     "metrics",
     "theory.py",
@@ -258,6 +260,8 @@ def model_key(model: Model, dataset: Dataset) -> str:
 
     The hash is included because a file of weights may have changed.
     """
+    if isinstance(model, Trees):
+        return repr(model)
     size = {"features": dataset.features.shape[1], "classes": len(dataset.classes)}
     layers = model.name if model.linear else str(model.module(**size))
     start = hashlib.sha256(model.init(0, **size).tobytes()).hexdigest()

@@ -1,0 +1,533 @@
+"""Gradient boosting over the rows of all clients: one tree per round, from sums alone.
+
+For a row with label y and group a, the model's probability p and the price c of its score:
+
+    gradient  w (p - y) + c[y, a] p (1 - p)          hessian  w p (1 - p)
+
+The clients send sums of both by (node, column, bin), so the tree is that of the pooled rows. Prices
+follow from the sums of decisions, as for every method. With folds, one more model per fold grows
+beside the model and shares its prices; a row's decision, for the prices and for what is reported of
+the clients' rows, is that of the model that has not seen the row.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedgft.algorithms import Algorithm, Cohort, LocalResults
+from fedgft.algorithms.controller import Loop, boosting_loop
+from fedgft.algorithms.corrections import Proximal
+from fedgft.algorithms.servers import Averaging
+from fedgft.algorithms.weightings import FedNova
+from fedgft.engine import plan
+from fedgft.engine.plan import RowIndex, Units
+from fedgft.engine.select_best import score_models
+from fedgft.engine.state import PACKED_TYPES
+from fedgft.engine.trees import kernels
+from fedgft.engine.trees.grow import Grower, Grown
+from fedgft.engine.trees.rows import BinnedRows
+from fedgft.engine.trees.threads import share_work
+from fedgft.errors import FedgftError
+from fedgft.forest import Forest, make_sets
+from fedgft.models import Trees
+from fedgft.settings import Settings
+from fedgft.sums import Sums
+
+BATCH_BYTES = 2**26  # of the histograms and gradients of trees that are grown together
+FINE_PRICES = 2.0**20  # prices are multiples of 1 / FINE_PRICES: rounding errors do not reach trees
+BY_NODE = ("feature", "threshold", "left", "missing_left", "value", "gain", "cover", "categories")
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """For each run: the best model so far, and its sums over each client and over test rows."""
+
+    score: np.ndarray  # (r,)
+    round: np.ndarray  # (r,)
+    clients: Sums  # (run x client, ...)
+    test: Sums  # (r, ...)
+
+
+@dataclass(frozen=True)
+class BoostingState:
+    """A booster between rounds. Arrays are changed in place.
+
+    Attributes
+    ----------
+    margins, p
+        (places, outputs): the logits of every row under every model that sees it, and the
+        probability of the second class or of every class.
+    trees
+        The trees of all runs, by the names in `BY_NODE`, (r, rounds x outputs, nodes, ...).
+    base
+        (r, outputs): the logits before the first tree.
+    rounds
+        (r,): the number of rounds whose trees belong to the model.
+    objective, weighting
+        States of the slots of the algorithm.
+    best
+        The best model so far, for methods with a target.
+    sums
+        Sums of the models on every client; None if they have not been measured.
+    test
+        Sums on test rows, where `finish` has replaced the last model by an earlier one.
+    """
+
+    margins: np.ndarray
+    p: np.ndarray
+    trees: tuple[np.ndarray, ...]
+    base: np.ndarray
+    rounds: np.ndarray
+    objective: Any
+    weighting: Any
+    best: BestRound | None = None
+    sums: Sums | None = None
+    test: Sums | None = None
+
+
+PACKED_TYPES.update({kind.__name__: kind for kind in (BestRound, BoostingState)})
+
+
+@dataclass(frozen=True, eq=False)
+class BoostingLoop:
+    """The rounds of a simulation that grows trees; `RoundLoop` has the same methods.
+
+    Parameters
+    ----------
+    index
+        Rows of every client.
+    model, algorithm, settings
+        The trees, the method and its settings. Of the settings, those of local training do not
+        apply.
+    seeds, lr
+        One seed and one learning rate per run.
+    """
+
+    index: RowIndex
+    model: Trees
+    algorithm: Algorithm
+    settings: Settings
+    seeds: np.ndarray
+    lr: np.ndarray
+
+    name = "trees"
+
+    def __post_init__(self) -> None:
+        reason = why_no_trees(self.algorithm)
+        if reason is not None:
+            raise FedgftError(f"trees cannot be trained with {reason}", field="model")
+
+    @cached_property
+    def rows(self) -> BinnedRows:
+        """The rows as bins."""
+        return BinnedRows(self.index, self.model, self.seeds, self.settings.threads)
+
+    @cached_property
+    def all_clients(self) -> Cohort:
+        """The cohort of all clients."""
+        return plan.full_cohort(self.index.federations)
+
+    @property
+    def outputs(self) -> int:
+        """Trees per round: one for two classes, else one per class."""
+        classes = len(self.index.dataset.classes)
+        return 1 if classes == 2 else classes
+
+    @cached_property
+    def models(self) -> int:
+        """Models per run: the model itself and one per fold."""
+        return 1 + self.model.folds
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """What to add to a row number to get its place in `margins`, (run, models)."""
+        low, _, high = self.rows.ranges.T
+        sizes = np.repeat(high - low, self.models)
+        starts = np.cumsum(sizes) - sizes
+        return starts.reshape(-1, self.models) - low[:, None]
+
+    @cached_property
+    def grower(self) -> Grower:
+        """Grows as many trees at a time as fit the memory."""
+        columns = self.rows.columns
+        rows = int((self.rows.ranges[:, 2] - self.rows.ranges[:, 0]).max())
+        each = 16 * int(columns.offsets[:, -1].max()) * self.model.most_histograms + 16 * rows
+        most = self.index.runs * self.models * self.outputs
+        size = int(np.clip(BATCH_BYTES // each, self.settings.threads, most)) if most > 1 else 1
+        return Grower(columns, self.model, size, threads=self.settings.threads)
+
+    def loop(self) -> Loop:
+        """Return the delay of the measurements and the caution that their noise requires."""
+        found = boosting_loop(float(self.lr.mean()))
+        uncertain = self._samples or self.settings.noise > 0
+        caution = found.caution * (0.5 if uncertain else 1.0)
+        return replace(found, delay=2 if self.settings.lag else 1, caution=caution)
+
+    def init(self, params: np.ndarray | None) -> BoostingState:
+        """Return the state before round 0: no tree, and the share of each class as a score."""
+        if params is not None:
+            text = "trees start from the shares of the classes, not from given parameters"
+            raise FedgftError(text, field="init", kind="unsupported")
+        base = self._start()
+        places = int((self.rows.ranges[:, 2] - self.rows.ranges[:, 0]).sum()) * self.models
+        margins = np.empty((places, self.outputs))
+        for run, (low, _, high) in enumerate(self.rows.ranges):
+            for shift in self.shift[run]:
+                margins[shift + low : shift + high] = base[run]
+        shape = (self.index.runs, self.settings.rounds * self.outputs, self.model.most_nodes)
+        kinds: dict[str, Any] = {"feature": np.int32, "left": np.int32}
+        kinds |= {"missing_left": np.bool_, "categories": np.uint32}
+        trees = [
+            np.zeros((*shape, self.rows.words) if name == "categories" else shape, kinds.get(name))
+            for name in BY_NODE
+        ]
+        trees[0][...] = -1
+        return BoostingState(
+            margins=margins,
+            p=self._set_probabilities(margins, np.empty_like(margins)),
+            trees=tuple(trees),
+            base=base,
+            rounds=np.zeros(self.index.runs, np.int64),
+            objective=self.algorithm.objective.init(self.index.runs, self.loop()),
+            weighting=self.algorithm.weighting.init(self.index.sizes),
+        )
+
+    def step(self, state: BoostingState, t: int) -> BoostingState:
+        """Return the state after round t: one more tree per model and output."""
+        algorithm = self.algorithm
+        cohort = self._cohort(t)
+        units = self.index.clients(cohort)
+        received = self._received_sums(state, cohort, t)
+        late = state.objective
+        if received is not None:
+            state = self._remember(state, t)
+            speed = float(self.lr.mean())
+            update = algorithm.objective.update
+            objective = update(state.objective, cohort, received, speed=speed)
+            state = replace(state, objective=objective)
+        price = self._prices(state, late if self.settings.lag else state.objective, cohort, units)
+        lengths = np.ones(len(cohort))
+        local = LocalResults(received, None, lengths)
+        coefficients, weighting = algorithm.weighting.coefficients(state.weighting, cohort, local)
+        weight = self._weights(cohort, units, coefficients)
+        self._grow(state, t, weight, price)
+        return replace(state, weighting=weighting, rounds=state.rounds + 1, sums=None)
+
+    def finish(self, state: BoostingState) -> BoostingState:
+        """Return the state with the final model: for methods with a target, the best one."""
+        state = self._remember(state, self.settings.rounds)
+        if state.best is None:
+            return state
+        best = state.best
+        return replace(state, rounds=best.round, sums=best.clients, test=best.test)
+
+    def measure(self, state: BoostingState, cohort: Cohort) -> Sums:
+        """Return the sums over the rows of each client, out of fold."""
+        if cohort.full and state.sums is not None:
+            return state.sums
+        units = self.index.clients(cohort)
+        return self._sum(state, units, folds=self.model.folds > 0)
+
+    def evaluate(self, state: BoostingState) -> tuple[BoostingState, Sums]:
+        """Measure the test rows and, unless `eval_on` is "test", all clients."""
+        test = state.test
+        if test is None:
+            test = self._sum(state, self.index.test, folds=False)
+        if self.settings.eval_on == "test":
+            return state, test
+        return replace(state, sums=self.measure(state, self.all_clients)), test
+
+    def parameters(self, state: BoostingState) -> np.ndarray:
+        """Return the trees of each run as one vector, (run, p); see `Forest.to_vector`."""
+        forests = []
+        for run, rounds in enumerate(state.rounds):
+            used = slice(0, int(rounds) * self.outputs)
+            by_node = dict(zip(BY_NODE, (each[run, used] for each in state.trees), strict=True))
+            output = np.tile(np.arange(self.outputs, dtype=np.int32), int(rounds))
+            categorical = self.rows.is_categorical
+            forest = Forest(**by_node, categorical=categorical, output=output, base=state.base[run])
+            forests.append(forest.trimmed().to_vector())
+        longest = max(map(len, forests))
+        return np.stack([np.pad(each, (0, longest - len(each))) for each in forests])
+
+    def restore(self, array: np.ndarray, on_host: bool) -> np.ndarray:
+        """Return an array of a snapshot, which the next round may change."""
+        return array if array.flags.writeable else array.copy()
+
+    def _start(self) -> np.ndarray:
+        """Return the log-odds or log-shares of the classes among the training rows, (r, o)."""
+        count = self.all_clients.sum(self.index.clients(self.all_clients).count).sum(-1)
+        share = (count + 0.5) / (count + 0.5).sum(-1, keepdims=True)
+        logs = np.log(share)
+        return logs[:, 1:] - logs[:, :1] if self.outputs == 1 else logs - logs.mean(-1)[:, None]
+
+    def _cohort(self, t: int) -> Cohort:
+        """The clients that take part in round t."""
+        settings = self.settings
+        if settings.cohort is None or not self._samples:
+            return self.all_clients
+        return plan.sample_cohort(
+            self.index.federations, settings.cohort, settings.sampling, seeds=self.seeds, round=t
+        )
+
+    @property
+    def _samples(self) -> bool:
+        settings = self.settings
+        every = settings.cohort == self.index.num_clients and settings.sampling == "uniform"
+        return settings.cohort is not None and not every
+
+    def _received_sums(self, state: BoostingState, cohort: Cohort, t: int) -> Sums | None:
+        """Return the cohort's sums of the model, with noise; None if no slot uses them."""
+        if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
+            return None
+        sums = self.measure(state, cohort)
+        if not self.settings.noise:
+            return sums
+        return plan.add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
+
+    def _remember(self, state: BoostingState, t: int) -> BoostingState:
+        """Keep the model after t rounds in runs where it is the best of the last rounds."""
+        objective = self.algorithm.objective
+        share = objective.pick
+        exact = not self._samples and not self.settings.noise
+        if not (exact and share > 0 and t > self.settings.rounds * (1 - share)):
+            return state
+        clients = self.measure(state, self.all_clients)
+        score = score_models(objective, clients.map(self.all_clients.sum))
+        better = np.ones(len(score), bool) if state.best is None else score >= state.best.score
+        if not better.any():
+            return state
+        test = self._sum(state, self.index.test, folds=False)
+        if state.best is None:
+            best = BestRound(score, np.full(len(score), t), clients, test)
+            return replace(state, best=best)
+        old = state.best
+        units = better[self.all_clients.run]
+        best = BestRound(
+            np.where(better, score, old.score),
+            np.where(better, t, old.round),
+            old.clients.replaced(units, clients[units]),
+            old.test.replaced(better, test[better]),
+        )
+        return replace(state, best=best)
+
+    def _prices(
+        self, state: BoostingState, penalties: Any, cohort: Cohort, units: Units
+    ) -> np.ndarray:
+        """Return the price of each score, (run, clients or 1, cell, class)."""
+        objective = self.algorithm.objective
+        runs = self.index.runs
+        data = self.index.dataset
+        classes = len(data.classes)
+        shape = (runs, classes, len(data.group_names) + 1, classes)
+        price = np.zeros(shape) + objective.price(penalties, runs=runs, classes=classes)
+        price = price.reshape(runs, 1, -1, classes)
+        if objective.local_penalties:
+            local = np.zeros((runs, self.index.num_clients, *price.shape[2:]))
+            sums = self.measure(state, cohort)
+            found = objective.local_price(sums, run=cohort.run, classes=classes)
+            of_units = np.zeros((len(cohort), *shape[1:])) + found
+            local[cohort.run, cohort.client] = of_units.reshape(len(cohort), -1, classes)
+            price = price + local
+        return np.rint(price * FINE_PRICES) / FINE_PRICES
+
+    def _weights(self, cohort: Cohort, units: Units, coefficients: np.ndarray) -> np.ndarray:
+        """Return the weight of a row, (run, clients or 1, cell).
+
+        It is 0 for clients that do not take part. A client whose update counts twice as much as its
+        rows gives its rows the weight two.
+        """
+        runs = self.index.runs
+        row_weights = self.algorithm.objective.row_weights
+        total = np.array([len(f.rows) for f in self.index.federations])[cohort.run]
+        factor = np.maximum(coefficients, 0) * total / np.maximum(units.sizes, 1)
+        cells = int(np.prod(units.count.shape[1:]))
+        if row_weights is None and np.allclose(factor[units.sizes > 0], 1, rtol=1e-12, atol=0):
+            return np.ones((runs, 1, cells))
+        of_rows = np.ones_like(units.count) if row_weights is None else row_weights(units.count)
+        out = np.zeros((runs, self.index.num_clients, cells))
+        out[cohort.run, cohort.client] = factor[:, None] * of_rows.reshape(len(units), -1)
+        return out
+
+    def _grow(self, state: BoostingState, t: int, weight: np.ndarray, price: np.ndarray) -> None:
+        """Grow the trees of a round, and add them to the margins and to the model."""
+        each = np.arange(self.index.runs * self.models * self.outputs)
+        run, rest = np.divmod(each, self.models * self.outputs)
+        model, output = np.divmod(rest, self.outputs)
+        size = self.grower.size
+        for at in (slice(i, i + size) for i in range(0, len(each), size)):
+            batch = _Batch(self, run[at], model[at], output[at], t)
+            batch.prepare(state.p, weight, price)
+            grown = batch.grow(state.margins)
+            for i in np.flatnonzero(batch.model == 0):
+                number = t * self.outputs + int(batch.output[i])
+                self._store(state, grown, int(i), int(batch.run[i]), number)
+        self._set_probabilities(state.margins, state.p)
+
+    def _store(self, state: BoostingState, grown: Grown, i: int, run: int, number: int) -> None:
+        """Write tree i of a batch as tree `number` of a run."""
+        trees = dict(zip(BY_NODE, state.trees, strict=True))
+        bins = self.rows.bins[self.rows.federation[run]]
+        inner = np.flatnonzero(grown.feature[i] >= 0)
+        feature = grown.feature[i, inner]
+        goes_left = grown.goes_left[i, inner]
+        for name in ("feature", "left", "gain", "cover"):
+            trees[name][run, number] = getattr(grown, name)[i]
+        trees["value"][run, number] = self.lr[run] * grown.value[i]
+        missing = bins.sizes[feature] - 1
+        trees["missing_left"][run, number, inner] = goes_left[np.arange(len(inner)), missing]
+        is_set = self.rows.is_categorical[feature]
+        numbers = np.flatnonzero(~is_set)
+        for k in numbers:
+            upper = bins.upper[feature[k]]
+            trees["threshold"][run, number, inner[k]] = upper[grown.bin[i, inner[k]]]
+        for k in np.flatnonzero(is_set):
+            levels = goes_left[k, bins.level_bins[feature[k]]]
+            trees["categories"][run, number, inner[k]] = make_sets(levels, self.rows.words)
+
+    def _set_probabilities(self, margins: np.ndarray, p: np.ndarray) -> np.ndarray:
+        """Fill `p` with the probabilities behind the margins, both (places, outputs)."""
+        threads = self.settings.threads
+        pieces = np.linspace(0, len(p), 8 * threads + 1).astype(np.int64)
+
+        def compute(begin: int, end: int) -> None:
+            kernels.set_probabilities(pieces[begin], pieces[end], margins, p)
+
+        share_work(compute, np.diff(pieces), threads)
+        return p
+
+    def _sum(self, state: BoostingState, units: Units, *, folds: bool) -> Sums:
+        """Return the sums over the rows of units, under the model or out of fold."""
+        rows = self.rows
+        ranges = np.stack((units.low, units.high), axis=1)
+        starts = np.stack((rows.fold_starts[units.run], np.full(len(units), int(folds))), axis=1)
+        classes, groups = units.count.shape[1:]
+        sums = np.zeros((len(units), classes * groups, classes, 2))
+        shift = self.shift[units.run]
+
+        def add(begin: int, end: int) -> None:
+            kernels.sum_scores(
+                *(begin, end, ranges, shift, (starts, rows.folds)),
+                *(state.margins, state.p, rows.cell, sums),
+            )
+
+        share_work(add, units.sizes + 1, self.settings.threads)
+        score, decision = np.moveaxis(sums.reshape(*units.count.shape, classes, 2), -1, 0)
+        return Sums(units.count, score, decision)
+
+
+class _Batch:
+    """Trees that are grown together: their rows and gradients."""
+
+    def __init__(
+        self, loop: BoostingLoop, run: np.ndarray, model: np.ndarray, output: np.ndarray, t: int
+    ) -> None:
+        self.loop = loop
+        self.run = run
+        self.model = model
+        self.output = output
+        low, test, high = loop.rows.ranges[run].T
+        self.low = low
+        self.test = test
+        self.end = np.where(model == 0, high, test)  # models of folds do not see the test rows
+        sizes = high - low
+        self.starts = np.cumsum(sizes) - sizes
+        self.order = np.empty(int(sizes.sum()), np.int32)
+        self.packed = np.empty(int(sizes.sum()), np.int64)
+        self.scale = np.empty((len(run), 2))
+        self.ranges = np.empty((len(run), 4), np.int64)
+        self.t = t
+
+    def prepare(self, p: np.ndarray, weight: np.ndarray, price: np.ndarray) -> None:
+        """List the rows of each tree, and compute their gradients."""
+        loop = self.loop
+        rows = loop.rows
+        nobody = np.zeros(len(rows.label), np.int64)
+
+        def fill(begin: int, end: int) -> None:
+            for i in range(begin, end):
+                run = self.run[i]
+                place = slice(self.starts[i], self.starts[i] + self.end[i] - self.low[i])
+                fold = rows.folds[rows.fold_starts[run] + self.low[i] :]
+                fitted, total = kernels.list_rows(
+                    *(self.low[i], self.test[i], self.test[i], self.end[i]),
+                    *(fold, self.model[i] - 1, rows.draws(int(run), self.t)),
+                    *(loop.model.subsample, self.order[place]),
+                )
+                middle = self.starts[i] + fitted
+                self.ranges[i] = (self.starts[i], middle, middle, self.starts[i] + total)
+                self.scale[i] = choose_scale(weight[run], price[run])
+                client = rows.client if max(len(weight[run]), len(price[run])) > 1 else nobody
+                tables = _match(weight[run], price[run])
+                training = slice(self.low[i], self.test[i])
+                shift = loop.shift[run, self.model[i]]
+                kernels.pack_gradients(
+                    *(0, self.test[i] - self.low[i]),
+                    p[shift + self.low[i] : shift + self.test[i]],
+                    (rows.label[training], rows.cell[training], client[training]),
+                    *tables,
+                    *(self.output[i], self.scale[i]),
+                    self.packed[self.starts[i] : self.starts[i] + self.test[i] - self.low[i]],
+                )
+
+        share_work(fill, self.end - self.low, loop.settings.threads)
+
+    def grow(self, margins: np.ndarray) -> Grown:
+        """Grow the trees and add their leaves to the margins."""
+        loop = self.loop
+        federation = loop.rows.federation[self.run]
+        shift = self.starts - self.low
+        grown, growers = loop.grower.grow(
+            federation, shift, self.packed, self.order, self.ranges, self.scale
+        )
+        leaves = np.argwhere((grown.feature < 0) & (grown.cover > 0))
+        values = (loop.lr[self.run][:, None] * grown.value)[leaves[:, 0], leaves[:, 1]]
+        ranges = growers.rows[leaves[:, 0], leaves[:, 1]]
+        flat = margins.reshape(-1)
+        places = growers._replace(shift=loop.shift[self.run, self.model])
+        outputs = loop.outputs
+
+        def add(begin: int, end: int) -> None:
+            kernels.add_leaves(begin, end, places, leaves, values, flat, outputs, self.output)
+
+        load = ranges[:, 1] - ranges[:, 0] + ranges[:, 3] - ranges[:, 2]
+        share_work(add, load, loop.settings.threads)
+        return grown
+
+
+def choose_scale(weight: np.ndarray, price: np.ndarray) -> tuple[float, float]:
+    """Return powers of two, so that gradients and hessians are whole multiples within `BITS`.
+
+    They follow from weights and prices, which the server knows, not from rows.
+    """
+    spread = float(np.ptp(price, axis=-1).max())
+    most_h = max(float(weight.max()) / 4, 1e-12)
+    most_g = float(weight.max()) + spread / 4
+    return tuple(2.0 ** (np.ceil(np.log2(most)) - kernels.BITS) for most in (most_g, most_h))
+
+
+def _match(weight: np.ndarray, price: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both tables with as many clients as the longer one."""
+    clients = max(len(weight), len(price))
+    tables = (np.broadcast_to(x, (clients, *x.shape[1:])) for x in (weight, price))
+    first, second = map(np.ascontiguousarray, tables)
+    return first, second
+
+
+def why_no_trees(algorithm: Algorithm) -> str | None:
+    """Return what of the algorithm trees cannot be trained with; None: nothing.
+
+    A tree has no gradient of its own to correct, and no local steps to weigh.
+    """
+    weighting = algorithm.weighting
+    problems = {
+        "a proximal term or a correction of local gradients (`base`, `mu`)": (
+            type(algorithm.correction) is not Proximal or algorithm.correction.mu > 0
+        ),
+        "an optimizer of the server (`base`)": not isinstance(algorithm.server, Averaging),
+        "FedNova, which weighs local steps (`base`)": isinstance(weighting, FedNova),
+        "weights that follow from locally trained models (`fairfed`)": weighting.sees == "trained",
+    }
+    return next((text for text, holds in problems.items() if holds), None)
