@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel, softmax
 from fedgft.metrics import get_metric
+from fedgft.models import Trees, get_model
 from fedgft.settings import check_settings
 from fedgft.site_sums import COUNT, SCORES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
@@ -67,7 +68,7 @@ TEST_ROWS = "test rows"
 
 
 class FairClassifier(ClassifierMixin, BaseEstimator):
-    """A linear model or a small network whose decisions treat groups alike.
+    """A linear model, trees or a small network whose decisions treat groups alike.
 
     The model is trained over clients that do not pool their rows, as `fedgft train` does, with the
     same numbers. After `fit`, a `TargetMissedWarning` says so if the gap is more than 0.3 points
@@ -86,14 +87,15 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     lam
         The strength of "fedgft" and "lft"; None: chosen on held-out rows.
     model
-        "logistic", "mlp", a model of `fedgft.models`, or a function that makes a torch module with
-        one output per class.
+        "logistic", "trees" (gradient boosting), "mlp", a model of `fedgft.models` such as
+        ``Trees(max_depth=4)``, or a function that makes a torch module with one output per class.
     base
         The federated algorithm that the method extends, such as "fedavg", "fedprox" or "scaffold".
     rounds
-        Rounds of training; None: 50, and up to 200 where the target is missed.
+        Rounds of training, or the number of trees; None: 50, or 100 trees, and up to 200 where the
+        target is missed.
     lr
-        Local learning rate; None: chosen on held-out rows.
+        Local learning rate; None: chosen on held-out rows, or 0.1 for trees.
     pos_label
         The class that counts as positive, of two; None: the alphabetically last, or the larger
         number.
@@ -326,7 +328,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             about.get("metric", "sp"),
             trained.get("target") or 0.0,
             method=about.get("method", "fedgft-control"),
-            model=about.get("model", "logistic") if module is None else module,
+            model=_name_model(about) if module is None else module,
             random_state=about.get("seed", 0),
         )
         loaded.model_ = model
@@ -344,7 +346,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         return loaded
 
     def _make_protocol(self) -> Protocol:
-        protocol = get_protocol(self.protocol)
+        trees = isinstance(get_model(self.model), Trees)
+        protocol = get_protocol(self.protocol, trees=trees)
         if self.method != "fedgft-control" and self.target:
             text = f"is for the method fedgft-control; {self.method} has no target"
             raise FedgftError(text, field="target", kind="conflict")
@@ -443,6 +446,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         kind = self.model_.about.get("class_type", "text")
         values = [parse_class(name, kind) for name in self._class_names]
         return self.model_.logits(features)[:, sorted(range(len(values)), key=values.__getitem__)]
+
+
+def _name_model(about: Mapping[str, Any]) -> Any:
+    """Return the `model` argument for a saved model: its name, or the trees with their options."""
+    name = about.get("model", "logistic")
+    if name != "trees":
+        return name
+    known = {each.name for each in fields(Trees)} - {"name", "linear"}
+    try:
+        return Trees(**{k: v for k, v in about.get("trees", {}).items() if k in known})
+    except (FedgftError, TypeError, AttributeError):
+        return name
 
 
 # The sums behind `audit_`

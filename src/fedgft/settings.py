@@ -33,7 +33,7 @@ BaseName = Literal[
 ProtocolName = Literal["heldout", "paper"]
 PartitionName = Literal["dirichlet", "iid", "pure", "column"]
 Sampling = Literal["size", "uniform"]
-ModelName = Literal["logistic", "mlp", "resnet18"]
+ModelName = Literal["logistic", "mlp", "trees", "resnet18"]
 Stem = Literal["imagenet", "small"]
 Norms = Literal["shared", "local"]
 Spread = Literal["range", "deviation", "variance"]
@@ -305,7 +305,9 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         ),
         "lr": _rate("Local learning rate", unset="chosen, or the protocol's"),
         "rounds": _count(
-            "Communication rounds", 50, "the protocol's, and more where fedgft-control needs them"
+            "Communication rounds; of trees, one grows per round",
+            50,
+            "the protocol's, and more where fedgft-control needs them",
         ),
         "epochs": _count("Local epochs per round", 1, "1"),
         "batch_size": _count("Rows in a local batch", 256, "256; 64 for images"),
@@ -323,6 +325,27 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         ),
         "weight_decay": _strength("Weight decay of the local optimizer", unset="0"),
         "eval_every": _count("Rounds between measurements; 0: first and last", 1, "1", at_least=0),
+    },
+    "Trees": {
+        "max_depth": _count("Largest number of splits above a leaf", 6, "6", at_most=12),
+        "max_leaves": _count(
+            "Largest number of leaves; the best one is split next", unset="no limit", at_least=2
+        ),
+        "l2": _strength("Strength of the L2 penalty on leaves", 1.0, "1"),
+        "min_child_weight": _strength("Smallest sum of p(1-p) on each side of a split", 1.0, "1"),
+        "subsample": Setting(
+            float, "Share of the rows that a tree is fitted to", 1.0, "1", above=0, at_most=1
+        ),
+        "bins": _count("Largest number of bins of a column", 255, "255", at_least=2, at_most=255),
+        "min_bin_rows": _count("Fewest training rows in a bin of numbers", 1, "1"),
+        "folds": _count(
+            "Folds of the clients' rows: gaps are measured by trees that have not seen a row; 0: "
+            "by all trees, which is faster",
+            3,
+            "3",
+            at_least=0,
+            at_most=100,
+        ),
     },
     "Machine": {
         "device": Setting(str, "cpu, cuda, or several GPUs: cuda:0,cuda:1", "cpu", "cpu"),
@@ -381,6 +404,14 @@ SETTINGS: dict[str, Setting] = {
     "node_timeout": _rate("Seconds to wait for sites", 120.0, at_most=inf),
     "scaling": _choice(("pooled", "median"), "Scaling of the sites' numbers", "pooled"),
     "epsilon": _rate("Privacy budget of the whole run", at_most=inf),
+    "local_trees": _count("Trees that a site grows per round, for model xgboost", 1, at_most=100),
+    "folds": _count(
+        "Parts of a site's rows; each round's tree leaves one out, which then sets the prices; 0 "
+        "or 1: none, for model xgboost",
+        0,
+        at_least=0,
+        at_most=100,
+    ),
     "max_influence": _rate("Largest change of the gap that one site may cause", 1.0, at_most=inf),
 }
 
@@ -401,8 +432,12 @@ def check_setting(name: str, value: Any) -> None:
 
 
 TRAINING_KEYS = ("lr", "epochs", "batch-size", "weight-decay", "optimizer", "schedule")
+DEPLOYED_MODELS = ("own", "xgboost")  # models that only a deployed run has
+TREE_KEYS = ("lr", "local-trees", "max-depth", "min-child-weight", "l2", "folds")
+"The settings of local training with model xgboost."
 RUN_KEYS = (
     *TRAINING_KEYS,
+    *TREE_KEYS[1:],
     *("rounds", "sites", "test-share", "alpha", "server-lr", "proximal-mu", "beta", "penalty"),
     *("min-count", "timeout", "node-timeout", "model", "scaling", "max-influence"),
 )
@@ -411,11 +446,11 @@ RUN_KEYS = (
 def check_run_config(config: Mapping[str, Any], keys: tuple[str, ...] = RUN_KEYS) -> None:
     """Check the values of the configuration of a deployed run that have one of these keys.
 
-    Keys may be missing. The model "own" is built by the user's app, and whole numbers may be
-    floats: Flower converts them.
+    Keys may be missing. The model "own" is built by the user's app, "xgboost" by XGBoost, and whole
+    numbers may be floats: Flower converts them.
     """
     for key in keys:
-        if key not in config or (key, config[key]) == ("model", "own"):
+        if key not in config or (key == "model" and config[key] in DEPLOYED_MODELS):
             continue
         name = key.replace("-", "_")
         value = config[key]

@@ -26,8 +26,8 @@ from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.formatting import printable
 from fedgft.metrics import Metric, get_metric
-from fedgft.models import ResNet18
-from fedgft.settings import MAX_SEED, check_settings
+from fedgft.models import ResNet18, Trees
+from fedgft.settings import MAX_SEED, OPTIONS, check_settings
 from fedgft.store import atomic_write, expand_user, open_folder, parse_json
 from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, get_protocol
 from fedgft.study.cache import Checkpoints
@@ -62,6 +62,11 @@ CLIENT_WORDS = (  # of columns that often name the client of a row
 )
 IMAGE_OPTIONS = ("size", "crop", "image", "skip_bad", "valid", "cache", "augment")
 RESNET_OPTIONS = ("norm", "stem", "weights", "fedbn")
+TREE_OPTIONS = tuple(OPTIONS["Trees"])
+GRADIENT_OPTIONS = (  # of local training by gradients
+    *("epochs", "batch_size", "steps", "optimizer", "state", "schedule", "weight_decay"),
+    *("mu", "server_lr", "device", "precision", "executor", "lanes", "deterministic"),
+)
 SERVER_BASES = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")  # they have a learning rate
 PROTOCOL_CANDIDATES = ("lr", "lam", "beta", "target")  # a protocol holds several values of these
 
@@ -73,6 +78,7 @@ def check_options(options: Options) -> None:
     has_room = options.seed + options.replicates <= MAX_SEED
     require(has_room, f"`seed` must be below 2^63 - `seeds`, got {options.seed}")
     _check_images(options)
+    _check_trees(options)
     settings = make_protocol(options).settings
     if options.client is None:
         settings.check_cohort(options.clients)
@@ -134,6 +140,18 @@ def _check_images(options: Options) -> None:
         require(has_images, "`model` resnet18 is for images; `images` names their folder")
     else:
         require(not has_images, f"`model` {model} is for tables; images take resnet18")
+
+
+def _check_trees(options: Options) -> None:
+    """Raise a `FedgftError` for options that go with trees only, or never with trees."""
+    model = options.model_name
+    if model != "trees":
+        options.refuse(TREE_OPTIONS, f" is for `model` trees, and it is {model}")
+        return
+    options.refuse(GRADIENT_OPTIONS, ": trees grow from sums, without local steps of gradients")
+    if options.base not in (None, "fedavg"):
+        text = f"`base` {options.base} corrects or averages gradients; trees grow from sums"
+        raise FedgftError(text, field="base", kind="conflict")
 
 
 def check_cells(
@@ -316,7 +334,10 @@ def make_protocol(options: Options) -> Protocol:
     is chosen on inner splits; rounds that were given are not extended for fedgft-control.
     """
     protocol = get_protocol(
-        options.protocol, images=options.images is not None, data=options.source
+        options.protocol,
+        images=options.images is not None,
+        trees=options.model_name == "trees",
+        data=options.source,
     )
     settings = options.given(*_shared_fields(protocol.settings, options))
     optimizer = options.given("weight_decay")
@@ -339,7 +360,9 @@ def _shared_fields(record: Any, options: Options) -> set[str]:
 
 
 def make_network(options: Options) -> Any:
-    """Return the model as `Study` takes it: its name, or a `ResNet18`."""
+    """Return the model as `Study` takes it: its name, a `ResNet18` or `Trees`."""
+    if options.model_name == "trees":
+        return Trees(**options.given(*TREE_OPTIONS))
     if options.model_name != "resnet18":
         return options.model_name
     weights = None if options.weights is None else str(options.weights)

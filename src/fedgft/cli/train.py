@@ -186,6 +186,10 @@ def _print(trained: "TrainedModel", options: Options, paths: Sequence[Path]) -> 
     out.print()
     paragraph(render(session.describe_clients(trained.study, options, [trained.result.alpha])))
     paragraph(training.describe_features(data, all_names=output.verbose))
+    model = trained.model()
+    if model.has_trees:
+        is_out_of_fold = trained.study.is_out_of_fold
+        paragraph(render(training.describe_trees(model, out_of_fold=is_out_of_fold)))
     if output.verbose:
         _print_details(trained)
         wrote(paths)

@@ -160,7 +160,8 @@ class History:
     rounds
         Number of completed rounds at each measurement, (e,); the first entry is 0.
     federation
-        Sums over the training rows of all clients, (e, run, ...); None with ``eval_on="test"``.
+        Sums over the training rows of all clients, (e, run, ...); None with ``eval_on="test"``. Of
+        trees with folds, each row is decided by the model that has not seen it.
     test
         Sums over the test rows, (e, run, ...).
     before, after
@@ -171,7 +172,7 @@ class History:
     seconds
         Duration of the simulation in seconds.
     executor
-        "fused", "stacked" or "sequential".
+        "fused", "stacked", "sequential" or "trees".
     control
         Whether each run reached its target; None (the default) for methods without a target.
     record
@@ -324,6 +325,7 @@ class History:
             "collapsed": None if clients is None else bool(is_collapsed(clients)),
             "accuracy": None if clients is None else _finite_or_none(clients.accuracy()),
             "accuracy_test": _finite_or_none(self.test[-1, run].accuracy()),
+            "out_of_fold": isinstance(record.model, Trees) and record.model.folds > 0,
         }
 
     def part(self, runs: slice | np.ndarray) -> History:

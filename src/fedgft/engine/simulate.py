@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -273,6 +273,7 @@ def _make_algorithm(
     return with_base(made, "fedavg" if base is None else base)
 
 
+@runtime_checkable
 class Loop(Protocol):
     """The rounds of a simulation: `RoundLoop`, and `BoostingLoop` for trees."""
 

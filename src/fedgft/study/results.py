@@ -362,7 +362,8 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
     """How one replicate was trained, and its accuracy and gap on the clients' and the test rows.
 
     Gaps are those of decisions, or of scores if the target applies to scores. Only a gap of
-    decisions has an interval, `gap_test_low` to `gap_test_high`.
+    decisions has an interval, `gap_test_low` to `gap_test_high`. `out_of_fold`: the clients' rows
+    were decided by models that have not seen them.
     """
     sums = result.client_sums[replicate]
     test = result.test_sums[replicate]
@@ -387,6 +388,7 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
         "collapsed": bool(is_collapsed(sums)),
         "accuracy": number(sums.accuracy()),
         "accuracy_test": number(test.accuracy()),
+        "out_of_fold": study.is_out_of_fold,
     }
 
 

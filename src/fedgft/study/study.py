@@ -28,7 +28,7 @@ from fedgft.engine import History, Settings, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
 from fedgft.metrics.functions import is_collapsed
-from fedgft.models import get_model
+from fedgft.models import Trees, get_model
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.study.cache import Checkpoints, run_key
 from fedgft.study.protocol import Protocol, check_groups
@@ -277,6 +277,12 @@ class Study:
     def concentration(self, alpha: float) -> float | None:
         """Dirichlet's alpha; None where the partition has none."""
         return alpha if self.kind in ("dirichlet", "pure") else None
+
+    @property
+    def is_out_of_fold(self) -> bool:
+        """Whether sums over the clients' rows are those of models that have not seen the row."""
+        model = get_model(self.model)
+        return isinstance(model, Trees) and model.folds > 0
 
     def work(self, alphas: Sequence[float], methods: Sequence[str], metrics: Sequence[str]) -> int:
         """Run-rounds that these cells take at least: the length of a progress bar.

@@ -58,6 +58,7 @@ else:
     pl = LazyModule("polars")
 
 MAX_FEATURES = 12  # names of features in a sentence
+MAX_IMPORTANT = 4  # columns in a sentence on trees
 MAX_GROUPS = 4  # largest number of groups whose rates a sentence names; tables show all
 NOT_ESTIMABLE = "not estimable"
 NO_GAP = "The gap is not estimable, so nothing can be said about the target."
@@ -726,6 +727,20 @@ def list_choice(found: Frontier, *, groups: Sequence[str], tested: str) -> list[
             "nearly everybody the same decision."
         )
     return lines
+
+
+def describe_trees(model: FairModel, *, out_of_fold: bool) -> str:
+    """How many trees there are, which columns matter most to them, and what gaps refer to."""
+    shares = [(name, share) for name, share in model.importances().items() if share > 0]
+    most = _join([f"{name} {format_percent(share)}" for name, share in shares[:MAX_IMPORTANT]])
+    text = f"Model: {model.forest.describe()}"
+    text += f" Largest shares in the gain of their splits: {most}." if most else ""
+    if out_of_fold:
+        text += (
+            " Numbers for the clients' rows are out of fold: each row is decided by trees that "
+            "have not seen it."
+        )
+    return text
 
 
 def _describe_setting(point: TradeoffPoint, methods: Sequence[str]) -> str:
