@@ -405,8 +405,8 @@ SETTINGS: dict[str, Setting] = {
     "scaling": _choice(("pooled", "median"), "Scaling of the sites' numbers", "pooled"),
     "epsilon": _rate("Privacy budget of the whole run", at_most=inf),
     "local_trees": _count("Trees that a site grows per round, for model xgboost", 1, at_most=100),
-    "folds": _count(
-        "Parts of a site's rows; each round's tree leaves one out, which then sets the prices; 0 "
+    "rotating_folds": _count(
+        "Parts of a site's rows; each round's trees leave one out, which then sets the prices; 0 "
         "or 1: none, for model xgboost",
         0,
         at_least=0,
@@ -433,7 +433,7 @@ def check_setting(name: str, value: Any) -> None:
 
 TRAINING_KEYS = ("lr", "epochs", "batch-size", "weight-decay", "optimizer", "schedule")
 DEPLOYED_MODELS = ("own", "xgboost")  # models that only a deployed run has
-TREE_KEYS = ("lr", "local-trees", "max-depth", "min-child-weight", "l2", "folds")
+TREE_KEYS = ("lr", "local-trees", "max-depth", "min-child-weight", "l2", "rotating-folds")
 "The settings of local training with model xgboost."
 RUN_KEYS = (
     *TRAINING_KEYS,

@@ -15,6 +15,7 @@ from fedgft.errors import import_extra, import_on_use
 # Names are imported on first use: every message starts a client process, which does not need the
 # server's modules.
 _MODULES = {
+    "BoostedTrees": "fedgft.flower.boosted_trees",
     "Budget": "fedgft.privacy.noise",
     "FairFed": "fedgft.flower.strategy",
     "FairStrategy": "fedgft.flower.strategy",
@@ -24,6 +25,7 @@ _MODULES = {
     "MeasuredStrategy": "fedgft.flower.strategy",
     "ServerPenalty": "fedgft.flower.client",
     "Site": "fedgft.flower.client",
+    "empty_booster": "fedgft.flower.boosters",
     "penalty_of": "fedgft.flower.client",
     "register": "fedgft.flower.client_app",
     "statistics": "fedgft.flower.client_app",

@@ -139,6 +139,10 @@ class StatisticsAggregator:
         Node -> its sums of the last round, after the limits were applied.
     cohort
         The clients that take part in every secure sum.
+    speed
+        How far a round moves the model, for a controller, while steps are not shortened.
+    total
+        The last total over all clients, after the limits; None before the first.
     """
 
     def __init__(
@@ -152,6 +156,8 @@ class StatisticsAggregator:
         self.rounds = 0
         self.client_sums: dict[int, Sums] = {}
         self.cohort = SecureCohort()
+        self.speed = 1.0
+        self.total: Sums | None = None
         self._rounds_without_statistics = 0  # consecutive ones
         self._warnings: set[str] = set()  # warnings that were logged already
 
@@ -200,7 +206,8 @@ class StatisticsAggregator:
         privacy = self.options.budget.to_request(self.kind)
         if self.options.secure:
             privacy["secure"] = 1.0
-        return make_request(self.price, self.state.names, statistics=statistics, privacy=privacy)
+        request = make_request(self.price, self.state.names, statistics=statistics, privacy=privacy)
+        return request | {"rounds-done": self.state.rounds_done}
 
     def query_clients(
         self,
@@ -321,6 +328,7 @@ class StatisticsAggregator:
     ) -> None:
         """Update the penalty, add a row to the history, and keep the model if it is the best."""
         self._rounds_without_statistics = 0
+        self.total = total
         state = self.state
         noise = self.noise
         self._update_penalty(total, noise)
@@ -344,7 +352,7 @@ class StatisticsAggregator:
         if self.pricing is None or not (total.statistics(self.metric, self.kind)[1] > 0).all():
             return
         state = self.state
-        speed = 1.0 if state.damper is None else state.damper.speed
+        speed = self.speed if state.damper is None else state.damper.speed
         sums = _as_one_client(total if noise is None else total.map(np.nan_to_num))
         state.penalty = self.pricing.update(with_speed(state.penalty, speed), ALL_CLIENTS, sums)
 

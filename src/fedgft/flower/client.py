@@ -28,9 +28,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
-from fedgft.data.dataset import Federation
+from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate
 from fedgft.errors import FedgftError, import_extra
+from fedgft.flower.boosted_trees import BoostedTrees
+from fedgft.flower.boosters import empty_booster
 from fedgft.flower.messages import read_price, read_request
 from fedgft.formatting import one_line
 from fedgft.models import get_model, unflatten
@@ -40,6 +42,7 @@ from fedgft.sums import CategoryNames, Sums
 
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."
+TREES = "xgboost"  # the name of the model of a run whose sites grow trees
 ROWS_AT_ONCE = 2**14  # number of in-memory rows to predict at once
 
 
@@ -101,8 +104,8 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def predict(model: Any, x: Any) -> np.ndarray:
-    """Probabilities (n, c) of a `LinearModel` or an `nn.Module`, in double precision."""
-    if isinstance(model, LinearModel):
+    """Probabilities (n, c) of a `LinearModel`, trees or an `nn.Module`, in double precision."""
+    if isinstance(model, LinearModel | BoostedTrees):
         return model.predict(np.asarray(x))
     torch = import_extra("torch", "this model")
     model.eval()
@@ -117,7 +120,8 @@ class Site:
     Parameters
     ----------
     model
-        An `nn.Module` with one output per class, or a `LinearModel`, which needs no PyTorch.
+        An `nn.Module` with one output per class, or a `LinearModel` or `BoostedTrees`, which need
+        no PyTorch.
     rows
         Training rows: three arrays or tensors (inputs, labels, groups), or an iterable of batches
         that can be read several times. A group of -1 means that it is not recorded.
@@ -164,6 +168,11 @@ class Site:
 
     def load(self, arrays: ArrayRecord) -> None:
         """Put the received parameters into the model."""
+        if isinstance(self.model, BoostedTrees):
+            try:
+                return self.model.load(arrays)
+            except FedgftError as error:
+                raise FedgftError(f"site '{self.name}': {error}", kind=error.kind) from None
         state = self.model.state_dict()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         received = {name: tuple(array.shape) for name, array in arrays.items()}
@@ -185,7 +194,9 @@ class Site:
         return FedgftError(f"site '{self.name}': the model it received {problem}")
 
     def arrays(self) -> ArrayRecord:
-        """Return the model's current parameters, as a message carries them."""
+        """Return the model's current parameters, as a message carries them; of trees, new ones."""
+        if isinstance(self.model, BoostedTrees):
+            return self.model.arrays()
         state = self.model.state_dict()
         if isinstance(self.model, LinearModel):
             return ArrayRecord({name: Array(values) for name, values in state.items()})
@@ -248,7 +259,8 @@ class ServerPenalty:
         self.mu = mu
         self.weights: np.ndarray | None = None
         self._model = model
-        has_proximal_term = model is not None and mu and not isinstance(model, LinearModel)
+        in_numpy = isinstance(model, LinearModel | BoostedTrees)
+        has_proximal_term = model is not None and mu and not in_numpy
         parameters = model.parameters() if has_proximal_term else ()
         self._start = [p.detach().clone() for p in parameters]
         self._table: Any = None
@@ -428,8 +440,23 @@ def _torch_optimizer(model: Any, config: Mapping[str, Any]) -> Any:
 # Models and rows
 
 
-def make_model(model: Any, *, features: int, classes: int) -> Any:
-    """Return a model of `fedgft.models` to train: in NumPy if it is linear, else in PyTorch."""
+def make_model(model: Any, *, features: int, classes: int, levels: Sequence[int] = ()) -> Any:
+    """Return a model to train: trees, a linear model in NumPy, or another one in PyTorch.
+
+    Parameters
+    ----------
+    model
+        "xgboost", or a model of `fedgft.models`.
+    features, classes
+        The numbers of features and of classes.
+    levels
+        For trees: the number of categories of each column, 0 for a column of numbers.
+    """
+    if model == TREES:
+        if classes != 2:
+            text = f"xgboost is for two classes when deployed; the labels have {classes}"
+            raise FedgftError(text, field="model", kind="unsupported")
+        return BoostedTrees(levels)
     model = get_model(model)
     if model.linear:
         return LinearModel(features, classes)
@@ -442,13 +469,30 @@ def make_rows(x: np.ndarray, y: np.ndarray, a: np.ndarray) -> Batch:
     return np.ascontiguousarray(x, np.float32), np.asarray(y, np.int64), np.asarray(a, np.int64)
 
 
+def read_rows(federation: Federation, rows: np.ndarray, model: Any) -> Batch:
+    """Return rows of a simulation as a `Site` holds them; trees get columns, others features."""
+    data = federation.dataset
+    if model == TREES:
+        x = data.features[rows]
+        x = x if data.encoder is None else data.encoder.to_fields(x)
+    else:
+        x = federation.scale_rows(rows)
+    return make_rows(x, data.labels[rows], data.groups[rows])
+
+
+def list_levels(data: Dataset) -> tuple[int, ...]:
+    """Return the number of categories of each column that trees ask about; 0 for numbers."""
+    return (0,) * data.features.shape[1] if data.encoder is None else data.encoder.level_counts
+
+
 def client_site(federation: Federation, client: int, model: Any, *, name: str = "") -> Site:
     """Return client number `client` of a simulation as a site with the same rows and order."""
     data = federation.dataset
     rows = federation.client(client)
+    shape = {"features": data.features.shape[1], "classes": len(data.classes)}
     return Site(
-        make_model(model, features=data.features.shape[1], classes=len(data.classes)),
-        rows=make_rows(federation.scale_rows(rows), data.labels[rows], data.groups[rows]),
+        make_model(model, **shape, levels=list_levels(data)),
+        rows=read_rows(federation, rows, model),
         classes=data.classes,
         groups=data.group_names,
         name=name or f"site-{client}",
@@ -456,8 +500,15 @@ def client_site(federation: Federation, client: int, model: Any, *, name: str = 
     )
 
 
-def first_arrays(model: Any, *, features: int, classes: int, seed: int) -> ArrayRecord:
-    """Return the initial parameters of a simulated run with this seed, by tensor name."""
+def first_arrays(
+    model: Any, *, features: int, classes: int, seed: int, levels: Sequence[int] = ()
+) -> ArrayRecord:
+    """Return the initial parameters of a simulated run with this seed, by tensor name.
+
+    Of trees, it is a booster without trees; `levels` is as in `make_model`.
+    """
+    if model == TREES:
+        return empty_booster(levels)
     model = get_model(model)
     params = model.init(seed, features=features, classes=classes).astype(np.float32)
     shapes = model.shapes(features=features, classes=classes)

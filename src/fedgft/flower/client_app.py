@@ -8,6 +8,7 @@ a public data set, divided between the sites as the simulator divides it between
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from fedgft.data.public import SOURCES
 from fedgft.data.schema import Schema, describe_table
 from fedgft.data.table import Roles, read_frame, read_rows_as_text, read_test_rows
 from fedgft.errors import FedgftError
+from fedgft.flower.boosted_trees import BoostedTrees, grow_trees, tally_unseen
 from fedgft.flower.client import (
+    TREES,
     Site,
     arrays_of,
     client_site,
@@ -32,6 +35,7 @@ from fedgft.flower.client import (
     make_rows,
     penalty_of,
     predict,
+    read_rows,
     settings_of,
     train_locally,
 )
@@ -94,17 +98,21 @@ def statistics(message: Message, context: Context, site: Site) -> ConfigRecord:
 
     The sums have the noise and suppression that the server and the site agreed on.
     """
-    return _pack_sums(site, _release_sums(_make_policy(message, context, site), site)[0])
+    policy = _make_policy(message, context, site)
+    return _pack_sums(site, _release_sums(policy, site, settings_of(message))[0])
 
 
 def _make_policy(message: Message, context: Context, site: Site) -> SitePolicy:
     return SitePolicy(context, site.name, read_request(message))
 
 
-def _release_sums(policy: SitePolicy, site: Site) -> tuple[Sums, int]:
+def _release_sums(policy: SitePolicy, site: Site, config: Mapping[str, Any]) -> tuple[Sums, int]:
     """Return the sums that may leave the site, and the exact number of rows, which may not."""
-    exact = site.tally(site.rows)
-    return policy.release(exact, model_digest(site.arrays())), int(exact.rows())
+    sums = site.tally(site.rows)
+    rows = int(sums.rows())
+    if isinstance(site.model, BoostedTrees):
+        sums = tally_unseen(site, sums, policy, config)
+    return policy.release(sums, model_digest(site.arrays())), rows
 
 
 def _pack_sums(site: Site, sums: Sums) -> ConfigRecord:
@@ -115,23 +123,25 @@ def train_reply(message: Message, context: Context, site: Site) -> Message:
     """Train the received model for one round; send it with the sums that the server asks for."""
     policy = _make_policy(message, context, site)
     policy.agree()
+    config = settings_of(message)
     content = RecordDict()
     released = None
     rows = None
     site.load(arrays_of(message))
     wanted = policy.request.get("statistics", "none")
     if wanted in ("received", "both"):
-        released, rows = _release_sums(policy, site)
+        released, rows = _release_sums(policy, site, config)
         content[RECORD] = _pack_sums(site, released)
     names = {"classes": site.names.classes, "groups": site.names.groups}
     penalty = penalty_of(message, site.model, site=site.name, **names)
     if policy.request.get("reweigh"):
         penalty.weights = reweigh(site.counts())
-    config = settings_of(message)
-    if site.train is None:
-        metrics = train_locally(site, penalty, config)
-    else:
+    if site.train is not None:
         metrics = site.train(site.model, penalty, config) or {}
+    elif isinstance(site.model, BoostedTrees):
+        metrics = {"train_loss": grow_trees(site, penalty, policy, config)}
+    else:
+        metrics = train_locally(site, penalty, config)
     if wanted == "both":
         content[TRAINED] = statistics(message, context, site)
     content["arrays"] = site.arrays()
@@ -151,7 +161,7 @@ def evaluate_reply(message: Message, context: Context, site: Site) -> Message:
     released = None
     site.load(arrays_of(message))
     if policy.request.get("statistics", "none") != "none":
-        released, _ = _release_sums(policy, site)
+        released, _ = _release_sums(policy, site, settings_of(message))
         content[RECORD] = _pack_sums(site, released)
     sums = site.tally(site.rows if site.held_out is None else site.held_out)
     rows = policy.report_rows(int(sums.rows()), released)
@@ -256,9 +266,11 @@ def make_client_app(make_module: MakeModule | None = None) -> ClientApp:
 
 def choose_model(
     config: Mapping[str, Any], make_module: MakeModule | None, *, features: int, classes: int
-) -> Model:
-    """Return the model that a run's configuration names."""
+) -> Model | str:
+    """Return the model that a run's configuration names; the name itself if it is "xgboost"."""
     name = str(config["model"])
+    if name == TREES:
+        return name
     if name == "own" and make_module is not None:
         return Module(lambda: make_module(features, classes), name="own")
     return get_model(name)
@@ -337,7 +349,7 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
     schema
         How all sites read their tables.
     model
-        A model of `fedgft.models`, or the name of one.
+        A model of `fedgft.models`, or the name of one, or "xgboost".
     left_out
         Names of sites that cannot take part. If this site is one of them, an error is raised.
     """
@@ -351,7 +363,11 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
         server = f"the server's is {schema.fingerprint()}"
         raise FedgftError(f"site '{name}' takes part with {condition}, and {server}")
     frame = read_frame(file)
+    if model == TREES:  # they ask about the columns as they are
+        nothing = np.zeros_like(schema.mean)
+        schema = replace(schema, mean=nothing, spread=nothing + 1.0)
     x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
+    x = schema.encoder.to_fields(x) if model == TREES else x
     for text in notes:
         log.info("fedgft: %s", text)
     for index, group in enumerate(schema.groups):
@@ -360,7 +376,12 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
             warn(f"site '{name}' has no row of group '{group}': {effect}")
     test = _choose_test_rows(frame, file, context)
     return Site(
-        make_model(model, features=x.shape[1], classes=len(schema.classes)),
+        make_model(
+            model,
+            features=x.shape[1],
+            classes=len(schema.classes),
+            levels=schema.encoder.level_counts,
+        ),
         rows=make_rows(x[~test], y[~test], a[~test]),
         held_out=make_rows(x[test], y[test], a[test]) if test.any() else None,
         classes=schema.classes,
@@ -449,5 +470,5 @@ def _make_public_site(context: Context, make_module: MakeModule | None) -> Site:
     site = client_site(parts, number, model, name=name)
     _, site.attribute = name_public_roles(config)
     rows = parts.test[number::count]
-    site.held_out = make_rows(parts.scale_rows(rows), data.labels[rows], data.groups[rows])
+    site.held_out = read_rows(parts, rows, model)
     return site

@@ -356,14 +356,26 @@ class Checkpoint:
         with atomic_write(self.path, private=True) as part:
             part.write(save(tensors, metadata=header))
 
-    def load(self, state: RunState, like: ArrayRecord, strategy: Any) -> ArrayRecord:
+    def load(
+        self, state: RunState, like: ArrayRecord, strategy: Any, *, same_shapes: bool = True
+    ) -> ArrayRecord:
         """Restore the state and the wrapped `strategy`.
+
+        Parameters
+        ----------
+        state, strategy
+            What to restore.
+        like
+            A model of the run; the one in the file must have its tensors.
+        same_shapes
+            Whether the tensors must also have the same shapes. A booster grows in each round.
 
         Returns
         -------
         ArrayRecord
-            The model to continue with; its tensors must have the names and shapes of `like`.
+            The model to continue with.
         """
+        shapes = {name: tuple(array.shape) if same_shapes else () for name, array in like.items()}
         try:
             header, tensors = read_tensors(self.path)
         except (OSError, ValueError) as error:
@@ -377,22 +389,29 @@ class Checkpoint:
             raise self._error("not a whole checkpoint (its numbers are damaged)")
         try:
             content = parse_json(header["state"])
-            best = None if content["best"] is None else self._select(tensors, "best", like)
+            best = None if content["best"] is None else self._select(tensors, "best", shapes)
             state.restore(content, best)
             _restore_arrays(strategy, tensors)
         except FedgftError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise self._error(f"not a checkpoint of fedgft ({one_line(error)})") from None
-        return self._select(tensors, "model", like)
+        return self._select(tensors, "model", shapes)
 
     def _error(self, problem: str) -> FedgftError:
         return file_error(self.path, problem)
 
-    def _select(self, tensors: Tensors, prefix: str, like: ArrayRecord) -> ArrayRecord:
-        """Return one model with its tensors in the order of `like`; the file's order may differ."""
+    def _select(
+        self, tensors: Tensors, prefix: str, like: Mapping[str, tuple[int, ...]]
+    ) -> ArrayRecord:
+        """Return one model with its tensors in the order of `like`; the file's order may differ.
+
+        `like` states the shape of each tensor; an empty one is any.
+        """
         found = {name: t.shape for name, t in tensors.items() if name.startswith(f"{prefix}/")}
-        if found != {f"{prefix}/{name}": tuple(array.shape) for name, array in like.items()}:
+        wanted = {f"{prefix}/{name}": shape for name, shape in like.items()}
+        fits = all(shape in ((), found.get(name)) for name, shape in wanted.items())
+        if found.keys() != wanted.keys() or not fits:
             raise self._error("the checkpoint is of another model")
         return ArrayRecord({name: Array(tensors[f"{prefix}/{name}"]) for name in like})
 

@@ -20,7 +20,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgft.algorithms import LocalResults
-from fedgft.algorithms.controller import Controller, Loop, StepDamper
+from fedgft.algorithms.controller import Controller, ControllerState, Loop, StepDamper
 from fedgft.algorithms.objectives import LinearizedPenalty
 from fedgft.algorithms.weightings import FairFed as FairFedWeighting
 from fedgft.algorithms.weightings import FairFedRule
@@ -41,6 +41,7 @@ from fedgft.flower.messages import (
     warn,
 )
 from fedgft.flower.run_state import Checkpoint, RunState, wrapped_strategies
+from fedgft.flower.tree_rounds import BAGGING_CAUTION, BOOSTING, TreeRounds
 from fedgft.metrics import Metric, get_metric
 from fedgft.metrics.robust_aggregation import TOLERANCE, norm_limit, size_limit
 from fedgft.sums import CategoryNames, Sums, stack
@@ -80,6 +81,8 @@ class FairStrategy(StatisticsOptions, Strategy):
         Everything that a checkpoint saves, including `state.history`.
     aggregator
         Collects the clients' statistics.
+    trees
+        With `FedXgbBagging` and `FedXgbCyclic`: what handles the trees of each round; else None.
     measured
         After `start`: the row of the history that describes the returned model, or None.
     """
@@ -98,6 +101,7 @@ class FairStrategy(StatisticsOptions, Strategy):
         check_instance("strategy", self.strategy, Strategy, hint)
         self.metric = get_metric(self.metric)
         self.state = RunState()
+        self.trees = self._find_trees()
         if self.classes is not None and self.groups is not None:
             self.state.names = CategoryNames.of(self.classes, self.groups)
         pricing = self._make_pricing()
@@ -108,6 +112,20 @@ class FairStrategy(StatisticsOptions, Strategy):
         self._timeout = 3600.0
         self._queried = 0  # number of nodes that this round asked
         self._failure = ""  # why the last round gave no model
+        self._asks_in_training = False  # whether this round's training messages ask for sums
+
+    def _find_trees(self) -> TreeRounds | None:
+        """Return what handles the trees of a strategy that boosts; None for all others."""
+        inner = innermost_strategy(self.strategy)
+        if not isinstance(inner, BOOSTING):
+            return None
+        if inner is not self.strategy:
+            text = f"{type(inner).__name__} must be wrapped directly: others would average bytes"
+            raise FedgftError(text, kind="unsupported")
+        if isinstance(inner, flower.FedXgbCyclic) and self.channel != "query":
+            text = "one client trains per round, and `channel` 'query' asks all of them for sums"
+            raise FedgftError(f"FedXgbCyclic: {text}", field="channel", kind="conflict")
+        return TreeRounds(inner)
 
     def _make_pricing(self) -> Any:
         """Return the penalty, or None; store its first state in `self.state.penalty`."""
@@ -148,6 +166,10 @@ class FairStrategy(StatisticsOptions, Strategy):
         done = self.state.rounds_done
         rounds_left = max(num_rounds - done, 0)
         self.aggregator.rounds = num_rounds
+        if self.trees is not None:
+            self.trees.begin(arrays, train_config or {})
+            self.aggregator.speed = self.trees.speed
+            self._describe_boosting(self.trees)
         self.aggregator.check_budget(rounds_left)
         self._timeout = timeout
         self._config = ConfigRecord() if train_config is None else train_config
@@ -165,12 +187,21 @@ class FairStrategy(StatisticsOptions, Strategy):
     ) -> Iterable[Message]:
         """Return the strategy's training messages with prices; channel "query" gets sums first."""
         self._config = config
-        messages = self._configure("train", self.state.rounds_done + 1, arrays, config, grid)
-        self._queried = len(messages)
-        if self.channel == "query":
+        number = self.state.rounds_done + 1
+        messages = self._configure("train", number, arrays, config, grid)
+        is_first = self.trees is not None and self.state.rounds_done == 0
+        if self.channel == "query" or is_first:
             nodes = [message.metadata.dst_node_id for message in messages]
+            nodes = nodes if self.trees is None else sorted(grid.get_node_ids())
             self._query(grid, arrays, nodes)
-        self._add_request(messages, with_statistics=self.channel == "train")
+        if self.trees is not None:
+            if is_first:
+                arrays = self.trees.with_base(arrays, self.aggregator.total)
+                messages = self._configure("train", number, arrays, config, grid)
+            self.trees.start_round(arrays)
+        self._queried = len(messages)
+        self._asks_in_training = self.channel == "train" and not is_first
+        self._add_request(messages, with_statistics=self._asks_in_training)
         return messages
 
     def aggregate_train(
@@ -182,12 +213,9 @@ class FairStrategy(StatisticsOptions, Strategy):
         records = found.take()
         trained = found.take(TRAINED)
         self._refuse_impostors(found)
-        found.filter(
-            lambda reply: check_update(reply, self._sent, weighted_by=self._weight_key),
-            validator.describe,
-        )
+        found.filter(self._check_update, validator.describe)
         validator.record_training_rows(found.good)
-        if self.channel == "train":
+        if self._asks_in_training:
             usable = {node: record for node, record in records.items() if node in found.good}
             self.aggregator.aggregate(usable, found, arrays=self._sent, queried=self._queried)
             self._refuse_impostors(found)
@@ -195,8 +223,12 @@ class FairStrategy(StatisticsOptions, Strategy):
         self._set_weights(found, trained)
         self._limit_weights(found)
         number = self.state.rounds_done + 1
+        if self.trees is not None:
+            key = self._weight_key
+            weights = {n: float(_metrics_of(reply)[key]) for n, reply in found.good.items()}
+            self.trees.put_trees(found, weights)
         arrays, metrics = self.strategy.aggregate_train(number, found.for_strategy())
-        arrays = self._damp(arrays)
+        arrays = self._damp(arrays) if self.trees is None else self.trees.repack(arrays)
         self._count_round(arrays, found.explain())
         if self.channel != "evaluate":  # there, the statistics come after this
             self._save_checkpoint(arrays or self._sent)
@@ -280,6 +312,16 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     # Limits on what one client can do
 
+    def _check_update(self, reply: Message) -> None:
+        """Raise a `FedgftError` unless a reply holds a model that can be used, and its weight."""
+        if self.trees is not None:
+            self.trees.check_reply(reply, weighted_by=self._weight_key)
+        else:
+            check_update(reply, self._sent, weighted_by=self._weight_key)
+
+    def _describe_boosting(self, trees: TreeRounds) -> None:
+        """Adjust the penalty to a booster, once its learning rate is known."""
+
     def _refuse_impostors(self, replies: Replies) -> None:
         """Refuse the updates of nodes that use another node's name."""
         for node, site in self.aggregator.validator.impostors.items():
@@ -291,6 +333,9 @@ class FairStrategy(StatisticsOptions, Strategy):
         """Shorten updates that are much longer than the others'."""
         ratio = self.limits_for(len(replies.good)).update_ratio
         if ratio == math.inf:
+            return
+        if self.trees is not None:
+            self.trees.limit_leaves(replies, ratio, self.aggregator.warn_once)
             return
         norms = {node: update_norm(reply, self._sent) for node, reply in replies.good.items()}
         limit = norm_limit(list(norms.values()), ratio)
@@ -370,7 +415,8 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     def load_checkpoint(self, like: ArrayRecord) -> ArrayRecord:
         """Restore the state from the checkpoint; return the model to continue with."""
-        arrays = self._open_checkpoint().load(self.state, like, self.strategy)
+        checkpoint = self._open_checkpoint()
+        arrays = checkpoint.load(self.state, like, self.strategy, same_shapes=self.trees is None)
         if self.aggregator.noise is not None:  # sites release new noisy counts after a restart
             self.state.declared = {}
         return arrays
@@ -450,6 +496,13 @@ class FedGFT(FairStrategy):
         slow = isinstance(innermost_strategy(self.strategy), WITH_MOMENTUM)
         caution = (0.5 if noisy else 1.0) * (0.5 if slow else 1.0)
         return Loop(delay=2 if self.channel == "train" else 1, caution=caution)
+
+    def _describe_boosting(self, trees: TreeRounds) -> None:
+        penalty = self.state.penalty
+        if isinstance(penalty, ControllerState) and penalty.gaps is None:
+            loop = self._describe_loop()
+            caution = loop.caution * BAGGING_CAUTION
+            self.state.penalty = penalty._replace(loop=(loop.delay, caution, trees.repeat))
 
 
 @dataclass(eq=False, repr=False)
