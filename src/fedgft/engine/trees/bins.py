@@ -10,6 +10,7 @@ clients add up, and the bins follow from the sums alone, so they are the bins of
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -35,21 +36,31 @@ class Bins:
     upper: tuple[np.ndarray, ...]
     level_bins: tuple[np.ndarray, ...]
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Number of bins of each column, that of missing values included."""
         pairs = zip(self.upper, self.level_bins, strict=True)
         return np.array([len(u) + 1 + (int(b.max()) + 1 if len(b) else 0) for u, b in pairs])
 
-    @property
+    @cached_property
     def offsets(self) -> np.ndarray:
         """Where the bins of each column begin in a histogram, and the number of all bins."""
         return np.concatenate(([0], np.cumsum(self.sizes)))
 
-    @property
-    def categorical(self) -> np.ndarray:
-        """Which columns hold categories, (f,) bool."""
-        return np.array([len(bins) > 0 for bins in self.level_bins])
+    @cached_property
+    def upper_table(self) -> np.ndarray:
+        """(f, MAX_BINS): `upper`, padded."""
+        return _pad(self.upper, MAX_BINS)
+
+    @cached_property
+    def level_table(self) -> np.ndarray:
+        """(f, most levels): `level_bins`, padded."""
+        return _pad(self.level_bins, int(self.level_counts.max(initial=0)))
+
+    @cached_property
+    def level_counts(self) -> np.ndarray:
+        """Number of levels of each column, (f,)."""
+        return np.array([len(levels) for levels in self.level_bins])
 
     def encode(self, fields: np.ndarray, rows: np.ndarray, out: np.ndarray, threads: int) -> None:
         """Fill `out`, (f, n) uint8, with the bins of `rows` of `fields`, (all rows, f)."""
@@ -63,6 +74,14 @@ class Bins:
                 encode(column, known, missing[f], out[f])
 
         share_work(encode_columns, np.full(len(self.upper), len(rows)), threads)
+
+
+def _pad(arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Return arrays as the rows of one, with zeros behind each."""
+    out = np.zeros((len(arrays), width), arrays[0].dtype if arrays else np.float64)
+    for i, array in enumerate(arrays):
+        out[i, : len(array)] = array
+    return out
 
 
 def agree_on_bins(

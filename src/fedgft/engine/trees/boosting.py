@@ -10,8 +10,11 @@ beside the model and shares its prices; a row's decision, for the prices and for
 the clients' rows, is that of the model that has not seen the row.
 """
 
+import queue
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,14 +31,13 @@ from fedgft.engine.state import PACKED_TYPES
 from fedgft.engine.trees import kernels
 from fedgft.engine.trees.grow import Grower, Grown
 from fedgft.engine.trees.rows import BinnedRows
-from fedgft.engine.trees.threads import share_work
+from fedgft.engine.trees.threads import run_threads, share_work
 from fedgft.errors import FedgftError
 from fedgft.forest import Forest, make_sets
 from fedgft.models import Trees
 from fedgft.settings import Settings
 from fedgft.sums import Sums
 
-BATCH_BYTES = 2**26  # of the histograms and gradients of trees that are grown together
 FINE_PRICES = 2.0**20  # prices are multiples of 1 / FINE_PRICES: rounding errors do not reach trees
 BY_NODE = ("feature", "threshold", "left", "missing_left", "value", "gain", "cover", "categories")
 
@@ -149,14 +151,12 @@ class BoostingLoop:
         return starts.reshape(-1, self.models) - low[:, None]
 
     @cached_property
-    def grower(self) -> Grower:
-        """Grows as many trees at a time as fit the memory."""
-        columns = self.rows.columns
-        rows = int((self.rows.ranges[:, 2] - self.rows.ranges[:, 0]).max())
-        each = 16 * int(columns.offsets[:, -1].max()) * self.model.most_histograms + 16 * rows
-        most = self.index.runs * self.models * self.outputs
-        size = int(np.clip(BATCH_BYTES // each, self.settings.threads, most)) if most > 1 else 1
-        return Grower(columns, self.model, size, threads=self.settings.threads)
+    def growers(self) -> list[Grower]:
+        """One per thread; if there are fewer trees than threads, one that has all threads."""
+        threads = self.settings.threads
+        if self.index.runs * self.models * self.outputs < threads:
+            return [Grower(self.rows.columns, self.model, threads=threads)]
+        return [Grower(self.rows.columns, self.model) for _ in range(threads)]
 
     def loop(self) -> Loop:
         """Return the delay of the measurements and the caution that their noise requires."""
@@ -353,39 +353,42 @@ class BoostingLoop:
 
     def _grow(self, state: BoostingState, t: int, weight: np.ndarray, price: np.ndarray) -> None:
         """Grow the trees of a round, and add them to the margins and to the model."""
-        each = np.arange(self.index.runs * self.models * self.outputs)
-        run, rest = np.divmod(each, self.models * self.outputs)
-        model, output = np.divmod(rest, self.outputs)
-        size = self.grower.size
-        for at in (slice(i, i + size) for i in range(0, len(each), size)):
-            batch = _Batch(self, run[at], model[at], output[at], t)
-            batch.prepare(state.p, weight, price)
-            grown = batch.grow(state.margins)
-            for i in np.flatnonzero(batch.model == 0):
-                number = t * self.outputs + int(batch.output[i])
-                self._store(state, grown, int(i), int(batch.run[i]), number)
+        each = (range(self.index.runs), range(self.models), range(self.outputs))
+        tasks = queue.SimpleQueue()
+        for run, model, output in product(*each):
+            tasks.put((run, model, output))
+
+        def work(grower: Grower) -> None:
+            with suppress(queue.Empty):
+                while True:
+                    run, model, output = tasks.get_nowait()
+                    fit = _Fit(self, run, model, output, t)
+                    grown = fit.grow(grower, state, weight[run], price[run])
+                    if model == 0:
+                        self._store(state, grown, run, t * self.outputs + output)
+
+        run_threads(work, self.growers, self.settings.threads)
         self._set_probabilities(state.margins, state.p)
 
-    def _store(self, state: BoostingState, grown: Grown, i: int, run: int, number: int) -> None:
-        """Write tree i of a batch as tree `number` of a run."""
+    def _store(self, state: BoostingState, grown: Grown, run: int, number: int) -> None:
+        """Write a tree as tree `number` of a run."""
         trees = dict(zip(BY_NODE, state.trees, strict=True))
         bins = self.rows.bins[self.rows.federation[run]]
-        inner = np.flatnonzero(grown.feature[i] >= 0)
-        feature = grown.feature[i, inner]
-        goes_left = grown.goes_left[i, inner]
+        inner = np.flatnonzero(grown.feature >= 0)
+        feature = grown.feature[inner]
+        goes_left = grown.goes_left[inner]
         for name in ("feature", "left", "gain", "cover"):
-            trees[name][run, number] = getattr(grown, name)[i]
-        trees["value"][run, number] = self.lr[run] * grown.value[i]
+            trees[name][run, number] = getattr(grown, name)
+        trees["value"][run, number] = self.lr[run] * grown.value
         missing = bins.sizes[feature] - 1
         trees["missing_left"][run, number, inner] = goes_left[np.arange(len(inner)), missing]
         is_set = self.rows.is_categorical[feature]
-        numbers = np.flatnonzero(~is_set)
-        for k in numbers:
-            upper = bins.upper[feature[k]]
-            trees["threshold"][run, number, inner[k]] = upper[grown.bin[i, inner[k]]]
-        for k in np.flatnonzero(is_set):
-            levels = goes_left[k, bins.level_bins[feature[k]]]
-            trees["categories"][run, number, inner[k]] = make_sets(levels, self.rows.words)
+        at = inner[~is_set]
+        trees["threshold"][run, number, at] = bins.upper_table[feature[~is_set], grown.bin[at]]
+        levels = bins.level_table[feature[is_set]]
+        inside = np.take_along_axis(goes_left[is_set], levels, axis=1)
+        inside &= bins.level_counts[feature[is_set], None] > np.arange(levels.shape[1])
+        trees["categories"][run, number, inner[is_set]] = make_sets(inside, self.rows.words)
 
     def _set_probabilities(self, margins: np.ndarray, p: np.ndarray) -> np.ndarray:
         """Fill `p` with the probabilities behind the margins, both (places, outputs)."""
@@ -418,83 +421,73 @@ class BoostingLoop:
         return Sums(units.count, score, decision)
 
 
-class _Batch:
-    """Trees that are grown together: their rows and gradients."""
+class _Fit:
+    """One tree of a round: its rows and gradients."""
 
-    def __init__(
-        self, loop: BoostingLoop, run: np.ndarray, model: np.ndarray, output: np.ndarray, t: int
-    ) -> None:
+    def __init__(self, loop: BoostingLoop, run: int, model: int, output: int, t: int) -> None:
         self.loop = loop
         self.run = run
-        self.model = model
         self.output = output
-        low, test, high = loop.rows.ranges[run].T
-        self.low = low
-        self.test = test
-        self.end = np.where(model == 0, high, test)  # models of folds do not see the test rows
-        sizes = high - low
-        self.starts = np.cumsum(sizes) - sizes
-        self.order = np.empty(int(sizes.sum()), np.int32)
-        self.packed = np.empty(int(sizes.sum()), np.int64)
-        self.scale = np.empty((len(run), 2))
-        self.ranges = np.empty((len(run), 4), np.int64)
-        self.t = t
-
-    def prepare(self, p: np.ndarray, weight: np.ndarray, price: np.ndarray) -> None:
-        """List the rows of each tree, and compute their gradients."""
-        loop = self.loop
         rows = loop.rows
-        nobody = np.zeros(len(rows.label), np.int64)
-
-        def fill(begin: int, end: int) -> None:
-            for i in range(begin, end):
-                run = self.run[i]
-                place = slice(self.starts[i], self.starts[i] + self.end[i] - self.low[i])
-                fold = rows.folds[rows.fold_starts[run] + self.low[i] :]
-                fitted, total = kernels.list_rows(
-                    *(self.low[i], self.test[i], self.test[i], self.end[i]),
-                    *(fold, self.model[i] - 1, rows.draws(int(run), self.t)),
-                    *(loop.model.subsample, self.order[place]),
-                )
-                middle = self.starts[i] + fitted
-                self.ranges[i] = (self.starts[i], middle, middle, self.starts[i] + total)
-                self.scale[i] = choose_scale(weight[run], price[run])
-                client = rows.client if max(len(weight[run]), len(price[run])) > 1 else nobody
-                tables = _match(weight[run], price[run])
-                training = slice(self.low[i], self.test[i])
-                shift = loop.shift[run, self.model[i]]
-                kernels.pack_gradients(
-                    *(0, self.test[i] - self.low[i]),
-                    p[shift + self.low[i] : shift + self.test[i]],
-                    (rows.label[training], rows.cell[training], client[training]),
-                    *tables,
-                    *(self.output[i], self.scale[i]),
-                    self.packed[self.starts[i] : self.starts[i] + self.test[i] - self.low[i]],
-                )
-
-        share_work(fill, self.end - self.low, loop.settings.threads)
-
-    def grow(self, margins: np.ndarray) -> Grown:
-        """Grow the trees and add their leaves to the margins."""
-        loop = self.loop
-        federation = loop.rows.federation[self.run]
-        shift = self.starts - self.low
-        grown, growers = loop.grower.grow(
-            federation, shift, self.packed, self.order, self.ranges, self.scale
+        low, test, high = rows.ranges[run].tolist()
+        end = high if model == 0 else test  # models of folds do not see the test rows
+        self.training = slice(low, test)
+        self.shift = int(loop.shift[run, model])
+        self.order = np.empty(end - low, np.int32)
+        fold = rows.folds[rows.fold_starts[run] + low :]
+        draws = rows.draws(run, t)
+        share = float(loop.model.subsample)
+        self.ends = kernels.list_rows(
+            low, test, test, end, fold, model - 1, draws, share, self.order
         )
-        leaves = np.argwhere((grown.feature < 0) & (grown.cover > 0))
-        values = (loop.lr[self.run][:, None] * grown.value)[leaves[:, 0], leaves[:, 1]]
-        ranges = growers.rows[leaves[:, 0], leaves[:, 1]]
-        flat = margins.reshape(-1)
-        places = growers._replace(shift=loop.shift[self.run, self.model])
-        outputs = loop.outputs
+
+    def grow(
+        self, grower: Grower, state: BoostingState, weight: np.ndarray, price: np.ndarray
+    ) -> Grown:
+        """Grow the tree, and add its leaves to the margins."""
+        loop = self.loop
+        scale = np.array(choose_scale(weight, price))
+        grown = grower.grow(
+            int(loop.rows.federation[self.run]),
+            shift=-self.training.start,
+            packed=self._pack(state.p, weight, price, scale),
+            order=self.order,
+            ends=self.ends,
+            scale=scale,
+        )
+        leaves = grown.leaves
+        values = loop.lr[self.run] * grown.value[leaves]
+        flat = state.margins.reshape(-1)
+        first = self.shift * loop.outputs + self.output
 
         def add(begin: int, end: int) -> None:
-            kernels.add_leaves(begin, end, places, leaves, values, flat, outputs, self.output)
+            kernels.add_leaves(begin, end, grown.tree, leaves, values, flat, first, loop.outputs)
 
-        load = ranges[:, 1] - ranges[:, 0] + ranges[:, 3] - ranges[:, 2]
-        share_work(add, load, loop.settings.threads)
+        rows = grown.tree.rows[leaves]
+        share_work(add, rows[:, 1] - rows[:, 0] + rows[:, 3] - rows[:, 2], grower.threads)
         return grown
+
+    def _pack(
+        self, p: np.ndarray, weight: np.ndarray, price: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """Return the gradients of the training rows, packed."""
+        rows = self.loop.rows
+        at = self.training
+        size = at.stop - at.start
+        packed = np.empty(size, np.int64)
+        client = rows.client if max(len(weight), len(price)) > 1 else rows.no_client
+        columns = (rows.label[at], rows.cell[at], client[at])
+        tables = _match(weight, price)
+        scores = p[self.shift + at.start : self.shift + at.stop]
+        pieces = np.linspace(0, size, 5).astype(np.int64)
+
+        def pack(begin: int, end: int) -> None:
+            part = (pieces[begin], pieces[end])
+            kernels.pack_gradients(*part, scores, columns, *tables, self.output, scale, packed)
+
+        threads = self.loop.growers[0].threads
+        share_work(pack, np.diff(pieces), threads)
+        return packed
 
 
 def choose_scale(weight: np.ndarray, price: np.ndarray) -> tuple[float, float]:

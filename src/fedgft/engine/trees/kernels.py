@@ -7,8 +7,8 @@ rows, for many clients in any order, and for any number of threads.
 Both numbers of a row are packed into one: ``(g << 32) + h``. Sums of up to `BLOCK_ROWS` packed
 numbers are added to the histogram, which holds g and h apart.
 
-A *grower* grows one tree. Its rows are a part of `Growers.order`: first those that the tree is
-fitted to, then those that it only scores. A node has a range of each.
+The rows of a tree are listed in `Tree.order`: first those that it is fitted to, then those that it
+only scores. A node has a range of each.
 """
 
 from typing import NamedTuple
@@ -43,24 +43,25 @@ class Rule(NamedTuple):
     category_smoothing: float  # added to the hessians by which categories are sorted
 
 
-class Growers(NamedTuple):
-    """The trees that are grown together. Axes: grower g, node n."""
+class Tree(NamedTuple):
+    """One tree while it grows, by node. Node 0 is the root; a right child follows the left one."""
 
-    federation: np.ndarray  # (g,)
-    shift: np.ndarray  # (g,): `packed[shift + row]` belongs to a row
-    packed: np.ndarray  # gradients of all growers
-    order: np.ndarray  # int32: the rows of all nodes of all growers
+    shift: int  # `packed[shift + row]` belongs to a row
+    packed: np.ndarray  # gradients
+    order: np.ndarray  # int32: the rows of all nodes
     scratch: np.ndarray  # as long as `order`
-    scale: np.ndarray  # (g, 2): what one unit of g and of h is worth
-    histograms: np.ndarray  # (g, slot, bins, 2) int64
-    slot: np.ndarray  # (g, n): the histogram of a node
-    rows: np.ndarray  # (g, n, 4): ranges of `order`
-    sums: np.ndarray  # (g, n, 2) int64: of g and h
-    left_sums: np.ndarray  # (g, n, 2) int64: of the rows that would go left
-    gain: np.ndarray  # (g, n): of the best split; 0: there is none
-    feature: np.ndarray  # (g, n) int32
-    bin: np.ndarray  # (g, n) int32: the last bin of numbers that goes left
-    goes_left: np.ndarray  # (g, n, 256) bool: by bin, missing values included
+    scale: np.ndarray  # (2,): what one unit of g and of h is worth
+    histograms: np.ndarray  # (slot, bins, 2) int64
+    slot: np.ndarray  # (n,): the histogram of a node
+    rows: np.ndarray  # (n, 4): ranges of `order`
+    sums: np.ndarray  # (n, 2) int64: of g and h
+    left_sums: np.ndarray  # (n, 2) int64: of the rows that would go left
+    gain: np.ndarray  # (n,): of the best split; 0: there is none
+    feature: np.ndarray  # (n,) int32: of the best split
+    bin: np.ndarray  # (n,) int32: the last bin of numbers that goes left
+    goes_left: np.ndarray  # (n, 256) bool: by bin, missing values included
+    left: np.ndarray  # (n,) int32: the left child; 0 at leaves
+    depth: np.ndarray  # (n,) int32
 
 
 @exact_jit
@@ -111,86 +112,91 @@ def pack_gradients(begin, end, p, rows, weight, price, output, scale, packed):
 
 
 @exact_jit
-def sum_histograms(begin, end, columns, growers, work, first, carry):
+def sum_rows(low, high, offsets, columns, tree, local, out):
+    """Set `out`, (bins, 2), to the sums over the rows ``order[low:high]``."""
+    places = columns.places
+    order = tree.order
+    packed = tree.packed
+    shift = tree.shift
+    total = offsets[-1]
+    out[:total] = 0
+    for block in range(low, high, BLOCK_ROWS):
+        local[:total] = 0
+        for i in range(block, min(block + BLOCK_ROWS, high)):
+            row = order[i]
+            value = packed[shift + row]
+            for f in range(places.shape[1]):
+                local[places[row, f]] += value
+        for b in range(total):
+            h = local[b] & 0xFFFFFFFF
+            out[b, G] += (local[b] - h) >> 32
+            out[b, H] += h
+
+
+@exact_jit
+def sum_histograms(begin, end, offsets, columns, tree, nodes, first, carry):
     """Sum gradients by bin over a share of the fitted rows of some nodes.
 
     Parameters
     ----------
     begin, end
-        The share, in positions that count through the rows of all nodes of `work`.
-    columns, growers
-        The data and the trees.
-    work, first
-        (w, 2) grower and node; (w + 1,) the position of the first row of each.
+        The share, in positions that count through the rows of all `nodes`.
+    offsets, columns, tree
+        The data and the tree.
+    nodes, first
+        The nodes, (w,), and the position of the first row of each, (w + 1,).
     carry
         (bins, 2): receives the sums of the first node if the share begins within its rows.
 
     Returns
     -------
-    The position in `work` of the node that `carry` belongs to; -1: none.
+    The position in `nodes` of the node that `carry` belongs to; -1: none.
     """
     carried = -1
-    local = np.zeros(carry.shape[0], np.int64)
-    places = columns.places
-    order = growers.order
-    packed = growers.packed
+    local = np.empty(carry.shape[0], np.int64)
     at = np.searchsorted(first, begin, side="right") - 1
-    while at < len(work) and first[at] < end:
-        g = work[at, 0]
-        n = work[at, 1]
-        offsets = columns.offsets[growers.federation[g]]
-        shift = growers.shift[g]
-        low = growers.rows[g, n, LOW]
+    while at < len(nodes) and first[at] < end:
+        n = nodes[at]
+        low = tree.rows[n, LOW]
         start = low + max(begin - first[at], 0)
         stop = low + min(end, first[at + 1]) - first[at]
-        out = growers.histograms[g, growers.slot[g, n]]
         if begin > first[at]:
-            out = carry
+            sum_rows(start, stop, offsets, columns, tree, local, carry)
             carried = at
-        total = offsets[-1]
-        out[:total] = 0
-        for block in range(start, stop, BLOCK_ROWS):
-            local[:total] = 0
-            for i in range(block, min(block + BLOCK_ROWS, stop)):
-                row = order[i]
-                value = packed[shift + row]
-                for f in range(places.shape[1]):
-                    local[places[row, f]] += value
-            for b in range(total):
-                h = local[b] & 0xFFFFFFFF
-                out[b, G] += (local[b] - h) >> 32
-                out[b, H] += h
+        else:
+            sum_rows(start, stop, offsets, columns, tree, local, tree.histograms[tree.slot[n]])
         at += 1
     return carried
 
 
 @exact_jit
-def find_splits(begin, end, columns, growers, pairs, rule):
+def find_splits(begin, end, offsets, columns, tree, pairs, rule):
     """Find the best split of the nodes of pairs begin..end.
 
-    A row of `pairs` holds the grower, the node whose histogram was summed, and its sibling, whose
-    histogram is the parent's less that of the first; -1: no sibling.
+    A pair is the node whose histogram was summed, and its sibling, whose histogram is the parent's
+    less that of the first; -1: no sibling.
     """
     order = np.empty(257, np.int64)
     ratio = np.empty(257)
     for i in range(begin, end):
-        g = pairs[i, 0]
-        small = pairs[i, 1]
-        large = pairs[i, 2]
-        offsets = columns.offsets[growers.federation[g]]
-        first = growers.histograms[g, growers.slot[g, small]]
-        if large >= 0:
-            second = growers.histograms[g, growers.slot[g, large]]
-            for b in range(offsets[-1]):
-                second[b, G] -= first[b, G]
-                second[b, H] -= first[b, H]
-            _search(columns, growers, g, large, offsets, second, rule, order, ratio)
-        else:
-            growers.sums[g, small] = 0
-            for b in range(offsets[1]):
-                growers.sums[g, small, G] += first[b, G]
-                growers.sums[g, small, H] += first[b, H]
-        _search(columns, growers, g, small, offsets, first, rule, order, ratio)
+        _find_pair(pairs[i, 0], pairs[i, 1], offsets, columns, tree, rule, order, ratio)
+
+
+@exact_jit
+def _find_pair(small, large, offsets, columns, tree, rule, order, ratio):
+    first = tree.histograms[tree.slot[small]]
+    if large >= 0:
+        second = tree.histograms[tree.slot[large]]
+        for b in range(offsets[-1]):
+            second[b, G] -= first[b, G]
+            second[b, H] -= first[b, H]
+        _search(columns, tree, large, offsets, second, rule, order, ratio)
+    else:
+        tree.sums[small] = 0
+        for b in range(offsets[1]):
+            tree.sums[small, G] += first[b, G]
+            tree.sums[small, H] += first[b, H]
+    _search(columns, tree, small, offsets, first, rule, order, ratio)
 
 
 @inlined
@@ -200,15 +206,15 @@ def _score(g, h, l2):
 
 
 @exact_jit
-def _search(columns, growers, g, n, offsets, histogram, rule, order, ratio):
+def _search(columns, tree, n, offsets, histogram, rule, order, ratio):
     """Set the best split of node n from its histogram."""
-    total_g = growers.sums[g, n, G]
-    total_h = growers.sums[g, n, H]
-    unit_g = growers.scale[g, G]
-    unit_h = growers.scale[g, H]
+    total_g = tree.sums[n, G]
+    total_h = tree.sums[n, H]
+    unit_g = tree.scale[G]
+    unit_h = tree.scale[H]
     before = _score(total_g * unit_g, total_h * unit_h, rule.l2)
     least = max(rule.min_child_weight, 0.5 * unit_h) / unit_h
-    growers.gain[g, n] = SMALL
+    tree.gain[n] = SMALL
     for f in range(len(offsets) - 1):
         low = offsets[f]
         missing = offsets[f + 1] - 1
@@ -216,7 +222,7 @@ def _search(columns, growers, g, n, offsets, histogram, rule, order, ratio):
         missing_h = histogram[missing, H]
         if columns.categorical[f]:
             _search_categories(
-                growers, g, n, f, histogram[low : missing + 1], rule, before, least, order, ratio
+                tree, n, f, histogram[low : missing + 1], rule, before, least, order, ratio
             )
             continue
         left_g = np.int64(0)
@@ -239,28 +245,28 @@ def _search(columns, growers, g, n, offsets, histogram, rule, order, ratio):
                     + _score((total_g - lg) * unit_g, rh * unit_h, rule.l2)
                     - before
                 )
-                if gain > growers.gain[g, n]:
-                    growers.gain[g, n] = gain
-                    growers.feature[g, n] = f
-                    growers.bin[g, n] = b - low
-                    growers.left_sums[g, n, G] = lg
-                    growers.left_sums[g, n, H] = lh
+                if gain > tree.gain[n]:
+                    tree.gain[n] = gain
+                    tree.feature[n] = f
+                    tree.bin[n] = b - low
+                    tree.left_sums[n, G] = lg
+                    tree.left_sums[n, H] = lh
                     goes_left = side == 1 if missing_h > 0 else lh > rh
-                    growers.goes_left[g, n, : b - low + 1] = True
-                    growers.goes_left[g, n, b - low + 1 : missing - low] = False
-                    growers.goes_left[g, n, missing - low] = goes_left
-    if growers.gain[g, n] <= SMALL:
-        growers.gain[g, n] = 0.0
+                    tree.goes_left[n, : b - low + 1] = True
+                    tree.goes_left[n, b - low + 1 : missing - low] = False
+                    tree.goes_left[n, missing - low] = goes_left
+    if tree.gain[n] <= SMALL:
+        tree.gain[n] = 0.0
 
 
 @exact_jit
-def _search_categories(growers, g, n, f, histogram, rule, before, least, order, ratio):
+def _search_categories(tree, n, f, histogram, rule, before, least, order, ratio):
     """Try to divide categories, sorted by g / h: a prefix of the sorted ones goes left.
 
     Categories without rows in this node go where more weight goes.
     """
-    unit_g = growers.scale[g, G]
-    unit_h = growers.scale[g, H]
+    unit_g = tree.scale[G]
+    unit_h = tree.scale[H]
     l2 = rule.l2 + rule.category_l2
     bins = len(histogram)
     count = 0
@@ -276,8 +282,8 @@ def _search_categories(growers, g, n, f, histogram, rule, before, least, order, 
             ratio[k] = value
             order[k] = b
             count += 1
-    total_g = growers.sums[g, n, G]
-    total_h = growers.sums[g, n, H]
+    total_g = tree.sums[n, G]
+    total_h = tree.sums[n, H]
     left_g = np.int64(0)
     left_h = np.int64(0)
     best = -1
@@ -291,71 +297,126 @@ def _search_categories(growers, g, n, f, histogram, rule, before, least, order, 
             + _score((total_g - left_g) * unit_g, (total_h - left_h) * unit_h, l2)
             - before
         )
-        if gain > growers.gain[g, n]:
-            growers.gain[g, n] = gain
-            growers.feature[g, n] = f
-            growers.bin[g, n] = -1
-            growers.left_sums[g, n, G] = left_g
-            growers.left_sums[g, n, H] = left_h
+        if gain > tree.gain[n]:
+            tree.gain[n] = gain
+            tree.feature[n] = f
+            tree.bin[n] = -1
+            tree.left_sums[n, G] = left_g
+            tree.left_sums[n, H] = left_h
             best = k
     if best >= 0:
-        left_is_larger = 2 * growers.left_sums[g, n, H] > total_h
+        left_is_larger = 2 * tree.left_sums[n, H] > total_h
         for b in range(bins):
-            growers.goes_left[g, n, b] = left_is_larger and histogram[b, H] == 0
+            tree.goes_left[n, b] = left_is_larger and histogram[b, H] == 0
         for k in range(best + 1):
-            growers.goes_left[g, n, order[k]] = True
+            tree.goes_left[n, order[k]] = True
 
 
 @exact_jit
-def split_rows(begin, end, columns, growers, splits):
-    """Divide the rows of nodes begin..end between their children, in their order.
-
-    A row of `splits` holds the grower, the node and its left child.
-    """
-    order = growers.order
-    scratch = growers.scratch
+def split_rows(begin, end, columns, tree, splits):
+    """Divide the rows of nodes begin..end; a row of `splits` is a node and its left child."""
     for i in range(begin, end):
-        g = splits[i, 0]
-        n = splits[i, 1]
-        child = splits[i, 2]
-        codes = columns.codes[growers.feature[g, n]]
-        goes_left = growers.goes_left[g, n]
-        for part in range(2):
-            low = growers.rows[g, n, 2 * part]
-            high = growers.rows[g, n, 2 * part + 1]
-            left = low
-            right = 0
-            for k in range(low, high):
-                row = order[k]
-                is_left = goes_left[codes[row]]
-                order[left] = row
-                scratch[low + right] = row
-                left += is_left
-                right += not is_left
-            order[left:high] = scratch[low : low + right]
-            growers.rows[g, child, 2 * part] = low
-            growers.rows[g, child, 2 * part + 1] = left
-            growers.rows[g, child + 1, 2 * part] = left
-            growers.rows[g, child + 1, 2 * part + 1] = high
-        for k in range(2):
-            growers.sums[g, child, k] = growers.left_sums[g, n, k]
-            growers.sums[g, child + 1, k] = growers.sums[g, n, k] - growers.left_sums[g, n, k]
+        _split_node(columns, tree, splits[i, 0], splits[i, 1])
 
 
 @exact_jit
-def add_leaves(begin, end, growers, leaves, values, margins, outputs, output):
+def _split_node(columns, tree, n, child):
+    """Divide the rows of node n between its children, in their order."""
+    order = tree.order
+    scratch = tree.scratch
+    codes = columns.codes[tree.feature[n]]
+    goes_left = tree.goes_left[n]
+    for part in range(2):
+        low = tree.rows[n, 2 * part]
+        high = tree.rows[n, 2 * part + 1]
+        left = low
+        right = 0
+        for k in range(low, high):
+            row = order[k]
+            is_left = goes_left[codes[row]]
+            order[left] = row
+            scratch[low + right] = row
+            left += is_left
+            right += not is_left
+        order[left:high] = scratch[low : low + right]
+        tree.rows[child, 2 * part] = low
+        tree.rows[child, 2 * part + 1] = left
+        tree.rows[child + 1, 2 * part] = left
+        tree.rows[child + 1, 2 * part + 1] = high
+    tree.left[n] = child
+    for k in range(2):
+        tree.depth[child + k] = tree.depth[n] + 1
+        tree.sums[child, k] = tree.left_sums[n, k]
+        tree.sums[child + 1, k] = tree.sums[n, k] - tree.left_sums[n, k]
+
+
+@exact_jit
+def grow_tree(offsets, columns, tree, rule, max_depth, max_leaves):
+    """Grow a tree from its root, in one thread; return the number of its nodes.
+
+    `max_leaves` 0: no limit. `grow.Grower` makes the same steps in several threads.
+    """
+    local = np.empty(tree.histograms.shape[1], np.int64)
+    order = np.empty(257, np.int64)
+    ratio = np.empty(257)
+    waiting = np.empty(len(tree.gain), np.int64)  # leaves that are worth a split
+    root = tree.rows[0]
+    sum_rows(root[LOW], root[HIGH], offsets, columns, tree, local, tree.histograms[0])
+    _find_pair(0, -1, offsets, columns, tree, rule, order, ratio)
+    first = 0
+    last = 0
+    used = 1
+    slots = 1
+    if tree.gain[0] > 0:
+        waiting[0] = 0
+        last = 1
+    while first < last and (max_leaves == 0 or used < 2 * max_leaves - 1):
+        if max_leaves > 0:  # the best one is next
+            best = first
+            for i in range(first + 1, last):
+                gain = tree.gain[waiting[i]] - tree.gain[waiting[best]]
+                if gain > 0 or (gain == 0 and waiting[i] < waiting[best]):
+                    best = i
+            n = waiting[best]
+            for i in range(best, first, -1):
+                waiting[i] = waiting[i - 1]
+        else:
+            n = waiting[first]
+        first += 1
+        child = used
+        used += 2
+        _split_node(columns, tree, n, child)
+        if tree.depth[child] >= max_depth or used == 2 * max_leaves - 1:
+            continue
+        sizes = tree.rows[child : child + 2, HIGH] - tree.rows[child : child + 2, LOW]
+        small = child + (sizes[1] < sizes[0])
+        large = 2 * child + 1 - small
+        tree.slot[large] = tree.slot[n]
+        tree.slot[small] = slots
+        slots += 1
+        out = tree.histograms[tree.slot[small]]
+        low = tree.rows[small, LOW]
+        sum_rows(low, tree.rows[small, HIGH], offsets, columns, tree, local, out)
+        _find_pair(small, large, offsets, columns, tree, rule, order, ratio)
+        for k in range(child, child + 2):
+            if tree.gain[k] > 0:
+                waiting[last] = k
+                last += 1
+    return used
+
+
+@exact_jit
+def add_leaves(begin, end, tree, leaves, values, margins, first, step):
     """Add the values of leaves begin..end to the margins of their rows, fitted and others.
 
-    `leaves` holds grower and node; ``(shift[g] + row) * outputs + output[g]`` is the position of a
-    row in the flat `margins`.
+    ``first + row * step`` is the place of a row in the flat `margins`.
     """
-    order = growers.order
+    order = tree.order
     for i in range(begin, end):
-        g = leaves[i, 0]
-        n = leaves[i, 1]
+        n = leaves[i]
         for part in range(2):
-            for k in range(growers.rows[g, n, 2 * part], growers.rows[g, n, 2 * part + 1]):
-                margins[(growers.shift[g] + order[k]) * outputs + output[g]] += values[i]
+            for k in range(tree.rows[n, 2 * part], tree.rows[n, 2 * part + 1]):
+                margins[first + order[k] * step] += values[i]
 
 
 @exact_jit

@@ -79,6 +79,11 @@ class BinnedRows:
         return out
 
     @cached_property
+    def no_client(self) -> np.ndarray:
+        """Zeros in place of `client`, where weights and prices are the same for all clients."""
+        return np.zeros(len(self.index.rows), np.int64)
+
+    @cached_property
     def fields(self) -> np.ndarray:
         """The columns that trees ask about, for all rows of the data set."""
         return read_fields(self.index.dataset)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-SERIAL_WORK = 2**15  # additions below which threads cost more than they save
+SERIAL_WORK = 2**17  # additions below which threads cost more than they save
 
 
 def share_work(call: Callable[[int, int], Any], load: np.ndarray, threads: int) -> None:
