@@ -102,7 +102,7 @@ def pack_gradients(begin, end, p, rows, weight, price, output, scale, packed):
             mean = 0.0
             for k in range(classes):
                 mean += price[u, c, k] * p[i, k]
-            h = score * (1.0 - score)
+            h = score * (1.0 - score) * classes / (classes - 1.0)  # all outputs step at once
             g = w * (score - (1.0 if label[i] == output else 0.0))
             g += score * (price[u, c, output] - mean)
         h *= w
