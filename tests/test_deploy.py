@@ -272,10 +272,10 @@ def test_every_setting_of_the_app_is_used_and_there() -> None:
     ]
     text = "\n".join(path.read_text() for path in sources)
     read = set(re.findall(r'(?<!node_)config(?:\.get\(|\[)"([a-z-]+)"', text))
-    from fedgft.flower.server_app import TRAINING_SETTINGS as SETTINGS
+    from fedgft.flower.server_app import TRAINING_SETTINGS, TREE_SETTINGS
 
     assert read <= known, read - known
-    quoted = set(re.findall(r'"([a-z-]+)"', text)) | set(SETTINGS)
+    quoted = set(re.findall(r'"([a-z-]+)"', text)) | {*TRAINING_SETTINGS, *TREE_SETTINGS}
     assert known <= quoted, known - quoted
 
 
@@ -374,7 +374,7 @@ def test_a_port_in_use_is_named() -> None:
         (["--set", "rounds=[1]"], "KEY=VALUE"),
         (["--set", "out=elsewhere"], "--out"),
         (["--set", "lr=nan"], "--set lr=nan"),
-        (["--set", "lr=fast"], "must be like 0.01"),
+        (["--set", "lr=fast"], "must be like 0.0"),
         (["--set", "batch-size=0"], "--set batch-size=0: batch_size must be at least 1"),
         (["--set", "epochs=-3"], "--set epochs=-3"),
         (["--set", "lr=-1.0"], "--set lr=-1.0: lr must be above 0"),

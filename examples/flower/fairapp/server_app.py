@@ -24,5 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     elif name == "FedProx":
         options["proximal_mu"] = config["proximal-mu"]
     elif name == "QFedAvg":
-        options["client_learning_rate"] = config["lr"]
+        options["client_learning_rate"] = config["lr"] or 0.01
+    elif name == "FedXgbCyclic":  # one site per round
+        options = {"fraction_evaluate": 0.0, "min_available_nodes": 1}
     serve(grid, context, getattr(strategy, name)(**options), make_module=make)

@@ -30,7 +30,7 @@ from fedgft.cli.options import (
     split_columns,
 )
 from fedgft.errors import FedgftError, LazyModule, import_extra
-from fedgft.settings import check_run_config, check_settings
+from fedgft.settings import TRAINING_KEYS, TREE_KEYS, check_run_config, check_settings
 from fedgft.store import expand_user, make_folder
 
 # Loaded when a command runs, so that help is printed at once.
@@ -58,10 +58,12 @@ CHANNELS = ("train", "query", "evaluate")
 STRATEGIES = ("Fed", "Krum", "Multi", "QFed", "Bulyan")  # how their class names begin
 CHECKED = ("alpha", "seed", "lam", "target", "timeout", "sites", "rounds", "epsilon")
 CONFIGURED = (  # options that the app takes under the same name
-    *("rounds", "metric", "channel", "alpha", "seed", "resume"),
+    *("rounds", "metric", "alpha", "seed", "resume"),
 )
 TEXTS = ("label", "positive")  # likewise; empty where they are not given
-RESULT_FILES = ("model.safetensors", "history.json", "report.html")
+XGBOOST = "xgboost"
+BOOSTING = "FedXgb"  # how the names of strategies begin whose sites grow trees
+RESULT_FILES = ("model.safetensors", "model.json", "history.json", "report.html")
 FederationFolder = Annotated[Place, Parameter(help="The folder that `fedgft deploy init` made.")]
 BindAddress = Annotated[
     str | None, Parameter(help="The address on which the gate listens [default: all addresses].")
@@ -105,12 +107,14 @@ class LocalRunOptions:
         For fedgft-control: the largest gap of decisions, as a fraction [default: 0].
     lam
         For fedgft: the strength of the paper's penalty.
+    model
+        logistic, mlp, xgboost (boosted trees), or own with --app [default: logistic].
     base
         Federated algorithm: a strategy of flwr.serverapp.strategy, such as fedavg, fedadam,
-        fedprox or krum.
+        fedprox or krum; for xgboost fedxgbbagging or fedxgbcyclic [default: fedavg; fedxgbbagging].
     channel
         How sums travel: train (no extra message), query (exact; one extra message per round) or
-        evaluate.
+        evaluate [default: train; query with fedxgbcyclic].
     alpha
         How evenly rows are dealt to the sites: 0.5 is very uneven, 100 nearly even.
     seed
@@ -142,8 +146,9 @@ class LocalRunOptions:
     metric: MetricName = "sp"
     target: Fraction | None = None
     lam: Number | None = None
-    base: str = "fedavg"
-    channel: str = "train"
+    model: str | None = None
+    base: str | None = None
+    channel: str | None = None
     alpha: Number = 0.5
     seed: Whole = 0
     epsilon: Number | None = None
@@ -423,8 +428,8 @@ def _check(options: LocalRunOptions) -> None:
     require(
         target_fits, f"`target` is for `method` fedgft-control, not for {method}", kind="conflict"
     )
-    validation.check_choice("channel", options.channel, CHANNELS)
-    _find_strategy(options.base)
+    validation.check_choice("channel", _choose_channel(options), CHANNELS)
+    _check_model(options)
     metric = fedgft.get_metric(options.metric)
     controller.Controller(metric, options.target or 0.0)
     if options.lam is not None:
@@ -445,8 +450,33 @@ def _choose_method(options: LocalRunOptions) -> str:
     return "fedgft-control" if options.lam is None else "fedgft"
 
 
-def _find_strategy(base: str) -> str:
-    """Return the class of Flower's strategy with this name, in any case."""
+def _check_model(options: LocalRunOptions) -> None:
+    """Raise a `FedgftError` if the model is not known or does not fit the strategy."""
+    if options.model is not None:
+        check_run_config({"model": options.model})
+        server_app.check_model(options.model)
+    is_boosting = options.model == XGBOOST
+    strategy = _find_strategy(options)
+    fits = is_boosting == strategy.startswith(BOOSTING)
+    text = f"`base` {strategy}: `model` xgboost needs fedxgbbagging or fedxgbcyclic"
+    require(fits, f"{text}, and other models need others", kind="conflict")
+    is_asked = strategy != "FedXgbCyclic" or _choose_channel(options) == "query"
+    text = "`channel`: fedxgbcyclic trains one site per round, and only query asks all for sums"
+    require(is_asked, text, kind="conflict")
+    if is_boosting:
+        import_extra("xgboost", "`model` xgboost")
+
+
+def _choose_channel(options: LocalRunOptions) -> str:
+    """Return the channel that was given, or the one that the strategy needs."""
+    if options.channel is not None:
+        return options.channel
+    return "query" if _find_strategy(options) == "FedXgbCyclic" else "train"
+
+
+def _find_strategy(options: LocalRunOptions) -> str:
+    """Return the class of Flower's strategy with the name that was given, in any case."""
+    base = options.base or ("fedxgbbagging" if options.model == XGBOOST else "fedavg")
     known = [name for name in flower_strategies.__all__ if name.startswith(STRATEGIES)]
     names = {name.lower(): name for name in known}
     validation.check_choice("base", base.lower(), tuple(names))
@@ -496,7 +526,8 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
     config |= {name: getattr(options, name) for name in CONFIGURED} | {
         "group": ",".join(options.group or ()),
         "method": _choose_method(options),
-        "strategy": _find_strategy(options.base),
+        "strategy": _find_strategy(options),
+        "channel": _choose_channel(options),
         "sites": sites,
         "out": str(options.out_.resolve()),
         "data": "csv" if from_files else (options.data or ["adult"])[0],
@@ -504,8 +535,16 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
         "lam": -1.0 if options.lam is None else options.lam,
         "epsilon": options.epsilon or 0.0,
     }
+    if options.model is not None:
+        config["model"] = options.model
     own_app = None if options.app_ is None else options.app_.resolve()
-    config |= parse_app_settings(options.set_ or [], own_app, reserved=config)
+    given = parse_app_settings(options.set_ or [], own_app, reserved=config)
+    config |= given
+    is_boosting = options.model == XGBOOST
+    unused = (set(TRAINING_KEYS) - set(TREE_KEYS)) if is_boosting else set(TREE_KEYS) - {"lr"}
+    for key in sorted(unused & given.keys()):
+        only = "for models without trees" if is_boosting else "for `model` xgboost"
+        raise FedgftError(f"`set` {key}: is {only}", kind="conflict")
     if config.get("schema"):
         schema.Schema.from_file(Path(config["schema"]))
     is_secure = bool(config.get("secure"))
@@ -517,7 +556,7 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
         noise.Budget(options.epsilon, releases=options.rounds).noise("soft")
     min_count = int(config.get("min-count", 0))
     budget = noise.Budget(options.epsilon, config.get("delta", 1e-6), min_count=min_count)
-    aggregator.StatisticsOptions(channel=options.channel, secure=is_secure, budget=budget)
+    aggregator.StatisticsOptions(channel=config["channel"], secure=is_secure, budget=budget)
     return config
 
 

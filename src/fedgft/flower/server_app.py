@@ -6,7 +6,7 @@ writes everything into the run's folder:
     progress.jsonl           one JSON object per line: rounds, notes and, at the end, an error
     schema.json              how the sites read their tables
     checkpoint.safetensors   from which an interrupted run continues
-    model.safetensors        for `fedgft predict`
+    model.safetensors        for `fedgft predict`; model.json if sites grow trees
     sites/, report.html, report.md, audit.json    the sites' sums and their audit
     history.json             all rounds; written last, so that it marks a finished run
 """
@@ -27,7 +27,8 @@ from fedgft.data.dataset import get_raw_scaling
 from fedgft.data.schema import Schema, agree_on_schema
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
-from fedgft.flower.client import first_arrays
+from fedgft.flower.boosters import TREE_LR, Booster
+from fedgft.flower.client import TREES, first_arrays
 from fedgft.flower.client_app import (
     DESCRIBE,
     MakeModule,
@@ -50,11 +51,12 @@ from fedgft.flower.messages import (
     warn,
 )
 from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, MeasuredStrategy
+from fedgft.flower.tree_rounds import BOOSTING
 from fedgft.formatting import one_line
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import SiteLimits
 from fedgft.privacy.noise import Budget
-from fedgft.settings import TRAINING_KEYS, check_run_config
+from fedgft.settings import TRAINING_KEYS, TREE_KEYS, check_run_config
 from fedgft.site_sums import SiteSums
 from fedgft.store import (
     atomic_write,
@@ -70,9 +72,14 @@ PROGRESS = "progress.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 HISTORY = "history.json"
 SCHEMA = "schema.json"
+BOOSTER = "model.json"
+LR = 0.01
+"The learning rate of models of parameters where a run gives none."
 METHODS = ("fedgft", "fedgft-control", "fairfed", "measured")
 TRAINING_SETTINGS = (*TRAINING_KEYS, "rounds", "seed")
 "The settings that clients receive."
+TREE_SETTINGS = (*TREE_KEYS, "rounds", "seed")
+"The settings that clients receive where they grow trees."
 Config = Mapping[str, Any]
 
 
@@ -94,6 +101,7 @@ def serve(
     config: Config = dict(context.run_config)
     folder = Path(str(config["out"])).expanduser()
     with ProgressLog(folder) as progress, RosterGrid(grid) as grid:
+        config = _complete(config, strategy)
         check_run_config(config)
         _check_folder(folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
@@ -102,12 +110,15 @@ def serve(
         _write_text(folder / SCHEMA, schema.to_json(), private=True)
         fair = make_strategy(strategy, config, schema, progress)
         fair.aggregator.validator.owners |= agreement.owners
-        settings = ConfigRecord({key: config[key] for key in TRAINING_SETTINGS})
+        is_boosting = config["model"] == TREES
+        keys = TREE_SETTINGS if is_boosting else TRAINING_SETTINGS
+        settings = ConfigRecord({key: config[key] for key in keys})
         settings["schema"] = schema.to_json()
         settings["left-out"] = json.dumps(agreement.left_out)
         shape = schema_shape(schema)
         model = choose_model(config, make_module, **shape)
-        first = first_arrays(model, **shape, seed=int(config["seed"]))
+        levels = schema.encoder.level_counts
+        first = first_arrays(model, **shape, seed=int(config["seed"]), levels=levels)
         timeout = float(config["timeout"])
         configs = {"train_config": settings, "evaluate_config": ConfigRecord({**settings})}
         result = fair.start(grid, first, int(config["rounds"]), timeout, **configs)
@@ -116,7 +127,8 @@ def serve(
             reports = collect_reports(grid, result.arrays, fair, config=settings, timeout=timeout)
         described = ("data", "method", "metric", "strategy", "channel", "model", "seed")
         about = {key: config[key] for key in described} | {"measured": fair.measured}
-        _write_model(folder, result.arrays, schema, about)
+        write = _write_booster if is_boosting else _write_model
+        write(folder, result.arrays, schema, about)
         described = _describe_audit(config, schema, len(reports))
         _write_results(folder, fair.history, reports, about, described)
 
@@ -149,6 +161,29 @@ class ProgressLog(logging.Handler):
         if error is not None:
             name = "" if isinstance(error, FedgftError) else f"{type(error).__name__}: "
             self.write({"error": " ".join(f"{name}{error}".split())})
+
+
+def check_model(name: str) -> None:
+    """Raise a `FedgftError` for a model that only the simulator has."""
+    if name == "trees":
+        text = "trees grows in the simulator only; deployed sites grow trees with xgboost"
+        raise FedgftError(text, field="model", kind="unsupported")
+
+
+def _complete(config: Config, strategy: Strategy) -> Config:
+    """Return the configuration with the model's own learning rate if `lr` is 0.
+
+    Raises an error unless model and strategy fit: trees cannot be averaged.
+    """
+    check_model(str(config["model"]))
+    is_boosting = config["model"] == TREES
+    if is_boosting != isinstance(strategy, BOOSTING):
+        names = " or ".join(kind.__name__ for kind in BOOSTING)
+        text = (
+            f"{type(strategy).__name__}: model xgboost needs {names}, and other models need others"
+        )
+        raise FedgftError(text, field="strategy", kind="conflict")
+    return {**config, "lr": config["lr"] or (TREE_LR if is_boosting else LR)}
 
 
 def _check_folder(folder: Path, *, resume: bool) -> None:
@@ -356,6 +391,17 @@ def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[
     }
     model = FairModel(tensors, schema.mean, schema.spread, about | known)
     model.save(folder / "model.safetensors")
+
+
+def _write_booster(
+    folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[str, Any]
+) -> None:
+    """Write a booster as XGBoost's JSON, with our record in its attributes."""
+    booster = Booster.from_arrays(arrays, source="the final model")
+    known = {"classes": schema.classes, "groups": schema.groups}
+    data = booster.to_json().encode()
+    model = FairModel.from_xgboost(data, schema.encoder, about=about | known)
+    model.save(folder / BOOSTER)
 
 
 def _write_results(
