@@ -69,6 +69,7 @@ MENU = {
         "install",
         "audit",
         "train",
+        "trees",
         "own-loop",
         "target",
         "deployment",

@@ -67,6 +67,10 @@ MIN_SPEED = 0.05
 "The speed in the last round under damping."
 BOOSTING_CAUTION = 0.3
 "The caution of a booster: its trees are fitted to prices, so a large price bends a whole tree."
+BOOSTING_TRUST = 4.0
+"The largest trust of a booster: without the group as a feature, its response may be small."
+PATIENT_GROWTH = 1.05
+"The factor per round by which trust grows above 1."
 MAX_SWING = 0.03
 "The gap has settled if it varies by no more than this over the last third of the rounds."
 
@@ -114,19 +118,24 @@ class Loop:
     repeat
         The share of its last move that a round repeats while prices stay as they are. A tree of a
         booster moves the logits by `lr` times what is left to do, so it repeats 1 - lr.
+    most_trust
+        The largest trust. Above 1, the gain grows by `PATIENT_GROWTH` per round while a violation
+        keeps its side, because the response may be weaker than `PRIOR`; and a measured response of
+        the wrong sign counts as noise.
     """
 
     delay: int = 1
     caution: float = 1.0
     repeat: float = PAST_SHARE
+    most_trust: float = 1.0
 
 
 def boosting_loop(lr: float) -> Loop:
     """Return the loop of a booster with this learning rate; its speed is `lr` in every round.
 
-    A Newton step moves the logits of a row by -lr price at first, whatever the optimizer.
+    A tree is fitted to the prices themselves: at first it moves the logit of a row by -lr price.
     """
-    return Loop(caution=BOOSTING_CAUTION, repeat=1.0 - lr)
+    return Loop(caution=BOOSTING_CAUTION, repeat=1.0 - lr, most_trust=BOOSTING_TRUST)
 
 
 class ControllerState(NamedTuple):
@@ -135,7 +144,7 @@ class ControllerState(NamedTuple):
     Arrays are None before the first measurement.
     """
 
-    loop: tuple[float, ...]  # delay, caution and repeat; version 0.2 wrote the first two only
+    loop: tuple[float, ...]  # delay, caution, repeat, most trust; version 0.1 wrote two of them
     speed: float = 1.0  # speed of the coming round
     gaps: Any = None  # (r, measured models)
     rates: Any = None  # (r, v, g), rates of the last model; arrays below have the same shape
@@ -150,6 +159,11 @@ class ControllerState(NamedTuple):
     trust: Any = None
     v: Statistics | None = None  # the last message
     change: Any = None  # of the rates between the last two models
+
+    @property
+    def most_trust(self) -> float:
+        """The largest trust."""
+        return self.loop[3] if len(self.loop) > 3 else 1.0
 
     @property
     def repeat(self) -> float:
@@ -383,7 +397,7 @@ class Controller:
     def init(self, runs: int, loop: Loop = Loop()) -> ControllerState:  # noqa: B008
         """Return the state before the first measurement; `target` must fit the number of runs."""
         check_number_per_run("target", self.target, runs=runs)
-        return ControllerState((loop.delay, loop.caution, loop.repeat))
+        return ControllerState((loop.delay, loop.caution, loop.repeat, loop.most_trust))
 
     def update(self, state: ControllerState, cohort: Cohort, received: Sums) -> ControllerState:
         """Return the state after the cohort's sums of a model; calls `steer` with their mean."""
@@ -538,15 +552,17 @@ def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> 
 def _next_trust(
     state: ControllerState, above: np.ndarray, below: np.ndarray, weight: np.ndarray
 ) -> np.ndarray:
-    """Return the next trust (r, v, g), between MIN_TRUST and 1.
+    """Return the next trust (r, v, g), between MIN_TRUST and the largest trust, which is usually 1.
 
     Trust is halved if a group's violation has changed sides and is more than half as large as
-    before. It falls by 15% while rates rise where prices rise. Otherwise it grows by 15%.
+    before. It falls by 15% while rates rise where prices rise. Otherwise it grows by 15%, or above
+    1 by `PATIENT_GROWTH`.
     """
     now = np.maximum(above, 0.0) - np.maximum(below, 0.0)
     last = np.maximum(state.above, 0.0) - np.maximum(state.below, 0.0)
     turned = (now * last < 0) & (now**2 > 0.25 * last**2)
     fall, moved = _row_means(weight, state.fall, state.moved)
-    wrong = fall < -RESPONSE_BOUNDS[0] * moved
-    change = np.where(turned, 0.5, np.where(wrong, 0.85, 1.15))
-    return np.clip(change * state.trust, MIN_TRUST, 1.0)
+    wrong = (fall < -RESPONSE_BOUNDS[0] * moved) & (state.most_trust <= 1)
+    grown = np.where(state.trust < 1, 1.15, PATIENT_GROWTH)
+    change = np.where(turned, 0.5, np.where(wrong, 0.85, grown))
+    return np.clip(change * state.trust, MIN_TRUST, state.most_trust)
