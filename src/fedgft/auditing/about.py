@@ -49,7 +49,7 @@ from fedgft.validation import check_choice, format_value
 TITLE = "Fairness audit"
 DEFAULT_THRESHOLD = 0.5  # of `measure`
 KEYS = ("title", "model", "version", "date", "prepared_by", "purpose", "label", "outcome")
-KEYS += ("decided_by",)
+KEYS += ("decided_by", "relies_on")
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September")
 MONTHS += ("October", "November", "December")
 MAX_TEXT = 500  # characters of a text in `about`
@@ -223,6 +223,7 @@ def list_facts(summary: Summary) -> list[tuple[str, str]]:
         ("True outcome", _describe_label(summary)),
         ("Positive decision", f"“{positive}”: {known('outcome') or 'meaning not stated'}"),
         ("Decided by", _describe_threshold(summary)),
+        *([("Relies on", about["relies_on"])] if "relies_on" in about else []),
         ("Rows", _describe_rows(summary)),
         ("Sites", f"{len(sites):,}: {_join(sites)}"),
         ("Groups", f"{summary['groups']}: {_join(list(summary['metrics']['acc']['groups']))}"),

@@ -355,8 +355,8 @@ def audit(
         What a reader must know about the audit, as texts: "title", "model", "version",
         "prepared_by", "purpose", "date" (default: today), "label" (the column of the true
         outcome), "outcome" (what a positive decision is called, such as "approved"),
-        "decided_by" (who or what made the decisions), and "files", the paths of the site files,
-        whose SHA-256 is stated.
+        "decided_by" (who or what made the decisions), "relies_on" (what the decisions depend on
+        most), and "files", the paths of the site files, whose SHA-256 is stated.
     seed
         The seed of the bootstrap.
     ignore_case

@@ -282,6 +282,10 @@ class TrainedModel:
         }
         if len(self.study.dataset.classes) == 2:
             stated["outcome"] = f"predicted {self.study.dataset.classes[1]}"
+        model = self.model()
+        if model.has_trees:
+            shares = _list_shares(model, MAX_FEATURES)
+            stated["relies_on"] = f"{shares} (shares of columns in the gain of all splits)"
         groups = [column for column, why in self.study.dataset.excluded if why == GROUP]
         return audit(
             _measure_test_rows(self, " & ".join(groups) or group or "group"),
@@ -731,16 +735,22 @@ def list_choice(found: Frontier, *, groups: Sequence[str], tested: str) -> list[
 
 def describe_trees(model: FairModel, *, out_of_fold: bool) -> str:
     """How many trees there are, which columns matter most to them, and what gaps refer to."""
-    shares = [(name, share) for name, share in model.importances().items() if share > 0]
-    most = _join([f"{name} {format_percent(share)}" for name, share in shares[:MAX_IMPORTANT]])
+    most = _list_shares(model, MAX_IMPORTANT)
     text = f"Model: {model.forest.describe()}"
-    text += f" Largest shares in the gain of their splits: {most}." if most else ""
+    text += f" Largest shares in the gain of their splits: {most}."
     if out_of_fold:
         text += (
             " Numbers for the clients' rows are out of fold: each row is decided by trees that "
             "have not seen it."
         )
     return text
+
+
+def _list_shares(model: FairModel, most: int) -> str:
+    """The columns with the largest importances and their shares, such as "age 24.0%"."""
+    shares = [(name, share) for name, share in model.importances().items() if share > 0]
+    texts = [f"{name} {format_percent(share)}" for name, share in shares[:most]]
+    return _join(texts) if texts else "no column"
 
 
 def _describe_setting(point: TradeoffPoint, methods: Sequence[str]) -> str:
