@@ -177,6 +177,10 @@ class History:
         Whether each run reached its target; None (the default) for methods without a target.
     record
         How the runs were trained, for `model` and `to_frame`; None (the default): not known.
+    scores
+        Per run, the probabilities (rows, classes) of the clients' rows in the order of
+        `Federation.rows`, where they are not those of the model itself: of trees with folds, each
+        row's are those of the model that has not seen it. None (the default): those of the model.
 
     Examples
     --------
@@ -203,6 +207,7 @@ class History:
     executor: str
     control: ControlReport | None = None
     record: TrainingRecord | None = None
+    scores: tuple[np.ndarray, ...] | None = None
 
     def __repr__(self) -> str:
         runs = len(self.params)
@@ -347,6 +352,7 @@ class History:
             seconds=self.seconds * (len(params) / len(self.params)),
             control=self.control and self.control.part(runs),
             record=self.record and self.record.part(runs),
+            scores=self.scores and tuple(self.scores[i] for i in np.arange(len(self.params))[runs]),
         )
 
     def with_runs(self, at: np.ndarray, other: History) -> History:
@@ -364,7 +370,7 @@ class History:
 
         every_round = (slice(None), at)
         places = {"federation": every_round, "test": every_round, "before": at, "after": at}
-        changed: dict[str, Any] = {"control": None}
+        changed: dict[str, Any] = {"control": None, "scores": None}
         for name, place in places.items():
             mine = getattr(self, name)
             theirs = getattr(other, name)

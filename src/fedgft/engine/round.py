@@ -184,6 +184,9 @@ class RoundLoop:
         """Return the global models, (run, p), in the order of `models.named_tensors`."""
         return self.executor.to_host(state.params)
 
+    def scores(self, state: State) -> None:
+        """Return None: there are no other scores than those of the model itself."""
+
     def restore(self, array: np.ndarray, on_host: bool) -> Any:
         """Return an array of a snapshot as the executor keeps it; see `Buffers.restore`."""
         return self.executor.buffers.restore(array, on_host)

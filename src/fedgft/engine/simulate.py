@@ -304,6 +304,8 @@ class Loop(Protocol):
 
     def parameters(self, state: AnyState) -> np.ndarray: ...
 
+    def scores(self, state: AnyState) -> tuple[np.ndarray, ...] | None: ...
+
     def restore(self, array: np.ndarray, on_host: bool) -> Any: ...
 
 
@@ -494,6 +496,7 @@ def _run(
         seconds=0.0,
         executor=rounds.name,
         control=_report_control(rounds, state),
+        scores=rounds.scores(state),
     )
 
 

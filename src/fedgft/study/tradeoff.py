@@ -450,9 +450,13 @@ def apply_thresholds(study: Study, fedavg: Result, tolerances: Sequence[float]) 
         The largest gap on the clients' rows; the thresholds are the most accurate ones within it.
     """
     runs = []
-    for federation, params in zip(fedavg.federations, fedavg.history.params, strict=True):
-        places = (federation.rows, federation.test)
-        scores = [predict_proba(federation, study.model, params, rows)[:, 1] for rows in places]
+    history = fedavg.history
+    for i, federation in enumerate(fedavg.federations):
+        clients, test = (
+            predict_proba(federation, study.model, history.params[i], rows)[:, 1]
+            for rows in (federation.rows, federation.test)
+        )
+        scores = [clients if history.scores is None else history.scores[i][:, 1], test]
         runs.append([_decide_by_group(federation, scores, fedavg.metric, t) for t in tolerances])
     return [_stack_pairs(pairs) for pairs in zip(*runs, strict=True)]
 

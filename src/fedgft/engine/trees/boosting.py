@@ -252,6 +252,21 @@ class BoostingLoop:
         longest = max(map(len, forests))
         return np.stack([np.pad(each, (0, longest - len(each))) for each in forests])
 
+    def scores(self, state: BoostingState) -> tuple[np.ndarray, ...] | None:
+        """Return the out-of-fold probabilities of each run's training rows, (rows, classes).
+
+        None without folds, and if an earlier model is the final one.
+        """
+        if not self.model.folds or state.best is not None:
+            return None
+        found = []
+        for run, (low, test, _) in enumerate(self.rows.ranges.tolist()):
+            row = np.arange(low, test)
+            fold = self.rows.folds[self.rows.fold_starts[run] + row]
+            p = state.p[self.shift[run, 1 + fold.astype(np.int64)] + row]
+            found.append(np.hstack((1 - p, p)) if self.outputs == 1 else p)
+        return tuple(found)
+
     def restore(self, array: np.ndarray, on_host: bool) -> np.ndarray:
         """Return an array of a snapshot, which the next round may change."""
         return array if array.flags.writeable else array.copy()
