@@ -4,6 +4,7 @@ import atexit
 import gc
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -41,8 +42,9 @@ UNCHECKED = ("fedgft.fair_classifier", "fedgft.classifier_input")
 class UncheckedModules:
     """Finds some modules before jaxtyping's import hook does, which would check all arguments.
 
-    These are the modules that hold `@jit` functions, because numba cannot compile the wrapper of
-    the hook, and those of `FairClassifier`, because scikit-learn's checks pass any arguments.
+    These are the modules that hold `@jit` or `@exact_jit` functions, because numba cannot compile
+    the wrapper of the hook, and those of `FairClassifier`, because scikit-learn's checks pass any
+    arguments.
     """
 
     @staticmethod
@@ -50,7 +52,8 @@ class UncheckedModules:
         if not name.startswith("fedgft."):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        compiled = spec and spec.origin and b"\n@jit" in Path(spec.origin).read_bytes()
+        decorated = re.compile(rb"\n@(exact_)?jit\b")
+        compiled = spec and spec.origin and decorated.search(Path(spec.origin).read_bytes())
         return spec if compiled or name in UNCHECKED else None
 
 
