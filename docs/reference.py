@@ -36,7 +36,7 @@ TASKS = {  # every name of `fedgft`, in the order in which the reference lists t
         "accuracy_parity_difference",
     ),
     "Audit across sites": ("measure", "measure_file", "read_sums", "SiteSums", "audit", "Audit"),
-    "Train in your own loop": ("Penalty",),
+    "Train in your own loop": ("Penalty", "price_objective"),
     "Metrics": ("get_metric", "Metric"),
     "Errors and warnings": ("FedgftError", "NotEstimableWarning", "TargetMissedWarning"),
 }

@@ -39,6 +39,7 @@ _MODULES = {  # the module of each public name; `__init__.pyi` lists them with t
     "measure_file": "auditing.measurement",
     "partition": "data.partition",
     "predictive_parity_difference": "metrics.functions",
+    "price_objective": "algorithms.price_objective",
     "read_sums": "auditing.site_file",
     "simulate": "engine.simulate",
     "standardize": "data.dataset",

@@ -12,6 +12,7 @@ from fedgft import study as study
 from fedgft import theory as theory
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.own_loop import Penalty
+from fedgft.algorithms.price_objective import price_objective
 from fedgft.auditing.measurement import measure, measure_file
 from fedgft.auditing.report import Audit, audit
 from fedgft.auditing.site_file import read_sums
@@ -65,6 +66,7 @@ __all__ = [
     "measure_file",
     "partition",
     "predictive_parity_difference",
+    "price_objective",
     "read_sums",
     "simulate",
     "standardize",

@@ -19,6 +19,8 @@ EXTRAS = {  # package that is imported: (name that people know, extra that insta
     "PIL": ("Pillow", "images"),
     "fairlearn": ("Fairlearn", "references"),
     "cryptography": ("cryptography", "flower"),
+    "xgboost": ("XGBoost", "xgboost"),
+    "lightgbm": ("LightGBM", "lightgbm"),
 }
 
 

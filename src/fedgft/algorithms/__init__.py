@@ -9,6 +9,7 @@ from fedgft.algorithms.corrections import (
     Scaffold,
 )
 from fedgft.algorithms.objectives import SLOPES, LinearizedPenalty, Objective, Pricing, reweigh
+from fedgft.algorithms.price_objective import PriceObjective
 from fedgft.algorithms.registry import (
     BASES,
     METHODS,
@@ -52,6 +53,7 @@ __all__ = [
     "LocalResults",
     "LocalTraining",
     "Objective",
+    "PriceObjective",
     "Pricing",
     "Proximal",
     "Scaffold",
