@@ -1,7 +1,8 @@
 """A trained model with everything that is needed to apply it to a raw table.
 
 The file is a safetensors file, which can hold only numbers and text: the parameters by their torch
-names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record in the header.
+names, the scaling as ``scaler.mean`` and ``scaler.spread``, and a JSON record in the header. Trees
+of XGBoost can also be saved as XGBoost's own JSON, with the same record among its attributes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgft.data.dataset import Federation, get_raw_scaling
+from fedgft import xgboost_model
+from fedgft.data.dataset import Dataset, Federation, get_raw_scaling
 from fedgft.data.encode import UNSEEN, Categorical, Encoder, Names, data_error
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError, LazyModule
@@ -26,7 +28,7 @@ from fedgft.formatting import DASH, format_percent, format_points
 from fedgft.models import Module, ResNet18, get_model, prepare_logits
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.store import atomic_write, file_error, parse_json, read_tensors, require_encodable
-from fedgft.validation import check_path
+from fedgft.validation import check_instance, check_path
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,7 +38,8 @@ else:
 FORMAT = "fedgft-model-1"
 MAX_SCORED = 2**18  # features that are scored at a time, as many as a cache holds
 MAX_LISTED = 8  # most levels of a feature that a card lists
-TREE_MODELS = ("trees", "xgboost")  # the booster of the engine, and trees that XGBoost grew
+XGBOOST = "xgboost"
+TREE_MODELS = ("trees", XGBOOST)  # the booster of the engine, and trees that XGBoost grew
 NETWORKS = [{"norm": n, "stem": s} for n, s in product(("batch", "group"), ("imagenet", "small"))]
 
 
@@ -60,6 +63,9 @@ class FairModel:
     module
         For your own network: the function that makes its `nn.Module`. It is not saved. None:
         a model of the library.
+    booster
+        For trees of XGBoost: the booster as XGBoost's JSON. None: no such model, or it was read
+        from a safetensors file.
 
     Examples
     --------
@@ -77,6 +83,7 @@ class FairModel:
     about: dict[str, Any]
     path: str = "the model"
     module: Callable[[], Any] | None = None
+    booster: bytes | None = None
 
     def __repr__(self) -> str:
         about = self.about
@@ -251,7 +258,10 @@ class FairModel:
 
     def to_fields(self, features: np.ndarray) -> np.ndarray:
         """Return the columns that trees ask about, (n, fields), from encoded features (n, d)."""
-        return features if self.encoder is None else self.encoder.to_fields(features)
+        if self.encoder is not None:
+            return self.encoder.to_fields(features)
+        is_single = self.about.get("model") == XGBOOST  # XGBoost compares float32 numbers
+        return features.astype(np.float32) if is_single else features
 
     def _make_last_layer(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from scaled features to logits."""
@@ -316,14 +326,16 @@ class FairModel:
     def card(self) -> str:
         """Return a model card in Markdown: what the model decides, for whom, and how fairly."""
         about = self.about
+        family = about.get("model", "linear")
         trained = about.get("trained", {})
         gap_of = trained.get("gap_of", "decisions")
         tolerance = format_points(TARGET_TOLERANCE)
+        unseen = ", out of fold" if trained.get("out_of_fold") else ""
         groups = _escape_cell(", ".join(self.groups)) or "none: trained without fairness"
         lines = [
             "# Model card",
             "",
-            f"A {about.get('model', 'linear')} model that predicts "
+            f"{_FAMILIES.get(family, f'A {family}')} model that predicts "
             f"{_escape_cell(' or '.join(self.classes))}, trained with {about.get('method', DASH)} "
             f"on {_escape_cell(about.get('data', DASH))} (seed "
             f"{about.get('seed', DASH)}, fedgft).",
@@ -333,13 +345,13 @@ class FairModel:
             f"| groups | {groups} |",
             f"| metric | {about.get('metric', DASH)}, of {gap_of} |",
             f"| target | {_in_points(trained.get('target'))} |",
-            f"| gap on the training rows | {_in_points(trained.get('gap'))} |",
+            f"| gap on the training rows{unseen} | {_in_points(trained.get('gap'))} |",
             f"| gap on held-out rows | {_in_points(trained.get('gap_test'))} |",
             f"| target reached, within {tolerance} points | "
             f"{_YES_NO.get(trained.get('reached'), DASH)} |",
-            f"| accuracy on the training rows | {format_percent(trained.get('accuracy'))} |",
+            f"| accuracy on the training rows{unseen} | {format_percent(trained.get('accuracy'))} |",
             f"| accuracy on held-out rows | {format_percent(trained.get('accuracy_test'))} |",
-            f"| rounds, learning rate | {trained.get('rounds')}, {trained.get('lr')} |",
+            f"| rounds, learning rate | {trained.get('rounds', DASH)}, {trained.get('lr', DASH)} |",
             "",
             "The gap was measured when the model was trained. Measure it again on the rows that "
             "the model decides about: `fedgft measure`, or `fedgft.audit` in Python.",
@@ -366,16 +378,71 @@ class FairModel:
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path) -> Path:
-        """Write the model to a .safetensors file, atomically."""
+        """Write the model to a .safetensors file, atomically; trees of XGBoost also to a .json."""
         from safetensors.numpy import save  # the command line starts faster without it
 
         check_path("path", path)
-
+        record = json.dumps({"format": FORMAT, **self.about})
+        if Path(path).suffix.lower() == ".json":
+            return self._save_booster(Path(path), record)
         tensors = {**self.tensors, "scaler.mean": self.mean, "scaler.spread": self.spread}
-        header = {"fedgft": json.dumps({"format": FORMAT, **self.about})}
         with atomic_write(Path(path)) as part:
-            part.write(save(tensors, metadata=header))
+            part.write(save(tensors, metadata={"fedgft": record}))
         return Path(path)
+
+    def _save_booster(self, path: Path, record: str) -> Path:
+        if self.booster is None:
+            text = "ends in .json, which only models of XGBoost have: name a .safetensors file"
+            raise FedgftError(text, field="path", kind="unsupported")
+        with atomic_write(path) as part:
+            part.write(xgboost_model.write_header(self.booster, record))
+        return path
+
+    @classmethod
+    def from_xgboost(
+        cls, booster: Any, data: Dataset | Encoder, *, about: dict[str, Any] | None = None
+    ) -> FairModel:
+        """Return the model of a booster of XGBoost, which predicts tables and can be saved.
+
+        All its trees count, as in ``booster.predict(data)``. With an encoder, the booster must have
+        been trained on ``encoder.to_fields(features)``; otherwise on the features.
+
+        Parameters
+        ----------
+        booster
+            A `Booster`, an `XGBClassifier`, or XGBoost's JSON as bytes. Its objective must be
+            "binary:logistic" or "multi:softprob".
+        data
+            The `Dataset` of the training rows, or the `Encoder` of the table.
+        about
+            More for the record, such as `PriceObjective.about` of the objective; ``classes`` and
+            ``groups`` if `data` is an encoder. None: nothing.
+        """
+        record = _describe_data(data) | {"model": XGBOOST, "method": XGBOOST} | (about or {})
+        if "classes" not in record:
+            text = "lacks the names of the classes: about={'classes': ['no', 'yes'], ...}"
+            raise FedgftError(text, field="about", kind="missing")
+        booster = booster.get_booster() if hasattr(booster, "get_booster") else booster
+        text = bytes(booster.save_raw("json") if hasattr(booster, "save_raw") else booster)
+        try:
+            record = parse_json(json.dumps(record, allow_nan=False))
+            model = cls._from_booster(text, xgboost_model.parse_model(text), record)
+            model._check()
+        except (KeyError, ValueError, TypeError) as error:
+            raise FedgftError(f"is {error}", field="booster", kind="data") from error
+        return model
+
+    @classmethod
+    def _from_booster(
+        cls, text: bytes, learner: dict[str, Any], about: dict[str, Any], path: str = "the model"
+    ) -> FairModel:
+        """Return the model of a learner in XGBoost's JSON; ValueError or KeyError if it is none."""
+        columns = len(about["columns"])
+        unread = cls({}, np.zeros(columns), np.ones(columns), about, path, booster=text)
+        levels = [() if kind == "number" else kind for kind in unread.features.values()]
+        xgboost_model.check_fields(learner, list(unread.features), levels)
+        forest = xgboost_model.read_forest(learner, [len(each) for each in levels])
+        return replace(unread, tensors=forest.to_tensors())
 
     @classmethod
     def load(cls, path: str | Path, *, module: Callable[[], Any] | None = None) -> FairModel:
@@ -383,9 +450,15 @@ class FairModel:
         check_path("path", path)
         if Path(path).exists() and not Path(path).is_file():
             raise file_error(path, "not a model file (a folder, or a pipe)")
+        learner: dict[str, Any] = {}
+        text = b""
         try:
-            header, tensors = read_tensors(Path(path))
-            about = parse_json(header.get("fedgft", "{}"))
+            if Path(path).suffix.lower() == ".json":
+                text, learner = _read_booster(Path(path))
+                header, tensors = {"fedgft": xgboost_model.read_header(learner)}, {}
+            else:
+                header, tensors = read_tensors(Path(path))
+            about = parse_json(header.get("fedgft") or "{}")
             if any(t.dtype.kind != "f" or not np.isfinite(t).all() for t in tensors.values()):
                 raise ValueError("it holds NaN, infinity or whole numbers")
         except FileNotFoundError as error:
@@ -394,11 +467,17 @@ class FairModel:
             raise file_error(path, f"not a model file ({error})") from error
         if isinstance(about, dict) and about.get("format") != FORMAT and "format" in about:
             found = str(about["format"])[:40]
-            text = f"its format is {found!r}, which another version of fedgft wrote; this one reads"
-            raise file_error(path, f"{text} {FORMAT!r}")
+            problem = f"its format is {found!r}, which another version of fedgft wrote; this one"
+            raise file_error(path, f"{problem} reads {FORMAT!r}")
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise file_error(path, f"not a model that fedgft saved (no {FORMAT!r} in its header)")
+            advice = "; `FairModel.from_xgboost` makes one of a booster" if learner else ""
+            problem = f"not a model that fedgft saved (no {FORMAT!r} in its header){advice}"
+            raise file_error(path, problem)
         try:
+            if learner:
+                model = cls._from_booster(text, learner, about, str(path))
+                model._check()
+                return model
             mean = tensors.pop("scaler.mean")
             spread = tensors.pop("scaler.spread")
             model = cls(tensors, mean, spread, about, str(path), module)
@@ -406,7 +485,8 @@ class FairModel:
         except FedgftError:
             raise
         except (KeyError, ValueError, TypeError) as error:
-            raise file_error(path, f"a model file with a part missing ({error})") from error
+            what = "a damaged model of XGBoost" if learner else "a model file with a part missing"
+            raise file_error(path, f"{what} ({error})") from error
         return model
 
     def _check(self) -> None:
@@ -451,6 +531,34 @@ class FairModel:
             raise ValueError("the trees do not fit the classes")
 
 
+def _read_booster(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return XGBoost's JSON and the learner in it; raise ValueError if it is no such file."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(error.strerror or "unreadable") from None
+    return text, xgboost_model.parse_model(text)
+
+
+def _describe_data(data: Dataset | Encoder) -> dict[str, Any]:
+    """Return the record of a data set or of an encoder, for the header of a model."""
+    if isinstance(data, Encoder):
+        return {"columns": data.columns, "groups": (), "encoder": data.to_json()}
+    check_instance("data", data, Dataset, "or an Encoder")
+    if data.images or data.center is not None:
+        text = "must hold the rows of a table as they were loaded, not images or scaled features"
+        raise FedgftError(text, field="data", kind="unsupported")
+    return {
+        "columns": data.columns,
+        "classes": data.classes,
+        "groups": data.group_names,
+        "encoder": None if data.encoder is None else data.encoder.to_json(),
+        "data": data.name,
+    }
+
+
 def list_score_columns(classes: Sequence[str], score_name: str = "score") -> list[str]:
     """Return the names of the columns of scores: one, or one per class of more than two."""
     return [score_name] if len(classes) == 2 else [f"{score_name}_{c}" for c in classes]
@@ -474,6 +582,7 @@ def _describe_difference(own: Names, other: Names) -> str:
 
 
 _YES_NO = {True: "yes", False: "no"}
+_FAMILIES = {XGBOOST: "An XGBoost", "trees": "A boosted-trees"}  # other models: "A linear"
 
 
 def _in_points(value: float | None) -> str:
@@ -493,7 +602,7 @@ def load_model(path: str | Path, *, module: Callable[[], Any] | None = None) -> 
     Parameters
     ----------
     path
-        A .safetensors file.
+        A .safetensors file, or a .json file of XGBoost that `FairModel.save` wrote.
     module
         For your own network: the function that makes its `nn.Module`, as in training. None:
         a model of the library.
