@@ -104,20 +104,19 @@ class BoostedTrees:
         """
         check_run_config(config, TREE_KEYS)
         x, y, a = rows
+        price = penalty.price[y, a, 1] - penalty.price[y, a, 0]
+        weights = np.ones(len(y)) if penalty.weights is None else penalty.weights[y, a]
         lr, count = boosting_rate(config)
+        parameters = self._make_parameters(config, lr, min_rows)
         margins = self.margins(x)
         table = self._table(x)
         loss = float(np.mean(np.logaddexp(0.0, margins) - y * margins))
-        price = penalty.price[y, a, 1] - penalty.price[y, a, 0]
-        weights = np.ones(len(y)) if penalty.weights is None else penalty.weights[y, a]
-        parameters = self._make_parameters(config, lr, min_rows)
         trees: list[Tree] = []
         for _ in range(count):
             p = 1.0 / (1.0 + np.exp(-margins))
-            slope = p * (1.0 - p)
+            gradient = weights * (p - y) + price * p * (1.0 - p)
+            hessian = np.maximum(weights * p * (1.0 - p), MIN_HESSIAN)
             one = self._xgboost.Booster(parameters, [table])
-            gradient = weights * (p - y) + price * slope
-            hessian = np.maximum(weights * slope, MIN_HESSIAN)
             one.boost(table, iteration=0, grad=gradient, hess=hessian)
             learner = json.loads(bytes(one.save_raw("json")))["learner"]
             trees += read_trees(learner["gradient_booster"]["model"]["trees"], self.levels)

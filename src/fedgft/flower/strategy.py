@@ -170,7 +170,8 @@ class FairStrategy(StatisticsOptions, Strategy):
             self.trees.begin(arrays, train_config or {})
             self.aggregator.speed = self.trees.speed
             self._describe_boosting(self.trees)
-        self.aggregator.check_budget(rounds_left)
+        asks_before = self.trees is not None and self.channel == "evaluate" and not done
+        self.aggregator.check_budget(rounds_left + asks_before)
         self._timeout = timeout
         self._config = ConfigRecord() if train_config is None else train_config
         evaluate = evaluate_fn and (lambda number, model: evaluate_fn(number + done, model))
