@@ -1,6 +1,9 @@
 """Federated trees are the trees of the pooled rows, and those of a plain reference booster."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +79,7 @@ def test_prices_change_the_trees() -> None:
         assert not np.array_equal(plain.params, grow(WHOLE, KINDS[kind][0]).params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sp", "eop, three folds", "half of the rows", "leaves"])
 def test_the_number_of_threads_does_not_change_a_digit(kind: str) -> None:
     algorithm, model = KINDS[kind]
@@ -105,6 +109,26 @@ def test_the_seed_draws_folds_and_subsamples() -> None:
         algorithm = fedgft_control(SP, 0.0)
         one, two = (grow(WHOLE, algorithm, model=model, seeds=seed) for seed in (0, 1))
         assert not np.array_equal(one.params, two.params)
+
+
+PLAIN_PYTHON = """
+import sys, warnings
+sys.modules["numba"] = None
+warnings.simplefilter("ignore")
+from tree_tables import draw_table, grow, pooled
+options = {"metric": "sp", "rounds": 3, "model": {"folds": 2}}
+print(grow(pooled(draw_table(80)), "fedgft-control", **options).params.tobytes().hex())
+"""
+
+
+@pytest.mark.slow
+def test_without_numba_the_same_trees_grow() -> None:
+    options = {"metric": "sp", "rounds": 3, "model": {"folds": 2}}
+    expected = grow(pooled(draw_table(80)), "fedgft-control", **options).params
+    command = [sys.executable, "-c", PLAIN_PYTHON]
+    folder = Path(__file__).parent
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    assert found.stdout.strip() == expected.tobytes().hex()
 
 
 # A reference that knows no histograms
@@ -348,6 +372,7 @@ def overfitted(runs: int, training: int = 3000, test: int = 5000) -> list[Federa
     return [replace(whole, rows=whole.rows + s, test=whole.test[:test] + s) for s in starts]
 
 
+@pytest.mark.slow
 def test_folds_close_the_gap_on_rows_that_are_not_trained_on() -> None:
     """Steered by training rows, the controller sees no gap of deep trees where there is one."""
     made = overfitted(4)

@@ -124,6 +124,7 @@ def test_settings_out_of_range_are_refused_by_name(field: str, value) -> None:
     refused(field, Trees, **{field: value})
 
 
+@pytest.mark.slow
 def test_the_ends_of_all_ranges_train() -> None:
     """The smallest and the largest values, together where they can be."""
     extremes = (
@@ -336,6 +337,7 @@ def test_rows_without_a_recorded_group() -> None:
     trained(pooled(replace(data, groups=groups)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["sp", "eop"])
 def test_three_classes(metric: str) -> None:
     """Softmax: the probabilities are right on average, and the controller lowers the gap."""
