@@ -244,6 +244,10 @@ def test_numbers_that_are_missing_at_one_client_or_everywhere() -> None:
     features[:, at] = [0.0, 1.0]
     nowhere = replace(made, dataset=replace(data, features=features))
     assert forest(trained(nowhere)).importances()[2] == 0
+    single = data.features.copy()  # in one training row
+    single[:, at[1]] = 0.0
+    single[made.rows[0], at] = [0.0, 1.0]
+    trained(replace(made, dataset=replace(data, features=single)))
     filled = data.features.copy()  # nothing is missing in training, but in the test rows
     filled[made.rows, at[1]] = 0.0
     trained(replace(made, dataset=replace(data, features=filled)))
