@@ -108,7 +108,7 @@ def reference(made, rounds: int, *, metric=None, target=0.0, repeats=1) -> np.nd
     if metric is not None:
         controller = Controller(metric, target)
         left = 0.7**repeats
-        state = controller.init(1, Loop(1, 0.6, left))._replace(speed=1 - left)
+        state = controller.init(1, Loop(1, 0.6, left, 4.0))._replace(speed=1 - left)
     params = {"eta": 0.3, "max_depth": 3, "tree_method": "hist", "base_score": 0.0}
     for _ in range(rounds):
         if metric is not None:

@@ -20,7 +20,13 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedgft.algorithms import LocalResults
-from fedgft.algorithms.controller import Controller, ControllerState, Loop, StepDamper
+from fedgft.algorithms.controller import (
+    BOOSTING_TRUST,
+    Controller,
+    ControllerState,
+    Loop,
+    StepDamper,
+)
 from fedgft.algorithms.objectives import LinearizedPenalty
 from fedgft.algorithms.weightings import FairFed as FairFedWeighting
 from fedgft.algorithms.weightings import FairFedRule
@@ -503,7 +509,8 @@ class FedGFT(FairStrategy):
         if isinstance(penalty, ControllerState) and penalty.gaps is None:
             loop = self._describe_loop()
             caution = loop.caution * BAGGING_CAUTION
-            self.state.penalty = penalty._replace(loop=(loop.delay, caution, trees.repeat))
+            terms = (loop.delay, caution, trees.repeat, BOOSTING_TRUST)
+            self.state.penalty = penalty._replace(loop=terms)
 
 
 @dataclass(eq=False, repr=False)
