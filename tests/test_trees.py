@@ -392,6 +392,11 @@ def test_folds_close_the_gap_on_rows_that_are_not_trained_on() -> None:
 # Interrupted runs
 
 
+def copied(snapshot: Snapshot) -> Snapshot:
+    """Its arrays are the run's own, and go on changing."""
+    return replace(snapshot, arrays={n: a.copy() for n, a in snapshot.arrays.items()})
+
+
 CHECKED = {
     "a target": ("sp, three folds", {}),
     "subsample": ("half of the rows", {}),
@@ -410,13 +415,27 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str) -> None:
     kept: dict[int, Snapshot] = {}
 
     def keep(done: int, take) -> None:
-        found = take()  # its arrays are the run's own, and go on changing
-        kept[done] = replace(found, arrays={n: a.copy() for n, a in found.arrays.items()})
+        kept[done] = copied(take())
 
     whole = grow(made, algorithm, **options, on_state=keep)
     assert sorted(kept) == [1, 2, 3, 4, 5]
     for snapshot in kept.values():
         same(whole, grow(made, algorithm, **options, resume=snapshot))
+
+
+def test_the_best_model_before_an_interruption_is_kept() -> None:
+    """In this run the best model has fewer trees than the model after the interruption."""
+    kept: list[Snapshot] = []
+    options = {"model": {"folds": 2}, "rounds": 12, "lr": 0.5}
+    made = pooled(draw_table(seed=2))
+
+    def keep(done: int, take) -> None:
+        if done == 11:
+            kept.append(copied(take()))
+
+    whole = grow(made, fedgft_control(EOP, 0.0), **options, on_state=keep)
+    assert len(forest(whole)) < 11
+    same(whole, grow(made, fedgft_control(EOP, 0.0), **options, resume=kept[0]))
 
 
 def test_a_checkpoint_on_disk_continues_with_the_same_bits(tmp_path) -> None:
