@@ -71,6 +71,7 @@ MENU = {
         "train",
         "trees",
         "own-loop",
+        "xgboost",
         "target",
         "deployment",
         "private",

@@ -33,7 +33,7 @@ PARSED = {
     "examples/audit_sites.py": "compared with the page below",
     "--images": "pictures of the reader (tests/test_image_commands.py)",
 }
-NEEDS = {"torchvision", "xgboost"}  # no dependencies: blocks that import them are only compiled
+NEEDS = {"torchvision"}  # no dependency: blocks that import it are only compiled
 PIP = r"install (-c constraints\.txt )?(\.|'\.\[\w+\]'|fedgft-[\d.]+-py3-none-any\.whl)"
 OTHERS = {  # other programs in shell blocks, and a check of their arguments
     "make": lambda rest: re.search(rf"^{rest.split()[0]}:", (ROOT / "Makefile").read_text(), re.M),

@@ -121,6 +121,16 @@ def test_transformers_loop(tmp_path, monkeypatch):
     check_reached(printed("transformers_loop.py", tmp_path))
 
 
+def test_xgboost_objective(tmp_path):
+    text = printed("xgboost_objective.py", tmp_path)
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
+    for library in ("XGBoost", "LightGBM"):
+        plain, fair = f"{library}, plain", f"{library}, unseen rows"
+        assert gap[plain] > 0.12 > 0.05 > gap[fair] and right[fair] > right[plain] - 0.03
+    assert gap["XGBoost, unseen rows"] + 0.03 < gap["XGBoost, own rows"] < gap["XGBoost, plain"]
+
+
 def test_own_module(tmp_path):
     text = printed("own_module.py", tmp_path)
     gap = figures(text, "gap")
