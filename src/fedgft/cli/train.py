@@ -315,7 +315,7 @@ def predict(
     Parameters
     ----------
     model
-        A model.safetensors that `fedgft train` wrote.
+        A model.safetensors that `fedgft train` wrote, or a .json of XGBoost that fedgft saved.
     file
         A CSV or Parquet file with the columns that the model was trained on.
     data
