@@ -367,15 +367,15 @@ def folds(options: Options) -> Part:
                 gaps[number] = line.test.gap(metric, "hard")
                 n = line.numbers(metric)
                 cells = [points(n[key]) for key in ("accuracy", "clients", "gap", "error", "floor")]
-                rows.append((name, f"{depth}", f"{number}", *cells, f"{history.seconds:.1f}"))
+                rows.append((name, f"{depth}", f"{number}", *cells))
             difference = gaps[0] - gaps[3]
             text = f"{100 * difference.mean():.2f} ± {points(standard_error(difference))}"
-            rows.append((name, f"{depth}", "0 less 3", "", "", text, "", "", ""))
+            rows.append((name, f"{depth}", "0 less 3", "", "", text, "", ""))
     header = (
         *("data", "depth", "folds", "accuracy", "gap that the controller sees"),
-        *("gap, held out", "SE", "noise floor", "seconds"),
+        *("gap, held out", "SE", "noise floor"),
     )
-    note = f"Equal opportunity, target 0, {options.seeds} seeds; one thread."
+    note = f"Equal opportunity, target 0, {options.seeds} seeds."
     return "Folds", [Table("Folds", header, tuple(rows), stubs=3, notes=(note,))], []
 
 
@@ -394,10 +394,10 @@ def synthetic_rows(rows: int) -> Federation:
 
 
 @lru_cache
-def speed_case(name: str, quick: bool) -> Federation:
+def speed_case(name: str) -> Federation:
     if name == "Adult":
         return deal(table("Adult, race"), range(1))[0]
-    return synthetic_rows(100_000 if quick else 1_000_000)
+    return synthetic_rows(int(name.split()[0].replace(",", "")))
 
 
 def run_fedgft(federation: Federation, _: int, *, fair: bool = False, folds: int = 0) -> History:
@@ -432,15 +432,14 @@ SIDES: dict[str, Callable[..., Any]] = {
 COMPARED = ("fedgft", "XGBoost, 1 thread", "XGBoost, 2 threads")
 
 
-def measure_memory(case: str, side: str, quick: bool) -> tuple[float, float]:
+def measure_memory(case: str, side: str) -> tuple[float, float]:
     """Return the peak memory in MB of a fresh process, and what it had before training."""
-    arguments = [str(Path(__file__)), "--once", case, side, *(["--quick"] if quick else [])]
-    before, after = command(*arguments).said.split()[-2:]
+    before, after = command(str(Path(__file__)), "--once", case, side).said.split()[-2:]
     return float(after), float(before)
 
 
-def run_once(case: str, side: str, quick: bool) -> None:
-    federation = speed_case(case, quick)
+def run_once(case: str, side: str) -> None:
+    federation = speed_case(case)
     before = peak_mb()
     SIDES[side](federation, 0)
     print(before, peak_mb())
@@ -448,8 +447,8 @@ def run_once(case: str, side: str, quick: bool) -> None:
 
 def speed(options: Options) -> Part:
     """Seconds and memory beside XGBoost on the pooled rows."""
-    cases = ("Adult", "1,000,000 x 28")
-    memory = {(c, s): measure_memory(c, s, options.quick) for c in cases for s in COMPARED}
+    cases = ("Adult", "100,000 x 28" if options.quick else "1,000,000 x 28")
+    memory = {(c, s): measure_memory(c, s) for c in cases for s in COMPARED}
     rows = []
     claims: list[Claim] = []
     busy = []
@@ -482,7 +481,7 @@ def speed(options: Options) -> Part:
 
 def _time_case(case: str, quick: bool) -> tuple[dict[str, tuple[int, np.ndarray]], float]:
     """Return the runs and the seconds of each call by side, and the cores that others used."""
-    federation = speed_case(case, quick)
+    federation = speed_case(case)
     run_fedgft(federation, 0)  # compiles, and reads the columns
     calls: dict[str, Any] = {name: partial(call, federation) for name, call in SIDES.items()}
     runs = dict.fromkeys(calls, 1)
@@ -542,7 +541,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.once:
         case, side = args.once
-        run_once(case, side, args.quick)
+        run_once(case, side)
         return
     seeds, fits = (min(args.seeds, 2), 0) if args.quick else (args.seeds, args.fits)
     options = Options(seeds, args.seed, fits, args.quick, args.out)
