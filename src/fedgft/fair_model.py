@@ -349,7 +349,8 @@ class FairModel:
             f"| gap on held-out rows | {_in_points(trained.get('gap_test'))} |",
             f"| target reached, within {tolerance} points | "
             f"{_YES_NO.get(trained.get('reached'), DASH)} |",
-            f"| accuracy on the training rows{unseen} | {format_percent(trained.get('accuracy'))} |",
+            f"| accuracy on the training rows{unseen} | "
+            f"{format_percent(trained.get('accuracy'))} |",
             f"| accuracy on held-out rows | {format_percent(trained.get('accuracy_test'))} |",
             f"| rounds, learning rate | {trained.get('rounds', DASH)}, {trained.get('lr', DASH)} |",
             "",

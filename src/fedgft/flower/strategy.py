@@ -118,7 +118,9 @@ class FairStrategy(StatisticsOptions, Strategy):
         self._timeout = 3600.0
         self._queried = 0  # number of nodes that this round asked
         self._failure = ""  # why the last round gave no model
-        self._asks_in_training = False  # whether this round's training messages ask for sums
+        self._asks_in_training = (
+            self.channel == "train"
+        )  # whether this round's training messages ask for sums
 
     def _find_trees(self) -> TreeRounds | None:
         """Return what handles the trees of a strategy that boosts; None for all others."""
