@@ -117,7 +117,7 @@ class BoostingLoop:
     name = "trees"
 
     def __post_init__(self) -> None:
-        reason = why_no_trees(self.algorithm)
+        reason = why_no_trees(self.algorithm, self.settings)
         if reason is not None:
             raise FedgftError(f"trees cannot be trained with {reason}", field="model")
 
@@ -524,8 +524,8 @@ def _match(weight: np.ndarray, price: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return first, second
 
 
-def why_no_trees(algorithm: Algorithm) -> str | None:
-    """Return what of the algorithm trees cannot be trained with; None: nothing.
+def why_no_trees(algorithm: Algorithm, settings: Settings) -> str | None:
+    """Return what of the algorithm or the settings trees cannot be trained with; None: nothing.
 
     A tree has no gradient of its own to correct, and no local steps to weigh.
     """
@@ -537,5 +537,7 @@ def why_no_trees(algorithm: Algorithm) -> str | None:
         "an optimizer of the server (`base`)": not isinstance(algorithm.server, Averaging),
         "FedNova, which weighs local steps (`base`)": isinstance(weighting, FedNova),
         "weights that follow from locally trained models (`fairfed`)": weighting.sees == "trained",
+        f"`device` {settings.device}: they grow on the CPU": settings.device != "cpu",
+        f"`executor` {settings.executor}, which trains parameters": settings.executor != "auto",
     }
     return next((text for text, holds in problems.items() if holds), None)
