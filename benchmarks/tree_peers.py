@@ -189,7 +189,7 @@ def _fit_reduction(data: Dataset, metric: Metric, target: float, rows: np.ndarra
     def accept(rows: np.ndarray) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return mixture._pmf_predict(data.features[rows])[:, 1]
+            return np.asarray(mixture._pmf_predict(data.features[rows]))[:, 1]
 
     return accept
 
