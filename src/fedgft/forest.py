@@ -11,7 +11,8 @@ The logit of an output is its base plus the values of the leaves that a row reac
 classes there is one output, the logit of the second class; with more there is one per class.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedgft.compiled import NUMBA_AVAILABLE, exact_jit
 
 WORD = 32  # bits of a word of a set of categories
 MAX_NODES = 2**20  # of a tree; a file with more is not ours
+MAX_SIZE = 2**31  # of an axis of an array
 BY_NODE = ("feature", "threshold", "left", "missing_left", "value", "gain", "cover")
 
 
@@ -142,21 +144,22 @@ class Forest:
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> "Forest":
         """Read what `to_vector` wrote; numbers behind it are ignored."""
-        trees, nodes, words, width, outputs = vector[:5].astype(np.int64).tolist()
-        shapes = dict.fromkeys(BY_NODE, (trees, nodes)) | {
-            "categories": (trees, nodes, words),
-            "categorical": (width,),
-            "output": (trees,),
-            "base": (outputs,),
-        }
-        at = 5
-        parts = {}
-        for f in fields(cls):
-            size = int(np.prod(shapes[f.name]))
-            values = vector[at : at + size].reshape(shapes[f.name])
-            parts[f.name] = values.astype(_TYPES.get(f.name, np.float64))
-            at += size
-        return cls(**parts)
+        shapes, _ = _read_shapes(vector)
+        kinds = {name: _TYPES.get(name, np.float64) for name in shapes}
+        return cls(**{k: part.astype(kinds[k]) for k, part in _split(vector, shapes)})
+
+    @classmethod
+    def parse_vector(cls, vector: np.ndarray) -> "Forest":
+        """Read what `to_vector` wrote and a sender changed; raise ValueError if it is no forest."""
+        head = vector[:5]
+        if vector.dtype != np.float64 or vector.ndim != 1 or len(head) < 5:
+            raise ValueError("it is no list of float64 numbers")
+        if not ((head >= 0) & (head <= MAX_SIZE) & (head == np.floor(head))).all():
+            raise ValueError("the sizes of its arrays are no whole numbers in their range")
+        shapes, size = _read_shapes(vector)
+        if size != len(vector):
+            raise ValueError(f"it holds {len(vector):,} numbers, and its sizes say {size:,}")
+        return cls.from_tensors({f"trees.{k}": part for k, part in _split(vector, shapes)})
 
     def check(self) -> None:
         """Raise ValueError unless walking through the trees ends and stays within the arrays."""
@@ -194,6 +197,28 @@ class Forest:
         for step in (0, 1):
             reached[at[0], self.left[at] + step] = True
         return int((~reached).sum())
+
+
+def _read_shapes(vector: np.ndarray) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Return the shape of each array in `to_vector`, in order, and the length of the vector."""
+    trees, nodes, words, width, outputs = vector[:5].astype(np.int64).tolist()
+    shapes = dict.fromkeys(BY_NODE, (trees, nodes)) | {
+        "categories": (trees, nodes, words),
+        "categorical": (width,),
+        "output": (trees,),
+        "base": (outputs,),
+    }
+    return shapes, 5 + sum(math.prod(shape) for shape in shapes.values())
+
+
+def _split(
+    vector: np.ndarray, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    at = 5
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        yield name, vector[at : at + size].reshape(shape)
+        at += size
 
 
 def make_sets(inside: np.ndarray, words: int) -> np.ndarray:

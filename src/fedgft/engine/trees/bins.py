@@ -118,7 +118,7 @@ def agree_on_bins(
             known = column[~np.isnan(column)]
             if level_counts[f]:
                 counts = np.bincount(known.astype(np.int64), minlength=level_counts[f])
-                level_bins[f] = _merge_rare_levels(counts, most)
+                level_bins[f] = merge_rare_levels(counts, most)
             else:
                 values, counts = count_values(known)
                 upper[f] = place_edges(values, counts, most=most, least_rows=least_rows)
@@ -160,7 +160,7 @@ def place_edges(
     return found
 
 
-def _merge_rare_levels(counts: np.ndarray, most: int) -> np.ndarray:
+def merge_rare_levels(counts: np.ndarray, most: int) -> np.ndarray:
     """Return the bin of each level: one each, or the last one for all but the most frequent."""
     if len(counts) <= most:
         return np.arange(len(counts))

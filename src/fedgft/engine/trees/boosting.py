@@ -33,7 +33,7 @@ from fedgft.engine.trees.grow import Grower, Grown
 from fedgft.engine.trees.rows import BinnedRows
 from fedgft.engine.trees.threads import run_threads, share_work
 from fedgft.errors import FedgftError
-from fedgft.forest import Forest, make_sets
+from fedgft.forest import Forest
 from fedgft.models import Trees
 from fedgft.settings import Settings
 from fedgft.sums import Sums
@@ -274,9 +274,7 @@ class BoostingLoop:
     def _start(self) -> np.ndarray:
         """Return the log-odds or log-shares of the classes among the training rows, (r, o)."""
         count = self.all_clients.sum(self.index.clients(self.all_clients).count).sum(-1)
-        share = (count + 0.5) / (count + 0.5).sum(-1, keepdims=True)
-        logs = np.log(share)
-        return logs[:, 1:] - logs[:, :1] if self.outputs == 1 else logs - logs.mean(-1)[:, None]
+        return log_shares(count)
 
     def _cohort(self, t: int) -> Cohort:
         """The clients that take part in round t."""
@@ -388,22 +386,14 @@ class BoostingLoop:
     def _store(self, state: BoostingState, grown: Grown, run: int, number: int) -> None:
         """Write a tree as tree `number` of a run."""
         trees = dict(zip(BY_NODE, state.trees, strict=True))
-        bins = self.rows.bins[self.rows.federation[run]]
-        inner = np.flatnonzero(grown.feature >= 0)
-        feature = grown.feature[inner]
-        goes_left = grown.goes_left[inner]
-        for name in ("feature", "left", "gain", "cover"):
-            trees[name][run, number] = getattr(grown, name)
-        trees["value"][run, number] = self.lr[run] * grown.value
-        missing = bins.sizes[feature] - 1
-        trees["missing_left"][run, number, inner] = goes_left[np.arange(len(inner)), missing]
-        is_set = self.rows.is_categorical[feature]
-        at = inner[~is_set]
-        trees["threshold"][run, number, at] = bins.upper_table[feature[~is_set], grown.bin[at]]
-        levels = bins.level_table[feature[is_set]]
-        inside = np.take_along_axis(goes_left[is_set], levels, axis=1)
-        inside &= bins.level_counts[feature[is_set], None] > np.arange(levels.shape[1])
-        trees["categories"][run, number, inner[is_set]] = make_sets(inside, self.rows.words)
+        nodes = grown.to_nodes(
+            self.rows.bins[self.rows.federation[run]],
+            self.rows.is_categorical,
+            words=self.rows.words,
+            lr=self.lr[run],
+        )
+        for name, array in trees.items():
+            array[run, number] = nodes[name]
 
     def _set_probabilities(self, margins: np.ndarray, p: np.ndarray) -> np.ndarray:
         """Fill `p` with the probabilities behind the margins, both (places, outputs)."""
@@ -503,6 +493,13 @@ class _Fit:
         threads = self.loop.growers[0].threads
         share_work(pack, np.diff(pieces), threads)
         return packed
+
+
+def log_shares(count: np.ndarray) -> np.ndarray:
+    """Return the logits, (r, outputs), that give the shares of the classes in counts (r, c)."""
+    share = (count + 0.5) / (count + 0.5).sum(-1, keepdims=True)
+    logs = np.log(share)
+    return logs[:, 1:] - logs[:, :1] if logs.shape[1] == 2 else logs - logs.mean(-1)[:, None]
 
 
 def choose_scale(weight: np.ndarray, price: np.ndarray) -> tuple[float, float]:

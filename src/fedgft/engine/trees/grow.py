@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedgft.engine.trees import kernels
+from fedgft.engine.trees.bins import Bins
 from fedgft.engine.trees.kernels import HIGH, LOW, Columns, Rule, Tree
 from fedgft.engine.trees.threads import SERIAL_WORK, run_threads, share_work
+from fedgft.forest import make_sets
 from fedgft.models import Trees
 
 
@@ -39,6 +41,41 @@ class Grown:
     def leaves(self) -> np.ndarray:
         """The nodes that are leaves with rows that the tree was fitted to."""
         return np.flatnonzero((self.feature < 0) & (self.cover > 0))
+
+    def to_nodes(
+        self, bins: Bins, is_categorical: np.ndarray, *, words: int, lr: float
+    ) -> dict[str, np.ndarray]:
+        """Return the tree as arrays by node, by their names in `Forest`.
+
+        Parameters
+        ----------
+        bins
+            The bins that the tree was grown with.
+        is_categorical
+            (f,) which columns hold categories.
+        words
+            Words of a set of categories.
+        lr
+            The share of the step that the leaves take.
+        """
+        inner = np.flatnonzero(self.feature >= 0)
+        feature = self.feature[inner]
+        goes_left = self.goes_left[inner]
+        nodes = {name: getattr(self, name).copy() for name in ("feature", "left", "gain", "cover")}
+        size = len(self.feature)
+        nodes |= {"value": lr * self.value, "threshold": np.zeros(size)}
+        nodes |= {"missing_left": np.zeros(size, np.bool_)}
+        nodes["categories"] = np.zeros((size, words), np.uint32)
+        missing = bins.sizes[feature] - 1
+        nodes["missing_left"][inner] = goes_left[np.arange(len(inner)), missing]
+        is_set = is_categorical[feature]
+        at = inner[~is_set]
+        nodes["threshold"][at] = bins.upper_table[feature[~is_set], self.bin[at]]
+        levels = bins.level_table[feature[is_set]]
+        inside = np.take_along_axis(goes_left[is_set], levels, axis=1)
+        inside &= bins.level_counts[feature[is_set], None] > np.arange(levels.shape[1])
+        nodes["categories"][inner[is_set]] = make_sets(inside, words)
+        return nodes
 
 
 class Grower:
@@ -102,13 +139,14 @@ class Grower:
         tree.rows[0] = (0, ends[0], *ends)
         tree.slot[0] = 0
         tree.depth[0] = 0
-        offsets = self.columns.offsets[federation]
+        return self._finish(tree, self._split(tree, self.columns.offsets[federation]))
+
+    def _split(self, tree: Tree, offsets: np.ndarray) -> int:
+        """Split from the root on; return the number of nodes."""
         if self.threads > 1:
-            used = _Growth(self, tree, offsets).run()
-        else:
-            limits = (self.model.max_depth, self.model.max_leaves or 0)
-            used = kernels.grow_tree(offsets, self.columns, tree, self.rule, *limits)
-        return self._finish(tree, used)
+            return Growth(self, tree, offsets).run()
+        limits = (self.model.max_depth, self.model.max_leaves or 0)
+        return kernels.grow_tree(offsets, self.columns, tree, self.rule, *limits)
 
     def _finish(self, tree: Tree, used: int) -> Grown:
         inner = tree.left > 0
@@ -134,8 +172,18 @@ def make_rule(model: Trees) -> Rule:
     return Rule(*map(float, values))
 
 
-class _Growth:
-    """A tree while it grows in several threads, with the same steps as `kernels.grow_tree`."""
+class Growth:
+    """A tree while it grows level by level, with the same steps as `kernels.grow_tree`.
+
+    Parameters
+    ----------
+    grower
+        What decides about splits, and the number of threads.
+    tree
+        The tree, with the rows of its root.
+    offsets
+        Where the bins of each column begin in a histogram.
+    """
 
     def __init__(self, grower: Grower, tree: Tree, offsets: np.ndarray) -> None:
         self.grower = grower
@@ -170,6 +218,16 @@ class _Growth:
 
     def _search(self, pairs: np.ndarray) -> None:
         """Sum the histograms of the first node of each pair, and find the splits of both."""
+        self._sum(pairs)
+
+        def find(begin: int, end: int) -> None:
+            columns, rule = self.grower.columns, self.grower.rule
+            kernels.find_splits(begin, end, self.offsets, columns, self.tree, pairs, rule)
+
+        share_work(find, np.full(len(pairs), 2 * int(self.offsets[-1])), self.grower.threads)
+
+    def _sum(self, pairs: np.ndarray) -> None:
+        """Sum the histograms of the first node of each pair."""
         columns = self.grower.columns
         threads = self.grower.threads
         tree = self.tree
@@ -193,11 +251,6 @@ class _Growth:
             if at >= 0:
                 tree.histograms[tree.slot[nodes[at]]] += carry[thread]
 
-        def find(begin: int, end: int) -> None:
-            kernels.find_splits(begin, end, self.offsets, columns, tree, pairs, self.grower.rule)
-
-        share_work(find, np.full(len(pairs), 2 * int(self.offsets[-1])), threads)
-
     def _split(self, nodes: np.ndarray) -> np.ndarray:
         """Divide nodes; return each with its left child."""
         nodes = np.sort(nodes)
@@ -218,10 +271,14 @@ class _Growth:
         """Return smaller and larger child of each; the larger one takes its parent's slot."""
         n, child = splits.T
         tree = self.tree
-        sizes = tree.rows[:, HIGH] - tree.rows[:, LOW]
+        sizes = self._sizes()
         small = child + (sizes[child + 1] < sizes[child])
         large = 2 * child + 1 - small
         tree.slot[large] = tree.slot[n]
         tree.slot[small] = self.slots + np.arange(len(n))
         self.slots += len(n)
         return np.stack((small, large), axis=1)
+
+    def _sizes(self) -> np.ndarray:
+        """Return the size of each node: of two siblings, the smaller one is summed."""
+        return self.tree.rows[:, HIGH] - self.tree.rows[:, LOW]
