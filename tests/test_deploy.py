@@ -272,10 +272,11 @@ def test_every_setting_of_the_app_is_used_and_there() -> None:
     ]
     text = "\n".join(path.read_text() for path in sources)
     read = set(re.findall(r'(?<!node_)config(?:\.get\(|\[)"([a-z-]+)"', text))
-    from fedgft.flower.server_app import TRAINING_SETTINGS, TREE_SETTINGS
+    from fedgft.flower.server_app import FOREST_SETTINGS, TRAINING_SETTINGS, TREE_SETTINGS
 
     assert read <= known, read - known
-    quoted = set(re.findall(r'"([a-z-]+)"', text)) | {*TRAINING_SETTINGS, *TREE_SETTINGS}
+    settings = {*TRAINING_SETTINGS, *TREE_SETTINGS, *FOREST_SETTINGS}
+    quoted = set(re.findall(r'"([a-z-]+)"', text)) | settings
     assert known <= quoted, known - quoted
 
 

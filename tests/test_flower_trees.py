@@ -713,7 +713,6 @@ def test_wrong_settings_are_refused(change: dict, field: str, tmp_path) -> None:
         (["--model", "xgboost", "--set", "epochs=3"], "set"),
         (["--set", "max-depth=3"], "set"),
         (["--model", "xgboost", "--set", "max-depth=99"], "set"),
-        (["--model", "trees"], "model"),
     ],
 )
 def test_the_command_refuses_what_does_not_fit(arguments, field, tmp_path, monkeypatch, capsys):

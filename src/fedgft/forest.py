@@ -202,12 +202,9 @@ class Forest:
 def _read_shapes(vector: np.ndarray) -> tuple[dict[str, tuple[int, ...]], int]:
     """Return the shape of each array in `to_vector`, in order, and the length of the vector."""
     trees, nodes, words, width, outputs = vector[:5].astype(np.int64).tolist()
-    shapes = dict.fromkeys(BY_NODE, (trees, nodes)) | {
-        "categories": (trees, nodes, words),
-        "categorical": (width,),
-        "output": (trees,),
-        "base": (outputs,),
-    }
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BY_NODE, (trees, nodes))
+    shapes |= {"categories": (trees, nodes, words), "categorical": (width,), "output": (trees,)}
+    shapes |= {"base": (outputs,)}
     return shapes, 5 + sum(math.prod(shape) for shape in shapes.values())
 
 

@@ -435,9 +435,12 @@ TRAINING_KEYS = ("lr", "epochs", "batch-size", "weight-decay", "optimizer", "sch
 DEPLOYED_MODELS = ("own", "xgboost")  # models that only a deployed run has
 TREE_KEYS = ("lr", "local-trees", "max-depth", "min-child-weight", "l2", "rotating-folds")
 "The settings of local training with model xgboost."
+HISTOGRAM_KEYS = ("lr", "max-depth", "min-child-weight", "l2", "bins", "min-bin-rows")
+"The settings of a deployed run with model trees."
 RUN_KEYS = (
     *TRAINING_KEYS,
     *TREE_KEYS[1:],
+    *HISTOGRAM_KEYS[-2:],
     *("rounds", "sites", "test-share", "alpha", "server-lr", "proximal-mu", "beta", "penalty"),
     *("min-count", "timeout", "node-timeout", "model", "scaling", "max-influence"),
 )

@@ -30,7 +30,13 @@ from fedgft.cli.options import (
     split_columns,
 )
 from fedgft.errors import FedgftError, LazyModule, import_extra
-from fedgft.settings import TRAINING_KEYS, TREE_KEYS, check_run_config, check_settings
+from fedgft.settings import (
+    HISTOGRAM_KEYS,
+    TRAINING_KEYS,
+    TREE_KEYS,
+    check_run_config,
+    check_settings,
+)
 from fedgft.store import expand_user, make_folder
 
 # Loaded when a command runs, so that help is printed at once.
@@ -39,6 +45,7 @@ aggregator = LazyModule("fedgft.flower.aggregator")
 controller = LazyModule("fedgft.algorithms.controller")
 encode = LazyModule("fedgft.data.encode")
 federation_files = LazyModule("fedgft.deploy.init")
+histogram_trees = LazyModule("fedgft.flower.histogram_trees")
 local_runs = LazyModule("fedgft.deploy.local_run")
 measurement = LazyModule("fedgft.auditing.measurement")
 noise = LazyModule("fedgft.privacy.noise")
@@ -62,6 +69,7 @@ CONFIGURED = (  # options that the app takes under the same name
 )
 TEXTS = ("label", "positive")  # likewise; empty where they are not given
 XGBOOST = "xgboost"
+FOREST = "trees"
 BOOSTING = "FedXgb"  # how the names of strategies begin whose sites grow trees
 RESULT_FILES = ("model.safetensors", "model.json", "history.json", "report.html")
 FederationFolder = Annotated[Place, Parameter(help="The folder that `fedgft deploy init` made.")]
@@ -108,13 +116,15 @@ class LocalRunOptions:
     lam
         For fedgft: the strength of the paper's penalty.
     model
-        logistic, mlp, xgboost (boosted trees), or own with --app [default: logistic].
+        logistic, mlp, xgboost (each site grows trees), trees (all sites grow each tree together,
+        from exact sums), or own with --app [default: logistic].
     base
         Federated algorithm: a strategy of flwr.serverapp.strategy, such as fedavg, fedadam,
-        fedprox or krum; for xgboost fedxgbbagging or fedxgbcyclic [default: fedavg; fedxgbbagging].
+        fedprox or krum; for xgboost fedxgbbagging or fedxgbcyclic; not for trees
+        [default: fedavg; fedxgbbagging].
     channel
         How sums travel: train (no extra message), query (exact; one extra message per round) or
-        evaluate [default: train; query with fedxgbcyclic].
+        evaluate [default: train; query with fedxgbcyclic and with trees].
     alpha
         How evenly rows are dealt to the sites: 0.5 is very uneven, 100 nearly even.
     seed
@@ -454,7 +464,6 @@ def _check_model(options: LocalRunOptions) -> None:
     """Raise a `FedgftError` if the model is not known or does not fit the strategy."""
     if options.model is not None:
         check_run_config({"model": options.model})
-        server_app.check_model(options.model)
     is_boosting = options.model == XGBOOST
     strategy = _find_strategy(options)
     fits = is_boosting == strategy.startswith(BOOSTING)
@@ -465,13 +474,21 @@ def _check_model(options: LocalRunOptions) -> None:
     require(is_asked, text, kind="conflict")
     if is_boosting:
         import_extra("xgboost", "`model` xgboost")
+    if options.model == FOREST:
+        text = "`base` does not apply to `model` trees: it averages nothing"
+        require(strategy == "FedAvg", text, kind="conflict")
+        text = "`channel` must be query for `model` trees: its sums travel in messages of their own"
+        require(_choose_channel(options) == "query", text, kind="conflict")
+        text = "`method` fairfed weighs models, and `model` trees has one for all sites"
+        require(_choose_method(options) != "fairfed", text, kind="conflict")
 
 
 def _choose_channel(options: LocalRunOptions) -> str:
     """Return the channel that was given, or the one that the strategy needs."""
     if options.channel is not None:
         return options.channel
-    return "query" if _find_strategy(options) == "FedXgbCyclic" else "train"
+    asks_first = options.model == FOREST or _find_strategy(options) == "FedXgbCyclic"
+    return "query" if asks_first else "train"
 
 
 def _find_strategy(options: LocalRunOptions) -> str:
@@ -540,11 +557,7 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
     own_app = None if options.app_ is None else options.app_.resolve()
     given = parse_app_settings(options.set_ or [], own_app, reserved=config)
     config |= given
-    is_boosting = options.model == XGBOOST
-    unused = (set(TRAINING_KEYS) - set(TREE_KEYS)) if is_boosting else set(TREE_KEYS) - {"lr"}
-    for key in sorted(unused & given.keys()):
-        only = "for models without trees" if is_boosting else "for `model` xgboost"
-        raise FedgftError(f"`set` {key}: is {only}", kind="conflict")
+    _check_model_settings(str(options.model), given)
     if config.get("schema"):
         schema.Schema.from_file(Path(config["schema"]))
     is_secure = bool(config.get("secure"))
@@ -557,7 +570,23 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
     min_count = int(config.get("min-count", 0))
     budget = noise.Budget(options.epsilon, config.get("delta", 1e-6), min_count=min_count)
     aggregator.StatisticsOptions(channel=config["channel"], secure=is_secure, budget=budget)
+    if options.model == FOREST:
+        histogram_trees.check_exact(noise.Budget(options.epsilon), secure=False)
+        text = "`set` min-count and secure do not protect the histograms of `model` trees"
+        require(not (min_count or is_secure), f"{text}: use xgboost", kind="unsupported")
     return config
+
+
+def _check_model_settings(model: str, given: Mapping[str, Any]) -> None:
+    """Raise a `FedgftError` for a setting that belongs to another model."""
+    keys_of = {XGBOOST: TREE_KEYS, FOREST: HISTOGRAM_KEYS}
+    used = keys_of.get(model, TRAINING_KEYS)
+    for key in sorted(
+        {*TRAINING_KEYS, *TREE_KEYS, *HISTOGRAM_KEYS}.difference(used) & given.keys()
+    ):
+        models = [f"`model` {name}" for name, keys in keys_of.items() if key in keys]
+        only = " and ".join(models) or "models without trees"
+        raise FedgftError(f"`set` {key}: is for {only}", kind="conflict")
 
 
 def parse_app_settings(

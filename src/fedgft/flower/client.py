@@ -31,8 +31,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.plan import derive_seeds, draw_batches, learning_rate
 from fedgft.errors import FedgftError, import_extra
+from fedgft.fair_model import TREE_MODELS
 from fedgft.flower.boosted_trees import BoostedTrees
 from fedgft.flower.boosters import empty_booster
+from fedgft.flower.histogram_trees import SiteForest, empty_forest
 from fedgft.flower.messages import read_price, read_request
 from fedgft.formatting import one_line
 from fedgft.models import get_model, unflatten
@@ -43,6 +45,7 @@ from fedgft.sums import CategoryNames, Sums
 Batch = tuple[Any, Any, Any]
 "Inputs, labels and groups (-1: not recorded), as NumPy arrays or torch tensors."
 TREES = "xgboost"  # the name of the model of a run whose sites grow trees
+FOREST = "trees"  # of a run whose sites grow trees together
 ROWS_AT_ONCE = 2**14  # number of in-memory rows to predict at once
 
 
@@ -105,7 +108,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def predict(model: Any, x: Any) -> np.ndarray:
     """Probabilities (n, c) of a `LinearModel`, trees or an `nn.Module`, in double precision."""
-    if isinstance(model, LinearModel | BoostedTrees):
+    if isinstance(model, LinearModel | BoostedTrees | SiteForest):
         return model.predict(np.asarray(x))
     torch = import_extra("torch", "this model")
     model.eval()
@@ -120,8 +123,8 @@ class Site:
     Parameters
     ----------
     model
-        An `nn.Module` with one output per class, or a `LinearModel` or `BoostedTrees`, which need
-        no PyTorch.
+        An `nn.Module` with one output per class, or a `LinearModel`, `BoostedTrees` or
+        `SiteForest`, which need no PyTorch.
     rows
         Training rows: three arrays or tensors (inputs, labels, groups), or an iterable of batches
         that can be read several times. A group of -1 means that it is not recorded.
@@ -168,7 +171,7 @@ class Site:
 
     def load(self, arrays: ArrayRecord) -> None:
         """Put the received parameters into the model."""
-        if isinstance(self.model, BoostedTrees):
+        if isinstance(self.model, BoostedTrees | SiteForest):
             try:
                 return self.model.load(arrays)
             except FedgftError as error:
@@ -195,7 +198,7 @@ class Site:
 
     def arrays(self) -> ArrayRecord:
         """Return the model's current parameters, as a message carries them; of trees, new ones."""
-        if isinstance(self.model, BoostedTrees):
+        if isinstance(self.model, BoostedTrees | SiteForest):
             return self.model.arrays()
         state = self.model.state_dict()
         if isinstance(self.model, LinearModel):
@@ -259,7 +262,7 @@ class ServerPenalty:
         self.mu = mu
         self.weights: np.ndarray | None = None
         self._model = model
-        in_numpy = isinstance(model, LinearModel | BoostedTrees)
+        in_numpy = isinstance(model, LinearModel | BoostedTrees | SiteForest)
         has_proximal_term = model is not None and mu and not in_numpy
         parameters = model.parameters() if has_proximal_term else ()
         self._start = [p.detach().clone() for p in parameters]
@@ -348,6 +351,9 @@ def train_locally(site: Site, penalty: Any, config: Mapping[str, Any]) -> dict[s
     dict
         "train_loss", the mean cross-entropy over all steps.
     """
+    if isinstance(site.model, SiteForest):
+        text = "trees grows in queries, not in training: use the strategies for it on the server"
+        raise FedgftError(f"site '{site.name}': {text}", field="model", kind="conflict")
     check_run_config(config, TRAINING_KEYS)
     linear = isinstance(site.model, LinearModel)
     train_batch = (_linear_trainer if linear else _module_trainer)(site.model, penalty, config)
@@ -446,7 +452,7 @@ def make_model(model: Any, *, features: int, classes: int, levels: Sequence[int]
     Parameters
     ----------
     model
-        "xgboost", or a model of `fedgft.models`.
+        "xgboost" or "trees", or another model of `fedgft.models`.
     features, classes
         The numbers of features and of classes.
     levels
@@ -457,6 +463,8 @@ def make_model(model: Any, *, features: int, classes: int, levels: Sequence[int]
             text = f"xgboost is for two classes when deployed; the labels have {classes}"
             raise FedgftError(text, field="model", kind="unsupported")
         return BoostedTrees(levels)
+    if model == FOREST:
+        return SiteForest(levels, classes)
     model = get_model(model)
     if model.linear:
         return LinearModel(features, classes)
@@ -472,7 +480,7 @@ def make_rows(x: np.ndarray, y: np.ndarray, a: np.ndarray) -> Batch:
 def read_rows(federation: Federation, rows: np.ndarray, model: Any) -> Batch:
     """Return rows of a simulation as a `Site` holds them; trees get columns, others features."""
     data = federation.dataset
-    if model == TREES:
+    if model in TREE_MODELS:
         x = data.features[rows]
         x = x if data.encoder is None else data.encoder.to_fields(x)
     else:
@@ -505,10 +513,12 @@ def first_arrays(
 ) -> ArrayRecord:
     """Return the initial parameters of a simulated run with this seed, by tensor name.
 
-    Of trees, it is a booster without trees; `levels` is as in `make_model`.
+    Of trees, it is a booster or a forest without trees; `levels` is as in `make_model`.
     """
     if model == TREES:
         return empty_booster(levels)
+    if model == FOREST:
+        return empty_forest(levels, classes)
     model = get_model(model)
     params = model.init(seed, features=features, classes=classes).astype(np.float32)
     shapes = model.shapes(features=features, classes=classes)

@@ -25,9 +25,9 @@ from fedgft.data.public import SOURCES
 from fedgft.data.schema import Schema, describe_table
 from fedgft.data.table import Roles, read_frame, read_rows_as_text, read_test_rows
 from fedgft.errors import FedgftError
+from fedgft.fair_model import TREE_MODELS
 from fedgft.flower.boosted_trees import BoostedTrees, grow_trees, tally_unseen
 from fedgft.flower.client import (
-    TREES,
     Site,
     arrays_of,
     client_site,
@@ -39,6 +39,7 @@ from fedgft.flower.client import (
     settings_of,
     train_locally,
 )
+from fedgft.flower.histogram_trees import HISTOGRAMS, histogram_reply
 from fedgft.flower.messages import (
     RECORD,
     REPORT,
@@ -70,7 +71,7 @@ MIN_NAMED_ROWS = 10
 def register(
     app: ClientApp, site: Callable[[Message, Context], Site], *, mods: Any = None
 ) -> ClientApp:
-    """Register handlers for training, evaluation, statistics and the report.
+    """Register handlers for training, evaluation, statistics, histograms and the report.
 
     Parameters
     ----------
@@ -87,6 +88,7 @@ def register(
         (app.evaluate(), evaluate_reply),
         (app.query(RECORD), query_reply),
         (app.query(REPORT), report_reply),
+        (app.query(HISTOGRAMS), histogram_reply),
     )
     for add_handler, reply in handlers:
         add_handler(lambda message, context, r=reply: r(message, context, site(message, context)))
@@ -267,9 +269,9 @@ def make_client_app(make_module: MakeModule | None = None) -> ClientApp:
 def choose_model(
     config: Mapping[str, Any], make_module: MakeModule | None, *, features: int, classes: int
 ) -> Model | str:
-    """Return the model that a run's configuration names; the name itself if it is "xgboost"."""
+    """Return the model that a run's configuration names; the name itself of trees."""
     name = str(config["model"])
-    if name == TREES:
+    if name in TREE_MODELS:
         return name
     if name == "own" and make_module is not None:
         return Module(lambda: make_module(features, classes), name="own")
@@ -349,7 +351,7 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
     schema
         How all sites read their tables.
     model
-        A model of `fedgft.models`, or the name of one, or "xgboost".
+        A model of `fedgft.models`, or the name of one, "xgboost" or "trees".
     left_out
         Names of sites that cannot take part. If this site is one of them, an error is raised.
     """
@@ -363,11 +365,11 @@ def table_site(context: Context, schema: Schema, model: Any, left_out: Sequence[
         server = f"the server's is {schema.fingerprint()}"
         raise FedgftError(f"site '{name}' takes part with {condition}, and {server}")
     frame = read_frame(file)
-    if model == TREES:  # they ask about the columns as they are
+    if model in TREE_MODELS:  # they ask about the columns as they are
         nothing = np.zeros_like(schema.mean)
         schema = replace(schema, mean=nothing, spread=nothing + 1.0)
     x, y, a, notes = schema.read(frame, source=f"site '{name}': {file.name}")
-    x = schema.encoder.to_fields(x) if model == TREES else x
+    x = schema.encoder.to_fields(x) if model in TREE_MODELS else x
     for text in notes:
         log.info("fedgft: %s", text)
     for index, group in enumerate(schema.groups):

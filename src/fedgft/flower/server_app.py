@@ -6,7 +6,7 @@ writes everything into the run's folder:
     progress.jsonl           one JSON object per line: rounds, notes and, at the end, an error
     schema.json              how the sites read their tables
     checkpoint.safetensors   from which an interrupted run continues
-    model.safetensors        for `fedgft predict`; model.json if sites grow trees
+    model.safetensors        for `fedgft predict`; model.json for model xgboost
     sites/, report.html, report.md, audit.json    the sites' sums and their audit
     history.json             all rounds; written last, so that it marks a finished run
 """
@@ -14,9 +14,11 @@ writes everything into the run's folder:
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -25,10 +27,11 @@ from fedgft.auditing import audit
 from fedgft.auditing.site_file import gather
 from fedgft.data.dataset import get_raw_scaling
 from fedgft.data.schema import Schema, agree_on_schema
+from fedgft.engine.history import ModelInputs
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel
 from fedgft.flower.boosters import TREE_LR, Booster
-from fedgft.flower.client import TREES, first_arrays
+from fedgft.flower.client import FOREST, TREES, first_arrays
 from fedgft.flower.client_app import (
     DESCRIBE,
     MakeModule,
@@ -38,6 +41,8 @@ from fedgft.flower.client_app import (
     schema_shape,
     split_names,
 )
+from fedgft.flower.histogram_strategy import FOREST_LR, GrowingFedGFT, MeasuredTrees, read_options
+from fedgft.flower.histogram_trees import Cells
 from fedgft.flower.messages import (
     REPORT,
     VERSION,
@@ -55,8 +60,9 @@ from fedgft.flower.tree_rounds import BOOSTING
 from fedgft.formatting import one_line
 from fedgft.metrics import CATALOG
 from fedgft.metrics.robust_aggregation import SiteLimits
+from fedgft.models import Trees
 from fedgft.privacy.noise import Budget
-from fedgft.settings import TRAINING_KEYS, TREE_KEYS, check_run_config
+from fedgft.settings import HISTOGRAM_KEYS, TRAINING_KEYS, TREE_KEYS, check_run_config
 from fedgft.site_sums import SiteSums
 from fedgft.store import (
     atomic_write,
@@ -80,6 +86,8 @@ TRAINING_SETTINGS = (*TRAINING_KEYS, "rounds", "seed")
 "The settings that clients receive."
 TREE_SETTINGS = (*TREE_KEYS, "rounds", "seed")
 "The settings that clients receive where they grow trees."
+FOREST_SETTINGS = (*HISTOGRAM_KEYS, "rounds", "seed")
+"The settings that clients receive where they grow trees together."
 Config = Mapping[str, Any]
 
 
@@ -110,8 +118,8 @@ def serve(
         _write_text(folder / SCHEMA, schema.to_json(), private=True)
         fair = make_strategy(strategy, config, schema, progress)
         fair.aggregator.validator.owners |= agreement.owners
-        is_boosting = config["model"] == TREES
-        keys = TREE_SETTINGS if is_boosting else TRAINING_SETTINGS
+        name = str(config["model"])
+        keys = {TREES: TREE_SETTINGS, FOREST: FOREST_SETTINGS}.get(name, TRAINING_SETTINGS)
         settings = ConfigRecord({key: config[key] for key in keys})
         settings["schema"] = schema.to_json()
         settings["left-out"] = json.dumps(agreement.left_out)
@@ -127,7 +135,9 @@ def serve(
             reports = collect_reports(grid, result.arrays, fair, config=settings, timeout=timeout)
         described = ("data", "method", "metric", "strategy", "channel", "model", "seed")
         about = {key: config[key] for key in described} | {"measured": fair.measured}
-        write = _write_booster if is_boosting else _write_model
+        write = {TREES: _write_booster, FOREST: _write_forest}.get(name, _write_model)
+        if name == FOREST:
+            about["trees"] = asdict(read_options(config))
         write(folder, result.arrays, schema, about)
         described = _describe_audit(config, schema, len(reports))
         _write_results(folder, fair.history, reports, about, described)
@@ -163,19 +173,14 @@ class ProgressLog(logging.Handler):
             self.write({"error": " ".join(f"{name}{error}".split())})
 
 
-def check_model(name: str) -> None:
-    """Raise a `FedgftError` for a model that only the simulator has."""
-    if name == "trees":
-        text = "trees grows in the simulator only; deployed sites grow trees with xgboost"
-        raise FedgftError(text, field="model", kind="unsupported")
-
-
 def _complete(config: Config, strategy: Strategy) -> Config:
     """Return the configuration with the model's own learning rate if `lr` is 0.
 
-    Raises an error unless model and strategy fit: trees cannot be averaged.
+    The sums of model trees always travel in messages of their own. Raises an error unless model and
+    strategy fit: trees cannot be averaged.
     """
-    check_model(str(config["model"]))
+    if config["model"] == FOREST:
+        config = {**config, "channel": "query", "lr": config["lr"] or FOREST_LR}
     is_boosting = config["model"] == TREES
     if is_boosting != isinstance(strategy, BOOSTING):
         names = " or ".join(kind.__name__ for kind in BOOSTING)
@@ -319,6 +324,8 @@ def make_strategy(
         "limits": SiteLimits(influence_most=float(config.get("max-influence", 1.0))),
         "counts": _read_agreed_counts(str(config.get("counts", ""))),
     }
+    if config["model"] == FOREST:
+        return _grow_together(strategy, method, config, common | {"cells": Cells.of(schema)})
     if method == "fairfed":
         return FairFed(strategy, beta=float(config["beta"]), **common)
     if method == "measured":
@@ -326,6 +333,21 @@ def make_strategy(
     if method == "fedgft":
         return FedGFT(strategy, lam=lam, penalty=str(config["penalty"]), **common)
     return FedGFT(strategy, target=float(config["target"]), **common)
+
+
+def _grow_together(
+    strategy: Strategy, method: str, config: Config, common: dict[str, Any]
+) -> FairStrategy:
+    """Return the strategy of a run whose sites grow trees together."""
+    if method == "fairfed":
+        text = "fairfed weighs models, and model trees has one for all sites: choose another"
+        raise FedgftError(text, field="method", kind="unsupported")
+    if method == "measured":
+        return MeasuredTrees(strategy, **common)
+    if method == "fedgft":
+        lam, penalty = float(config["lam"]), str(config["penalty"])
+        return GrowingFedGFT(strategy, lam=lam, penalty=penalty, **common)
+    return GrowingFedGFT(strategy, target=float(config["target"]), **common)
 
 
 def _read_agreed_counts(path: str) -> dict[str, Any] | None:
@@ -391,6 +413,15 @@ def _write_model(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[
     }
     model = FairModel(tensors, schema.mean, schema.spread, about | known)
     model.save(folder / "model.safetensors")
+
+
+def _write_forest(folder: Path, arrays: ArrayRecord, schema: Schema, about: dict[str, Any]) -> None:
+    """Write trees as a model of the simulator."""
+    names = (schema.encoder.columns, schema.classes, schema.groups)
+    scaling = (np.zeros_like(schema.mean), np.ones_like(schema.spread))
+    inputs = ModelInputs(str(about["data"]), *names, schema.encoder, *scaling)
+    model = Trees(**about["trees"])
+    inputs.build(model, arrays["forest"].numpy(), about).save(folder / "model.safetensors")
 
 
 def _write_booster(

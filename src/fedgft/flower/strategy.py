@@ -100,6 +100,7 @@ class FairStrategy(StatisticsOptions, Strategy):
 
     needs_trained_sums = False  # whether clients also send the sums of the model they trained
     sets_weights = False  # whether `_set_weights` replaces the clients' weights
+    grows = False  # whether the arrays of the model change their shape
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -425,7 +426,8 @@ class FairStrategy(StatisticsOptions, Strategy):
     def load_checkpoint(self, like: ArrayRecord) -> ArrayRecord:
         """Restore the state from the checkpoint; return the model to continue with."""
         checkpoint = self._open_checkpoint()
-        arrays = checkpoint.load(self.state, like, self.strategy, same_shapes=self.trees is None)
+        same = self.trees is None and not self.grows
+        arrays = checkpoint.load(self.state, like, self.strategy, same_shapes=same)
         if self.aggregator.noise is not None:  # sites release new noisy counts after a restart
             self.state.declared = {}
         return arrays
