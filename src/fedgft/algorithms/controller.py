@@ -126,14 +126,15 @@ class Loop:
 
     delay: int = 1
     caution: float = 1.0
-    repeat: float = PAST_SHARE
+    repeat: Any = PAST_SHARE
     most_trust: float = 1.0
 
 
-def boosting_loop(lr: float) -> Loop:
+def boosting_loop(lr: Any) -> Loop:
     """Return the loop of a booster with this learning rate; its speed is `lr` in every round.
 
     A tree is fitted to the prices themselves: at first it moves the logit of a row by -lr price.
+    `lr` is one number, or an array (r, 1, 1) with one per run.
     """
     return Loop(caution=BOOSTING_CAUTION, repeat=1.0 - lr, most_trust=BOOSTING_TRUST)
 
@@ -144,8 +145,8 @@ class ControllerState(NamedTuple):
     Arrays are None before the first measurement.
     """
 
-    loop: tuple[float, ...]  # delay, caution, repeat, most trust; version 0.1 wrote two of them
-    speed: float = 1.0  # speed of the coming round
+    loop: tuple[Any, ...]  # delay, caution, repeat, most trust; version 0.1 wrote two of them
+    speed: Any = 1.0  # speed of the coming round; one number, or (r, 1, 1)
     gaps: Any = None  # (r, measured models)
     rates: Any = None  # (r, v, g), rates of the last model; arrays below have the same shape
     up: Any = None  # multiplier that lowers a rate above the band
@@ -166,8 +167,8 @@ class ControllerState(NamedTuple):
         return self.loop[3] if len(self.loop) > 3 else 1.0
 
     @property
-    def repeat(self) -> float:
-        """The share of its last move that a round repeats."""
+    def repeat(self) -> Any:
+        """The share of its last move that a round repeats; one number, or (r, 1, 1)."""
         return self.loop[2] if len(self.loop) > 2 else PAST_SHARE
 
 
@@ -284,7 +285,7 @@ class ControlReport:
         return f"{text} Arguments to change: {', '.join(change)}."
 
 
-def with_speed(state: Any, speed: float) -> Any:
+def with_speed(state: Any, speed: Any) -> Any:
     """Return a controller's state with the speed of the coming round; other states unchanged."""
     return state._replace(speed=speed) if isinstance(state, ControllerState) else state
 
@@ -482,7 +483,7 @@ class Controller:
         shares = self.metric.weights(weight.shape[-2])
         caution = state.loop[1]
         strength = GAIN * caution * (shares / shares.sum())[:, None] * len(shares) ** 0.5
-        return strength * state.trust / (response * max(state.speed, MIN_SPEED))
+        return strength * state.trust / (response * np.maximum(state.speed, MIN_SPEED))
 
 
 def band_center(
@@ -540,8 +541,8 @@ def _with_response(state: ControllerState, rates: Rates, weight: np.ndarray) -> 
     """
     relative = rates - state.rates
     relative = relative - _row_means(weight, relative)[0]
-    excess = max(state.repeat - PAST_SHARE, 0.0)
-    change = relative - excess * state.change if excess else relative
+    excess = np.maximum(state.repeat - PAST_SHARE, 0.0)
+    change = relative - excess * state.change if np.any(excess) else relative
     push = state.pushes[0]
     new, old = _row_means(weight, push**2, state.moved)
     keep = 1 - (1 - FORGET) * np.minimum(new / np.maximum((1 - FORGET) * old, 1e-12), 1.0)

@@ -170,11 +170,12 @@ class Objective:
         )
 
     def update(
-        self, states: States, cohort: Cohort, received: Sums, *, speed: float = 1.0
+        self, states: States, cohort: Cohort, received: Sums, *, speed: Any = 1.0
     ) -> States:
         """Return the states after the sums of a model (ConstUpdate in Algorithm 1).
 
-        `speed` is how far the coming round moves the model, relative to the first round.
+        `speed` is how far the coming round moves the model, relative to the first round: one
+        number, or (r, 1, 1).
         """
         pairs = zip(self.penalties, states, strict=True)
         return tuple(p.update(with_speed(state, speed), cohort, received) for p, state in pairs)

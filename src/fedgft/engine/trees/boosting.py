@@ -160,7 +160,7 @@ class BoostingLoop:
 
     def loop(self) -> Loop:
         """Return the delay of the measurements and the caution that their noise requires."""
-        found = boosting_loop(float(self.lr.mean()))
+        found = boosting_loop(self.lr[:, None, None])
         uncertain = self._samples or self.settings.noise > 0
         caution = found.caution * (0.5 if uncertain else 1.0)
         return replace(found, delay=2 if self.settings.lag else 1, caution=caution)
@@ -203,8 +203,8 @@ class BoostingLoop:
         late = state.objective
         if received is not None:
             state = self._remember(state, t)
-            speed = float(self.lr.mean())
             update = algorithm.objective.update
+            speed = self.lr[:, None, None]
             objective = update(state.objective, cohort, received, speed=speed)
             state = replace(state, objective=objective)
         price = self._prices(state, late if self.settings.lag else state.objective, cohort, units)
