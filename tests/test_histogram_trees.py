@@ -17,6 +17,7 @@ from fedgft.data.partition import partition
 from fedgft.data.schema import Schema
 from fedgft.engine import Settings, simulate
 from fedgft.engine.trees import rows as binned_rows
+from fedgft.engine.trees.bins import LARGEST
 from fedgft.errors import FedgftError
 from fedgft.fair_model import load_model
 from fedgft.flower import Budget, Site
@@ -201,6 +202,21 @@ def test_cells_of_extreme_columns() -> None:
     assert codes[0].tolist() == [2, 0, 1] and codes[2].tolist() == [2, 0, 1]
 
 
+def test_rows_beyond_the_counted_ones_are_in_the_last_bin_of_numbers() -> None:
+    """Trees and forests agree on them, also where a split sends all known numbers to the left."""
+    cells = Cells(np.zeros(1), np.full(1, 0.1), (0,))
+    counts = cells.count(np.array([[0.05], [0.25], [0.15]], np.float32))
+    bins = cells.place_bins(counts, most=255, least_rows=1)
+    assert bins.upper[0].tolist() == [0.1, 0.2, LARGEST]
+
+
+def test_sums_of_scores_are_exact() -> None:
+    made = federation()
+    site = client_site(made, 0, "trees")
+    site.load(as_record(grown_vector()))
+    assert not np.any(site.tally(site.rows).score * 2**30 % 1)
+
+
 # Privacy
 
 
@@ -232,6 +248,7 @@ def test_a_site_with_limits_sends_no_histograms(limit: dict, caplog) -> None:
     with caplog.at_level("WARNING", "flwr"):
         found = train(made, strategy_of(made), 2, grid=grid)
     assert "node 102 failed: site 'site-2'" in caplog.text
+    assert grid.messages[f"query.{HISTOGRAMS}"] == 3 + 2 * 2 * 3  # it is not asked again
     pair = InProcessGrid([app_of(site) for site in sites[:2]])
     np.testing.assert_array_equal(found, train(made, strategy_of(made), 2, grid=pair))
     everyone = InProcessGrid([app_of(site) for site in sites], [limit] * 3)

@@ -381,7 +381,8 @@ class Exchange:
         rows = min(rows, MAX_COUNT)
         if (found[..., H] < 0).any() or (found[..., H] > rows * MOST_H).any():
             reader.fail("sums of hessians that its rows cannot have")
-        if (np.maximum(found[..., G], -found[..., G]) > MOST_G * found[..., H].clip(0, rows)).any():
+        most = MOST_G * found[..., H].clip(0, rows)
+        if ((found[..., G] > most) | (found[..., G] < -most)).any():
             reader.fail("sums of gradients that its rows cannot have")
         by_column = np.add.reduceat(found, self.starts, axis=1)
         weights = by_column[:, 0, H]
