@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -467,6 +468,9 @@ def test_what_is_no_forest_is_refused(make) -> None:
         ("upper", np.array([np.nan])),
         ("level-bins", np.full(6, 999)),
         ("forest", np.zeros(3)),
+        ("forest", np.zeros(3, np.uint8)),
+        ("forest", np.frombuffer(zlib.compress(b"12345"), np.uint8)),
+        ("forest", np.frombuffer(zlib.compress(np.full(9, 2.0**30).tobytes()), np.uint8)),
     ],
 )
 def test_a_site_refuses_requests_that_fit_nothing(name: str, value: np.ndarray) -> None:

@@ -22,11 +22,13 @@ from fedgft.engine.trees.grow import Grower, Growth
 from fedgft.engine.trees.kernels import G, H
 from fedgft.errors import FedgftError
 from fedgft.flower.histogram_trees import (
+    FOREST,
     HISTOGRAMS,
     ArrayReader,
     Cells,
     bins_to_arrays,
     check_exact,
+    compress_forest,
     make_arrays,
     pack_forest,
     read_forest,
@@ -218,7 +220,7 @@ class GrowsTrees(FairStrategy):
         words = -(-max(self.cells.levels) // WORD)
         price = np.zeros(names.shape) if self.aggregator.price is None else self.aggregator.price
         price = np.rint(price * FINE_PRICES) / FINE_PRICES
-        sent = {"forest": arrays["forest"].numpy(), **bins_to_arrays(bins)}
+        sent = {FOREST: compress_forest(forest), **bins_to_arrays(bins)}
         trees = []
         for output in range(len(forest.base)):
             more = {"stage": "sum", "output": output, "price": price.ravel().tolist()}

@@ -10,8 +10,9 @@ nodes that the message lists, and returns the sums of both by (node, bin), as wh
     "sum"      trees, bins, splits, nodes, prices  gradients and hessians by (node, bin)
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -34,6 +35,7 @@ FOREST = "forest"  # the array of a model, `Forest.to_vector`
 CELLS = 4096  # in which sites count the values of a column of numbers
 SPREADS = 5.0  # of a column, on each side of its mean: where its cells end
 MAX_LEAF = 100.0  # no sensible tree moves a logit so far
+MAX_BYTES = 2**29  # of a forest
 MAX_CODES = 256  # bins of a column, missing values included
 
 
@@ -109,6 +111,13 @@ def read_forest(arrays: Mapping[str, Any], levels: Sequence[int], classes: int) 
         reason = one_line(error) if isinstance(error, ValueError) else type(error).__name__
         problem = f"the trees are none that fedgft can use ({reason})"
         raise FedgftError(problem, kind="data") from None
+
+
+def compress_forest(forest: Forest) -> np.ndarray:
+    """Return as few bytes as a site needs to apply a forest: without gains and covers."""
+    nothing = np.zeros_like(forest.gain)
+    vector = replace(forest, gain=nothing, cover=nothing).to_vector()
+    return np.frombuffer(zlib.compress(vector.tobytes(), 6), np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +288,7 @@ def _count_rows(reader: ArrayReader, site: Any, request: Request) -> dict[str, n
 
 def _sum_rows(reader: ArrayReader, site: Any, request: Request) -> dict[str, np.ndarray]:
     """Return the sums of gradients and hessians of the training rows by node and bin."""
-    site.load(ArrayRecord({FOREST: reader.arrays.get(FOREST, Array(np.zeros(0)))}))
+    site.load(_decompress_forest(reader))
     x = site.rows[0]
     bins = _read_bins(reader, site.model.levels)
     codes = np.empty((x.shape[1], len(x)), np.uint8)
@@ -298,6 +307,17 @@ def _sum_rows(reader: ArrayReader, site: Any, request: Request) -> dict[str, np.
             sums = np.bincount(place, values[rows], minlength=len(nodes) * size)
             out[:, part, k] = sums.reshape(len(nodes), size)
     return {"histograms": out}
+
+
+def _decompress_forest(reader: ArrayReader) -> ArrayRecord:
+    """Return the forest in a message, which is not checked yet."""
+    data = reader.take(FOREST, np.uint8, (None,)).tobytes()
+    unpacker = zlib.decompressobj()
+    try:
+        values = np.frombuffer(unpacker.decompress(data, MAX_BYTES), np.float64)
+    except (zlib.error, ValueError):
+        reader.fail("trees whose bytes are damaged")
+    return ArrayRecord({FOREST: Array(values)})
 
 
 def _read_bins(reader: ArrayReader, levels: Sequence[int]) -> Bins:
