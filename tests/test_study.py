@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import fedgft
 from fedgft.data.generated import synthetic
+from fedgft.data.partition import inner_split
 from fedgft.fair_model import load_model
 from fedgft.metrics import get_metric
+from fedgft.models import Trees
 from fedgft.study import Point, Study, choices, client_rows, get_protocol, row, train_model
+from fedgft.study.training import build_model
 from fedgft.sums import Sums
 
 # an infinite heterogeneity is said, and is no error
@@ -193,3 +197,51 @@ def test_a_trained_model_is_the_one_that_is_saved(tmp_path):
     assert alone.fedavg.method == "fedavg" and alone.choice.why == "first"
     plain = train_model(study, "fedavg", "sp")
     assert plain.fedavg is plain.result and len(plain.comparison.results) == 1
+
+
+@pytest.mark.filterwarnings("ignore::fedgft.TargetMissedWarning")
+def test_each_replicate_chooses_the_depth_of_its_trees_on_inner_splits() -> None:
+    """The choice, and runs of different depths in one result, as if each had run alone."""
+    data = synthetic(rows=1500, seed=1)
+    base = get_protocol("heldout", trees=True)
+    settings = replace(base.settings, rounds=12, eval_every=4)
+    protocol = replace(base, settings=settings, round_factors=(), max_depth=(1, 3))
+    model = Trees(folds=2)
+    study = Study(data, protocol, [0, 1, 2], clients=3, model=model)
+    depth = study.choose_depth(0.5)
+    alone = [[_try_depth(study, replace(model, max_depth=d), i) for d in (1, 3)] for i in range(3)]
+    assert depth.tolist() == [(1, 3)[int(np.argmax(each))] for each in alone]
+
+    study._known["depth", 0.5] = np.array([3, 1, 3])
+    result = study.run(0.5, "fedgft-control", get_metric("eop"))
+    assert result.depth.tolist() == [3, 1, 3]
+    assert "depth" in result.chosen
+    for i, d in enumerate((3, 1, 3)):
+        single = fedgft.simulate(
+            study.federations(0.5)[i],
+            replace(model, max_depth=d),
+            "fedgft-control",
+            settings,
+            metric="eop",
+            target=0.0,
+            seeds=study.seeds[i],
+            lr=0.1,
+        )
+        found = result.history.params[i]
+        np.testing.assert_array_equal(found[: single.params.shape[1]], single.params[0])
+        np.testing.assert_array_equal(
+            result.history.test[-1, i].decision, single.test[-1, 0].decision
+        )
+        assert result.history.control is not None and single.control is not None
+        assert result.history.control.gap[i] == single.control.gap[0]
+        assert build_model(study, result, i).about["trees"]["max_depth"] == d
+
+
+def _try_depth(study: Study, model: Trees, replicate: int) -> float:
+    """Accuracy of plain trees on the inner test rows of a replicate."""
+    federation = inner_split(study.federations(0.5)[replicate], seed=study.seeds[replicate])
+    settings = replace(study.protocol.settings, eval_every=0, eval_on="test")
+    history = fedgft.simulate(
+        federation, model, "fedavg", settings, seeds=study.seeds[replicate], lr=0.1
+    )
+    return float(history.test[-1].accuracy()[0])

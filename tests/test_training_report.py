@@ -272,7 +272,7 @@ def inner_accuracy(rates: tuple[float, ...]) -> np.ndarray:
     """(rate, replicate): each rate by itself on the same inner splits."""
     return np.stack(
         [
-            quick(lr=(rate, 9.0))._try_out("", 0.5, quick()._fedavg(), None, lr=np.array([[rate]]))[
+            quick(lr=(rate, 9.0))._try_out("", 0.5, quick()._fedavg, None, lr=np.array([[rate]]))[
                 0
             ][0]
             for rate in rates

@@ -87,8 +87,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
     lam
         The strength of "fedgft" and "lft"; None: chosen on held-out rows.
     model
-        "logistic", "trees" (gradient boosting), "mlp", a model of `fedgft.models` such as
-        ``Trees(max_depth=4)``, or a function that makes a torch module with one output per class.
+        "logistic", "mlp", "trees" (gradient boosting; the depth is chosen on held-out rows), a
+        model of `fedgft.models` such as ``Trees(max_depth=4)``, or a function that makes a torch
+        module with one output per class.
     base
         The federated algorithm that the method extends, such as "fedavg", "fedprox" or "scaffold".
     rounds
@@ -346,8 +347,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         return loaded
 
     def _make_protocol(self) -> Protocol:
-        trees = isinstance(get_model(self.model), Trees)
-        protocol = get_protocol(self.protocol, trees=trees)
+        model = get_model(self.model)
+        protocol = get_protocol(self.protocol, trees=isinstance(model, Trees))
+        if isinstance(self.model, Trees):
+            protocol = replace(protocol, max_depth=(self.model.max_depth,))
         if self.method != "fedgft-control" and self.target:
             text = f"is for the method fedgft-control; {self.method} has no target"
             raise FedgftError(text, field="target", kind="conflict")

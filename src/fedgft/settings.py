@@ -327,7 +327,9 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "eval_every": _count("Rounds between measurements; 0: first and last", 1, "1", at_least=0),
     },
     "Trees": {
-        "max_depth": _count("Largest number of splits above a leaf", 6, "6", at_most=12),
+        "max_depth": _count(
+            "Largest number of splits above a leaf", 6, "2, 4 or 6, chosen", at_most=12
+        ),
         "max_leaves": _count(
             "Largest number of leaves; the best one is split next", unset="no limit", at_least=2
         ),

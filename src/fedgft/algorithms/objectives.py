@@ -169,9 +169,7 @@ class Objective:
             for p in self.penalties
         )
 
-    def update(
-        self, states: States, cohort: Cohort, received: Sums, *, speed: Any = 1.0
-    ) -> States:
+    def update(self, states: States, cohort: Cohort, received: Sums, *, speed: Any = 1.0) -> States:
         """Return the states after the sums of a model (ConstUpdate in Algorithm 1).
 
         `speed` is how far the coming round moves the model, relative to the first round: one

@@ -68,7 +68,13 @@ GRADIENT_OPTIONS = (  # of local training by gradients
     *("mu", "server_lr", "device", "precision", "executor", "lanes", "deterministic"),
 )
 SERVER_BASES = ("fedavgm", "fedadam", "fedyogi", "fedadagrad")  # they have a learning rate
-PROTOCOL_CANDIDATES = ("lr", "lam", "beta", "target")  # a protocol holds several values of these
+PROTOCOL_CANDIDATES = (
+    "lr",
+    "lam",
+    "beta",
+    "target",
+    "max_depth",
+)  # a protocol holds several values of these
 
 
 def check_options(options: Options) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -383,6 +383,64 @@ class History:
         params, theirs = (_pad_columns(each, width) for each in (self.params, other.params))
         params[at] = theirs
         return replace(self, params=params, seconds=self.seconds + other.seconds, **changed)
+
+
+def join_runs(parts: Sequence[History], order: np.ndarray) -> History:
+    """Return one history with the runs of several, which have the same rounds.
+
+    Parameters
+    ----------
+    parts
+        Histories of different runs.
+    order
+        The position of each run in the result: of those of the first part, then the second, ...
+    """
+    first = parts[0]
+    back = np.argsort(order)
+
+    def join(name: str, axis: int) -> Any:
+        each = [getattr(part, name) for part in parts]
+        if each[0] is None:
+            return None
+        arrays = zip(*(sums.arrays for sums in each), strict=True)
+        return Sums(*(np.concatenate(group, axis=axis).take(back, axis=axis) for group in arrays))
+
+    width = max(part.params.shape[1] for part in parts)
+    scores = None
+    if first.scores is not None:
+        every = [score for part in parts for score in part.scores or ()]
+        scores = tuple(every[i] for i in back)
+    return replace(
+        first,
+        federation=join("federation", 1),
+        test=join("test", 1),
+        before=join("before", 0),
+        after=join("after", 0),
+        params=np.concatenate([_pad_columns(part.params, width) for part in parts])[back],
+        seconds=sum(part.seconds for part in parts),
+        control=None if first.control is None else _join_reports(parts, back),
+        record=None if first.record is None else _join_records(parts, back),
+        scores=scores,
+    )
+
+
+def _join_reports(parts: Sequence[History], back: np.ndarray) -> ControlReport:
+    reports = [part.control for part in parts if part.control is not None]
+    arrays = {
+        name: np.concatenate([getattr(report, name) for report in reports])[back]
+        for name in ("target", "gap", "gaps")
+    }
+    return ControlReport(**arrays, kind=reports[0].kind)
+
+
+def _join_records(parts: Sequence[History], back: np.ndarray) -> TrainingRecord:
+    records = [part.record for part in parts if part.record is not None]
+    inputs = [each for record in records for each in record.inputs]
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(record, name) for record in records])[back]
+        for name in PER_RUN
+    }
+    return replace(records[0], inputs=tuple(inputs[i] for i in back), **joined)
 
 
 def _pad_columns(array: np.ndarray, width: int) -> np.ndarray:

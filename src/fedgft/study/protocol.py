@@ -9,6 +9,7 @@
 | learning rate | 0.002 constant | cosine, start chosen on an inner split |
 | rounds | 20 | 50; of fedgft-control 100 or 200 where 50 miss the target |
 | trees | none | 100 of learning rate 0.1; of fedgft-control 200 where 100 miss the target |
+| depth of trees | none | 2, 4 or 6, chosen on an inner split |
 | strength | lam 20, beta 1 | chosen on an inner split |
 | target of fedgft-control | 0 | 0 |
 | FairFed | the authors' code | as published |
@@ -37,6 +38,7 @@ from fedgft.validation import check_choice
 LAMS = (1.0, 10.0, 20.0, 50.0)
 BETAS = (0.1, 1.0, 10.0)
 RATES = (0.005, 0.01, 0.02, 0.03)
+DEPTHS = (2, 4, 6)
 MORE_RATES = (0.001, 0.002, 0.05, 0.1, 0.2)
 
 
@@ -44,8 +46,8 @@ MORE_RATES = (0.001, 0.002, 0.05, 0.1, 0.2)
 class Protocol:
     """How the cells of a study are trained and tested.
 
-    If `lr`, `lam`, `beta` or `target` holds several values, each replicate chooses one of them on
-    an inner split of its training rows.
+    If `lr`, `lam`, `beta`, `target` or `max_depth` holds several values, each replicate chooses one
+    of them on an inner split of its training rows.
 
     Parameters
     ----------
@@ -69,6 +71,8 @@ class Protocol:
         Which gap tables and figures show first: on which rows, of scores or of decisions.
     target
         Targets of fedgft-control.
+    max_depth
+        Depths of trees; empty: that of the model.
     more_lr
         Rates outside `lr`. A replicate whose best rate is the lowest or the highest of `lr` tries
         the rates beyond it, nearest first, until a rate is no better than the one before.
@@ -97,6 +101,7 @@ class Protocol:
     fairfed: FairFedRule
     headline: tuple[Literal["federation", "test"], Kind]
     target: tuple[float, ...] = (0.0,)
+    max_depth: tuple[int, ...] = ()
     more_lr: tuple[float, ...] = ()
     round_factors: tuple[int, ...] = ()
     penalty: str = "half"
@@ -210,14 +215,13 @@ def _for_images(protocol: Protocol) -> Protocol:
 
 
 def _for_trees(protocol: Protocol) -> Protocol:
-    """100 trees with the learning rate 0.1, on features as they are."""
+    """100 trees with the learning rate 0.1, on features as they are; the depth is chosen."""
     if protocol.name == "paper":
         text = "paper is for linear models and networks: leave it out, or choose another model"
         raise FedgftError(text, field="protocol", kind="conflict")
     settings = replace(protocol.settings, rounds=100)
-    return replace(
-        protocol, settings=settings, features="raw", lr=(0.1,), more_lr=(), round_factors=(2,)
-    )
+    changed = {"lr": (0.1,), "max_depth": DEPTHS, "more_lr": (), "round_factors": (2,)}
+    return replace(protocol, settings=settings, features="raw", **changed)
 
 
 EQUAL_SHARES = 0.01  # shares of positives that differ by less count as equal

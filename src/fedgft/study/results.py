@@ -112,6 +112,8 @@ def choices(study: Study, results: Sequence[Result]) -> list[str]:
         where = "" if alpha is None else f"alpha {alpha:g}: "
         if "lr" in result.chosen:
             texts[f"{where}learning rate {_describe_values(result.lr)}"] = None
+        if "depth" in result.chosen:
+            texts[f"{where}depth of trees {_describe_values(result.depth)}"] = None
         if "strength" in result.chosen:
             name = f"{METHODS[result.method].strength} of {result.method}, {result.metric.name}"
             texts[f"{where}{name}: {_describe_values(result.strength)}"] = None

@@ -25,6 +25,7 @@ from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
 from fedgft.data.partition import PartitionKind, inner_split, partition, repeat_rows
 from fedgft.engine import History, Settings, simulate
+from fedgft.engine.history import join_runs
 from fedgft.errors import FedgftError
 from fedgft.metrics import Kind, Metric, NotEstimableWarning, get_metric
 from fedgft.metrics.functions import is_collapsed
@@ -37,6 +38,7 @@ from fedgft.sums import Sums
 ONE_POINT = 0.01
 UNSETTLED = 1e-9  # excess of a gap that has not settled: smaller than that of any real miss
 OnProgress = Callable[[str, int], None]  # description, run-rounds since the last call
+MakeAlgorithm = Callable[[np.ndarray], Algorithm]  # for the runs with these positions in a batch
 
 
 def ignore_progress(what: str, amount: int) -> None:
@@ -69,7 +71,9 @@ class Result:
     rounds
         (replicate,): rounds of training; `history.rounds` counts those of the shortest replicate.
     chosen
-        Which of "lr" and "strength" were chosen on inner splits.
+        Which of "lr", "depth" and "strength" were chosen on inner splits.
+    depth
+        (replicate,): the depth of trees that was used; 0 for other models.
     """
 
     alpha: float
@@ -81,6 +85,7 @@ class Result:
     strength: np.ndarray
     rounds: np.ndarray
     chosen: tuple[str, ...] = ()
+    depth: np.ndarray = field(default_factory=lambda: np.zeros(1, int))
 
     @property
     def has_target(self) -> bool:
@@ -110,17 +115,22 @@ def _client_sums(history: History) -> Sums:
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs that are trained side by side: the federation, seed, rate and strength of each."""
+    """Runs that are trained side by side: federation, seed, rate, depth and strength of each.
+
+    `depth` (r,) is the depth of trees; 0 for other models.
+    """
 
     federations: Sequence[Federation]
     seeds: Sequence[int]
     lr: np.ndarray
+    depth: np.ndarray
     strength: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
     def part(self, at: np.ndarray) -> "Batch":
         """The runs with these indices."""
         federations = [self.federations[i] for i in at]
-        return Batch(federations, [self.seeds[i] for i in at], self.lr[at], self.strength[at])
+        seeds = [self.seeds[i] for i in at]
+        return Batch(federations, seeds, self.lr[at], self.depth[at], self.strength[at])
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +201,7 @@ class Study:
                 [f for p in new for f in cells[p][0]],
                 list(self.seeds) * len(new),
                 lr=np.concatenate([cells[p][1] for p in new]),
+                depth=np.concatenate([self.choose_depth(p.alpha) for p in new]),
                 strength=np.concatenate([cells[p][2] for p in new]),
             )
             history, rounds = self._train(what, batch, method, metric)
@@ -202,8 +213,14 @@ class Study:
             history, rounds = self._known[keys[p]]
             grids = {"lr": self.protocol.lr, "strength": self.protocol.strength(method)}
             chosen = tuple(n for n, g in grids.items() if getattr(p, n) is None and len(g) > 1)
+            chosen += ("depth",) if len(self._depths) > 1 else ()
             trained = (history, *cells[p])
-            results.append(Result(p.alpha, method, metric, *trained, rounds=rounds, chosen=chosen))
+            more: dict[str, Any] = {
+                "rounds": rounds,
+                "chosen": chosen,
+                "depth": self.choose_depth(p.alpha),
+            }
+            results.append(Result(p.alpha, method, metric, *trained, **more))
         return results
 
     def federations(self, alpha: float) -> list[Federation]:
@@ -232,9 +249,34 @@ class Study:
         key = ("lr", alpha)
         if len(grid) > 1 and key not in self._known:
             what = f"learning rate, alpha {alpha:g}"
-            accuracy, _ = self._try_out(what, alpha, self._fedavg(), None, lr=grid[:, None])
+            accuracy, _ = self._try_out(what, alpha, self._fedavg, None, grid[:, None])
             chosen = choose_best(grid, -accuracy, what=what)
             self._known[key] = self._search_beyond_grid(alpha, chosen, accuracy)
+        return self._known.get(key, np.full(len(self.seeds), grid[0]))
+
+    @property
+    def _depths(self) -> tuple[int, ...]:
+        """The candidates for the depth of trees; empty for other models."""
+        model = get_model(self.model)
+        if not isinstance(model, Trees):
+            return ()
+        return self.protocol.max_depth or (model.max_depth,)
+
+    def choose_depth(self, alpha: float) -> np.ndarray:
+        """The depth of each replicate's trees, chosen on inner splits; 0 for other models.
+
+        Plain trees of this depth are the most accurate ones.
+        """
+        grid = np.array(self._depths or (0,))
+        key = ("depth", alpha)
+        if len(grid) > 1 and key not in self._known:
+            lr = np.array([[self.protocol.lr[0]]])
+            accuracy = [
+                self._try_out(f"depth {d}, alpha {alpha:g}", alpha, self._fedavg, None, lr, depth=d)
+                for d in grid.tolist()
+            ]
+            cost = -np.concatenate([found for found, _ in accuracy])
+            self._known[key] = choose_best(grid, cost, what=f"depth, alpha {alpha:g}")
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
 
     def choose_strength(
@@ -251,9 +293,9 @@ class Study:
         if len(grid) > 1 and key not in self._known:
             what = f"strength of {method}, {metric.name}, alpha {alpha:g}"
             each = np.repeat(grid, len(self.seeds))
-            algorithm = self.protocol.algorithm(method, metric, each)
             rates = np.tile(lr, (len(grid), 1))
-            accuracy, gap = self._try_out(what, alpha, algorithm, metric, lr=rates)
+            make = partial(self._make_algorithm, method, metric, each)
+            accuracy, gap = self._try_out(what, alpha, make, metric, rates)
             good = accuracy >= accuracy.max(axis=0) - ONE_POINT
             self._known[key] = choose_best(grid, np.where(good, gap, np.nan), what=what)
         return self._known.get(key, np.full(len(self.seeds), grid[0]))
@@ -289,7 +331,7 @@ class Study:
 
         Further learning rates and rounds, where they are needed, are not included.
         """
-        runs = count_choices(self.protocol.lr)
+        runs = count_choices(self.protocol.lr) + count_choices(self._depths)
         for method in methods:
             times = 1 if method in WITHOUT_STRENGTH else len(metrics)
             runs += times * (1 + count_choices(self.protocol.strength(method)))
@@ -327,10 +369,10 @@ class Study:
                 settings, rounds=factor * settings.rounds, eval_every=factor * settings.eval_every
             )
             title = what if factor == 1 else f"{what}, {longer.rounds} rounds"
-            algorithm = self.protocol.algorithm(method, metric, part.strength)
+            make = partial(self._make_algorithm, method, metric, part.strength)
             with warnings.catch_warnings():  # a single warning follows below
                 warnings.simplefilter("ignore", TargetMissedWarning)
-                history = self._simulate(title, part, algorithm, longer)
+                history = self._simulate(title, part, make, longer)
             return history, target_excess(history, metric, self.protocol.control, part.strength)
 
         history, excess = train(batch, 1)
@@ -370,63 +412,90 @@ class Study:
                     break
                 what = f"learning rate {rate:g}, alpha {alpha:g}"
                 rates = np.array([[rate]])
-                found, _ = self._try_out(what, alpha, self._fedavg(), None, lr=rates, replicates=at)
+                found, _ = self._try_out(what, alpha, self._fedavg, None, rates, replicates=at)
                 better = found[0] > top[at]
                 at = at[better]
                 chosen[at] = rate
                 top[at] = found[0][better]
         return chosen
 
-    def _fedavg(self) -> Algorithm:
+    def _fedavg(self, at: np.ndarray) -> Algorithm:
         return self.protocol.algorithm("fedavg", get_metric("sp"), np.zeros(1))
+
+    def _make_algorithm(
+        self, method: str, metric: Metric, strength: np.ndarray, at: np.ndarray
+    ) -> Algorithm:
+        """The method for the runs `at`, of which each has its own strength."""
+        return self.protocol.algorithm(method, metric, strength[at])
 
     def _try_out(
         self,
         what: str,
         alpha: float,
-        algorithm: Algorithm,
+        make: MakeAlgorithm,
         metric: Metric | None,
-        *,
         lr: np.ndarray,
+        *,
         replicates: np.ndarray | None = None,
+        depth: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Validation accuracy and gap of decisions, (candidate, replicate), on inner splits.
 
-        `lr` has one row per candidate; `replicates` None: all of them.
+        `lr` has one row per candidate; `replicates` None: all of them; `depth` of trees, None: as
+        `choose_depth` chooses it.
         """
         key = ("inner", alpha)
         if key not in self._known:
             scaled = self.federations(alpha)
             pairs = zip(self._known.get(("dealt", alpha), scaled), self.seeds, strict=True)
             self._known[key] = [self._scale(inner_split(f, seed=seed), seed) for f, seed in pairs]
-        at = range(len(self.seeds)) if replicates is None else replicates.tolist()
+        at = np.arange(len(self.seeds)) if replicates is None else replicates
         copies = len(lr)
         shape = (copies, len(at))
+        depths = self.choose_depth(alpha)[at] if depth is None else np.full(len(at), depth)
         batch = Batch(
-            [self._known[key][i] for i in at] * copies,
-            [self.seeds[i] for i in at] * copies,
+            [self._known[key][i] for i in at.tolist()] * copies,
+            [self.seeds[i] for i in at.tolist()] * copies,
             lr=np.broadcast_to(lr, shape).ravel(),
+            depth=np.tile(depths, copies),
         )
         settings = replace(self.protocol.settings, eval_every=0, eval_on="test")
-        last = self._simulate(what, batch, algorithm, settings).test[-1]
+        last = self._simulate(what, batch, make, settings).test[-1]
         gap = np.full(shape, np.nan) if metric is None else last.gap(metric, "hard").reshape(shape)
         return last.accuracy().reshape(shape), gap
 
     def _simulate(
+        self, what: str, batch: Batch, make: MakeAlgorithm, settings: Settings
+    ) -> History:
+        """Train the runs of a batch, those with trees of the same depth together.
+
+        `make` returns the algorithm of some of the runs.
+        """
+        parts = [np.flatnonzero(batch.depth == depth) for depth in np.unique(batch.depth)]
+        found = []
+        for at in parts:
+            part = replace(batch, strength=np.zeros(len(batch.lr))).part(at)
+            found.append(self._simulate_part(what, part, make(at), settings))
+        return found[0] if len(found) == 1 else join_runs(found, np.concatenate(parts))
+
+    def _simulate_part(
         self, what: str, batch: Batch, algorithm: Algorithm, settings: Settings
     ) -> History:
         runs = len(batch.federations)
+        model = get_model(self.model)
+        if isinstance(model, Trees):
+            model = replace(model, max_depth=int(batch.depth[0]))
         init = None if self.init is None else np.stack([self.init(f) for f in batch.federations])
         save = resume = None
         if self.checkpoints is not None:
             rest = (algorithm, settings, list(batch.seeds), batch.lr)
-            key = run_key(batch.federations, get_model(self.model), init, *rest)
+            key = run_key(batch.federations, model, init, *rest)
             resume = self.checkpoints.get(key)
             save = partial(self.checkpoints.put, key)
         self.on_progress(what, 0 if resume is None else runs * resume.round)
         return simulate(
             batch.federations,
-            self.model,
+            model,
             algorithm,
             settings,
             seeds=batch.seeds,

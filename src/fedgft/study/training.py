@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,7 @@ from fedgft.fair_model import FairModel
 from fedgft.formatting import escape_markdown, format_gap, format_percent, format_points
 from fedgft.metrics import CATALOG, Metric, get_metric
 from fedgft.metrics.functions import constant_accuracy, selection_rates
-from fedgft.models import get_model
+from fedgft.models import Trees, get_model
 from fedgft.settings import TARGET_TOLERANCE
 from fedgft.site_sums import SiteSums
 from fedgft.store import atomic_write, make_folder, stage_files
@@ -472,7 +472,10 @@ def build_model(
         "trained": {**describe_training(study, result, replicate), "why": why},
     }
     inputs = ModelInputs.of(result.federations[replicate])
-    return inputs.build(get_model(study.model), flat, about)
+    model = get_model(study.model)
+    if isinstance(model, Trees):
+        model = replace(model, max_depth=int(result.depth[replicate]))
+    return inputs.build(model, flat, about)
 
 
 def save_model(
