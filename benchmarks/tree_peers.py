@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin stall o
 
 import numpy as np
 
+import fedgft
 from fedgft.auditing.thresholds import candidate_thresholds, search_group_thresholds
 from fedgft.data.dataset import Dataset, Federation
 from fedgft.engine.trees.rows import read_fields
@@ -192,6 +193,60 @@ def _fit_reduction(data: Dataset, metric: Metric, target: float, rows: np.ndarra
             return np.asarray(mixture._pmf_predict(data.features[rows]))[:, 1]
 
     return accept
+
+
+def fit_prices(
+    federation: Federation, metric: Metric, *, library: str, folds: int | None, trees: int = 150
+) -> Scores:
+    """Return the scores of XGBoost or LightGBM with `fedgft.price_objective`, target 0.
+
+    `folds` None: without prices; 0: the gap is counted on the booster's own rows.
+    """
+    data = federation.dataset
+    rows = federation.rows
+    fields = read_fields(data)
+    plain = {"trees": trees} if library == "xgboost" else {"trees": trees, "leaves": 63}
+    if folds is None:
+        fit = fit_xgboost if library == "xgboost" else fit_lightgbm
+        return fit(data, rows, **plain)
+    objective = fedgft.price_objective(
+        metric.name,
+        target=0.0,
+        y=data.labels[rows],
+        sensitive_features=data.groups[rows],
+        groups=len(data.group_names),
+        lr=0.1,
+    )
+    if library == "xgboost":
+        import xgboost
+
+        options: dict[str, Any] = {"objective": "binary:logistic", "eta": 0.1, "max_depth": 6}
+        matrix = xgboost_matrix(data, rows)
+        options |= {"nthread": 1}
+        more: dict[str, Any] = {"obj": objective}
+        train: Any = xgboost.train
+    else:
+        import lightgbm
+
+        matrix = lightgbm.Dataset(
+            fields[rows],
+            data.labels[rows],
+            categorical_feature=categories(data),
+            params={"verbose": -1},
+            free_raw_data=False,
+        )
+        options = {"learning_rate": 0.1, "num_leaves": 63, "max_depth": 6, "num_threads": 1}
+        options |= {"verbose": -1}
+        more = {}
+        train = lightgbm.train
+    if folds:
+        booster = objective.train_out_of_fold(options, matrix, trees, folds=folds)
+    else:
+        options = options if more else options | {"objective": objective}
+        booster = train(options, matrix, trees, callbacks=[objective.callback(matrix)], **more)
+    if library == "xgboost":
+        return lambda rows: booster.predict(xgboost_matrix(data, rows))
+    return lambda rows: 1.0 / (1.0 + np.exp(-np.asarray(booster.predict(fields[rows]))))
 
 
 FAIRGBM = {"eop": "FNR", "fpr": "FPR", "eo": "FNR,FPR"}

@@ -256,6 +256,18 @@ def test_out_of_fold_predictions_come_from_trees_without_these_rows():
     assert 0.4 < objective.accuracies[-1] < 0.6
 
 
+def test_boosters_in_step_start_where_a_file_says() -> None:
+    """Without `base_score`, XGBoost has another base in memory than in the file it writes."""
+    data = xgb.DMatrix(X, Y)
+    grown = [
+        make().train_out_of_fold(XGB | more, data, 20, folds=2, save_best=False)
+        for more in ({}, {"base_score": 0.5})
+    ]
+    first, second = (xgb.Booster(model_file=bytearray(b.save_raw("json"))) for b in grown)
+    for booster in (*grown, second):
+        np.testing.assert_array_equal(booster.predict(data), first.predict(data))
+
+
 def test_weights_of_rows_are_those_of_repeated_rows():
     weight = np.random.default_rng(0).integers(1, 4, len(Y))
     again = np.repeat(np.arange(len(Y)), weight)

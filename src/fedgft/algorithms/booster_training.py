@@ -294,7 +294,8 @@ class XGBoostTrainer:
 
     def __init__(self, params: dict[str, Any], data: Any, lr: float) -> None:
         self.module = import_extra("xgboost", PURPOSE)
-        self.params = params
+        # Without it, a booster that grows by `boost` has another base in memory than in a file.
+        self.params = {"base_score": 0.5} | params
         self.data = data
         check_booster(self.start(), lr)
 
