@@ -245,7 +245,7 @@ def _claims(about: Any) -> bytes:
 
 def _measure() -> Iterator[Case]:
     for given, *says in (
-        ("", "PREDICTIONS"),
+        ("", "--data"),
         ("said.csv", "--label"),
         ("said.csv --label y", "--group"),
         ("said.csv --label y --group g", "--score"),
