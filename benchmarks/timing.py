@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +56,16 @@ class Neighbors:
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held."""
+    """The most memory that this process has held.
+
+    Linux counts in `ru_maxrss` what a process held before it became another program; its status
+    file does not.
+    """
+    with suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        if found:
+            return round(int(found[0]) / 2**10, 1)
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
