@@ -749,10 +749,10 @@ def test_a_deployed_run_equals_the_one_in_process(tmp_path) -> None:
     """Three sites as processes, with TLS and keys: the same trees as from the in-process grid."""
     nodes = write_tables(tmp_path)
     schema = tmp_path / "first" / "schema.json"
-    run_app(run_config(tmp_path / "first", **{"test-share": 0.0}), nodes)
+    run_app(run_config(tmp_path / "first", **{"test-share": 0.0, "rounds": 2}), nodes)
     files = [node["data"] for node in nodes]
     command = [sys.executable, "-m", "fedgft", "deploy", "local", "--model", "xgboost", "--json"]
-    command += ["--rounds", "4", "--label", "ok", "--group", "sex", "--data", *files]
+    command += ["--rounds", "2", "--label", "ok", "--group", "sex", "--data", *files]
     command += ["--set", "test-share=0.0", f"schema={schema}", "--out", str(tmp_path / "run")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr

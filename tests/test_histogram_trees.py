@@ -612,11 +612,11 @@ def test_a_deployed_run_equals_the_one_in_process(tmp_path) -> None:
     """Three sites as processes, with TLS and keys: the same trees, bit for bit."""
     nodes = write_tables(tmp_path)
     schema = tmp_path / "first" / "schema.json"
-    settings = {"test-share": 0.0, "max-depth": 2}
+    settings = {"test-share": 0.0, "max-depth": 2, "rounds": 2}
     run_app(trees_config(tmp_path / "first", **settings), nodes, FedAvg(**options()))
     files = [node["data"] for node in nodes]
     command = [sys.executable, "-m", "fedgft", "deploy", "local", "--model", "trees", "--json"]
-    command += ["--sites", "3", "--rounds", "3", "--label", "ok", "--group", "sex"]
+    command += ["--sites", "3", "--rounds", "2", "--label", "ok", "--group", "sex"]
     command += ["--set", "test-share=0.0", "max-depth=2", f"schema={schema}"]
     command += ["--data", *files, "--out", str(tmp_path / "run")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
