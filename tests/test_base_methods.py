@@ -96,11 +96,11 @@ def rounds_of(made, method: Algorithm, **options) -> RoundLoop:
     model = get_model("logistic")
     executor = choose_executor(index, model, method, settings)
     return RoundLoop(
-        index,
-        model,
-        method,
-        settings,
-        executor,
+        index=index,
+        model=model,
+        algorithm=method,
+        settings=settings,
+        executor=executor,
         seeds=np.array([0, 1], np.uint64),
         lr=np.array([0.05, 0.02]),
     )

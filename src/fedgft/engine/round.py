@@ -13,48 +13,35 @@ from typing import Any
 
 import numpy as np
 
-from fedgft.algorithms import Algorithm, Cohort, LocalResults
+from fedgft.algorithms import Cohort, LocalResults
 from fedgft.algorithms.controller import Loop, damping
-from fedgft.engine import plan
 from fedgft.engine.executors.base import Executor, Task
-from fedgft.engine.plan import ALL_ROWS, RowIndex, Units, derive_seeds, learning_rate
+from fedgft.engine.loop import TrainingLoop
+from fedgft.engine.plan import ALL_ROWS, Units, derive_seeds, learning_rate
 from fedgft.engine.select_best import BestModels
 from fedgft.engine.state import ClientState, ClientUpdates, State
 from fedgft.errors import FedgftError
 from fedgft.models import Model
 from fedgft.optimizers import Moments, path_length
-from fedgft.settings import Settings
 from fedgft.sums import Sums, concatenate
 
 TrainedModels = Iterable[tuple[slice, Any]]  # positions in the cohort, and the models trained there
 
 
-@dataclass(frozen=True, eq=False)
-class RoundLoop:
-    """The round loop of a simulation. It is stateless: `step` takes a state and returns the next.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundLoop(TrainingLoop):
+    """The rounds of models whose parameters clients train.
 
     Parameters
     ----------
-    index
-        Rows of every client.
-    model, algorithm, settings, executor
-        The model to train, the method, its settings, and the executor that trains.
-    seeds, lr
-        One seed and one learning rate per run; the learning rates are those of round 0.
+    model, executor
+        The model to train, and the executor that trains it.
+    index, algorithm, settings, seeds, lr
+        As in `TrainingLoop`.
     """
 
-    index: RowIndex
     model: Model
-    algorithm: Algorithm
-    settings: Settings
     executor: Executor
-    seeds: np.ndarray  # (run,), uint64
-    lr: np.ndarray  # (run,)
-
-    @cached_property
-    def all_clients(self) -> Cohort:
-        """The cohort of all clients."""
-        return plan.full_cohort(self.index.federations)
 
     @cached_property
     def clients(self) -> ClientState:
@@ -65,7 +52,7 @@ class RoundLoop:
     def best_models(self) -> BestModels:
         """The selection of the final model."""
         settings = self.settings
-        exact = not self._samples and not settings.noise and settings.norms == "shared"
+        exact = not self.samples_clients and not settings.noise and settings.norms == "shared"
         return BestModels(self.algorithm.objective, settings.rounds, exact)
 
     def init(self, params: np.ndarray | None) -> State:
@@ -98,9 +85,9 @@ class RoundLoop:
         """
         algorithm = self.algorithm
         own_start = self.settings.start == "own" and t == 0
-        cohort = self._cohort(t)
+        cohort = self.draw_cohort(t)
         units = self.index.clients(cohort)
-        received_sums = None if own_start else self._received_sums(state, cohort, t)
+        received_sums = None if own_start else self.collect_sums(state, cohort, t)
         stale_task = self._task(state, cohort, units, t) if self.settings.lag else None
         if received_sums is not None:
             state = self.best_models.remember(state, cohort, received_sums, t)
@@ -184,9 +171,6 @@ class RoundLoop:
         """Return the global models, (run, p), in the order of `models.named_tensors`."""
         return self.executor.to_host(state.params)
 
-    def scores(self, state: State) -> None:
-        """Return None: there are no other scores than those of the model itself."""
-
     def restore(self, array: np.ndarray, on_host: bool) -> Any:
         """Return an array of a snapshot as the executor keeps it; see `Buffers.restore`."""
         return self.executor.buffers.restore(array, on_host)
@@ -196,7 +180,7 @@ class RoundLoop:
         settings = self.settings
         algorithm = self.algorithm
         remembers = algorithm.correction.learns_from != "nothing"
-        uncertain = self._samples or settings.noise > 0 or remembers
+        uncertain = self.samples_clients or settings.noise > 0 or remembers
         caution = (0.5 if uncertain else 1.0) * (0.5 if algorithm.server.inertia else 1.0)
         return Loop(delay=2 if settings.lag else 1, caution=caution)
 
@@ -271,35 +255,10 @@ class RoundLoop:
             params[:, trained:] = old_buffers + change
         return params, server
 
-    def _cohort(self, t: int) -> Cohort:
-        """The clients that take part in round t."""
-        settings = self.settings
-        if settings.cohort is None or not self._samples:
-            return self.all_clients
-        return plan.sample_cohort(
-            self.index.federations, settings.cohort, settings.sampling, seeds=self.seeds, round=t
-        )
-
-    @property
-    def _samples(self) -> bool:
-        """Whether cohorts are sampled; a uniform cohort of all clients counts as not sampled."""
-        settings = self.settings
-        every = settings.cohort == self.index.num_clients and settings.sampling == "uniform"
-        return settings.cohort is not None and not every
-
     def _chunks(self, units: int) -> list[slice]:
         """Positions of the units that are trained together."""
         size = self.executor.spec.chunk or max(units, 1)
         return [slice(i, min(i + size, units)) for i in range(0, units, size)]
-
-    def _received_sums(self, state: State, cohort: Cohort, t: int) -> Sums | None:
-        """Return the cohort's sums of the received model, with noise; None if no slot uses them."""
-        if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
-            return None
-        sums = self.measure(state, cohort)
-        if not self.settings.noise:
-            return sums
-        return plan.add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
 
     def _measure_each(self, units: Units, block: Any) -> Sums:
         """Sums of each unit under its own model."""

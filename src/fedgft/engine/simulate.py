@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
-from fedgft.algorithms import METHODS, Algorithm, Cohort, get_method, with_base
+from fedgft.algorithms import METHODS, Algorithm, get_method, with_base
 from fedgft.algorithms.controller import ControlReport, TargetMissedWarning
 from fedgft.algorithms.registry import PerRun
 from fedgft.data.dataset import Federation
 from fedgft.engine.executors import choose_executor
 from fedgft.engine.history import History, ModelInputs, TrainingRecord
+from fedgft.engine.loop import TrainingLoop
 from fedgft.engine.plan import RowIndex, index_rows
 from fedgft.engine.round import RoundLoop
 from fedgft.engine.state import Snapshot, State, pack, unpack
@@ -49,7 +50,6 @@ SCALE_ROWS = 4096  # rows that decide whether features are on a usual scale
 LARGE_FEATURE = 5.0  # root of the mean square of a column; 1 if it is standardized
 SMALL_FEATURE = 0.01  # largest value of a column
 
-AnyState = Any  # of `RoundLoop` or `BoostingLoop`
 OnRound = Callable[[int, int], None]  # rounds done, rounds in all
 OnModel = Callable[[int, np.ndarray], None]  # rounds done, parameters (run, p)
 OnState = Callable[[int, Callable[[], Snapshot]], None]  # rounds done, and how to take a snapshot
@@ -273,50 +273,15 @@ def _make_algorithm(
     return with_base(made, "fedavg" if base is None else base)
 
 
-@runtime_checkable
-class Loop(Protocol):
-    """The rounds of a simulation: `RoundLoop`, and `BoostingLoop` for trees."""
-
-    @property
-    def index(self) -> RowIndex: ...
-
-    @property
-    def algorithm(self) -> Algorithm: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def all_clients(self) -> Cohort: ...
-
-    def init(self, params: np.ndarray | None) -> AnyState: ...
-
-    def step(self, state: AnyState, t: int) -> AnyState: ...
-
-    def finish(self, state: AnyState) -> AnyState: ...
-
-    def measure(self, state: AnyState, cohort: Cohort) -> Sums: ...
-
-    def evaluate(self, state: AnyState) -> tuple[AnyState, Sums]: ...
-
-    def parameters(self, state: AnyState) -> np.ndarray: ...
-
-    def scores(self, state: AnyState) -> tuple[np.ndarray, ...] | None: ...
-
-    def restore(self, array: np.ndarray, on_host: bool) -> Any: ...
-
-
 def _make_loop(
     index: RowIndex, model: Any, algorithm: Algorithm, settings: Settings, **runs: np.ndarray
-) -> Loop:
+) -> TrainingLoop:
     """Return the rounds of a booster, or of a model with parameters on the fastest executor."""
+    shared: dict[str, Any] = {"index": index, "algorithm": algorithm, "settings": settings, **runs}
     if isinstance(model, Trees):
-        return BoostingLoop(index, model, algorithm, settings, **runs)
+        return BoostingLoop(model=model, **shared)
     executor = choose_executor(index, model, algorithm, settings)
-    return RoundLoop(index, model, algorithm, settings, executor, **runs)
+    return RoundLoop(model=model, executor=executor, **shared)
 
 
 def _find_metric(algorithm: Algorithm, metric: str | Metric | None) -> Metric:
@@ -453,7 +418,7 @@ def _out_of_memory(settings: Settings, *, images: bool) -> FedgftError:
 
 
 def _run(
-    rounds: Loop,
+    rounds: TrainingLoop,
     init: np.ndarray | None,
     resume: Snapshot | None,
     *,
@@ -500,7 +465,7 @@ def _run(
     )
 
 
-def _restore(rounds: Loop, resume: Snapshot) -> tuple[AnyState, tuple[Any, ...], Any]:
+def _restore(rounds: TrainingLoop, resume: Snapshot) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the state, the reports and the sums before the first round from a snapshot."""
     try:
         state, reports, before = unpack(resume, rounds.restore)
@@ -511,7 +476,7 @@ def _restore(rounds: Loop, resume: Snapshot) -> tuple[AnyState, tuple[Any, ...],
     return state, reports, before
 
 
-def _report_control(rounds: Loop, state: AnyState) -> ControlReport | None:
+def _report_control(rounds: TrainingLoop, state: Any) -> ControlReport | None:
     """Return whether each run reached its target; None without a target."""
     objective = rounds.algorithm.objective
     if not objective.controllers:
@@ -520,11 +485,11 @@ def _report_control(rounds: Loop, state: AnyState) -> ControlReport | None:
     return objective.reports(state.objective, sums)[0]
 
 
-def _sum_clients(rounds: Loop, state: AnyState) -> Sums | None:
+def _sum_clients(rounds: TrainingLoop, state: Any) -> Sums | None:
     return state.sums and state.sums.map(rounds.all_clients.sum)
 
 
-def _by_client(rounds: Loop, sums: Sums | None) -> Sums | None:
+def _by_client(rounds: TrainingLoop, sums: Sums | None) -> Sums | None:
     """(units, ...) -> (run, client, ...)."""
     shape = (rounds.index.runs, rounds.index.num_clients)
     return sums and sums.map(lambda array: array.reshape(*shape, *array.shape[1:]))

@@ -24,8 +24,8 @@ from fedgft.algorithms.controller import Loop, boosting_loop
 from fedgft.algorithms.corrections import Proximal
 from fedgft.algorithms.servers import Averaging
 from fedgft.algorithms.weightings import FedNova
-from fedgft.engine import plan
-from fedgft.engine.plan import RowIndex, Units
+from fedgft.engine.loop import TrainingLoop
+from fedgft.engine.plan import Units
 from fedgft.engine.select_best import score_models
 from fedgft.engine.state import PACKED_TYPES
 from fedgft.engine.trees import kernels
@@ -92,29 +92,23 @@ class BoostingState:
 PACKED_TYPES.update({kind.__name__: kind for kind in (BestRound, BoostingState)})
 
 
-@dataclass(frozen=True, eq=False)
-class BoostingLoop:
-    """The rounds of a simulation that grows trees; `RoundLoop` has the same methods.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BoostingLoop(TrainingLoop):
+    """The rounds of a simulation that grows trees: one tree per round.
 
     Parameters
     ----------
-    index
-        Rows of every client.
-    model, algorithm, settings
-        The trees, the method and its settings. Of the settings, those of local training do not
-        apply.
-    seeds, lr
-        One seed and one learning rate per run.
+    model
+        The trees.
+    index, algorithm, settings, seeds, lr
+        As in `TrainingLoop`. Of the settings, those of local training do not apply.
     """
 
-    index: RowIndex
     model: Trees
-    algorithm: Algorithm
-    settings: Settings
-    seeds: np.ndarray
-    lr: np.ndarray
 
-    name = "trees"
+    @property
+    def name(self) -> str:
+        return "trees"
 
     def __post_init__(self) -> None:
         reason = why_no_trees(self.algorithm, self.settings)
@@ -125,11 +119,6 @@ class BoostingLoop:
     def rows(self) -> BinnedRows:
         """The rows as bins."""
         return BinnedRows(self.index, self.model, self.seeds, self.settings.threads)
-
-    @cached_property
-    def all_clients(self) -> Cohort:
-        """The cohort of all clients."""
-        return plan.full_cohort(self.index.federations)
 
     @property
     def outputs(self) -> int:
@@ -161,7 +150,7 @@ class BoostingLoop:
     def loop(self) -> Loop:
         """Return the delay of the measurements and the caution that their noise requires."""
         found = boosting_loop(self.lr[:, None, None])
-        uncertain = self._samples or self.settings.noise > 0
+        uncertain = self.samples_clients or self.settings.noise > 0
         caution = found.caution * (0.5 if uncertain else 1.0)
         return replace(found, delay=2 if self.settings.lag else 1, caution=caution)
 
@@ -197,9 +186,9 @@ class BoostingLoop:
     def step(self, state: BoostingState, t: int) -> BoostingState:
         """Return the state after round t: one more tree per model and output."""
         algorithm = self.algorithm
-        cohort = self._cohort(t)
+        cohort = self.draw_cohort(t)
         units = self.index.clients(cohort)
-        received = self._received_sums(state, cohort, t)
+        received = self.collect_sums(state, cohort, t)
         late = state.objective
         if received is not None:
             state = self._remember(state, t)
@@ -276,35 +265,11 @@ class BoostingLoop:
         count = self.all_clients.sum(self.index.clients(self.all_clients).count).sum(-1)
         return log_shares(count)
 
-    def _cohort(self, t: int) -> Cohort:
-        """The clients that take part in round t."""
-        settings = self.settings
-        if settings.cohort is None or not self._samples:
-            return self.all_clients
-        return plan.sample_cohort(
-            self.index.federations, settings.cohort, settings.sampling, seeds=self.seeds, round=t
-        )
-
-    @property
-    def _samples(self) -> bool:
-        settings = self.settings
-        every = settings.cohort == self.index.num_clients and settings.sampling == "uniform"
-        return settings.cohort is not None and not every
-
-    def _received_sums(self, state: BoostingState, cohort: Cohort, t: int) -> Sums | None:
-        """Return the cohort's sums of the model, with noise; None if no slot uses them."""
-        if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
-            return None
-        sums = self.measure(state, cohort)
-        if not self.settings.noise:
-            return sums
-        return plan.add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
-
     def _remember(self, state: BoostingState, t: int) -> BoostingState:
         """Keep the model after t rounds in runs where it is the best of the last rounds."""
         objective = self.algorithm.objective
         share = objective.pick
-        exact = not self._samples and not self.settings.noise
+        exact = not self.samples_clients and not self.settings.noise
         if not (exact and share > 0 and t > self.settings.rounds * (1 - share)):
             return state
         clients = self.measure(state, self.all_clients)
