@@ -5,10 +5,6 @@ result of a unit does not depend on the thread that computes it, so results do n
 number of threads.
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +25,7 @@ from fedgft.engine.executors.numpy_kernels import (
     Training,
 )
 from fedgft.engine.plan import RowIndex, Units
+from fedgft.engine.threads import share_work
 from fedgft.models import Model
 from fedgft.optimizers import Moments
 from fedgft.settings import Settings
@@ -41,6 +38,7 @@ else:
 
 MAX_PIECE = 8192  # largest number of rows that one thread measures at a time
 CACHE_LINE = 64  # bytes
+UNIT_COST = 64  # the fixed cost of a unit, in rows
 
 
 class FusedExecutor:
@@ -174,12 +172,11 @@ class FusedExecutor:
 
     def _share(self, kernel: Any, sizes: Array, work: Training | Measurement) -> None:
         """Run a kernel in threads, on contiguous units with about equal total sizes."""
-        load = np.cumsum(sizes + 64)  # 64: the fixed cost of a unit, in rows
-        cuts = np.searchsorted(load, load[-1] * np.arange(1, self.threads) / self.threads)
-        edges = [0, *cuts.tolist(), len(sizes)]
-        shares = [(begin, end) for begin, end in pairwise(edges) if end > begin]
-        each = map if len(shares) == 1 else _thread_pool(self.threads).map
-        list(each(lambda share: kernel(*share, BLOCK, self.table, work), shares))
+
+        def call(begin: int, end: int) -> None:
+            kernel(begin, end, BLOCK, self.table, work)
+
+        share_work(call, sizes + UNIT_COST, self.threads, least=0)
 
 
 def why_not_fused(
@@ -244,15 +241,6 @@ def _aligned_zeros(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
     raw = np.zeros(size + CACHE_LINE, dtype=np.uint8)
     skip = -raw.ctypes.data % CACHE_LINE
     return raw[skip : skip + size].view(dtype).reshape(shape)
-
-
-@lru_cache
-def _thread_pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="fedgft")
-
-
-if hasattr(os, "register_at_fork"):  # threads do not survive a fork
-    os.register_at_fork(after_in_child=_thread_pool.cache_clear)
 
 
 def _split_units(units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from fedgft.compiled import exact_jit
-from fedgft.engine.trees.threads import share_work
+from fedgft.engine.threads import share_work
 
 MAX_BINS = 255  # of values; with the bin of missing values a code fits one byte
 LARGEST = float(np.finfo(np.float32).max)

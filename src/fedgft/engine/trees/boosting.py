@@ -28,10 +28,10 @@ from fedgft.engine.loop import TrainingLoop
 from fedgft.engine.plan import Units
 from fedgft.engine.select_best import score_models
 from fedgft.engine.state import PACKED_TYPES
+from fedgft.engine.threads import run_threads, share_work
 from fedgft.engine.trees import kernels
 from fedgft.engine.trees.grow import Grower, Grown
 from fedgft.engine.trees.rows import BinnedRows
-from fedgft.engine.trees.threads import run_threads, share_work
 from fedgft.errors import FedgftError
 from fedgft.forest import Forest
 from fedgft.models import Trees

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fedgft.engine.threads import SERIAL_WORK, run_threads, share_work
 from fedgft.engine.trees import kernels
 from fedgft.engine.trees.bins import Bins
 from fedgft.engine.trees.kernels import HIGH, LOW, Columns, Rule, Tree
-from fedgft.engine.trees.threads import SERIAL_WORK, run_threads, share_work
 from fedgft.forest import make_sets
 from fedgft.models import Trees
 

@@ -12,12 +12,17 @@ import numpy as np
 SERIAL_WORK = 2**17  # additions below which threads cost more than they save
 
 
-def share_work(call: Callable[[int, int], Any], load: np.ndarray, threads: int) -> None:
-    """Call `call(begin, end)` in threads, on consecutive items with about equal total load."""
+def share_work(
+    call: Callable[[int, int], Any], load: np.ndarray, threads: int, *, least: int = SERIAL_WORK
+) -> None:
+    """Call `call(begin, end)` in threads, on consecutive items with about equal total load.
+
+    A total load below `least` is not shared.
+    """
     if not len(load):
         return
     total = np.cumsum(load)
-    if threads == 1 or len(load) == 1 or total[-1] < SERIAL_WORK:
+    if threads == 1 or len(load) == 1 or total[-1] < least:
         call(0, len(load))
         return
     cuts = np.searchsorted(total, total[-1] * np.arange(1, threads) / threads)
@@ -36,7 +41,7 @@ def run_threads(call: Callable[[Any], Any], items: list[Any], threads: int) -> l
 
 @lru_cache
 def _thread_pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="fedgft-trees")
+    return ThreadPoolExecutor(threads, thread_name_prefix="fedgft")
 
 
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork
