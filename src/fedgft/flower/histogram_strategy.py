@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedgft.algorithms.controller import ControllerState, boosting_loop
 from fedgft.engine.trees import kernels
 from fedgft.engine.trees.bins import Bins
-from fedgft.engine.trees.boosting import FINE_PRICES, choose_scale, log_shares
+from fedgft.engine.trees.fit import choose_scale, log_shares, round_prices
 from fedgft.engine.trees.grow import Grower, Growth
 from fedgft.engine.trees.kernels import G, H
 from fedgft.errors import FedgftError
@@ -219,7 +219,7 @@ class GrowsTrees(FairStrategy):
         forest = read_forest(arrays, self.cells.levels, classes)
         words = -(-max(self.cells.levels) // WORD)
         price = np.zeros(names.shape) if self.aggregator.price is None else self.aggregator.price
-        price = np.rint(price * FINE_PRICES) / FINE_PRICES
+        price = round_prices(price)
         sent = {FOREST: compress_forest(forest), **bins_to_arrays(bins)}
         trees = []
         for output in range(len(forest.base)):

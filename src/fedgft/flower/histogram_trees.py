@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fedgft.data.schema import Schema
 from fedgft.engine.trees import kernels
 from fedgft.engine.trees.bins import LARGEST, Bins, merge_rare_levels, place_edges
-from fedgft.engine.trees.boosting import choose_scale
+from fedgft.engine.trees.fit import choose_scale
 from fedgft.errors import FedgftError
 from fedgft.flower.messages import RECORD, VERSION, Request, check_version, read_price, read_request
 from fedgft.forest import BY_NODE, Forest
