@@ -466,14 +466,7 @@ class FairModel:
             raise file_error(path, "no such file") from error
         except ValueError as error:
             raise file_error(path, f"not a model file ({error})") from error
-        if isinstance(about, dict) and about.get("format") != FORMAT and "format" in about:
-            found = str(about["format"])[:40]
-            problem = f"its format is {found!r}, which another version of fedgft wrote; this one"
-            raise file_error(path, f"{problem} reads {FORMAT!r}")
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            advice = "; `FairModel.from_xgboost` makes one of a booster" if learner else ""
-            problem = f"not a model that fedgft saved (no {FORMAT!r} in its header){advice}"
-            raise file_error(path, problem)
+        _check_format(path, about, is_booster=bool(learner))
         try:
             if learner:
                 model = cls._from_booster(text, learner, about, str(path))
@@ -530,6 +523,19 @@ class FairModel:
         outputs = 1 if len(self.classes) == 2 else len(self.classes)
         if len(self.forest.base) != outputs:
             raise ValueError("the trees do not fit the classes")
+
+
+def _check_format(path: str | Path, about: Any, *, is_booster: bool) -> None:
+    """Raise a `FedgftError` unless the header is that of a model which this version wrote."""
+    found = about.get("format") if isinstance(about, dict) else None
+    if found == FORMAT:
+        return
+    if found is not None:
+        problem = f"its format is {str(found)[:40]!r}, which another version of fedgft wrote; this"
+        raise file_error(path, f"{problem} one reads {FORMAT!r}")
+    advice = "; `FairModel.from_xgboost` makes one of a booster" if is_booster else ""
+    problem = f"not a model that fedgft saved (no {FORMAT!r} in its header){advice}"
+    raise file_error(path, problem)
 
 
 def _read_booster(path: Path) -> tuple[bytes, dict[str, Any]]:
