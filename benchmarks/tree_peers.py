@@ -79,6 +79,16 @@ def fit_xgboost(data: Dataset, rows: np.ndarray, **options: Any) -> Scores:
     return lambda rows: booster.inplace_predict(fields[rows])
 
 
+def lightgbm_rows(data: Dataset, rows: np.ndarray) -> Any:
+    """Return the rows as LightGBM's data, with native categories."""
+    import lightgbm
+
+    known = {"categorical_feature": categories(data), "params": {"verbose": -1}}
+    return lightgbm.Dataset(
+        read_fields(data)[rows], data.labels[rows], free_raw_data=False, **known
+    )
+
+
 def fit_lightgbm(
     data: Dataset,
     rows: np.ndarray,
@@ -98,9 +108,7 @@ def fit_lightgbm(
     )
     options = {"objective": "binary", "learning_rate": lr, "verbose": -1, "num_threads": 1}
     fields = read_fields(data)
-    known = {"categorical_feature": categories(data), "params": {"verbose": -1}}
-    matrix = lightgbm.Dataset(fields[rows], data.labels[rows], **known)
-    booster = lightgbm.train(options | kind | size, matrix, trees)
+    booster = lightgbm.train(options | kind | size, lightgbm_rows(data, rows), trees)
     return lambda rows: np.asarray(booster.predict(fields[rows]))
 
 
@@ -204,11 +212,13 @@ def fit_prices(
     """
     data = federation.dataset
     rows = federation.rows
-    fields = read_fields(data)
-    plain = {"trees": trees} if library == "xgboost" else {"trees": trees, "leaves": 63}
+    is_xgboost = library == "xgboost"
     if folds is None:
-        fit = fit_xgboost if library == "xgboost" else fit_lightgbm
-        return fit(data, rows, **plain)
+        return (
+            fit_xgboost(data, rows, trees=trees)
+            if is_xgboost
+            else fit_lightgbm(data, rows, trees=trees, leaves=63)
+        )
     objective = fedgft.price_objective(
         metric.name,
         target=0.0,
@@ -217,35 +227,39 @@ def fit_prices(
         groups=len(data.group_names),
         lr=0.1,
     )
-    if library == "xgboost":
-        import xgboost
+    boost = _boost_xgboost if is_xgboost else _boost_lightgbm
+    return boost(data, rows, objective, folds, trees)
 
-        options: dict[str, Any] = {"objective": "binary:logistic", "eta": 0.1, "max_depth": 6}
-        matrix = xgboost_matrix(data, rows)
-        options |= {"nthread": 1}
-        more: dict[str, Any] = {"obj": objective}
-        train: Any = xgboost.train
-    else:
-        import lightgbm
 
-        matrix = lightgbm.Dataset(
-            fields[rows],
-            data.labels[rows],
-            categorical_feature=categories(data),
-            params={"verbose": -1},
-            free_raw_data=False,
-        )
-        options = {"learning_rate": 0.1, "num_leaves": 63, "max_depth": 6, "num_threads": 1}
-        options |= {"verbose": -1}
-        more = {}
-        train = lightgbm.train
+def _boost_xgboost(
+    data: Dataset, rows: np.ndarray, objective: Any, folds: int, trees: int
+) -> Scores:
+    import xgboost
+
+    options = {"objective": "binary:logistic", "eta": 0.1, "max_depth": 6, "nthread": 1}
+    matrix = xgboost_matrix(data, rows)
     if folds:
         booster = objective.train_out_of_fold(options, matrix, trees, folds=folds)
     else:
-        options = options if more else options | {"objective": objective}
-        booster = train(options, matrix, trees, callbacks=[objective.callback(matrix)], **more)
-    if library == "xgboost":
-        return lambda rows: booster.predict(xgboost_matrix(data, rows))
+        calls = [objective.callback(matrix)]
+        booster = xgboost.train(options, matrix, trees, obj=objective, callbacks=calls)
+    return lambda rows: booster.predict(xgboost_matrix(data, rows))
+
+
+def _boost_lightgbm(
+    data: Dataset, rows: np.ndarray, objective: Any, folds: int, trees: int
+) -> Scores:
+    import lightgbm
+
+    options: dict[str, Any] = {"learning_rate": 0.1, "num_leaves": 63, "max_depth": 6}
+    options |= {"num_threads": 1, "verbose": -1}
+    matrix = lightgbm_rows(data, rows)
+    if folds:
+        booster = objective.train_out_of_fold(options, matrix, trees, folds=folds)
+    else:
+        calls: list[Any] = [objective.callback(matrix)]
+        booster = lightgbm.train(options | {"objective": objective}, matrix, trees, callbacks=calls)
+    fields = read_fields(data)
     return lambda rows: 1.0 / (1.0 + np.exp(-np.asarray(booster.predict(fields[rows]))))
 
 
