@@ -1,16 +1,22 @@
 """Laws of every partition: each row once, no empty client, one seed gives one partition."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2_contingency
 
+from fedgft.cli import main
 from fedgft.data import Dataset
 from fedgft.data.dataset import standardize
-from fedgft.data.partition import KINDS, inner_split, partition
+from fedgft.data.generated import synthetic
+from fedgft.data.partition import KINDS, PARTITION_STREAM, inner_split, make_rng, partition
 from fedgft.errors import FedgftError
+from fedgft.study import Study, get_protocol
 
 
 def people(n, *, groups=2, seed=0, unrecorded=False, test=None):
@@ -123,7 +129,109 @@ def test_dirichlet_cells_include_rows_without_a_group():
     assert np.ptp(absent) < 0.02
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "iid", "pure"])
+def count_rows(data, made, codes):
+    """(clients, codes) Number of rows of each client with each code; `codes` is per row."""
+    counts = [
+        np.bincount(codes[made.client(k)], minlength=codes.max() + 1)
+        for k in range(made.num_clients)
+    ]
+    return np.stack(counts)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5, 100])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("unrecorded", [False, True])
+def test_dirichlet_group_counts_are_the_drawn_shares_of_every_group(alpha, seed, unrecorded):
+    data = people(40_000, groups=3, seed=seed, unrecorded=unrecorded)
+    made = partition(data, "dirichlet-group", test_share=0, clients=5, alpha=alpha, seed=seed)
+    rng = make_rng(seed, PARTITION_STREAM)
+    rng.permutation(len(data))  # the shuffle of the rows comes first
+    groups = np.unique(data.groups)
+    counts = count_rows(data, made, data.groups - groups[0])
+    repaired = (counts.sum(axis=1) == 1).sum()  # an empty client gets one row of another
+    for index, total in enumerate(counts.sum(axis=0)):
+        wanted = rng.dirichlet(np.full(5, float(alpha))) * total
+        assert (abs(counts[:, index] - wanted) < 1 + repaired).all()
+
+
+def test_dirichlet_group_rounds_by_largest_remainders():
+    data = replace(people(10), groups=np.zeros(10, int))
+    for seed in range(50):
+        made = partition(data, "dirichlet-group", test_share=0, clients=3, alpha=9.0, seed=seed)
+        rng = make_rng(seed, PARTITION_STREAM)
+        rng.permutation(10)
+        wanted = rng.dirichlet(np.full(3, 9.0)) * 10
+        up = np.argsort(-(wanted % 1))[: 10 - int(np.floor(wanted).sum())]
+        expected = np.floor(wanted) + np.isin(np.arange(3), up)
+        if expected.min() > 0:
+            np.testing.assert_array_equal(made.sizes, expected)
+
+
+def test_labels_do_not_depend_on_the_client_given_the_group():
+    """The p-values of exact independence are uniform; with shares by label they are 0."""
+    data = synthetic(rows=60_000, features=2, seed=4)
+    values = {"dirichlet": [], "dirichlet-group": []}
+    for kind, found in values.items():
+        for seed in range(20):
+            made = partition(data, kind, test_share=0, clients=5, alpha=2.0, seed=seed)
+            cells = count_rows(data, made, data.groups * 2 + data.labels)
+            for group in range(2):
+                table = cells[:, 2 * group : 2 * group + 2]
+                found.append(chi2_contingency(table[table.sum(axis=1) > 50]).pvalue)
+    assert min(values["dirichlet-group"]) > 0.05 / 40 / 5
+    assert 0.3 < np.mean(values["dirichlet-group"]) < 0.7
+    assert max(values["dirichlet"]) < 1e-6
+
+
+def test_dirichlet_group_follows_alpha():
+    data = people(20_000)
+
+    def unevenness(alpha):
+        made = partition(data, "dirichlet-group", test_share=0, clients=10, alpha=alpha, seed=1)
+        return np.std([data.groups[made.client(k)].mean() for k in range(10)])
+
+    spread = [unevenness(alpha) for alpha in (0.1, 5, 1e6)]
+    assert spread[0] > 0.2 > 0.05 > spread[2]
+    assert spread[0] > spread[1] > spread[2]
+    even = partition(data, "dirichlet-group", test_share=0, clients=10, alpha=1e12, seed=1)
+    shares = count_rows(data, even, data.groups) / np.bincount(data.groups)
+    np.testing.assert_allclose(shares, 0.1, atol=2e-4)
+
+
+def test_dirichlet_group_depends_on_the_seed_and_not_on_the_labels():
+    data = people(2000)
+
+    def cut(dataset, seed):
+        return partition(dataset, "dirichlet-group", clients=5, alpha=0.5, seed=seed)
+
+    assert same(cut(data, 3), cut(data, 3))
+    assert same(cut(data, 3), cut(replace(data, labels=1 - data.labels), 3))
+    assert not same(cut(data, 3), cut(data, 4))
+
+
+def test_a_study_deals_every_replicate_by_dirichlet_group():
+    data = synthetic(rows=900, features=2, seed=0)
+    study = Study(data, get_protocol("heldout"), range(7, 10), clients=4, kind="dirichlet-group")
+    for seed, made in zip(study.seeds, study.federations(0.5), strict=True):
+        alone = partition(data, "dirichlet-group", clients=4, alpha=0.5, seed=seed)
+        assert same(made, alone)
+    assert study.concentration(0.5) == 0.5
+    assert study.describe_federation(0.5) == "4 simulated clients, alpha 0.5"
+
+
+def test_the_command_line_deals_by_dirichlet_group(tmp_path: Path):
+    """Several alphas are allowed, and each is a row of the table."""
+    words = "compare --data synthetic --methods fedavg --metrics sp --partition dirichlet-group"
+    quick = "--alpha 0.5 5 --clients 5 --seeds 2 --rounds 2 --lr 0.01 --out"
+    try:
+        main([*words.split(), *quick.split(), str(tmp_path / "out")])
+    except SystemExit as stop:
+        assert not stop.code
+    rows = pl.read_parquet(tmp_path / "out" / "rows.parquet")
+    assert sorted(set(rows["alpha"])) == [0.5, 5]
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-group", "iid", "pure"])
 @pytest.mark.parametrize("clients", [2, 9, 35])
 def test_the_number_of_clients_is_the_one_asked_for(kind, clients):
     assert partition(people(50), kind, clients=clients, alpha=0.05).num_clients == clients
@@ -206,8 +314,9 @@ def test_test_rows_do_not_depend_on_the_cut():
     assert not np.array_equal(made[0].test, other.test)
 
 
-def test_as_many_clients_as_rows():
-    made = partition(people(100_000), "dirichlet", test_share=0, clients=100_000, alpha=0.5, seed=0)
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-group"])
+def test_as_many_clients_as_rows(kind):
+    made = partition(people(100_000), kind, test_share=0, clients=100_000, alpha=0.5, seed=0)
     assert (made.sizes == 1).all()
 
 
@@ -217,6 +326,10 @@ def test_as_many_clients_as_rows():
         ({"alpha": 0.0}, "alpha must be above 0"),
         ({"alpha": -1.0}, "alpha"),
         ({"alpha": float("nan")}, "alpha"),
+        ({"kind": "dirichlet-group", "alpha": 0.0}, "alpha must be above 0"),
+        ({"kind": "dirichlet-group", "alpha": -1.0}, "alpha"),
+        ({"kind": "dirichlet-group", "alpha": float("nan")}, "alpha"),
+        ({"kind": "dirichlet-group", "clients": 15}, r"15 clients cannot share 14 rows"),
         ({"clients": 0}, "clients must be at least 1"),
         ({"clients": 15}, r"clients: 15 clients cannot share 14 rows"),
         ({"kind": "pure", "clients": 1}, "clients: 1 cannot hold 2 groups"),

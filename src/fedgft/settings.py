@@ -31,7 +31,7 @@ BaseName = Literal[
     "fedavg", "fedprox", "scaffold", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad"
 ]
 ProtocolName = Literal["heldout", "paper"]
-PartitionName = Literal["dirichlet", "iid", "pure", "column"]
+PartitionName = Literal["dirichlet", "dirichlet-group", "iid", "pure", "column"]
 Sampling = Literal["size", "uniform"]
 ModelName = Literal["logistic", "mlp", "trees", "resnet18"]
 Stem = Literal["imagenet", "small"]
@@ -220,7 +220,9 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
         "clients": _count("Number of clients", 10),
         "partition": _choice(
             PartitionName,
-            "How rows are assigned to clients",
+            "How rows are assigned to clients; dirichlet: by random shares of each group and "
+            "label; dirichlet-group: by random shares of each group; iid: evenly; pure: one "
+            "group per client; column: by the column that names the client",
             unset="dirichlet; column where --client is given",
         ),
         "cohort": _count("Number of clients that take part per round", unset="all"),

@@ -505,7 +505,7 @@ def open_study(
                 study = _make_study(
                     options, remaining, progress, start=start, checkpoints=checkpoints
                 )
-        can_vary = len(alphas) == 1 or study.kind in ("dirichlet", "pure")
+        can_vary = len(alphas) == 1 or study.concentration(alphas[0]) is not None
         require(can_vary, f"`alpha`: a partition by {study.kind} has no concentration to vary")
         images = study.rows_per_round(alphas[0]) if study.dataset.images else None
         progress.expect(work(study), images=images)

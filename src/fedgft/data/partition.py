@@ -9,13 +9,15 @@ row, so that no client loses all its training rows. A deployed site decides row 
 A partition assigns each row to a client. For a cell of rows (one group, one label) the clients'
 shares are drawn from Dirichlet(alpha, ..., alpha), and the shuffled rows of the cell are cut at the
 running sums of the shares: the counts are those of the shares, without a second layer of sampling
-noise. Every row goes to exactly one client, and no client is left empty. With a client column,
-each name in the column is a client in every replicate, even if it has no training rows.
+noise. "dirichlet-group" draws the shares for each group instead and rounds the counts by largest
+remainders, so that the label is independent of the client given the group. Every row goes to
+exactly one client, and no client is left empty. With a client column, each name in the column is a
+client in every replicate, even if it has no training rows.
 """
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -27,10 +29,11 @@ from fedgft.formatting import format_count
 from fedgft.settings import check_setting
 from fedgft.validation import check_choice, check_instance, check_integer, check_number
 
-PartitionKind = Literal["dirichlet", "iid", "pure", "column"]
+PartitionKind = Literal["dirichlet", "dirichlet-group", "iid", "pure", "column"]
 TestRows = Literal["overlap", "disjoint"]
 Rng = np.random.Generator
-KINDS: tuple[PartitionKind, ...] = ("dirichlet", "iid", "pure", "column")
+KINDS: tuple[PartitionKind, ...] = ("dirichlet", "dirichlet-group", "iid", "pure", "column")
+KINDS_WITH_ALPHA: tuple[PartitionKind, ...] = ("dirichlet", "dirichlet-group", "pure")
 # Numbers of the random streams, one per purpose.
 TEST_STREAM = 0
 PARTITION_STREAM = 1
@@ -133,8 +136,10 @@ def partition(
         All rows.
     kind
         "dirichlet" (default): Dirichlet shares of every (group, label) cell, rows without a
-        recorded group included; "iid": equal random parts; "pure": one group per client; "column":
-        the clients of the data set's client column, `keys` index its `client_names`.
+        recorded group included; "dirichlet-group": Dirichlet shares of every group whatever the
+        label, as in FairFed (Ezzeldin et al., AAAI 2023), with rows without a recorded group as one
+        more group; "iid": equal random parts; "pure": one group per client; "column": the clients
+        of the data set's client column, `keys` index its `client_names`.
     clients
         Number of clients (default: 10); "column" ignores it.
     alpha
@@ -196,6 +201,9 @@ def partition(
             owner = np.arange(len(rows)) % clients
         elif kind == "pure":
             owner = _deal_groups(dataset, rows, clients, alpha=alpha, rng=rng)
+        elif kind == "dirichlet-group":
+            cells = dataset.groups[rows]
+            owner = _deal(cells, clients, alpha=alpha, rng=rng, cut=_cut_by_remainders)
         else:
             cells = (dataset.groups[rows] + 1) * len(dataset.classes) + dataset.labels[rows]
             owner = _deal(cells, clients, alpha=alpha, rng=rng)
@@ -288,15 +296,35 @@ def repeat_rows(federation: Federation, weights: np.ndarray, *, seed: int) -> Fe
     return replace(federation, rows=rows, offsets=offsets, test=test, mean=None, spread=None)
 
 
-def _deal(cells: np.ndarray, clients: int, *, alpha: float | int, rng: Rng) -> np.ndarray:
+def _cut_by_running_sums(shares: np.ndarray, count: int) -> np.ndarray:
+    """Return the owner of each of `count` rows: the rows are cut at the running sums of shares."""
+    middle = (np.arange(count) + 0.5) / count
+    return np.searchsorted(np.cumsum(shares)[:-1], middle)  # the last bound is 1 by definition
+
+
+def _cut_by_remainders(shares: np.ndarray, count: int) -> np.ndarray:
+    """Return the owner of each of `count` rows: shares rounded down, and largest remainders up."""
+    wanted = shares * count
+    counts = np.floor(wanted).astype(np.int64)
+    counts[np.argsort(counts - wanted, kind="stable")[: count - counts.sum()]] += 1
+    return np.repeat(np.arange(len(shares)), counts)
+
+
+def _deal(
+    cells: np.ndarray,
+    clients: int,
+    *,
+    alpha: float | int,
+    rng: Rng,
+    cut: Callable[[np.ndarray, int], np.ndarray] = _cut_by_running_sums,
+) -> np.ndarray:
     """Return the owner of each (already shuffled) row; `cells` numbers the cell of each."""
     check_setting("alpha", alpha)
     owner = np.empty(len(cells), np.int64)
     for cell in np.unique(cells):
         members = np.flatnonzero(cells == cell)
-        bounds = np.cumsum(rng.dirichlet(np.full(clients, float(min(alpha, MAX_ALPHA)))))
-        middle = (np.arange(len(members)) + 0.5) / len(members)
-        owner[members] = np.searchsorted(bounds[:-1], middle)  # the last bound is 1 by definition
+        shares = rng.dirichlet(np.full(clients, float(min(alpha, MAX_ALPHA))))
+        owner[members] = cut(shares, len(members))
     return _fill_empty_clients(owner, clients)
 
 

@@ -23,7 +23,13 @@ from fedgft.algorithms import Algorithm
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
 from fedgft.data.dataset import Dataset, Federation, standardize
-from fedgft.data.partition import PartitionKind, inner_split, partition, repeat_rows
+from fedgft.data.partition import (
+    KINDS_WITH_ALPHA,
+    PartitionKind,
+    inner_split,
+    partition,
+    repeat_rows,
+)
 from fedgft.engine import History, Settings, simulate
 from fedgft.engine.history import join_runs
 from fedgft.errors import FedgftError
@@ -318,7 +324,7 @@ class Study:
 
     def concentration(self, alpha: float) -> float | None:
         """Dirichlet's alpha; None where the partition has none."""
-        return alpha if self.kind in ("dirichlet", "pure") else None
+        return alpha if self.kind in KINDS_WITH_ALPHA else None
 
     @property
     def is_out_of_fold(self) -> bool:
