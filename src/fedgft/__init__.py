@@ -6,7 +6,7 @@
 0.5
 
 Everything else is in the packages `algorithms`, `auditing`, `data`, `engine`, `flower`, `metrics`,
-`study` and `theory`: ``fedgft.algorithms.with_base`` works after ``import fedgft``.
+`rules`, `study` and `theory`: ``fedgft.algorithms.with_base`` works after ``import fedgft``.
 """
 
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import Any
 _MODULES = {  # the module of each public name; `__init__.pyi` lists them with their types
     "Audit": "auditing.report",
     "Dataset": "data.dataset",
+    "DecisionRule": "rules.decision_rule",
     "FairClassifier": "fair_classifier",
     "FairModel": "fair_model",
     "Federation": "data.dataset",
@@ -27,6 +28,7 @@ _MODULES = {  # the module of each public name; `__init__.pyi` lists them with t
     "SiteSums": "site_sums",
     "TargetMissedWarning": "algorithms.controller",
     "accuracy_parity_difference": "metrics.functions",
+    "adjust": "rules.adjustment",
     "audit": "auditing.report",
     "demographic_parity_difference": "metrics.functions",
     "equal_opportunity_difference": "metrics.functions",
@@ -35,6 +37,7 @@ _MODULES = {  # the module of each public name; `__init__.pyi` lists them with t
     "get_metric": "metrics.catalog",
     "load": "data.public",
     "load_model": "fair_model",
+    "load_rule": "rules.decision_rule",
     "measure": "auditing.measurement",
     "measure_file": "auditing.measurement",
     "partition": "data.partition",
@@ -54,6 +57,7 @@ _PACKAGES = (
     "metrics",
     "models",
     "optimizers",
+    "rules",
     "study",
     "theory",
 )

@@ -8,6 +8,7 @@ from fedgft import flower as flower
 from fedgft import metrics as metrics
 from fedgft import models as models
 from fedgft import optimizers as optimizers
+from fedgft import rules as rules
 from fedgft import study as study
 from fedgft import theory as theory
 from fedgft.algorithms.controller import TargetMissedWarning
@@ -36,12 +37,15 @@ from fedgft.metrics.functions import (
     statistical_parity_difference,
 )
 from fedgft.metrics.metric import Metric
+from fedgft.rules.adjustment import adjust
+from fedgft.rules.decision_rule import DecisionRule, load_rule
 from fedgft.settings import Settings
 from fedgft.site_sums import SiteSums
 
 __all__ = [
     "Audit",
     "Dataset",
+    "DecisionRule",
     "FairClassifier",
     "FairModel",
     "Federation",
@@ -54,6 +58,7 @@ __all__ = [
     "SiteSums",
     "TargetMissedWarning",
     "accuracy_parity_difference",
+    "adjust",
     "audit",
     "demographic_parity_difference",
     "equal_opportunity_difference",
@@ -62,6 +67,7 @@ __all__ = [
     "get_metric",
     "load",
     "load_model",
+    "load_rule",
     "measure",
     "measure_file",
     "partition",

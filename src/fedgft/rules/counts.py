@@ -1,0 +1,247 @@
+"""Counts of scores by site, group, label and bin: everything that a decision rule is fitted on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+
+from fedgft.errors import FedgftError
+from fedgft.metrics.metric import Value
+from fedgft.site_sums import COUNT, Group, MeasurementSpec, Privacy, SiteSums, group_sort_key, merge
+from fedgft.site_sums.tables import possible_cells
+
+ALL_SITES = ""  # the only entry of the site axis where sites are not kept apart
+DECISION_BINS = 2  # a decision counts as the score 0 or 1
+
+
+@dataclass(frozen=True, eq=False)
+class RuleCounts:
+    """The counts of scores of two classes, by site, group, label and bin.
+
+    If there are no scores, a decision counts as a score of 0 or 1, in two bins.
+
+    Parameters
+    ----------
+    spec
+        What was measured: classes, attributes, threshold.
+    reads
+        "score" or "decision".
+    sites, groups
+        The names of the sites, (`ALL_SITES`,) if they are added up, and the groups. A value of a
+        group is None where it is not recorded.
+    counts
+        (site, group, label, bin). With noise, a count may be negative.
+    decided
+        (site, group, label): how many are decided positively now.
+    noise
+        (site, group, label, bin): the variance of the noise on each count; None without noise.
+    shifts
+        (2, group, label, bin), over all sites: the changes if all rows of uncertain bin are in the
+        first, or in the last bin of their range; None if every bin is exact.
+    digests
+        The SHA-256 of each site's sums, by its name.
+    """
+
+    spec: MeasurementSpec
+    reads: str
+    sites: tuple[str, ...]
+    groups: tuple[Group, ...]
+    counts: np.ndarray
+    decided: np.ndarray
+    noise: np.ndarray | None
+    shifts: np.ndarray | None
+    digests: Mapping[str, str]
+
+    @property
+    def thresholds(self) -> np.ndarray:
+        """The candidate thresholds, (bin + 1,): the lower edges of the bins, and infinity."""
+        bins = self.counts.shape[-1]
+        return np.append([0.0, 0.5] if self.reads == "decision" else np.arange(bins) / bins, np.inf)
+
+    @property
+    def rows(self) -> float:
+        """The number of rows."""
+        return float(self.counts.sum())
+
+    def above(self) -> np.ndarray:
+        """Return how many rows reach each candidate threshold, (site, group, label, bin + 1)."""
+        return count_above(self.counts)
+
+    def merged(self) -> "RuleCounts":
+        """Return the counts with all sites added up."""
+        noise = None if self.noise is None else self.noise.sum(0, keepdims=True)
+        return replace(
+            self,
+            sites=(ALL_SITES,),
+            counts=self.counts.sum(0, keepdims=True),
+            decided=self.decided.sum(0, keepdims=True),
+            noise=noise,
+        )
+
+    def with_attributes(self, attributes: Sequence[str]) -> "RuleCounts":
+        """Return the counts with groups by these attributes only."""
+        chosen = [self.spec.attributes.index(name) for name in attributes]
+        parts = [tuple(group[i] for i in chosen) for group in self.groups]
+        groups = tuple(sorted(set(parts), key=group_sort_key))
+        place = {group: i for i, group in enumerate(groups)}
+        where = [place[part] for part in parts]
+
+        def add(array: np.ndarray) -> np.ndarray:
+            out = np.zeros((array.shape[0], len(groups), *array.shape[2:]))
+            for old, new in enumerate(where):
+                out[:, new] += array[:, old]
+            return out
+
+        return replace(
+            self,
+            spec=replace(self.spec, attributes=tuple(attributes)),
+            groups=groups,
+            counts=add(self.counts),
+            decided=add(self.decided),
+            noise=None if self.noise is None else add(self.noise),
+            shifts=None if self.shifts is None else add(self.shifts),
+        )
+
+
+def count_above(counts: np.ndarray) -> np.ndarray:
+    """Return how many rows reach each edge of the bins, (..., bin + 1); none reaches the last."""
+    rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
+    return np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
+
+
+def count_scores(
+    parts: Iterable[SiteSums],
+    *,
+    by_site: bool,
+    decisions: bool = False,
+    digests: Mapping[str, str] | None = None,
+) -> RuleCounts:
+    """Return the counts that a rule is fitted on.
+
+    Parameters
+    ----------
+    parts
+        The sums of the sites. Histograms of scores are kept per site only if each part is of one
+        site.
+    by_site
+        Whether to keep the sites apart.
+    decisions
+        Whether to count decisions even if there are scores.
+    digests
+        The digest of each site's sums; by default they are computed.
+    """
+    known: dict[str, str] = {}
+    if by_site:
+        kept = _read_parts(parts, known if digests is None else None)
+        spec = kept[0].require_spec()
+        for part in kept[1:]:
+            spec = spec.combine(part.require_spec())
+    else:
+        kept = [merge(_pass_on(parts, known if digests is None else None))]
+        spec = kept[0].require_spec()
+    if len(spec.classes) != 2:
+        text = f"a rule decides between two classes, these sums have {len(spec.classes)}"
+        raise FedgftError(text, kind="unsupported")
+    rows = sum(part.rows() for part in kept)
+    if rows <= 0:
+        raise FedgftError("there is nothing to fit: the sites have no rows", kind="data")
+    reads = "score" if _has_histograms(kept, spec) and not decisions else "decision"
+    if by_site and reads == "score" and any(len(part.sites) > 1 for part in kept):
+        text = (
+            "were added up over sites, and a rule for each site needs their scores apart: give a "
+            "list with the sums of each site"
+        )
+        raise FedgftError(text, field="sums", kind="data")
+    groups = tuple(sorted({g for part in kept for g in part.groups}, key=group_sort_key))
+    place = {group: i for i, group in enumerate(groups)}
+    sites = tuple(sorted(name for part in kept for name in part.sites)) if by_site else (ALL_SITES,)
+    if len(set(sites)) < len(sites):
+        twice = next(name for name in sites if sites.count(name) > 1)
+        raise FedgftError(f"holds two sums of site {twice!r}", field="sums", kind="conflict")
+    index = {name: i for i, name in enumerate(sites)}
+    bins = spec.bins if reads == "score" else DECISION_BINS
+    counts = np.zeros((len(sites), len(groups), 2, bins))
+    decided = np.zeros((len(sites), len(groups), 2))
+    noise = np.zeros_like(counts)
+    shifts = np.zeros((2, len(groups), 2, bins))
+    possible = possible_cells(spec)  # (decision, bin)
+    for part in kept:
+        for name, site in part.sites.items():
+            s = index[name] if by_site else 0
+            variance = sum(_variance(each) for each in site.privacy)
+            for group, table in site.tables.items():
+                g = place[group]
+                decided[s, g] += table[:, 1, COUNT]
+                if reads == "decision":
+                    counts[s, g] += table[..., COUNT]
+                    noise[s, g] += variance * possible.sum(-1)
+                else:
+                    noise[s, g] += variance * possible.sum(0)
+        if reads == "score":
+            s = index[next(iter(part.sites))] if by_site else 0
+            for group, histogram in part.histogram.items():
+                counts[s, place[group]] += _coarsen(histogram[:, :, 0].sum(1), bins)
+            for group, error in part.bin_error.items():
+                shifts[:, place[group]] += _coarsen(error[:2, :, :, 0].sum(2), bins)
+    return RuleCounts(
+        spec=spec,
+        reads=reads,
+        sites=sites,
+        groups=groups,
+        counts=counts,
+        decided=decided,
+        noise=noise if noise.any() else None,
+        shifts=shifts if shifts.any() else None,
+        digests=known if digests is None else digests,
+    )
+
+
+def _variance(privacy: Privacy) -> float:
+    return privacy.variance if privacy.mechanism != "none" else 0.0
+
+
+def _read_parts(parts: Iterable[SiteSums], known: dict[str, str] | None) -> list[SiteSums]:
+    kept = [part for part in _pass_on(parts, known) if part.spec is not None]
+    if not kept:
+        raise FedgftError("holds no site", field="sums", kind="data")
+    if len(kept) == 1 or all("" not in part.sites for part in kept):
+        return kept
+    text = "holds sites without a name: give `site` to measure, or a mapping of names to sums"
+    raise FedgftError(text, field="sums", kind="data")
+
+
+def _pass_on(parts: Iterable[SiteSums], known: dict[str, str] | None) -> Iterable[SiteSums]:
+    """Yield the sums, and put the digest of each into `known` if it is given."""
+    for part in parts:
+        if known is not None and part.spec is not None:
+            known |= {name: digest_site(part, name) for name in part.sites}
+        yield part
+
+
+def digest_site(sums: SiteSums, name: str) -> str:
+    """Return the SHA-256 of the counts of one site."""
+    digest = sha256(repr((sums.require_spec(), name)).encode("utf-8", "replace"))
+    for group, table in sorted(sums.sites[name].tables.items(), key=repr):
+        digest.update(repr(group).encode("utf-8", "replace"))
+        digest.update(np.ascontiguousarray(table).tobytes())
+    return digest.hexdigest()
+
+
+def _has_histograms(parts: Sequence[SiteSums], spec: MeasurementSpec) -> bool:
+    """Return whether the histograms include every row."""
+    if not spec.scored:
+        return False
+    total = sum(each[:, :, 0].sum() for part in parts for each in part.histogram.values())
+    return bool(abs(total - sum(part.rows() for part in parts)) < 0.5)
+
+
+def _coarsen(histogram: np.ndarray, bins: int) -> np.ndarray:
+    """Merge the bins (the last axis) into `bins` bins."""
+    return histogram.reshape(*histogram.shape[:-1], bins, -1).sum(-1)
+
+
+def effective_rows(rate: Value, variance: Value) -> Value:
+    """Return the n for which rate (1 - rate) / n is this variance; infinite without variance."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(variance > 0, rate * (1 - rate) / variance, np.inf)
