@@ -152,19 +152,18 @@ def adjust(
             "label": counts.spec.label,
             "sums": dict(counts.digests),
         },
-        expected=_expect(problem, views, outcome, unrecorded),
+        expected=describe_outcome(problem, views, RuleOutcome.of(counts, {}, unrecorded), outcome),
     )
 
 
-def _expect(
+def describe_outcome(
     problem: RuleProblem,
     views: Sequence[tuple[int, ...]],
+    before: RuleOutcome,
     outcome: RuleOutcome,
-    unrecorded: Acceptance,
 ) -> dict[str, Any]:
     """Return accuracy, positive decisions and gaps, before and after the rule."""
     counts = problem.counts
-    before = RuleOutcome.of(counts, {}, unrecorded)  # today's decisions, at one threshold
     accuracy, low, high = outcome.accuracy()
     found: dict[str, Any] = {
         "accuracy": {"before": before.accuracy()[0], "after": accuracy, "low": low, "high": high},
