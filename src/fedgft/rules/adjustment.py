@@ -17,9 +17,10 @@ from fedgft.rules.counts import RuleCounts, count_scores
 from fedgft.rules.decision_rule import KEY_BYTES, Acceptance, Cell, DecisionRule, check_key
 from fedgft.rules.expect import RuleOutcome, describe_gap
 from fedgft.rules.fit import RuleProblem, Target, describe_targets
-from fedgft.site_sums import SiteSums
-from fedgft.validation import check_number, format_value
+from fedgft.site_sums import SiteSums, Spellings
+from fedgft.validation import check_instance, check_number, format_value
 
+HINT = "measure() makes them, read_sums() reads them from a file"
 SHOWN_METRICS = ("sp", "eop", "eo")  # gaps that are listed besides those with a target
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def adjust(
     by_site = per_site or bool(limits["local"])
     if key is not None:
         check_key(key)
-    counts = count_scores(_list_sites(sums), by_site=by_site, decisions=decisions, digests=digests)
+    counts = count_scores(_read_sites(sums), by_site=by_site, decisions=decisions, digests=digests)
     if counts.reads == "decision" and not randomized:
         text = (
             "these sums have no histograms of scores, so a rule can only change decisions by a "
@@ -122,7 +123,8 @@ def adjust(
         counts, targets, per_site=per_site, is_random=randomized, benefit=benefit, cost=cost
     )
     fitted = problem.solve()
-    unrecorded = Acceptance((counts.spec.threshold or 0.5,))
+    threshold = 0.5 if counts.spec.threshold is None else counts.spec.threshold
+    unrecorded = Acceptance((threshold,))
     outcome = RuleOutcome.of(counts, fitted.acceptances, unrecorded)
     if fitted.excess > 0 and not nearest:
         _refuse_targets(problem, outcome)
@@ -152,7 +154,7 @@ def adjust(
             "label": counts.spec.label,
             "sums": dict(counts.digests),
         },
-        expected=describe_outcome(problem, views, RuleOutcome.of(counts, {}, unrecorded), outcome),
+        expected=describe_outcome(problem, views, RuleOutcome.today(counts), outcome),
     )
 
 
@@ -276,8 +278,8 @@ def _refuse_noise(counts: RuleCounts, targets: Sequence[Target]) -> None:
                 raise FedgftError(text, kind="data")
 
 
-def _list_sites(sums: Any) -> list[SiteSums]:
-    """Return the sums, one per site where they were given so."""
+def _read_sites(sums: Any) -> Iterable[SiteSums]:
+    """Return the sums, one per site where they were given so; of a generator, one at a time."""
     if isinstance(sums, Mapping):
         classes = combine_sites(sums).require_spec().classes  # all sites measured the same
         return [
@@ -286,13 +288,10 @@ def _list_sites(sums: Any) -> list[SiteSums]:
             else combine_sites({name: _measure(name, given, classes)})
             for name, given in sums.items()
         ]
-    if isinstance(sums, SiteSums):
-        return [combine_sites(sums)]
-    if isinstance(sums, str) or not isinstance(sums, Iterable):
-        return [combine_sites(sums)]  # raises the usual error
-    listed = list(sums)
-    combine_sites(listed)
-    return listed
+    if isinstance(sums, SiteSums | str) or not isinstance(sums, Iterable):
+        return [combine_sites(sums)]  # raises the usual error unless these are sums
+    spellings = Spellings(ignore_case=False)
+    return (spellings.unify(check_instance("sums", part, SiteSums, HINT)) for part in sums)
 
 
 def _measure(name: str, given: Any, classes: tuple[str, ...]) -> SiteSums:

@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Value
 from fedgft.site_sums import COUNT, Group, MeasurementSpec, Privacy, SiteSums, group_sort_key, merge
-from fedgft.site_sums.tables import possible_cells
+from fedgft.site_sums.tables import add_arrays, possible_cells
 
 ALL_SITES = ""  # the only entry of the site axis where sites are not kept apart
 DECISION_BINS = 2  # a decision counts as the score 0 or 1
@@ -132,33 +134,29 @@ def count_scores(
         The digest of each site's sums; by default they are computed.
     """
     known: dict[str, str] = {}
-    if by_site:
-        kept = _read_parts(parts, known if digests is None else None)
-        spec = kept[0].require_spec()
-        for part in kept[1:]:
-            spec = spec.combine(part.require_spec())
-    else:
-        kept = [merge(_pass_on(parts, known if digests is None else None))]
-        spec = kept[0].require_spec()
+    parts = _pass_on(parts, known if digests is None else None)
+    spec, kept, errors = _read_parts(parts if by_site else [merge(parts)], by_site=by_site)
     if len(spec.classes) != 2:
         text = f"a rule decides between two classes, these sums have {len(spec.classes)}"
         raise FedgftError(text, kind="unsupported")
-    rows = sum(part.rows() for part in kept)
+    rows = sum(part.rows for part in kept)
     if rows <= 0:
         raise FedgftError("there is nothing to fit: the sites have no rows", kind="data")
-    reads = "score" if _has_histograms(kept, spec) and not decisions else "decision"
-    if by_site and reads == "score" and any(len(part.sites) > 1 for part in kept):
+    is_scored = spec.scored and abs(sum(part.scored_rows for part in kept) - rows) < 0.5
+    reads = "score" if is_scored and not decisions else "decision"
+    if by_site and reads == "score" and any(len(part.tables) > 1 for part in kept):
         text = (
             "were added up over sites, and a rule for each site needs their scores apart: give a "
             "list with the sums of each site"
         )
         raise FedgftError(text, field="sums", kind="data")
-    groups = tuple(sorted({g for part in kept for g in part.groups}, key=group_sort_key))
+    found = {group for part in kept for tables in part.tables.values() for group in tables}
+    groups = tuple(sorted(found, key=group_sort_key))
     place = {group: i for i, group in enumerate(groups)}
-    sites = tuple(sorted(name for part in kept for name in part.sites)) if by_site else (ALL_SITES,)
-    if len(set(sites)) < len(sites):
-        twice = next(name for name in sites if sites.count(name) > 1)
-        raise FedgftError(f"holds two sums of site {twice!r}", field="sums", kind="conflict")
+    names = sorted(name for part in kept for name in part.tables)
+    sites = tuple(names) if by_site else (ALL_SITES,)
+    if by_site and (twice := [a for a, b in pairwise(names) if a == b]):
+        raise FedgftError(f"holds two sums of site {twice[0]!r}", field="sums", kind="conflict")
     index = {name: i for i, name in enumerate(sites)}
     bins = spec.bins if reads == "score" else DECISION_BINS
     counts = np.zeros((len(sites), len(groups), 2, bins))
@@ -166,24 +164,23 @@ def count_scores(
     noise = np.zeros_like(counts)
     shifts = np.zeros((2, len(groups), 2, bins))
     possible = possible_cells(spec)  # (decision, bin)
+    cells = possible.sum(-1) if reads == "decision" else possible.sum(0)
     for part in kept:
-        for name, site in part.sites.items():
+        for name, tables in part.tables.items():
             s = index[name] if by_site else 0
-            variance = sum(_variance(each) for each in site.privacy)
-            for group, table in site.tables.items():
+            for group, table in tables.items():
                 g = place[group]
-                decided[s, g] += table[:, 1, COUNT]
+                decided[s, g] += table[:, 1]
+                noise[s, g] += part.variances[name] * cells
                 if reads == "decision":
-                    counts[s, g] += table[..., COUNT]
-                    noise[s, g] += variance * possible.sum(-1)
-                else:
-                    noise[s, g] += variance * possible.sum(0)
+                    counts[s, g] += table
         if reads == "score":
-            s = index[next(iter(part.sites))] if by_site else 0
+            s = index[next(iter(part.tables))] if by_site else 0
             for group, histogram in part.histogram.items():
-                counts[s, place[group]] += _coarsen(histogram[:, :, 0].sum(1), bins)
-            for group, error in part.bin_error.items():
-                shifts[:, place[group]] += _coarsen(error[:2, :, :, 0].sum(2), bins)
+                counts[s, place[group]] += _coarsen(histogram, bins)
+    for error in errors.values() if reads == "score" else ():
+        for group, shift in error.items():
+            shifts[:, place[group]] += _coarsen(shift, bins)
     return RuleCounts(
         spec=spec,
         reads=reads,
@@ -197,18 +194,70 @@ def count_scores(
     )
 
 
+class _Part(NamedTuple):
+    """What a rule needs of some sums: a small part of them.
+
+    Parameters
+    ----------
+    tables
+        By site and group, (label, decision): the counts of rows.
+    variances
+        By site: the variance of the noise on each count.
+    histogram
+        By group, (label, bin): the counts of scores of all sites together.
+    rows, scored_rows
+        How many rows the tables and the histogram count.
+    """
+
+    tables: dict[str, dict[Group, np.ndarray]]
+    variances: dict[str, float]
+    histogram: dict[Group, np.ndarray]
+    rows: float
+    scored_rows: float
+
+    @classmethod
+    def of(cls, sums: SiteSums) -> "_Part":
+        tables = {
+            name: {group: table[..., COUNT].copy() for group, table in site.tables.items()}
+            for name, site in sums.sites.items()
+        }
+        histogram = {group: each[:, :, 0].sum(1) for group, each in sums.histogram.items()}
+        variances = {
+            name: sum(_variance(each) for each in site.privacy) for name, site in sums.sites.items()
+        }
+        scored_rows = float(sum(each[:, :, 0].sum() for each in sums.histogram.values()))
+        return cls(tables, variances, histogram, sums.rows(), scored_rows)
+
+
 def _variance(privacy: Privacy) -> float:
     return privacy.variance if privacy.mechanism != "none" else 0.0
 
 
-def _read_parts(parts: Iterable[SiteSums], known: dict[str, str] | None) -> list[SiteSums]:
-    kept = [part for part in _pass_on(parts, known) if part.spec is not None]
-    if not kept:
+def _read_parts(
+    parts: Iterable[SiteSums], *, by_site: bool
+) -> tuple[MeasurementSpec, list[_Part], dict[int, dict[Group, np.ndarray]]]:
+    """Return what was measured, the parts, and the shifts (see `RuleCounts`) by number of bins.
+
+    One part is in memory at a time: of the others, only what a rule needs.
+    """
+    spec: MeasurementSpec | None = None
+    kept = []
+    errors: dict[int, dict[Group, np.ndarray]] = {}
+    for part in parts:
+        if part.spec is None:
+            continue
+        spec = part.spec if spec is None else spec.combine(part.spec)
+        if not part.spec.scored:
+            part = replace(part, histogram={}, bin_error={})
+        kept.append(_Part.of(part))
+        found = {group: error[:2, :, :, 0].sum(2) for group, error in part.bin_error.items()}
+        add_arrays(errors.setdefault(part.require_spec().bins, {}), found)
+    if spec is None:
         raise FedgftError("holds no site", field="sums", kind="data")
-    if len(kept) == 1 or all("" not in part.sites for part in kept):
-        return kept
-    text = "holds sites without a name: give `site` to measure, or a mapping of names to sums"
-    raise FedgftError(text, field="sums", kind="data")
+    if by_site and len(kept) > 1 and any("" in part.tables for part in kept):
+        text = "holds sites without a name: give `site` to measure, or a mapping of names to sums"
+        raise FedgftError(text, field="sums", kind="data")
+    return spec, kept, errors
 
 
 def _pass_on(parts: Iterable[SiteSums], known: dict[str, str] | None) -> Iterable[SiteSums]:
@@ -226,14 +275,6 @@ def digest_site(sums: SiteSums, name: str) -> str:
         digest.update(repr(group).encode("utf-8", "replace"))
         digest.update(np.ascontiguousarray(table).tobytes())
     return digest.hexdigest()
-
-
-def _has_histograms(parts: Sequence[SiteSums], spec: MeasurementSpec) -> bool:
-    """Return whether the histograms include every row."""
-    if not spec.scored:
-        return False
-    total = sum(each[:, :, 0].sum() for part in parts for each in part.histogram.values())
-    return bool(abs(total - sum(part.rows() for part in parts)) < 0.5)
 
 
 def _coarsen(histogram: np.ndarray, bins: int) -> np.ndarray:

@@ -251,7 +251,7 @@ class DecisionRule:
         frame = self._read_groups(groups, sites, len(values))
         out = np.empty(len(values))
         for cell, rows in self._split_cells(frame):
-            out[rows] = self._find(cell)(values[rows])
+            out[rows] = self._find(cell, len(rows))(values[rows])
         return out
 
     def _read_scores(self, scores: Any) -> np.ndarray:
@@ -324,23 +324,24 @@ class DecisionRule:
             group = tuple(values[name] for name in names)
             yield (values.get("site"), group), np.array(values["row"])
 
-    def _find(self, cell: Cell) -> Acceptance:
-        """Return the step function of a cell; raise a `FedgftError` if the rule has none."""
+    def _find(self, cell: Cell, count: int) -> Acceptance:
+        """Return the step function of a cell of `count` rows; a `FedgftError` if there is none."""
         site, group = cell
+        rows = format_count(count, "row")
         if self.per_site and site not in self.sites:
-            text = f"holds {site!r}, where the rule was not fitted; it knows"
             known = join_names(list(self.sites))
-            raise FedgftError(f"{text} {known}", field="sites", kind="data")
+            text = f"lacks the site in {rows}" if site is None else f"holds {site!r} in {rows}"
+            text += f", and the rule was fitted at {known} only"
+            raise FedgftError(text, field="sites", kind="data")
         if None in group:
             return self.unrecorded
         if cell not in self.cells:
             name = " & ".join(map(str, group))
             known = [self._name_cell((None, g)) for s, g in self.cells if s == site]
-            text = f"holds {name!r}, a group that the rule does not know"
-            where = f" at site {site!r}" if self.per_site else ""
-            raise FedgftError(
-                f"{text}{where}; it knows {join_names(known)}", field="groups", kind="data"
-            )
+            text = f"holds {name!r} as {' & '.join(self.attributes)} in {rows}"
+            text += f" of site {site!r}" if self.per_site else ""
+            text += f", a group that the rule does not know; it knows {join_names(known)}"
+            raise FedgftError(text, field="groups", kind="data")
         return self.cells[cell]
 
     # Files

@@ -11,7 +11,7 @@ the best threshold, which does not depend on the rows.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,14 @@ class RuleOutcome:
                 found = acceptances.get((s, g), acceptances.get((None, g), unrecorded))
                 chance[s, g] = (unrecorded if None in group else found)(edges)
         return cls(counts, chance)
+
+    @classmethod
+    def today(cls, counts: RuleCounts) -> "RuleOutcome":
+        """Return the decisions that the sites counted, as they are without a rule."""
+        rejected = counts.counts.sum(-1) - counts.decided
+        table = np.stack((rejected, counts.decided), -1)
+        decisions = replace(counts, reads="decision", counts=table, noise=None, shifts=None)
+        return cls(decisions, np.broadcast_to([0.0, 1.0], (*table.shape[:2], 2)))
 
     def rates(
         self, metric: Metric, attributes: Sequence[int], *, site: int | None = None
