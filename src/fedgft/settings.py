@@ -261,6 +261,14 @@ OPTIONS: dict[str, dict[str, Setting]] = {  # keyed by the headings of `fedgft t
             below=1,
             hint="two points are 0.02 or 2%",
         ),
+        "local_target": Setting(
+            float,
+            "fedgft-control also keeps the gap on each client's own rows within this target",
+            unset="none",
+            at_least=0,
+            below=1,
+            hint="five points are 0.05 or 5%",
+        ),
         "control": _choice(
             Control,
             "Which gap fedgft-control brings within the target: of decisions or of scores",

@@ -8,6 +8,7 @@ from fedgft.algorithms.corrections import (
     Proximal,
     Scaffold,
 )
+from fedgft.algorithms.local_control import LocalController
 from fedgft.algorithms.objectives import SLOPES, LinearizedPenalty, Objective, Pricing, reweigh
 from fedgft.algorithms.price_objective import PriceObjective
 from fedgft.algorithms.registry import (
@@ -50,6 +51,7 @@ __all__ = [
     "FairFed",
     "FedNova",
     "LinearizedPenalty",
+    "LocalController",
     "LocalResults",
     "LocalTraining",
     "Objective",

@@ -31,7 +31,7 @@ With a learning rate that does not fall, the gaps of successive models would sca
 target without end. `damping` therefore shortens the server's step along a cosine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -75,11 +75,14 @@ MAX_SWING = 0.03
 "The gap has settled if it varies by no more than this over the last third of the rounds."
 
 
+REPORT_ARRAYS = ("target", "gap", "gaps", "local_target", "local_gap")
+"The arrays of a `ControlReport`; the last two are None without local targets."
 REMEDIES = {
     "not estimable": ("metric",),
     "unsettled": ("rounds", "lr"),
     "falling": ("rounds",),
     "settled": ("target", "rounds", "model"),
+    "local": ("local_target", "rounds", "model"),
 }
 "The arguments whose change may help, by how a run missed its target; the best one first."
 
@@ -186,17 +189,32 @@ class ControlReport:
         (r, rounds): the gaps of the models that were measured on the way.
     kind
         Gaps of decisions ("hard") or of scores ("soft").
+    local_target, local_gap
+        (r,): the local target of each run, and the largest gap of the final model on a client's own
+        rows (NaN if none is estimable). None (the default): without local targets.
     """
 
     target: np.ndarray
     gap: np.ndarray
     gaps: np.ndarray
     kind: Kind = "hard"
+    local_target: np.ndarray | None = None
+    local_gap: np.ndarray | None = None
 
     @property
     def reached(self) -> np.ndarray:
-        """(r,): whether the gap is at most TARGET_TOLERANCE above the target; NaN is not."""
-        return self.gap <= self.target + TARGET_TOLERANCE
+        """(r,): whether the gap is at most TARGET_TOLERANCE above the target; NaN is not.
+
+        With a local target, the largest local gap must be as near to it, if it is estimable.
+        """
+        return (self.gap <= self.target + TARGET_TOLERANCE) & (self.local_excess <= 0)
+
+    @property
+    def local_excess(self) -> np.ndarray:
+        """(r,): how far the largest local gap is above its target and TARGET_TOLERANCE; or 0."""
+        if self.local_target is None or self.local_gap is None:
+            return np.zeros(len(self.gap))
+        return np.fmax(self.local_gap - self.local_target - TARGET_TOLERANCE, 0.0)
 
     @property
     def swing(self) -> np.ndarray:
@@ -211,7 +229,9 @@ class ControlReport:
 
     def part(self, runs: slice | np.ndarray) -> "ControlReport":
         """Return the report of some of the runs."""
-        return ControlReport(self.target[runs], self.gap[runs], self.gaps[runs], self.kind)
+        arrays = {name: getattr(self, name) for name in REPORT_ARRAYS}
+        chosen = {name: None if each is None else each[runs] for name, each in arrays.items()}
+        return replace(self, **chosen)
 
     def with_runs(self, at: np.ndarray, other: "ControlReport") -> "ControlReport":
         """Return this report with the runs `at` replaced by those of another report.
@@ -224,7 +244,11 @@ class ControlReport:
         rounds = np.linspace(0, other.gaps.shape[1] - 1, gaps.shape[1]).round().astype(int)
         gap[at] = other.gap
         gaps[at] = other.gaps[:, rounds]
-        return ControlReport(self.target, gap, gaps, self.kind)
+        local_gap = self.local_gap
+        if local_gap is not None and other.local_gap is not None:
+            local_gap = local_gap.copy()
+            local_gap[at] = other.local_gap
+        return replace(self, gap=gap, gaps=gaps, local_gap=local_gap)
 
     def reason(self, run: int = 0, *, remedy: bool = True) -> str:
         """Return a sentence with the gap of this run and, if it missed its target, a remedy.
@@ -241,6 +265,13 @@ class ControlReport:
         case = self._case(run)
         if case == "not estimable":
             return f"The gap of {of} is not estimable: a group has no rows that the metric needs."
+        if case == "local" and self.local_target is not None and self.local_gap is not None:
+            local_gap, local_target = (
+                100 * float(x[run]) for x in (self.local_gap, self.local_target)
+            )
+            found = f"The largest gap of {of} on a client's own rows is {local_gap:.1f} points"
+            advice = ": try a larger local target, or more rounds" if remedy else ""
+            return f"{found}, above the local target of {local_target:.1f}{advice}."
         found = f"The gap of {of} on the clients' rows is {gap:.1f} points"
         ends = {
             "reached": f", within the target of {target:.1f}.",
@@ -259,6 +290,8 @@ class ControlReport:
             return "not estimable"
         if self.reached[run]:
             return "reached"
+        if self.gap[run] <= self.target[run] + TARGET_TOLERANCE:
+            return "local"
         if not self.settled[run]:
             return "unsettled"
         is_falling = self.gaps.shape[1] > 1 and self.gap[run] < self.gaps[run, -2] - 0.001
@@ -278,6 +311,8 @@ class ControlReport:
             return None
         run = int(missed[0])
         used = {"target": float(self.target[run]), **used}
+        if self.local_target is not None:
+            used = {"local_target": float(self.local_target[run]), **used}
         names = REMEDIES[self._case(run)]
         change = [f"{name} (now {used[name]:g})" if name in used else name for name in names]
         runs = f"{len(missed)} of {len(self.gap)} runs"
@@ -404,7 +439,13 @@ class Controller:
         """Return the state after the cohort's sums of a model; calls `steer` with their mean."""
         return self.steer(state, self._mean(cohort, received))
 
-    def steer(self, state: ControllerState, statistics: Statistics) -> ControllerState:
+    def steer(
+        self,
+        state: ControllerState,
+        statistics: Statistics,
+        *,
+        max_row_price: float = MAX_ROW_PRICE,
+    ) -> ControllerState:
         """Return the state with the next prices, from mean statistics (r, 2, v, g).
 
         The first model has not been trained, so its gap sets no price. A group without a rate
@@ -427,7 +468,7 @@ class Controller:
         state = _with_response(state, rates, weight)
         state = state._replace(trust=_next_trust(state, above, below, weight))
         gain = np.where(known, self._gain(state, weight), 0.0)
-        limit = np.maximum(MAX_ROW_PRICE, MAX_GROUP_PRICE / np.maximum(weight, 1e-6))
+        limit = np.maximum(max_row_price, MAX_GROUP_PRICE / np.maximum(weight, 1e-6))
         up = (state.up + gain * (above - state.repeat * state.above)).clip(0.0, limit)
         down = (state.down + gain * (below - state.repeat * state.below)).clip(0.0, limit)
         prices = np.where(known, up - down, 0.0)

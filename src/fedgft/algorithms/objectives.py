@@ -12,12 +12,13 @@ are affine in the scores, so v acts as a price on them: `price[label, group, cla
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from fedgft.algorithms.controller import Controller, ControlReport, Loop, with_speed
+from fedgft.algorithms.local_control import LocalController, LocalState
 from fedgft.algorithms.weightings import Cohort, client_means
 from fedgft.metrics import Metric, price
 from fedgft.metrics.metric import SPREADS, Price, Statistics, Weights, spread_gradient
@@ -151,11 +152,14 @@ class Objective:
         Penalties whose prices the server sets once per round, from the sums of all clients.
     local_penalties
         Penalties whose prices each client sets before every epoch, from its own sums.
+    local_controllers
+        Prices that each client sets once per round, to keep its own gap within a target.
     """
 
     row_weights: Callable[[np.ndarray], np.ndarray] | None = None
     penalties: tuple[Pricing, ...] = ()
     local_penalties: tuple[LinearizedPenalty, ...] = ()
+    local_controllers: tuple[LocalController, ...] = ()
 
     def init(self, runs: int, loop: Loop | None = None) -> States:
         """Return the state of each penalty before the first round.
@@ -189,6 +193,25 @@ class Objective:
         cotangents = ((p, p.cotangent(mean, np.zeros_like(mean))) for p, mean in means)
         return sum((p.price(v, run=run, classes=classes) for p, v in cotangents), start=0.0)
 
+    def init_local(self, runs: int, clients: int, loop: Loop) -> tuple[LocalState, ...] | None:
+        """Return what all clients remember of their own gaps; None without local targets."""
+        states = tuple(each.init(runs, clients, loop) for each in self.local_controllers)
+        return states or None
+
+    def update_local(
+        self, states: tuple[LocalState, ...], cohort: Cohort, own: Sums, *, speed: Any
+    ) -> tuple[LocalState, ...]:
+        """Return the clients' states after their own sums, see `LocalController.update`."""
+        pairs = zip(self.local_controllers, states, strict=True)
+        return tuple(each.update(state, cohort, own, speed=speed) for each, state in pairs)
+
+    def own_price(
+        self, states: tuple[LocalState, ...] | None, cohort: Cohort, *, classes: int
+    ) -> Price | float:
+        """Return the prices that the clients of a cohort add to those of the server."""
+        pairs = zip(self.local_controllers, states or (), strict=True)
+        return sum(each.price(state, cohort, classes=classes) for each, state in pairs)
+
     @property
     def controllers(self) -> tuple[Controller, ...]:
         """The penalties that have a target."""
@@ -208,10 +231,28 @@ class Objective:
         """Return (r,): how far each run is above its targets, summed over its controllers."""
         return np.sum([c.excess(cohort, received) for c in self.controllers], axis=0)
 
-    def reports(self, states: States, federation: Sums) -> tuple[ControlReport, ...]:
+    def local_excess(self, clients: Sums) -> np.ndarray:
+        """Return (r,): how far the largest local gap is above its target, summed over targets.
+
+        `clients`: sums (r, client, ...).
+        """
+        return np.sum([each.excess(clients) for each in self.local_controllers], axis=0)
+
+    def reports(self, states: States, federation: Sums, clients: Sums) -> tuple[ControlReport, ...]:
         """Report for each penalty with a target whether the final model reached it.
 
-        `federation`: the final model's sums over all clients, (r, ...).
+        Parameters
+        ----------
+        states
+            The states of the penalties.
+        federation, clients
+            The final model's sums over all clients, (r, ...), and of each client, (r, client, ...).
         """
         pairs = zip(self.penalties, states, strict=True)
-        return tuple(p.report(state, federation) for p, state in pairs if isinstance(p, Controller))
+        found = [p.report(state, federation) for p, state in pairs if isinstance(p, Controller)]
+        if not self.local_controllers:
+            return tuple(found)
+        local = self.local_controllers[0]
+        gap = local.gap(clients)
+        target = np.broadcast_to(np.asarray(local.target, np.float64), gap.shape)
+        return tuple(replace(report, local_target=target, local_gap=gap) for report in found)

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedgft.algorithms.controller import Controller
 from fedgft.algorithms.corrections import Correction, Proximal, Scaffold
+from fedgft.algorithms.local_control import LocalController
 from fedgft.algorithms.objectives import LinearizedPenalty, Objective, reweigh
 from fedgft.algorithms.servers import Adaptive, Averaging, Server, ServerMomentum
 from fedgft.algorithms.weightings import BySize, FairFed, FairFedRule, FedNova, Weighting
@@ -89,13 +90,17 @@ def fedgft_control(
     kind: Kind = "hard",
     pick: float = 0.6,
     damp: bool = True,
+    local_target: PerRun | None = None,
 ) -> Algorithm:
     """FedGFT with a strength that follows the measured gap of decisions.
 
-    The arguments are those of `Controller`.
+    The arguments are those of `Controller`. `local_target` is the largest acceptable gap on each
+    client's own rows, see `LocalController`; None: local gaps are not limited.
     """
-    rule = Controller(get_metric(metric), target, kind, pick=pick, damp=damp)
-    return Algorithm(objective=Objective(penalties=(rule,)))
+    metric = get_metric(metric)
+    rule = Controller(metric, target, kind, pick=pick, damp=damp)
+    local = () if local_target is None else (LocalController(metric, local_target, kind),)
+    return Algorithm(objective=Objective(penalties=(rule,), local_controllers=local))
 
 
 @dataclass(frozen=True)
@@ -135,8 +140,8 @@ METHODS: dict[str, Method] = {
         "FedGFT control",
         fedgft_control,
         "target",
-        options=("kind", "pick"),
-        settings=("control", "pick", "noise"),
+        options=("kind", "pick", "local_target"),
+        settings=("local_target", "control", "pick", "noise"),
     ),
 }
 "The methods by the names that the command line takes; `get_method` makes one."
@@ -172,6 +177,7 @@ def get_method(
     rule: FairFedRule = "subtract",
     kind: Kind = "hard",
     pick: float = 0.6,
+    local_target: PerRun | None = None,
 ) -> Algorithm:
     """Make a method by its name.
 
@@ -189,11 +195,14 @@ def get_method(
         Option of fairfed; see `FairFed`.
     kind, pick
         Options of fedgft-control; see `Controller`.
+    local_target
+        Option of fedgft-control: the target of each client's own gap; see `LocalController`.
     """
     method = METHODS[check_choice("method", name, tuple(METHODS))]
     if method.strength is None:
         return method.make()
-    options = {"penalty": penalty, "spread": spread, "rule": rule, "kind": kind, "pick": pick}
+    options: dict[str, Any] = {"penalty": penalty, "spread": spread, "rule": rule}
+    options |= {"kind": kind, "pick": pick, "local_target": local_target}
     return method.make(metric, strength, **{key: options[key] for key in method.options})
 
 

@@ -198,7 +198,8 @@ def points(value: float | None, spread: float | None = None) -> str:
 def comparison(rows: Sequence[Row], *, clients: str) -> Table:
     """Return the table of `fedgft compare`: one line per method, all numbers in points.
 
-    The headline gap of the protocol is bold.
+    The headline gap of the protocol is bold. With a local target, the largest local gap takes the
+    place of the last column, so that the table fits into 80 characters.
 
     Parameters
     ----------
@@ -216,7 +217,8 @@ def comparison(rows: Sequence[Row], *, clients: str) -> Table:
         "accuracy, and gaps between groups, in percentage points (mean±sd)"
     )
     names = f"method|accuracy|decisions\n{where}|95%\ninterval|noise\nfloor|decisions\nclients"
-    names += f"|scores\nclients|scores\n{where}"
+    last = "largest\nlocal gap" if "local_gap" in first else f"scores\n{where}"
+    names += f"|scores\nclients|{last}"
     table = _table(title, names.split("|"), no_wrap=True)
     for row in _in_sections(table, rows):
         table.add_row(*_cells(row, heldout=heldout))
@@ -329,6 +331,7 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
     unsure = "" if row["gap_hard_test"] is None else "n<10"
     hard = points(row["gap_hard_test"], row["gap_hard_test_sd"])
     soft = points(row["gap_soft"], row["gap_soft_sd"])
+    last = "local_gap" if "local_gap" in row else "gap_soft_test"
     return [
         _name(row),
         points(row["accuracy"], row["accuracy_sd"]),
@@ -337,7 +340,7 @@ def _cells(row: Row, *, heldout: bool) -> list[str]:
         points(row["floor"]),
         points(row["gap_hard"], row["gap_hard_sd"]),
         soft if heldout else f"[bold]{soft}[/bold]",
-        points(row["gap_soft_test"], row["gap_soft_test_sd"]),
+        points(row[last], row[f"{last}_sd"]),
     ]
 
 

@@ -136,6 +136,9 @@ def frontier(
 def _check(options: Options, points: int) -> None:
     """Raise a `FedgftError` for options that the other commands take and this one does not."""
     options.refuse(["lam", "beta"], ": frontier sweeps it; `fedgft compare` takes one value")
+    options.refuse(
+        ["local_target"], ": frontier compares the gaps of all rows; use `fedgft compare`"
+    )
     options.refuse(["eval_every"], ": frontier measures final models only")
     require(options.control != "scores", "`control` scores: frontier compares decisions")
     require(2 <= points <= 100, f"`points` must lie between 2 and 100, got {points}")

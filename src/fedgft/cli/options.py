@@ -24,6 +24,7 @@ METHODS_BY_OPTION = {  # options that only some of the methods use
     "beta": ("fairfed",),
     "fairfed": ("fairfed",),
     "target": ("fedgft-control",),
+    "local_target": ("fedgft-control",),
     "control": ("fedgft-control",),
     "pick": ("fedgft-control",),
     "noise": ("fairfed", "fedgft", "fedgft-control"),
@@ -270,7 +271,7 @@ class Options(_SharedOptions):
             text = f"`{name}` is for {' and '.join(users)}, and the methods here are "
             text += ", ".join(methods)
             remedy = ""
-            if name == "target":
+            if name in ("target", "local_target"):
                 known = [each for each in methods if each != "fedgft" and len(methods) > 1]
                 remedy = f": write `method` {' '.join((*known, 'fedgft-control'))}"
             elif name == "lam" and "fedgft-control" in methods:
@@ -292,11 +293,11 @@ def choose_method(method: MethodName | None, options: Options) -> MethodName:
     options
         The other options.
     """
-    if method == "fedgft" and options.target is not None and options.lam is None:
+    if method == "fedgft" and options.given("target", "local_target") and options.lam is None:
         return "fedgft-control"
     if method is not None:
         return method
-    if options.given("target", "control", "pick"):
+    if options.given("target", "local_target", "control", "pick"):
         return "fedgft-control"
     is_published = options.given("lam", "penalty", "spread") or options.protocol == "paper"
     return "fedgft" if is_published else "fedgft-control"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedgft.algorithms.controller import ControlReport
+from fedgft.algorithms.controller import REPORT_ARRAYS, ControlReport
 from fedgft.data.dataset import Federation, get_raw_scaling
 from fedgft.data.encode import Encoder, Names
 from fedgft.errors import FedgftError, LazyModule
@@ -316,11 +316,17 @@ class History:
             decisions = self.test[-1, run].statistics(metric, kind)
             ends = gap_interval(metric, decisions, fewest=FEW)
             low, high = (_finite_or_none(end) for end in ends)
+        local: dict[str, float | None] = {}
+        if control is not None and control.local_target is not None:
+            local_gap = np.nan if control.local_gap is None else control.local_gap[run]
+            local["local_target"] = float(control.local_target[run])
+            local["local_gap"] = _finite_or_none(local_gap)
         return {
             "seed": int(record.seeds[run]),
             "rounds": int(self.rounds[-1]),
             "lr": float(record.lr[run]),
             "target": None if control is None else float(control.target[run]),
+            **local,
             "gap_of": {"hard": "decisions", "soft": "scores"}[kind],
             "gap": _finite_or_none(record.gap[run]),
             "gap_test": _finite_or_none(record.gap_test[run]),
@@ -428,7 +434,8 @@ def _join_reports(parts: Sequence[History], back: np.ndarray) -> ControlReport:
     reports = [part.control for part in parts if part.control is not None]
     arrays = {
         name: np.concatenate([getattr(report, name) for report in reports])[back]
-        for name in ("target", "gap", "gaps")
+        for name in REPORT_ARRAYS
+        if getattr(reports[0], name) is not None
     }
     return ControlReport(**arrays, kind=reports[0].kind)
 

@@ -94,11 +94,17 @@ class TrainingLoop(ABC):
             self.index.federations, settings.cohort, settings.sampling, seeds=self.seeds, round=t
         )
 
-    def collect_sums(self, state: Any, cohort: Cohort, t: int) -> Sums | None:
-        """Return the cohort's sums of the received model, with noise; None if no slot uses them."""
-        if not self.algorithm.objective.penalties and self.algorithm.weighting.sees == "nothing":
-            return None
+    def collect_sums(self, state: Any, cohort: Cohort, t: int) -> tuple[Sums | None, Sums | None]:
+        """Return the cohort's sums of the received model: what clients measure, and what they send.
+
+        Only the second ones have noise. Both are None if no slot uses them.
+        """
+        objective = self.algorithm.objective
+        is_used = objective.penalties or objective.local_controllers
+        if not is_used and self.algorithm.weighting.sees == "nothing":
+            return None, None
         sums = self.measure(state, cohort)
         if not self.settings.noise:
-            return sums
-        return plan.add_noise(sums, cohort, self.settings.noise, seeds=self.seeds, round=t)
+            return sums, sums
+        noise = self.settings.noise
+        return sums, plan.add_noise(sums, cohort, noise, seeds=self.seeds, round=t)

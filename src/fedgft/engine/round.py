@@ -72,6 +72,9 @@ class RoundLoop(TrainingLoop):
             params=block,
             objective=algorithm.objective.init(self.index.runs, self.loop()),
             weighting=algorithm.weighting.init(self.index.sizes),
+            local=algorithm.objective.init_local(
+                self.index.runs, self.index.num_clients, self.loop()
+            ),
             server=algorithm.server.init(block[:, : self.executor.spec.trained]),
             **self.clients.init(),
         )
@@ -87,7 +90,8 @@ class RoundLoop(TrainingLoop):
         own_start = self.settings.start == "own" and t == 0
         cohort = self.draw_cohort(t)
         units = self.index.clients(cohort)
-        received_sums = None if own_start else self.collect_sums(state, cohort, t)
+        nothing = (None, None)
+        own_sums, received_sums = nothing if own_start else self.collect_sums(state, cohort, t)
         stale_task = self._task(state, cohort, units, t) if self.settings.lag else None
         if received_sums is not None:
             state = self.best_models.remember(state, cohort, received_sums, t)
@@ -95,6 +99,9 @@ class RoundLoop(TrainingLoop):
             update = algorithm.objective.update
             penalties = update(state.objective, cohort, received_sums, speed=speed)
             state = replace(state, objective=penalties)
+            if state.local is not None and own_sums is not None:
+                local = algorithm.objective.update_local(state.local, cohort, own_sums, speed=speed)
+                state = replace(state, local=local)
         task = stale_task or self._task(state, cohort, units, t)
         models = self._train(state, task, cohort, own_start=own_start)
         trained_sums = None
@@ -124,7 +131,7 @@ class RoundLoop(TrainingLoop):
             return state
         sums = self.measure(state, self.all_clients)
         state = self.best_models.remember(state, self.all_clients, sums, rounds)
-        state = self.best_models.refine(state, self._measure_runs)
+        state = self.best_models.refine(state, self.all_clients, self._measure_clients)
         assert state.best is not None
         return replace(state, params=state.best.params, sums=None)
 
@@ -264,10 +271,10 @@ class RoundLoop(TrainingLoop):
         """Sums of each unit under its own model."""
         return self.executor.measure(units, block, np.arange(len(units)))
 
-    def _measure_runs(self, params: Any) -> Sums:
-        """Sums of each run's model over all clients, (r, ...)."""
+    def _measure_clients(self, params: Any) -> Sums:
+        """Sums of each run's model over the rows of each client, (u, ...)."""
         units = self.index.clients(self.all_clients)
-        return self.executor.measure(units, params, units.run).map(self.all_clients.sum)
+        return self.executor.measure(units, params, units.run)
 
     def _speed(self, t: int) -> float:
         """The learning rate of round t relative to round 0."""
@@ -294,6 +301,9 @@ class RoundLoop(TrainingLoop):
         cells = (classes, len(data.group_names) + 1)
         objective = self.algorithm.objective
         price = objective.price(state.objective, runs=runs, classes=classes)
+        by_unit = (np.zeros((runs, *cells, classes)) + price)[cohort.run]
+        if state.local is not None:
+            by_unit += objective.own_price(state.local, cohort, classes=classes)
         row_weights = objective.row_weights or np.ones_like
         client_keys = derive_seeds(self.seeds[cohort.run], self.index.keys(cohort))[:, None]
         fresh = derive_seeds(client_keys, 1 + t, np.arange(settings.epochs)[None, :])
@@ -308,7 +318,7 @@ class RoundLoop(TrainingLoop):
             min_batch=self.executor.spec.min_batch,
             lr=lr[cohort.run],
             weights=row_weights(units.count),
-            price=(np.zeros((runs, *cells, classes)) + price)[cohort.run],
+            price=by_unit,
             mu=self.algorithm.correction.mu,
         )
 

@@ -64,6 +64,7 @@ def simulate(
     seeds: int | Sequence[int] | np.ndarray = 0,
     metric: str | Metric | None = None,
     target: PerRun | None = None,
+    local_target: PerRun | None = None,
     lam: PerRun | None = None,
     beta: PerRun | None = None,
     base: str | None = None,
@@ -91,7 +92,7 @@ def simulate(
     algorithm
         The name of a method: "fedavg", "lrw", "lft", "fairfed", "fedgft" or "fedgft-control"
         (default); or an `Algorithm`, such as ``fedgft.algorithms.fedgft_control("sp", 0.02)``,
-        which already contains `metric`, `target`, `lam`, `beta` and `base`.
+        which already contains `metric`, `target`, `local_target`, `lam`, `beta` and `base`.
     settings
         Rounds, batches, optimizer and so on, the same for all runs; None: the recommended ones,
         which are ``Settings()``.
@@ -103,6 +104,9 @@ def simulate(
     target
         Only for "fedgft-control": the largest gap of decisions to leave, as a fraction; None: 0.
         One number, or an array with one per run.
+    local_target
+        Only for "fedgft-control": the largest gap to leave on each client's own rows, besides that
+        of all rows; None: local gaps are not limited. One number, or one per run.
     lam
         Only for "lft" and "fedgft": the strength; None: 20. One number, or one per run.
     beta
@@ -156,7 +160,7 @@ def simulate(
     federations, run_seeds = _pair_runs(federations, seeds)
     name = algorithm if isinstance(algorithm, str) else "own algorithm"
     strengths = {"target": target, "lam": lam, "beta": beta}
-    algorithm = _make_algorithm(algorithm, metric, strengths, base=base)
+    algorithm = _make_algorithm(algorithm, metric, strengths, base=base, local_target=local_target)
     chosen = _find_metric(algorithm, metric)
     chosen.affine(len(federations[0].dataset.classes))  # raises if sums cannot carry the metric
     init = _check_init(init)
@@ -238,18 +242,23 @@ def _pair_runs(federations: Any, seeds: Any) -> tuple[list[Federation], np.ndarr
 
 
 def _make_algorithm(
-    algorithm: Any, metric: Any, strengths: dict[str, Any], *, base: str | None
+    algorithm: Any,
+    metric: Any,
+    strengths: dict[str, Any],
+    *,
+    base: str | None,
+    local_target: PerRun | None,
 ) -> Algorithm:
     """Return the algorithm itself, or the method with this name.
 
     Parameters
     ----------
-    algorithm, metric, base
+    algorithm, metric, base, local_target
         As in `simulate`.
     strengths
         `target`, `lam` and `beta`, None where they are not given.
     """
-    given = {"metric": metric, **strengths, "base": base}
+    given = {"metric": metric, **strengths, "local_target": local_target, "base": base}
     if isinstance(algorithm, Algorithm):
         for name in (name for name, value in given.items() if value is not None):
             text = f"`{name}` is for the name of a method; the Algorithm has its own already"
@@ -266,10 +275,14 @@ def _make_algorithm(
             readers = " and ".join(key for key, m in METHODS.items() if m.strength == name)
             text = f"`{name}` is for {readers}, and the algorithm is {algorithm}"
             raise FedgftError(text, kind="conflict")
+    if local_target is not None and "local_target" not in method.options:
+        text = f"`local_target` is for fedgft-control, and the algorithm is {algorithm}"
+        raise FedgftError(text, kind="conflict")
     strength = None if method.strength is None else strengths[method.strength]
     if strength is None:
         strength = DEFAULT_STRENGTHS.get(method.strength or "", 0.0)
-    made = get_method(algorithm, get_metric("sp" if metric is None else metric), strength)
+    chosen = get_metric("sp" if metric is None else metric)
+    made = get_method(algorithm, chosen, strength, local_target=local_target)
     return with_base(made, "fedavg" if base is None else base)
 
 
@@ -287,7 +300,8 @@ def _make_loop(
 def _find_metric(algorithm: Algorithm, metric: str | Metric | None) -> Metric:
     """Return the metric of the call or of the algorithm; without any, statistical parity."""
     objective = algorithm.objective
-    slots = (*objective.penalties, *objective.local_penalties, algorithm.weighting)
+    local = (*objective.local_penalties, *objective.local_controllers)
+    slots = (*objective.penalties, *local, algorithm.weighting)
     found = (getattr(slot, "metric", None) for slot in slots)
     default = get_metric("sp" if metric is None else metric)
     return next((each for each in found if isinstance(each, Metric)), default)
@@ -481,8 +495,11 @@ def _report_control(rounds: TrainingLoop, state: Any) -> ControlReport | None:
     objective = rounds.algorithm.objective
     if not objective.controllers:
         return None
-    sums = rounds.measure(state, rounds.all_clients).map(rounds.all_clients.sum)
-    return objective.reports(state.objective, sums)[0]
+    sums = rounds.measure(state, rounds.all_clients)
+    clients = _by_client(rounds, sums)
+    assert clients is not None
+    federation = sums.map(rounds.all_clients.sum)
+    return objective.reports(state.objective, federation, clients)[0]
 
 
 def _sum_clients(rounds: TrainingLoop, state: Any) -> Sums | None:

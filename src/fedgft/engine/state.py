@@ -8,6 +8,7 @@ import numpy as np
 from fedgft.algorithms import Cohort, Correction
 from fedgft.algorithms.controller import ControllerState
 from fedgft.algorithms.corrections import CorrectionState, LocalTraining
+from fedgft.algorithms.local_control import LocalState
 from fedgft.engine.executors.base import Executor, Task
 from fedgft.engine.plan import RowIndex
 from fedgft.errors import import_extra
@@ -21,12 +22,14 @@ class CandidateModel:
     """One global model per run, kept as a candidate for the final model.
 
     `score` (r,) is the accuracy minus the penalty for a gap above its target, `params` (run, p)
-    holds the models, and `sums` (r, ...) their sums over all clients.
+    holds the models, and `sums` (r, ...) their sums over all clients. With local targets, `clients`
+    (r, client, ...) holds their sums of each client.
     """
 
     score: np.ndarray
     params: Any
     sums: Sums
+    clients: Sums | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class State:
         Vectors of the correction for all clients, changed in place; None if it has no memory.
     norms
         Normalization layers of the clients; None if clients do not keep their own.
+    local
+        What the clients remember of their own gaps, changed in place; None without local targets.
     best, runner_up
         The best model so far, and the model that forms the best mixture with it; see `select_best`.
     sums
@@ -70,6 +75,7 @@ class State:
     moments: Moments | None = None
     correction: CorrectionState | None = None
     norms: ClientNorms | None = None
+    local: tuple[LocalState, ...] | None = None
     best: CandidateModel | None = None
     runner_up: CandidateModel | None = None
     sums: Sums | None = None
@@ -237,6 +243,7 @@ PACKED_TYPES: dict[str, Any] = {  # `trees.boosting` adds its own
         CandidateModel,
         ControllerState,
         CorrectionState,
+        LocalState,
         Moments,
         ClientNorms,
         State,

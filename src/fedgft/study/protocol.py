@@ -81,6 +81,8 @@ class Protocol:
         this many times the rounds, in this order, until it meets the target.
     penalty, spread
         J and F of fedgft and lft, see `LinearizedPenalty`.
+    local_target
+        The target of each client's own gap, of fedgft-control; None: local gaps are not limited.
     control, pick
         Which gap fedgft-control measures, and the share of rounds it picks from, see `Controller`.
     base, mu, server_lr
@@ -106,6 +108,7 @@ class Protocol:
     round_factors: tuple[int, ...] = ()
     penalty: str = "half"
     spread: Spread = "range"
+    local_target: float | None = None
     control: Kind = "hard"
     pick: float = 0.6
     base: str = "fedavg"
@@ -134,6 +137,7 @@ class Protocol:
             rule=self.fairfed,
             kind=self.control,
             pick=self.pick,
+            local_target=self.local_target,
         )
         return with_base(algorithm, self.base, mu=self.mu, server_lr=self.server_lr)
 

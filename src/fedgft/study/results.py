@@ -11,6 +11,7 @@ import numpy as np
 
 from fedgft.algorithms import METHODS
 from fedgft.algorithms.controller import ControlReport
+from fedgft.algorithms.local_control import largest_local_gap
 from fedgft.algorithms.registry import METHOD_LABELS
 from fedgft.data.dataset import Dataset
 from fedgft.formatting import format_points
@@ -49,6 +50,8 @@ def row(study: Study, result: Result) -> Row:
     metric = result.metric
     cell = study.describe(result)
     values = measure(metric, result.client_sums, result.test_sums)
+    if study.protocol.local_target is not None:
+        values["local_gap"] = measure_local_gaps(study, result)
     for name, each in values.items():
         missing = int((~np.isfinite(each)).sum())
         if missing:
@@ -65,6 +68,7 @@ def row(study: Study, result: Result) -> Row:
         "strength": mean_of(result.strength) if METHODS[result.method].strength else None,
         "rounds": {str(n): times for n, times in _count_values(result.rounds).items()},
         **_target_columns(study, result),
+        **_local_target_columns(study, result),
         "base": study.protocol.base,
         "executor": result.history.executor,
     }
@@ -94,6 +98,16 @@ def measure(metric: Metric, clients: Sums, test: Sums) -> dict[str, np.ndarray]:
         "gap_soft_test": test.gap(metric, "soft"),
         "gap_hard_test": test.gap(metric, "hard"),
     }
+
+
+def measure_local_gaps(study: Study, result: Result) -> np.ndarray:
+    """(replicate,): the largest gap on a client's own training rows; NaN if none is estimable.
+
+    Gaps are of decisions, or of scores if the targets apply to scores.
+    """
+    after = result.history.after
+    assert after is not None  # studies evaluate on both kinds of rows
+    return largest_local_gap(result.metric, after, study.protocol.control)
 
 
 def measure_rounds(result: Result) -> dict[str, np.ndarray]:
@@ -342,6 +356,7 @@ def choose_replicate(study: Study, result: Result) -> Choice:
         at = int(np.argmax(np.isfinite(accuracy)))
         return Choice(at, "first", 0, bool(lost[at]))
     gap, within = _compare_with_target(study, result)
+    gap = gap + _local_excess(study, result)
     met = within & ~lost
     if met.any():
         at = int(np.argmax(np.where(met, accuracy, -np.inf)))
@@ -354,10 +369,19 @@ def _compare_with_target(study: Study, result: Result) -> tuple[np.ndarray, np.n
     """(replicate,) each: the gap on the clients' rows, and whether it is within the target.
 
     A gap counts as within the target if it exceeds it by at most 0.3 points, the resolution of
-    decisions on a few thousand rows.
+    decisions on a few thousand rows. With a local target, the largest local gap must be within
+    that one, too.
     """
     gap = result.client_sums.gap(result.metric, study.protocol.control)
-    return gap, gap <= result.strength + TARGET_TOLERANCE
+    return gap, (gap <= result.strength + TARGET_TOLERANCE) & (_local_excess(study, result) <= 0)
+
+
+def _local_excess(study: Study, result: Result) -> np.ndarray:
+    """(replicate,): how far the largest local gap is above its target; 0 where it is within."""
+    target = study.protocol.local_target
+    if target is None:
+        return np.zeros(len(result.strength))
+    return np.fmax(measure_local_gaps(study, result) - target - TARGET_TOLERANCE, 0.0)
 
 
 def describe_training(study: Study, result: Result, replicate: int) -> Row:
@@ -376,17 +400,24 @@ def describe_training(study: Study, result: Result, replicate: int) -> Row:
     if kind == "hard":
         decisions = test.statistics(result.metric, kind)
         low, high = (number(end) for end in gap_interval(result.metric, decisions, fewest=FEW))
+    local: Row = {}
+    is_reached = target is not None and gap <= target + TARGET_TOLERANCE
+    if study.protocol.local_target is not None and result.has_target:
+        local_gap = number(measure_local_gaps(study, result)[replicate])
+        local = {"local_target": study.protocol.local_target, "local_gap": local_gap}
+        is_reached &= bool(_local_excess(study, result)[replicate] <= 0)
     return {
         "seed": int(study.seeds[replicate]),
         "rounds": int(result.rounds[replicate]),
         "lr": float(result.lr[replicate]),
         "target": target,
+        **local,
         "gap_of": GAP_OF[kind],
         "gap": number(gap),
         "gap_test": number(test.gap(result.metric, kind)),
         "gap_test_low": low,
         "gap_test_high": high,
-        "reached": None if target is None else bool(gap <= target + TARGET_TOLERANCE),
+        "reached": None if target is None else bool(is_reached),
         "collapsed": bool(is_collapsed(sums)),
         "accuracy": number(sums.accuracy()),
         "accuracy_test": number(test.accuracy()),
@@ -412,6 +443,12 @@ def _target_columns(study: Study, result: Result) -> Row:
         "reached_collapsed": int((within & is_collapsed(result.client_sums)).sum()),
         "missed_because": None if control is None else _explain_miss(study, control, missed),
     }
+
+
+def _local_target_columns(study: Study, result: Result) -> Row:
+    """The local target of a method that has one, None for others; no column without one."""
+    target = study.protocol.local_target
+    return {} if target is None else {"local_target": target if result.has_target else None}
 
 
 def _explain_miss(study: Study, control: ControlReport, missed: np.ndarray) -> str:

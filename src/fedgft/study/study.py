@@ -528,12 +528,13 @@ def target_excess(history: History, metric: Metric, kind: Kind, target: np.ndarr
     """(run,): how far the gap on the federation's rows is above the target.
 
     0 where the target is met, and `UNSETTLED` where it is met although the gap has not settled.
-    Infinite where the gap is not estimable, and where the model has collapsed, since a collapsed
-    model meets any target.
+    With a local target, the excess of the largest local gap is added. Infinite where the gap is not
+    estimable, and where the model has collapsed, since a collapsed model meets any target.
     """
     last = _client_sums(history)
     excess = np.maximum(last.gap(metric, kind) - target - TARGET_TOLERANCE, 0.0)
     if history.control is not None:
+        excess = excess + history.control.local_excess
         excess = np.maximum(excess, np.where(history.control.settled, 0.0, UNSETTLED))
     return np.where(np.isfinite(excess) & ~is_collapsed(last), excess, np.inf)
 

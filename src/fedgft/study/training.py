@@ -588,14 +588,30 @@ def state_target(row: Row, fedavg: Row | None = None) -> str:
     plain = ""
     if fedavg is not None:
         plain = f", FedAvg {format_points(fedavg[kind], unknown=NOT_ESTIMABLE)}"
+    gaps = f"mean gap {format_points(row[kind])}{plain}"
+    local = ""
+    if row.get("local_target") is not None:
+        local = f", and {format_points(row['local_target'])} points on the rows of each client"
+        gaps += f"; mean of the largest local gaps {_describe_local_gap(row, fedavg)}"
     text = (
         f"Target {format_points(row['target'])} points for {row['target_of']} on the clients' own "
-        f"rows: {_count_reached(row)} (mean gap {format_points(row[kind])}{plain})."
+        f"rows{local}: {_count_reached(row)} ({gaps})."
     )
-    if row["reached"] and row[kind] > row["target"]:
+    is_above = row[kind] > row["target"]
+    if local and row["local_gap"] is not None:
+        is_above |= row["local_gap"] > row["local_target"]
+    if row["reached"] and is_above:
         tolerance = format_points(TARGET_TOLERANCE)
         text += f" A gap up to {tolerance} points above the target counts as reached."
     return text
+
+
+def _describe_local_gap(row: Row, fedavg: Row | None) -> str:
+    """The largest local gap, and that of FedAvg where it was trained: "4.9, FedAvg 15.2"."""
+    text = format_points(row["local_gap"], unknown=NOT_ESTIMABLE)
+    if fedavg is None:
+        return text
+    return f"{text}, FedAvg {format_points(fedavg['local_gap'], unknown=NOT_ESTIMABLE)}"
 
 
 def describe_target(row: Row, fedavg: Row | None = None) -> str:
@@ -640,9 +656,12 @@ def suggest_changes(row: Row) -> str:
     longest = max(map(int, row["rounds"]))
     rounds = f"more rounds (--rounds {2 * longest}; {longest} were tried)"
     rate = f"another learning rate (--lr; {row['lr']:.3g} on average)"
-    tried = [rounds, rate, "a larger --target"]
+    larger = "a larger --target"
+    if row.get("local_target") is not None:
+        larger += " or --local-target"
+    tried = [rounds, rate, larger]
     if row["collapsed"]:
-        tried = ["a larger --target", rate, "another --metric"]
+        tried = [larger, rate, "another --metric"]
     why = "" if row["missed_because"] is None else f"{row['missed_because']} "
     text = (
         f"{why}What to try: {'; '.join(tried)}. `fedgft frontier` shows which gaps can be reached, "
@@ -661,9 +680,9 @@ def describe_saved_model(about: Row) -> str:
     on_clients = NOT_ESTIMABLE if about["gap"] is None else f"{format_points(about['gap'])} points"
     verdict = ""
     if about["target"] is not None:
+        verdict = _describe_verdict(about["gap"], "target", about["target"])
         target = format_points(about["target"])
-        verdict = f" (target {target}: {'met' if about['reached'] else 'missed'})"
-        if about["reached"] and about["gap"] > about["target"]:
+        if "met" in verdict and about["gap"] > about["target"]:
             verdict = f", within {format_points(TARGET_TOLERANCE)} points of the target {target},"
     low = about["gap_test_low"]
     on_test = NOT_ESTIMABLE
@@ -674,6 +693,10 @@ def describe_saved_model(about: Row) -> str:
         f"{about['gap_of']} is {on_clients} on its clients' rows{verdict} and {on_test} on its "
         "test rows."
     ]
+    if about.get("local_target") is not None:
+        largest = format_points(about["local_gap"], unknown=NOT_ESTIMABLE)
+        verdict = _describe_verdict(about["local_gap"], "local target", about["local_target"])
+        texts.append(f"The largest gap on the rows of one client is {largest} points{verdict}.")
     if about["target"] and about["reached"] and low is not None and low > about["target"]:
         texts.append(
             "On test rows the gap exceeds the target, because the clients' rows are a sample too: "
@@ -682,6 +705,12 @@ def describe_saved_model(about: Row) -> str:
     if about["collapsed"]:
         texts.append("It has collapsed.")
     return " ".join(texts)
+
+
+def _describe_verdict(gap: float | None, name: str, target: float) -> str:
+    """Whether a gap is within its target: " (target 5.0: met)"."""
+    is_met = gap is not None and gap <= target + TARGET_TOLERANCE
+    return f" ({name} {format_points(target)}: {'met' if is_met else 'missed'})"
 
 
 def describe_widest(found: Row | None, replicates: int) -> str:

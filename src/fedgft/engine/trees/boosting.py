@@ -26,7 +26,7 @@ from fedgft.algorithms.servers import Averaging
 from fedgft.algorithms.weightings import FedNova
 from fedgft.engine.loop import TrainingLoop
 from fedgft.engine.plan import Units
-from fedgft.engine.select_best import score_models
+from fedgft.engine.select_best import score_models, split_runs
 from fedgft.engine.state import PACKED_TYPES
 from fedgft.engine.threads import run_threads, share_work
 from fedgft.engine.trees import kernels
@@ -69,6 +69,8 @@ class BoostingState:
         (r,): the number of rounds whose trees belong to the model.
     objective, weighting
         States of the slots of the algorithm.
+    local
+        What the clients remember of their own gaps, changed in place; None without local targets.
     best
         The best model so far, for methods with a target.
     sums
@@ -84,6 +86,7 @@ class BoostingState:
     rounds: np.ndarray
     objective: Any
     weighting: Any
+    local: Any = None
     best: BestRound | None = None
     sums: Sums | None = None
     test: Sums | None = None
@@ -181,6 +184,9 @@ class BoostingLoop(TrainingLoop):
             rounds=np.zeros(self.index.runs, np.int64),
             objective=self.algorithm.objective.init(self.index.runs, self.loop()),
             weighting=self.algorithm.weighting.init(self.index.sizes),
+            local=self.algorithm.objective.init_local(
+                self.index.runs, self.index.num_clients, self.loop()
+            ),
         )
 
     def step(self, state: BoostingState, t: int) -> BoostingState:
@@ -188,15 +194,18 @@ class BoostingLoop(TrainingLoop):
         algorithm = self.algorithm
         cohort = self.draw_cohort(t)
         units = self.index.clients(cohort)
-        received = self.collect_sums(state, cohort, t)
-        late = state.objective
+        own, received = self.collect_sums(state, cohort, t)
+        late = self._prices(state, cohort, units) if self.settings.lag else None
         if received is not None:
             state = self._remember(state, t)
             update = algorithm.objective.update
             speed = self.lr[:, None, None]
             objective = update(state.objective, cohort, received, speed=speed)
             state = replace(state, objective=objective)
-        price = self._prices(state, late if self.settings.lag else state.objective, cohort, units)
+            if state.local is not None and own is not None:
+                local = algorithm.objective.update_local(state.local, cohort, own, speed=speed)
+                state = replace(state, local=local)
+        price = self._prices(state, cohort, units) if late is None else late
         lengths = np.ones(len(cohort))
         local = LocalResults(received, None, lengths)
         coefficients, weighting = algorithm.weighting.coefficients(state.weighting, cohort, local)
@@ -273,7 +282,9 @@ class BoostingLoop(TrainingLoop):
         if not (exact and share > 0 and t > self.settings.rounds * (1 - share)):
             return state
         clients = self.measure(state, self.all_clients)
-        score = score_models(objective, clients.map(self.all_clients.sum))
+        score = score_models(
+            objective, clients.map(self.all_clients.sum), split_runs(clients, self.index.runs)
+        )
         better = np.ones(len(score), bool) if state.best is None else score >= state.best.score
         if not better.any():
             return state
@@ -291,22 +302,22 @@ class BoostingLoop(TrainingLoop):
         )
         return replace(state, best=best)
 
-    def _prices(
-        self, state: BoostingState, penalties: Any, cohort: Cohort, units: Units
-    ) -> np.ndarray:
+    def _prices(self, state: BoostingState, cohort: Cohort, units: Units) -> np.ndarray:
         """Return the price of each score, (run, clients or 1, cell, class)."""
         objective = self.algorithm.objective
         runs = self.index.runs
         data = self.index.dataset
         classes = len(data.classes)
         shape = (runs, classes, len(data.group_names) + 1, classes)
-        price = np.zeros(shape) + objective.price(penalties, runs=runs, classes=classes)
+        price = np.zeros(shape) + objective.price(state.objective, runs=runs, classes=classes)
         price = price.reshape(runs, 1, -1, classes)
-        if objective.local_penalties:
+        if objective.local_penalties or state.local is not None:
             local = np.zeros((runs, self.index.num_clients, *price.shape[2:]))
-            sums = self.measure(state, cohort)
-            found = objective.local_price(sums, run=cohort.run, classes=classes)
-            of_units = np.zeros((len(cohort), *shape[1:])) + found
+            of_units = np.zeros((len(cohort), *shape[1:]))
+            of_units += objective.own_price(state.local, cohort, classes=classes)
+            if objective.local_penalties:
+                sums = self.measure(state, cohort)
+                of_units += objective.local_price(sums, run=cohort.run, classes=classes)
             local[cohort.run, cohort.client] = of_units.reshape(len(cohort), -1, classes)
             price = price + local
         return round_prices(price)
