@@ -15,7 +15,7 @@ from fedgft.metrics import CATALOG, Metric
 from fedgft.metrics.catalog import get_metric
 from fedgft.rules.counts import RuleCounts, count_scores
 from fedgft.rules.decision_rule import KEY_BYTES, Acceptance, Cell, DecisionRule, check_key
-from fedgft.rules.expect import RuleOutcome, describe_gap
+from fedgft.rules.expect import NO_OPTIMISM, Optimism, RuleOutcome, describe_gap, estimate_optimism
 from fedgft.rules.fit import RuleProblem, Target, describe_targets
 from fedgft.site_sums import SiteSums, Spellings
 from fedgft.validation import check_instance, check_number, format_value
@@ -95,9 +95,9 @@ def adjust(
     >>> rule.expected["accuracy"]["before"], rule.expected["accuracy"]["after"]
     (0.75, 1.0)
     """
-    benefit = _check_weight("benefit", benefit)
-    cost = _check_weight("cost", cost)
-    limits = {"target": _read_limits("target", target), "local": _read_limits("local", local or {})}
+    benefit = check_weight("benefit", benefit)
+    cost = check_weight("cost", cost)
+    limits = {"target": read_limits("target", target), "local": read_limits("local", local or {})}
     if not limits["target"] and not limits["local"]:
         raise FedgftError("is missing: a gap, such as {'sp': 0.02}", field="target", kind="missing")
     by_site = per_site or bool(limits["local"])
@@ -107,7 +107,7 @@ def adjust(
     if counts.reads == "decision" and not randomized:
         text = (
             "these sums have no histograms of scores, so a rule can only change decisions by a "
-            "coin: give `randomized`, or measure with `score` and without `min_cell`"
+            "coin: give `randomized`, or measure again with `score` and without `min_cell`"
         )
         raise FedgftError(text, kind="data")
     views, attributes = _read_groups(groups, counts.spec.attributes)
@@ -123,8 +123,7 @@ def adjust(
         counts, targets, per_site=per_site, is_random=randomized, benefit=benefit, cost=cost
     )
     fitted = problem.solve()
-    threshold = 0.5 if counts.spec.threshold is None else counts.spec.threshold
-    unrecorded = Acceptance((threshold,))
+    unrecorded = Acceptance((counts.threshold,))
     outcome = RuleOutcome.of(counts, fitted.acceptances, unrecorded)
     if fitted.excess > 0 and not nearest:
         _refuse_targets(problem, outcome)
@@ -152,9 +151,11 @@ def adjust(
             "proven": fitted.is_proven,
             "rows": counts.rows,
             "label": counts.spec.label,
-            "sums": dict(counts.digests),
+            "sums": dict(sorted(counts.digests.items())),
         },
-        expected=describe_outcome(problem, views, RuleOutcome.today(counts), outcome),
+        expected=describe_outcome(
+            problem, views, RuleOutcome.today(counts), outcome, estimate_optimism(problem)
+        ),
     )
 
 
@@ -163,12 +164,23 @@ def describe_outcome(
     views: Sequence[tuple[int, ...]],
     before: RuleOutcome,
     outcome: RuleOutcome,
+    optimism: Optimism = NO_OPTIMISM,
 ) -> dict[str, Any]:
-    """Return accuracy, positive decisions and gaps, before and after the rule."""
+    """Return accuracy, positive decisions and gaps, before and after the rule.
+
+    `after` is on the rows that the rule was fitted on; `new`, `low` and `high` are what to expect
+    on new people.
+    """
     counts = problem.counts
-    accuracy, low, high = outcome.accuracy()
+    accuracy, low, high = outcome.accuracy(optimism)
     found: dict[str, Any] = {
-        "accuracy": {"before": before.accuracy()[0], "after": accuracy, "low": low, "high": high},
+        "accuracy": {
+            "before": before.accuracy()[0],
+            "after": accuracy,
+            "new": float(np.clip(accuracy - optimism.value, 0.0, 1.0)),
+            "low": low,
+            "high": high,
+        },
         "selected": {"before": before.selected(), "after": outcome.selected()},
     }
     if problem.benefit != problem.cost:
@@ -246,16 +258,19 @@ def _refuse_targets(problem: RuleProblem, outcome: RuleOutcome) -> None:
     kind = "randomized rule" if problem.is_random else "fixed thresholds"
     if problem.per_site:
         kind += " by site"
-    ways = [] if problem.is_random else ["`randomized`"]
-    ways += ["`per_site`"] if not problem.per_site and any(t.is_local for t in reached) else []
     names = counts.spec.attributes
+    field = "local" if all(target.is_local for target in reached) else "target"
+    ways = [f"raise `{field}`"]
+    ways += [] if problem.is_random else ["try `randomized`"]
+    if not problem.per_site and any(target.is_local for target in reached):
+        ways.append("try `per_site`")
+    ways.append("take the nearest rule with `nearest`")
     text = (
         f"no {kind} {'reaches' if problem.is_random else 'reach'} "
         f"{describe_targets(problem.targets, names)}; the nearest: "
-        f"{describe_targets(reached, names)}. Raise the target"
+        f"{describe_targets(reached, names)}. You may {', '.join(ways[:-1])}, or {ways[-1]}"
     )
-    text += f", or try {' or '.join(ways)}" if ways else ""
-    raise FedgftError(text, field="target", kind="data")
+    raise FedgftError(text, field=field, kind="data")
 
 
 def _refuse_noise(counts: RuleCounts, targets: Sequence[Target]) -> None:
@@ -288,8 +303,9 @@ def _read_sites(sums: Any) -> Iterable[SiteSums]:
             else combine_sites({name: _measure(name, given, classes)})
             for name, given in sums.items()
         ]
-    if isinstance(sums, SiteSums | str) or not isinstance(sums, Iterable):
-        return [combine_sites(sums)]  # raises the usual error unless these are sums
+    single: Any = sums
+    if isinstance(sums, str) or not isinstance(sums, Iterable):
+        return [combine_sites(single)]  # raises the usual error unless these are sums
     spellings = Spellings(ignore_case=False)
     return (spellings.unify(check_instance("sums", part, SiteSums, HINT)) for part in sums)
 
@@ -301,7 +317,7 @@ def _measure(name: str, given: Any, classes: tuple[str, ...]) -> SiteSums:
     )
 
 
-def _read_limits(field: str, limits: Any) -> dict[Metric, float]:
+def read_limits(field: str, limits: Any) -> dict[Metric, float]:
     """Return the largest gaps by metric."""
     if not isinstance(limits, Mapping):
         text = f"must map metrics to gaps, as in {{'sp': 0.02}}, not {format_value(limits)}"
@@ -319,7 +335,7 @@ def _read_limits(field: str, limits: Any) -> dict[Metric, float]:
     return found
 
 
-def _check_weight(field: str, value: Any) -> float:
+def check_weight(field: str, value: Any) -> float:
     number = check_number(field, value)
     if number <= 0:
         raise FedgftError(f"must be above 0, not {number:g}", field=field)

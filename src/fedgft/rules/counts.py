@@ -10,8 +10,8 @@ import numpy as np
 
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Value
-from fedgft.site_sums import COUNT, Group, MeasurementSpec, Privacy, SiteSums, group_sort_key, merge
-from fedgft.site_sums.tables import add_arrays, possible_cells
+from fedgft.site_sums import COUNT, NOISE, Group, MeasurementSpec, SiteSums, group_sort_key, merge
+from fedgft.site_sums.tables import possible_cells
 
 ALL_SITES = ""  # the only entry of the site axis where sites are not kept apart
 DECISION_BINS = 2  # a decision counts as the score 0 or 1
@@ -39,8 +39,8 @@ class RuleCounts:
     noise
         (site, group, label, bin): the variance of the noise on each count; None without noise.
     shifts
-        (2, group, label, bin), over all sites: the changes if all rows of uncertain bin are in the
-        first, or in the last bin of their range; None if every bin is exact.
+        (2, site, group, label, bin): the changes if all rows of uncertain bin are in the first, or
+        in the last bin of their range; None if every bin is exact.
     digests
         The SHA-256 of each site's sums, by its name.
     """
@@ -62,9 +62,31 @@ class RuleCounts:
         return np.append([0.0, 0.5] if self.reads == "decision" else np.arange(bins) / bins, np.inf)
 
     @property
+    def threshold(self) -> float:
+        """The threshold for people whose group is not recorded: today's, or near 0.5.
+
+        If today's decisions do not follow from a threshold, it is an edge of the bins.
+        """
+        if self.reads == "decision":
+            return 0.5  # a decision is 0 or 1
+        if self.spec.threshold is None:
+            return self._middle / self.counts.shape[-1]
+        return self.spec.threshold
+
+    @property
+    def _middle(self) -> int:
+        return round(self.counts.shape[-1] / 2)
+
+    @property
     def rows(self) -> float:
         """The number of rows."""
         return float(self.counts.sum())
+
+    def accepted(self) -> np.ndarray:
+        """Return how many rows `threshold` accepts, (site, group, label)."""
+        if self.reads == "score" and self.spec.threshold is None:
+            return self.above()[..., self._middle]
+        return self.decided
 
     def above(self) -> np.ndarray:
         """Return how many rows reach each candidate threshold, (site, group, label, bin + 1)."""
@@ -73,12 +95,14 @@ class RuleCounts:
     def merged(self) -> "RuleCounts":
         """Return the counts with all sites added up."""
         noise = None if self.noise is None else self.noise.sum(0, keepdims=True)
+        shifts = None if self.shifts is None else self.shifts.sum(1, keepdims=True)
         return replace(
             self,
             sites=(ALL_SITES,),
             counts=self.counts.sum(0, keepdims=True),
             decided=self.decided.sum(0, keepdims=True),
             noise=noise,
+            shifts=shifts,
         )
 
     def with_attributes(self, attributes: Sequence[str]) -> "RuleCounts":
@@ -95,6 +119,8 @@ class RuleCounts:
                 out[:, new] += array[:, old]
             return out
 
+        shifts = None if self.shifts is None else np.stack([add(end) for end in self.shifts])
+
         return replace(
             self,
             spec=replace(self.spec, attributes=tuple(attributes)),
@@ -102,7 +128,7 @@ class RuleCounts:
             counts=add(self.counts),
             decided=add(self.decided),
             noise=None if self.noise is None else add(self.noise),
-            shifts=None if self.shifts is None else add(self.shifts),
+            shifts=shifts,
         )
 
 
@@ -135,7 +161,7 @@ def count_scores(
     """
     known: dict[str, str] = {}
     parts = _pass_on(parts, known if digests is None else None)
-    spec, kept, errors = _read_parts(parts if by_site else [merge(parts)], by_site=by_site)
+    spec, kept = _read_parts(parts if by_site else [merge(parts)], by_site=by_site)
     if len(spec.classes) != 2:
         text = f"a rule decides between two classes, these sums have {len(spec.classes)}"
         raise FedgftError(text, kind="unsupported")
@@ -162,25 +188,26 @@ def count_scores(
     counts = np.zeros((len(sites), len(groups), 2, bins))
     decided = np.zeros((len(sites), len(groups), 2))
     noise = np.zeros_like(counts)
-    shifts = np.zeros((2, len(groups), 2, bins))
+    has_shifts = reads == "score" and any(part.shifts for part in kept)
+    shifts = np.zeros((2, *counts.shape)) if has_shifts else np.zeros((2, 0))
     possible = possible_cells(spec)  # (decision, bin)
-    cells = possible.sum(-1) if reads == "decision" else possible.sum(0)
+    spread = possible / np.maximum(possible.sum(-1, keepdims=True), 1)
+    spread = np.eye(2) if reads == "decision" else spread  # of noise over bins
     for part in kept:
         for name, tables in part.tables.items():
             s = index[name] if by_site else 0
             for group, table in tables.items():
                 g = place[group]
-                decided[s, g] += table[:, 1]
-                noise[s, g] += part.variances[name] * cells
+                decided[s, g] += table[:, 1, COUNT]
+                noise[s, g] += table[..., NOISE] @ spread
                 if reads == "decision":
-                    counts[s, g] += table
+                    counts[s, g] += table[..., COUNT]
         if reads == "score":
             s = index[next(iter(part.tables))] if by_site else 0
             for group, histogram in part.histogram.items():
                 counts[s, place[group]] += _coarsen(histogram, bins)
-    for error in errors.values() if reads == "score" else ():
-        for group, shift in error.items():
-            shifts[:, place[group]] += _coarsen(shift, bins)
+            for group, shift in part.shifts.items():
+                shifts[:, s, place[group]] += _coarsen(shift, bins)
     return RuleCounts(
         spec=spec,
         reads=reads,
@@ -189,7 +216,7 @@ def count_scores(
         counts=counts,
         decided=decided,
         noise=noise if noise.any() else None,
-        shifts=shifts if shifts.any() else None,
+        shifts=shifts if has_shifts else None,
         digests=known if digests is None else digests,
     )
 
@@ -200,49 +227,40 @@ class _Part(NamedTuple):
     Parameters
     ----------
     tables
-        By site and group, (label, decision): the counts of rows.
-    variances
-        By site: the variance of the noise on each count.
+        By site and group, (label, decision, column): counts of rows and variances of their noise.
     histogram
         By group, (label, bin): the counts of scores of all sites together.
+    shifts
+        By group, (2, label, bin): see `RuleCounts`.
     rows, scored_rows
         How many rows the tables and the histogram count.
     """
 
     tables: dict[str, dict[Group, np.ndarray]]
-    variances: dict[str, float]
     histogram: dict[Group, np.ndarray]
+    shifts: dict[Group, np.ndarray]
     rows: float
     scored_rows: float
 
     @classmethod
     def of(cls, sums: SiteSums) -> "_Part":
         tables = {
-            name: {group: table[..., COUNT].copy() for group, table in site.tables.items()}
+            name: {group: table[..., : NOISE + 1].copy() for group, table in site.tables.items()}
             for name, site in sums.sites.items()
         }
         histogram = {group: each[:, :, 0].sum(1) for group, each in sums.histogram.items()}
-        variances = {
-            name: sum(_variance(each) for each in site.privacy) for name, site in sums.sites.items()
-        }
+        shifts = {group: each[:2, :, :, 0].sum(2) for group, each in sums.bin_error.items()}
         scored_rows = float(sum(each[:, :, 0].sum() for each in sums.histogram.values()))
-        return cls(tables, variances, histogram, sums.rows(), scored_rows)
+        return cls(tables, histogram, shifts, sums.rows(), scored_rows)
 
 
-def _variance(privacy: Privacy) -> float:
-    return privacy.variance if privacy.mechanism != "none" else 0.0
-
-
-def _read_parts(
-    parts: Iterable[SiteSums], *, by_site: bool
-) -> tuple[MeasurementSpec, list[_Part], dict[int, dict[Group, np.ndarray]]]:
-    """Return what was measured, the parts, and the shifts (see `RuleCounts`) by number of bins.
+def _read_parts(parts: Iterable[SiteSums], *, by_site: bool) -> tuple[MeasurementSpec, list[_Part]]:
+    """Return what was measured, and the parts.
 
     One part is in memory at a time: of the others, only what a rule needs.
     """
     spec: MeasurementSpec | None = None
     kept = []
-    errors: dict[int, dict[Group, np.ndarray]] = {}
     for part in parts:
         if part.spec is None:
             continue
@@ -250,14 +268,12 @@ def _read_parts(
         if not part.spec.scored:
             part = replace(part, histogram={}, bin_error={})
         kept.append(_Part.of(part))
-        found = {group: error[:2, :, :, 0].sum(2) for group, error in part.bin_error.items()}
-        add_arrays(errors.setdefault(part.require_spec().bins, {}), found)
     if spec is None:
         raise FedgftError("holds no site", field="sums", kind="data")
     if by_site and len(kept) > 1 and any("" in part.tables for part in kept):
         text = "holds sites without a name: give `site` to measure, or a mapping of names to sums"
         raise FedgftError(text, field="sums", kind="data")
-    return spec, kept, errors
+    return spec, kept
 
 
 def _pass_on(parts: Iterable[SiteSums], known: dict[str, str] | None) -> Iterable[SiteSums]:

@@ -5,22 +5,41 @@ q-weighted counts. The variance of A - r B over rows gives an effective number o
 r (1 - r) / n is that variance, and Wilson's limits use this n. For fixed thresholds n is the number
 of rows; for randomized rules it is larger, because q varies less than a coin.
 
-The rule was chosen on the same rows. For thresholds by group this does not matter to first order:
-the distance of a gap from its estimate at the chosen threshold has the distribution that it has at
-the best threshold, which does not depend on the rows.
+The rule was chosen on the same rows. For a gap this does not matter to first order: its distance
+from the estimate at the chosen threshold has the distribution that it has at the best threshold,
+which does not depend on the rows. For the accuracy it does, because the rule is the best of many on
+these rows. Cross-validation measures by how much: rows of the same cell and bin are exchangeable,
+so counts can be dealt into folds as rows can. The interval of the accuracy is around the accuracy
+on the folds that a rule was not fitted on, which is below that on the rows of the rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedgft.auditing.rates import MIN_SIGNAL, Rates, find_largest_gap
-from fedgft.metrics.intervals import FEW, wilson
+from fedgft.errors import FedgftError
+from fedgft.metrics.intervals import FEW, Z95, wilson
 from fedgft.metrics.metric import Metric
 from fedgft.rules.counts import RuleCounts, effective_rows
 from fedgft.rules.decision_rule import Acceptance
+from fedgft.rules.fit import RuleProblem
+
+FOLDS = 10  # of the cross-validation
+FEW_FOLDS = 4  # if there are many rules to fit
+MANY_CELLS = 500
+
+
+class Optimism(NamedTuple):
+    """By how much a rule is more accurate on its own rows than on new people, +- `error`."""
+
+    value: float = 0.0
+    error: float = 0.0
+
+
+NO_OPTIMISM = Optimism()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +71,16 @@ class RuleOutcome:
             for s in range(len(counts.sites)):
                 found = acceptances.get((s, g), acceptances.get((None, g), unrecorded))
                 chance[s, g] = (unrecorded if None in group else found)(edges)
+        lacking = np.array([None in group for group in counts.groups])
+        if lacking.any():  # a threshold between edges: the accepted rows go to the last bin
+            table = counts.counts.copy()
+            accepted = counts.accepted()[:, lacking]
+            table[:, lacking] = 0.0
+            table[..., 0][:, lacking] = counts.counts[:, lacking].sum(-1) - accepted
+            table[..., -1][:, lacking] = accepted
+            chance[:, lacking] = np.arange(len(edges)) == len(edges) - 1
+            shifts = None if counts.shifts is None else counts.shifts * ~lacking[:, None, None]
+            counts = replace(counts, counts=table, shifts=shifts)
         return cls(counts, chance)
 
     @classmethod
@@ -80,14 +109,13 @@ class RuleOutcome:
         names = list(dict.fromkeys(part for part in parts if None not in part))
         member = np.array([[part == name for part in parts] for name in names], float)
         sites = slice(None) if site is None else slice(site, site + 1)
-        shift = self.counts.shifts if site is None else None
         found = _estimate(
             metric,
             member,
             self.counts.counts[sites],
             self.chance[sites],
             None if self.counts.noise is None else self.counts.noise[sites],
-            shift,
+            None if self.counts.shifts is None else self.counts.shifts[:, sites],
         )
         return [" & ".join(map(str, name)) for name in names], found
 
@@ -100,8 +128,18 @@ class RuleOutcome:
         """Return the share of positive decisions."""
         return float((self.counts.counts.sum(2) * self.chance).sum() / self.counts.rows)
 
-    def accuracy(self) -> tuple[float, float | None, float | None]:
-        """Return the accuracy and its limits, which are None with too few rows."""
+    def accuracy(
+        self, optimism: Optimism = NO_OPTIMISM
+    ) -> tuple[float, float | None, float | None]:
+        """Return the accuracy on these rows, and limits of the accuracy on new people.
+
+        The limits are None with too few rows.
+
+        Parameters
+        ----------
+        optimism
+            What `estimate_optimism` returned, for a rule that was fitted on these rows.
+        """
         counts = self.counts.counts
         right = np.stack((1 - self.chance, self.chance), 2)  # (site, group, label, bin)
         rows = counts.sum()
@@ -111,13 +149,14 @@ class RuleOutcome:
             spread += (self.counts.noise * (right - mean) ** 2).sum() / rows**2
         if rows < FEW:
             return mean, None, None
-        low, high = wilson(mean, effective_rows(mean, spread))
+        rate = np.array(mean)
+        new = np.clip(rate - optimism.value, 0.0, 1.0)
+        low, high = wilson(new, effective_rows(rate, np.array(spread)))
+        low = new - np.hypot(new - low, Z95 * optimism.error)
+        high = new + np.hypot(high - new, Z95 * optimism.error)
         if self.counts.shifts is not None:  # rows of uncertain bin
-            pooled = self.counts.shifts
-            chance = self.chance if len(self.chance) == 1 else self.chance[:1]
-            moved = (pooled * np.stack((1 - chance[0], chance[0]), 1)).sum((1, 2, 3)) / rows
-            if len(self.chance) == 1:
-                low, high = low + min(0.0, moved.min()), high + max(0.0, moved.max())
+            moved = (self.counts.shifts * right).sum((1, 2, 3, 4)) / rows
+            low, high = low + min(0.0, moved.min()), high + max(0.0, moved.max())
         return mean, float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))
 
 
@@ -143,8 +182,8 @@ def _estimate(
     chance
         (site, group, bin): the probability of a positive decision.
     shifts
-        (2, group, label, bin): changes of the counts, summed over sites, if rows of uncertain bin
-        are in the first or in the last bin of their range; None if there are none.
+        (2, site, group, label, bin): changes of the counts if rows of uncertain bin are in the
+        first or in the last bin of their range; None if there are none.
     """
     slope, offset = metric.affine(2)
     unit = slope + offset[..., None]  # (2, v, y, decision)
@@ -176,8 +215,8 @@ def _estimate(
     rows = np.where(is_sure, below, effective_rows(rate, variance))
     rows = np.where(_is_constant(each, member, rate), np.inf, np.maximum(rows, below))
     rate_min = rate_max = rate
-    if shifts is not None and len(counts) == 1:
-        moved = np.einsum("kg,gybv,egyb->evk", member, each[0][0], shifts) / below
+    if shifts is not None:
+        moved = np.einsum("kg,sgybv,esgyb->evk", member, each[0], shifts) / below
         rate_min = np.clip(rate + np.minimum(moved.min(0), 0), 0.0, 1.0)
         rate_max = np.clip(rate + np.maximum(moved.max(0), 0), 0.0, 1.0)
     return Rates(
@@ -203,6 +242,63 @@ def _is_constant(each: np.ndarray, member: np.ndarray, rate: np.ndarray) -> np.n
         error = np.abs(mine[0] - rate[:, k] * mine[1])
         out[:, k] = (error < 1e-12).all((0, 1, 2, 3))
     return out
+
+
+def estimate_optimism(problem: RuleProblem) -> Optimism:
+    """Return how much less accurate the problem's best rule is on new people, by cross-validation.
+
+    Rules of the folds are randomized, even if the rule is fixed: they are found faster.
+
+    Parameters
+    ----------
+    problem
+        The problem, with the counts that the rule is fitted on.
+    """
+    counts = problem.counts
+    if all(target.metric.proper() for target in problem.targets):
+        problem = replace(problem, is_random=True)
+    named = [g for g, group in enumerate(counts.groups) if None not in group]
+    rules = len(named) * (len(counts.sites) if problem.per_site else 1)
+    folds = FOLDS if rules <= MANY_CELLS else FEW_FOLDS
+    losses = []
+    sizes = []
+    try:
+        chosen = problem.solve().acceptances
+        for fold in _deal(counts, folds):
+            rest = replace(
+                counts, counts=counts.counts - fold, decided=counts.decided * (1 - 1 / folds)
+            )
+            found = replace(problem, counts=rest).solve().acceptances
+            chances = [
+                RuleOutcome.of(counts, each, Acceptance()).chance for each in (chosen, found)
+            ]
+            gain = (fold[:, :, 1] - fold[:, :, 0]) * (chances[0] - chances[1])
+            losses.append(gain[:, named].sum())
+            sizes.append(fold.sum())
+    except FedgftError:  # too few rows for a rule of each fold
+        return NO_OPTIMISM
+    shares = np.array(losses) / np.maximum(sizes, 1.0)
+    value = float(np.sum(losses) / max(1.0, counts.rows))
+    return Optimism(value, float(shares.std(ddof=1) / np.sqrt(folds)))
+
+
+def _deal(counts: RuleCounts, folds: int) -> Iterator[np.ndarray]:
+    """Yield the counts of each fold, (site, group, label, bin); they add up to all counts.
+
+    Noise on the counts is divided so that folds are independent of each other.
+    """
+    generator = np.random.default_rng(0)
+    whole = np.diff(np.rint(np.cumsum(counts.counts, -1)), prepend=0.0, axis=-1)
+    left = np.maximum(whole, 0.0).astype(np.int64)
+    below = np.minimum(whole, 0.0) / folds
+    noise = np.zeros((folds, *left.shape))
+    if counts.noise is not None:
+        noise = generator.normal(0.0, np.sqrt(counts.noise / folds), noise.shape)
+        noise -= noise.mean(0)
+    for i in range(folds):
+        fold = generator.binomial(left, 1 / (folds - i))
+        left = left - fold
+        yield fold + below + noise[i]
 
 
 def describe_gap(rates: Rates) -> dict[str, Any]:

@@ -239,14 +239,13 @@ class _LinearProgram:
     def maximize(self) -> tuple[np.ndarray, bool] | None:
         """Return the weights of the best rule and whether it is proven best; None if none."""
         scale = max(1.0, float(np.abs(self.gain).max()))
+        best = None
         for safety in (0.0, SAFETY):
             found = self._run(-self.gain / scale, self.excess - safety)
-            if found is None:
-                continue
-            weights, is_proven = found
-            if self._largest_violation(weights) <= TOLERANCE:
-                return weights, is_proven
-        return None if found is None else found
+            if found is not None and self._largest_violation(found[0]) <= TOLERANCE:
+                return found
+            best = best or found
+        return best if self.problem.is_random else None  # a fixed rule that breaks a target is none
 
     def minimize_excess(self) -> float:
         """Return by how much all targets must be raised before a rule exists."""
@@ -271,7 +270,8 @@ class _LinearProgram:
             limit=self.problem.time_limit,
         )
         if found is None:
-            text = "the search for fixed thresholds found none in time; try `randomized`"
+            text = "no thresholds were found that accept and reject enough rows"
+            text += "" if self.problem.is_random else "; try `randomized`"
             raise FedgftError(text, kind="data")
         return float(max(found[0][-1], 0.0)) + 2 * SAFETY
 
@@ -351,6 +351,7 @@ class _RowBuilder:
         self.table = np.maximum(problem.counts.counts, 0.0)
         self.above = count_above(self.table)  # (site, group, label, threshold)
         self.total = self.table.sum(-1)  # (site, group, label)
+        self.accepted = problem.counts.accepted()
         starts = np.searchsorted(cell, np.arange(len(cells) + 1)).tolist()
         self.spans = {
             (None if site < 0 else site, group): span
@@ -433,8 +434,8 @@ class _RowBuilder:
         values = above @ unit[:, 1] + (total - above) @ unit[:, 0]
         constant = 0.0
         for g in groups:
-            if None in self.problem.counts.groups[g]:  # decided as today
-                yes = self.problem.counts.decided[sites, g].sum(0)
+            if None in self.problem.counts.groups[g]:  # one threshold for all of them
+                yes = self.accepted[sites, g].sum(0)
                 total = self.total[sites, g].sum(0)
                 constant += float(yes @ unit[:, 1] + (total - yes) @ unit[:, 0])
         return variables, values / rows, constant / rows
