@@ -37,6 +37,8 @@ class Case:
             "predict",
             "measure",
             "audit",
+            "adjust",
+            "decide",
             "reproduce",
             "data",
             "deploy",
@@ -65,6 +67,7 @@ def case(line: str, *says: str, about: str = "", **files: Any) -> Case:
 def cases() -> list[Case]:
     """All of them, those of one command together."""
     import bad_options
+    import bad_rules
     import bad_sums
     import bad_tables
 
@@ -80,13 +83,15 @@ def cases() -> list[Case]:
                 "predict",
                 "measure",
                 "audit",
+                "adjust",
+                "decide",
                 "reproduce",
                 "data",
                 "deploy",
             )
         )
     }
-    found = [*bad_options.cases(), *bad_tables.cases(), *bad_sums.cases()]
+    found = [*bad_options.cases(), *bad_tables.cases(), *bad_sums.cases(), *bad_rules.cases()]
     once = {(each.arguments, each.about): each for each in found}
     return sorted(once.values(), key=lambda each: order[each.command])
 
@@ -153,6 +158,11 @@ def stock_sums(place: Path) -> None:
     for name in ("north", "south"):
         said, out = (shlex.quote(str(place / file)) for file in ("said.csv", f"{name}.json"))
         _run(f"measure {said} --label y --group g --score p --min-bin 1 --name {name} --out {out}")
+    for name, how in {"rule": "", "coins": "--randomized", "sites": "--per-site"}.items():
+        files, out = (f"{shlex.quote(str(place))}/{file}" for file in ("*.json", f"{name}.json"))
+        _run(f"adjust {files} --target sp=0.1 --quiet {how} --out {out}")
+    said, out = (shlex.quote(str(place / file)) for file in ("said.csv", "few.json"))
+    _run(f"measure {said} --label y --group g --score p --min-cell 10 --name few --out {out}")
 
 
 def stock_tables(place: Path) -> None:

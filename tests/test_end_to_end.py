@@ -64,6 +64,15 @@ def test_measure_and_audit(capsys, folder):
     assert found["metrics"]
 
 
+def test_adjust_and_decide(capsys, folder):
+    options = (*COLUMNS, "--score", "p", "--quiet")
+    succeed(capsys, "measure", folder / "scores.csv", *options, "--out", folder / "b.json")
+    rule = folder / "rule.json"
+    succeed(capsys, "adjust", folder / "b.json", "--target", "sp=0.1", "--out", rule)
+    out = succeed(capsys, "decide", folder / "scores.csv", "--score", "p", "--rule", rule)
+    assert out.splitlines()[0].endswith(",decision")
+
+
 def test_data(capsys):
     assert "adult" in succeed(capsys, "data", "list")
 

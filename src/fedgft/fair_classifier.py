@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import narwhals as nw
 import numpy as np
@@ -47,9 +47,12 @@ from fedgft.data.partition import hold_out
 from fedgft.data.table import to_polars
 from fedgft.errors import FedgftError
 from fedgft.fair_model import FairModel, softmax
+from fedgft.formatting import format_points
 from fedgft.metrics import get_metric
 from fedgft.models import Trees, get_model
-from fedgft.settings import check_settings
+from fedgft.rules.decision_rule import DecisionRule, load_rule
+from fedgft.rules.federation_rule import RULE_KINDS, RuleKind, fit_rule
+from fedgft.settings import TARGET_TOLERANCE, check_settings
 from fedgft.site_sums import COUNT, SCORES, MeasurementSpec, SiteSums, SiteTables
 from fedgft.study.protocol import Protocol, get_protocol
 from fedgft.study.results import Row, round_rows
@@ -106,6 +109,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         categories, are always those of all rows.
     protocol
         "heldout", or "paper" to train as the published experiments did.
+    postprocess
+        None: training keeps the target. Otherwise the model is trained without fairness, and a
+        decision rule keeps the target: "thresholds" by group, "blind" (a threshold that bends with
+        the columns; it decides without the group), or "derived" (decisions are changed by a coin).
     random_state
         Seed of all random numbers: equal seeds give equal models.
 
@@ -119,6 +126,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         The `FairModel`, for deployment without scikit-learn.
     history_
         One dictionary per measured round: accuracy, gaps. ``pandas.DataFrame(history_)`` works.
+    rule_
+        The `DecisionRule`; None without `postprocess`.
     training_
         A dictionary: learning rate, rounds, gap, whether the target was reached.
     notes_
@@ -154,6 +163,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         pos_label: Any = None,
         test_share: float = 0.0,
         protocol: str = "heldout",
+        postprocess: str | None = None,
         random_state: Any = 0,
     ) -> None:
         self.metric = metric
@@ -167,6 +177,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         self.pos_label = pos_label
         self.test_share = test_share
         self.protocol = protocol
+        self.postprocess = postprocess
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
@@ -227,6 +238,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         if weights is not None and len(np.unique(labels[weights > 0])) < 2:
             text = "is zero in all rows but those of one class: there is nothing to learn"
             raise FedgftError(text, field="sample_weight", kind="data")
+        if self.postprocess is not None and sensitive_features is None:
+            text = "is missing: the rule of `postprocess` treats groups alike"
+            raise FedgftError(text, field="sensitive_features", kind="missing")
         with name_argument("sensitive_features"):
             if isinstance(sensitive_features, Mapping):
                 check_indices(X=X, **{str(name): v for name, v in sensitive_features.items()})
@@ -254,6 +268,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             notes=(*notes, *groups.notes),
         )
         check_choice("method", self.method, tuple(METHODS))
+        self._check_postprocess(class_names)
         seed = read_seed(self.random_state)
         test = np.zeros(rows, bool)
         test[hold_out(data, share=self.test_share, seed=seed, keep_clients=kind == "column")] = True
@@ -273,7 +288,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         self.notes_ = data.notes
         simulated = clients is not None and owners is None
         parts = _list_parts(data, result.federations[0], simulated=simulated)
-        self._sums = _count(data, groups, parts, self.model_.logits(features))
+        logits = self.model_.logits(features)
+        scores = softmax(logits)
+        decisions = logits.argmax(axis=1)
+        self.rule_ = None
+        if self.postprocess is not None:
+            self.rule_ = self._fit_rule(study, result, groups, scores)
+            decisions = self._decide(data, groups, scores).astype(int)
+        self._sums = _count(data, groups, parts, scores, decisions)
         self.__dict__.pop("audit_", None)
         return self
 
@@ -298,14 +320,50 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         """
         return softmax(self._compute_logits(X))
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each row, (n,)."""
-        best = self._compute_logits(X).argmax(axis=1)
-        return self.classes_[best]
+    def predict(self, X: Any, *, sensitive_features: Any = None, ids: Any = None) -> np.ndarray:
+        """Return the most probable class of each row, (n,), or the class that the rule decides.
+
+        Parameters
+        ----------
+        X
+            As in `fit`.
+        sensitive_features
+            The groups, as in `fit`. Only the rules "thresholds" and "derived" need them.
+        ids
+            (n,) An identifier of each person. Only the rule "derived" needs them: the same
+            identifier always gets the same coin.
+        """
+        validation.check_is_fitted(self, "model_")
+        rule = getattr(self, "rule_", None)
+        if rule is None:
+            if sensitive_features is not None or ids is not None:
+                field = "ids" if sensitive_features is None else "sensitive_features"
+                text = "is only for a rule, and `postprocess` is None: predict takes X alone"
+                raise FedgftError(text, field=field, kind="conflict")
+            return self.classes_[self._compute_logits(X).argmax(axis=1)]
+        positive = parse_class(self._class_names[1], self._class_kind)
+        scores = self.predict_proba(X)[:, self.classes_.tolist().index(positive)]
+        if rule.is_blind:
+            encoder = self.model_.encoder
+            assert encoder is not None
+            with name_argument("X"):
+                features, _ = encode_features(self._read_features(X, reset=False), encoder)
+            accepted = self._apply_rule(rule, scores, sensitive_features, features=features)
+        else:
+            given = scores if rule.reads == "score" else scores >= 0.5
+            accepted = self._apply_rule(rule, given, sensitive_features, ids=ids)
+        negative = parse_class(self._class_names[0], self._class_kind)
+        return np.where(accepted, positive, negative).astype(self.classes_.dtype)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model to a .safetensors file, which `fedgft predict` reads too."""
+        """Write the model to a .safetensors file, which `fedgft predict` reads too.
+
+        A rule is written beside it, as NAME.rule.json; ``fedgft predict --rule`` reads it.
+        """
         validation.check_is_fitted(self, "model_")
+        rule = getattr(self, "rule_", None)
+        if rule is not None:
+            rule.save(name_rule_file(path))
         return self.model_.save(path)
 
     @classmethod
@@ -341,10 +399,29 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         loaded.n_features_in_ = len(columns)
         if about.get("named_columns", True):
             loaded.feature_names_in_ = columns
-        kind = about.get("class_type", "text")
-        loaded.classes_ = np.array(sorted(parse_class(name, kind) for name in model.classes))
         loaded._class_names = model.classes
+        kind = loaded._class_kind
+        loaded.classes_ = np.array(sorted(parse_class(name, kind) for name in model.classes))
+        loaded.postprocess = about.get("postprocess")
+        loaded.rule_ = load_rule(name_rule_file(path)) if loaded.postprocess else None
         return loaded
+
+    def _apply_rule(
+        self, rule: DecisionRule, given: np.ndarray, groups: Any, **more: Any
+    ) -> np.ndarray:
+        """Return the decisions of a rule; errors name the arguments of `predict`."""
+        try:
+            return rule.decide(given, groups, **more)
+        except FedgftError as error:
+            if error.field != "groups":
+                raise
+            text = error.message.removeprefix("`groups` ")
+            raise FedgftError(text, field="sensitive_features", kind=error.kind) from None
+
+    @property
+    def _class_kind(self) -> str:
+        """The type of the classes, which a model file holds as texts."""
+        return self.model_.about.get("class_type", "text")
 
     def _make_protocol(self) -> Protocol:
         model = get_model(self.model)
@@ -370,7 +447,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
 
     def _train(self, study: Study, alpha: float, *, fair: bool) -> Result:
         """Train one replicate, and warn if it misses its target."""
-        method = self.method if fair else "fedavg"
+        method = self.method if fair and self.postprocess is None else "fedavg"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TargetMissedWarning)
@@ -388,12 +465,64 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             warnings.warn(text, TargetMissedWarning, stacklevel=3)
         return result
 
+    def _check_postprocess(self, classes: tuple[str, ...]) -> None:
+        """Raise a `FedgftError` for a rule that cannot be fitted."""
+        if self.postprocess is None:
+            return
+        check_choice("postprocess", self.postprocess, RULE_KINDS)
+        if len(classes) != 2:
+            text = f"decides between two classes, y has {len(classes)}"
+            raise FedgftError(text, field="postprocess", kind="unsupported")
+        if self.method not in ("fedgft-control", "fedavg"):
+            text = f"is {self.method}, and `postprocess` keeps the target: leave one out"
+            raise FedgftError(text, field="method", kind="conflict")
+
+    def _fit_rule(
+        self, study: Study, result: Result, groups: RowGroups, scores: np.ndarray
+    ) -> DecisionRule:
+        """Return the rule that keeps the target on the training rows; warn if none does."""
+        (federation,) = result.federations
+        fitted = scores.copy()
+        if result.history.scores is not None:  # of models that have not seen the row
+            fitted[federation.rows] = result.history.scores[0]
+        metric = get_metric(self.metric)
+        parts = [part for part, _ in metric.parts] or [metric]
+        assert groups.cell_codes is not None
+        rule = fit_rule(
+            federation,
+            fitted[:, 1],
+            cast("RuleKind", self.postprocess),
+            target=dict.fromkeys(parts, self.target),
+            row_groups=(groups.attributes, groups.cells, groups.cell_codes),
+        )
+        limited = [each for each in rule.expected["gaps"] if each["target"] is not None]
+        if any(each["after"] > each["target"] + TARGET_TOLERANCE for each in limited):
+            reached = ", ".join(
+                f"{each['metric']} {format_points(each['after'])} points" for each in limited
+            )
+            text = f"no rule meets the target; the nearest has {reached}"
+            warnings.warn(text, TargetMissedWarning, stacklevel=3)
+        return rule
+
+    def _decide(self, data: Dataset, groups: RowGroups, scores: np.ndarray) -> np.ndarray:
+        """Return the decisions of the rule about the rows of `fit`, (n,) bool."""
+        rule = self.rule_
+        assert rule is not None and groups.cell_codes is not None
+        if rule.is_blind:
+            return rule.decide(scores[:, 1], features=data.features.astype(np.float64))
+        cells = [groups.cells[i] for i in groups.cell_codes.tolist()]
+        columns = dict(zip(groups.attributes, zip(*cells, strict=True), strict=True))
+        given = scores[:, 1] if rule.reads == "score" else scores[:, 1] >= 0.5
+        names = {name: list(values) for name, values in columns.items()}
+        return rule.decide(given, names, ids=np.arange(len(given)))
+
     def _keep_model(self, study: Study, result: Result, *, fair: bool) -> None:
         self.model_ = build_model(study, result, 0)
         about = self.model_.about
         about["data"] = "a table"
         about["class_type"] = name_class_type(self.classes_.tolist())
         about["named_columns"] = hasattr(self, "feature_names_in_")
+        about["postprocess"] = self.postprocess
         if not fair:
             about["groups"] = []
             about["trained"] |= {"gap": None, "gap_test": None, "reached": None}
@@ -446,9 +575,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         for note in notes:
             if UNSEEN in note:
                 warnings.warn(note, UserWarning, stacklevel=3)
-        kind = self.model_.about.get("class_type", "text")
-        values = [parse_class(name, kind) for name in self._class_names]
+        values = [parse_class(name, self._class_kind) for name in self._class_names]
         return self.model_.logits(features)[:, sorted(range(len(values)), key=values.__getitem__)]
+
+
+def name_rule_file(model: str | Path) -> Path:
+    """Return the file of the rule that belongs to a model file."""
+    return Path(model).with_suffix(".rule.json")
 
 
 def _name_model(about: Mapping[str, Any]) -> Any:
@@ -484,9 +617,13 @@ def _list_parts(data: Dataset, federation: Federation, *, simulated: bool) -> di
 
 
 def _count(
-    data: Dataset, groups: RowGroups, parts: dict[str, np.ndarray], logits: np.ndarray
+    data: Dataset,
+    groups: RowGroups,
+    parts: dict[str, np.ndarray],
+    scores: np.ndarray,
+    decisions: np.ndarray,
 ) -> SiteSums | None:
-    """Return the sums that `measure` would return for the decisions of the model, per site.
+    """Return the sums that `measure` would return for these scores and decisions, per site.
 
     The rows are known as indices here, so that one count of all indices replaces reading texts.
     """
@@ -496,9 +633,8 @@ def _count(
     spec = MeasurementSpec(data.classes, groups.attributes, scored=True, bins=DEFAULT_BINS)
     rows = np.concatenate(list(parts.values()))
     site = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
-    scores = softmax(logits[rows])
     cell = (groups.cell_codes[rows] * classes + data.labels[rows]) * classes
-    cell += logits[rows].argmax(1)
+    cell += decisions[rows]
     shape = (len(groups.cells), classes, classes)
     size = int(np.prod(shape))
     tables = np.zeros((len(parts), *shape, SCORES + len(spec.score_classes)))
@@ -507,7 +643,7 @@ def _count(
     tables[..., COUNT] = per_site()
     edges = np.arange(1, spec.bins) / spec.bins
     for i, c in enumerate(spec.score_classes):
-        score = scores[:, c]
+        score = scores[rows, c]
         tables[..., SCORES + i] = per_site(score)
         bins = np.searchsorted(edges, score, side="right")
         histogram[..., i, :] = _make_counter(cell * spec.bins + bins, (*shape, spec.bins))()

@@ -5,7 +5,8 @@
 
 import glob
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from fedgft.errors import FedgftError
@@ -16,6 +17,7 @@ from fedgft.validation import check_instance
 MAX_BYTES = 64 * 2**20  # largest size of a file
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")  # of files with rows
 REPORT_PREFIXES = (b'{\n  "format": "fedgft-audit', b'{\n  "format": "fedgft-comparison')
+RULE_PREFIX = b'{\n  "format": "fedgft-rule'
 
 
 def write_sums(sums: SiteSums, path: str | Path, *, min_bin: int = MIN_BIN) -> Path:
@@ -81,6 +83,11 @@ def read_sums(path: str | Path) -> SiteSums:
     ...     fedgft.read_sums(f"{folder}/north.json").rows()
     2.0
     """
+    return _read_with_digest(path)[0]
+
+
+def _read_with_digest(path: str | Path) -> tuple[SiteSums, str]:
+    """Return the sums in a file and the SHA-256 of its bytes, which are read once."""
     file = expand_user(path)
     _refuse_table(file)
     try:
@@ -89,7 +96,9 @@ def read_sums(path: str | Path) -> SiteSums:
         elif file.stat().st_size > MAX_BYTES:
             problem = "too large for a file of sums, which has a few kilobytes"
         else:
-            return SiteSums.from_json(file.read_bytes().decode("utf-8"), source=str(path))
+            content = file.read_bytes()
+            sums = SiteSums.from_json(content.decode("utf-8"), source=str(path))
+            return sums, sha256(content).hexdigest()
     except FileNotFoundError:
         problem = "no such file"
     except OSError as error:
@@ -111,7 +120,8 @@ def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
     """Return the files of sites, sorted within each path.
 
     A path is a file, a folder, or a glob pattern that the shell has not expanded. A folder stands
-    for its .json files, except the reports of `fedgft audit`.
+    for its .json files, except the reports of `fedgft audit`. Rules of `fedgft adjust` are left
+    out: they may lie beside the files of the sites.
     """
     found: list[Path] = []
     for path in paths:
@@ -129,6 +139,11 @@ def find_site_files(paths: Sequence[str | Path]) -> list[Path]:
                     _refuse_table(file)
             raise FedgftError(f"{path}: {problem}", kind="file")
         found += sorted(inside)
+    rules = [path for path in found if _is_rule(path)]
+    if rules and len(rules) == len(found):
+        text = f"{rules[0]}: is a decision rule, not a file of sums"
+        raise FedgftError(text, kind="file")
+    found = [path for path in found if path not in rules] if rules else found
     if not found:
         text = "name the files of sums that the sites made with `fedgft measure`"
         raise FedgftError(text, kind="missing")
@@ -142,6 +157,17 @@ def is_report(path: Path) -> bool:
     """
     with path.open("rb") as file:
         return file.read(40).startswith(REPORT_PREFIXES)
+
+
+def _is_rule(path: Path) -> bool:
+    """Return whether `fedgft adjust` wrote the file."""
+    try:
+        if not path.is_file():  # a pipe would wait for its other end
+            return False
+        with path.open("rb") as file:
+            return file.read(40).startswith(RULE_PREFIX)
+    except OSError:  # reading it as a file of sums says why
+        return False
 
 
 def gather(
@@ -166,17 +192,32 @@ def gather(
         Merge names of groups and classes that differ only in case or spaces. By default they are an
         error.
     """
-    return merge(_read_each_site(files, on_file, Spellings(ignore_case=ignore_case)))
+    return merge(read_each_site(files, on_file, ignore_case=ignore_case))
 
 
-def _read_each_site(
-    files: Iterable[Path], on_file: Callable[[int], None] | None, spellings: Spellings
+def read_each_site(
+    files: Iterable[Path],
+    on_file: Callable[[int], None] | None = None,
+    *,
+    ignore_case: bool = False,
+    digests: MutableMapping[str, str] | None = None,
 ) -> Iterator[SiteSums]:
-    """Yield the sums of each file; raise a `FedgftError` for a second file of a site."""
+    """Yield the sums of each file, which is read when its turn comes.
+
+    Two files of the same site, or sites that measured different things, are errors.
+
+    Parameters
+    ----------
+    files, on_file, ignore_case
+        See `gather`.
+    digests
+        Receives the SHA-256 of each file, by the name of its site.
+    """
+    spellings = Spellings(ignore_case=ignore_case)
     file_of: dict[str, Path] = {}
     spec: MeasurementSpec | None = None
     for file in files:
-        sums = read_sums(file)
+        sums, digest = _read_with_digest(file)
         (site,) = sums.sites
         if site in file_of:
             raise FedgftError(
@@ -185,6 +226,8 @@ def _read_each_site(
                 kind="conflict",
             )
         file_of[site] = file
+        if digests is not None:
+            digests[site] = digest
         sums = spellings.unify(sums, str(file))
         try:
             spec = sums.require_spec() if spec is None else spec.combine(sums.require_spec())

@@ -49,6 +49,9 @@ COMMANDS = {  # heading -> command -> first sentence of its docstring, or the he
         "at the site.",
         "audit": "Combine the sums of all sites into gaps with intervals, each site's share, and "
         "a report.",
+        "adjust": "Find the best fair decision rule for a finished model, from the sums of all "
+        "sites.",
+        "decide": "Decide about the people of a table by a rule: adds the column decision.",
     },
     "Train": {
         "train": "Train a fair model, save it, and compare it with FedAvg, client by client.",
@@ -68,7 +71,7 @@ PATHS = {  # import paths that are not fedgft.cli.NAME:NAME
     "deploy": "fedgft.cli.deploy:app",
     "demo": "fedgft.cli.compare:demo",
     "measure": "fedgft.cli.audit:measure",
-    "predict": "fedgft.cli.train:predict",
+    "predict": "fedgft.cli.decide:predict",
     "completion": "fedgft.cli.app:completion",
 }
 HELP_EPILOGUE = (

@@ -58,6 +58,10 @@ MAX_COLUMNS = 12  # listed in a message
 MAX_SITES = 10  # listed in a note
 MIN_DRAWS = 100  # of a bootstrap
 MAX_FILE_NAME = 100  # bytes of the name of a site in the name of its file
+RULE_NOTE = (
+    "`fedgft adjust` finds the best thresholds by group and saves them as a rule, which "
+    "`fedgft decide` and `fedgft predict --rule` apply"
+)
 FILE_WIDTH = 10_000  # characters per line of a table, where no terminal limits them
 
 
@@ -319,6 +323,8 @@ def audit(
     exceeded = verdicts.find_exceeded(report.to_dict(), limits)
     try:
         publish_report(report, out, "audit", json=json, wide=wide, overwrite=overwrite)
+        if targets and not json:
+            note(RULE_NOTE)
     finally:  # also where the reader of the output has closed the pipe
         for each in exceeded:
             say(f"`fail_above`: {each.metric} {each.reason}")

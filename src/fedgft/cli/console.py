@@ -41,6 +41,7 @@ CLIENT_NUMBERS = (  # columns of the table of clients
 WARNING_STYLE = "bold yellow"  # of the word before a warning
 MIN_WIDTH = 20  # of a terminal; in a narrower one, the terminal itself divides lines
 LOG_LINES = 10  # lines of progress per task, with --verbose
+MEASURE_OPTIONS = ("score", "min_cell", "min_bin", "bins", "epsilon")  # that others advise to use
 NOT_ESTIMABLE = (
     "-: not estimable (a group has no rows for the rate; that does not mean fair), or diverged"
 )
@@ -85,7 +86,7 @@ def option_name(field: str) -> str:
     """Return how the command that runs calls a field of the library.
 
     The field `batch_size` is --batch-size, and `metric` is --metrics in `fedgft compare`. A field
-    that the command lacks is an option of `fedgft train`, or else stays as it is.
+    that the command lacks is an option of `fedgft train` or `fedgft measure`, or stays as it is.
     """
     if output.command is not None:
         arguments = output.command.assemble_argument_collection()
@@ -93,7 +94,7 @@ def option_name(field: str) -> str:
         for name in (field, f"{field}_", f"{field}s", field.removesuffix("s")):
             if name in options:
                 return options[name]
-    known = field in SETTINGS or field in ("out", "resume")
+    known = field in SETTINGS or field in ("out", "resume", *MEASURE_OPTIONS)
     return f"--{field.replace('_', '-')}" if known else field
 
 

@@ -1,13 +1,10 @@
-"""`fedgft train`: train one method and save its model; `fedgft predict`: apply a saved model."""
+"""`fedgft train`: train one method and save its model."""
 
-import math
 import shlex
-import sys
 from collections.abc import Callable, Collection, Sequence
-from datetime import date, time
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -297,94 +294,3 @@ def _break_command(parts: Sequence[str]) -> list[str]:
 def _quote(value: str | Sequence[str]) -> str:
     """Return the values of an option as a shell takes them."""
     return shlex.join([value] if isinstance(value, str) else map(str, value))
-
-
-def predict(
-    model: Place,
-    file: Place | None = None,
-    /,
-    *,
-    data: Place | None = None,
-    out: Annotated[Place | None, Parameter(name=("--out", "-o"))] = None,
-    score_name: str = "score",
-    decision_name: str = "decision",
-    json: Annotated[bool, Flag] = False,
-) -> None:
-    """Apply a saved model to a table; adds the columns score and decision.
-
-    Parameters
-    ----------
-    model
-        A model.safetensors that `fedgft train` wrote, or a .json of XGBoost that fedgft saved.
-    file
-        A CSV or Parquet file with the columns that the model was trained on.
-    data
-        The same file, given as an option.
-    out
-        A .csv or .parquet file [default: CSV to stdout].
-    score_name
-        Name of the new column with the score, if the table has a column score. With more than two
-        classes: the start of the names.
-    decision_name
-        Name of the new column with the decision, if the table has a column decision.
-    json
-        Print the table to stdout as JSON, and nothing else.
-
-    Examples
-    --------
-    fedgft predict fedgft-train/model.safetensors people.csv --out scored.csv
-    """
-    if file is None:
-        file, data = data, None
-    if file is None:
-        raise FedgftError("is missing: a CSV or Parquet file", field="file", kind="missing")
-    require(data is None, "`data` names a second table: give one", kind="conflict")
-    if out is not None:
-        tables.check_table_path(out)
-        _check_predictions(out, score_name, decision_name)
-    loaded = fedgft.load_model(model)
-    table, notes = loaded.add_predictions(
-        tables.read_frame(file),
-        source=str(file),
-        score_name=score_name,
-        decision_name=decision_name,
-    )
-    for text in notes:
-        note(text)
-    as_csv = not json if out is None else out.suffix.lower() == ".csv"
-    escaped, changed = tables.escape_formulas(table) if as_csv else (table, 0)
-    if changed:
-        note(
-            f"{format_count(changed, 'text')} that a spreadsheet would run as a formula: written "
-            "to CSV with an apostrophe in front (not to Parquet or JSON)"
-        )
-    if out is not None:
-        wrote([tables.write_table(escaped, out)])
-    if json:
-        rows = table.iter_rows(named=True)
-        print_json([{name: _to_json_value(value) for name, value in row.items()} for row in rows])
-    elif out is None:
-        sys.stdout.write(escaped.write_csv())
-
-
-def _check_predictions(out: Path, score_name: str, decision_name: str) -> None:
-    """Raise a `FedgftError` if the file exists and does not hold earlier predictions."""
-    if not out.is_file():
-        return
-    try:
-        columns = measurement.read_header(out)
-        has_score = any(name.startswith(score_name) for name in columns)
-        is_earlier = has_score and decision_name in columns
-    except FedgftError:  # it is no table
-        is_earlier = False
-    text = f"`out` {out}: exists and holds no predictions; name another file"
-    require(is_earlier, text, kind="file")
-
-
-def _to_json_value(value: Any) -> Any:
-    """Return a value that JSON can represent: JSON has neither dates nor NaN."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, date | time):
-        return value.isoformat()
-    return value if isinstance(value, str | int | float | None) else str(value)

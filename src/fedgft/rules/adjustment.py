@@ -32,8 +32,8 @@ else:  # `combine_sites` checks what it gets
 def adjust(
     sums: Sites,
     *,
-    target: Mapping[str, float],
-    local: Mapping[str, float] | None = None,
+    target: Mapping[Any, float],
+    local: Mapping[Any, float] | None = None,
     groups: str | Sequence[str] = (),
     per_site: bool = False,
     randomized: bool = False,
@@ -110,6 +110,35 @@ def adjust(
             "coin: give `randomized`, or measure again with `score` and without `min_cell`"
         )
         raise FedgftError(text, kind="data")
+    return find_rule(
+        counts,
+        limits["target"],
+        limits["local"],
+        groups=groups,
+        per_site=per_site,
+        randomized=randomized,
+        benefit=benefit,
+        cost=cost,
+        nearest=nearest,
+        key=key,
+    )
+
+
+def find_rule(
+    counts: RuleCounts,
+    target: Mapping[Metric, float],
+    local: Mapping[Metric, float],
+    *,
+    groups: str | Sequence[str] = (),
+    per_site: bool = False,
+    randomized: bool = False,
+    benefit: float = 1.0,
+    cost: float = 1.0,
+    nearest: bool = False,
+    key: str | None = None,
+) -> DecisionRule:
+    """Return the best rule for these counts; see `adjust`."""
+    limits = {"target": target, "local": local}
     views, attributes = _read_groups(groups, counts.spec.attributes)
     counts = counts.with_attributes(attributes)
     targets = tuple(
@@ -282,7 +311,13 @@ def _refuse_noise(counts: RuleCounts, targets: Sequence[Target]) -> None:
         sites = range(len(counts.sites)) if target.is_local else (None,)
         for site in sites:
             names, rates = plain.rates(target.metric, target.attributes, site=site)
-            bad = np.argwhere(~rates.valid & ~np.isnan(rates.rate))
+            here = counts.noise if site is None else counts.noise[site : site + 1]
+            noisy = {  # of other groups, this site has no row
+                " & ".join(str(group[i]) for i in target.attributes)
+                for group, variance in zip(counts.groups, here.sum((0, 2, 3)), strict=True)
+                if variance > 0
+            }
+            bad = np.argwhere(~rates.valid & [name in noisy for name in names])
             if len(bad):
                 where = "" if site is None else f" at site {printable(counts.sites[site])}"
                 text = (

@@ -257,7 +257,7 @@ def fit_blind_rule(
     federation: Federation,
     scores: np.ndarray,
     *,
-    target: Mapping[str, float],
+    target: Mapping[Any, float],
     benefit: float = 1.0,
     cost: float = 1.0,
     attribute: str = "group",

@@ -167,7 +167,11 @@ def count_scores(
         raise FedgftError(text, kind="unsupported")
     rows = sum(part.rows for part in kept)
     if rows <= 0:
-        raise FedgftError("there is nothing to fit: the sites have no rows", kind="data")
+        text = "there is nothing to fit: the sites have no rows"
+        every = [tables for part in kept for tables in part.tables.values()]
+        if any(table[..., NOISE].any() for tables in every for table in tables.values()):
+            text = "the noise swallows all rows: measure with a larger `epsilon`, or without noise"
+        raise FedgftError(text, kind="data")
     is_scored = spec.scored and abs(sum(part.scored_rows for part in kept) - rows) < 0.5
     reads = "score" if is_scored and not decisions else "decision"
     if by_site and reads == "score" and any(len(part.tables) > 1 for part in kept):

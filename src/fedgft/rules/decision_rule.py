@@ -11,6 +11,7 @@ The file is plain JSON, and docs/rules.md describes it so that another language 
 import hashlib
 import hmac
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -36,6 +37,7 @@ MAX_BYTES = 256 * 2**20  # largest size of a rule's file
 MAX_STEPS = 10_000  # thresholds of one cell
 KEY_BYTES = 32
 COIN_BITS = 53  # a float holds every whole number of so many bits
+LARGEST = sys.float_info.max  # JSON may hold larger whole numbers
 
 Cell = tuple[str | None, Group]
 "The site (None: every site) and the values of the group columns."
@@ -86,9 +88,7 @@ class Acceptance:
         thresholds = reader.get("thresholds", list)
         probabilities = reader.get("accept", list)
         for name, values in (("thresholds", thresholds), ("accept", probabilities)):
-            if len(values) > MAX_STEPS or not all(
-                type(value) in (int, float) and np.isfinite(value) for value in values
-            ):
+            if len(values) > MAX_STEPS or not all(map(_is_number, values)):
                 reader.fail(name, "must be a list of finite numbers")
         if any(a >= b for a, b in pairwise(thresholds)):
             reader.fail("thresholds", "must increase")
@@ -280,6 +280,8 @@ class DecisionRule:
         if series.dtype == pl.Boolean:
             return series.cast(pl.Float64).to_numpy()
         text = as_text(series)
+        if text.is_in(["False", "True"]).all():  # a list of truth values
+            text = text.replace({"False": negative, "True": positive})
         unknown = text.filter(~text.is_in([negative, positive]))
         if len(unknown):
             problem = f"holds {unknown[0]!r}: the rule changes decisions {negative} and {positive}"
@@ -292,7 +294,8 @@ class DecisionRule:
             text = f"is missing: the rule needs {' and '.join(self.attributes)} of each person"
             raise FedgftError(text, field="groups", kind="missing")
         found = split_attributes(groups)
-        if len(self.attributes) == 1 and len(found) == 1 and "group" in found:
+        unnamed = "group" in found or self.attributes == ("group",)  # an array has no name
+        if len(self.attributes) == 1 and len(found) == 1 and unnamed:
             found = {self.attributes[0]: next(iter(found.values()))}
         missing = [name for name in self.attributes if name not in found]
         if missing:
@@ -454,6 +457,10 @@ def load_rule(path: str | Path) -> DecisionRule:
     raise FedgftError(f"{path}: {problem}", kind="file") from None
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= LARGEST  # also False for NaN
+
+
 def toss_coins(key: str, ids: Sequence[str]) -> np.ndarray:
     """Return a number in [0, 1) for each identifier: the first 53 bits of its HMAC-SHA-256."""
     secret = bytes.fromhex(key)
@@ -497,6 +504,11 @@ def _read_rule(reader: RecordReader) -> DecisionRule:
     if len({site is None for site, _ in cells}) != 1 or (blind and len(cells) != 1):
         reader.fail("cells", "must name a site everywhere or nowhere, and hold at least one cell")
     key = reader.get("key", str)
+    fitted = reader.child("fitted")
+    for name in ("target", "local"):
+        limits = fitted.record.get(name, {})
+        if not isinstance(limits, dict) or not all(map(_is_number, limits.values())):
+            fitted.fail(name, "must map metrics to numbers")
     rule = DecisionRule(
         classes=(reader.text("negative"), reader.text("positive")),
         attributes=attributes,
@@ -505,7 +517,7 @@ def _read_rule(reader: RecordReader) -> DecisionRule:
         reads=check_choice(f"{reader.source}: reads", reader.text("reads"), INPUTS),
         key=key,
         group_model=GroupModel.from_record(reader.child("group_model")) if blind else None,
-        fitted=reader.get("fitted", dict),
+        fitted=fitted.record,
         expected=reader.get("expected", dict),
     )
     if rule.is_random:
