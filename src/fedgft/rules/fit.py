@@ -19,8 +19,11 @@ Accepting nobody, or everybody, makes all rates equal, but is not a solution: a 
 and must reject, at least a tenth of the smaller of the two shares today.
 """
 
+import ctypes
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import pairwise, product
@@ -470,7 +473,7 @@ def _solve(
 ) -> tuple[np.ndarray, bool] | None:
     """Minimize aim @ x by HiGHS; return x and whether it is proven best, or None if none is."""
     optimize = import_module("scipy.optimize")  # slow to import
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _divert_stdout() if integers.any() else nullcontext():
         warnings.simplefilter("ignore")
         found = optimize.milp(
             aim,
@@ -482,6 +485,30 @@ def _solve(
     if found.x is None:
         return None
     return np.clip(found.x, -1.0, 1.0), found.status == 0
+
+
+@contextmanager
+def _divert_stdout() -> Iterator[None]:
+    """Send what C code prints to stdout to stderr.
+
+    HiGHS 1.12 prints the name of one of its functions, whatever its options (its issue 2783), into
+    what may be the JSON of a command.
+    """
+    try:
+        flush = ctypes.CDLL(None).fflush
+        os.fstat(2)
+        stdout = os.dup(1)
+    except (OSError, TypeError, AttributeError):  # closed, or no C library of this kind
+        yield
+        return
+    try:
+        flush(None)
+        os.dup2(2, 1)
+        yield
+    finally:
+        flush(None)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _mix(thresholds: np.ndarray, weights: np.ndarray) -> Acceptance:
