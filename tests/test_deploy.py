@@ -268,6 +268,7 @@ def test_every_setting_of_the_app_is_used_and_there() -> None:
     sources = [
         root / "src/fedgft/flower/client_app.py",
         root / "src/fedgft/flower/server_app.py",
+        root / "src/fedgft/flower/rule_fitting.py",
         root / "examples/flower/fairapp/server_app.py",
     ]
     text = "\n".join(path.read_text() for path in sources)
@@ -386,6 +387,11 @@ def test_a_port_in_use_is_named() -> None:
         (["--set", "schema=taken/thesis.txt"], "thesis.txt: not a schema"),
         (["--epsilon", "1", "--set", "delta=2.0"], "delta 2 must lie between 0 and 1"),
         (["--set", "secure=true"], "channel='query'"),
+        (["--adjust", "sp"], "--adjust sp: write METRIC=GAP"),
+        (["--adjust", "sp=2"], "--adjust sp=2"),
+        (["--adjust-randomized"], "--adjust-randomized needs a target"),
+        (["--adjust", "sp=0.02", "--set", "min-cell=5"], "--adjust needs histograms of scores"),
+        (["--adjust", "sp=0", "--channel", "query", "--set", "secure=true"], "sums carry none"),
         (["--set", "secure=true", "--channel", "query", "--sites", "2"], "fewer than 3 sites"),
         (["--alpha", "-1"], "--alpha"),
         (["--port", "99999"], "--port 99999"),
@@ -467,6 +473,7 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     from fedgft.fair_model import load_model
     from fedgft.flower.client_app import divide_public_data as cut
     from fedgft.metrics import get_metric
+    from fedgft.rules import load_rule
 
     out = tmp_path / "run"
     code, said, notes = finished(
@@ -484,6 +491,9 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
             "--set",
             "schedule=constant",
             "lr=0.01",
+            "--adjust",
+            "sp=5%",
+            "--adjust-randomized",
             "--timeout",
             "280",
             "--json",
@@ -516,6 +526,9 @@ def test_a_deployed_run_equals_the_simulator(compas_here, tmp_path: Path) -> Non
     )
     report = (out / "report.html").read_text()
     assert "north" in report and "south" in report
+    rule = load_rule(out / "rule.json")
+    assert rule.fitted["target"] == {"sp": 0.05} and row["rule"]["gap"] <= 0.05 + 1e-6
+    assert 0.5 < row["rule"]["held_out"]["accuracy"] < 1
     assert "2/2 sites reported" in notes
     steps = ("making keys", "starting the server", "starting the sites", "submitting the run")
     assert sorted(steps, key=notes.index) == list(steps) and notes.index(steps[-1]) < 2000

@@ -29,6 +29,7 @@ from fedgft.flower.server_app import read_descriptions as _descriptions
 from fedgft.metrics import get_metric
 from fedgft.privacy.ledger import open_ledger
 from fedgft.privacy.policy import SitePolicy
+from fedgft.rules import Acceptance, DecisionRule
 from fedgft.sums import CategoryNames
 from fuzzing import Target
 from fuzzing.temporary_files import each, file, folder
@@ -51,6 +52,17 @@ REQUESTS = {
         "privacy.delta": 1e-6,
         "privacy.releases": 3.0,
         "privacy.hard": 1.0,
+    },
+    "scores": {
+        "privacy.epsilon": 5.0,
+        "privacy.delta": 1e-6,
+        "privacy.releases": 3.0,
+        "rule.releases": 1,
+    },
+    "rule": {
+        "rule": DecisionRule(
+            ("no", "yes"), ("group",), {(None, (name,)): Acceptance() for name in ("f", "m")}
+        ).to_json()
     },
     "secure-keys": {"secure.stage": "keys", "privacy.secure": 1.0, "secure.model": "ab12"},
     "secure-masked": {
@@ -260,7 +272,8 @@ def request(data: bytes) -> None:
         if content is not None:
             app(question(kind=kind, content=content), context())
 
-    kinds = ("train", "evaluate", "query.fedgft", "query.fedgft_report")
+    asked = ("fedgft", "fedgft_report", "fedgft_scores", "fedgft_decisions")
+    kinds = ("train", "evaluate", *(f"query.{kind}" for kind in asked))
     each(*(partial(answer, kind) for kind in kinds))
 
 

@@ -42,6 +42,7 @@ from fedgft.store import expand_user, make_folder
 # Loaded when a command runs, so that help is printed at once.
 flower_strategies = LazyModule("flwr.serverapp.strategy")
 aggregator = LazyModule("fedgft.flower.aggregator")
+audit_command = LazyModule("fedgft.cli.audit")
 controller = LazyModule("fedgft.algorithms.controller")
 encode = LazyModule("fedgft.data.encode")
 federation_files = LazyModule("fedgft.deploy.init")
@@ -50,6 +51,7 @@ local_runs = LazyModule("fedgft.deploy.local_run")
 measurement = LazyModule("fedgft.auditing.measurement")
 noise = LazyModule("fedgft.privacy.noise")
 objectives = LazyModule("fedgft.algorithms.objectives")
+rule_fitting = LazyModule("fedgft.flower.rule_fitting")
 schema = LazyModule("fedgft.data.schema")
 server_app = LazyModule("fedgft.flower.server_app")
 services = LazyModule("fedgft.deploy.server")
@@ -71,8 +73,9 @@ TEXTS = ("label", "positive")  # likewise; empty where they are not given
 XGBOOST = "xgboost"
 FOREST = "trees"
 BOOSTING = "FedXgb"  # how the names of strategies begin whose sites grow trees
-RESULT_FILES = ("model.safetensors", "model.json", "history.json", "report.html")
+RESULT_FILES = ("model.safetensors", "model.json", "rule.json", "history.json", "report.html")
 FederationFolder = Annotated[Place, Parameter(help="The folder that `fedgft deploy init` made.")]
+Gaps = Annotated[list[str] | None, Some]  # METRIC=GAP
 BindAddress = Annotated[
     str | None, Parameter(help="The address on which the gate listens [default: all addresses].")
 ]
@@ -131,6 +134,15 @@ class LocalRunOptions:
         Seed of the division into sites, the initial model and the order of rows.
     epsilon
         Add noise to the statistics, with this privacy budget for the whole run.
+    adjust
+        At the end, fit the most accurate decision rule whose gaps are at most these, as in sp=0.02
+        eop=5%, to sums of the sites' scores, and save it as rule.json.
+    adjust_local
+        The largest gaps of the rule at every site, as in sp=0.05.
+    adjust_per_site
+        Each site gets thresholds of its own.
+    adjust_randomized
+        A coin may decide between thresholds: reaches gaps that no fixed thresholds reach.
     set_
         More settings of the app: --set lr=0.005 'model="mlp"' min-cell=10.
     app_
@@ -162,6 +174,10 @@ class LocalRunOptions:
     alpha: Number = 0.5
     seed: Whole = 0
     epsilon: Number | None = None
+    adjust: Gaps = None
+    adjust_local: Gaps = None
+    adjust_per_site: Annotated[bool, Flag] = False
+    adjust_randomized: Annotated[bool, Flag] = False
     set_: Pairs = None
     app_: Annotated[Place | None, Parameter(name="--app")] = None
     port: Whole | None = None
@@ -417,6 +433,7 @@ def _site_names(count: int) -> tuple[str, ...]:
 def _check(options: LocalRunOptions) -> None:
     """Raise a `FedgftError` for an option that is wrong whatever the data are."""
     require_values(data=options.data, set=options.set_, group=options.group)
+    require_values(adjust=options.adjust, adjust_local=options.adjust_local)
     is_one = options.target is None or options.lam is None
     require(is_one, "`target` or `lam`: choose one of the two", kind="conflict")
     check_settings({name: getattr(options, name) for name in CHECKED})
@@ -555,6 +572,7 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
     if options.model is not None:
         config["model"] = options.model
     own_app = None if options.app_ is None else options.app_.resolve()
+    config |= _rule_settings(options, own_app)
     given = parse_app_settings(options.set_ or [], own_app, reserved=config)
     config |= given
     _check_model_settings(str(options.model), given)
@@ -568,6 +586,7 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
     if options.epsilon is not None:
         noise.Budget(options.epsilon, releases=options.rounds).noise("soft")
     min_count = int(config.get("min-count", 0))
+    rule_fitting.RulePlan.read(config)  # raises an error for a rule that no run can fit
     budget = noise.Budget(options.epsilon, config.get("delta", 1e-6), min_count=min_count)
     aggregator.StatisticsOptions(channel=config["channel"], secure=is_secure, budget=budget)
     if options.model == FOREST:
@@ -575,6 +594,26 @@ def _make_config(options: LocalRunOptions, *, sites: int, from_files: bool) -> d
         text = "`set` min-count and secure do not protect the histograms of `model` trees"
         require(not (min_count or is_secure), f"{text}: use xgboost", kind="unsupported")
     return config
+
+
+def _rule_settings(options: LocalRunOptions, own_app: Path | None) -> dict[str, Any]:
+    """Return the settings of the app for a decision rule, those that were given."""
+    given: dict[str, Any] = {
+        "adjust": _format_gaps("adjust", options.adjust),
+        "adjust-local": _format_gaps("adjust_local", options.adjust_local),
+        "adjust-per-site": options.adjust_per_site,
+        "adjust-randomized": options.adjust_randomized,
+    }
+    given = {key: value for key, value in given.items() if value}
+    unknown = given.keys() - federation_files.read_app_config(own_app)
+    require(not unknown, f"`app` {own_app}: has no setting {min(unknown, default='')}")
+    return given
+
+
+def _format_gaps(name: str, gaps: Sequence[str] | None) -> str:
+    """Return gaps as the app takes them: "sp=2%" is sp=0.02."""
+    limits = audit_command.parse_limits(name, gaps or ())
+    return ",".join(f"{metric}={gap:.12g}" for metric, gap in limits.items())
 
 
 def _check_model_settings(model: str, given: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ def summarize_run(
     -------
     dict
         Accuracy and gaps of the final model on the sites' training rows, and under "held_out" on
-        the rows that they held out; "why" if the run did not finish.
+        the rows that they held out; "rule" for a decision rule; "why" if the run did not finish.
     """
     rounds = [row.get("round") for row in read_progress(folder)]
     out: dict[str, Any] = {
@@ -83,6 +83,8 @@ def summarize_run(
         out |= {key: row.get(key) for key in MEASURED_KEYS}
         out |= {key: row[key] for key in REPORTED_KEYS if key in row}
         out["sites"] = len(history["sites"]) or sites
+        if history.get("rule") is not None:
+            out["rule"] = _summarize_rule(history["rule"])
         return out | _summarize_held_out(history["held_out"], history["about"]["metric"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # damaged file
         raise FedgftError(f"{path}: not the history of a run ({error})") from None
@@ -120,6 +122,7 @@ def list_closing_lines(summary: dict[str, Any], metric: str) -> list[str]:
         )
     if summary.get("collapsed"):
         lines.append("The model has collapsed: it gives nearly everybody the same decision.")
+    lines += _list_rule_lines(summary.get("rule"))
     if summary.get("target") is not None and summary.get("reached") is False:
         lines.append("What to try: more rounds, another learning rate, or a larger target.")
     lines.append(f"{format_count(summary['rounds'], 'round')}, {summary['seconds']:.0f} s.")
@@ -149,6 +152,50 @@ def _summarize_held_out(audit: dict[str, Any], metric: str) -> dict[str, Any]:
         if None in (interval["low"], interval["high"]):
             summary[name] = None
     return {"held_out": summary}
+
+
+def _summarize_rule(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return accuracy and gap of a decision rule on training rows and on held-out rows.
+
+    The gap is that of the first metric with a target. Without a rule, "why" has the reason.
+    """
+    if rule["file"] is None:
+        return {"why": str(rule["why"])}
+    (metric, target) = next(iter((rule["target"] or rule["local"]).items()))
+    target = None if metric not in rule["target"] else target
+    expected = rule["expected"]
+    gap = next(each for each in expected["gaps"] if each["metric"] == metric)
+    summary = {"metric": metric, "target": target, "accuracy": expected["accuracy"]["after"]}
+    summary |= {"gap": gap["after"], "held_out": None}
+    if rule["held_out"] is not None:
+        gap = next(each for each in rule["held_out"]["gaps"] if each["metric"] == metric)
+        accuracy = rule["held_out"]["accuracy"]
+        summary["held_out"] = {"accuracy": accuracy["rate"], "gap": gap["gap"]}
+        for name, interval in (("accuracy", accuracy), ("gap", gap)):
+            summary["held_out"] |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
+    return summary
+
+
+def _list_rule_lines(rule: dict[str, Any] | None) -> list[str]:
+    """Return the closing lines about a decision rule."""
+    if rule is None:
+        return []
+    if "why" in rule:
+        return [f"No decision rule: {rule['why']}."]
+    gap, accuracy = format_share(rule["gap"], " points"), format_share(rule["accuracy"], "%")
+    of = "" if rule["target"] is None else f", target {format_share(rule['target'], ' points')}"
+    lines = [
+        f"Decision rule on training rows: {rule['metric']} gap {gap}{of}; accuracy {accuracy}."
+    ]
+    held_out = rule["held_out"]
+    if held_out is not None:
+        shown = []
+        for name, unit in (("gap", " points"), ("accuracy", "%")):
+            low, high = (format_share(held_out[f"{name}_{end}"]) for end in ("low", "high"))
+            value = format_share(held_out[name], unit)
+            shown.append(f"{name} {value} (95% interval {low} to {high})")
+        lines.append(f"Decision rule on held-out rows: {'; '.join(shown)}.")
+    return lines
 
 
 def find_error(folder: Path) -> str:

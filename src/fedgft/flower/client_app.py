@@ -34,15 +34,16 @@ from fedgft.flower.client import (
     make_model,
     make_rows,
     penalty_of,
-    predict,
     read_rows,
     settings_of,
     train_locally,
 )
 from fedgft.flower.histogram_trees import HISTOGRAMS, histogram_reply
 from fedgft.flower.messages import (
+    DECISIONS,
     RECORD,
     REPORT,
+    SCORES,
     TRAINED,
     VERSION,
     check_version,
@@ -52,6 +53,7 @@ from fedgft.flower.messages import (
     warn,
 )
 from fedgft.flower.secure_sums import reply_to_secure_sum
+from fedgft.flower.site_scores import decisions_reply, report_reply, scores_reply
 from fedgft.formatting import one_line
 from fedgft.models import Model, Module, get_model
 from fedgft.privacy.ledger import model_digest, read_salt
@@ -71,7 +73,7 @@ MIN_NAMED_ROWS = 10
 def register(
     app: ClientApp, site: Callable[[Message, Context], Site], *, mods: Any = None
 ) -> ClientApp:
-    """Register handlers for training, evaluation, statistics, histograms and the report.
+    """Register handlers for all messages: training, evaluation, statistics, the report, ...
 
     Parameters
     ----------
@@ -88,6 +90,8 @@ def register(
         (app.evaluate(), evaluate_reply),
         (app.query(RECORD), query_reply),
         (app.query(REPORT), report_reply),
+        (app.query(SCORES), scores_reply),
+        (app.query(DECISIONS), decisions_reply),
         (app.query(HISTOGRAMS), histogram_reply),
     )
     for add_handler, reply in handlers:
@@ -189,50 +193,6 @@ def query_reply(message: Message, context: Context, site: Site) -> Message:
         site.load(arrays)
         record = statistics(message, context, site)
     return Message(RecordDict({RECORD: record}), reply_to=message)
-
-
-def report_reply(message: Message, context: Context, site: Site) -> Message:
-    """Send the site's file of sums (`fedgft measure`) for the received model on held-out rows.
-
-    Held-out rows and training rows describe different people. Noise on the sums of held-out rows
-    therefore draws on a budget of its own, once, and not on that of the rounds.
-    """
-    from fedgft.auditing import measure  # needed only for the last message of a run
-
-    policy = _make_policy(message, context, site)
-    check_version(policy.request, "the server")
-    budget = policy.agree()
-    if site.held_out is None or "privacy.secure" in policy.request:
-        reason = "it holds no rows out, or gives its sums to secure sums only"
-        raise FedgftError(f"site '{site.name}' gives no report: {reason}")
-    noise: dict[str, Any] = {"min_cell": max(budget.min_count, 3) if budget.min_count else 0}
-    if budget.epsilon is not None:
-        noise = {"epsilon": budget.epsilon, "delta": budget.delta}
-    site.load(arrays_of(message))
-
-    def make_report() -> str:
-        labels, scores, groups = _score_held_out(site)
-        names: Any = {"classes": site.names.classes, "values": {site.attribute: site.names.groups}}
-        group = {site.attribute: groups}
-        sums = measure(labels, scores, sensitive_features=group, site=site.name, **names, **noise)
-        return sums.to_json()
-
-    text = policy.release_report(make_report, budget, model_digest(arrays_of(message)))
-    reply = ConfigRecord({"version": VERSION, "site": site.name, "sums": text})
-    return Message(RecordDict({RECORD: reply}), reply_to=message)
-
-
-def _score_held_out(site: Site) -> tuple[list[str], np.ndarray, list[str | None]]:
-    """Return the label names, the scores and the group names of the held-out rows."""
-    scores = []
-    labels: list[str] = []
-    groups: list[str | None] = []
-    for x, y, a in site.batches(site.held_out):
-        scores.append(predict(site.model, x))
-        labels += [site.names.classes[i] for i in y.tolist()]
-        groups += [None if i < 0 else site.names.groups[i] for i in a.tolist()]
-    probs = np.concatenate(scores)
-    return labels, probs[:, 1] if probs.shape[1] == 2 else probs, groups
 
 
 # The app of a whole run

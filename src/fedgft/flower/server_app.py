@@ -1,13 +1,14 @@
 """The server of a whole run, from the configuration of a Flower app (`examples/flower`).
 
-`serve` lets the sites agree on how they read their tables, trains, collects the sites' reports, and
-writes everything into the run's folder:
+`serve` lets the sites agree on how they read their tables, trains, collects the sites' reports,
+fits a decision rule if one is asked for, and writes everything into the run's folder:
 
     progress.jsonl           one JSON object per line: rounds, notes and, at the end, an error
     schema.json              how the sites read their tables
     checkpoint.safetensors   from which an interrupted run continues
     model.safetensors        for `fedgft predict`; model.json for model xgboost
     sites/, report.html, report.md, audit.json    the sites' sums and their audit
+    scores/, rule.json       the sums that the rule was fitted to, and the rule
     history.json             all rounds; written last, so that it marks a finished run
 """
 
@@ -44,17 +45,17 @@ from fedgft.flower.client_app import (
 from fedgft.flower.histogram_strategy import FOREST_LR, GrowingFedGFT, MeasuredTrees, read_options
 from fedgft.flower.histogram_trees import Cells
 from fedgft.flower.messages import (
-    REPORT,
     VERSION,
     Replies,
     RosterGrid,
     check_version,
     log,
     make_query,
-    make_request,
     wait_for_nodes,
     warn,
 )
+from fedgft.flower.rule_fitting import RuleFitter, RulePlan, rule_releases
+from fedgft.flower.site_reports import FinalModel, collect_reports
 from fedgft.flower.strategy import FairFed, FairStrategy, FedGFT, MeasuredStrategy
 from fedgft.flower.tree_rounds import BOOSTING
 from fedgft.formatting import one_line
@@ -63,7 +64,6 @@ from fedgft.metrics.robust_aggregation import SiteLimits
 from fedgft.models import Trees
 from fedgft.privacy.noise import Budget
 from fedgft.settings import HISTOGRAM_KEYS, TRAINING_KEYS, TREE_KEYS, check_run_config
-from fedgft.site_sums import SiteSums
 from fedgft.store import (
     atomic_write,
     make_folder,
@@ -72,6 +72,7 @@ from fedgft.store import (
     parse_json,
     refuse_link,
 )
+from fedgft.sums import CategoryNames
 from fedgft.validation import check_choice
 
 PROGRESS = "progress.jsonl"
@@ -111,10 +112,13 @@ def serve(
     with ProgressLog(folder) as progress, RosterGrid(grid) as grid:
         config = _complete(config, strategy)
         check_run_config(config)
+        plan = RulePlan.read(config)
         _check_folder(folder, resume=bool(config["resume"]))
         nodes = wait_for_nodes(grid, int(config["sites"]), float(config["node-timeout"]))
         agreement = _agree_on_schema(grid, config, nodes)
         schema = agreement.schema
+        if plan is not None:
+            plan.check_schema(CategoryNames(schema.classes, schema.groups))
         _write_text(folder / SCHEMA, schema.to_json(), private=True)
         fair = make_strategy(strategy, config, schema, progress)
         fair.aggregator.validator.owners |= agreement.owners
@@ -130,17 +134,23 @@ def serve(
         timeout = float(config["timeout"])
         configs = {"train_config": settings, "evaluate_config": ConfigRecord({**settings})}
         result = fair.start(grid, first, int(config["rounds"]), timeout, **configs)
-        reports = {}
-        if not fair.secure:  # secure sums hide each site's own sums
-            reports = collect_reports(grid, result.arrays, fair, config=settings, timeout=timeout)
+        final = FinalModel(grid, result.arrays, fair, settings, timeout)
+        # secure sums hide each site's own sums
+        reports = {} if fair.secure else collect_reports(final)
         described = ("data", "method", "metric", "strategy", "channel", "model", "seed")
         about = {key: config[key] for key in described} | {"measured": fair.measured}
         write = {TREES: _write_booster, FOREST: _write_forest}.get(name, _write_model)
         if name == FOREST:
             about["trees"] = asdict(read_options(config))
         write(folder, result.arrays, schema, about)
+        rule = {}
+        if plan is not None:
+            names = CategoryNames(schema.classes, schema.groups)
+            fitter = RuleFitter(final, plan, names, schema.group, folder, agreement.left_out)
+            rule = {"rule": fitter.run(reports)}
         described = _describe_audit(config, schema, len(reports))
-        _write_results(folder, fair.history, reports, about, described)
+        texts = {site: file.text for site, file in reports.items()}
+        _write_results(folder, fair.history, texts, about, described, rule)
 
 
 class ProgressLog(logging.Handler):
@@ -305,10 +315,12 @@ def make_strategy(
     if method == "fedgft" and lam < 0:
         warn("method fedgft without lam runs fedgft-control, the method for targets")
         method = "fedgft-control"
+    rounds = int(config["rounds"])
+    for_rule = rule_releases(rounds) if RulePlan.read(config) is not None else 0
     budget = Budget(
         float(config["epsilon"]) or None,
         float(config["delta"]),
-        releases=int(config["rounds"]) + 1,
+        releases=rounds + 1 + for_rule,
         min_count=int(config["min-count"]),
     )
     common: dict[str, Any] = {
@@ -364,40 +376,6 @@ def _read_agreed_counts(path: str) -> dict[str, Any] | None:
         raise FedgftError(f"`counts` {file}: cannot be read ({error})", kind="file") from None
 
 
-def collect_reports(
-    grid: Grid, arrays: ArrayRecord, strategy: FairStrategy, *, config: ConfigRecord, timeout: float
-) -> dict[str, str]:
-    """Ask all sites for their files of sums on held-out rows.
-
-    Returns
-    -------
-    dict
-        Site -> its file, as text. Sites that do not answer are missing, and so is a report under a
-        name that belongs to another node.
-    """
-    owners = strategy.aggregator.validator.owners
-    privacy = strategy.budget.to_request("hard")
-    request = make_request(None, None, statistics="none", privacy=privacy)
-    nodes = sorted(grid.get_node_ids())
-    kind = f"query.{REPORT}"
-    messages = [make_query(arrays, config, request, node, kind) for node in nodes]
-    replies = Replies.of(grid.send_and_receive(messages, timeout=timeout))
-    reports: dict[str, str] = {}
-    for node, record in sorted(replies.take().items()):
-        try:
-            text = str(record["sums"])
-            (site,) = SiteSums.from_json(text, source=f"the report of node {node}").sites
-        except (FedgftError, KeyError, TypeError, ValueError) as error:
-            warn(f"a report is left out: {one_line(error)}")
-            continue
-        if site in reports or owners.get(site, node) != node:
-            name = one_line(site, 100)
-            warn(f"the report of node {node} is left out: '{name}' is another node's name")
-        else:
-            reports[site] = text
-    return reports
-
-
 def _write_text(path: Path, text: str, *, private: bool = False) -> None:
     with atomic_write(path, private=private) as part:
         part.write(text.encode())
@@ -441,8 +419,9 @@ def _write_results(
     reports: dict[str, str],
     about: dict[str, Any],
     described: dict[str, Any],
+    rule: dict[str, Any],
 ) -> None:
-    """Write the sites' sums, their audit and history.json."""
+    """Write the sites' sums, their audit and history.json, to which `rule` is added."""
     try:
         held_out = _write_audit(folder, reports, described)
     except FedgftError as error:  # the model is kept even if the report fails
@@ -461,6 +440,7 @@ def _write_results(
         "held_out": held_out,
         "leverage": leverage,
         "clipped": clipped,
+        **rule,
     }
     _write_text(folder / HISTORY, json.dumps(summary, indent=1), private=True)
 
