@@ -21,7 +21,7 @@ from fedgft.metrics import CATALOG, Metric
 from fedgft.metrics.intervals import Z95
 from fedgft.rules.counts import RuleCounts
 from fedgft.rules.decision_rule import Acceptance
-from fedgft.rules.expect import Optimism, RuleOutcome, describe_gap, estimate_optimism
+from fedgft.rules.expect import RuleOutcome, Shrinkage, describe_gap, estimate_shrinkage
 from fedgft.rules.fit import RuleProblem, Target
 from fedgft.site_sums import MeasurementSpec
 
@@ -55,7 +55,7 @@ class Covered(NamedTuple):
         conditions), of the largest gap.
     naive
         Whether the interval of the accuracy would hold if the rule had not been chosen on its rows.
-    optimism
+    shrinkage
         By how much the accuracy on the rows exceeds the true one.
     excess
         By how much the true largest gap exceeds that on the rows.
@@ -65,7 +65,7 @@ class Covered(NamedTuple):
     signed: float
     largest: float
     naive: float
-    optimism: float
+    shrinkage: float
     excess: float
 
 
@@ -132,13 +132,13 @@ def simulate(case: Case, *, federations: int, rows: int, bins: int, seed: int) -
         fitted = problem.solve()
         found = RuleOutcome.of(problem.counts, fitted.acceptances, Acceptance())
         true = RuleOutcome.of(population, fitted.acceptances, Acceptance())
-        yield compare(found, true, metric, estimate_optimism(problem))
+        yield compare(found, true, metric, estimate_shrinkage(problem))
 
 
-def compare(found: RuleOutcome, true: RuleOutcome, metric: Metric, optimism: Optimism) -> Covered:
+def compare(found: RuleOutcome, true: RuleOutcome, metric: Metric, shrinkage: Shrinkage) -> Covered:
     """Compare the estimates with the truth."""
     right = true.accuracy()[0]
-    value, *limits = found.accuracy(optimism)
+    value, *limits = found.accuracy(shrinkage)
     _, *naive = found.accuracy()
     _, rates = found.rates(metric, (0,))
     _, known = true.rates(metric, (0,))

@@ -769,7 +769,8 @@ def test_what_no_rule_meets_is_named():
     assert not near.fitted["met"] and near.expected["gaps"][0]["after"] == 1.0
     assert adjust(part, target={"sp": 0.1}, randomized=True).fitted["met"]
     same = measure([1, 0] * 5, None, scores=[0.9] * 10, sensitive_features=["a", "b"] * 5, site="s")
-    adjust(same, target={"sp": 0.1})  # nobody is rejected today
+    with pytest.raises(FedgftError, match="nearest: sp <= 1"):  # to accept everybody is no rule
+        adjust(same, target={"sp": 0.1})
     one = measure([1, 0], None, scores=[0.9, 0.3], sensitive_features=["a", "a"], site="s")
     assert adjust(one, target={"sp": 0.1}).expected["accuracy"]["after"] == 1.0
     for task in (
@@ -828,9 +829,9 @@ def test_intervals_hold_on_new_people(number):
     """Of a few federations; benchmarks/rule_coverage.py draws 500 of each kind."""
     task = {"rows": 1500, "bins": 20, "seed": number}
     found = list(rule_coverage.simulate(rule_coverage.CASES[number], federations=60, **task))
-    accuracy, signed, largest, naive, optimism, _ = np.mean(found, 0)
+    accuracy, signed, largest, naive, shrinkage, _ = np.mean(found, 0)
     assert accuracy >= 0.88 and signed >= 0.88 and largest >= 0.88  # 0.95 +- 0.03
-    assert optimism > 0  # the accuracy on the rows of the rule is too high
+    assert shrinkage > 0  # the accuracy on the rows of the rule is too high
     assert naive <= (0.85 if number == 1 else 1.0)
 
 
@@ -907,7 +908,7 @@ def test_noise_of_sites_with_other_bins():
         assert counts.noise[:, 0, 0] == pytest.approx(np.array(wanted))
 
 
-def test_optimism_needs_enough_rows():
+def test_shrinkage_needs_enough_rows():
     part = measure([1, 0], None, scores=[0.9, 0.3], sensitive_features=["a", "b"], site="s")
     rule = adjust(part, target={"sp": 0.9}, randomized=True)
     assert rule.expected["accuracy"]["low"] is None

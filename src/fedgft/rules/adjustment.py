@@ -15,7 +15,13 @@ from fedgft.metrics import CATALOG, Metric
 from fedgft.metrics.catalog import get_metric
 from fedgft.rules.counts import RuleCounts, count_scores
 from fedgft.rules.decision_rule import KEY_BYTES, Acceptance, Cell, DecisionRule, check_key
-from fedgft.rules.expect import NO_OPTIMISM, Optimism, RuleOutcome, describe_gap, estimate_optimism
+from fedgft.rules.expect import (
+    NO_SHRINKAGE,
+    RuleOutcome,
+    Shrinkage,
+    describe_gap,
+    estimate_shrinkage,
+)
 from fedgft.rules.fit import RuleProblem, Target, describe_targets
 from fedgft.site_sums import SiteSums, Spellings
 from fedgft.validation import check_instance, check_number, format_value
@@ -183,7 +189,7 @@ def find_rule(
             "sums": dict(sorted(counts.digests.items())),
         },
         expected=describe_outcome(
-            problem, views, RuleOutcome.today(counts), outcome, estimate_optimism(problem)
+            problem, views, RuleOutcome.today(counts), outcome, estimate_shrinkage(problem)
         ),
     )
 
@@ -193,7 +199,7 @@ def describe_outcome(
     views: Sequence[tuple[int, ...]],
     before: RuleOutcome,
     outcome: RuleOutcome,
-    optimism: Optimism = NO_OPTIMISM,
+    shrinkage: Shrinkage = NO_SHRINKAGE,
 ) -> dict[str, Any]:
     """Return accuracy, positive decisions and gaps, before and after the rule.
 
@@ -201,12 +207,12 @@ def describe_outcome(
     on new people.
     """
     counts = problem.counts
-    accuracy, low, high = outcome.accuracy(optimism)
+    accuracy, low, high = outcome.accuracy(shrinkage)
     found: dict[str, Any] = {
         "accuracy": {
             "before": before.accuracy()[0],
             "after": accuracy,
-            "new": float(np.clip(accuracy - optimism.value, 0.0, 1.0)),
+            "new": float(np.clip(accuracy - shrinkage.value, 0.0, 1.0)),
             "low": low,
             "high": high,
         },

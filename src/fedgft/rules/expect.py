@@ -32,14 +32,14 @@ FEW_FOLDS = 4  # if there are many rules to fit
 MANY_CELLS = 500
 
 
-class Optimism(NamedTuple):
+class Shrinkage(NamedTuple):
     """By how much a rule is more accurate on its own rows than on new people, +- `error`."""
 
     value: float = 0.0
     error: float = 0.0
 
 
-NO_OPTIMISM = Optimism()
+NO_SHRINKAGE = Shrinkage()
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class RuleOutcome:
         return float((self.counts.counts.sum(2) * self.chance).sum() / self.counts.rows)
 
     def accuracy(
-        self, optimism: Optimism = NO_OPTIMISM
+        self, shrinkage: Shrinkage = NO_SHRINKAGE
     ) -> tuple[float, float | None, float | None]:
         """Return the accuracy on these rows, and limits of the accuracy on new people.
 
@@ -137,8 +137,8 @@ class RuleOutcome:
 
         Parameters
         ----------
-        optimism
-            What `estimate_optimism` returned, for a rule that was fitted on these rows.
+        shrinkage
+            What `estimate_shrinkage` returned, for a rule that was fitted on these rows.
         """
         counts = self.counts.counts
         right = np.stack((1 - self.chance, self.chance), 2)  # (site, group, label, bin)
@@ -150,10 +150,10 @@ class RuleOutcome:
         if rows < FEW:
             return mean, None, None
         rate = np.array(mean)
-        new = np.clip(rate - optimism.value, 0.0, 1.0)
+        new = np.clip(rate - shrinkage.value, 0.0, 1.0)
         low, high = wilson(new, effective_rows(rate, np.array(spread)))
-        low = new - np.hypot(new - low, Z95 * optimism.error)
-        high = new + np.hypot(high - new, Z95 * optimism.error)
+        low = new - np.hypot(new - low, Z95 * shrinkage.error)
+        high = new + np.hypot(high - new, Z95 * shrinkage.error)
         if self.counts.shifts is not None:  # rows of uncertain bin
             moved = (self.counts.shifts * right).sum((1, 2, 3, 4)) / rows
             low, high = low + min(0.0, moved.min()), high + max(0.0, moved.max())
@@ -244,7 +244,7 @@ def _is_constant(each: np.ndarray, member: np.ndarray, rate: np.ndarray) -> np.n
     return out
 
 
-def estimate_optimism(problem: RuleProblem) -> Optimism:
+def estimate_shrinkage(problem: RuleProblem) -> Shrinkage:
     """Return how much less accurate the problem's best rule is on new people, by cross-validation.
 
     Rules of the folds are randomized, even if the rule is fixed: they are found faster.
@@ -276,10 +276,10 @@ def estimate_optimism(problem: RuleProblem) -> Optimism:
             losses.append(gain[:, named].sum())
             sizes.append(fold.sum())
     except FedgftError:  # too few rows for a rule of each fold
-        return NO_OPTIMISM
+        return NO_SHRINKAGE
     shares = np.array(losses) / np.maximum(sizes, 1.0)
     value = float(np.sum(losses) / max(1.0, counts.rows))
-    return Optimism(value, float(shares.std(ddof=1) / np.sqrt(folds)))
+    return Shrinkage(value, float(shares.std(ddof=1) / np.sqrt(folds)))
 
 
 def _deal(counts: RuleCounts, folds: int) -> Iterator[np.ndarray]:

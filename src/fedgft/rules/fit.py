@@ -245,7 +245,9 @@ class _LinearProgram:
         best = None
         for safety in (0.0, SAFETY):
             found = self._run(-self.gain / scale, self.excess - safety)
-            if found is not None and self._largest_violation(found[0]) <= TOLERANCE:
+            if found is None:  # nor is there a solution within smaller targets
+                break
+            if self._largest_violation(found[0]) <= TOLERANCE:
                 return found
             best = best or found
         return best if self.problem.is_random else None  # a fixed rule that breaks a target is none
