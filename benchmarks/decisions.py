@@ -28,7 +28,8 @@ from fedgft.metrics.intervals import floor
 from fedgft.store import atomic_write
 from fedgft.study import Point, Result, Study, get_protocol
 from fedgft.study.cache import ResultCache
-from fedgft.study.tradeoff import BOUNDS, apply_thresholds, fit_fairlearn
+from fedgft.study.post_processing import apply_rules
+from fedgft.study.tradeoff import BOUNDS, fit_fairlearn
 
 ALPHAS = (0.5, 5.0, 100.0)
 LIMIT = {"adult": 0.005, "compas": 0.012}  # of the gap on the federation's rows
@@ -117,7 +118,7 @@ def cells(lab: Lab) -> Part:
                 test = hard(ours, "test")
                 limit = 1.4 * chance(ours) + 2 * test.std(ddof=1) / len(test) ** 0.5
                 theirs = np.interp(gap, *pooled)
-                _, adjusted = apply_thresholds(study, plain, [GAP_TOLERANCE])[0]
+                _, adjusted = apply_rules(study, plain, "thresholds", metric, [GAP_TOLERANCE])[0]
                 worse = (
                     accuracy(paper) > accuracy(ours) and hard(paper, "test").mean() < test.mean()
                 )

@@ -406,3 +406,50 @@ def test_predict_refuses_rules_about_other_classes(sites, model, capsys):
     pl.read_csv("all.csv").drop("sex").write_csv("blind.csv")
     err = refuse(capsys, "predict", model, "blind.csv", "--rule", "rule.json")
     assert "'sex'" in err
+
+
+def test_a_blind_rule_is_fitted_on_tables_and_decides_without_the_group(tmp_path, capsys) -> None:
+    """adjust --blind, decide, measure, audit: the gap of the decisions is the expected one."""
+    rng = np.random.default_rng(0)
+    paths = []
+    for name, rows in (("north", 1500), ("south", 1200)):
+        sex = rng.choice(["f", "m"], rows)
+        x = rng.normal(size=rows) + 0.8 * (sex == "m")
+        z = rng.normal(size=rows) + 0.8 * (sex == "m")
+        y = np.where(x + z + rng.normal(size=rows) > 1, "yes", "no")
+        p = 1 / (1 + np.exp(1 - x - z))
+        paths.append(tmp_path / f"{name}.csv")
+        table = pl.DataFrame({"x": x, "z": z, "sex": sex, "repaid": y, "p": p})
+        table.write_csv(paths[-1])
+    rule = tmp_path / "rule.json"
+    columns = ("--label", "repaid", "--group", "sex", "--score", "p")
+    command = ("adjust", "--blind", *map(str, paths), *columns, "--target", "sp=2%")
+    code, out, _ = run(capsys, *command, "--out", str(rule))
+    assert code == 0 and "within the target of 2.0" in out and "thresholds by group" in out
+    found = fedgft.load_rule(rule)
+    assert (
+        found.is_blind and not found.attributes and set(found.fitted["sums"]) == {"north", "south"}
+    )
+    together = tmp_path / "people.csv"
+    table = pl.concat([pl.read_csv(path) for path in paths])
+    table.drop("sex").write_csv(together)
+    decided = tmp_path / "decided.csv"
+    code, _, err = run(
+        capsys, "decide", str(together), "--score", "p", "--rule", str(rule), "--out", str(decided)
+    )
+    assert code == 0, err
+    made = pl.read_csv(decided)["decision"].to_numpy() == "yes"
+    is_f = table["sex"].to_numpy() == "f"
+    gap = abs(made[is_f].mean() - made[~is_f].mean())
+    (expected,) = [g for g in found.expected["gaps"] if g["target"] is not None]
+    assert gap == pytest.approx(expected["after"], abs=2e-3) and gap <= 0.022
+    for wrong, says in (
+        (("--local", "sp=0.1"), "--local and --blind exclude each other"),
+        (("--leave-out", "x,z"), "no columns besides 'p'"),
+    ):
+        code, _, err = run(capsys, *command, *wrong, "--out", str(tmp_path / "other.json"))
+        assert code == 2 and says in err and len(err.strip().splitlines()) == 1
+    code, _, err = run(capsys, *("q" if word == "p" else word for word in command))
+    assert code == 2 and "no column 'q' (--score)" in err
+    code, _, err = run(capsys, "adjust", *map(str, paths), "--target", "sp=2%", "--score", "p")
+    assert code == 2 and "--score is only for --blind" in err

@@ -16,9 +16,9 @@ from fedgft.engine import Settings, predict_proba, simulate
 from fedgft.errors import FedgftError
 from fedgft.metrics import CATALOG
 from fedgft.study.cache import ResultCache
+from fedgft.study.post_processing import apply_rules
 from fedgft.study.tradeoff import (
     TradeoffPoint,
-    apply_thresholds,
     best_within,
     check_fairlearn,
     choose_point,
@@ -151,7 +151,7 @@ def test_thresholds_are_the_best_there_are() -> None:
     lab = study(seeds=1)
     plain = lab.run(0.5, "fedavg", SP)
     tolerance = 0.03
-    [(clients, test)] = apply_thresholds(lab, plain, [tolerance])
+    [(clients, test)] = apply_rules(lab, plain, "thresholds", SP, [tolerance])
     made = plain.federations[0]
     p = predict_proba(made, "logistic", plain.history.params[0], made.rows)[:, 1]
     y = DATA.labels[made.rows]

@@ -150,7 +150,9 @@ WITHOUT_STRENGTH = tuple(name for name, method in METHODS.items() if method.stre
 "Methods without strength or metric: one training serves all of them."
 
 METHOD_LABELS = {name: method.label for name, method in METHODS.items()} | {
-    "thresholds": "FedAvg + thresholds",
+    "thresholds": "thresholds",
+    "blind": "blind rule",
+    "derived": "derived rule",
     "pooled": "pooled: control",
     "exponentiated-gradient": "pooled: Fairlearn EG",
     "threshold-optimizer": "pooled: Fairlearn TO",

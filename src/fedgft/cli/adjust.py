@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # Loaded when a command runs, so that help is printed at once.
 np = LazyModule("numpy")
+blind_rules = LazyModule("fedgft.rules.blind")
 site_file = LazyModule("fedgft.auditing.site_file")
 
 DEFAULT_RULE = Path("rule.json")
@@ -66,6 +67,11 @@ def adjust(
     per_site: Annotated[bool, Flag] = False,
     randomized: Annotated[bool, Flag] = False,
     decisions: Annotated[bool, Flag] = False,
+    blind: Annotated[bool, Flag] = False,
+    label: str | None = None,
+    score: str | None = None,
+    positive: str | None = None,
+    leave_out: Columns | None = None,
     benefit: Number = 1.0,
     cost: Number = 1.0,
     nearest: Annotated[bool, Flag] = False,
@@ -82,7 +88,7 @@ def adjust(
     Parameters
     ----------
     files
-        Files that `fedgft measure` wrote, or folders of them.
+        Files that `fedgft measure` wrote, or folders of them. With --blind: the tables themselves.
     target
         Largest gap over all sites, by metric, such as sp=0.02 or sp=2%. Required, unless --local is
         given.
@@ -97,6 +103,17 @@ def adjust(
         Decide by a coin between thresholds. It reaches targets that no fixed thresholds reach.
     decisions
         Change decisions by a coin, without the scores. Needs --randomized.
+    blind
+        A rule that decides without the group: a threshold that bends with the other columns. It is
+        fitted on tables, which must be on this computer, with --label, --group and --score.
+    label
+        With --blind: the column with the true outcome.
+    score
+        With --blind: the column with the probability of the positive class.
+    positive
+        With --blind: the positive one of the two labels.
+    leave_out
+        With --blind: columns that the rule must not read.
     benefit
         Value of a right positive decision. With --cost: the rule of the largest value.
     cost
@@ -118,6 +135,7 @@ def adjust(
     fedgft adjust north.json south.json --target sp=0.02
     fedgft adjust sums/ --target sp=2% eop=5% --group "race & sex" --out rule.json
     fedgft adjust sums/ --target sp=0.02 --local sp=0.05 --per-site --randomized
+    fedgft adjust --blind a.csv --label y --group sex --score p --target sp=2%
     """
     require_values(target=target, local=local, group=group)
     groups = split_columns(group or ())
@@ -127,6 +145,35 @@ def adjust(
     if not targets and not local_targets:
         text = "`target` is missing: the largest gap to allow, such as sp=0.02"
         raise FedgftError(text, kind="missing")
+    path = out if out is not None or json else DEFAULT_RULE
+    columns = {"label": label, "score": score, "positive": positive, "leave_out": leave_out}
+    if blind:
+        rates = {"local": local, "per_site": per_site, "randomized": randomized}
+        for option, value in {**rates, "decisions": decisions, "ignore_case": ignore_case}.items():
+            text = f"`{option}` and `blind` exclude each other: give one"
+            require(not value, text, kind="conflict")
+        for option, value in {"label": label, "group": groups, "score": score}.items():
+            require(value, f"`{option}` is missing: `blind` reads tables", kind="missing")
+        require(files, "name the tables: CSV or Parquet files", kind="missing")
+        earlier = None if path is None else read_earlier_rule(path)
+        with bar() as progress:
+            progress.fetch("searching for the best rule", 0, None)
+            rule = blind_rules.fit_blind_rule_to_tables(
+                files,
+                label=label or "",
+                group=groups,
+                score=score or "",
+                target=targets,
+                positive=positive,
+                leave_out=split_columns(leave_out or ()),
+                benefit=benefit,
+                cost=cost,
+                nearest=nearest,
+            )
+        _finish(rule, path, earlier, overwrite=overwrite, json=json)
+        return
+    for option, value in columns.items():
+        require(value is None, f"`{option}` is only for `blind`, which reads tables")
     paths = site_file.find_site_files(files)
     for option, given in (("local", local_targets), ("per_site", per_site)):
         text = f"`{option}` compares sites, and there is one file only, {paths[0]}"
@@ -134,7 +181,6 @@ def adjust(
     if json and randomized and out is None:
         text = "is missing: the rule has a secret key, which only goes into a file"
         raise FedgftError(text, field="out", kind="missing")
-    path = out if out is not None or json else DEFAULT_RULE
     earlier = None if path is None else read_earlier_rule(path)
     digests: dict[str, str] = {}
     notes: dict[str, None] = {}
@@ -161,6 +207,19 @@ def adjust(
             key=None if earlier is None or not earlier.key else earlier.key,
             digests=digests,
         )
+    _finish(rule, path, earlier, overwrite=overwrite, json=json, notes=notes)
+
+
+def _finish(
+    rule: "DecisionRule",
+    path: Path | None,
+    earlier: "DecisionRule | None",
+    *,
+    overwrite: bool,
+    json: bool,
+    notes: Iterable[str] = (),
+) -> None:
+    """Save and print a rule."""
     if path is not None:
         save_rule(rule, path, earlier, overwrite=overwrite)
     for text in notes:
@@ -227,7 +286,7 @@ def print_rule(rule: "DecisionRule", path: Path) -> None:
     print_signs(list_verdicts(rule))
     out.print()
     print_table(tabulate_expected(rule))
-    print_table(tabulate_cells(rule, path))
+    print_table(tabulate_costs(rule) if rule.is_blind else tabulate_cells(rule, path))
     for text in list_warnings(rule):
         note(text)
     if rule.key:
@@ -268,7 +327,11 @@ def list_verdicts(rule: "DecisionRule") -> list[tuple[bool | None, str]]:
     kind = "rule of this kind"
     if not rule.fitted["met"]:
         found.append((False, f"no {kind} meets the targets: this is the nearest one"))
-    if rule.fitted["proven"]:
+    if rule.is_blind:
+        by_group = format_percent(rule.expected["accuracy"]["by_group"])
+        text = f"thresholds by group, which use the group to decide, would be {by_group} accurate"
+        found.append((None, text))
+    elif rule.fitted["proven"]:
         best = "is more accurate" if "value" not in rule.expected else "has a larger value"
         found.append((True, f"no {kind} within the same gaps {best} on these sums (proven)"))
     else:
@@ -304,7 +367,7 @@ def tabulate_expected(rule: "DecisionRule") -> Table:
         name = f"largest gap of a site, {_name_gap(gap)}"
         rows.append((name, format_points(gap["before"]), after, _format_target(gap)))
     header = ("gaps in points", "before", "after", "target")
-    sites = format_count(len(rule.fitted["sums"]), "site")
+    sites = format_count(len(rule.fitted["sums"]), "table" if rule.is_blind else "site")
     title = f"What to expect, from {rule.fitted['rows']:,.0f} rows of {sites}"
     return Table(title, header, tuple(rows), 1, ("In brackets: 95% intervals for new people.",))
 
@@ -324,6 +387,21 @@ def tabulate_cells(rule: "DecisionRule", path: Path) -> Table:
     title = f"Scores decided {rule.classes[1]}" if is_score else "Changes of decisions"
     header = (*sites, " & ".join(rule.attributes), "before", "after")
     return Table(title, header, tuple(rows), len(header), notes)
+
+
+def tabulate_costs(rule: "DecisionRule") -> Table:
+    """Return the table of how the threshold of a group-blind rule bends."""
+    model = rule.group_model
+    assert model is not None
+    rows = tuple(
+        (" & ".join(map(str, group)), rule.classes[label], f"{cost:+.3f}")
+        for (label, group), cost in zip(model.pairs, model.costs.tolist(), strict=True)
+    )
+    (acceptance,) = rule.cells.values()
+    (threshold,) = acceptance.thresholds
+    title = f"Threshold of a person: {threshold:g} plus the sum of change x probability"
+    note_ = "Probabilities of label and group are estimated from the other columns and the score."
+    return Table(title, (rule.fitted["groups"][0], "label", "change"), rows, 2, (note_,))
 
 
 def describe_acceptance(rule: "DecisionRule", acceptance: "Acceptance") -> str:
@@ -375,7 +453,7 @@ def _measure_command(rule: "DecisionRule") -> list[str]:
     return [
         "fedgft measure decided.csv",
         f"--label {shlex.quote(label)}",
-        f"--group {shlex.join(rule.attributes)}",
+        f"--group {shlex.join(rule.attributes or rule.fitted['groups'][0].split(' & '))}",
         f"--positive {shlex.quote(rule.classes[1])}",
         f"--decision {'decision' if rule.reads == 'score' else 'new_decision'}",
     ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Loaded when a command runs, so that help is printed at once.
 session = LazyModule("fedgft.cli.study_session")
 figures = LazyModule("fedgft.study.figures")
+post_processing = LazyModule("fedgft.study.post_processing")
 training = LazyModule("fedgft.study.training")
 
 DEFINITIONS = (
@@ -45,7 +46,9 @@ def compare(
     Parameters
     ----------
     methods
-        fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions).
+        fedavg, lrw, lft, fairfed, fedgft (as published), fedgft-control (a target for decisions);
+        FedAvg with a decision rule for --target: thresholds (by group), blind (without the group),
+        derived (decisions changed by a coin).
     metrics
         sp, eop, eo, predictive-parity, acc, fpr, or weighted sums such as sp+0.5*eop.
     alpha
@@ -63,6 +66,7 @@ def compare(
     --------
     fedgft compare --data compas --alpha 0.5 5 100 --metrics sp eop
     fedgft compare --data compas --protocol paper --methods fedavg fedgft --json
+    fedgft compare loans.csv --label repaid --group sex --methods fedavg blind
     """
 
     options = options or Options()
@@ -98,6 +102,10 @@ def _print_target(row: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     same = [r for r in rows if all(r[name] == row[name] for name in cell)]
     plain = next((r for r in same if r["method"] == "fedavg"), None)
     where = "" if row["alpha"] is None else f", alpha {row['alpha']:g}"
+    if row["method"] in post_processing.RULE_METHODS:
+        text = post_processing.describe_rule_row(row)
+        paragraph(f"{row['metric']}{where}. {text}")
+        return
     paragraph(f"{row['metric']}{where}. {training.describe_target(row, plain)}")
     paragraph(training.suggest_changes(row))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -17,7 +17,17 @@ from fedgft.cli.console import (
     say,
     wrote,
 )
-from fedgft.cli.options import Flag, Many, MetricName, Number, Options, Place, Whole, require
+from fedgft.cli.options import (
+    ComparedName,
+    Flag,
+    Many,
+    MetricName,
+    Number,
+    Options,
+    Place,
+    Whole,
+    require,
+)
 from fedgft.errors import FedgftError, LazyModule
 from fedgft.settings import check_setting
 from fedgft.store import stage_files
@@ -31,11 +41,11 @@ if TYPE_CHECKING:
 session = LazyModule("fedgft.cli.study_session")
 cache = LazyModule("fedgft.study.cache")
 figures = LazyModule("fedgft.study.figures")
+post_processing = LazyModule("fedgft.study.post_processing")
 tradeoff = LazyModule("fedgft.study.tradeoff")
 training = LazyModule("fedgft.study.training")
 
 TESTED = {"disjoint": "held-out rows", "overlap": "test rows (clients train on them too)"}
-SweptName = Literal["fedavg", "lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds"]
 USUAL = ("lrw", "fairfed", "lft", "fedgft", "fedgft-control", "thresholds")
 
 
@@ -43,7 +53,7 @@ def frontier(
     options: Options | None = None,
     *,
     metric: MetricName = "sp",
-    methods: Annotated[tuple[SweptName, ...], Many] = USUAL,
+    methods: Annotated[tuple[ComparedName, ...], Many] = USUAL,
     alpha: Number = 0.5,
     points: Whole = 12,
     references: Annotated[bool, Flag] = False,
@@ -62,7 +72,8 @@ def frontier(
     metric
         sp, eop, eo, predictive-parity, acc or fpr, or a weighted sum of several: sp+0.5*eop.
     methods
-        lrw, fairfed, lft, fedgft, fedgft-control; thresholds: FedAvg with one threshold per group.
+        lrw, fairfed, lft, fedgft, fedgft-control; FedAvg with a decision rule: thresholds (by
+        group), blind (without the group), derived (decisions changed by a coin).
     alpha
         How evenly rows are dealt to simulated clients: 0.5 is very uneven, 100 nearly even.
     points
@@ -148,13 +159,14 @@ def _check(options: Options, points: int) -> None:
 def _usable_methods(
     study: "Study", metric: "Metric", methods: tuple[str, ...], *, references: bool
 ) -> list[str]:
-    """The methods without duplicates, and without "thresholds" where they are not possible."""
+    """The methods without duplicates, and without decision rules where they are not possible."""
 
     usable = list(dict.fromkeys(methods))
-    why = tradeoff.explain_no_thresholds(study, metric)
-    if "thresholds" in usable and why is not None:
-        note(f"thresholds: left out ({why})")
-        usable.remove("thresholds")
+    why = tradeoff.explain_no_rules(study)
+    for name in [name for name in usable if why and name in tradeoff.RULE_METHODS]:
+        note(f"{name}: left out ({why})")
+        usable.remove(name)
+    post_processing.check_rules(study, metric, usable)
     if references:
         tradeoff.check_fairlearn(metric, len(study.dataset.classes))
     return usable

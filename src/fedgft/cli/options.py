@@ -141,7 +141,10 @@ Place = Annotated[Path, Parameter(converter=read_path)]  # every file and folder
 Pairs = Annotated[list[str] | None, Some, Parameter(name="--set")]  # see `parse_settings`
 MetricName = str  # a name of the catalog, or a weighted sum of names: get_metric reads it
 Method = Annotated[MethodName, Parameter(converter=read_choice)]
-Methods = Annotated[tuple[MethodName, ...], Many]
+ComparedName = Literal[
+    "fedavg", "lrw", "lft", "fairfed", "fedgft", "fedgft-control", "thresholds", "blind", "derived"
+]
+Methods = Annotated[tuple[ComparedName, ...], Many]
 Metrics = Annotated[tuple[MetricName, ...], Many]
 Alphas = Annotated[tuple[Number, ...], Many]
 OneOf: Any = Literal  # of choices that type checkers cannot see

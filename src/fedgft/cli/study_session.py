@@ -31,6 +31,7 @@ from fedgft.settings import MAX_SEED, OPTIONS, check_settings
 from fedgft.store import atomic_write, expand_user, open_folder, parse_json
 from fedgft.study import Comparison, Protocol, Study, choices, compare_methods, get_protocol
 from fedgft.study.cache import Checkpoints
+from fedgft.study.post_processing import RULE_METHODS
 from fedgft.study.protocol import contradiction, empty_groups, without_groups
 
 COLUMN_ROLES = ("label", "group", "client", "split", "positive")
@@ -171,7 +172,9 @@ def check_cells(
     require_values(methods=methods, metrics=metrics, alpha=alphas)
     for alpha in alphas:
         require(0 < alpha < float("inf"), f"`alpha` must be a positive number, got {alpha:g}")
-    for text in options.unused(methods):
+    trained = [name for name in methods if name not in RULE_METHODS]
+    rules = ["fedgft-control"] if len(trained) < len(methods) else []  # they take its target
+    for text in options.unused([*trained, *rules]):
         note(text)
     return [get_metric(name) for name in metrics]
 
@@ -580,8 +583,13 @@ def run_comparison(
     alphas = list(dict.fromkeys(alphas))
     wanted = check_cells(options, methods, names, alphas)
 
+    trained = [name for name in methods if name not in RULE_METHODS]
+    if not trained:  # a rule changes the decisions of FedAvg
+        trained = ["fedavg"]
+        methods = [*trained, *methods]
+
     def work(study: Study) -> int:
-        return study.work(alphas, methods, names)
+        return study.work(alphas, trained, names)
 
     with open_study(options, wanted, alphas, folder=folder, work=work) as study:
         return compare_methods(study, methods, wanted, alphas)

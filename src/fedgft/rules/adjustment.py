@@ -64,7 +64,7 @@ def adjust(
     target
         The largest gap over all rows, by metric, such as ``{"sp": 0.02}``.
     local
-        The largest gap at every site, by metric.
+        The largest gap at every site, by metric. None: sites have no limit of their own.
     groups
         The group columns to compare: each of them alone by default. ``"race & sex"`` compares
         their combinations.

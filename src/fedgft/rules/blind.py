@@ -18,23 +18,26 @@ last search looks at the value and the gaps of real decisions alone. The sites u
 the rule; deciding takes columns only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
+from hashlib import sha256
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-from fedgft.data.dataset import Dataset, Federation, get_raw_scaling
-from fedgft.data.encode import Encoder, Numeric
+from fedgft.data.dataset import Dataset, Federation, get_raw_scaling, standardize
+from fedgft.data.encode import Encoder, Numeric, data_error
+from fedgft.data.public import load
 from fedgft.errors import FedgftError
 from fedgft.fair_model import softmax
 from fedgft.metrics.metric import Metric
-from fedgft.rules.adjustment import check_weight, describe_outcome, read_limits
-from fedgft.rules.counts import ALL_SITES, RuleCounts
+from fedgft.rules.adjustment import check_weight, describe_outcome, find_rule, read_limits
+from fedgft.rules.counts import ALL_SITES, RuleCounts, count_federation
 from fedgft.rules.decision_rule import Acceptance, DecisionRule
 from fedgft.rules.expect import RuleOutcome
 from fedgft.rules.fit import RuleProblem, Target
@@ -261,6 +264,8 @@ def fit_blind_rule(
     benefit: float = 1.0,
     cost: float = 1.0,
     attribute: str = "group",
+    label: str = "",
+    digests: Mapping[str, str] | None = None,
     steps: int = STEPS,
     nearest: bool = False,
 ) -> DecisionRule:
@@ -278,6 +283,10 @@ def fit_blind_rule(
         The value of a right positive decision and the cost of a wrong one.
     attribute
         The name of the group column, for reports.
+    label
+        The name of the column of labels, for reports.
+    digests
+        The SHA-256 of each client's table, by its name. None: it is not recorded.
     steps
         The largest number of steps of the training of the group model.
     nearest
@@ -327,6 +336,17 @@ def fit_blind_rule(
     after = _count_decisions(known, known.apply(costs), data, attribute)
     targets = tuple(Target(metric, (0,), limit) for metric, limit in limits.items())
     problem = RuleProblem(after.counts, targets, benefit=benefit, cost=cost)
+    by_group = find_rule(  # what it would cost with the group, to compare
+        count_federation(federation, scores),
+        limits,
+        {},
+        randomized=True,
+        benefit=benefit,
+        cost=cost,
+        nearest=True,
+    )
+    expected = describe_outcome(problem, [(0,)], before, after)
+    expected["accuracy"]["by_group"] = by_group.expected["accuracy"]["after"]
     return DecisionRule(
         classes=(data.classes[0], data.classes[1]),
         attributes=(),
@@ -342,11 +362,86 @@ def fit_blind_rule(
             "met": excess <= 0,
             "proven": False,
             "rows": float(len(rows)),
-            "label": "",
-            "sums": {},
+            "label": label,
+            "sums": dict(digests or {}),
         },
-        expected=describe_outcome(problem, [(0,)], before, after),
+        expected=expected,
     )
+
+
+def fit_blind_rule_to_tables(
+    paths: Sequence[Path],
+    *,
+    label: str,
+    group: Sequence[str],
+    score: str,
+    target: Mapping[Any, float],
+    positive: str | None = None,
+    leave_out: Sequence[str] = (),
+    benefit: float = 1.0,
+    cost: float = 1.0,
+    nearest: bool = False,
+) -> DecisionRule:
+    """Return the best group-blind rule for the scores in the tables of the clients.
+
+    Parameters
+    ----------
+    paths
+        A CSV or Parquet file for each client.
+    label, group, score
+        The columns with the true outcome, with the groups, and with the probability of the positive
+        class.
+    target
+        The largest gap, by metric.
+    positive
+        The label that is positive; None: the alphabetically last.
+    leave_out
+        Columns that the rule must not read.
+    benefit, cost, nearest
+        As in `fit_blind_rule`.
+    """
+    given = list(paths) if len(paths) > 1 else paths[0]
+    names = group[0] if len(group) == 1 else tuple(group)
+    data = load(given, label=label, group=names, positive=positive, leave_out=tuple(leave_out))
+    data, scores = _take_scores(data, score, str(paths[0]))
+    every = np.arange(len(data))
+    federation = Federation(data, every, np.array([0, len(data)]), every[:0])
+    return fit_blind_rule(
+        standardize(federation),
+        scores,
+        target=target,
+        benefit=benefit,
+        cost=cost,
+        attribute=" & ".join(group),
+        label=label,
+        digests={path.stem: sha256(path.read_bytes()).hexdigest() for path in paths},
+        nearest=nearest,
+    )
+
+
+def _take_scores(data: Dataset, score: str, source: str) -> tuple[Dataset, np.ndarray]:
+    """Return the data set without the column of scores, and the scores."""
+    encoder = data.encoder
+    assert encoder is not None  # `load` reads tables only
+    found = [field for field in encoder.fields if field.name == score]
+    if not found:
+        known = ", ".join(field.name for field in encoder.fields[:12])
+        raise data_error(source, f"no column '{score}' (`score`) among {known}")
+    (field,) = found
+    if not isinstance(field, Numeric) or field.indicator:
+        problem = f"score column '{score}' must hold a number in every row"
+        raise data_error(source, problem)
+    at = data.columns.index(score)
+    rest = [i for i in range(len(data.columns)) if i != at]
+    if not rest:
+        raise data_error(source, f"has no columns besides '{score}' for a group-blind rule to read")
+    trimmed = replace(
+        data,
+        features=data.features[:, rest],
+        columns=tuple(data.columns[i] for i in rest),
+        encoder=Encoder(tuple(each for each in encoder.fields if each is not field)),
+    )
+    return trimmed, data.features[:, at].astype(np.float64)
 
 
 def find_group_columns(data: Dataset) -> list[str]:

@@ -8,12 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgft.data.dataset import Federation
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Value
 from fedgft.site_sums import COUNT, NOISE, Group, MeasurementSpec, SiteSums, group_sort_key, merge
 from fedgft.site_sums.tables import possible_cells
 
 ALL_SITES = ""  # the only entry of the site axis where sites are not kept apart
+FEDERATION_BINS = 400  # of scores in memory: finer than in files
+RowGroups = tuple[Sequence[str], Sequence[Group], np.ndarray]
+"The attributes, the groups, and (n,) the index of each row's group."
 DECISION_BINS = 2  # a decision counts as the score 0 or 1
 
 
@@ -291,7 +295,7 @@ def _pass_on(parts: Iterable[SiteSums], known: dict[str, str] | None) -> Iterabl
 def digest_site(sums: SiteSums, name: str) -> str:
     """Return the SHA-256 of the counts of one site."""
     digest = sha256(repr((sums.require_spec(), name)).encode("utf-8", "replace"))
-    for group, table in sorted(sums.sites[name].tables.items(), key=repr):
+    for group, table in sorted(sums.sites[name].tables.items(), key=lambda item: repr(item[0])):
         digest.update(repr(group).encode("utf-8", "replace"))
         digest.update(np.ascontiguousarray(table).tobytes())
     return digest.hexdigest()
@@ -300,6 +304,70 @@ def digest_site(sums: SiteSums, name: str) -> str:
 def _coarsen(histogram: np.ndarray, bins: int) -> np.ndarray:
     """Merge the bins (the last axis) into `bins` bins."""
     return histogram.reshape(*histogram.shape[:-1], bins, -1).sum(-1)
+
+
+def count_federation(
+    federation: Federation,
+    scores: np.ndarray,
+    row_groups: RowGroups | None = None,
+    *,
+    by_site: bool = False,
+    decisions: bool = False,
+    bins: int = FEDERATION_BINS,
+) -> RuleCounts:
+    """Return the counts of the clients' rows that a rule is fitted on.
+
+    Parameters
+    ----------
+    federation
+        The rows of all clients.
+    scores
+        (n,) The probability of the positive class for each row of the data set.
+    row_groups
+        The groups of the rows. By default, those of the data set, with the attribute "group".
+    by_site
+        Whether to keep the clients apart.
+    decisions
+        Whether to count decisions instead of scores.
+    bins
+        The number of bins of the scores.
+    """
+    data = federation.dataset
+    rows = federation.rows
+    if row_groups is None:
+        names = [*((name,) for name in data.group_names), (None,)]
+        row_groups = (("group",), names, data.groups)  # -1 is the last: not recorded
+    attributes, groups, codes = row_groups
+    places = np.where(codes[rows] < 0, len(groups) + codes[rows], codes[rows])
+    positive = scores[rows] >= 0.5
+    if decisions:
+        bins = DECISION_BINS
+        at = positive.astype(int)
+    else:
+        at = np.searchsorted(np.arange(1, bins) / bins, scores[rows], side="right")
+    site = np.zeros(len(rows), int)
+    sites = (ALL_SITES,)
+    if by_site:
+        site = np.repeat(np.arange(federation.num_clients), federation.sizes)
+        sites = tuple(f"client {k}" for k in range(federation.num_clients))
+        if data.client_names:
+            sites = tuple(data.client_names[int(k)] for k in federation.keys)
+    shape = (len(sites), len(groups), 2, bins)
+    flat = np.ravel_multi_index((site, places, data.labels[rows], at), shape)
+    counts = np.bincount(flat, minlength=int(np.prod(shape))).reshape(shape).astype(float)
+    decided = np.zeros(shape[:3])
+    np.add.at(decided, (site, places, data.labels[rows]), positive)
+    return RuleCounts(
+        spec=MeasurementSpec(data.classes, tuple(attributes), scored=not decisions, bins=bins),
+        reads="decision" if decisions else "score",
+        sites=sites,
+        groups=tuple(groups),
+        counts=counts,
+        decided=decided,
+        noise=None,
+        shifts=None,
+        digests={},
+    )
 
 
 def effective_rows(rate: Value, variance: Value) -> Value:

@@ -120,7 +120,8 @@ class DecisionRule:
     key
         The key of the coins, as hexadecimal text; "" for a rule without coins.
     group_model
-        For a group-blind rule: the model of group and label that bends the threshold.
+        For a group-blind rule: the model of group and label that bends the threshold. None: the
+        rule reads the group.
     fitted
         What the rule was fitted on: date, targets, digests of the sums.
     expected

@@ -32,6 +32,8 @@ STYLES = {
     "fedgft": ("#009e73", (0, ())),
     "fedgft-control": ("#332288", (0, ())),
     "thresholds": ("#e69f00", (0, (2, 1))),
+    "blind": ("#e69f00", (0, ())),
+    "derived": ("#e69f00", (0, (1, 2))),
     "pooled": ("#000000", (0, (1, 1))),
     "exponentiated-gradient": ("#56b4e9", (0, ())),
     "threshold-optimizer": ("#56b4e9", (0, (1, 1))),

@@ -3,10 +3,10 @@
 All strengths and replicates of a method are one batch of runs. The choice (the knee, or the most
 accurate model within a target) depends only on the clients' rows; test rows are only reported.
 
-Two kinds of references stand beside the trained methods. `thresholds` is FedAvg with one threshold
-per group, from histograms of scores that clients could send; it needs the group of every person at
-the time of the decision. Pooled references see all rows in one place, which shows what federation
-costs: the controller with one client, and Fairlearn's methods. Fairlearn's decisions are
+Two kinds of references stand beside the trained methods. Decision rules change FedAvg's decisions:
+`thresholds` by group and `derived` decisions need the group of every person at the time of the
+decision, a `blind` rule does not. Pooled references see all rows in one place, which shows what
+federation costs: the controller with one client, and Fairlearn's methods. Fairlearn's decisions are
 randomized: a row counts with the probability with which it is accepted.
 """
 
@@ -24,23 +24,20 @@ import numpy as np
 from fedgft.algorithms import METHODS
 from fedgft.algorithms.controller import TargetMissedWarning
 from fedgft.algorithms.registry import WITHOUT_STRENGTH
-from fedgft.auditing.thresholds import candidate_thresholds, search_group_thresholds
 from fedgft.data.dataset import Federation
-from fedgft.engine import predict_proba
 from fedgft.engine.select_best import GAP_TOLERANCE
 from fedgft.errors import FedgftError, import_extra
 from fedgft.metrics import Metric, NotEstimableWarning
 from fedgft.metrics.functions import is_collapsed
 from fedgft.metrics.intervals import floor
 from fedgft.study.cache import ResultCache
+from fedgft.study.post_processing import RULE_METHODS, SumsPair, apply_rules
 from fedgft.study.results import Row, cell_columns, decision_columns, mean_of, mean_sd, measure
 from fedgft.study.study import Point, Result, Study, count_choices
 from fedgft.sums import Sums, stack
 
 BOUNDS = (0.001, 0.01, 0.03)  # constraint bounds for ExponentiatedGradient
 MAX_TARGET = 0.99  # targets must be below one
-HISTOGRAM_BINS = 400
-MAX_WINDOWS = 4_000  # threshold windows tried for a metric of two conditions
 FIT_COST = 20  # simulator runs that take as long as one Fairlearn fit
 CONSTRAINTS = {
     "sp": ("DemographicParity", "demographic_parity"),
@@ -49,7 +46,6 @@ CONSTRAINTS = {
     "eo": ("EqualizedOdds", "equalized_odds"),
 }
 "Fairlearn's names of a metric: its constraint class, and the constraint of ThresholdOptimizer."
-SumsPair = tuple[Sums, Sums]  # over the clients' rows, over the test rows
 Accept = Callable[[np.ndarray, np.ndarray], np.ndarray]  # features, groups -> P(accepted)
 
 
@@ -217,7 +213,7 @@ def trace_frontier(
     study, metric, alpha
         The replicates, whose gap, and the heterogeneity of the partition.
     methods
-        Names of `METHODS`, and "thresholds". FedAvg is always among them.
+        Names of `METHODS` and of `RULE_METHODS`. FedAvg is always among them.
     points
         Strengths per method.
     target
@@ -242,7 +238,7 @@ def frontier_work(study: Study, methods: Sequence[str], points: int, *, referenc
     `FIT_COST` runs.
     """
     rates = count_choices(study.protocol.lr)
-    swept = [m for m in methods if m not in ("lrw", "thresholds")]
+    swept = [m for m in methods if m != "lrw" and m not in RULE_METHODS]
     runs = 1 + rates + points * len(swept) + ("lrw" in methods)
     if references:
         runs += rates + points + FIT_COST * (len(BOUNDS) + 1)
@@ -257,12 +253,12 @@ def strength_grid(
     Targets and tolerances go from zero to FedAvg's gap `widest`, closer together near zero, with
     `target` among them; lam and beta cover three powers of ten.
     """
-    if method in ("fedgft-control", "thresholds"):
+    if method == "fedgft-control" or method in RULE_METHODS:
         grid = min(widest, MAX_TARGET) * np.linspace(0, 1, points) ** 2
         if target is not None:
             grid[np.argmin(np.abs(grid - target))] = target
-        # Thresholds with equal rates to the last row would accept no one.
-        least = GAP_TOLERANCE if method == "thresholds" else 0.0
+        # No fixed thresholds have rates that are equal to the last row.
+        least = GAP_TOLERANCE if method in RULE_METHODS else 0.0
         return np.sort(np.maximum(grid, least)).tolist()
     low, high = (0.1, 100.0) if METHODS[method].strength == "beta" else (0.3, 300.0)
     return np.geomspace(low, high, points).round(3).tolist()
@@ -282,9 +278,9 @@ def sweep_methods(
     swept = [TradeoffPoint.from_result(fedavg)]
     widest = widest_gap(swept[0], metric)
     for method in methods:
-        if method == "thresholds":
+        if method in RULE_METHODS:
             grid = strength_grid(method, points, widest=widest, target=target)
-            pairs = apply_thresholds(study, fedavg, grid)
+            pairs = apply_rules(study, fedavg, method, metric, grid)
             swept += [TradeoffPoint(method, t, *pair) for t, pair in zip(grid, pairs, strict=True)]
         elif method != "fedavg":
             strengths: Sequence[float | None] = [None]
@@ -430,67 +426,15 @@ def _mean(values: np.ndarray) -> float:
 # References: thresholds by group, and Fairlearn's methods on pooled rows
 
 
-def explain_no_thresholds(study: Study, metric: Metric) -> str | None:
-    """Why there are no thresholds by group for this label and metric; None if there are."""
+def explain_no_rules(study: Study) -> str | None:
+    """Why there are no decision rules for this label; None if there are."""
     classes = len(study.dataset.classes)
-    rates = len(metric.conditions(classes))
-    if classes != 2:
-        return f"the label has {classes} classes"
-    return f"{rates} rates at once" if rates > 2 else None
-
-
-def apply_thresholds(study: Study, fedavg: Result, tolerances: Sequence[float]) -> list[SumsPair]:
-    """For each tolerance, the sums (replicate, ...) of FedAvg with one threshold per group.
-
-    Parameters
-    ----------
-    study, fedavg
-        The study, and its result for FedAvg.
-    tolerances
-        The largest gap on the clients' rows; the thresholds are the most accurate ones within it.
-    """
-    runs = []
-    history = fedavg.history
-    for i, federation in enumerate(fedavg.federations):
-        clients, test = (
-            predict_proba(federation, study.model, history.params[i], rows)[:, 1]
-            for rows in (federation.rows, federation.test)
-        )
-        scores = [clients if history.scores is None else history.scores[i][:, 1], test]
-        runs.append([_decide_by_group(federation, scores, fedavg.metric, t) for t in tolerances])
-    return [_stack_pairs(pairs) for pairs in zip(*runs, strict=True)]
+    return f"the label has {classes} classes" if classes != 2 else None
 
 
 def _stack_pairs(pairs: Sequence[SumsPair]) -> SumsPair:
     """The sums of all replicates in one array per kind of rows."""
     clients, test = (stack(list(each)) for each in zip(*pairs, strict=True))
-    return clients, test
-
-
-def _decide_by_group(
-    federation: Federation, scores: Sequence[np.ndarray], metric: Metric, tolerance: float
-) -> SumsPair:
-    """The sums under the best thresholds; rows without a group keep the threshold 0.5.
-
-    The thresholds are chosen on the clients' rows.
-
-    `scores`: P(positive) on the clients' and on the test rows.
-    """
-    data = federation.dataset
-    counts = np.zeros((2, len(data.group_names) + 1, HISTOGRAM_BINS))
-    if not all(np.isfinite(p).all() for p in scores):  # the run has diverged
-        lost = _sums_of_decisions(np.full((*counts.shape[:2], 2), np.nan))
-        return lost, lost
-    bins = np.minimum((scores[0] * HISTOGRAM_BINS).astype(int), HISTOGRAM_BINS - 1)
-    np.add.at(counts, (data.labels[federation.rows], data.groups[federation.rows], bins), 1)
-    best, _ = search_group_thresholds(
-        metric, counts, tolerance, groups=data.group_names, max_windows=MAX_WINDOWS
-    )
-    threshold = np.append(candidate_thresholds(HISTOGRAM_BINS)[best], 0.5)
-    clients, test = (
-        _sum_decisions(federation, rows, 1.0 * (p >= threshold[data.groups[rows]]))
-        for rows, p in zip((federation.rows, federation.test), scores, strict=True)
-    )
     return clients, test
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from fedgft.settings import TARGET_TOLERANCE
 from fedgft.site_sums import SiteSums
 from fedgft.store import atomic_write, make_folder, stage_files
 from fedgft.study.figures import plot_before_after, plot_rounds, save_figure
+from fedgft.study.post_processing import RULE_METHODS, check_rules, rule_row
 from fedgft.study.results import (
     Choice,
     Row,
@@ -80,7 +82,10 @@ TEXT_COLUMNS = ("rule", "target_of", "missed_because", "widest", "widest_federat
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Several methods, trained on the same replicates; `rows` has one row per result."""
+    """Several methods on the same replicates; `rows` has one row per method, metric and alpha.
+
+    `results` has those that were trained: decision rules are not.
+    """
 
     study: Study
     results: list[Result]
@@ -112,18 +117,25 @@ def compare_methods(
 ) -> Comparison:
     """Train every method for every metric at every alpha, on the replicates of one study.
 
-    Results are in the order alpha, metric, method. The rows report missed targets, so there is no
-    `TargetMissedWarning`.
+    Results are in the order alpha, metric, method. A decision rule (`RULE_METHODS`) has a row and
+    no result of its own. The rows report missed targets, so there is no `TargetMissedWarning`.
     """
+    for metric in metrics:
+        check_rules(study, metric, methods)
+    cells = list(product(alphas, metrics, methods))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TargetMissedWarning)
-        results = [
-            study.run(alpha, method, metric)
-            for alpha in alphas
-            for metric in metrics
-            for method in methods
+        trained = [
+            study.run(alpha, "fedavg" if method in RULE_METHODS else method, metric)
+            for alpha, metric, method in cells
         ]
-    return Comparison(study, results, [row(study, result) for result in results])
+    rows = [
+        rule_row(study, result, method, metric) if method in RULE_METHODS else row(study, result)
+        for (_, metric, method), result in zip(cells, trained, strict=True)
+    ]
+    named = zip(cells, trained, strict=True)
+    results = [result for (*_, method), result in named if method not in RULE_METHODS]
+    return Comparison(study, results, rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,164 @@
+"""Decision rules in studies: FedAvg's scores with a rule that keeps a target.
+
+The rule of each replicate is fitted on its clients' rows and judged on its test rows, as a trained
+model is. A randomized rule counts each row with its probability of a positive decision.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from fedgft.algorithms.registry import METHOD_LABELS
+from fedgft.data.dataset import Federation
+from fedgft.engine import predict_proba
+from fedgft.engine.select_best import GAP_TOLERANCE
+from fedgft.errors import FedgftError
+from fedgft.formatting import format_points
+from fedgft.metrics import Metric
+from fedgft.metrics.functions import is_collapsed
+from fedgft.rules.blind import find_group_columns
+from fedgft.rules.decision_rule import DecisionRule
+from fedgft.rules.federation_rule import FIXED_KEY, RULE_KINDS, RuleKind, fit_rule
+from fedgft.study.results import GAP_OF, Row, cell_columns, decision_columns, mean_sd, measure, row
+from fedgft.study.study import Result, Study
+from fedgft.sums import Sums, stack
+
+RULE_METHODS = RULE_KINDS
+"FedAvg with a decision rule: thresholds by group, a group-blind rule, derived decisions."
+SumsPair = tuple[Sums, Sums]  # over the clients' rows, over the test rows
+
+
+def check_rules(study: Study, metric: Metric, methods: Sequence[str]) -> None:
+    """Raise a `FedgftError` if a rule among the methods cannot be fitted on this study."""
+    data = study.dataset
+    wanted = [name for name in methods if name in RULE_METHODS]
+    if not wanted:
+        return
+    if len(data.classes) != 2:
+        text = f"{wanted[0]} decides between two classes, the label has {len(data.classes)}"
+        raise FedgftError(text, field="methods", kind="unsupported")
+    parts = [part for part, _ in metric.parts] or [metric]
+    improper = [part.name for part in parts if not part.proper()]
+    if improper and (len(parts) > 1 or wanted != ["thresholds"]):
+        text = f"{wanted[-1]} takes sp, eop, eo, fpr and acc, not {improper[0]}"
+        raise FedgftError(text, field="methods", kind="unsupported")
+    if "blind" not in wanted:
+        return
+    if data.images:
+        raise FedgftError("blind needs a table, not images", field="methods", kind="unsupported")
+    if telling := find_group_columns(data):
+        column = telling[0].partition("=")[0]
+        text = (
+            f"blind: the column '{column}' tells the group of every row, and a group-blind rule "
+            "must not read it; leave it out (of public data, `fedgft data get` writes a table)"
+        )
+        raise FedgftError(text, field="methods", kind="data")
+
+
+def apply_rules(
+    study: Study, fedavg: Result, kind: str, metric: Metric, targets: Sequence[float]
+) -> list[SumsPair]:
+    """For each target, the sums (replicate, ...) of FedAvg's scores under the best rule.
+
+    Parameters
+    ----------
+    study, fedavg
+        The study, and its result for FedAvg.
+    kind
+        The kind of rule, one of `RULE_METHODS`.
+    metric
+        The metric whose gap is limited.
+    targets
+        The largest gaps on the clients' rows.
+    """
+    history = fedavg.history
+    parts = [part for part, _ in metric.parts] or [metric]
+    runs = []
+    for i, federation in enumerate(fedavg.federations):
+        every = np.arange(len(federation.dataset))
+        scores = predict_proba(federation, study.model, history.params[i], every)[:, 1]
+        fitted = scores.copy()
+        if history.scores is not None:  # of models that have not seen the row
+            fitted[federation.rows] = history.scores[i][:, 1]
+        if not np.isfinite(scores).all():  # the run has diverged
+            groups = len(federation.dataset.group_names) + 1
+            lost = _sums_of_decisions(np.full((2, groups, 2), np.nan))
+            runs.append([(lost, lost)] * len(targets))
+            continue
+        pairs = []
+        for target in targets:
+            rule = fit_rule(
+                federation,
+                fitted,
+                cast("RuleKind", kind),
+                target=dict.fromkeys(parts, target),
+                key=FIXED_KEY,
+            )
+            pairs.append(
+                (
+                    _count(federation, federation.rows, rule, fitted),
+                    _count(federation, federation.test, rule, scores),
+                )
+            )
+        runs.append(pairs)
+    stacked = []
+    for pairs in zip(*runs, strict=True):
+        clients, test = (stack(list(each)) for each in zip(*pairs, strict=True))
+        stacked.append((clients, test))
+    return stacked
+
+
+def rule_row(study: Study, fedavg: Result, kind: str, metric: Metric) -> Row:
+    """The row of a rule for the study's target, with the columns of `results.row`."""
+    target = study.protocol.target[0]
+    ((clients, test),) = apply_rules(study, fedavg, kind, metric, [target])
+    gap = clients.gap(metric, "hard")
+    within = gap <= target + GAP_TOLERANCE
+    base = row(study, replace(fedavg, metric=metric))
+    return {
+        **base,
+        **cell_columns(study, fedavg.alpha, kind, metric),
+        **mean_sd(measure(metric, clients, test)),
+        **decision_columns(study.dataset, metric, clients, test),
+        "strength": target,
+        "target": target,
+        "target_of": GAP_OF["hard"],
+        "reached": int(within.sum()),
+        "reached_collapsed": int((within & is_collapsed(clients)).sum()),
+        "missed_because": None,
+    }
+
+
+def describe_rule_row(found: Row) -> str:
+    """One sentence: in how many replicates a rule kept its target."""
+    name = METHOD_LABELS[found["method"]]
+    limit = format_points(found["target"])
+    return (
+        f"{name}: a gap of at most {limit} points on the clients' rows in {found['reached']} of "
+        f"{found['seeds']} replicates."
+    )
+
+
+def _count(
+    federation: Federation, rows: np.ndarray, rule: DecisionRule, scores: np.ndarray
+) -> Sums:
+    """The sums of decisions about some rows, each with its probability; there are no scores."""
+    data = federation.dataset
+    if rule.is_blind:
+        features = data.features[rows].astype(np.float64)
+        if data.center is not None and data.scale is not None:
+            features = features * data.scale + data.center
+        positive = rule.probabilities(scores[rows], features=features)
+    else:
+        names = np.array([*data.group_names, None], object)[data.groups[rows]]
+        given = scores[rows] if rule.reads == "score" else scores[rows] >= 0.5
+        positive = rule.probabilities(given, {"group": names.tolist()})
+    probs = np.stack((1 - positive, positive), 1)
+    sums = Sums.of(probs, data.labels[rows], data.groups[rows], num_groups=len(data.group_names))
+    return _sums_of_decisions(sums.score)
+
+
+def _sums_of_decisions(decision: np.ndarray) -> Sums:
+    return Sums(decision.sum(-1), np.full_like(decision, np.nan), decision)
