@@ -98,7 +98,8 @@ def value_of(rows: Rows, chance: np.ndarray, benefit: float, cost: float) -> flo
 
 def least_accepted(rows: Rows, today: np.ndarray) -> float | None:
     """How many rows must be accepted, and rejected, at least; None: no such limit."""
-    share = 0.1 * min(today.mean(), 1 - today.mean())
+    decided = today if 0 < today.mean() < 1 else rows.y
+    share = 0.1 * min(decided.mean(), 1 - decided.mean())
     known = int((rows.groups != None).all(1).sum())  # noqa: E711
     return max(1.0, share * known) if share > 0 else None
 

@@ -105,7 +105,7 @@ def test_wrong_uses_are_refused() -> None:
     fitted = fit(postprocess="thresholds")
     with pytest.raises(FedgftError, match="sensitive_features is missing"):
         fitted.predict(table)
-    with pytest.raises(FedgftError, match="'x'.*a group that the rule does not know"):
+    with pytest.raises(FedgftError, match=r"'x'.*a group that the rule does not know"):
         fitted.predict(table, sensitive_features=np.where(sex == "f", "f", "x"))
     with pytest.raises(FedgftError, match="postprocess is None"):
         fit(method="fedavg").predict(table, sensitive_features=sex)

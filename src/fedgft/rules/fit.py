@@ -16,7 +16,8 @@ Decisions without scores are scores of 0 and 1. Their linear program is that of 
 Srebro (2016): mixtures of the model's decision, "always" and "never".
 
 Accepting nobody, or everybody, makes all rates equal, but is not a solution: a rule must accept,
-and must reject, at least a tenth of the smaller of the two shares today.
+and must reject, at least a tenth of the smaller of the two shares today (of the two labels, if all
+decisions are the same today).
 """
 
 import ctypes
@@ -162,8 +163,14 @@ class RuleProblem:
 
 
 def _least_share(counts: RuleCounts) -> float:
-    """Return a tenth of the smaller of the shares that are accepted and rejected today."""
-    accepted = counts.decided.sum() / max(1.0, counts.counts.sum())
+    """Return a tenth of the smaller of the shares that are accepted and rejected today.
+
+    If everybody is decided alike today, the shares of the labels take their place.
+    """
+    total = max(1.0, counts.counts.sum())
+    accepted = counts.decided.sum() / total
+    if not 0 < accepted < 1:
+        accepted = counts.counts[:, :, 1].sum() / total
     return MIN_SHARE * float(np.clip(min(accepted, 1 - accepted), 0.0, 0.5))
 
 
