@@ -345,13 +345,10 @@ def tabulate_expected(rule: "DecisionRule") -> Table:
     accuracy = expected["accuracy"]
     selected = expected["selected"]
     limits = format_interval(accuracy["low"], accuracy["high"])
+    new = f"{format_points(accuracy.get('new', accuracy['after']))} ({limits})"
     rows = [
-        (
-            "accuracy, %",
-            format_points(accuracy["before"]),
-            f"{format_points(accuracy['after'])} ({limits})",
-            "",
-        )
+        ("accuracy, %", format_points(accuracy["before"]), format_points(accuracy["after"]), ""),
+        ("accuracy for new people, %", "", new, ""),
     ]
     if value := expected.get("value"):
         rows.append(("value per person", f"{value['before']:.4f}", f"{value['after']:.4f}", ""))

@@ -250,7 +250,7 @@ def describe_outcome(
         for target in problem.targets
         if target.is_local
     ]
-    found["exact"] = counts.shifts is None and counts.noise is None
+    found["exact"] = counts.shifts is None and counts.noise is None and not counts.has_withheld
     return found
 
 

@@ -11,7 +11,16 @@ import numpy as np
 from fedgft.data.dataset import Federation
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Value
-from fedgft.site_sums import COUNT, NOISE, Group, MeasurementSpec, SiteSums, group_sort_key, merge
+from fedgft.site_sums import (
+    COUNT,
+    NOISE,
+    SLACK,
+    Group,
+    MeasurementSpec,
+    SiteSums,
+    group_sort_key,
+    merge,
+)
 from fedgft.site_sums.tables import possible_cells
 
 ALL_SITES = ""  # the only entry of the site axis where sites are not kept apart
@@ -47,6 +56,8 @@ class RuleCounts:
         in the last bin of their range; None if every bin is exact.
     digests
         The SHA-256 of each site's sums, by its name.
+    has_withheld
+        Whether sites withheld small counts, which are the middles of their ranges here.
     """
 
     spec: MeasurementSpec
@@ -58,6 +69,7 @@ class RuleCounts:
     noise: np.ndarray | None
     shifts: np.ndarray | None
     digests: Mapping[str, str]
+    has_withheld: bool = False
 
     @property
     def thresholds(self) -> np.ndarray:
@@ -226,6 +238,7 @@ def count_scores(
         noise=noise if noise.any() else None,
         shifts=shifts if has_shifts else None,
         digests=known if digests is None else digests,
+        has_withheld=any(part.has_withheld for part in kept),
     )
 
 
@@ -242,6 +255,8 @@ class _Part(NamedTuple):
         By group, (2, label, bin): see `RuleCounts`.
     rows, scored_rows
         How many rows the tables and the histogram count.
+    has_withheld
+        Whether some counts are withheld.
     """
 
     tables: dict[str, dict[Group, np.ndarray]]
@@ -249,6 +264,7 @@ class _Part(NamedTuple):
     shifts: dict[Group, np.ndarray]
     rows: float
     scored_rows: float
+    has_withheld: bool
 
     @classmethod
     def of(cls, sums: SiteSums) -> "_Part":
@@ -259,7 +275,9 @@ class _Part(NamedTuple):
         histogram = {group: each[:, :, 0].sum(1) for group, each in sums.histogram.items()}
         shifts = {group: each[:2, :, :, 0].sum(2) for group, each in sums.bin_error.items()}
         scored_rows = float(sum(each[:, :, 0].sum() for each in sums.histogram.values()))
-        return cls(tables, histogram, shifts, sums.rows(), scored_rows)
+        every = (table for site in sums.sites.values() for table in site.tables.values())
+        has_withheld = any(table[..., SLACK].any() for table in every)
+        return cls(tables, histogram, shifts, sums.rows(), scored_rows, has_withheld)
 
 
 def _read_parts(parts: Iterable[SiteSums], *, by_site: bool) -> tuple[MeasurementSpec, list[_Part]]:

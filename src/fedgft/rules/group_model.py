@@ -108,7 +108,7 @@ class GroupModel:
         for name, shape in shapes.items():
             try:
                 array = np.array(reader.get(name, list), np.float64)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 reader.fail(name, "must hold numbers")
             if array.shape != shape or not np.isfinite(array).all():
                 reader.fail(name, f"must hold finite numbers of the shape {shape}")
