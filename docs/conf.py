@@ -68,6 +68,7 @@ MENU = {
     "How-to": (
         "install",
         "audit",
+        "rules",
         "train",
         "trees",
         "own-loop",

@@ -36,6 +36,7 @@ TASKS = {  # every name of `fedgft`, in the order in which the reference lists t
         "accuracy_parity_difference",
     ),
     "Audit across sites": ("measure", "measure_file", "read_sums", "SiteSums", "audit", "Audit"),
+    "Make a finished model fair": ("adjust", "DecisionRule", "load_rule"),
     "Train in your own loop": ("Penalty", "price_objective"),
     "Metrics": ("get_metric", "Metric"),
     "Errors and warnings": ("FedgftError", "NotEstimableWarning", "TargetMissedWarning"),
