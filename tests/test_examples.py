@@ -165,6 +165,39 @@ def test_feddyn(tmp_path):
     assert gap["FedDyn"] > 0.3 and gap["FedGFT on FedDyn"] < 0.2 < gap["FedAvg"]
 
 
+def test_adjust_sklearn(tmp_path):
+    text = printed("adjust_sklearn.py", tmp_path)
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
+    assert gap["before"] > 0.06 > 0.03 > gap["after"] and right["after"] > right["before"] - 0.01
+    assert "threshold by group: man from" in text
+
+
+def test_adjust_xgboost(tmp_path):
+    pytest.importorskip("xgboost", reason="needs: pip install 'fedgft[xgboost]'")
+    text = printed("adjust_xgboost.py", tmp_path)
+    gap = figures(text, "gap")
+    bank = figures(text, "bank")
+    right = figures(text, "accuracy")
+    assert gap["before"] > 0.06 > 0.03 > gap["overall target"] and gap["both targets"] < 0.04
+    assert bank["before"] < 0.03 < 0.06 < bank["overall target"] and bank["both targets"] < 0.04
+    assert right["both targets"] > right["before"] - 0.015
+
+
+def test_adjust_torch(tmp_path):
+    pytest.importorskip("torch", reason="needs: pip install 'fedgft[torch]'")
+    text = printed("adjust_torch.py", tmp_path)
+    gap = figures(text, "gap")
+    right = figures(text, "accuracy")
+    assert gap["before"] > 0.04 > 0.02 > gap["after"] and right["after"] > right["before"] - 0.01
+    assert "randomized thresholds by group" in text
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("adjust_*.py")), ids=lambda path: path.name)
+def test_a_finished_model_is_adjusted_in_forty_lines(path):
+    assert len(path.read_text().splitlines()) <= 40
+
+
 def test_sklearn_audit(tmp_path):
     text = printed("sklearn_audit.py", tmp_path)
     gap = figures(text, "gap")
