@@ -178,13 +178,13 @@ def test_local_targets_and_where_they_are_not_estimable(sites, capsys):
     succeed(capsys, "measure", "alone.csv", *how)
     command = ("adjust", *SUMS[:2], "alone.json", "--group", "sex")
     out, err = succeed(capsys, *command, "--target", "sp=0.05", "--local", "sp=8%", "--randomized")
-    assert "largest gap of a site" in out and "at every site: at most" in out
+    assert "largest gap at a site" in out and "at every site: at most" in out
     assert "not estimable at 1 site (alone)" in err
 
 
 def test_the_largest_value(sites, capsys):
     out, _ = succeed(capsys, "adjust", *SUMS, "--target", "sp=5%", "--cost", "4", "--out", "r.json")
-    assert "value per person" in out and "larger value" in out
+    assert "value per person" in out and "most valuable rule" in out
 
 
 def test_the_nearest_rule(sites, capsys):

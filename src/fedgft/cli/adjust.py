@@ -39,19 +39,21 @@ if TYPE_CHECKING:
 
 # Loaded when a command runs, so that help is printed at once.
 np = LazyModule("numpy")
+adjustment = LazyModule("fedgft.rules.adjustment")
 blind_rules = LazyModule("fedgft.rules.blind")
 site_file = LazyModule("fedgft.auditing.site_file")
 
 DEFAULT_RULE = Path("rule.json")
 MAX_CELLS = 20  # lines of the table of thresholds
+MIN_GROWTH = 0.005  # of the largest gap of a site, which a warning mentions
 GROUP_WARNING = (
     "The rule needs the group of every person at decision time, which the law may forbid "
-    "(treating people differently by group). `fedgft adjust --blind` finds a rule that decides "
-    "without the group."
+    "(treating people differently by group). From the tables themselves, `fedgft adjust --blind` "
+    "finds a rule that decides without the group."
 )
 ESTIMATED_WARNING = (
-    "The sites' files show few people's scores together, or have noise on them, so accuracy and "
-    "gaps are estimates; files with every count (`fedgft measure --min-bin 1`) make them exact."
+    "The site files join score ranges with few people, withhold small counts or have noise, so "
+    "accuracy and gaps are estimates. `fedgft measure --min-bin 1` keeps every range."
 )
 COIN_NOTE = (
     "{file} holds the key of the coins: keep it secret. The same identifier always gets the same "
@@ -193,8 +195,9 @@ def adjust(
                 progress.fetch("searching for the best rule", 0, None)
 
         sites = site_file.read_each_site(paths, show, ignore_case=ignore_case, digests=digests)
+        checked = _check_each(sites, notes, may_lack_scores=may_lack_scores)
         rule = fedgft.adjust(
-            _check_each(sites, notes, may_lack_scores=may_lack_scores),
+            list(checked) if len(paths) <= adjustment.MAX_SITES_APART else checked,
             target=targets,
             local=local_targets,
             groups=groups,
@@ -312,6 +315,8 @@ def list_verdicts(rule: "DecisionRule") -> list[tuple[bool | None, str]]:
         text += "; no interval" if None in limits else f"; 95% interval {format_interval(*limits)}"
         found.append((is_met, text))
     for gap in rule.expected["local"]:
+        if gap["target"] is None:
+            continue
         if gap["after"] is None:
             found.append((None, f"{_name_gap(gap)} at every site: not estimable"))
             continue
@@ -324,18 +329,19 @@ def list_verdicts(rule: "DecisionRule") -> list[tuple[bool | None, str]]:
                 f"{format_points(gap['target'])}",
             )
         )
-    kind = "rule of this kind"
     if not rule.fitted["met"]:
-        found.append((False, f"no {kind} meets the targets: this is the nearest one"))
+        found.append((False, "no rule of this kind meets the targets: this is the nearest one"))
     if rule.is_blind:
         by_group = format_percent(rule.expected["accuracy"]["by_group"])
         text = f"thresholds by group, which use the group to decide, would be {by_group} accurate"
         found.append((None, text))
     elif rule.fitted["proven"]:
-        best = "is more accurate" if "value" not in rule.expected else "has a larger value"
-        found.append((True, f"no {kind} within the same gaps {best} on these sums (proven)"))
+        best = "most accurate" if "value" not in rule.expected else "most valuable"
+        text = f"the {best} rule of this kind with such gaps on these sums (proven)"
+        found.append((True, text))
     else:
-        found.append((None, f"a better {kind} may exist: the search stopped at its time limit"))
+        text = "a better rule of this kind may exist: the search stopped at its time limit"
+        found.append((None, text))
     return found
 
 
@@ -361,7 +367,7 @@ def tabulate_expected(rule: "DecisionRule") -> Table:
     for gap in expected["local"]:
         after = format_points(gap["after"])
         after += "" if gap["site"] is None else f" ({gap['site']})"
-        name = f"largest gap of a site, {_name_gap(gap)}"
+        name = f"largest gap at a site, {gap['metric']} by {gap['groups']}"
         rows.append((name, format_points(gap["before"]), after, _format_target(gap)))
     header = ("gaps in points", "before", "after", "target")
     sites = format_count(len(rule.fitted["sums"]), "table" if rule.is_blind else "site")
@@ -418,6 +424,14 @@ def list_warnings(rule: "DecisionRule") -> list[str]:
     if not rule.expected["exact"]:
         found.append(ESTIMATED_WARNING)
     for gap in rule.expected["local"]:
+        if gap["target"] is None and gap["after"] is not None and gap["before"] is not None:
+            if gap["after"] > gap["before"] + MIN_GROWTH:
+                found.append(
+                    f"the rule makes {_name_gap(gap)} larger at some sites: up to "
+                    f"{format_points(gap['after'])} points ({gap['site']}), before at most "
+                    f"{format_points(gap['before'])}; `local` {gap['metric']}=0.05 limits it"
+                )
+            continue
         if sites := gap["not_estimable"]:
             found.append(
                 f"{_name_gap(gap)} is not estimable at {format_count(len(sites), 'site')} "

@@ -27,6 +27,7 @@ from fedgft.site_sums import SiteSums, Spellings
 from fedgft.validation import check_instance, check_number, format_value
 
 HINT = "measure() makes them, read_sums() reads them from a file"
+MAX_SITES_APART = 500  # of more sites, gaps are listed only if they are limited
 SHOWN_METRICS = ("sp", "eop", "eo")  # gaps that are listed besides those with a target
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ else:  # `combine_sites` checks what it gets
 def adjust(
     sums: Sites,
     *,
-    target: Mapping[Any, float],
+    target: Mapping[Any, float] | None = None,
     local: Mapping[Any, float] | None = None,
     groups: str | Sequence[str] = (),
     per_site: bool = False,
@@ -62,7 +63,8 @@ def adjust(
         mapping from the name of a site to (y_true, scores, sensitive_features). With `local` or
         `per_site`: one `SiteSums` per site.
     target
-        The largest gap over all rows, by metric, such as ``{"sp": 0.02}``.
+        The largest gap over all rows, by metric, such as ``{"sp": 0.02}``. None: only the gaps at
+        the sites are limited.
     local
         The largest gap at every site, by metric. None: sites have no limit of their own.
     groups
@@ -74,7 +76,8 @@ def adjust(
         Whether a coin may decide between thresholds. It reaches targets that no fixed thresholds
         reach, and `decide` needs an identifier of each person.
     decisions
-        Whether to change decisions instead of thresholds, as if there were no scores.
+        Whether to change decisions instead of thresholds, as if there were no scores; only with
+        `randomized`.
     benefit, cost
         The value of a right positive decision and the cost of a wrong one. Equal values, the
         default, give the most accurate rule.
@@ -103,10 +106,14 @@ def adjust(
     """
     benefit = check_weight("benefit", benefit)
     cost = check_weight("cost", cost)
-    limits = {"target": read_limits("target", target), "local": read_limits("local", local or {})}
+    given = {"target": target, "local": local}
+    limits = {name: read_limits(name, each or {}) for name, each in given.items()}
     if not limits["target"] and not limits["local"]:
         raise FedgftError("is missing: a gap, such as {'sp': 0.02}", field="target", kind="missing")
-    by_site = per_site or bool(limits["local"])
+    if decisions and not randomized:
+        text = "changes decisions by a coin: give `randomized`, too"
+        raise FedgftError(text, field="decisions", kind="missing")
+    by_site = per_site or bool(limits["local"]) or _are_few_sites(sums)
     if key is not None:
         check_key(key)
     counts = count_scores(_read_sites(sums), by_site=by_site, decisions=decisions, digests=digests)
@@ -153,6 +160,9 @@ def find_rule(
         for metric, limit in each.items()
         for view in views
     )
+    by_site = counts  # of one entry if sites are not kept apart
+    if not per_site and not local:
+        counts = counts.merged()
     _refuse_noise(counts, targets)
     problem = RuleProblem(
         counts, targets, per_site=per_site, is_random=randomized, benefit=benefit, cost=cost
@@ -188,9 +198,14 @@ def find_rule(
             "label": counts.spec.label,
             "sums": dict(sorted(counts.digests.items())),
         },
-        expected=describe_outcome(
-            problem, views, RuleOutcome.today(counts), outcome, estimate_shrinkage(problem)
-        ),
+        expected={
+            **describe_outcome(
+                problem, views, RuleOutcome.today(counts), outcome, estimate_shrinkage(problem)
+            ),
+            "local": _expect_local_gaps(
+                by_site, targets, RuleOutcome.of(by_site, fitted.acceptances, unrecorded)
+            ),
+        },
     )
 
 
@@ -245,17 +260,34 @@ def describe_outcome(
                 }
             )
     found["gaps"] = gaps
-    found["local"] = [
-        _expect_local(counts, target, before, outcome)
-        for target in problem.targets
-        if target.is_local
-    ]
+    found["local"] = []
     found["exact"] = counts.shifts is None and counts.noise is None and not counts.has_withheld
     return found
 
 
+def _expect_local_gaps(
+    counts: RuleCounts, targets: Sequence[Target], outcome: RuleOutcome
+) -> list[dict[str, Any]]:
+    """Return the largest gap of any site by metric, before and after, where sites are known.
+
+    With noise on the counts, only metrics with a local target are listed.
+    """
+    before = RuleOutcome.today(counts)
+    limited = [target for target in targets if target.is_local]
+    found = [_expect_local(counts, target, target.limit, before, outcome) for target in limited]
+    if len(counts.sites) < 2 or counts.noise is not None:
+        return found
+    known = {(target.metric, target.attributes) for target in limited}
+    free = [target for target in targets if (target.metric, target.attributes) not in known]
+    return found + [_expect_local(counts, target, None, before, outcome) for target in free]
+
+
 def _expect_local(
-    counts: RuleCounts, target: Target, before: RuleOutcome, outcome: RuleOutcome
+    counts: RuleCounts,
+    target: Target,
+    limit: float | None,
+    before: RuleOutcome,
+    outcome: RuleOutcome,
 ) -> dict[str, Any]:
     """Return the largest gap of any site, before and after."""
     gaps = np.full((2, len(counts.sites)), np.nan)
@@ -269,7 +301,7 @@ def _expect_local(
     return {
         "metric": target.metric.name,
         "groups": _name_view(target.attributes, counts.spec.attributes),
-        "target": target.limit,
+        "target": limit,
         "before": float(np.nanmax(gaps[0])) if known.any() else None,
         "after": None if worst is None else float(gaps[1, worst]),
         "site": None if worst is None else counts.sites[worst],
@@ -332,6 +364,16 @@ def _refuse_noise(counts: RuleCounts, targets: Sequence[Target]) -> None:
                     "`bins`, or without noise"
                 )
                 raise FedgftError(text, kind="data")
+
+
+def _are_few_sites(sums: Any) -> bool:
+    """Return whether these are the sums of several named sites, few enough to keep them apart."""
+    if not isinstance(sums, Sequence | Mapping) or not 2 <= len(sums) <= MAX_SITES_APART:
+        return False
+    if isinstance(sums, Mapping):
+        return True
+    parts = [part.sites for part in sums if isinstance(part, SiteSums)]
+    return all(len(sites) == 1 and "" not in sites for sites in parts)
 
 
 def _read_sites(sums: Any) -> Iterable[SiteSums]:

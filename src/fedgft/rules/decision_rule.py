@@ -73,10 +73,17 @@ class Acceptance:
             return {0.0: "never", 1.0: "always"}.get(
                 self.probabilities[0], f"{self.probabilities[0]:.1%} of all"
             )
-        steps = zip(self.thresholds, self.probabilities[1:], strict=True)
-        parts = [f"from {t:.4g} on" + (f" {p:.1%}" if p < 1 else "") for t, p in steps]
-        first = self.probabilities[0]
-        return ", ".join(([f"{first:.1%} below"] if first > 0 else []) + parts)
+        if self.probabilities == (0.0, 1.0):
+            return f"from {self.thresholds[0]:.4g} on"
+        ends = [*self.thresholds, None]
+        parts = []
+        for low, high, p in zip(ends, ends[1:], self.probabilities[1:], strict=False):
+            share = "all" if p == 1 else f"{p:.1%}"
+            span = "on" if high is None else f"to {high:.4g}"
+            parts.append(f"{share} from {low:.4g} {span}")
+        if self.probabilities[0] > 0:
+            parts.insert(0, f"{self.probabilities[0]:.1%} below {self.thresholds[0]:.4g}")
+        return ", ".join(parts)
 
     def to_record(self) -> dict[str, Any]:
         """Return the step function as lists of numbers."""
@@ -197,6 +204,7 @@ class DecisionRule:
         sites: Any = None,
         ids: Any = None,
         features: Any = None,
+        names: bool = False,
     ) -> np.ndarray:
         """Return whether the decision about each person is positive, (n,) bool.
 
@@ -215,23 +223,31 @@ class DecisionRule:
             The same identifier always gets the same coin.
         features
             The table of the columns that a group-blind rule reads.
+        names
+            Whether to return the names of the classes, (n,), instead of truth values.
         """
-        chance = self.probabilities(scores, groups, sites=sites, features=features)
+        decided = self._toss(
+            self.probabilities(scores, groups, sites=sites, features=features), ids
+        )
+        return np.array(self.classes)[decided.astype(int)] if names else decided
+
+    def _toss(self, chance: np.ndarray, ids: Any) -> np.ndarray:
+        """Return the decisions with these probabilities, by the coins of these identifiers."""
         if not self.is_random:
             return chance >= 1.0
         if ids is None:
             text = "is missing: the rule is randomized, and its coin is a hash of an identifier"
             raise FedgftError(text, field="ids", kind="missing")
-        names = as_text(to_series("ids", ids))
-        if len(names) != len(chance):
-            text = f"has {len(names)} values, scores has {len(chance)}"
+        texts = as_text(to_series("ids", ids))
+        if len(texts) != len(chance):
+            text = f"has {len(texts)} values, scores has {len(chance)}"
             raise FedgftError(text, field="ids")
-        if names.null_count():
-            text = f"lacks {format_count(names.null_count(), 'value')}: each person needs one"
+        if texts.null_count():
+            text = f"lacks {format_count(texts.null_count(), 'value')}: each person needs one"
             raise FedgftError(text, field="ids", kind="data")
         decided = chance >= 1.0
         drawn = np.flatnonzero((chance > 0) & (chance < 1))
-        decided[drawn] = toss_coins(self.key, names.gather(drawn).to_list()) < chance[drawn]
+        decided[drawn] = toss_coins(self.key, texts.gather(drawn).to_list()) < chance[drawn]
         return decided
 
     def probabilities(
