@@ -83,7 +83,7 @@ class Acceptance:
             parts.append(f"{share} from {low:.4g} {span}")
         if self.probabilities[0] > 0:
             parts.insert(0, f"{self.probabilities[0]:.1%} below {self.thresholds[0]:.4g}")
-        return ", ".join(parts)
+        return " and ".join(parts)
 
     def to_record(self) -> dict[str, Any]:
         """Return the step function as lists of numbers."""
