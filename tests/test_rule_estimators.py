@@ -1,12 +1,19 @@
 """Decision rules in `FairClassifier` and in studies: they keep targets, and decide as saved."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
 
 import fedgft
-from fedgft import FairClassifier, FedgftError
+from fedgft import FairClassifier, FedgftError, get_metric
 from fedgft.fair_classifier import name_rule_file
+from fedgft.rules.federation_rule import fit_rule
+from fedgft.study import Study, get_protocol
+from fedgft.study.post_processing import rule_row
+from test_cli import run
 
 KINDS = ("thresholds", "blind", "derived")
 
@@ -111,3 +118,83 @@ def test_wrong_uses_are_refused() -> None:
         fit(method="fedavg").predict(table, sensitive_features=sex)
     with pytest.raises(FedgftError, match="ids is missing"):
         fit(postprocess="derived").predict(table, sensitive_features=sex)
+
+
+# Studies
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory) -> str:
+    """A table as a file."""
+    table, y, sex = make_people(1500)
+    path = tmp_path_factory.mktemp("people") / "people.csv"
+    table.with_columns(sex=pl.Series(sex), repaid=pl.Series(y)).write_csv(path)
+    return str(path)
+
+
+def test_rules_have_rows_beside_trained_methods(people: str, capsys, tmp_path) -> None:
+    """The gap of each rule is within the target on the clients' rows; FedAvg's is not."""
+    task = (people, "--label", "repaid", "--group", "sex", "--clients", "3", "--lr", "0.05")
+    size = ("--seeds", "2", "--rounds", "5", "--target", "0.02", "--json")
+    code, out, err = run(
+        capsys, "compare", *task, *size, "--methods", "fedavg", *KINDS, "--out", str(tmp_path / "r")
+    )
+    assert code == 0, err
+    rows = {row["method"]: row for row in json.loads(out)}
+    assert list(rows) == ["fedavg", *KINDS] and rows["fedavg"]["gap_hard"] > 0.15
+    for kind in KINDS:
+        assert rows[kind]["gap_hard"] <= 0.0201 and rows[kind]["reached"] == 2
+        assert rows[kind]["gap_soft"] is None and rows[kind]["target"] == 0.02
+        assert set(rows[kind]) == set(rows["fedavg"])
+        assert 0.5 < rows[kind]["accuracy"] < rows["fedavg"]["accuracy"] + 0.05
+    kept = pl.read_parquet(tmp_path / "r" / "rows.parquet")
+    assert kept["method"].to_list() == ["fedavg", *KINDS]
+    code, out, err = run(capsys, "compare", *task, *size[:-1], "--methods", "blind")
+    assert code == 0 and "blind rule: a gap of at most 2.0 points" in " ".join(out.split()), err
+
+
+def test_rules_are_curves_of_a_frontier(people: str, capsys, tmp_path) -> None:
+    task = (people, "--label", "repaid", "--group", "sex", "--clients", "3", "--lr", "0.05")
+    size = ("--seeds", "2", "--rounds", "5", "--points", "3", "--out", str(tmp_path / "f"))
+    code, out, err = run(capsys, "frontier", *task, *size, "--methods", *KINDS, "--json")
+    assert code == 0, err
+    rows = json.loads(out)["rows"]
+    for kind in KINDS:
+        mine = [row for row in rows if row["method"] == kind]
+        assert len(mine) == 3
+        for row in mine:
+            assert row["gap_hard"] <= row["strength"] + 0.001
+
+
+def test_a_row_of_a_study_is_that_of_the_rule_on_its_rows() -> None:
+    """Decisions of `fit_rule` on the clients' rows, counted here once more."""
+    table, y, sex = make_people(1200)
+    data = fedgft.load(
+        table.with_columns(sex=pl.Series(sex), repaid=pl.Series(y)), label="repaid", group="sex"
+    )
+    study = Study(data, get_protocol("heldout"), [3], clients=2)
+    study = replace(study, protocol=replace(study.protocol, lr=(0.05,), target=(0.03,)))
+    plain = study.run(0.5, "fedavg", get_metric("eop"))
+    found = rule_row(study, plain, "thresholds", get_metric("eop"))
+    (federation,) = plain.federations
+    model = plain.history.model()
+    raw = federation.dataset.features * federation.dataset.scale + federation.dataset.center
+    scores = model.predict_proba(raw)[:, 1]
+    rule = fit_rule(federation, scores, "thresholds", target={get_metric("eop"): 0.03})
+    rows = federation.test
+    decided = rule.decide(scores[rows], sex[rows])
+    truth = y[rows] == "yes"
+    assert found["accuracy"] == pytest.approx((decided == truth).mean(), abs=2e-3)
+    rates = [decided[truth & (sex[rows] == g)].mean() for g in ("f", "m")]
+    assert found["gap_hard_test"] == pytest.approx(abs(rates[0] - rates[1]), abs=5e-3)
+
+
+def test_rules_that_a_study_cannot_fit_are_refused(people: str, capsys) -> None:
+    task = (people, "--label", "repaid", "--group", "sex", "--clients", "3", "--seeds", "1")
+    for more, says in (
+        (("--keep-group", "--methods", "blind"), "--methods blind: the column 'sex' tells"),
+        (("--metrics", "predictive-parity", "--methods", "derived"), "not predictive-parity"),
+        (("--methods", "nothing"), "--methods"),
+    ):
+        code, _, err = run(capsys, "compare", *task, *more)
+        assert code == 2 and says in err and len(err.strip().splitlines()) == 1, err
