@@ -449,6 +449,19 @@ def test_a_blind_rule_is_fitted_on_tables_and_decides_without_the_group(tmp_path
     ):
         code, _, err = run(capsys, *command, *wrong, "--out", str(tmp_path / "other.json"))
         assert code == 2 and says in err and len(err.strip().splitlines()) == 1
+    exact = ("--target", "sp=0", "--out", str(tmp_path / "exact.json"))
+    code, out, _ = run(capsys, *command[: -len(("--target", "sp=2%"))], *exact)
+    assert code == 0 and "above the target" not in out  # 0.05 points more count as met
+    holes = table.with_columns(p=pl.when(pl.int_range(pl.len()) > 1).then("p"))
+    for made, says in (
+        (holes, "'p' must hold a number in every row"),
+        (table.filter(pl.col("sex") == "f"), "compares groups, and there is one only, f"),
+    ):
+        made.write_csv(tmp_path / "made.csv")
+        code, _, err = run(
+            capsys, "adjust", "--blind", str(tmp_path / "made.csv"), *columns, "--target", "sp=2%"
+        )
+        assert code == 2 and says in err
     code, _, err = run(capsys, *("q" if word == "p" else word for word in command))
     assert code == 2 and "no column 'q' (--score)" in err
     code, _, err = run(capsys, "adjust", *map(str, paths), "--target", "sp=2%", "--score", "p")

@@ -74,9 +74,34 @@ def test_a_blind_rule_sees_no_group_and_costs_more_than_thresholds() -> None:
     assert fitted.rule_ is not None and not fitted.rule_.attributes
     with pytest.raises(FedgftError, match="group-blind: it must not see them"):
         fitted.predict(table, sensitive_features=sex)
-    with pytest.raises(FedgftError, match=r"'sex=m'.*tells the group of every row"):
+    with pytest.raises(FedgftError, match=r"'sex'.*tells the group of every row"):
         known = table.with_columns(sex=pl.Series(sex))
         FairClassifier(postprocess="blind", lr=0.05, rounds=5).fit(known, y, sensitive_features=sex)
+
+    for features in ([1.0, 2.0], np.full((2, 3), np.nan), np.full((2, 3), "x")):
+        with pytest.raises(FedgftError, match="features") as wrong:
+            fitted.rule_.decide([0.1, 0.2], features=np.array(features))
+        assert "\n" not in str(wrong.value)
+
+
+def test_the_rule_of_another_model_is_refused(tmp_path) -> None:
+    table, y, sex = make_people(400)
+    paths = []
+    for name, kind, labels in (
+        ("a", "thresholds", y),
+        ("b", "blind", y),
+        ("c", "thresholds", np.where(y == "yes", "good", "bad")),
+    ):
+        fitted = FairClassifier(lr=0.05, rounds=5, postprocess=kind)
+        fitted.fit(table, labels, sensitive_features=sex)
+        paths.append(fitted.save(tmp_path / f"{name}.safetensors"))
+    for model, other in ((0, 1), (1, 0), (0, 2)):
+        mine = name_rule_file(paths[model])
+        kept = mine.read_bytes()
+        mine.write_bytes(name_rule_file(paths[other]).read_bytes())
+        with pytest.raises(FedgftError, match="is the rule of another model"):
+            FairClassifier.load(paths[model])
+        mine.write_bytes(kept)
 
 
 @pytest.mark.parametrize("metric", ["eop", "eo", "fpr", "acc", "sp+eop"])

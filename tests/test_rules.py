@@ -638,6 +638,7 @@ def test_decide_names_what_is_wrong(rules):
         "ids": lambda: random.decide([0.5], ["a0"], sites="s0"),
         "ids has 2": lambda: random.decide([0.5], ["a0"], sites="s0", ids=[1, 2]),
         "ids lacks 1": lambda: random.decide([0.5, 0.5], ["a0"] * 2, sites="s0", ids=["1", None]),
+        "ids lacks 2": lambda: random.decide([0.5, 0.5], ["a0"] * 2, sites="s0", ids=[None] * 2),
         "sites has 2": lambda: random.decide([0.5], ["a0"], sites=["s0", "s1"], ids=[1]),
     }.items():
         with pytest.raises(FedgftError) as caught:
@@ -772,7 +773,8 @@ def test_what_no_rule_meets_is_named():
     with pytest.raises(FedgftError, match="nearest: sp <= 1"):  # to accept everybody is no rule
         adjust(same, target={"sp": 0.1})
     one = measure([1, 0], None, scores=[0.9, 0.3], sensitive_features=["a", "a"], site="s")
-    assert adjust(one, target={"sp": 0.1}).expected["accuracy"]["after"] == 1.0
+    alone = adjust(one, target={"sp": 0.1}).expected
+    assert alone["accuracy"]["after"] == 1.0 and alone["gaps"][0]["after"] is None
     for task in (
         {"target": {}},
         {"target": {"sp": 1.0}},
@@ -782,6 +784,7 @@ def test_what_no_rule_meets_is_named():
         {"target": {"sp+eo": 0.1}},
         {"target": {"sp": 0.1}, "benefit": 0},
         {"target": {"sp": 0.1}, "cost": float("inf")},
+        {"target": {"sp": 0.1}, "benefit": 1e308, "cost": 1e308},
         {"target": {"sp": 0.1}, "groups": "age"},
         {"target": {"sp": 0.1}, "key": "ab"},
         {"target": {"predictive-parity": 0.1, "sp": 0.1}},
@@ -791,6 +794,28 @@ def test_what_no_rule_meets_is_named():
         with pytest.raises(FedgftError) as caught:
             adjust(part, **task)
         assert "\n" not in str(caught.value)
+
+
+def test_a_gap_that_is_not_estimable_before_the_rule_is_saved_as_none():
+    sums = []
+    for site in ("north", "south"):  # today, no "a" is accepted
+        given = {"sensitive_features": list("aabb") * 30, "site": site}
+        sums.append(measure([1, 0, 1, 0] * 30, None, scores=[0.4, 0.1, 0.8, 0.3] * 30, **given))
+    rule = adjust(sums, target={"predictive-parity": 0.1})
+    (local,) = rule.expected["local"]
+    assert local["before"] is None and local["after"] == 0.0
+    assert DecisionRule.from_json(rule.to_json()).expected == rule.expected
+
+
+def test_only_the_ratio_of_benefit_and_cost_matters():
+    generator = np.random.default_rng(0)
+    score, groups = generator.random(400), generator.choice(["a", "b"], 400)
+    y = (generator.random(400) < score).astype(int)
+    part = measure(y, None, scores=score, sensitive_features=groups, site="s")
+    rules = [
+        adjust(part, target={"sp": 0.02}, benefit=unit, cost=unit) for unit in (1.0, 1e-12, 1e12)
+    ]
+    assert rules[1].cells == rules[0].cells == rules[2].cells
 
 
 def test_sums_that_carry_no_rule_are_refused():

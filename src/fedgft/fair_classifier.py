@@ -403,8 +403,21 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
         kind = loaded._class_kind
         loaded.classes_ = np.array(sorted(parse_class(name, kind) for name in model.classes))
         loaded.postprocess = about.get("postprocess")
-        loaded.rule_ = load_rule(name_rule_file(path)) if loaded.postprocess else None
+        loaded.rule_ = loaded._load_rule(name_rule_file(path)) if loaded.postprocess else None
         return loaded
+
+    def _load_rule(self, path: Path) -> DecisionRule:
+        """Return the rule in a file; raise a `FedgftError` if it is that of another model."""
+        rule = load_rule(path)
+        encoder = self.model_.encoder
+        is_own = rule.classes == self._class_names and rule.is_blind == (
+            self.postprocess == "blind"
+        )
+        if rule.group_model is not None and encoder is not None:
+            is_own = is_own and rule.group_model.encoder.to_json() == encoder.to_json()
+        if not is_own:
+            raise FedgftError(f"{path}: is the rule of another model", kind="conflict")
+        return rule
 
     def _apply_rule(
         self, rule: DecisionRule, given: np.ndarray, groups: Any, **more: Any
@@ -496,7 +509,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):
             row_groups=(groups.attributes, groups.cells, groups.cell_codes),
         )
         limited = [each for each in rule.expected["gaps"] if each["target"] is not None]
-        if any(each["after"] > each["target"] + TARGET_TOLERANCE for each in limited):
+        if any((each["after"] or 0.0) > each["target"] + TARGET_TOLERANCE for each in limited):
             reached = ", ".join(
                 f"{each['metric']} {format_points(each['after'])} points" for each in limited
             )

@@ -301,14 +301,15 @@ def print_rule(rule: "DecisionRule", path: Path) -> None:
 def list_verdicts(rule: "DecisionRule") -> list[tuple[bool | None, str]]:
     """Return whether the targets are met, whether new people may see more, and what is proven."""
     found: list[tuple[bool | None, str]] = []
+    tolerance = blind_rules.TOLERANCE if rule.is_blind else 1e-6
     for gap in rule.expected["gaps"]:
         if gap["target"] is None:
             continue
-        reached = f"{_name_gap(gap)}: {format_points(gap['after'])} points"
         if gap["after"] is None:
             found.append((None, f"{_name_gap(gap)}: not estimable"))
             continue
-        is_met = gap["after"] <= gap["target"] + 1e-6
+        reached = f"{_name_gap(gap)}: {format_points(gap['after'])} points"
+        is_met = gap["after"] <= gap["target"] + tolerance
         text = f"{reached}, {'within' if is_met else 'above'} the target of "
         text += f"{format_points(gap['target'])}"
         limits = (gap["low"], gap["high"])

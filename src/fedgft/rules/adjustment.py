@@ -27,6 +27,7 @@ from fedgft.site_sums import SiteSums, Spellings
 from fedgft.validation import check_instance, check_number, format_value
 
 HINT = "measure() makes them, read_sums() reads them from a file"
+MAX_WEIGHT = 1e12  # largest benefit and cost
 MAX_SITES_APART = 500  # of more sites, gaps are listed only if they are limited
 SHOWN_METRICS = ("sp", "eop", "eo")  # gaps that are listed besides those with a target
 
@@ -244,9 +245,7 @@ def describe_outcome(
     gaps = []
     for view in views:
         for name, metric in shown.items():
-            names, rates = outcome.rates(metric, view)
-            if len(names) < 2:
-                continue
+            _, rates = outcome.rates(metric, view)
             after = describe_gap(rates)
             gaps.append(
                 {
@@ -302,7 +301,7 @@ def _expect_local(
         "metric": target.metric.name,
         "groups": _name_view(target.attributes, counts.spec.attributes),
         "target": limit,
-        "before": float(np.nanmax(gaps[0])) if known.any() else None,
+        "before": None if np.isnan(gaps[0]).all() else float(np.nanmax(gaps[0])),
         "after": None if worst is None else float(gaps[1, worst]),
         "site": None if worst is None else counts.sites[worst],
         "sites": int(known.sum()),
@@ -419,9 +418,11 @@ def read_limits(field: str, limits: Any) -> dict[Metric, float]:
 
 
 def check_weight(field: str, value: Any) -> float:
+    """Return a benefit or a cost, or raise a `FedgftError`."""
     number = check_number(field, value)
-    if number <= 0:
-        raise FedgftError(f"must be above 0, not {number:g}", field=field)
+    if not 0 < number <= MAX_WEIGHT:
+        text = f"must be above 0 and at most {MAX_WEIGHT:g}, not {number:g}"
+        raise FedgftError(text, field=field)
     return number
 
 
@@ -429,7 +430,10 @@ def _read_groups(
     groups: str | Sequence[str], known: Sequence[str]
 ) -> tuple[list[tuple[int, ...]], tuple[str, ...]]:
     """Return the combinations of attributes to compare, as positions, and their attributes."""
-    given = [groups] if isinstance(groups, str) else list(groups)
+    given = [groups] if isinstance(groups, str) else groups
+    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        text = f"must name group columns, as in 'sex', not {format_value(groups)}"
+        raise FedgftError(text, field="groups")
     views = [[part.strip() for part in name.split("&")] for name in given]
     views = views or [[name] for name in known]
     for name in (name for view in views for name in view):

@@ -33,8 +33,10 @@ from threadpoolctl import threadpool_limits  # comes with scikit-learn
 from fedgft.data.dataset import Dataset, Federation, get_raw_scaling, standardize
 from fedgft.data.encode import Encoder, Numeric, data_error
 from fedgft.data.public import load
+from fedgft.data.table import read_frame
 from fedgft.errors import FedgftError
 from fedgft.fair_model import softmax
+from fedgft.formatting import printable
 from fedgft.metrics.metric import Metric
 from fedgft.rules.adjustment import check_weight, describe_outcome, find_rule, read_limits
 from fedgft.rules.counts import ALL_SITES, RuleCounts, count_federation
@@ -404,6 +406,10 @@ def fit_blind_rule_to_tables(
     names = group[0] if len(group) == 1 else tuple(group)
     data = load(given, label=label, group=names, positive=positive, leave_out=tuple(leave_out))
     data, scores = _take_scores(data, score, str(paths[0]))
+    for path in paths:
+        column = read_frame(path)[score]  # `load` has filled in what is missing
+        if (column.fill_nan(None) if column.dtype.is_float() else column).null_count():
+            raise data_error(str(path), f"score column '{score}' must hold a number in every row")
     every = np.arange(len(data))
     federation = Federation(data, every, np.array([0, len(data)]), every[:0])
     return fit_blind_rule(
@@ -480,10 +486,14 @@ def _check(data: Dataset, scores: Any) -> None:
         raise FedgftError(text, field="scores")
     if not ((values >= 0) & (values <= 1)).all():  # NaN is refused, too
         raise FedgftError("must be probabilities, from 0 to 1", field="scores", kind="data")
+    if len(data.group_names) < 2:
+        text = f"a rule compares groups, and there is one only, {printable(data.group_names[0])}"
+        raise FedgftError(text, kind="data")
     if telling := find_group_columns(data):
+        column = telling[0].partition("=")[0]
         text = (
-            f"the column {telling[0]!r} tells the group of every row, and a group-blind rule must "
-            "not read it: leave it out (`leave_out`), or use thresholds by group"
+            f"the column {column!r} tells the group of every row, and a group-blind rule must "
+            "not read it: leave it out, or use thresholds by group"
         )
         raise FedgftError(text, kind="data")
 

@@ -238,7 +238,8 @@ class DecisionRule:
         if ids is None:
             text = "is missing: the rule is randomized, and its coin is a hash of an identifier"
             raise FedgftError(text, field="ids", kind="missing")
-        texts = as_text(to_series("ids", ids))
+        series = to_series("ids", ids)
+        texts = as_text(series.fill_nan(None) if series.dtype.is_float() else series)
         if len(texts) != len(chance):
             text = f"has {len(texts)} values, scores has {len(chance)}"
             raise FedgftError(text, field="ids")

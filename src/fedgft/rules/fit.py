@@ -58,12 +58,6 @@ class Target(NamedTuple):
     is_local: bool = False
 
 
-class Infeasible(NamedTuple):
-    """By how much all targets must be raised before a rule exists."""
-
-    excess: float
-
-
 @dataclass(frozen=True, eq=False)
 class FittedRule:
     """The solution: the step function of each cell.
@@ -248,7 +242,7 @@ class _LinearProgram:
 
     def maximize(self) -> tuple[np.ndarray, bool] | None:
         """Return the weights of the best rule and whether it is proven best; None if none."""
-        scale = max(1.0, float(np.abs(self.gain).max()))
+        scale = float(np.abs(self.gain).max()) or 1.0
         best = None
         for safety in (0.0, SAFETY):
             found = self._run(-self.gain / scale, self.excess - safety)
@@ -328,6 +322,7 @@ class _LinearProgram:
     def _run(self, aim: np.ndarray, excess: float) -> tuple[np.ndarray, bool] | None:
         matrix, low, high = self._write(excess)
         positives = float(np.maximum(self.problem.counts.counts[:, :, 1], 0.0).sum())
+        smaller = min(1.0, self.problem.cost / self.problem.benefit)  # in units of the benefit
         return _solve(
             aim,
             matrix,
@@ -335,7 +330,7 @@ class _LinearProgram:
             integers=self._integers(),
             bounds=(self._lower_bounds(), np.ones(len(aim))),
             limit=self.problem.time_limit,
-            gap=max(1e-7, 0.5 / max(1.0, positives)),
+            gap=max(1e-7, 0.5 * smaller / max(1.0, positives)),
         )
 
     def _largest_violation(self, weights: np.ndarray) -> float:

@@ -63,12 +63,16 @@ class GroupModel:
             raise FedgftError(text, field="features", kind="missing")
         if not isinstance(features, np.ndarray):
             features, _ = self.encoder.encode(to_polars(features, "features"), source="features")
+        elif features.ndim != 2 or features.dtype.kind not in "fiub":
+            raise FedgftError("must be numbers with two axes, (n, d)", field="features")
         if len(features) != len(scores):
             text = f"has {len(features)} rows, scores has {len(scores)}"
             raise FedgftError(text, field="features")
         if features.shape[1] != self.weight.shape[1] - 1:
             text = f"has {features.shape[1]} features, the rule {self.weight.shape[1] - 1}"
             raise FedgftError(text, field="features")
+        if not np.isfinite(features).all():
+            raise FedgftError("holds NaN or infinity", field="features", kind="data")
         logits = features @ self.weight[:, :-1].T + np.outer(to_logit(scores), self.weight[:, -1])
         return softmax(logits + self.bias)
 
