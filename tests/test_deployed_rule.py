@@ -263,6 +263,19 @@ def test_a_site_that_withholds_small_cells_sends_no_histogram(tmp_path: Path) ->
     assert found["held_out"]["rows"] > 500
 
 
+def test_a_site_that_withholds_scores_gives_no_decisions_of_thresholds(tmp_path: Path) -> None:
+    nodes = write_tables(tmp_path)
+    nodes[1]["min-count"] = 5
+    run = Run(tmp_path, nodes)
+    run.grid.lose = lambda node, message: (
+        node == 101 and message.metadata.message_type == f"query.{SCORES}"
+    )
+    found = run.serve(adjust="sp=0.2")["rule"]
+    assert found["reads"] == "score" and found["fitted_on"]["missing"] == ["south"]
+    assert found["held_out"]["missing"] == ["south"]
+    assert "withholds its scores (min-count)" in run.notes()
+
+
 def test_a_target_that_no_rule_meets_is_named_and_the_model_is_kept(tmp_path: Path) -> None:
     run = Run(tmp_path)
     found = run.serve(adjust="sp=0.0, eo=0.0")["rule"]

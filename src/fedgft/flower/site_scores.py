@@ -72,6 +72,8 @@ def decisions_reply(message: Message, context: Context, site: Site) -> Message:
     if rule.is_blind or rule.attributes != (site.attribute,):
         problem = f"the rule must decide by {site.attribute}"
         raise _refusal(site, "decisions of a rule", problem)
+    if budget.min_count and rule.reads == "score":  # thresholds in turn would tell the scores
+        raise _refusal(site, "decisions of a rule", "it withholds its scores (min-count)")
     labels, scores, groups = _score_rows(site, site.held_out)
     known = {group for name, (group,) in rule.cells if name in (None, site.name)} | {None}
     decided = np.array([group in known for group in groups])
