@@ -650,8 +650,8 @@ def scale(options: Options) -> Part:
         stubs=1,
         notes=(
             f"{COST_NOTE} Fixed thresholds are a mixed-integer program, and the search gets a "
-            "minute. The command has --nearest: where a minute is too short for a rule within the targets, "
-            "the row shows the rule that it returns instead, which breaks them.",
+            "minute. The command has --nearest: where a minute is too short for a rule within the "
+            "targets, the row shows the rule that it returns instead, which breaks them.",
         ),
     )
     claims: list[Claim] = [
