@@ -955,3 +955,32 @@ def test_outcome_of_a_rule_that_accepts_everybody_is_certain():
     _, rates = found.rates(CATALOG["sp"], (0,))
     low, high = rates.interval()
     assert (low == 1).all() and (high == 1).all()
+
+
+@pytest.mark.parametrize("limit", [0.05, 0.0])
+def test_very_many_cells_are_searched_near_the_randomized_rule(monkeypatch, limit):
+    """Beyond `MAX_WHOLE` candidates, fixed thresholds meet targets that the best ones meet too."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for site in range(6):
+        group = rng.choice(["a", "b"], 300)
+        scores = np.round(rng.beta(2 + (group == "a"), 2, 300), 2)
+        labels = (rng.random(300) < scores).astype(int)
+        features = group.tolist()
+        parts.append(
+            measure(labels, None, scores=scores, sensitive_features=features, site=f"s{site}")
+        )
+    task = {"target": {"sp": 0.02}, "local": {"sp": limit}, "per_site": True}
+    best = adjust(parts, **task, nearest=True)
+    monkeypatch.setattr("fedgft.rules.fit.MAX_WHOLE", 10)
+    near = adjust(parts, **task, nearest=True)
+    assert best.fitted["proven"] and not near.fitted["proven"]
+    after, most = (rule.expected["accuracy"]["after"] for rule in (near, best))
+    gap = near.expected["local"][0]["after"]
+    assert gap <= best.expected["local"][0]["after"] + 0.03
+    if limit:
+        assert near.fitted["met"] and gap <= limit + 1e-6 and most - 0.02 <= after <= most
+    else:
+        assert not near.fitted["met"]
+        with pytest.raises(FedgftError, match="were found in time to reach"):
+            adjust(parts, **task)

@@ -172,7 +172,7 @@ def find_rule(
     unrecorded = Acceptance((counts.threshold,))
     outcome = RuleOutcome.of(counts, fitted.acceptances, unrecorded)
     if fitted.excess > 0 and not nearest:
-        _refuse_targets(problem, outcome)
+        _refuse_targets(problem, outcome, is_proven=fitted.is_proven)
     cells: dict[Cell, Acceptance] = {
         (None if s is None else counts.sites[s], counts.groups[g]): acceptance
         for (s, g), acceptance in fitted.acceptances.items()
@@ -309,7 +309,7 @@ def _expect_local(
     }
 
 
-def _refuse_targets(problem: RuleProblem, outcome: RuleOutcome) -> None:
+def _refuse_targets(problem: RuleProblem, outcome: RuleOutcome, *, is_proven: bool) -> None:
     """Raise a `FedgftError` that names the nearest gaps that a rule of this kind reaches."""
     counts = problem.counts
     reached = []
@@ -331,8 +331,11 @@ def _refuse_targets(problem: RuleProblem, outcome: RuleOutcome) -> None:
     if not problem.per_site and any(target.is_local for target in reached):
         ways.append("try `per_site`")
     ways.append("take the nearest rule with `nearest`")
+    verb = "reaches" if problem.is_random else "reach"
+    if not is_proven:
+        verb = "was found to reach" if problem.is_random else "were found in time to reach"
     text = (
-        f"no {kind} {'reaches' if problem.is_random else 'reach'} "
+        f"no {kind} {verb} "
         f"{describe_targets(problem.targets, names)}; the nearest: "
         f"{describe_targets(reached, names)}. You may {', '.join(ways[:-1])}, or {ways[-1]}"
     )

@@ -41,8 +41,12 @@ from fedgft.rules.decision_rule import Acceptance
 from fedgft.site_sums import Group
 
 TIME_LIMIT = 60.0  # seconds for the search for fixed thresholds
+OPTIMAL, INFEASIBLE = 0, 2  # results of SciPy's solver
 TINY = 1e-9  # weights below it are rounding errors of the solver
 TOLERANCE = 1e-7  # by which a gap may exceed its target, for the same reason
+MAX_WHOLE = 50_000  # candidates of fixed thresholds that are tried all together
+NEAR = (6, 12)  # bins from the thresholds of the randomized rule, where there are more
+MORE_EXCESS = (0.0, 0.002, 0.01, 0.05, 0.2)  # of the targets, tried in turn
 SAFETY = 2e-6  # subtracted from the targets if the solver's tolerance was too large
 
 
@@ -113,17 +117,39 @@ class RuleProblem:
         if improper := [t for t in self.targets if not t.metric.proper()]:
             return self._search_windows(improper[0])
         program = _LinearProgram.of(self)
+        if not self.is_random and len(program.cell) > MAX_WHOLE:
+            return self._search_near(program)
+        excess = 0.0
         found = program.maximize()
-        if found is None:
+        if found.weights is None and found.is_final:
             excess = program.minimize_excess()
             found = replace(program, excess=excess).maximize()
-        else:
-            excess = 0.0
-        if found is None:  # pragma: no cover - the excess was reached by a rule
-            text = "the search for fixed thresholds found none in time; try `randomized`"
-            raise FedgftError(text, kind="data")
-        weights, is_proven = found
-        return FittedRule(program.read(weights), excess, is_proven)
+        if found.weights is None:
+            return self._search_near(program)
+        return FittedRule(program.read(found.weights), excess, found.is_final)
+
+    def _search_near(self, program: "_LinearProgram") -> FittedRule:
+        """Return good fixed thresholds of very many cells, near those of the randomized rule.
+
+        The randomized rule is found quickly, and few of its cells decide by a coin. The solver
+        tries only thresholds near its own, so the rule is not proven best.
+        """
+        relaxed = _LinearProgram.of(replace(self, is_random=True))
+        found = relaxed.maximize()
+        least = 0.0
+        if found.weights is None:
+            least = relaxed.minimize_excess()
+            found = replace(relaxed, excess=least).maximize()
+        assert found.weights is not None  # a linear program reaches its own excess
+        centers = relaxed.mean_positions(found.weights)
+        distance = np.abs(program.threshold - centers[program.cell])
+        for more, width in product(MORE_EXCESS, NEAR):
+            nearby = replace(program, excess=least + more, is_tried=distance <= width)
+            solution = nearby.maximize()
+            if solution.weights is not None:
+                return FittedRule(program.read(solution.weights), least + more, is_proven=False)
+        text = "no fixed thresholds were found in time; try `randomized`"
+        raise FedgftError(text, kind="data")
 
     def _search_windows(self, target: Target) -> FittedRule:
         """Return the best thresholds for predictive parity, which is not linear."""
@@ -175,6 +201,16 @@ def _step(threshold: float) -> Acceptance:
     return Acceptance((float(threshold),), (0.0, 1.0))
 
 
+class _Solution(NamedTuple):
+    """The values of the variables, or None if none were found.
+
+    `is_final`: whether they are proven best, or it is proven that there are none.
+    """
+
+    weights: np.ndarray | None
+    is_final: bool
+
+
 class _Row(NamedTuple):
     """One constraint: low <= sum of values * variables <= high."""
 
@@ -202,6 +238,7 @@ class _LinearProgram:
     gain: np.ndarray  # (variable,): the objective
     rows: tuple[_Row, ...]
     excess: float = 0.0
+    is_tried: np.ndarray | None = None  # which candidates may be chosen; None: all
 
     @classmethod
     def of(cls, problem: RuleProblem) -> "_LinearProgram":
@@ -240,18 +277,24 @@ class _LinearProgram:
         gain = np.concatenate((gain, np.zeros(builder.windows)))
         return cls(problem, cells, cell, threshold, gain, tuple(builder.rows))
 
-    def maximize(self) -> tuple[np.ndarray, bool] | None:
-        """Return the weights of the best rule and whether it is proven best; None if none."""
+    def maximize(self) -> "_Solution":
+        """Return the weights of the best rule."""
         scale = float(np.abs(self.gain).max()) or 1.0
-        best = None
+        best: _Solution | None = None
         for safety in (0.0, SAFETY):
             found = self._run(-self.gain / scale, self.excess - safety)
-            if found is None:  # nor is there a solution within smaller targets
-                break
-            if self._largest_violation(found[0]) <= TOLERANCE:
+            if found.weights is None:  # nor is there a solution within smaller targets
+                return best if best and self.problem.is_random else found
+            if self._largest_violation(found.weights) <= TOLERANCE:
                 return found
             best = best or found
-        return best if self.problem.is_random else None  # a fixed rule that breaks a target is none
+        # a fixed rule that breaks a target is none
+        return best if best and self.problem.is_random else _Solution(None, is_final=True)
+
+    def mean_positions(self, weights: np.ndarray) -> np.ndarray:
+        """Return the mean position of the candidate thresholds of each cell, (cell,)."""
+        mine = weights[: len(self.cell)]
+        return np.bincount(self.cell, mine * self.threshold, minlength=len(self.cells))
 
     def minimize_excess(self) -> float:
         """Return by how much all targets must be raised before a rule exists."""
@@ -275,11 +318,11 @@ class _LinearProgram:
             bounds=(np.append(self._lower_bounds(), 0.0), np.full(size + 1, 1.0)),
             limit=self.problem.time_limit,
         )
-        if found is None:
+        if found.weights is None:
             text = "no thresholds were found that accept and reject enough rows"
             text += "" if self.problem.is_random else "; try `randomized`"
             raise FedgftError(text, kind="data")
-        return float(max(found[0][-1], 0.0)) + 2 * SAFETY
+        return float(max(found.weights[-1], 0.0)) + 2 * SAFETY
 
     def read(self, weights: np.ndarray) -> dict[tuple[int | None, int], Acceptance]:
         """Return the step function of each cell."""
@@ -305,6 +348,12 @@ class _LinearProgram:
         is_weight = np.arange(len(self.gain)) < len(self.cell)
         return np.where(is_weight, 0.0, -1.0)
 
+    def _upper_bounds(self) -> np.ndarray:
+        upper = np.ones(len(self.gain))
+        if self.is_tried is not None:
+            upper[: len(self.cell)] = self.is_tried
+        return upper
+
     def _write(self, excess: float) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return the matrix of the constraints, and their low and high ends."""
         sparse = import_module("scipy.sparse")
@@ -319,7 +368,7 @@ class _LinearProgram:
         high = np.array([row.high + excess * row.excess_high for row in self.rows])
         return matrix, low, high
 
-    def _run(self, aim: np.ndarray, excess: float) -> tuple[np.ndarray, bool] | None:
+    def _run(self, aim: np.ndarray, excess: float) -> "_Solution":
         matrix, low, high = self._write(excess)
         positives = float(np.maximum(self.problem.counts.counts[:, :, 1], 0.0).sum())
         smaller = min(1.0, self.problem.cost / self.problem.benefit)  # in units of the benefit
@@ -328,7 +377,7 @@ class _LinearProgram:
             matrix,
             (low, high),
             integers=self._integers(),
-            bounds=(self._lower_bounds(), np.ones(len(aim))),
+            bounds=(self._lower_bounds(), self._upper_bounds()),
             limit=self.problem.time_limit,
             gap=max(1e-7, 0.5 * smaller / max(1.0, positives)),
         )
@@ -474,8 +523,8 @@ def _solve(
     bounds: tuple[np.ndarray, np.ndarray],
     limit: float,
     gap: float = 1e-6,
-) -> tuple[np.ndarray, bool] | None:
-    """Minimize aim @ x by HiGHS; return x and whether it is proven best, or None if none is."""
+) -> "_Solution":
+    """Minimize aim @ x by HiGHS."""
     optimize = import_module("scipy.optimize")  # slow to import
     with warnings.catch_warnings(), _divert_stdout() if integers.any() else nullcontext():
         warnings.simplefilter("ignore")
@@ -487,8 +536,8 @@ def _solve(
             options={"time_limit": limit, "mip_rel_gap": gap} if integers.any() else {},
         )
     if found.x is None:
-        return None
-    return np.clip(found.x, -1.0, 1.0), found.status == 0
+        return _Solution(None, is_final=found.status == INFEASIBLE)
+    return _Solution(np.clip(found.x, -1.0, 1.0), is_final=found.status == OPTIMAL)
 
 
 @contextmanager
