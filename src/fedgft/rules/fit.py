@@ -116,6 +116,8 @@ class RuleProblem:
         """Return the best rule, or the rule nearest to the targets if none meets them."""
         if improper := [t for t in self.targets if not t.metric.proper()]:
             return self._search_windows(improper[0])
+        if self._has_one_window and (quick := self._search_one_window()) is not None:
+            return quick
         program = _LinearProgram.of(self)
         if not self.is_random and len(program.cell) > MAX_WHOLE:
             return self._search_near(program)
@@ -127,6 +129,18 @@ class RuleProblem:
         if found.weights is None:
             return self._search_near(program)
         return FittedRule(program.read(found.weights), excess, found.is_final)
+
+    @property
+    def _has_one_window(self) -> bool:
+        """Whether all rates must lie in one window, whose place is quickly searched."""
+        counts = self.counts
+        if len(self.targets) != 1 or len(counts.sites) > 1 or len(counts.spec.attributes) > 1:
+            return False
+        if sum(None not in group for group in counts.groups) < 2:
+            return False
+        (target,) = self.targets
+        is_plain = not (self.is_random or self.per_site or target.is_local)
+        return is_plain and self.benefit == self.cost and len(target.metric.conditions(2)) == 1
 
     def _search_near(self, program: "_LinearProgram") -> FittedRule:
         """Return good fixed thresholds of very many cells, near those of the randomized rule.
@@ -152,7 +166,10 @@ class RuleProblem:
         raise FedgftError(text, kind="data")
 
     def _search_windows(self, target: Target) -> FittedRule:
-        """Return the best thresholds for predictive parity, which is not linear."""
+        """Return the best thresholds by group for one target; see `search_group_thresholds`.
+
+        Of predictive parity they are found in no other way: it is not linear.
+        """
         counts = self.counts
         simple = len(self.targets) == 1 and not self.per_site and not target.is_local
         if not simple or self.is_random or self.benefit != self.cost or len(counts.sites) > 1:
@@ -162,24 +179,54 @@ class RuleProblem:
                 "`benefit`"
             )
             raise FedgftError(text, field="target", kind="unsupported")
-        named = [g for g, group in enumerate(counts.groups) if None not in group]
-        table = np.maximum(counts.counts[0], 0.0)  # (group, label, bin)
-        rest = table.sum(0) - table[named].sum(0)
-        by_label = np.concatenate((table[named], rest[None])).swapaxes(0, 1)
         share = self.min_share if self.min_share is not None else _least_share(counts)
-        best, feasible = search_group_thresholds(
-            target.metric,
-            by_label,
-            target.limit,
-            groups=[" & ".join(map(str, counts.groups[g])) for g in named],
-            min_share=share,
-        )
-        edges = counts.thresholds
-        found: dict[tuple[int | None, int], Acceptance] = {
-            (None, g): _step(edges[t]) for g, t in zip(named, best, strict=True)
-        }
+        found, feasible = _find_thresholds(counts, target, min_share=share)
         excess = 0.0 if feasible else 1e-3  # found to within 0.1 points
         return FittedRule(found, excess, is_proven=True)
+
+    def _search_one_window(self) -> FittedRule | None:
+        """Return the best thresholds by group if a window contains their rates, or None.
+
+        The result is also None if the best of them accept, or reject, too few rows.
+        """
+        counts = self.counts
+        try:
+            found, feasible = _find_thresholds(counts, self.targets[0], min_share=None)
+        except FedgftError:  # a group without rows of the event: the program has a message
+            return None
+        table = np.maximum(counts.counts[0], 0.0).sum(1)  # (group, bin)
+        edges = counts.thresholds[:-1]
+        accepted = sum(float(table[g] @ rule(edges)) for (_, g), rule in found.items())
+        total = sum(float(table[g].sum()) for _, g in found)
+        share = self.min_share if self.min_share is not None else _least_share(counts)
+        least = max(1.0, share * total) if share > 0 else 0.0
+        if not feasible or not least <= accepted <= total - least:
+            return None
+        return FittedRule(found, 0.0, is_proven=True)
+
+
+def _find_thresholds(
+    counts: RuleCounts, target: Target, *, min_share: float | None
+) -> tuple[dict[tuple[int | None, int], Acceptance], bool]:
+    """Return the thresholds of `search_group_thresholds`, and whether they meet the target."""
+    named = [g for g, group in enumerate(counts.groups) if None not in group]
+    table = np.maximum(counts.counts[0], 0.0)  # (group, label, bin)
+    rest = table.sum(0) - table[named].sum(0)
+    best, feasible = search_group_thresholds(
+        target.metric,
+        np.concatenate((table[named], rest[None])).swapaxes(0, 1),
+        target.limit,
+        groups=[" & ".join(map(str, counts.groups[g])) for g in named],
+        min_share=min_share,
+    )
+    edges = counts.thresholds
+    found: dict[tuple[int | None, int], Acceptance] = {}
+    for g, t in zip(named, best.tolist(), strict=True):
+        above = count_above(table[g])  # (label, threshold)
+        same = _find_distinct(*above)
+        same = same[(above[:, same] == above[:, t, None]).all(0)]
+        found[None, g] = _step(edges[int(same[0])])
+    return found, feasible
 
 
 def _least_share(counts: RuleCounts) -> float:
