@@ -11,6 +11,7 @@ With noise, the scores draw on the budget of the rounds, since they describe the
 rows have a budget of their own, which the report spends, so there are no decisions of a rule.
 """
 
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,9 @@ def scores_reply(message: Message, context: Context, site: Site) -> Message:
 def decisions_reply(message: Message, context: Context, site: Site) -> Message:
     """Send the site's file of sums for the decisions of the server's rule on held-out rows.
 
-    Rows of a group that the rule does not know have no decision, and the file counts them. For a
-    randomized rule, the coins of this measurement depend on the site's name and the row's number.
+    Rows of a group that the rule does not know have no decision, and the file counts them. The
+    coins of a randomized rule have a key made of the site's own rows: the server can neither choose
+    them nor draw new ones by asking again.
     """
     policy, budget = _begin(message, context, site, "decisions of a rule")
     if budget.epsilon is not None:
@@ -77,6 +79,9 @@ def decisions_reply(message: Message, context: Context, site: Site) -> Message:
     labels, scores, groups = _score_rows(site, site.held_out)
     known = {group for name, (group,) in rule.cells if name in (None, site.name)} | {None}
     decided = np.array([group in known for group in groups])
+    if rule.is_random:
+        rows = repr((site.name, labels, groups)).encode("utf-8", "replace")
+        rule = rule.with_key(sha256(scores.tobytes() + rows).hexdigest())
     inputs = scores >= 0.5 if rule.reads == "decision" else scores
     positive = rule.decide(
         inputs[decided],
