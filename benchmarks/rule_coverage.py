@@ -22,7 +22,7 @@ from fedgft.metrics.intervals import Z95
 from fedgft.rules.counts import RuleCounts
 from fedgft.rules.decision_rule import Acceptance
 from fedgft.rules.expect import RuleOutcome, Shrinkage, describe_gap, estimate_shrinkage
-from fedgft.rules.fit import RuleProblem, Target
+from fedgft.rules.rule_problem import RuleProblem, Target
 from fedgft.site_sums import MeasurementSpec
 
 SITES = ("east", "north", "south")
@@ -132,7 +132,7 @@ def simulate(case: Case, *, federations: int, rows: int, bins: int, seed: int) -
         fitted = problem.solve()
         found = RuleOutcome.of(problem.counts, fitted.acceptances, Acceptance())
         true = RuleOutcome.of(population, fitted.acceptances, Acceptance())
-        yield compare(found, true, metric, estimate_shrinkage(problem))
+        yield compare(found, true, metric, estimate_shrinkage(problem, fitted))
 
 
 def compare(found: RuleOutcome, true: RuleOutcome, metric: Metric, shrinkage: Shrinkage) -> Covered:

@@ -38,7 +38,7 @@ from fedgft.rules.blind import find_group_columns, fit_blind_rule
 from fedgft.rules.counts import count_scores
 from fedgft.rules.decision_rule import DecisionRule
 from fedgft.rules.federation_rule import FIXED_KEY, count_federation
-from fedgft.rules.fit import RuleProblem, Target, _LinearProgram
+from fedgft.rules.rule_problem import RuleProblem, Target, _LinearProgram
 from fedgft.store import atomic_write
 
 SP = CATALOG["sp"]

@@ -23,7 +23,7 @@ from fedgft.metrics import CATALOG
 from fedgft.rules.counts import RuleCounts, count_scores
 from fedgft.rules.decision_rule import Acceptance
 from fedgft.rules.expect import RuleOutcome
-from fedgft.rules.fit import _divert_stdout
+from fedgft.rules.rule_problem import _divert_stdout
 from rule_reference import (
     Limit,
     Rows,
@@ -972,7 +972,7 @@ def test_very_many_cells_are_searched_near_the_randomized_rule(monkeypatch, limi
         )
     task = {"target": {"sp": 0.02}, "local": {"sp": limit}, "per_site": True}
     best = adjust(parts, **task, nearest=True)
-    monkeypatch.setattr("fedgft.rules.fit.MAX_WHOLE", 10)
+    monkeypatch.setattr("fedgft.rules.rule_problem.MAX_WHOLE", 10)
     near = adjust(parts, **task, nearest=True)
     assert best.fitted["proven"] and not near.fitted["proven"]
     after, most = (rule.expected["accuracy"]["after"] for rule in (near, best))

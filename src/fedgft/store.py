@@ -300,6 +300,36 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def read_text_file(path: str | Path, *, what: str, most: int) -> bytes:
+    """Return the content of a file from an untrusted source, which is text in UTF-8.
+
+    Parameters
+    ----------
+    path
+        The file.
+    what
+        What the file should be, for errors, such as "a decision rule".
+    most
+        The largest number of bytes.
+    """
+    file = expand_user(path)
+    try:
+        if file.exists() and not file.is_file():
+            raise file_error(path, "not a file")
+        if file.stat().st_size > most:
+            raise file_error(path, f"too large for {what}")
+        content = file.read_bytes()
+        content.decode("utf-8")
+        return content
+    except FileNotFoundError:
+        problem = "no such file"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError:
+        problem = f"not {what} (not text)"
+    raise file_error(path, problem) from None
+
+
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, "np.ndarray"]]:
     """Read a safetensors file, a format that can hold nothing but numbers and text.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedgft.errors import FedgftError
 from fedgft.site_sums import MIN_BIN, MeasurementSpec, SiteSums, Spellings, merge
-from fedgft.store import expand_user
+from fedgft.store import expand_user, read_text_file
 from fedgft.validation import check_instance
 
 MAX_BYTES = 64 * 2**20  # largest size of a file
@@ -88,24 +88,10 @@ def read_sums(path: str | Path) -> SiteSums:
 
 def _read_with_digest(path: str | Path) -> tuple[SiteSums, str]:
     """Return the sums in a file and the SHA-256 of its bytes, which are read once."""
-    file = expand_user(path)
-    _refuse_table(file)
-    try:
-        if file.exists() and not file.is_file():
-            problem = "not a file"
-        elif file.stat().st_size > MAX_BYTES:
-            problem = "too large for a file of sums, which has a few kilobytes"
-        else:
-            content = file.read_bytes()
-            sums = SiteSums.from_json(content.decode("utf-8"), source=str(path))
-            return sums, sha256(content).hexdigest()
-    except FileNotFoundError:
-        problem = "no such file"
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    except UnicodeDecodeError:
-        problem = "not a file of sums that fedgft wrote (not text)"
-    raise FedgftError(f"{path}: {problem}", kind="file") from None
+    _refuse_table(expand_user(path))
+    content = read_text_file(path, what="a file of sums that fedgft wrote", most=MAX_BYTES)
+    sums = SiteSums.from_json(content.decode("utf-8"), source=str(path))
+    return sums, sha256(content).hexdigest()
 
 
 def _refuse_table(file: Path) -> None:

@@ -116,13 +116,13 @@ def _group_curves(
     positives = yes.sum()
     negatives = no.sum()
     pairs = positives * negatives
-    tpr = _count_above(yes) / positives
-    fpr = _count_above(no) / negatives
+    tpr = count_above(yes) / positives
+    fpr = count_above(no) / negatives
     # A positive and a negative in the same bin may be in either order, so such a pair counts 1/2.
-    least = float((_count_above(yes_first)[1:] * no_last).sum() / pairs)
-    most = float((_count_above(yes_last)[:-1] * no_first).sum() / pairs)
+    least = float((count_above(yes_first)[1:] * no_last).sum() / pairs)
+    most = float((count_above(yes_last)[:-1] * no_first).sum() / pairs)
     ties = float((yes * no).sum() / pairs)
-    auc = float((_count_above(yes)[1:] * no).sum() / pairs) + ties / 2
+    auc = float((count_above(yes)[1:] * no).sum() / pairs) + ties / 2
     parts = np.array_split(np.arange(bins), min(points, bins))
     calibration = [_calibration_point(part, yes, no, exact) for part in parts]
     return Curves(
@@ -139,7 +139,7 @@ def _group_curves(
     )
 
 
-def _count_above(counts: np.ndarray) -> np.ndarray:
+def count_above(counts: np.ndarray) -> np.ndarray:
     """Return how many rows reach each edge, (..., bin + 1); no score reaches the last one."""
     rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
     return np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
@@ -147,7 +147,7 @@ def _count_above(counts: np.ndarray) -> np.ndarray:
 
 def _same_above(first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Return for every edge whether two placements of uncertain rows agree there, (bin + 1,)."""
-    same = np.isclose(_count_above(first), _count_above(last), rtol=0, atol=1e-6)
+    same = np.isclose(count_above(first), count_above(last), rtol=0, atol=1e-6)
     return np.asarray(same.reshape(-1, same.shape[-1]).all(0))
 
 
@@ -218,7 +218,7 @@ def _sums_by_threshold(counts: np.ndarray) -> Sums:
     The thresholds are the leading axis. The last threshold is above 1, because a score of 1, which
     is in the last bin, would reach a threshold of 1.
     """
-    yes = np.moveaxis(_count_above(counts), -1, 0)
+    yes = np.moveaxis(count_above(counts), -1, 0)
     decision = np.stack((yes[:1] - yes, yes), -1)
     return Sums(decision.sum(-1), decision, decision)
 
@@ -364,7 +364,7 @@ def search_group_thresholds(
         rates=rates,
         right=right,
         corners=_window_corners(rates, max_windows),
-        accepted=_count_above(rows),
+        accepted=count_above(rows),
         total=total,
         min_rows=-math.inf if min_share is None else max(1.0, min_share * total),
     )

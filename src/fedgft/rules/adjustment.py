@@ -22,7 +22,7 @@ from fedgft.rules.expect import (
     describe_gap,
     estimate_shrinkage,
 )
-from fedgft.rules.fit import RuleProblem, Target, describe_targets
+from fedgft.rules.rule_problem import RuleProblem, Target, describe_targets
 from fedgft.site_sums import SiteSums, Spellings
 from fedgft.validation import check_instance, check_number, format_value
 
@@ -173,6 +173,7 @@ def find_rule(
     outcome = RuleOutcome.of(counts, fitted.acceptances, unrecorded)
     if fitted.excess > 0 and not nearest:
         _refuse_targets(problem, outcome, is_proven=fitted.is_proven)
+    shrinkage = estimate_shrinkage(problem, fitted)
     cells: dict[Cell, Acceptance] = {
         (None if s is None else counts.sites[s], counts.groups[g]): acceptance
         for (s, g), acceptance in fitted.acceptances.items()
@@ -201,7 +202,11 @@ def find_rule(
         },
         expected={
             **describe_outcome(
-                problem, views, RuleOutcome.today(counts), outcome, estimate_shrinkage(problem)
+                problem,
+                views,
+                RuleOutcome.today(counts),
+                outcome,
+                estimate_shrinkage(problem, fitted),
             ),
             "local": _expect_local_gaps(
                 by_site, targets, RuleOutcome.of(by_site, fitted.acceptances, unrecorded)

@@ -42,8 +42,8 @@ from fedgft.rules.adjustment import check_weight, describe_outcome, find_rule, r
 from fedgft.rules.counts import ALL_SITES, RuleCounts, count_federation
 from fedgft.rules.decision_rule import Acceptance, DecisionRule
 from fedgft.rules.expect import RuleOutcome
-from fedgft.rules.fit import RuleProblem, Target
 from fedgft.rules.group_model import MAX_LOGIT, GroupModel, to_logit
+from fedgft.rules.rule_problem import RuleProblem, Target
 from fedgft.site_sums import MeasurementSpec
 
 STEPS = 200  # of the training of the group model

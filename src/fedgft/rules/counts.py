@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedgft.auditing.thresholds import count_above
 from fedgft.data.dataset import Federation
 from fedgft.errors import FedgftError
 from fedgft.metrics.metric import Value
@@ -146,12 +147,6 @@ class RuleCounts:
             noise=None if self.noise is None else add(self.noise),
             shifts=shifts,
         )
-
-
-def count_above(counts: np.ndarray) -> np.ndarray:
-    """Return how many rows reach each edge of the bins, (..., bin + 1); none reaches the last."""
-    rest = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
-    return np.concatenate((rest, np.zeros_like(rest[..., :1])), -1)
 
 
 def count_scores(

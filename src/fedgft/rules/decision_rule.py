@@ -27,7 +27,7 @@ from fedgft.errors import FedgftError
 from fedgft.formatting import format_count, join_names, printable
 from fedgft.rules.group_model import GroupModel
 from fedgft.site_sums import Group, group_sort_key
-from fedgft.store import atomic_write, expand_user, parse_json
+from fedgft.store import atomic_write, expand_user, parse_json, read_text_file
 from fedgft.sums import RecordReader, is_text
 from fedgft.validation import check_choice, check_path
 
@@ -458,21 +458,8 @@ def load_rule(path: str | Path) -> DecisionRule:
     ...     fedgft.load_rule(path).attributes
     ('group',)
     """
-    file = expand_user(check_path("path", path))
-    try:
-        if file.exists() and not file.is_file():
-            problem = "not a file"
-        elif file.stat().st_size > MAX_BYTES:
-            problem = "too large for a decision rule"
-        else:
-            return DecisionRule.from_json(file.read_bytes().decode("utf-8"), source=str(path))
-    except FileNotFoundError:
-        problem = "no such file"
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    except UnicodeDecodeError:
-        problem = "not a decision rule (not text)"
-    raise FedgftError(f"{path}: {problem}", kind="file") from None
+    content = read_text_file(check_path("path", path), what="a decision rule", most=MAX_BYTES)
+    return DecisionRule.from_json(content.decode("utf-8"), source=str(path))
 
 
 def _is_number(value: Any) -> bool:

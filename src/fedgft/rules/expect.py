@@ -25,7 +25,7 @@ from fedgft.metrics.intervals import FEW, Z95, wilson
 from fedgft.metrics.metric import Metric
 from fedgft.rules.counts import RuleCounts, effective_rows
 from fedgft.rules.decision_rule import Acceptance
-from fedgft.rules.fit import RuleProblem
+from fedgft.rules.rule_problem import FittedRule, RuleProblem
 
 FOLDS = 10  # of the cross-validation
 FEW_FOLDS = 4  # if there are many rules to fit
@@ -244,7 +244,7 @@ def _is_constant(each: np.ndarray, member: np.ndarray, rate: np.ndarray) -> np.n
     return out
 
 
-def estimate_shrinkage(problem: RuleProblem) -> Shrinkage:
+def estimate_shrinkage(problem: RuleProblem, fitted: FittedRule) -> Shrinkage:
     """Return how much less accurate the problem's best rule is on new people, by cross-validation.
 
     Rules of the folds are randomized, even if the rule is fixed: they are found faster.
@@ -253,17 +253,20 @@ def estimate_shrinkage(problem: RuleProblem) -> Shrinkage:
     ----------
     problem
         The problem, with the counts that the rule is fitted on.
+    fitted
+        Its solution.
     """
     counts = problem.counts
-    if all(target.metric.proper() for target in problem.targets):
-        problem = replace(problem, is_random=True)
+    is_linear = all(target.metric.proper() for target in problem.targets)
+    is_known = problem.is_random or not is_linear
+    problem = replace(problem, is_random=is_linear)
     named = [g for g, group in enumerate(counts.groups) if None not in group]
     rules = len(named) * (len(counts.sites) if problem.per_site else 1)
     folds = FOLDS if rules <= MANY_CELLS else FEW_FOLDS
     losses = []
     sizes = []
     try:
-        chosen = problem.solve().acceptances
+        chosen = (fitted if is_known else problem.solve()).acceptances
         for fold in _deal(counts, folds):
             rest = replace(
                 counts, counts=counts.counts - fold, decided=counts.decided * (1 - 1 / folds)

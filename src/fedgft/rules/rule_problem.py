@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedgft.auditing.thresholds import MIN_SHARE, search_group_thresholds
+from fedgft.auditing.thresholds import MIN_SHARE, count_above, search_group_thresholds
 from fedgft.errors import FedgftError
 from fedgft.formatting import join_names
 from fedgft.metrics.metric import Metric
-from fedgft.rules.counts import RuleCounts, count_above
+from fedgft.rules.counts import RuleCounts
 from fedgft.rules.decision_rule import Acceptance
 from fedgft.site_sums import Group
 
